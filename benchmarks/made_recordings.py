@@ -20,11 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
-__all__ = ["EVENTS_PER_STEP", "TASKS_PER_STEP", "write_recording"]
+__all__ = ["write_recording"]
 
 _OPERATORS: Final = 200
-EVENTS_PER_STEP: Final = 2 * _OPERATORS * 15 + 2 * 2 * _OPERATORS // 2 + 2 * 13 + 7
-TASKS_PER_STEP: Final = 2 * _OPERATORS + 2 + 1
 
 _KERNELS: Final = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>, "

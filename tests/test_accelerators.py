@@ -1,4 +1,4 @@
-"""Which devices ranks and replicas are on that nobody names: the accelerators of the machine, in its order."""
+"""Which devices ranks and replicas are on that nobody names: accelerators of the machine, in its order."""
 
 from __future__ import annotations
 
@@ -117,6 +117,6 @@ def test_replicas_of_a_builder_are_accelerators_whatever_they_are_called(
     found = ran(tmp_path / "a.yaml", [], machine, {"build": {**build, "replicas": 3}})
     assert [name for name in used(found) if name != "cpu"] == ["tpu0", "tpu1", "tpu2"]
     with pytest.raises(
-        ScenarioError, match="build.replicas: there are 5 replicas, and the machine has 4 acc"
+        ScenarioError, match=r"build\.replicas: there are 5 replicas, and the machine has 4 acc"
     ):
         ran(tmp_path / "a.yaml", [], machine, {"build": {**build, "replicas": 5}})

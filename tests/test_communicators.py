@@ -21,8 +21,8 @@ from policies.streams.recorded import Recorded
 from sim import Device, GraphBuilder, Machine, Policy, Trace, simulate
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
-from sim.explain.text import explain_text
 from sim.explain.time_use import time_use
+from sim.explain.told.text import explain_text
 from sim.job.noise import Noise
 from sim.kernel.choose import NotOnKernelError
 from sim.plot.bars import bars_of

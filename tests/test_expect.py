@@ -163,7 +163,7 @@ def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
     result = run(tmp_path, "tasks: 4")
     names = {"device": "cpu0", "op": "a", "link": "", "": ""}
     for kind, row in RESULTS.items():
-        if row.of not in ("link", "recovery"):
+        if row.of not in ("link", "recovery") and kind != "schedule":  # compared by tests/test_golden.py
             value = row.get(result.summary, result.trace, names[row.of])
             others = (*OF_PIPELINES, *OF_TRAINING, *OF_FAILURES, *OF_PARALLEL, "peak_reserved")
             assert value is not None or kind in others

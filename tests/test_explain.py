@@ -19,11 +19,11 @@ from policies.placement.device_kind import DeviceKind
 from scenarios.ops.control_flow import cond, while_loop
 from scenarios.report.why import makespan_parts
 from sim import Device, GraphBuilder, Job, Link, Machine, Policy, Trace, simulate
-from sim.explain.derived_columns import Facts
-from sim.explain.gaps import largest_gaps
+from sim.explain.facts.derived_columns import Facts
 from sim.explain.idle import idle_pieces, idle_reasons
 from sim.explain.path import Step, executed_path
-from sim.explain.text import explain_text
+from sim.explain.told.gaps import largest_gaps
+from sim.explain.told.text import explain_text
 from sim.explain.waits import final_waits
 from sim.metrics import device_use
 from sim.record.record import Wait

@@ -32,7 +32,7 @@ from scenarios.run.rewriting.compiling import pinned
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
 from sim.analysis.failed_ops import failed_tasks, failure_report, failure_text, never_ran
 from sim.analysis.memory_use import memory_use
-from sim.explain.text import explain_text
+from sim.explain.told.text import explain_text
 from sim.export.tables import task_table
 from sim.graph.failures import STATUSES, Failures, in_step, read_fails
 from sim.job.noise import Noise

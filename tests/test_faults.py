@@ -20,8 +20,8 @@ from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import while_loop
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
 from sim.explain.idle import idle_reasons
-from sim.explain.text import explain_text
 from sim.explain.time_use import time_use
+from sim.explain.told.text import explain_text
 from sim.faults.conditions import Conditions
 from sim.faults.faults import Cause, Faults, HealthCheck
 from sim.faults.pace import FOREVER, Pace, Window

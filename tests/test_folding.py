@@ -18,7 +18,7 @@ from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
 from scenarios.run.rewriting.folding import NotFoldedWarning
 from sim.explain.communicator_waits import communicator_waits
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.words.errors import ScenarioError
 
 

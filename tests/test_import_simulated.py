@@ -89,15 +89,18 @@ def check_returns(run: Trace, path: Path) -> Graph:
 # -- textbook -----------------------------------------------------------------------------------
 
 
-def test_a_launch_latency_is_a_delay_and_edges_are_those_of_the_run(tmp_path: Path) -> None:
+def durations(graph: Graph) -> dict[str, int]:
+    return dict(zip(graph.op_names, graph.duration_ns.tolist(), strict=True))
+
+
+def test_edges_are_those_of_the_run_and_latency_and_gap_the_devices(tmp_path: Path) -> None:
+    """launch a 0 to 3, a from 5 (latency 2) to 15, launch b 3 to 6, b from 16 (gap 1)."""
     b = GraphBuilder("two")
     b.op("a", duration_ns=10)
     b.op("b", inputs=["a"], duration_ns=20)
-    run = simulate(
-        b.build(),
-        Machine((Device("gpu0", issue_ns=3, launch_latency_ns=2, gap_ns=1),)),
-        ReadyQueue(synchronisation="issue"),
-    )
+    machine = Machine((Device("gpu0", issue_ns=3, launch_latency_ns=2, gap_ns=1),))
+    run = simulate(b.build(), machine, ReadyQueue(synchronisation="issue"))
+    assert run.tasks["start_ns"].tolist() == [5, 16]
     write_chrome(run, tmp_path / "t.json")
     graph = check_returns(run, tmp_path / "t.json")
     predecessors = {
@@ -105,19 +108,38 @@ def test_a_launch_latency_is_a_delay_and_edges_are_those_of_the_run(tmp_path: Pa
         for op, name in enumerate(graph.op_names)
     }
     assert predecessors == {
-        "launch.a": set(),
-        "launch.b": {"launch.a"},
-        "delay.a": {"launch.a"},
-        "a": {"delay.a"},
-        "delay.b": {"launch.b", "a"},
-        "b": {"delay.b"},
-    }
-    assert dict(zip(graph.op_names, graph.duration_ns.tolist(), strict=True)) == {
-        "launch.a": 3, "delay.a": 2, "launch.b": 3, "a": 10, "delay.b": 1, "b": 20
+        "launch.a": set(), "launch.b": {"launch.a"}, "a": {"launch.a"}, "b": {"launch.b", "a"}
     }  # fmt: skip
+    assert durations(graph) == {"launch.a": 3, "launch.b": 3, "a": 10, "b": 20}
+    assert graph.device_facts == {"gpu0": {"launch_latency": "2ns", "gap": "1ns", "event_hop": "0ns"}}
     assert graph.attributes[graph.index("launch.a")] == {
         "thread": "gpu0/host", "call": "cudaLaunchKernel", "recorded_start_ns": 0
     }  # fmt: skip
+
+
+def two_kernels(tmp_path: Path, gap_ns: int) -> Graph:
+    """Two on two streams; the second is launched, without cost, when the first has ended; latency 7 ns."""
+    b = GraphBuilder("two")
+    b.op("a", duration_ns=10, attributes={"stream": 0})
+    b.op("b", inputs=["a"], duration_ns=20, attributes={"stream": 1})
+    machine = Machine((Device("gpu0", streams=2, launch_latency_ns=7, gap_ns=gap_ns),))
+    run = simulate(b.build(), machine, ReadyQueue(), streams=Recorded())
+    write_chrome(run, tmp_path / "t.json")
+    return check_returns(run, tmp_path / "t.json")
+
+
+def test_what_nothing_explains_is_a_delay(tmp_path: Path) -> None:
+    """The launch that cost nothing is not there; of the 7 ns behind a, the gap behind the delay takes 5."""
+    graph = two_kernels(tmp_path, gap_ns=5)
+    assert durations(graph) == {"a": 10, "delay.b": 2, "b": 20}
+    assert graph.device_facts["gpu0"]["gap"] == "5ns"
+
+
+def test_a_device_without_facts_where_a_delay_would_come_too_late(tmp_path: Path) -> None:
+    """7 ns are less than the gap behind any delay."""
+    graph = two_kernels(tmp_path, gap_ns=9)
+    assert durations(graph) == {"delay.a": 7, "a": 10, "delay.b": 7, "b": 20}
+    assert graph.device_facts == {}
 
 
 def test_a_host_that_waits_for_results_does_so_again(tmp_path: Path) -> None:
@@ -236,6 +258,8 @@ def test_a_recording_goes_round(name: str, tmp_path: Path) -> None:
     assert Counter(second.op_names) == Counter(first.op_names)
     ns = {op: int(n) for op, n in zip(first.op_names, first.duration_ns, strict=True)}
     assert {op: int(n) for op, n in zip(second.op_names, second.duration_ns, strict=True)} == ns
+    gpus = {name: own for name, own in first.device_facts.items() if any(ns != "0ns" for ns in own.values())}
+    assert second.device_facts == gpus
     kinds = {op: first.kind(k) for k, op in enumerate(first.op_names)}
     assert {op: second.kind(k) for k, op in enumerate(second.op_names)} == kinds
 

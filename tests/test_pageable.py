@@ -23,7 +23,7 @@ from policies.placement.problem import Problem
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.explain.path import executed_path
 from sim.explain.waits import final_waits
 from sim.record.record import Wait

@@ -9,12 +9,10 @@ from parallel_helpers import by_stream, layers, run
 
 from policies.compile.parallel.context.context_parallel import ContextParallel
 from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.parallel.fsdp2 import FullyShard
 from policies.compile.parallel.megatron_ddp import MegatronDDP
 from policies.compile.parallel.micro_batches import accumulation
 from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
 from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
-from policies.compile.parallel.zero.stage_3 import ZeroThree
 from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne
 from policies.compile.records import read
 from policies.compile.training.training_step import Training
@@ -63,12 +61,6 @@ def test_ranks_exchange_inside_layers_for_each_micro_batch_and_at_the_end_once()
     assert count(graph, "gradients/all_reduce") == count(split, "gradients/all_reduce") == 1
     groups = {each.get("group") for each in graph.attributes.values()}
     assert {f"micro{k}/layer0.attention/0" for k in range(3)} <= groups
-
-
-@pytest.mark.parametrize("rewrite", [FullyShard(2), ZeroThree(2)])
-def test_who_exchanges_for_each_micro_batch_refuses(rewrite: FullyShard) -> None:
-    with pytest.raises(GraphError, match="does not take a step of several micro-batches; ddp"):
-        rewrite.apply(GradientAccumulation(2).apply(THREE))
 
 
 def test_wrong_places_and_numbers() -> None:

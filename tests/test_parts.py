@@ -21,7 +21,7 @@ from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import while_loop
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
 from sim.analysis.memory_use import lifetimes
-from sim.explain.text import explain_text
+from sim.explain.told.text import explain_text
 from sim.readiness.parts import parts
 
 Changes = dict[tuple[int, str, int], int]

@@ -205,7 +205,7 @@ def test_only_recordings_of_one_gpu_are_put_on_ranks(tmp_path: Path) -> None:
 
     b = GraphBuilder("none")
     b.op("a", duration_ns=1)
-    with pytest.raises(InputError, match="the recording is none: no op has a stream"):
+    with pytest.raises(InputError, match="the recording is none: no op of a GPU has a stream"):
         on_layout(b.build(), Layout({"dp": 2}))
     graph = on_layout(load_graph(trace(tmp_path, *STEP)), Layout({"dp": 2}))
     with pytest.raises(InputError, match="is of several ranks already"):

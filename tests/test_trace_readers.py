@@ -15,7 +15,7 @@ from devices.memory.run.tensors import tensor_memory
 from sim import Trace, simulate
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
-from sim.explain.text import explain_text
+from sim.explain.told.text import explain_text
 from sim.metrics import device_use
 from sim.words.errors import RunError
 

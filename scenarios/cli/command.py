@@ -54,6 +54,7 @@ _VERBS: Final = {
     "policies": ("known:policies", "List the policies and the other decisions."),
     "devices": ("known:devices", "List the device and machine presets and the keys of a device."),
     "runtimes": ("known:runtimes", "List the runtimes."),
+    "whatif": ("comparing.whatif:whatif", "Show what would make a recorded program faster, and by how much."),
     "collectives": ("collectives:collectives", "Show how NCCL runs a collective, and how long it takes."),
     "memory": ("memory:memory", "Replay an allocation trace through allocators."),
     "schedule": ("schedule:schedule", "Print a pipeline schedule as a picture, or as CSV for torch."),

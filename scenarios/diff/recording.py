@@ -7,7 +7,7 @@ it starts; an op of the host when it starts.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,10 +22,8 @@ from sim.words.errors import InputError
 
 __all__ = ["recorded_trace"]
 
-_WAITED: Final = "recorded_wait_ns"
 
-
-def recorded_trace(graph: Graph, path: object) -> Trace:
+def recorded_trace(graph: Graph, path: object, run: Callable[[], Trace] | None = None) -> Trace:
     """Return what was recorded, as a trace.
 
     Parameters
@@ -34,6 +32,8 @@ def recorded_trace(graph: Graph, path: object) -> Trace:
         What an importer made of a recording.
     path : object
         Its file, for messages.
+    run : callable, optional
+        Returns its simulation, if there is one.
 
     Raises
     ------
@@ -45,14 +45,14 @@ def recorded_trace(graph: Graph, path: object) -> Trace:
         raise InputError(
             f"{path}: no op says when it was recorded (recorded_start_ns), so it is no recording"
         )
-    run = run_recorded(graph)
+    simulated = run_recorded(graph) if run is None else run()
     start, end = (np.full(len(graph), UNSET) for _ in range(2))
     start[recorded.op], end[recorded.op] = recorded.start_ns, recorded.end_ns
-    launched = run.job.launched
+    launched = simulated.job.launched
     ready = _ready(graph, start, end, launched.tolist())
     row = np.empty(len(graph), np.int64)
-    row[run.tasks["op"]] = np.arange(len(run))
-    stream, issuer = run.tasks["stream"][row], run.tasks["issuer"][row]
+    row[simulated.tasks["op"]] = np.arange(len(simulated))
+    stream, issuer = simulated.tasks["stream"][row], simulated.tasks["issuer"][row]
     op = np.flatnonzero(start != UNSET)
     op = op[np.lexsort((op, stream[op], start[op]))]
     columns = {
@@ -66,7 +66,9 @@ def recorded_trace(graph: Graph, path: object) -> Trace:
         "issuer": issuer[op],
     }
     none = {name: np.zeros(0, np.int64) for name in ("id", *TRANSFER_COLUMNS)}
-    return Trace.from_columns(run.job, run.flow, ReadyQueue(synchronisation="issue"), columns, none)
+    return Trace.from_columns(
+        simulated.job, simulated.flow, ReadyQueue(synchronisation="issue"), columns, none
+    )
 
 
 def _ready(graph: Graph, start: IntArray, end: IntArray, launched: list[bool]) -> IntArray:

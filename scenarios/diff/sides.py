@@ -22,18 +22,19 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from scenarios.diff.ops_table import read_ops_table, runs_in, schedule_of_table
 from scenarios.importers.files import read_head
+from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
+from sim.diff.schedule import Schedule, schedule_of
+from sim.export.perfetto import PERFETTO_ENDINGS
 from sim.record.plan import SCHEMA as PLAN
 from sim.words.errors import InputError
 
 if TYPE_CHECKING:
     from scenarios.run.load import Case, Scenario
-    from sim.diff.schedule import Schedule
     from sim.graph.graph import Graph
+    from sim.trace import Trace
 
 __all__ = ["Asked", "Side", "two_sides"]
 
@@ -128,19 +129,19 @@ def _given(asked: Asked) -> tuple[_One, _One]:
     elif asked.policies:
         both = len(asked.paths) == 2 or asked.sets_a or asked.sets_b
         policies = (asked.policies[0] if both else None, asked.policies[0])
-        decides = [_takes_policy(path) for path in asked.paths]
-        if decides in ([True, False], [False, True]):  # it is of the one that takes it
-            policies = (asked.policies[0], None) if decides[0] else (None, asked.policies[0])
+        named = [_names_policies(path) for path in asked.paths]
+        if named in ([True, False], [False, True]):  # the name is of that one
+            policies = (asked.policies[0], None) if named[0] else (None, asked.policies[0])
     paths = asked.paths[0], asked.paths[-1]
     more = asked.sets_a, asked.sets_b
     a, b = (_One(paths[k], policies[k], more[k], asked) for k in (0, 1))
     return a, b
 
 
-def _takes_policy(path: str) -> bool:
-    """Whether a policy can be named for a file: one runs under it, or it holds the runs of several."""
+def _names_policies(path: str) -> bool:
+    """Whether a file names policies: a scenario, or a table that holds the runs of several."""
     kind = _kind(path)
-    return kind in ("scenario", "recording") or (kind == "table" and bool(runs_in(read_ops_table(path))))
+    return kind == "scenario" or (kind == "table" and bool(runs_in(read_ops_table(path))))
 
 
 def _kind(path: str) -> str:
@@ -152,6 +153,10 @@ def _kind(path: str) -> str:
         return "table"
     if os.path.isdir(path):
         return "recording"
+    if name.endswith(PERFETTO_ENDINGS):
+        raise InputError(
+            f"{path}: Perfetto's own format is not read; `sim run --trace FILE.json` writes another"
+        )
     head = read_head(path, 4096)
     if head.lstrip()[:1] == b"[" and b'"op"' in head:
         return "table"
@@ -165,7 +170,7 @@ def _kind(path: str) -> str:
 
 
 def _side(one: _One, kind: str, other: _One) -> Side:
-    if kind == "scenario":
+    if kind == "scenario" or (kind == "recording" and one.runs):
         return _of_case(_case(_scenario(one), one.policy), one.own)
     if kind == "plan":
         return _of_plan(one, other)
@@ -173,8 +178,6 @@ def _side(one: _One, kind: str, other: _One) -> Side:
         if one.sets:
             raise InputError(f"--set {one.sets[0]}: {one.path} is a table of what ran, and nothing to run")
         return _of_table(one.path, one.policy)
-    if one.runs:
-        return _of_case(_case(_recording_as_scenario(one), one.policy), one.own)
     return Side(f"{_name(one.path)}, as recorded", lambda: _as_recorded(_graph(one.path), one.path))
 
 
@@ -182,11 +185,17 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
     """Return both sides of one file: what was recorded and its simulation, or the two runs of a table."""
     if kind == "recording":
         graph = cache(lambda: _graph(one.path))
+        run = cache(lambda: _simulated(graph()))
         if one.sets:
-            simulated = _of_case(_case(_recording_as_scenario(one), None))
+            simulated = _of_case(_case(_scenario(one), None))
         else:
-            simulated = Side(f"{_name(one.path)}, simulated", lambda: _simulated(graph(), one.path))
-        return Side(f"{_name(one.path)}, as recorded", lambda: _as_recorded(graph(), one.path)), simulated
+            title = f"{_name(one.path)}, simulated"
+            simulated = Side(title, lambda: schedule_of(run(), title, policy="the recorded order"))
+        recorded = Side(
+            f"{_name(one.path)}, as recorded",
+            lambda: _as_recorded(graph(), one.path, None if one.sets else run),
+        )
+        return recorded, simulated
     if kind == "table":
         runs = runs_in(read_ops_table(one.path))
         if len(runs) == 2:
@@ -232,7 +241,6 @@ def _of_case(case: Case, own: Sequence[str] = (), label: str = "") -> Side:
 
     def run() -> Schedule:
         from scenarios.run.execute import run_case
-        from sim.diff.schedule import schedule_of
 
         return schedule_of(run_case(case).trace, title, policy=case.label)
 
@@ -277,33 +285,13 @@ def _is_recorded(case: Case) -> bool:
     return any("recorded_start_ns" in own for own in case.work.graph.attributes.values())
 
 
-def _recording_as_scenario(one: _One) -> Scenario:
-    """Return the scenario in which a recording runs, with the settings of a side."""
-    import json
-
-    from scenarios.file.document import Document
-    from scenarios.file.yaml_read import read_yaml_text
-    from scenarios.recorded.setup import as_scenario
-    from scenarios.run.load import scenario_of
-
-    path = Path(one.path).absolute()
-    words = as_scenario(path)
-    words["workload"] = dict.fromkeys(words["workload"], path.name)  # beside the scenario, so to speak
-    root = read_yaml_text(json.dumps({"name": path.name, **words}), one.path, places=False)
-    document = Document(root, path)
-    return scenario_of(document.with_settings(one.sets), one.asked.allow_code)
-
-
-def _simulated(graph: Graph, path: str) -> Schedule:
+def _simulated(graph: Graph) -> Trace:
     from scenarios.recorded.setup import run_recorded
-    from sim.diff.schedule import schedule_of
 
-    return schedule_of(run_recorded(graph), f"{_name(path)}, simulated", policy="the recorded order")
+    return run_recorded(graph)
 
 
-def _as_recorded(graph: Graph, path: str) -> Schedule:
+def _as_recorded(graph: Graph, path: str, run: Callable[[], Trace] | None = None) -> Schedule:
     from scenarios.diff.recording import recorded_trace
-    from sim.diff.schedule import schedule_of
 
-    trace = recorded_trace(graph, path)
-    return schedule_of(trace, f"{_name(path)}, as recorded", recorded=True)
+    return schedule_of(recorded_trace(graph, path, run), f"{_name(path)}, as recorded", recorded=True)

@@ -7,6 +7,7 @@
       utilisation.gpu0: {at_least: 80%}               of a device
       start.conv: {equals: 10us, tolerance: 1us}      of an op; conv[2] in the third iteration
       order: [a, b, c]                                these ops start in this order
+      schedule: golden.csv                            as in a table that `sim run --ops` wrote
 
 `scenarios.fields.results.RESULTS` lists what may be expected. Values have the units of the result, a
 tolerance in per cent is a share of what it should equal, and nothing is compared with a hidden epsilon.
@@ -16,11 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from scenarios.fields.policy_fields import Condition
-from scenarios.fields.results import FLAG, ORDER, RESULTS, SHARE, WORD, Summary, Unit, Value
+from scenarios.fields.results import FILE, FLAG, ORDER, RESULTS, SHARE, WORD, Summary, Unit, Value
 from scenarios.file.document import Document, Loc
+from sim.files.reading import read_bytes
 from sim.trace import Trace
 from sim.words.errors import InputError, ScenarioError, hint
 
@@ -95,6 +98,9 @@ class Expectation(NamedTuple):
                     raise self._unknown((*self.loc, i), "op", op, known["op"])
                 if op in listed[:i]:
                     raise self.document.error((*self.loc, i), f"names the op {op!r} twice")
+        if RESULTS[kind].unit is FILE:
+            with self.document.placing(*self.loc):
+                read_bytes(self._table, head=1)
 
     def on(self, seen_as: Callable[[str], str]) -> Expectation:
         """Return the same with the names devices and ops have in a folded run (`sim.machine.folding`)."""
@@ -113,7 +119,12 @@ class Expectation(NamedTuple):
     def _unknown(self, loc: Loc, of: str, name: str, known: Sequence[str]) -> ScenarioError:
         return self.document.error(loc, f"unknown {of} {name!r}{hint(name, known)}", key=True)
 
-    def hold(self, summary: Summary, trace: Trace) -> Outcome:
+    @property
+    def _table(self) -> Path:
+        """The table of ops that it names."""
+        return self.document.file(str(self.condition["equals"]))
+
+    def hold(self, summary: Summary, trace: Trace, policy: str | None = None) -> Outcome:
         """Compare with what came out.
 
         Parameters
@@ -121,6 +132,8 @@ class Expectation(NamedTuple):
         summary : mapping
             As `sim.metrics.summary` returns it.
         trace : Trace
+        policy : str, optional
+            What the run is called; default: the class of its policy.
 
         Raises
         ------
@@ -129,6 +142,8 @@ class Expectation(NamedTuple):
         """
         kind, name = self._split()
         result = RESULTS[kind]
+        if result.unit is FILE:
+            return self._hold_schedule(trace, policy)
         actual = result.get(summary, trace, name)
         if actual is None:
             raise self.document.error(self.loc, "this run has no such result", key=True)
@@ -142,6 +157,15 @@ class Expectation(NamedTuple):
         place = self.document.place(self.loc)
         message = f"{place}: {self.what} is {result.unit.show(actual)}, expected {wanted}"
         return Outcome(self.what, self.condition, actual, passed, message)
+
+    def _hold_schedule(self, trace: Trace, policy: str | None) -> Outcome:
+        from sim.diff.golden import against_table
+
+        with self.document.placing(*self.loc):
+            differs = against_table(trace, self._table, policy)
+        golden, place = self.condition["equals"], self.document.place(self.loc)
+        message = f"{place}: {self.what} is not that of {golden}: {differs}"
+        return Outcome(self.what, self.condition, differs or golden, not differs, message)
 
     def _split(self) -> tuple[str, str]:
         kind, _, name = self.what.partition(".")
@@ -204,6 +228,8 @@ def _check_consistent(values: Mapping[str, Any], unit: Unit) -> None:
         raise InputError("is a list of ops and nothing else")
     if unit is WORD and set(values) != {"equals"}:
         raise InputError("is a name; it equals one or does not")
+    if unit is FILE and set(values) != {"equals"}:
+        raise InputError("is a file, and equals it or does not")
     if unit is FLAG and set(values) != {"equals"}:
         raise InputError("is true or false, and equals one of them")
     if values.get("at_least", 0) > values.get("at_most", float("inf")):

@@ -19,6 +19,7 @@ from sim.words.errors import InputError
 from sim.words.units import format_bytes, format_duration, parse_bytes, parse_duration, parse_fraction
 
 __all__ = [
+    "FILE",
     "FLAG",
     "ORDER",
     "RESULTS",
@@ -65,6 +66,12 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+def _file(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{value!r} is not the name of a file")
+    return value
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{value!r} is neither true nor false")
@@ -86,6 +93,7 @@ _COUNT = Unit(_whole, str)
 _NUMBER = Unit(_number, lambda value: f"{value:.10g}")
 FLAG = Unit(_flag, lambda value: str(value).lower())
 WORD = Unit(str, str)
+FILE = Unit(_file, str)
 ORDER = Unit(_names, lambda value: f"[{', '.join(value)}]")
 
 
@@ -108,7 +116,7 @@ class _Result(NamedTuple):
     @property
     def is_amount(self) -> bool:
         """Whether one of it is more than another."""
-        return self.unit not in (ORDER, WORD, FLAG)
+        return self.unit not in (FILE, ORDER, WORD, FLAG)
 
     def read_text(self, text: str) -> Value:
         """Return a value that is written as text, in base units.
@@ -125,6 +133,8 @@ class _Result(NamedTuple):
         """Return what came out; None: the run has no such result."""
         if self.unit is ORDER:
             return _row_names(trace)
+        if self.unit is FILE:
+            return None
         if self.of == "op":
             names = _row_names(trace)
             return int(trace.tasks[self.key][names.index(name)]) if name in names else None
@@ -184,6 +194,7 @@ RESULTS: Final[Mapping[str, _Result]] = {
     "start": _Result(_DURATION, "op", "start_ns"),
     "end": _Result(_DURATION, "op", "end_ns"),
     "order": _Result(ORDER, "", "op"),
+    "schedule": _Result(FILE, "", ""),
 }
 """What may be expected: of the run, of ``.DEVICE``, ``.LINK``, ``.OP``, or of training ``.RECOVERY``."""
 

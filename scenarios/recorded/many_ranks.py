@@ -37,7 +37,7 @@ import numpy as np
 
 from policies.compile.parallel.grid.rank_grid import MEGATRON, Grid, read_order
 from policies.compile.parallel.ranks import MOST_RANKS, add_ranks
-from scenarios.recorded.what_if import roles
+from scenarios.recorded.program import roles
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.arrays import UNSET
@@ -135,9 +135,10 @@ def _check(graph: Graph, layout: Layout) -> None:
     """Refuse what cannot be put on ranks."""
     if graph.in_communicators:
         raise InputError("the recording is of several ranks already", path=("ranks",))
-    gpus = {graph.pins[int(graph.pin_code[op])] for op in np.flatnonzero(roles.tasks(graph)).tolist()}
+    tasks = roles.has_key(graph, "stream") & (graph.pin_code != UNSET)
+    gpus = {graph.pins[int(graph.pin_code[op])] for op in np.flatnonzero(tasks).tolist()}
     if len(gpus) != 1:
-        found = f"has tasks on {', '.join(sorted(gpus))}" if gpus else "is none: no op has a stream"
+        found = f"has tasks on {', '.join(sorted(gpus))}" if gpus else "is none: no op of a GPU has a stream"
         raise InputError(f"the recording {found}; that of a rank has one GPU", path=("ranks",))
     if layout.sizes.get("pp", 1) > 1:
         raise InputError(

@@ -6,16 +6,16 @@ from typing import Any, Final
 
 from scenarios.report.why import makespan_parts, why_fast
 from scenarios.run.execute import Result
-from sim.explain.derived_columns import Facts
 from sim.explain.exposed import exposed_communication
-from sim.explain.gaps import grouped_gaps, largest_gaps
-from sim.explain.held_up_most import held_up_most
+from sim.explain.facts.derived_columns import Facts
+from sim.explain.facts.where import EVERYWHERE, Where
 from sim.explain.idle import idle_reasons
-from sim.explain.one_op import Life, lives
 from sim.explain.path import Step, executed_path
-from sim.explain.text import steps_in
 from sim.explain.time_use import time_use
-from sim.explain.where import EVERYWHERE, Where
+from sim.explain.told.gaps import grouped_gaps, largest_gaps
+from sim.explain.told.held_up_most import held_up_most
+from sim.explain.told.one_op import Life, lives
+from sim.explain.told.text import steps_in
 from sim.trace import Trace
 
 __all__ = ["EXPLANATION_SCHEMA", "explanation"]

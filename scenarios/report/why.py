@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from sim.analysis.bounds import bounds
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.explain.idle import held_up
 from sim.trace import Trace
 from sim.words.arrays import UNSET, IntArray

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, PrivateAttr, Tag
 
@@ -118,6 +118,12 @@ class ImportedFile(Workload):
         if self._graph is None:
             self._graph = self._read(document)
         return self._graph
+
+    def with_graph(self, graph: Graph) -> Self:
+        """Return the same workload with another graph in place of the one in the file."""
+        other = self.model_copy()
+        other._graph = graph
+        return other
 
     def default_machine(self) -> Mapping[str, Any]:
         """Return the machine on which it was recorded, if it was."""

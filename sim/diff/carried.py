@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.diff.differences import Differences
 from sim.diff.schedule import Schedule
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.words.arrays import UNSET, BoolArray, IntArray
 
 __all__ = ["own_ns"]

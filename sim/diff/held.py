@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sim.diff.schedule import Schedule
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.explain.idle import held_up
-from sim.explain.sentences import blame, row_text
+from sim.explain.told.sentences import blame, row_text
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration
 
@@ -94,6 +94,9 @@ def held_at(schedule: Schedule, row: int, at_ns: int) -> Held | None:
         return Held(reason, told, UNSET)
     if row >= f.n:
         return _held_transfer(f, row, at_ns, reason)
+    if reason in ("issue", "policy") and at_ns < f.taken[row]:  # now one, now the other
+        busy = f.issuers_busy.between(np.array([at_ns]), np.array([at_ns + 1]), f.group[[row]])
+        reason = "issue" if busy[0] else "policy"
     return Held(reason, blame(f, reason, row, at_ns), _in_the_way(f, row, at_ns, reason))
 
 

@@ -21,7 +21,7 @@ from sim.words.arrays import IntArray
 
 __all__ = ["common_subsequence"]
 
-_WINDOW: Final = 16_384
+_WINDOW: Final = 8_192
 
 
 def common_subsequence(a: IntArray, b: IntArray, window: int = _WINDOW) -> tuple[IntArray, IntArray]:

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.record.record import Record
 from sim.words.arrays import BoolArray, IntArray
 from sim.words.intervals import union

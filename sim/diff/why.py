@@ -26,6 +26,10 @@ _MOST: Final = 8
 """Links of a chain; it is short, as nothing before the first op that moved has moved."""
 
 
+_OF_A_LANE: Final = ("issue", "policy", "stream", "launch")
+"""Reasons that are another lane's no longer."""
+
+
 class Why(NamedTuple):
     """Why an op moved.
 
@@ -56,12 +60,14 @@ class Why(NamedTuple):
     waited_b: dict[str, int]
 
 
-def why_first_moved(d: Differences) -> Why | None:
+def why_first_moved(d: Differences, names: tuple[str, str] = ("A", "B")) -> Why | None:
     """Return why the first op that moved has moved; None if none has.
 
     Parameters
     ----------
     d : Differences
+    names : (str, str)
+        What sentences call the two schedules.
 
     Examples
     --------
@@ -84,7 +90,7 @@ def why_first_moved(d: Differences) -> Why | None:
         return None
     a, b = int(d.pairs.a[d.first]), int(d.pairs.b[d.first])
     later = "b" if d.moved_ns[d.first] > 0 else "a"
-    return _Chain(d, later).explain(a, b)
+    return _Chain(d, later, names).explain(a, b)
 
 
 def told_apart(a_ns: int, b_ns: int) -> tuple[str, str]:
@@ -112,11 +118,12 @@ class _Change(NamedTuple):
 class _Chain:
     """Follows what stood in the way, from the schedule in which an op starts later."""
 
-    def __init__(self, d: Differences, later: str) -> None:
+    def __init__(self, d: Differences, later: str, names: tuple[str, str]) -> None:
         forth = dict(zip(d.pairs.a.tolist(), d.pairs.b.tolist(), strict=True))
         self.d, self.later = d, later
         self.late, self.early = (d.b, d.a) if later == "b" else (d.a, d.b)
-        self.in_late, self.in_early = ("B", "A") if later == "b" else ("A", "B")
+        self.names = names
+        self.in_early, self.in_late = names if later == "b" else names[::-1]
         self.partner = {b: a for a, b in forth.items()} if later == "b" else forth
 
     @cached_property
@@ -175,7 +182,7 @@ class _Chain:
             return _Change("unknown", f"{name} starts at {self._both(*started)}", following)
         if abs(lasted[0] - lasted[1]) > over:
             return _Change("duration", f"{name} lasts {self._both(*lasted)}")
-        return _Change("wait", self._does_not_wait(x, name, late, early))
+        return _Change("wait", self._does_not_wait(x, name, late, early, reason))
 
     def _cost(self, late: int, early: int, reason: str) -> _Change:
         """Compare what issuing or launching took; what took as long began later, and waited before."""
@@ -189,12 +196,14 @@ class _Chain:
         begin = began_ns(self.early, early, reason)
         return _Change("unknown") if begin is None else _Change("unknown", "", (late, early, begin))
 
-    def _does_not_wait(self, x: str, name: str, late: int, early: int) -> str:
+    def _does_not_wait(self, x: str, name: str, late: int, early: int, reason: str) -> str:
         lanes = self.late.lane_of(late), self.early.lane_of(early)
-        where = f", but {x} runs on {lanes[1]}" if lanes[0] != lanes[1] else f", and {x} does not wait for it"
-        return f"in {self.in_early} {name} runs at the same time{where}"
+        elsewhere = lanes[0] != lanes[1] and reason in _OF_A_LANE
+        where = f"but {x} runs on {lanes[1]}" if elsewhere else f"and {x} does not wait for it"
+        return f"in {self.in_early} {name} runs at the same time, {where}"
 
     def _both(self, late: int, early: int) -> str:
         """Return two times, that in A first."""
         a, b = (early, late) if self.later == "b" else (late, early)
-        return "{} in A, {} in B".format(*told_apart(a, b))
+        told = told_apart(a, b)
+        return f"{told[0]} in {self.names[0]}, {told[1]} in {self.names[1]}"

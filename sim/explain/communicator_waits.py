@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.explain.idle import held_up
 
 __all__ = ["CommunicatorWait", "communicator_waits"]

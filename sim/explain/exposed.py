@@ -20,10 +20,10 @@ from typing import Final
 
 import numpy as np
 
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
+from sim.explain.facts.where import EVERYWHERE, Where
 from sim.explain.idle import held_up, idle_reasons
 from sim.explain.time_use import communicates
-from sim.explain.where import EVERYWHERE, Where
 from sim.words.arrays import IntArray
 from sim.words.intervals import Cover, Intervals, union
 

@@ -47,8 +47,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.explain.derived_columns import Facts
-from sim.explain.where import EVERYWHERE, Where
+from sim.explain.facts.derived_columns import Facts
+from sim.explain.facts.where import EVERYWHERE, Where
 from sim.record.record import Record, Wait
 from sim.words.arrays import UNSET, IntArray
 from sim.words.intervals import complement, union

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.graph.failures import ABORTED
 from sim.record.record import Record, Wait
 from sim.words.arrays import UNSET

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.record.record import Record, Wait
 from sim.words.arrays import IntArray
 

@@ -15,12 +15,18 @@ The root (all that is in no module) is gathered once and keeps its parameters un
 A module whose input needs no gradient is reduced after all others, with the root. With fewer ranks to shard
 over than there are, gradients are then summed over the groups (HSDP) on a stream of their own.
 
+Of several micro-batches (``gradient-accumulation``) each is such a step, whose parts of gradients are added
+to those before on the stream that reduced them; compute waits for that at the end of each. Behind
+``pipeline-parallel`` nothing is reduced before the last backward, and then all modules are, root first;
+parameters stay after a backward.
+
 Both kinds of collective go over one communicator, which is a queue: an all_gather that the host issues after
 a reduce_scatter runs after it.
 
 Sources: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (``unshard``, ``wait_for_unshard``,
-``pre_backward``, ``post_backward``), _fsdp_state.py (``_root_pre_forward``, ``_post_forward``,
-``_root_post_backward_final_callback``) and _fsdp_collectives.py (``foreach_reduce``).
+``pre_backward``, ``post_backward``, ``finalize_backward``), _fsdp_state.py (``_root_pre_forward``,
+``_post_forward``, ``_root_post_backward_final_callback``), _fsdp_collectives.py (``foreach_reduce``) and
+torch/distributed/pipelining/stage.py (``backward_maybe_with_nosync``).
 """
 
 from __future__ import annotations
@@ -28,11 +34,11 @@ from __future__ import annotations
 from typing import Final
 
 from policies.compile.parallel.grid.combined import REPLICAS, REPLICATE, DataParallel
-from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
+from policies.compile.parallel.micro_batches.of_step import are_in_turn, micro_batches
 from policies.compile.parallel.modules import ROOT, Module, Modules, pattern_of
 from policies.compile.parallel.program import Program, shard_nbytes
 from policies.compile.parallel.training_step import TrainingStep
-from policies.compile.records import Edge
+from policies.compile.records import Edge, Record
 from sim import Graph
 from sim.words.errors import InputError, UnknownNameError
 
@@ -63,6 +69,11 @@ class FullyShard(DataParallel):
         the backward the next one.
     separate_all_gather : bool
         Whether all_gather has a communicator of its own.
+    requires_gradient_sync : bool
+        Whether gradients of every micro-batch are reduced (PyTorch's default), or added up, whole, and
+        reduced in the last (``set_requires_gradient_sync(False)`` in the others).
+    reshard_after_backward : bool
+        Whether modules give their parameters up between the backward of a micro-batch and the next forward.
 
     Examples
     --------
@@ -88,6 +99,8 @@ class FullyShard(DataParallel):
         forward_prefetch: _Prefetch = 0,
         backward_prefetch: _Prefetch | None = None,
         separate_all_gather: bool = False,
+        requires_gradient_sync: bool = True,
+        reshard_after_backward: bool = True,
     ) -> None:
         super().__init__(ranks)
         self.wrap = wrap
@@ -96,6 +109,8 @@ class FullyShard(DataParallel):
         if self.ranks.n is not None:
             self.sizes(self.ranks.n)
         self.reshard, self.separate = reshard_after_forward, separate_all_gather
+        self.requires_gradient_sync = requires_gradient_sync
+        self.reshard_after_backward = reshard_after_backward
         for option, value in (
             ("forward_prefetch", forward_prefetch),
             ("backward_prefetch", backward_prefetch),
@@ -125,62 +140,101 @@ class _Host:
     def __init__(self, of: FullyShard, step: TrainingStep, n: int) -> None:
         self.of, self.step, self.n = of, step, n
         self.program = Program(step, "fsdp2")
-        refuse_micro_batches(step, "fsdp2")
-        self.modules = Modules(step, of.wrap)
+        self.in_turn = are_in_turn(step)
+        self.synchronised = of.requires_gradient_sync and self.in_turn
+        self.batches = micro_batches(step, added_up=not self.synchronised)
+        self.modules: list[Module] = []
+        self.keeps = not (of.reshard_after_backward and self.in_turn)
         self.updates = self.program.shard(step, self.n)
+        self.prefix = ""
+        """What names of this micro-batch begin with, if there are several."""
         self.gathered: dict[str, str] = {}
         """Module → its all_gather that nobody has waited for yet."""
         self.unsharded: set[str] = set()
-        self.may_gather: str | Edge | None = (step.updates[-1].name, 1)
+        self.may_gather: list[str | Edge] = [(step.updates[-1].name, 1)]
         """What the streams of all_gather wait for."""
         self.copied_out: str | None = None
         """The copy out for which they will, in the forward, once the next module has been waited for."""
         self.post_forward: list[Module] = []
         self.scattered: str | None = None
         self.reduced: str | None = None
+        self.last = ""
+        """What was issued last on the stream of all."""
+        self.waits: str | None = None
+        """What compute waits for before the next micro-batch."""
         self.sums: dict[str, str] = {}
+        """Parameter → what there is of the rank's part of its gradient."""
 
     def run(self) -> None:
         """Issue the whole step."""
-        modules = self.modules.all
-        root = next((module for module in modules if module.name == ROOT), None)
-        within = [module for module in modules if module is not root]
-        enter = {module.forward[0]: module for module in within}
-        leave = {module.forward[-1]: module for module in within}
-        back = {module.backward[0]: module for module in within if module.backward}
-        over = {module.backward[-1]: module for module in within if module.backward and module.gives_on}
-        for place, record in enumerate(self.step.work):
-            if place == 0 and root:
-                self.pre_forward(root)
-            if place == self.modules.turn:
-                if root:
-                    self.post_forward.append(root)
-                self.may_gather, self.copied_out = self.copied_out or self.may_gather, None
-                if root:
-                    self.pre_backward(root)
-            if place in enter:
-                self.pre_forward(enter[place])
-            if place in back:
-                self.pre_backward(back[place])
-            self.program.compute(record)
-            if place in leave:
-                self.post_forward.append(leave[place])
-                if self.of.reshard:
-                    self.unsharded.discard(leave[place].name)
-            if place in over:
-                self.post_backward(over[place])
-        for module in modules:
-            if module is root or module not in over.values():
+        turns = [_Turns(Modules(batch, self.of.wrap), batch, k) for k, batch in enumerate(self.batches)]
+        done = [0] * len(turns)
+        for record in self.step.work:
+            k = (record.micro_batch or 0) if len(turns) > 1 else 0
+            place = done[k]
+            if place == len(turns[k].work) or turns[k].work[place] is not record:
+                continue  # a gradient that is added up when it was reduced
+            done[k] += 1
+            self._op(turns[k], place, record)
+            if done[k] == len(turns[k].work) and self.in_turn:
+                self._end(turns[k])
+        if not self.in_turn:
+            self.modules = turns[-1].modules
+            for module in self.modules:
                 self.post_backward(module)
-        self.program.instead = self.sums
+        self.program.instead = {each.gradient: self.sums[each.name] for each in self.step.parameters}
         for update in self.updates:
             self.program.compute(update, after=[self.reduced])
+
+    def _op(self, at: _Turns, place: int, record: Record) -> None:
+        """Issue an op of forward or backward, and what hooks do before and behind it."""
+        several = len(self.batches) > 1
+        self.prefix, self.modules, root = f"micro{at.number}/" if several else "", at.modules, at.root
+        if place == 0:
+            if at.number and self.in_turn:
+                self.may_gather = [last for last in (self.last, self.waits) if last]
+                self.copied_out, self.post_forward = None, []
+            if root:
+                self.pre_forward(root)
+        if place == at.turn:
+            if root:
+                self.post_forward.append(root)
+            self.may_gather = [self.copied_out] if self.copied_out else self.may_gather
+            self.copied_out = None
+            if root:
+                self.pre_backward(root)
+        if place in at.enter:
+            self.pre_forward(at.enter[place])
+        if place in at.back:
+            self.pre_backward(at.back[place])
+        self.program.compute(record, after=[self.waits])
+        self.last, self.waits = record.name, None
+        if place in at.leave:
+            self.post_forward.append(at.leave[place])
+            if self.of.reshard:
+                self.unsharded.discard(at.leave[place].name)
+        if place in at.over and self.in_turn:
+            self._leave(at, at.over[place])
+
+    def _leave(self, at: _Turns, module: Module) -> None:
+        """End the backward of a module."""
+        if not self.keeps:
+            self.unsharded.discard(module.name)
+        if self.synchronised or at.number + 1 == len(self.batches):
+            self.post_backward(module)
+
+    def _end(self, at: _Turns) -> None:
+        """End a micro-batch: compute waits for what was reduced."""
+        for module in at.modules:
+            if module is at.root or module not in at.over.values():
+                self._leave(at, module)
+        self.waits = self.reduced
 
     def pre_forward(self, module: Module) -> None:
         """Gather a module and wait for it; what is listed is gathered before it computes."""
         self.unshard(module)
         self.wait_for_unshard(module, forward=True)
-        for other in self.listed("forward_prefetch", module, self.modules.all):
+        for other in self.listed("forward_prefetch", module, self.modules):
             self.unshard(other)
 
     def pre_backward(self, module: Module) -> None:
@@ -194,7 +248,7 @@ class _Host:
         """Return what is gathered ahead of a module."""
         given: _Prefetch | None = getattr(self.of, option)
         if isinstance(given, dict):
-            known = {each.name: each for each in self.modules.all}
+            known = {each.name: each for each in self.modules}
             for name in [*given, *given.get(module.name, [])]:
                 if name not in known:
                     raise UnknownNameError("module", name, known)
@@ -206,9 +260,9 @@ class _Host:
         """Copy in and all_gather, on streams of their own."""
         if module.name in self.gathered or module.name in self.unsharded:
             return
-        before = f"{module.name}/{'backward_' if module in self.post_forward else ''}"
+        before = f"{self.prefix}{module.name}/{'backward_' if module in self.post_forward else ''}"
         shard = sum(shard_nbytes(each, self.n) for each in module.parameters)
-        after = [self.may_gather]
+        after = self.may_gather
         parameters = [each.name for each in module.parameters]
         copied = self.program.add(
             f"{before}copy_in", "copy_in", parameters, [shard], after=after, stream=_COPY_IN
@@ -229,7 +283,7 @@ class _Host:
         if gathered is None:
             return
         if forward and self.copied_out:
-            self.may_gather = self.copied_out
+            self.may_gather = [self.copied_out]
         name = f"{gathered.removesuffix('all_gather')}copy_out"
         sizes = [each.nbytes for each in module.parameters]
         copied = self.program.add(name, "copy_out", [gathered], sizes)
@@ -239,19 +293,19 @@ class _Host:
         if forward:
             self.copied_out = copied
         else:
-            self.may_gather = copied
+            self.may_gather = [copied]
 
     def post_backward(self, module: Module) -> None:
         """Copy gradients together, once the reduce_scatter before is over, and reduce them."""
-        self.unsharded.discard(module.name)
+        name = f"{self.prefix}{module.name}"
         shards = [shard_nbytes(each, self.n) for each in module.parameters]
         gradients = [each.gradient for each in module.parameters]
         whole_ = [self.n * sum(shards)]
         copied = self.program.add(
-            f"{module.name}/reduce_copy_in", "copy_in", gradients, whole_, after=[self.scattered]
+            f"{name}/reduce_copy_in", "copy_in", gradients, whole_, after=[self.scattered]
         )
         last = self.scattered = self.program.add(
-            f"{module.name}/reduce_scatter",
+            f"{name}/reduce_scatter",
             "reduce_scatter",
             [copied],
             shards,
@@ -259,16 +313,53 @@ class _Host:
             communicator="shard",
         )
         tensors = [f"{last}:{k}" if k else last for k in range(len(shards))]
+        stream = "reduce_scatter"
         if self.of.shard not in (None, self.of.ranks.n):
+            stream = "all_reduce"
             last = self.program.add(
-                f"{module.name}/all_reduce",
+                f"{name}/all_reduce",
                 "all_reduce",
                 tensors,
                 shards,
-                stream="all_reduce",
+                stream=stream,
                 communicator=REPLICATE,
                 dimension=REPLICAS,
             )
-        self.reduced = last
-        for k, gradient in enumerate(gradients):
-            self.sums[gradient] = f"{last}:{k}" if k else last
+        for k, (each, nbytes) in enumerate(zip(module.parameters, shards, strict=True)):
+            made = f"{last}:{k}" if k else last
+            self.reduced = last
+            if each.name in self.sums:
+                sum_ = f"{self.prefix}{each.name}/accumulate"
+                made = self.program.add(sum_, "add", [self.sums[each.name], made], [nbytes], stream=stream)
+                self.program.records.ops[made].flops = -(-each.elements // self.n)
+                self.reduced = made
+            self.sums[each.name] = made
+
+
+class _Turns:
+    """Where in a micro-batch the hooks of its modules are called.
+
+    Attributes
+    ----------
+    number : int
+        Of the micro-batch.
+    work : list of Record
+    modules : list of Module
+        Their names are the same in each micro-batch.
+    root : Module or None
+    turn : int
+        The place of the first op of the backward.
+    enter, leave, back, over : dict of int to Module
+        Where forward and backward begin and end; of `over` those whose inputs need gradients.
+    """
+
+    def __init__(self, modules: Modules, batch: TrainingStep, number: int) -> None:
+        self.number, self.work, self.modules, self.turn = number, batch.work, modules.all, modules.turn
+        for module in self.modules:
+            module.name = module.name.removeprefix(f"micro{number}/")
+        self.root = next((module for module in self.modules if module.name == ROOT), None)
+        within = [module for module in self.modules if module is not self.root]
+        self.enter = {module.forward[0]: module for module in within}
+        self.leave = {module.forward[-1]: module for module in within}
+        self.back = {module.backward[0]: module for module in within if module.backward}
+        self.over = {module.backward[-1]: module for module in within if module.backward and module.gives_on}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from policies.compile.parallel.micro_batches.of_step import own_gradient
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
 from sim.words.errors import GraphError, InputError
@@ -81,7 +82,11 @@ class Modules:
                 if self.of_parameter.setdefault(tensor, own) != own:
                     both = f"{self.of_parameter[tensor]} and {own}"
                     raise GraphError(f"parameter {tensor!r} is read in {both}; wrap them together")
-        self.of_gradient = {each.gradient: self.of_parameter.get(each.name, ROOT) for each in step.parameters}
+        self.of_gradient = {
+            gradient: self.of_parameter.get(each.name, ROOT)
+            for each in step.parameters
+            for gradient in (each.gradient, own_gradient(step, each))
+        }
         found = {ROOT: Module(ROOT)}
         for place, record in enumerate(step.work):
             name = self._of(record)
@@ -106,11 +111,12 @@ class Modules:
 
     def _of(self, record: Record) -> str | None:
         """Return the module of an op, None: it is of none."""
-        if self.pattern:
-            return self._matched(record)
         made = [self.of_gradient.get(record.tensor(k)) for k in range(len(record.outputs))]
-        read = [self.of_parameter.get(tensor) for tensor, _ in record.inputs]
-        return next((name for name in (*made, *read) if name is not None), None)
+        of_gradient = next((name for name in made if name is not None), None)
+        if of_gradient is not None or self.pattern:
+            return of_gradient or self._matched(record)
+        read = (self.of_parameter.get(tensor) for tensor, _ in record.inputs)
+        return next((name for name in read if name is not None), None)
 
 
 def pattern_of(wrap: str | None, option: str = "wrap") -> re.Pattern[str] | None:

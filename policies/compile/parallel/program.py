@@ -92,7 +92,7 @@ class Program:
                 duration_by_kind={kind: _part(ns, n) or 0 for kind, ns in update.duration_by_kind.items()},
             )
             if "communicator" not in update.attributes
-            else update
+            else _sum_of_parts(update, n if parameters else 1)
             for update in step.updates
         ]
 
@@ -103,6 +103,15 @@ class Program:
 
 def _edges(given: Iterable[str | Edge | None]) -> list[Edge]:
     return [each if isinstance(each, tuple) else (each, 0) for each in given if each is not None]
+
+
+def _sum_of_parts(sum_: Record, n: int) -> Record:
+    """Return a sum over other ranks of gradients that are shared out."""
+    sizes = tuple(-(-nbytes // n) for nbytes in sum_.outputs)
+    attributes = {**sum_.attributes, "nbytes": sum(sizes)} if n > 1 else sum_.attributes
+    return replace(
+        sum_, outputs=sizes, bytes_read=sum(sizes), bytes_written=sum(sizes), attributes=attributes
+    )
 
 
 def _part(ns: int | None, n: int) -> int | None:

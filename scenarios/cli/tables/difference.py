@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from scenarios.cli.text_tables import percent, print_table, strong
@@ -51,6 +52,9 @@ def _counts(answer: Answer) -> str:
     d, own = answer.differences, answer.own_ns
     if d.same:
         return f"nothing differs in {len(d.pairs.a):,} ops{_beyond(d)}"
+    if not len(d.pairs.a):
+        n_a, n_b = len(d.only_a), len(d.only_b)
+        return f"no op of the {n_a:,} in A and the {n_b:,} in B has the same name: is it the same work?"
     parts = [f"{int(d.moved.sum()):,} start at another time"]
     if own is not None and d.moved.any():
         parts[0] += f", {int((own != 0).sum()):,} of them by themselves"
@@ -73,9 +77,9 @@ def _print_first(d: Differences, why: Why) -> None:
     by = f"{format_duration(abs(b - a))} {'later' if b > a else 'earlier'}"
     at = told_apart(a, b)
     times = f"starts at {at[0]} in A, {at[1]} in B: {by}"
-    print(f"{strong('First to move:')} {_named(d, why.a, why.b)} on {where} {times}")
+    print(f"{strong('First to move:')} {_short(_named(d, why.a, why.b))} on {where} {times}")
     for sentence in why.chain:
-        print(f"  {sentence}")
+        print(f"  {_short(sentence)}")
     waits = [_waits(each) for each in (why.waited_a, why.waited_b)]
     print(f"  until it started, it waited in A for {waits[0]}; in B for {waits[1]}")
 
@@ -84,6 +88,11 @@ def _named(d: Differences, a: int, b: int) -> str:
     """Return what an op is called, in both where that differs."""
     name, other = d.a.name_of(a), d.b.name_of(b)
     return name if name == other else f"{name} ({other} in B)"
+
+
+def _short(sentence: str) -> str:
+    """Return a sentence in which names of kernels are no longer than a line bears."""
+    return re.sub(r"'([^'\s]+)'", lambda found: f"'{shortened(found[1])}'", sentence)
 
 
 def _arrow(a: str, b: str) -> str:

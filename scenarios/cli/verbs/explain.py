@@ -48,9 +48,9 @@ def explain(
     from scenarios.cli.output import print_json
     from scenarios.cli.running import cases_of, run_all
     from scenarios.report.explanation import explanation
-    from sim.explain.derived_columns import Facts
-    from sim.explain.text import explain_text, op_text
-    from sim.explain.where import Where
+    from sim.explain.facts.derived_columns import Facts
+    from sim.explain.facts.where import Where
+    from sim.explain.told.text import explain_text, op_text
     from sim.words.units import parse_duration
 
     from_ns = parse_duration(begin, what="--from")

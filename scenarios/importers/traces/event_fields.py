@@ -43,11 +43,13 @@ def span(event: Mapping[str, Any]) -> tuple[int, int]:
 
 def whole(of: Mapping[str, Any], key: str) -> int:
     """Return a whole number of 64 bits; text with one is one."""
-    value = of[key]
-    number = int(value) if isinstance(value, str) and value.removeprefix("-").isdecimal() else value
-    if isinstance(number, float) and number.is_integer():
-        number = int(number)
-    if isinstance(number, bool) or not isinstance(number, int) or not -(2**63) <= number < 2**63:
+    value = number = of[key]
+    if type(value) is not int:
+        if (isinstance(value, str) and value.removeprefix("-").isdecimal()) or (isinstance(value, float) and value.is_integer()):
+            number = int(value)
+        else:
+            raise ValueError(f"{key}: {value!r:.40} is no whole number of 64 bits")
+    if not -(2**63) <= number < 2**63:
         raise ValueError(f"{key}: {value!r:.40} is no whole number of 64 bits")
     return number
 

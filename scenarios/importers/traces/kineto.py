@@ -37,8 +37,8 @@ from scenarios.importers.traces.kineto_waits import Streams, event_waits
 from scenarios.importers.traces.other_traces import what_it_is
 from scenarios.importers.traces.overheads import Delay, Overheads, delays, overheads
 from scenarios.importers.traces.rank_groups import process_group
-from scenarios.importers.traces.simulated import is_simulated
-from scenarios.importers.traces.simulated import load as load_simulated
+from scenarios.importers.traces.simulated.load import is_simulated
+from scenarios.importers.traces.simulated.load import load as load_simulated
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError

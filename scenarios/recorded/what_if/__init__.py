@@ -4,7 +4,7 @@ Each is a function from graph to graph in a file of its own. `changes` has their
 order in which they are applied::
 
     remove, fuse                        what there is
-    device, scale, bandwidth, host      how long it takes
+    device, scale, bandwidth, host, gap how long it takes
     launch_cost, cuda_graph             how it is launched
     streams                             where it runs
 

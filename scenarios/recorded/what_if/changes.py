@@ -20,8 +20,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from devices.describe.field_types import Duration
-from devices.describe.quantities import Count, Name, Shorthand, Strict
-from scenarios.recorded.what_if.values import AnyChange, AnyFactor
+from devices.describe.quantities import Count, Name, Shorthand, Strict, fault
+from scenarios.recorded.what_if.values import AnyChange, AnyFactor, Change
 from sim.graph.graph import Graph
 from sim.words.errors import located
 
@@ -94,6 +94,9 @@ class CudaGraph(Strict):
     node: Annotated[
         Duration | None, Field(description="... and besides for each task in the graph; default: 1ns")
     ] = None
+    gap: Annotated[
+        Duration | None, Field(description="between its kernels; default: as in the recording")
+    ] = None
 
 
 class WhatIf(Strict):
@@ -118,7 +121,8 @@ class WhatIf(Strict):
         _Short("collectives transfers", {"type": "string"}),
         Field(description="of links, for collectives and copies"),
     ] = None
-    host: Annotated[AnyFactor, Field(description="how long the host's own work takes")] = _ONE
+    host: Annotated[AnyFactor | None, Field(description="how long the host's own work takes")] = None
+    gap: Annotated[AnyChange | None, Field(description="between kernels of a stream")] = None
     launch_cost: Annotated[
         AnyChange | None, Field(description="how long a launch call takes the host itself")
     ] = None
@@ -146,14 +150,22 @@ class WhatIf(Strict):
             yield ("scale",), lambda g: durations.scaled(g, self.scale)
         if (more := self.bandwidth) is not None:
             yield ("bandwidth",), lambda g: durations.more_bandwidth(g, more.collectives, more.transfers)
-        if "host" in self.model_fields_set:
-            yield ("host",), lambda g: durations.faster_host(g, self.host)
+        if (host := self.host) is not None:
+            yield ("host",), lambda g: durations.faster_host(g, host)
+        if (gap := self.gap) is not None:
+            yield ("gap",), lambda g: durations.other_gap(g, gap)
         if (cost := self.launch_cost) is not None:
             yield ("launch_cost",), lambda g: durations.launch_cost(g, cost)
         if (graphs := self.cuda_graph) is not None:
-            given = {"launch_ns": graphs.launch, "node_ns": graphs.node}
-            given = {key: ns for key, ns in given.items() if ns is not None}
-            yield ("cuda_graph",), lambda g: cuda_graph.with_cuda_graphs(g, **given)
+            launch_ns = cuda_graph.LAUNCH_NS if graphs.launch is None else graphs.launch
+            node_ns = cuda_graph.NODE_NS if graphs.node is None else graphs.node
+            yield (
+                ("cuda_graph",),
+                lambda g: cuda_graph.with_cuda_graphs(g, launch_ns=launch_ns, node_ns=node_ns),
+            )
+            if graphs.gap is not None:
+                within = Change(value_ns=graphs.gap)
+                yield ("cuda_graph", "gap"), lambda g: durations.other_gap(g, within)
         if "streams" in self.model_fields_set:
             yield ("streams",), lambda g: streams.on_more_streams(g, self.streams)
 
@@ -162,9 +174,24 @@ def _fused_by(fused: Callable[..., Graph], one: Fuse) -> Callable[[Graph], Graph
     return lambda g: fused(g, one.ops, duration_ns=one.duration, host_work=one.host_work == "stays")
 
 
+def _as_list(value: Any) -> Any:
+    if not isinstance(value, dict | list):
+        raise fault(f"should be a mapping such as {{launch_cost: x0.5}}, or a list of such, not {value!r}")
+    return [value] if isinstance(value, dict) else value
+
+
+class _OneOrSeveral:
+    """Describes a list to editors, in place of which its one item may stand."""
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        schema = handler(core)
+        return {"anyOf": [schema["items"], schema]}
+
+
 AnyWhatIf = Annotated[
     list[WhatIf],
-    BeforeValidator(lambda value: [value] if isinstance(value, dict) else value),
+    BeforeValidator(_as_list),
+    _OneOrSeveral(),
     Field(default_factory=list, description="changes to what was recorded; a list: one after another"),
 ]
 """The value of ``what_if:``."""

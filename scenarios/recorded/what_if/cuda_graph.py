@@ -12,9 +12,10 @@ launches: arguments are set up, and ops dispatched, once; what it did before the
 last, stays. If it did something else in between, this is the most that graphs can give.
 
 Sources: CUDA C++ Programming Guide, "CUDA Graphs", "Stream capture" and "Prohibited and unhandled
-operations"; PyTorch, "Accelerating PyTorch with CUDA Graphs" (blog, 2021). A launch: 2.5 us, and 1 ns a node, by
-"Constant time launch for straight-line CUDA graphs and other performance enhancements" (NVIDIA technical
-blog, 2024, CUDA 12.6). The gap between the kernels of a graph is the device's.
+operations"; PyTorch, "Accelerating PyTorch with CUDA Graphs" (blog, 2021). A launch: 2.5 us, and 1 ns a
+node, by "Constant time launch for straight-line CUDA graphs and other performance enhancements" (NVIDIA
+technical blog, 2024, CUDA 12.6). The gap between the kernels of a graph is the recording's,
+if no other is given.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from scenarios.recorded.what_if.program import Program
+from scenarios.recorded.program.program import Program
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
 

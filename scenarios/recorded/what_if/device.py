@@ -1,19 +1,19 @@
 """What if the program had run on another GPU: recorded durations, scaled by the rates of both.
 
-A kernel takes the ratio of its rooflines on the two devices. Both are plain rooflines, from peak rates, so that what
-real kernels lose against them cancels, as far as they lose alike. What a recording tells of a kernel decides how
-well the ratio is known::
+A kernel takes the ratio of its rooflines on the two devices. Both are plain rooflines, from peak rates, so
+that what real kernels lose against them cancels, as far as they lose alike. What a recording tells of a
+kernel decides how well the ratio is known::
 
-    its flop and bytes             the ratio of the two rooflines
-    its kind moves data            the ratio of the bandwidths          elementwise, copy, reduce, norm, gather ...
-    any other kind                 between the ratio of bandwidths and that of peak rates in its data type (of
-                                   its name: "bf16", "f16", "tf32", "sgemm"; else of all that both devices have)
-    fewer blocks than SMs          between that and 1: it waits for latencies, not for rates
+    its flop and bytes         the ratio of the two rooflines
+    its kind moves data        the ratio of the bandwidths             (elementwise, copy, reduce, gather ...)
+    any other kind             between the ratio of bandwidths and that of peak rates in its data type (of its
+                               name: "bf16", "f16", "tf32", "sgemm"; else of all that both devices have)
+    fewer blocks than SMs      between that and 1: it waits for latencies, not for rates
 
-The middle of a range is its geometric mean. Collectives, copies between host and device, and the host stay as they
-are; launch latency and gaps are the device's.
+The middle of a range is its geometric mean. Collectives, copies between host and device, and the host stay
+as they are; launch latency and gaps are the device's.
 
-The roofline: Williams, Waterman and Patterson (CACM 52(4), 2009). Peak rates and bandwidths: `devices.presets`.
+The roofline: Williams, Waterman and Patterson (CACM 52(4), 2009). Rates: `devices.presets`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 
 from devices.describe.fields import DEFAULT
 from devices.presets import device_preset, presets
-from scenarios.recorded.what_if import roles
+from scenarios.recorded.program import roles
 from sim.graph.graph import Graph
 from sim.words.errors import InputError, UnknownNameError, located
 from sim.words.units import parse_bandwidth, parse_flop_rate, round_half_up
@@ -110,7 +110,7 @@ def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -
         ns[op] = round_half_up(was * ratio.at(bound))
         total["was"] += was
         for end in ("low", "middle", "high"):
-            total[end] += was * ratio.at(end)  # type: ignore[arg-type]
+            total[end] += was * ratio.at(end)
     if (ns == graph.duration_ns).all():
         return graph
     of = {end: f"x{total[end] / total['was']:.2f}" if total["was"] else "x1" for end in total}

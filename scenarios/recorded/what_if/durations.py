@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -9,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from scenarios.recorded.what_if import roles
-from scenarios.recorded.what_if.select import Names
+from scenarios.recorded.program import roles
+from scenarios.recorded.program.select import Names
 from scenarios.recorded.what_if.values import Change
 from sim.graph.graph import Graph
 from sim.words.arrays import UNSET, BoolArray
 from sim.words.errors import InputError, located
+from sim.words.units import parse_duration
 
-__all__ = ["faster_host", "launch_cost", "more_bandwidth", "scaled"]
+__all__ = ["faster_host", "launch_cost", "more_bandwidth", "other_gap", "scaled"]
 
 _PARTS = "call_ns", "rest_of_call_ns"
 """Attributes that are parts of a host's op."""
@@ -61,10 +63,10 @@ def more_bandwidth(graph: Graph, collectives: Fraction, transfers: Fraction) -> 
 
 
 def faster_host(graph: Graph, factor: Fraction) -> Graph:
-    """Return a graph whose host takes a factor of its time: for its own work, launches among it, not for waits.
+    """Return a graph whose host takes a factor of its time for its own work, launches among it.
 
-    A call that waits still waits as long as it has to; what it does afterwards is work. What a host did before
-    its recording began stays as it is.
+    A call that waits still waits as long as it has to; what it does afterwards is work. What a host did
+    before its recording began stays as it is.
     """
     return _changed(graph, roles.host_ops(graph), Change(factor))
 
@@ -95,6 +97,27 @@ def launch_cost(graph: Graph, change: Change) -> Graph:
     return graph if (ns == graph.duration_ns).all() else replace(graph, duration_ns=ns, attributes=attributes)
 
 
+def other_gap(graph: Graph, change: Change) -> Graph:
+    """Return a graph of a recording whose GPUs take a factor of the gap between kernels, or another one.
+
+    Raises
+    ------
+    InputError
+        The recording does not tell a gap.
+    """
+    gaps = {pin: known["gap"] for pin, known in graph.device_facts.items() if "gap" in known}
+    if not gaps:
+        raise InputError("this recording does not tell the gap between kernels")
+    now = {pin: f"{change.of([parse_duration(gap)])[0]}ns" for pin, gap in gaps.items()}
+    if now == gaps:
+        return graph
+    facts = {
+        pin: {**known, **({"gap": now[pin]} if pin in now else {})}
+        for pin, known in graph.device_facts.items()
+    }
+    return replace(graph, device_facts=facts)
+
+
 def _set_part(
     ns: np.ndarray[Any, Any], attributes: dict[int, Any], op: int, part: str, was_ns: int, now_ns: int
 ) -> None:
@@ -119,13 +142,20 @@ def _next_on_thread(graph: Graph) -> dict[int, int]:
 def _changed(graph: Graph, which: BoolArray, change: Change) -> Graph:
     """Return a graph in which some ops take longer or shorter; the same one if nothing changes."""
     ops = np.flatnonzero(which)
+    alone = which & roles.collectives(graph) & ~roles.has_key(graph, "communicator")
+    if alone.any():
+        warnings.warn(
+            f"{int(alone.sum())} collectives are of one rank alone: what they waited for other ranks is part "
+            "of their time, and changes with it; all ranks of the job together tell it apart",
+            stacklevel=4,
+        )
     given = [graph.duration_ns, *graph.duration_by_kind.values()]
     unknown = ops[np.all([column[ops] == UNSET for column in given], axis=0)]
     if len(unknown):
         name = graph.op_names[int(unknown[0])]
         raise InputError(
-            f"{len(unknown)} of {len(ops)} ops, {name!r} for one, have no duration of their own but that of a "
-            "device's cost model; a what-if changes durations that are given"
+            f"{len(unknown)} of {len(ops)} ops, {name!r} for one, have no duration of their own but that of "
+            "a device's cost model; a what-if changes durations that are given"
         )
     columns = []
     for column in given:

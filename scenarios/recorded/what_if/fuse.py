@@ -1,14 +1,14 @@
 """What if several kernels were one: ``fuse: [[gelu, dropout], elementwise]``.
 
-A sequence of words (`scenarios.recorded.what_if.select`) is looked for on each stream, from the left; one word
-stands for any number of kernels in a row::
+A sequence of words (`scenarios.recorded.program.select`) is looked for on each stream, from the left; one
+word stands for any number of kernels in a row::
 
     [a, b]      a b c a b    ──►    (ab) c (ab)
     [a]         a a b a      ──►    (aa) b a
 
-The kernel that takes their place takes what they took together, without the gaps between them, or what it is
-given. It waits for all that they waited for. It is launched where the last of them was, when all that it reads
-is there; the calls that launched the others go, and the host's work between them stays.
+The kernel in their place takes what they took together, without the gaps between them, or what it is given.
+It waits for all that they waited for. It is launched where the last of them was, when all that it reads is
+there; the calls that launched the others go, and the host's work between them stays.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from graphlib import CycleError, TopologicalSorter
 import numpy as np
 
 from policies.compile.records import Edge, Record
-from scenarios.recorded.what_if.program import Program
-from scenarios.recorded.what_if.select import Names
+from scenarios.recorded.program.program import Program
+from scenarios.recorded.program.select import Names
 from sim.graph.graph import Graph
 from sim.words.errors import InputError, located
 
@@ -53,12 +53,13 @@ def fused(
         with located(n):
             fits.append(names.find(word))
     program = Program(graph)
-    groups, apart = [], None
+    groups: list[Sequence[int]] = []
+    apart: _Told | None = None
     successors = graph.successors.lists()
     for lane in program.lanes.values():
-        kernels = [place[name] for name in lane if name in program.tasks]
-        for group in _found([[bool(fit[op]) for fit in fits] for op in kernels]):
-            members = [kernels[i] for i in group]
+        tasks = [place[name] for name in lane if name in program.tasks]
+        for found in _found([[bool(fit[op]) for fit in fits] for op in tasks]):
+            members = [tasks[i] for i in found]
             between = _between(graph, successors, members)
             if between is None:
                 groups.append(members)
@@ -70,11 +71,11 @@ def fused(
         if told is None:
             what = f"no two of {words[0]!r}" if len(words) == 1 else f"no {', '.join(map(repr, words))}"
             raise InputError(f"{what} stand one behind another on a stream")
-        first, last, other = (graph.op_names[op] for op in (told[0][0], told[0][-1], told[1]))
-        raise InputError(f"{first!r} and {last!r} cannot be one kernel: {other!r} comes between them")
+        one, then, other = (graph.op_names[op] for op in (told[0][0], told[0][-1], told[1]))
+        raise InputError(f"{one!r} and {then!r} cannot be one kernel: {other!r} comes between them")
     through: dict[str, list[Edge]] = {}
-    for members in groups:
-        through |= _fuse(program, [graph.op_names[op] for op in members], duration_ns)
+    for kernels in groups:
+        through |= _fuse(program, [graph.op_names[op] for op in kernels], duration_ns)
     calls = program.without_launches(through, host_work=host_work)
     program.contract(through | calls, through)
     return program.graph()
@@ -101,7 +102,7 @@ def _fuse(program: Program, members: Sequence[str], duration_ns: int | None) -> 
     for fact in ("flops", "bytes_read", "bytes_written"):
         setattr(last, fact, sum(getattr(part, fact) for part in parts))
     last.kind = max(parts, key=lambda part: part.duration_ns or 0).kind if duration_ns is None else last.kind
-    facts = {key: last.attributes[key] for key in ("stream", "operator") if key in last.attributes}
+    facts = {key: value for key, value in last.attributes.items() if key in ("stream", "operator")}
     last.attributes = {**facts, "fused": list(members)}
     return {name: [(last.name, 0)] for name in (*members[:-1], *idle)}
 
@@ -128,18 +129,19 @@ _Told = tuple[Sequence[int], int]
 def _between(graph: Graph, successors: Sequence[Sequence[int]], members: Sequence[int]) -> int | None:
     """Return an op that has to come after one of some kernels and before a later one; None: there is none."""
     last, own = members[-1], set(members)
-    seen: dict[int, None] = {}
+    first: dict[int, int] = {}  # of each op that is reached: the one by which the way leaves the kernels
     stack = [*members[:-1]]
     while stack:
-        for op in successors[stack.pop()]:
-            if op in own or op in seen or op > last:
+        came = stack.pop()
+        for op in successors[came]:
+            if op in own or op in first or op > last:
                 continue
             follows = successors[op]
             if graph.kind(op) == "delay" and own.issuperset(follows):
                 continue
+            first[op] = first.get(came, op)
             if not own.isdisjoint(follows):
-                return op
-            seen[op] = None
+                return first[op]
             stack.append(op)
     return None
 

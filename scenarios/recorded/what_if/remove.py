@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scenarios.recorded.what_if.program import Program
-from scenarios.recorded.what_if.select import Names
+from scenarios.recorded.program.program import Program
+from scenarios.recorded.program.select import Names
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
 
@@ -15,17 +15,17 @@ __all__ = ["removed"]
 
 
 def removed(graph: Graph, words: Sequence[str], *, host_work: bool = True) -> Graph:
-    """Return a graph without ops (`scenarios.recorded.what_if.select`); the order of all others stays.
+    """Return a graph without ops (`scenarios.recorded.program.select`); the order of all others stays.
 
-    A kernel goes with its launch call, and with idle time before it that nothing explains; a copy that the host
-    waited for goes with the wait.
+    A kernel goes with its launch call, and with idle time before it that nothing explains; a copy that the
+    host waited for goes with the wait.
 
     Parameters
     ----------
     graph : Graph
     words : sequence of str
     host_work : bool
-        Whether the host's work before a call stays: a recording does not tell how much of it was for that call.
+        Whether the host's work before a call stays: a recording does not tell how much of it the call needed.
 
     Raises
     ------

@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from policies.compile.records import Edge, Record
-from scenarios.recorded.what_if import roles
-from scenarios.recorded.what_if.program import Program
+from scenarios.recorded.program import roles
+from scenarios.recorded.program.program import Program
 from sim.graph.graph import Graph
 
 __all__ = ["on_more_streams"]
@@ -69,8 +69,8 @@ def on_more_streams(graph: Graph, count: int) -> Graph:
                 guessed, changed = guessed or not known, True
     if guessed:
         warnings.warn(
-            "streams: this recording does not tell which kernels read what others wrote; kernels of different "
-            "operators are taken to be independent, so this is the most that more streams can give",
+            "streams: this recording does not tell which kernels read what others wrote; kernels of different"
+            " operators are taken to be independent, so this is the most that more streams can give",
             stacklevel=2,
         )
     return program.graph() if changed else graph
@@ -140,9 +140,9 @@ def _move(
         for waiting in arrived.values():
             waiting |= dict.fromkeys(outside)
         before = [now[stream]] if stream in now else []
-        after = dict.fromkeys((units[b][-1].name, 0) for b in (*before, *needs[n]))
+        needed = dict.fromkeys((units[b][-1].name, 0) for b in (*before, *needs[n]))
         calls = [(launch, 0)] if launch is not None else []
-        head.after = list(dict.fromkeys([*calls, *after, *arrived[stream]]))
+        head.after = list(dict.fromkeys([*calls, *needed, *arrived[stream]]))
         if head is not task:
             task.after = [*calls, (head.name, 0)]
         arrived[stream] = {}

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.pipeline import PHASES
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.trace import Trace
 
 __all__ = ["is_compute", "waits_for"]

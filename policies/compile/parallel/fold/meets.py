@@ -256,12 +256,13 @@ def _key(graph: Graph) -> Hashable:
                 op: {key: each for key, each in own.items() if key not in _OF_GROUP}
                 for op, own in value.items()
             }
-            value = repr(value)
         elif field.name == "duration_by_kind":
-            value = tuple((kind, column.tobytes()) for kind, column in value.items())
+            value = {kind: column.tobytes() for kind, column in value.items()}
         elif isinstance(value, Csr):
             value = (value.indptr.tobytes(), value.indices.tobytes())
         elif isinstance(value, np.ndarray):
             value = value.tobytes()
-        found.append(tuple(value) if isinstance(value, list) else value)
+        found.append(
+            repr(value) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
+        )
     return tuple(found)

@@ -135,7 +135,7 @@ def added(record: Record, name: str, before: str, output: int, elements: int) ->
 
 
 def refuse_micro_batches(step: TrainingStep, what: str) -> None:
-    """Refuse a step of several micro-batches: `what` would exchange gradients for each of them.
+    """Refuse a step of several micro-batches: `what` makes them.
 
     Raises
     ------
@@ -144,4 +144,4 @@ def refuse_micro_batches(step: TrainingStep, what: str) -> None:
     """
     if any(record.micro_batch for record in step.work):
         message = f"{what} does not take a step of several micro-batches"
-        raise GraphError(f"{message}; ddp, megatron-ddp, zero-1 and zero-2 do")
+        raise GraphError(f"{message}; gradient-accumulation and pipeline-parallel make them, one of the two")

@@ -10,24 +10,28 @@ was gathered ahead at module i, whoever needs it. c: the parts of ranks become p
 What is gathered, and when, `policies.compile.parallel.zero.coordinator` decides. Parameters of at most
 ``param_persistence_threshold`` elements never leave, and are gathered in one piece after the updates.
 
-Gradients fill buckets, and a bucket is reduced when the next one would not fit.
+Gradients fill buckets, and a bucket is reduced when the next one would not fit. Of several micro-batches
+(``gradient-accumulation``) the gradients of each are reduced, and parts are added to those before; the host
+waits for that at the end of each. Its visits begin anew with each forward, and are known from the second on.
 
 Left out: the host stops while more than two gathers or reductions go on (``max_ongoing_fetch_events``).
 
 Sources: deepspeed/runtime/zero/partitioned_param_coordinator.py (``fetch_sub_module``,
-``release_sub_module``), partition_parameters.py (``AllGatherCoalescedHandle``), stage3.py
-(``reduce_independent_p_g_buckets_and_remove_grads``, ``_post_step``) and config.py (defaults, in elements).
+``release_sub_module``, ``reset_step``), partition_parameters.py (``AllGatherCoalescedHandle``), stage3.py
+(``reduce_independent_p_g_buckets_and_remove_grads``, ``partition_grads``,
+``independent_gradient_partition_epilogue``, ``_post_step``) and config.py (defaults, in elements).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from policies.compile.parallel.buckets import closed_before_overflow
 from policies.compile.parallel.grid.combined import DataParallel
-from policies.compile.parallel.micro_batches.accumulation import refuse_micro_batches
-from policies.compile.parallel.modules import Modules, pattern_of
+from policies.compile.parallel.micro_batches.of_step import micro_batches, refuse_pipelines
+from policies.compile.parallel.modules import Module, Modules, pattern_of
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.parallel.zero.coordinator import Coordinator, Limits
@@ -110,47 +114,61 @@ class _Host:
         self.of, self.step, self.n = of, step, n
         self.program = Program(step, "ZeRO 3")
         self.updates = self.program.shard(step, self.n)
-        refuse_micro_batches(step, "zero-3")
+        refuse_pipelines(step, "zero-3")
+        self.batches = micro_batches(step)
         self.persistent = [each for each in step.parameters if each.elements <= of.limits.persistence]
         """They are there all the time."""
         for each in self.persistent:
             self.program.records.externals[each.name] = step.records.externals[each.name]
-        modules = Modules(step, of.wrap).all
-        self.enter = {row[0]: m for m in modules for row in (m.forward, m.backward) if row}
-        self.leave = {row[-1]: m for m in modules for row in (m.forward, m.backward) if row}
-        visits = [self.enter[place].parameters for place in sorted(self.enter)]
-        self.coordinator = Coordinator(visits, of.limits)
+        self.coordinator = Coordinator(_visits(_entered(Modules(self.batches[0], of.wrap))), of.limits)
         self.handle: dict[str, str] = {}
         """Parameter → the op that gathers it."""
         self.gathers = 0
         self.stream_end: str | Edge | None = None
         """What the stream of all_gather ends with."""
+        self.sums: dict[str, str] = {}
+        """Parameter → what there is of the rank's part of its gradient."""
+        self.reduced: str | None = None
+        self.over: str | None = None
+        """What the first gather of a micro-batch waits for: the host did at the end of the one before."""
 
     def run(self) -> None:
         """Issue the whole step."""
-        order = self.step.in_ready_order()
-        rows = closed_before_overflow([each.elements for each in order], self.of.reduce_bucket)
-        buckets = [[order[k] for k in row] for row in rows]
-        full = {self.step.ready_at[after[0].gradient]: k for k, after in enumerate(buckets[1:])}
-        launched, sums = 0, dict[str, str]()
-        for place, record in enumerate(self.step.work):
-            wait = self.fetch() if place in self.enter else None
-            self.program.compute(record, after=[wait])
-            while place in full and launched <= full[place]:
-                self.reduce(launched, buckets[launched], sums)
-                launched += 1
-            if place in self.leave:
-                self.coordinator.release(self.leave[place].parameters)
-        for k in range(launched, len(buckets)):
-            self.reduce(k, buckets[k], sums)
-        self.program.instead = sums
+        for k, batch in enumerate(self.batches):
+            self.micro_batch(k, batch)
+        self.program.instead = {each.gradient: self.sums[each.name] for each in self.step.parameters}
         for update in self.updates:
-            self.program.compute(update, after=[f"reduce_scatter{len(buckets) - 1}"])
+            self.program.compute(update, after=[self.reduced])
         if self.persistent:
             shard = sum(shard_nbytes(each, self.n) for each in self.persistent)
             updates = [update.name for update in self.updates]
             gathered: dict[str, Any] = {"communicator": GROUP, "nbytes": self.n * shard}
             self.program.add("persistent/all_gather", "all_gather", [], [], after=updates, **gathered)
+
+    def micro_batch(self, k: int, batch: TrainingStep) -> None:
+        """Issue a forward and a backward; gradients are reduced in each."""
+        modules = Modules(batch, self.of.wrap)
+        enter, leave = _entered(modules), _entered(modules, -1)
+        self.prefix = f"micro{k}/" if len(self.batches) > 1 else ""
+        self.over = over = self.reduced
+        if k:
+            self.coordinator.limits = replace(self.of.limits, first_step=False)
+            self.coordinator.reset()
+        order = batch.in_ready_order()
+        rows = closed_before_overflow([each.elements for each in order], self.of.reduce_bucket)
+        buckets = [[order[k] for k in row] for row in rows]
+        full = {batch.ready_at[after[0].gradient]: k for k, after in enumerate(buckets[1:])}
+        launched = 0
+        for place, record in enumerate(batch.work):
+            wait = self.fetch() if place in enter else None
+            self.program.compute(record, after=[wait, None if place else over])
+            while place in full and launched <= full[place]:
+                self.reduce(launched, buckets[launched])
+                launched += 1
+            if place in leave:
+                self.coordinator.release(leave[place].parameters)
+        for k in range(launched, len(buckets)):
+            self.reduce(k, buckets[k])
 
     def fetch(self) -> str | Edge | None:
         """Enter a module; return what it waits for."""
@@ -167,7 +185,8 @@ class _Host:
         if not parameters:
             return
         shard = sum(shard_nbytes(each, self.n) for each in parameters)
-        first = (self.updates[-1].name, 1) if self.stream_end is None else None
+        first = (self.updates[-1].name, 1) if self.stream_end is None else self.over
+        self.over = None
         name = self.program.add(
             f"all_gather{self.gathers}",
             "all_gather",
@@ -195,15 +214,35 @@ class _Host:
         for k, each in enumerate(together):
             self.program.instead[each.name] = f"{made}:{k}" if k else made
 
-    def reduce(self, k: int, bucket: Sequence[Parameter], sums: dict[str, str]) -> None:
-        """Launch the reduction of a bucket."""
-        name = self.program.add(
-            f"reduce_scatter{k}",
+    def reduce(self, k: int, bucket: Sequence[Parameter]) -> None:
+        """Launch the reduction of a bucket; parts are added to those of earlier micro-batches."""
+        stream, parts = (
+            "reduce" if self.of.overlap else COMPUTE,
+            [shard_nbytes(each, self.n) for each in bucket],
+        )
+        name = self.reduced = self.program.add(
+            f"{self.prefix}reduce_scatter{k}",
             "reduce_scatter",
             [each.gradient for each in bucket],
-            [shard_nbytes(each, self.n) for each in bucket],
-            stream="reduce" if self.of.overlap else COMPUTE,
+            parts,
+            stream=stream,
             communicator=GROUP,
-            nbytes=self.n * sum(shard_nbytes(each, self.n) for each in bucket),
+            nbytes=self.n * sum(parts),
         )
-        sums.update((each.gradient, f"{name}:{i}" if i else name) for i, each in enumerate(bucket))
+        for i, (each, nbytes) in enumerate(zip(bucket, parts, strict=True)):
+            made = f"{name}:{i}" if i else name
+            if each.name in self.sums:
+                sum_ = f"{self.prefix}{each.name}/accumulate"
+                made = self.program.add(sum_, "add", [self.sums[each.name], made], [nbytes], stream=stream)
+                self.program.records.ops[made].flops = -(-each.elements // self.n)
+                self.reduced = made
+            self.sums[each.name] = made
+
+
+def _entered(modules: Modules, end: int = 0) -> dict[int, Module]:
+    """Return where modules are entered, forward and backward, or with end -1 left."""
+    return {row[end]: m for m in modules.all for row in (m.forward, m.backward) if row}
+
+
+def _visits(entered: Mapping[int, Module]) -> list[list[Parameter]]:
+    return [entered[place].parameters for place in sorted(entered)]

@@ -29,9 +29,9 @@ from typing import Any, Final
 
 from policies.compile.parallel.buckets import closed_before_overflow
 from policies.compile.parallel.grid.combined import DataParallel
+from policies.compile.parallel.micro_batches.of_step import micro_batches, refuse_pipelines
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
 from policies.compile.parallel.training_step import Parameter, TrainingStep
-from policies.compile.parallel.zero.micro_batches import MicroBatch, micro_batches
 from sim import Graph
 
 __all__ = ["GROUP", "ZeroOne", "ZeroTwo"]
@@ -77,12 +77,11 @@ class ZeroOne(DataParallel):
         self.reduce_bucket_size = self.whole("reduce_bucket_size", reduce_bucket_size)
         self.allgather_bucket_size = self.whole("allgather_bucket_size", allgather_bucket_size)
 
-    def buckets(self, step: TrainingStep, batch: MicroBatch) -> list[list[Parameter]]:
+    def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
         """Return the parameters of each bucket, in the order in which they are summed."""
         order = step.parameters
         if self.stage == 2 or self.overlap_comm:
-            last_first = step.parameters[::-1]
-            order = sorted(last_first, key=lambda each: batch.ready_at[each.gradient])
+            order = step.in_ready_order()
         sizes = [each.elements for each in order]
         return [[order[k] for k in row] for row in closed_before_overflow(sizes, self.reduce_bucket_size)]
 
@@ -100,10 +99,12 @@ class _Host:
         self.of, self.step, self.n = of, step, n
         self.program = Program(step, f"ZeRO {of.stage}")
         self.updates = self.program.shard(step, n, parameters=False)
-        self.batches = micro_batches(step) if of.stage == 2 else [MicroBatch.whole(step)]
-        self.buckets = of.buckets(step, self.batches[0])
+        if of.stage == 2:
+            refuse_pipelines(step, "zero-2")
+        self.batches = micro_batches(step) if of.stage == 2 else [step]
+        self.buckets = [[each.name for each in bucket] for bucket in of.buckets(self.batches[0])]
         self.gradients: dict[str, str] = {}
-        """Gradient → what there is of it: of this micro-batch, or of all so far."""
+        """Parameter → what there is of its gradient: of this micro-batch, or of all so far."""
         self.before: str | None = None
         self.last: str | None = None
         self.wait: str | None = None
@@ -112,17 +113,17 @@ class _Host:
         """Issue the whole step."""
         for k, batch in enumerate(self.batches):
             self.micro_batch(k, batch)
-        self.program.instead = self.gradients
+        self.program.instead = {each.gradient: self.gradients[each.name] for each in self.step.parameters}
         for update in self.updates:
             self.program.compute(update, after=[self.last])
         self.gather()
 
-    def micro_batch(self, k: int, batch: MicroBatch) -> None:
+    def micro_batch(self, k: int, batch: TrainingStep) -> None:
         """Issue a forward and a backward, and the sums that belong to it."""
-        kept, self.gradients = self.gradients, dict(batch.gradients)
+        kept, self.gradients = self.gradients, {each.name: each.gradient for each in batch.parameters}
         full: dict[int, int] = {}  # place of an op → the bucket that is full once it has run
         if self.of.stage == 2 or self.of.overlap_comm:
-            after = [batch.ready_at[bucket[0].gradient] for bucket in self.buckets[1:]]
+            after = [batch.ready_at[self.gradients[bucket[0]]] for bucket in self.buckets[1:]]
             full = {place: bucket for bucket, place in enumerate(after)}
         launched = 0
         for place, record in enumerate(batch.work):
@@ -138,29 +139,30 @@ class _Host:
 
     def reduce(self, bucket: int, k: int) -> str:
         """Sum a bucket over the ranks."""
-        gradients = [each.gradient for each in self.buckets[bucket]]
+        names = self.buckets[bucket]
+        gradients = [self.gradients[each] for each in names]
         name = self.program.add(
             f"micro{k}/reduce{bucket}" if len(self.batches) > 1 else f"reduce{bucket}",
             "all_reduce",
-            [self.gradients[gradient] for gradient in gradients],
-            [each.nbytes for each in self.buckets[bucket]],
+            gradients,
+            [self.program.records.nbytes(gradient) for gradient in gradients],
             after=[self.before],
             stream="reduce" if self.of.overlap_comm else COMPUTE,
             communicator=GROUP,
         )
-        self.gradients |= {g: f"{name}:{i}" if i else name for i, g in enumerate(gradients)}
+        self.gradients |= {each: f"{name}:{i}" if i else name for i, each in enumerate(names)}
         return name
 
     def keep_part(self, kept: Mapping[str, str], k: int) -> None:
         """Keep a rank's part of what was summed, let go of the rest; later parts are added to the first."""
-        name, gradients = f"micro{k}/keep_part", [each.gradient for each in self.step.parameters]
-        reads = [*(kept[g] for g in gradients if k), *(self.gradients[g] for g in gradients)]
+        name, names = f"micro{k}/keep_part", [each.name for each in self.step.parameters]
+        reads = [*(kept[each] for each in names if k), *(self.gradients[each] for each in names)]
         parts = [shard_nbytes(each, self.n) for each in self.step.parameters]
         self.program.add(name, "add_n" if k else "copy", reads, parts)
         record = self.program.records.ops[name]
         record.bytes_read = sum(parts) * (2 if k else 1)
         record.flops = sum(-(-each.elements // self.n) for each in self.step.parameters) if k else 0
-        self.gradients = {g: f"{name}:{i}" if i else name for i, g in enumerate(gradients)}
+        self.gradients = {each: f"{name}:{i}" if i else name for i, each in enumerate(names)}
         self.last = name
 
     def gather(self) -> None:

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
+from sim.explain.facts.where import EVERYWHERE, Where
 from sim.explain.idle import held_up
 from sim.explain.path import Step, executed_path
-from sim.explain.sentences import blame
-from sim.explain.where import EVERYWHERE, Where
+from sim.explain.told.sentences import blame
 from sim.words.arrays import IntArray
 from sim.words.errors import InputError
 

@@ -13,6 +13,7 @@ Its launch is no reason for anything else to wait, and goes with it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
@@ -20,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from policies.compile.records import Edge, Record, read, write
-from scenarios.recorded.what_if import roles
+from scenarios.recorded.program import roles
 from sim.graph.graph import Graph
 from sim.words.arrays import BoolArray
 
@@ -54,7 +55,7 @@ class Program:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.records = read(graph)
+        self.records, self._facts = read(graph), graph.device_facts
         names = graph.op_names
         self.order = [names[op] for op in graph.topological_order.tolist()]
         self.tasks = _named(graph, roles.tasks(graph))
@@ -90,7 +91,7 @@ class Program:
 
     def graph(self) -> Graph:
         """Return the graph as it is now."""
-        return write(self.records)
+        return replace(write(self.records), device_facts=self._facts)
 
     # -- the host --------------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class Program:
             record.duration_ns = max(0, (record.duration_ns or 0) - rest_ns)
 
     def wait_of(self, launch: str) -> str | None:
-        """Return the wait that is part of the same call, if a launch is that of a copy that the host waits for."""
+        """Return the wait that is part of the same call: of the launch of a copy that the host waits for."""
         name = self.following.get(launch)
         if name is None:
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -173,6 +174,12 @@ def _codes(values: list[str]) -> tuple[list[str], IntArray]:
 def _whole(path: StrPath, table: pd.DataFrame, column: str) -> IntArray:
     """Return a column of whole numbers."""
     values = table[column].tolist()
+    plain = np.array(values)
+    if plain.dtype.kind == "i":
+        return plain.astype(np.int64)
+    if plain.dtype.kind == "U":
+        with suppress(ValueError, OverflowError):  # some are no numbers: below it is said which
+            return plain.astype(np.int64)
     found = np.empty(len(values), np.int64)
     for row, value in enumerate(values):
         try:

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sim.explain.iterations import with_iterations
+from sim.explain.facts.iterations import with_iterations
 from sim.graph.csr import Csr
 from sim.graph.failures import ABORTED
 from sim.job.costs import issue_costs_ns

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.explain.path import Step
 from sim.graph.failures import ABORTED
 

@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.explain.idle import held_up
 from sim.explain.path import Step
-from sim.explain.sentences import blame
+from sim.explain.told.sentences import blame
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration
 

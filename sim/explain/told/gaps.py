@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
+from sim.explain.facts.where import EVERYWHERE, Where
 from sim.explain.idle import REASONS, IdlePieces, idle_pieces
-from sim.explain.sentences import blame
-from sim.explain.where import EVERYWHERE, Where
+from sim.explain.told.sentences import blame
 from sim.record.record import Record
 from sim.words.arrays import UNSET, IntArray
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.explain.derived_columns import Facts
+from sim.explain.facts.derived_columns import Facts
 from sim.machine.machine import Machine
 from sim.words.arrays import BoolArray
 from sim.words.errors import InputError

@@ -11,16 +11,16 @@ from sim.analysis.core_use import cores_of, used_core_ns
 from sim.analysis.failed_ops import attempt_lines, failure_text, late_lines
 from sim.analysis.unused_devices import unused_devices
 from sim.explain.communicator_waits import communicator_waits
-from sim.explain.derived_columns import Facts
 from sim.explain.exposed import exposed_communication
-from sim.explain.gaps import Gap, GapGroup, grouped_gaps, largest_gaps
-from sim.explain.held_up_most import held_up_most
+from sim.explain.facts.derived_columns import Facts
+from sim.explain.facts.where import EVERYWHERE, Where
 from sim.explain.idle import idle_reasons
-from sim.explain.one_op import lives
 from sim.explain.path import Step, executed_path
-from sim.explain.sentences import step_text, task_text
 from sim.explain.time_use import WORD_OF_REASON, time_use
-from sim.explain.where import EVERYWHERE, Where
+from sim.explain.told.gaps import Gap, GapGroup, grouped_gaps, largest_gaps
+from sim.explain.told.held_up_most import held_up_most
+from sim.explain.told.one_op import lives
+from sim.explain.told.sentences import step_text, task_text
 from sim.record.record import Record
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration

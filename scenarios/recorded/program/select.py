@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from scenarios.recorded.what_if import roles
+from scenarios.recorded.program import roles
 from sim.graph.graph import Graph
 from sim.words.arrays import BoolArray
 from sim.words.errors import InputError, UnknownNameError

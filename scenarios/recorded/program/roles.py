@@ -1,7 +1,7 @@
 """What the ops of a recorded graph are: tasks of a GPU, calls of the host, copies, collectives.
 
-By attributes that importers of recordings write: ``stream`` for what ran on a GPU, ``thread`` for what the host
-did. A ``delay`` on a stream is neither: it stands for idle time that nothing explains.
+By attributes that importers of recordings write: ``stream`` for what ran on a GPU, ``thread`` for what the
+host did. A ``delay`` on a stream is neither: it stands for idle time that nothing explains.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def has_key(graph: Graph, key: str) -> BoolArray:
 
 
 def tasks(graph: Graph) -> BoolArray:
-    """Return which ops ran on a GPU."""
-    return has_key(graph, "stream") & ~graph.is_kind("delay")
+    """Return which ops ran on a GPU; of a graph that is no recording all."""
+    recorded = has_key(graph, "stream") | has_key(graph, "thread")
+    return (has_key(graph, "stream") if recorded.any() else ~recorded) & ~graph.is_kind("delay")
 
 
 def host_ops(graph: Graph) -> BoolArray:

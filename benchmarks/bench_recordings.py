@@ -1,0 +1,104 @@
+"""Large recordings: profiler traces of a million events imported, 45,000 recorded tasks run, by CPU time.
+
+    python benchmarks/bench_recordings.py          the table
+    make bench                                     the ratios, held to their budgets
+
+In raw SimPy timeouts for each event, or for each task, whole commands::
+
+    a million events     sim import of one process
+    ... of 8 ranks       sim import of the folder of a job
+    45,248 tasks         sim run of the graph file that such an import wrote, on streams and a thread
+
+The traces are made (`made_recordings.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from bench_command import MARGIN, SIM, needs_compiler, peak_gib, timeouts_each
+from made_recordings import write_recording
+
+SCENARIO = """\
+machine:
+  devices:
+    gpu: {kind: gpu, streams: 2}
+    cpu: {kind: cpu, cores: 1}
+workload: {graph: graph.json.gz}
+policy: {name: ready-queue, synchronisation: issue, streams: recorded}
+"""
+
+
+def one_process(folder: Path) -> tuple[list[str], int]:
+    """Return what imports the trace of one process, and its number of events."""
+    events = write_recording(folder / "trace.json.gz", 166)
+    return [*SIM, "import", str(folder / "trace.json.gz"), "--out", str(folder / "graph.json.gz")], events
+
+
+def eight_ranks(folder: Path) -> tuple[list[str], int]:
+    """Return what imports the traces of a job, and their number of events."""
+    job, out = folder / "job", folder / "graph.json.gz"
+    job.mkdir()
+    events = [write_recording(job / f"rank{r}.json.gz", 21, rank=r, world_size=8) for r in range(8)]
+    return [*SIM, "import", str(job), "--format", "kineto", "--out", str(out)], sum(events)
+
+
+def tasks(folder: Path) -> tuple[list[str], int]:
+    """Return what runs an imported recording, and its number of tasks: those of the GPU, and of the host."""
+    write_recording(folder / "trace.json.gz", 56)
+    (folder / "scenario.yaml").write_text(SCENARIO, encoding="utf-8")
+    out = folder / "graph.json.gz"
+    subprocess.run([*SIM, "import", str(folder / "trace.json.gz"), "--out", str(out)], check=True)
+    ops_of_step = 2 * 403 + 2  # tasks of the GPU and their launches, the host's work and its wait
+    return [*SIM, "run", str(folder / "scenario.yaml"), "--json"], 56 * ops_of_step
+
+
+class Case(NamedTuple):
+    """A command, how many raw timeouts it takes for each event or task, and its memory at its peak."""
+
+    made: Callable[[Path], tuple[list[str], int]]
+    timeouts: float
+    gib: float
+
+
+CASES = {
+    "a million events": Case(one_process, 18.5, 0.55),
+    "... of 8 ranks": Case(eight_ranks, 20.5, 0.56),
+    "45,248 tasks": Case(tasks, 35, 0.14),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CASES)
+def test_a_large_recording(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    command, n = case.made(tmp_path)
+    assert timeouts_each(command, n, rounds=2)[1] <= MARGIN * case.timeouts
+    assert peak_gib(command) <= MARGIN * case.gib
+
+
+def main() -> None:
+    """Print a line a case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="the case to run")
+    only = parser.parse_args().only
+    for name, case in CASES.items():
+        if only in (None, name):
+            with tempfile.TemporaryDirectory() as folder:
+                command, n = case.made(Path(folder))
+                best, ratio = timeouts_each(command, n, rounds=2)
+                print(
+                    f"{name} ({n:,}): {best:.2f} s of CPU, {ratio:.1f} raw timeouts each, "
+                    f"{peak_gib(command):.2f} GiB",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What-ifs tried one after another: which, and what comes out."""

@@ -1,0 +1,158 @@
+"""What-ifs of one recording, tried one after another: it is read once, and simulated for each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from scenarios.file.faults import input_error
+from scenarios.recorded.as_recorded import as_recorded
+from scenarios.recorded.what_if.changes import WhatIf, applied
+from scenarios.run.execute import job_of, run_case
+from scenarios.run.load import Case, load_scenario
+from scenarios.run.trials.standard import Trial
+from scenarios.work.graph_files import ImportedFile
+from sim.graph.graph import Graph
+from sim.words.arrays import UNSET
+from sim.words.errors import InputError, located
+
+__all__ = ["Base", "Outcome", "base_of", "read_what_if", "try_all"]
+
+
+@dataclass(frozen=True)
+class Base:
+    """What what-ifs are compared with.
+
+    Attributes
+    ----------
+    name : str
+    graph : Graph
+    case : callable
+        ``case(graph)`` returns the run of a graph in its place.
+    recorded_ns : int or None
+        From the begin of a recording to the end of what was recorded last; None: it is none.
+    """
+
+    name: str
+    graph: Graph
+    case: Callable[[Graph], Case]
+    recorded_ns: int | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a what-if.
+
+    Attributes
+    ----------
+    label : str
+    what_if : dict
+        As a scenario has it; empty: nothing is changed.
+    makespan_ns : int or None
+        None: it cannot be done.
+    notes : tuple of str
+        What was assumed, or why it cannot be done.
+    """
+
+    label: str
+    what_if: dict[str, Any]
+    makespan_ns: int | None
+    notes: tuple[str, ...] = ()
+
+
+def base_of(
+    path: str, *, sets: Iterable[str] = (), allow_code: bool = False, allow_outside: bool = False
+) -> Base:
+    """Return a scenario, or a recording on the machine that it shows.
+
+    Parameters
+    ----------
+    path : str
+        Of a scenario, of a recording, or of the folder with those of all ranks.
+    sets : iterable of str
+        ``KEY=VALUE``, as of scenarios: of a recording, too.
+    allow_code, allow_outside : bool
+        See `scenarios.run.load.load_scenario`.
+
+    Raises
+    ------
+    InputError
+        It cannot be read.
+    """
+    scenario = load_scenario(path, sets=sets, allow_code=allow_code, allow_outside=allow_outside)
+    case = scenario.case()
+    graph = _timed(case)
+    return Base(scenario.name, graph, lambda graph: _running(case, graph), _recorded_ns(graph))
+
+
+def _running(case: Case, graph: Graph) -> Case:
+    """Return a case that runs another graph, on the machine that this one shows where it is a recording."""
+    scenario, workload = case.scenario, case.scenario.content.workload
+    if isinstance(workload, ImportedFile):
+        content = scenario.content.model_copy(update={"workload": workload.with_graph(graph)})
+        return replace(scenario, content=content).case()
+    work = case.work
+    return replace(case, make=lambda: work._replace(graph=graph))
+
+
+def _timed(case: Case) -> Graph:
+    """Return the graph of a case; ops that have no duration of their own get what cost models say of them."""
+    graph = case.work.graph
+    if (graph.duration_ns != UNSET).all():
+        return graph
+    job = job_of(case)
+    if len(job.graph) != len(graph):  # compiled: what is compiled has no durations
+        return graph
+    return replace(graph, duration_ns=np.asarray(job.duration_ns), duration_by_kind={})
+
+
+def _recorded_ns(graph: Graph) -> int | None:
+    found = as_recorded(graph)
+    return int(found.end_ns.max()) if len(found.op) else None
+
+
+def try_all(base: Base, trials: Sequence[Trial]) -> Iterator[Outcome]:
+    """Yield what comes out of the base as it is, and of each what-if.
+
+    What cannot be done of such a recording is an outcome, too, unless a name is wrong that somebody gave.
+    """
+    yield Outcome("as recorded" if base.recorded_ns else "as it is", {}, _makespan_ns(base.case(base.graph)))
+    for trial in trials:
+        if trial.why_not:
+            yield Outcome(trial.label, trial.what_if, None, (trial.why_not,))
+            continue
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                graph = applied(base.graph, [read_what_if(trial.what_if)])
+            except InputError as error:
+                if trial.given:
+                    raise
+                yield Outcome(trial.label, trial.what_if, None, (error.message,))
+                continue
+        notes = dict.fromkeys(str(warning.message) for warning in caught)
+        yield Outcome(trial.label, trial.what_if, _makespan_ns(base.case(graph)), tuple(notes))
+
+
+def read_what_if(value: dict[str, Any]) -> WhatIf:
+    """Return a what-if from what a scenario would have.
+
+    Raises
+    ------
+    InputError
+        An unknown key, or a value that is none of it.
+    """
+    try:
+        return WhatIf.model_validate(value)
+    except ValidationError as error:
+        with located("what_if"):
+            raise input_error(error, WhatIf, value) from None
+
+
+def _makespan_ns(case: Case) -> int:
+    return run_case(case).trace.makespan_ns

@@ -1,0 +1,1 @@
+"""What explanations are made of: derived columns of a trace, and the place and time that one asks about."""

@@ -1,0 +1,184 @@
+"""Two recordings of one program under two settings: one predicted from the other, and held against it.
+
+    python -m studies.what_if_reality A B [--step KERNEL] [--without RANGE] [--what-if CHANGES]
+
+::
+
+    A ──► graph of A ──┬── with the kernels of B ───────────────┐
+                       ├── and with as much work of the host ───┼──► predicted ◄─ error ─► B as recorded
+                       ├── without what the host does in RANGE ─┤
+                       └── with CHANGES, a workload's what_if ──┘
+
+What a rule was told of B stands in its name. The first ones need no model: nothing changes; time goes as that
+of the kernels; the longer of host and kernels decides; the range is taken off. No rule has a parameter.
+
+``--step`` counts by steps: the median time from one kernel of this name to the next one. A profiler that
+starts and stops makes the first and the last step of a recording longer. ``--without`` says what the other
+setting means: a named range of the host's time in A, such as the data loader's, is spent elsewhere in B.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from scenarios.importers import load_graph
+from scenarios.recorded.setup import run_recorded
+from scenarios.recorded.what_if.changes import AnyWhatIf, WhatIf, applied
+from sim import Graph
+from sim.words.errors import InputError
+from studies.what_if_reality.measures import Measures, recorded, simulated
+from studies.what_if_reality.ranges import ranges_of, without
+from studies.what_if_reality.transplant import host_work_ns, with_host, with_kernels
+
+__all__ = ["Prediction", "predictions"]
+
+
+class Prediction(NamedTuple):
+    """What a rule says about the other recording.
+
+    Attributes
+    ----------
+    rule : str
+    step_ns : int
+    idle_ns : int or None
+        Of the GPU in all of the recording; None: the rule does not say.
+    """
+
+    rule: str
+    step_ns: int
+    idle_ns: int | None = None
+
+
+def predictions(
+    a: Graph, b: Graph, step: str | None = None, changed: Mapping[str, Graph] | None = None, range_ns: int = 0
+) -> Iterator[Prediction]:
+    """Yield what each rule predicts for `b` from `a`.
+
+    Parameters
+    ----------
+    a, b : Graph
+        Recordings of one program.
+    step : str, optional
+        Kernels from which to which a step lasts; default: the span.
+    changed : mapping, optional
+        More graphs made of `a`, by rule.
+    range_ns : int
+        What the host of `a` does no more.
+    """
+    was, other = recorded(a, step), recorded(b, step)
+    longest = max(other.busy, host_work_ns(b))
+    yield Prediction("no change", was.step)
+    yield Prediction("as the time of the kernels", round(was.step * other.busy / was.busy))
+    yield Prediction("the longer of host and kernels in B", round(longest * other.step / other.span))
+    if range_ns:
+        yield Prediction("less the time in the range", round(was.step * (1 - range_ns / was.span)))
+    graphs = {
+        "A's graph": a,
+        "A's graph, B's kernels": with_kernels(a, b),
+        "A's graph, B's kernels and work of the host": with_host(with_kernels(a, b), b),
+    }
+    for rule, graph in (graphs | dict(changed or {})).items():
+        run = simulated(run_recorded(graph), step)
+        yield Prediction(rule, run.step, run.idle)
+
+
+def _rows(found: Sequence[Prediction], was: Measures, other: Measures) -> Iterator[list[str]]:
+    for each in found:
+        yield [
+            each.rule,
+            _ms(each.step_ns),
+            f"{(each.step_ns - was.step) / 1e6:+.3f}",
+            f"{100 * (each.step_ns / other.step - 1):+.1f} %",
+            "–" if each.idle_ns is None else _ms(each.idle_ns),
+        ]
+
+
+def _load(path: Path) -> Graph:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* GPU tasks were launched before the trace begins")
+        return load_graph(path)
+
+
+def _changes(text: str) -> list[WhatIf]:
+    try:
+        return TypeAdapter(AnyWhatIf).validate_python(yaml.safe_load(text))
+    except (ValidationError, yaml.YAMLError) as error:
+        raise InputError(f"--what-if: {error}") from None
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:.3f}"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _print(path_a: Path, path_b: Path, given: argparse.Namespace) -> None:
+    """Print what was recorded, and what is predicted for B from A, and for A from B."""
+    a, b = _load(path_a), _load(path_b)
+    was, other = recorded(a, given.step), recorded(b, given.step)
+    rows = [
+        [
+            name,
+            path.name,
+            _ms(each.step),
+            _ms(each.span),
+            _ms(each.busy),
+            _ms(each.idle),
+            _ms(host_work_ns(graph)),
+        ]
+        for name, path, each, graph in (("A", path_a, was, a), ("B", path_b, other, b))
+    ]
+    print("As recorded (ms):\n")
+    print(_markdown(["", "recording", "step", "span", "GPU busy", "GPU idle", "host works"], rows))
+    changed, range_ns = {}, 0
+    if given.without:
+        less = without(a, *ranges_of(path_a, given.without))
+        changed["A's graph without the range"] = less
+        range_ns = host_work_ns(a) - host_work_ns(less)
+    if given.what_if:
+        changed[f"A's graph, {given.what_if}"] = applied(a, _changes(given.what_if))
+    head = ["rule", "predicted", "change", "off by", "GPU idle"]
+    found = [*predictions(a, b, given.step, changed, range_ns)]
+    print(f"B from A (ms); the change seen is {(other.step - was.step) / 1e6:+.3f}:\n")
+    print(_markdown(head, [*_rows(found, was, other)]))
+    back = [each._replace(rule=each.rule.translate(_SWAPPED)) for each in predictions(b, a, given.step)]
+    print(f"A from B (ms); the change seen is {(was.step - other.step) / 1e6:+.3f}:\n")
+    print(_markdown(head, [*_rows(back, other, was)]))
+
+
+_SWAPPED = str.maketrans("AB", "BA")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recordings", type=Path, nargs=2, metavar="RECORDING", help="A and B")
+    parser.add_argument("--step", metavar="KERNEL", help="count from one kernel of this name to the next")
+    parser.add_argument("--without", metavar="RANGE", help="what the host of A does in it is not done in B")
+    parser.add_argument(
+        "--what-if", metavar="CHANGES", help="what B changes, as the key what_if of a workload"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        path_a, path_b = given.recordings
+        _print(path_a, path_b, given)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

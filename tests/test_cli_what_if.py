@@ -1,0 +1,187 @@
+"""`sim whatif`: the standard list on a recording, a folder of ranks, a graph file and a scenario."""
+
+from __future__ import annotations
+
+import json
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runner import sim
+from cuda_programs import ran
+from import_helpers import recorded
+
+from scenarios.report.what_ifs import draw_what_ifs
+from scenarios.run.trials.trials import Outcome, base_of
+from sim.words.units import format_duration
+
+FOLDER = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
+PAGE = FOLDER.parents[1] / "docs" / "what_if.md"
+STEP = FOLDER / "recordings" / "step.json"
+TABLE = """\
+step: 167 us simulated, 167 us recorded (+0.00%)
+what if                              what_if                       makespan     saved  share
+as recorded                                                          167 us
+all kernels twice as fast            {scale: {kernels: x0.5}}        107 us     60 us  35.9%
+matmul twice as fast                 {scale: {matmul: x0.5}}         122 us     45 us  26.9%
+copies between host and device gone  {remove: [transfers]}           124 us     43 us  25.7%
+host twice as fast                   {host: x0.5}                  146.5 us   20.5 us  12.3%
+elementwise twice as fast            {scale: {elementwise: x0.5}}    152 us     15 us   9.0%
+launch calls take no time            {launch_cost: x0}               155 us     12 us   7.2%
+launch calls twice as fast           {launch_cost: x0.5}             161 us      6 us   3.6%
+CUDA graphs                          {cuda_graph: true}            162.5 us  4.494 us   2.7%
+no gaps between kernels              {gap: x0}                       167 us      0 ns   0.0%
+no gaps between kernels: gap: changes nothing in 'step'
+not tried: elementwise kernels in a row fused: no two of 'elementwise' stand one behind another on a stream
+not tried: communication twice as fast, communication takes no time: nothing communicates
+not tried: unexplained idle time gone: all idle time is explained
+"""
+
+
+def test_the_table_of_a_recording() -> None:
+    """The same numbers as in the example, which is worked out by hand."""
+    result = sim("whatif", STEP)
+    assert (result.exit_code, result.stdout) == (0, TABLE)
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ("H100, BERT", "h100_bert_small"),
+        ("H100, ViT", "h100_vit"),
+        pytest.param("V100, DLRM, eight ranks together", "v100_dlrm_8_ranks", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.* GPU tasks were launched")
+def test_the_table_of_the_page(row: str, name: str) -> None:
+    """Every number in docs/what_if.md of these recordings."""
+    (line,) = (line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {row} "))
+    _, makespan, *shares = (cell.strip() for cell in line.strip("|").split("|"))
+    path = recorded(f"kineto/{name}" + ("" if "ranks" in name else ".json.gz"))
+    words = ["cuda_graph", "host", "all kernels", "calls take no time", "communication takes no time", "gap"]
+    options = [text for word in words for text in ("--only", word)]
+    found = json.loads(sim("whatif", path, *options, "--json").stdout)
+    saved = {one["label"]: one["saved_ns"] for one in found["what_ifs"]}
+    assert makespan == format_duration(found["makespan_ns"])
+    labels = [
+        *("CUDA graphs", "host twice as fast", "all kernels twice as fast", "launch calls take no time"),
+        *("communication takes no time", "no gaps between kernels"),
+    ]
+    told = [
+        "–" if saved[each] is None else f"{100 * saved[each] / found['makespan_ns']:.1f}" for each in labels
+    ]
+    assert told == shares
+
+
+def test_a_scenario_and_a_graph_file_say_the_same(tmp_path: Path) -> None:
+    graph = tmp_path / "g.json.gz"
+    assert sim("import", STEP, "--out", graph).exit_code == 0
+    for file in (FOLDER / "what_if.yaml", graph):
+        _, *lines = sim("whatif", file).stdout.splitlines()
+        assert lines == TABLE.splitlines()[1:]
+
+
+def test_only_some_and_one_of_ones_own() -> None:
+    also = "{fuse: [[gemm, elementwise]], host: x0.5}"
+    found = json.loads(sim("whatif", STEP, "--only", "host", "--also", also, "--json").stdout)
+    assert (found["schema"], found["recorded_ns"], found["makespan_ns"]) == ("sim.whatif/1", 167_000, 167_000)
+    assert [(one["label"], one["makespan_ns"], one["saved_ns"]) for one in found["what_ifs"]] == [
+        ("host twice as fast", 146_500, 20_500),
+        (also, 146_500, 20_500),
+    ]
+    assert found["what_ifs"][1]["what_if"] == {"fuse": [["gemm", "elementwise"]], "host": "x0.5"}
+
+
+def test_settings_of_a_recording() -> None:
+    """A gap of 1 us before two kernels of each step; without the host's calls only the GPU is there."""
+    found = json.loads(
+        sim("whatif", STEP, "--only", "host", "--set", "machine.devices.gpu.gap=1us", "--json").stdout
+    )
+    assert found["makespan_ns"] == 167_000 + 3 * 2_000
+    found = json.loads(sim("whatif", STEP, "--only", "scale", "--set", "workload.host=none", "--json").stdout)
+    assert found["makespan_ns"] == 126_000
+
+
+@pytest.mark.filterwarnings("ignore:.* GPU tasks were launched")
+def test_all_ranks_of_a_job() -> None:
+    folder = recorded("kineto/v100_dlrm_8_ranks")
+    found = json.loads(sim("whatif", folder, "--only", "late", "--only", "bandwidth", "--json").stdout)
+    assert abs(found["makespan_ns"] / found["recorded_ns"] - 1) < 0.005
+    faster, late = found["what_ifs"]
+    assert (faster["label"], late["makespan_ns"]) == ("communication twice as fast", None)
+    assert late["label"] == "rank 7, which is late most, as fast as the others"
+    assert late["notes"] == ["it has no more to do than they; it began later"]
+
+
+def test_a_straggler_is_found_and_helped(tmp_path: Path) -> None:
+    """Rank 1 works three times as long before each of two all-reduces; as fast as rank 0, nobody waits."""
+    ends = [144, 288]
+    for rank, work in enumerate((40, 120)):
+        program = [("work", work), ("collective", 20), ("sync device",)] * 2
+        # each starts when its rank is there, and ends 20 us after the last one started
+        events = ran(program, [20, 20], ends=ends).events
+        info = {"distributedInfo": {"rank": rank, "world_size": 2}}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps({**info, "traceEvents": events}))
+    found = json.loads(sim("whatif", tmp_path, "--only", "late", "--json").stdout)
+    (late,) = found["what_ifs"]
+    assert late["label"] == "rank 1, which is late most, as fast as the others"
+    assert list(late["what_if"]["scale"]) == ["cpu1"]
+    assert late["saved_ns"] > 0
+
+
+def test_a_scenario_that_is_no_recording() -> None:
+    """Ops get their durations from the cost models first."""
+    result = sim("whatif", FOLDER / "gpipe.yaml")
+    assert "B twice as fast            {scale: {B: x0.5}}           22 ms    11 ms  33.3%" in result.stdout
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    """A bar for each what-if, the largest on top; what costs time goes the other way."""
+    path = tmp_path / "what.svg"
+    result = sim("whatif", STEP, "--plot", path)
+    assert f"wrote {path}" in result.stderr
+    assert path.read_bytes().startswith(b"<?xml")
+    outcomes = [Outcome(name, {}, ns) for name, ns in (("base", 200), ("slower", 210), ("faster", 150))]
+    ax = draw_what_ifs("drawn", [*outcomes, Outcome("impossible", {}, None)])
+    assert [bar.get_width() for bar in ax.patches] == [25.0, -5.0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["faster", "slower"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nothing.json"], "nothing.json: no such file"),
+        ([STEP, "--only", "hots"], "unknown what-if 'hots'; did you mean 'host'?"),
+        ([STEP, "--also", "3"], "--also 3: should be a what-if"),
+        ([STEP, "--also", "hots: x2"], "what_if.hots: no such key; did you mean 'host'?"),
+        (
+            [STEP, "--also", "remove: [relu]"],
+            "remove[0]: unknown op, kind, kernel, operator or device 'relu'",
+        ),
+        ([STEP, "--plot", "x.txt"], "--plot x.txt: should end in .png, .svg, .pdf"),
+        ([STEP, "--set", "workload.hots=none"], "workload.hots: no such key; did you mean 'host'?"),
+    ],
+)
+def test_mistakes(words: list[object], says: str) -> None:
+    result = sim("whatif", *words)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scenarios.importers.traces import kineto
+
+    reads = []
+    load = kineto.load
+
+    @wraps(load)
+    def counted(*words: Any, **more: Any) -> Any:
+        reads.append(words)
+        return load(*words, **more)
+
+    monkeypatch.setattr(kineto, "load", counted)
+    base = base_of(str(STEP))
+    base.case(base.graph).work  # noqa: B018
+    assert len(reads) == 1
