@@ -25,10 +25,11 @@ _SAME: Final = {
 }  # fmt: skip
 """Operators inside others, and the ones whose formula is theirs."""
 
-_NO_WORK: Final = frozenset(
-    """as_strided empty empty_like empty_strided is_pinned is_same_size new_empty new_empty_strided
-    record_stream resize resolve_conj resolve_neg result_type set_ set _local_scalar_dense item""".split()
-)
+_NO_WORK: Final = frozenset({
+    "as_strided", "empty", "empty_like", "empty_strided", "is_pinned", "is_same_size", "new_empty",
+    "new_empty_strided", "record_stream", "resize", "resolve_conj", "resolve_neg", "result_type", "set_", "set",
+    "_local_scalar_dense", "item",
+})  # fmt: skip
 """Operators that only look at tensors, give them memory, or read one number back."""
 
 _FREE: Final = frozenset(VIEWS) | frozenset(WITHOUT_DATA.split())

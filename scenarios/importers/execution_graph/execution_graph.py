@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from scenarios.importers.execution_graph.costs import bytes_of, is_view, known_cost, plain_name
+from scenarios.importers.execution_graph.costs import Known, bytes_of, is_view, known_cost, plain_name
 from scenarios.importers.execution_graph.operators import Operator, read_operators, recognises, tensors
 from scenarios.importers.execution_graph.tensor_flow import Storage, Tensor, Touch, tensor_flow
 from scenarios.importers.files import StrPath, choice, fixed_batch, in_file, stem
@@ -55,7 +55,7 @@ def load(path: StrPath, *, batch: int | None = None, unknown: Literal["error", "
     chosen = list(_chosen(operators))
     if not chosen:
         raise InputError(f"{path}: no operator in it reads or writes a tensor")
-    missing = Counter(operator.name for operator in chosen if known_cost(operator) is None)
+    missing = Counter(operator.name for operator, known in chosen if known is None)
     way_out = (
         f"{UNKNOWN_BYTES}, or give times: kineto: TRACE with execution_graph: {stem(path, '.json')}.json"
     )
@@ -64,41 +64,41 @@ def load(path: StrPath, *, batch: int | None = None, unknown: Literal["error", "
         return _build(stem(path, ".json"), chosen)
 
 
-def _chosen(operators: Sequence[Operator]) -> Iterator[Operator]:
-    """Yield the calls that count, in order."""
+def _chosen(operators: Sequence[Operator]) -> Iterator[tuple[Operator, Known | None]]:
+    """Yield the calls that count, in order, with what they cost."""
     inside: Mapping[int, list[Operator]] = defaultdict(list)
-    known = {operator.id for operator in operators}
+    ids = {operator.id for operator in operators}
     for operator in operators:
         if operator.parent != operator.id:
             inside[operator.parent].append(operator)
-    waiting = [one for one in reversed(operators) if one.parent == one.id or one.parent not in known]
+    waiting = [one for one in reversed(operators) if one.parent == one.id or one.parent not in ids]
     while waiting:
         operator = waiting.pop()
-        if known_cost(operator) is not None:
-            yield operator
+        known = known_cost(operator)
+        if known is not None:
+            yield operator, known
         elif not is_view(operator):
             children = inside.get(operator.id, [])
             waiting.extend(reversed(children))
             if not children and (operator.reads or operator.writes) and operator.schema:
-                yield operator
+                yield operator, None
 
 
-def _build(name: str, chosen: Sequence[Operator]) -> Graph:
+def _build(name: str, chosen: Sequence[tuple[Operator, Known | None]]) -> Graph:
     builder = GraphBuilder(name)
-    names = [f"{plain_name(operator)}.{operator.id}" for operator in chosen]
-    flows = tensor_flow([Touch(one.id, one.reads, one.writes) for one in chosen], host=True)
+    names = [f"{plain_name(operator)}.{operator.id}" for operator, _ in chosen]
+    flows = tensor_flow([Touch(one.id, one.reads, one.writes) for one, _ in chosen], host=True)
     given: dict[Storage, str] = {}
     written: set[Storage] = set()
     before: list[list[str]] = []
-    for operator in chosen:
+    for operator, _ in chosen:
         own = []
         for one in operator.reads:
             if one.storage not in written and one.nbytes:
                 own.append(_external(builder, given, one))
         written |= {one.storage for one in operator.writes}
         before.append(list(dict.fromkeys(own)))
-    for operator, op, flow, externals in zip(chosen, names, flows, before, strict=True):
-        known = known_cost(operator)
+    for (operator, known), op, flow, externals in zip(chosen, names, flows, before, strict=True):
         cost = bytes_of(operator) if known is None else known.cost
         on_host = all(one.on_host for one in [*operator.reads, *operator.writes])
         builder.op(
