@@ -32,7 +32,7 @@ _KINDS = {
 """What the name of a kernel says about it, the first pattern that is found.
 
 Inductor names a kernel after all operators that it fuses, behind what it is: pointwise, or a reduction
-(torch/_inductor/codegen/triton.py). rocBLAS's matrix products are called after their indices, ``Cijk_Ailk_Bljk``.
+(torch/_inductor/codegen/triton.py). rocBLAS calls matrix products after their indices, ``Cijk_Ailk_Bljk``.
 """
 
 
