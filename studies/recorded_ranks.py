@@ -1,6 +1,6 @@
 """Recorded ranks run together: exposed communication as recorded and simulated, and what a straggler does.
 
-    python -m studies.recorded_ranks FOLDER [--slow 2] [--alone TRACE.json.gz ...]
+    python -m studies.recorded_ranks FOLDER [--slow 2]
 
 ::
 
@@ -35,13 +35,15 @@ from sim.explain.idle import idle_reasons
 from sim.trace import Trace
 from sim.words.arrays import BoolArray, IntArray
 from sim.words.intervals import union
-from sim.words.units import round_half_up
+from sim.words.units import parse_duration, round_half_up
 
 __all__ = [
     "Spans",
     "as_recorded",
     "as_simulated",
     "load_ranks",
+    "markdown",
+    "ms",
     "scaled",
     "waiting_ns",
     "without_waiting",
@@ -77,7 +79,7 @@ def load_ranks(path: Path) -> Graph:
 
 
 def scaled(graph: Graph, device: str, factor: float) -> Graph:
-    """Return the graph with the ops of a device, or a kind of device, so many times as long.
+    """Return the graph with the ops of a device, or a kind of device, so many times as long, and its gaps.
 
     Transfers of collectives are the links', and what a host did before its recording began is unknown:
     they stay.
@@ -87,7 +89,13 @@ def scaled(graph: Graph, device: str, factor: float) -> Graph:
         fixed = graph.kind(op) == "before" or "communicator" in graph.attributes.get(op, {})
         if graph.pins[code].startswith(device) and not fixed:
             ns[op] = round_half_up(factor * int(ns[op]))
-    return replace(graph, duration_ns=ns)
+    facts = {
+        pin: {key: f"{round_half_up(factor * parse_duration(value))}ns" for key, value in known.items()}
+        if pin.startswith(device)
+        else known
+        for pin, known in graph.device_facts.items()
+    }
+    return replace(graph, duration_ns=ns, device_facts=facts)
 
 
 def as_recorded(graph: Graph) -> Spans:
@@ -183,9 +191,9 @@ def replay_table(folder: Path, graph: Graph) -> list[list[str]]:
         row = [str(rank)]
         for recorded, simulated in pairs:
             error = f"{100 * (simulated[rank] / recorded[rank] - 1):+.2f} %"
-            row += [_ms(recorded[rank]), _ms(simulated[rank]), error]
-        row += [_ms(was.waited[rank]), _ms(now.waited[rank])]
-        rows.append([*row, _ms(alone[rank].exposed[0]), _ms(nobody.exposed[rank])])
+            row += [ms(recorded[rank]), ms(simulated[rank]), error]
+        row += [ms(was.waited[rank]), ms(now.waited[rank])]
+        rows.append([*row, ms(alone[rank].exposed[0]), ms(nobody.exposed[rank])])
     return rows
 
 
@@ -197,35 +205,19 @@ def straggler_table(graph: Graph, slow: int) -> list[list[str]]:
     found = [as_simulated(one) for one in runs]
     return [
         [f"{rank}{' (slow)' * (rank == slow)}"]
-        + [_ms(one[f"gpu{rank}"]) for one in late]
-        + [_ms(one.span[rank]) for one in found]
+        + [ms(one[f"gpu{rank}"]) for one in late]
+        + [ms(one.span[rank]) for one in found]
         for rank in range(len(found[0].span))
     ]
 
 
-def faster_row(path: Path) -> list[str]:
-    """Return the row of one recording with a GPU 100 times faster."""
-    graph = load_ranks(path)
-    now, fast = run_recorded(graph), run_recorded(scaled(graph, "gpu", 0.01))
-    (recorded, waited, work), (_, left, same) = waiting_ns(now), waiting_ns(fast)
-    gone = f"{100 * (1 - left / recorded):.1f} %" if recorded else "–"
-    before = as_recorded(graph).span.max()
-    ends = [as_simulated(one).span.max() for one in (now, fast)]
-    assert same == work
-    error = f"{100 * (ends[0] / before - 1):+.2f} %"
-    delays = int(graph.duration_ns[graph.is_kind("delay")].sum()) if "delay" in graph.kinds else 0
-    return [
-        path.name.removesuffix(".json.gz"),
-        *(_ms(before), _ms(ends[0]), error, _ms(delays), _ms(recorded), _ms(waited), _ms(left), gone),
-        _ms(ends[1]),
-    ]
-
-
-def _ms(ns: int | np.integer[Any]) -> str:
+def ms(ns: int | np.integer[Any]) -> str:
+    """Return milliseconds, as tables have them."""
     return f"{int(ns) / 1e6:.3f}"
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
@@ -237,30 +229,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("folder", type=Path, help="traces of all ranks of a job")
     parser.add_argument("--slow", type=int, default=2, help="the rank that is slow")
-    parser.add_argument("--alone", type=Path, nargs="*", default=[], help="traces of one process")
     given = parser.parse_args(arguments)
     graph = load_ranks(given.folder)
     print("As recorded, and run together (ms):\n")
     of = ["recorded", "simulated", "off by"]
     head = ["rank", *(f"span {word}" for word in of), *(f"exposed {word}" for word in of)]
     head += ["waiting recorded", "waiting simulated", "exposed, ranks alone", "exposed, nobody waits"]
-    print(_markdown(head, replay_table(given.folder, graph)))
+    print(markdown(head, replay_table(given.folder, graph)))
     print(f"Rank {given.slow} is 20 % slower (ms): waits for late ranks, and spans\n")
     cases = ["as recorded", "slow GPU", "slow host"]
     head = ["rank", *(f"waits, {case}" for case in cases), *(f"span, {case}" for case in cases)]
-    print(_markdown(head, straggler_table(graph, given.slow)))
-    print("A GPU 100 times faster (ms):\n")
-    head = [
-        "recording",
-        "span recorded",
-        "span simulated",
-        "off by",
-        "unexplained gaps",
-        "host waits recorded",
-    ]
-    head += ["simulated", "at 100 x", "gone", "span at 100 x"]
-    paths = [*given.alone, *(given.folder / name for name in files_in(given.folder)), given.folder]
-    print(_markdown(head, [faster_row(path) for path in paths]))
+    print(markdown(head, straggler_table(graph, given.slow)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Programs of CUDA calls, run by the rules of CUDA, and the trace that a profiler writes of such a run.
 
-A program is a list of steps of one host thread. All times are whole µs. There is no launch latency and no
-gap, so that nothing of a run is the device's own.
+A program is a list of steps of one host thread. All times are whole µs. Unless a GPU has latencies and gaps,
+nothing of a run is the device's own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,14 @@ class Host(NamedTuple):
     call: int = CALL
     launch: int = CALL
     tail: int = TAIL
+
+
+class Gpu(NamedTuple):
+    """What a GPU takes from a launch, from the task before on its stream, and from one of another stream."""
+
+    latency: int = 0
+    gap: int = 0
+    hop: int = 0
 
 
 Step = tuple[Any, ...]
@@ -98,6 +106,7 @@ def ran(
     ends: Sequence[int] = (),
     begin: int = 0,
     costs: Host = Host(),  # noqa: B008
+    takes: Gpu = Gpu(),  # noqa: B008
 ) -> Run:
     """Run a program.
 
@@ -113,14 +122,19 @@ def ran(
         When the host begins.
     costs : Host
         What its calls take.
+    takes : Gpu
+        What the GPU takes itself.
     """
     run, now, correlation = Run(), begin, 0
-    free: dict[int, int] = {}  # of each stream: when all that it was told to do, or to wait for, has ended
-    recorded: dict[int, tuple[int, int, int]] = {}  # of each event: correlation, stream, when it is reached
+    # Of each stream, when all that it was told to do, or to wait for, ends: by the stream where that runs.
+    told: dict[int, dict[int, int]] = {}
+    recorded: dict[int, tuple[int, int, dict[int, int]]] = {}  # of each event: correlation, stream, the same
     for (kind, *where), in_graph in _flat(program):
         if kind == "work":
             now += where[0]
             continue
+        if kind in ("wait", "sync event") and where[-1] not in recorded:
+            continue  # CUDA does nothing
         correlation += 1
         called = now
         launches = kind in ("launch", "item", "collective")
@@ -128,7 +142,9 @@ def ran(
         if launches:
             (stream,) = where
             task = len(run.start)
-            run.start.append(max(now, free.get(stream, 0)))
+            before = told.get(stream, {}).items()
+            ready = (end + (takes.gap if other == stream else takes.hop) for other, end in before)
+            run.start.append(max(now + takes.latency, *ready, 0))
             run.end.append(run.start[task] + durations[task])
             name, category = "kernel", "kernel"
             if kind == "collective":
@@ -138,40 +154,47 @@ def ran(
             if kind == "item":
                 name, category = "Memcpy DtoH (Device -> Pageable)", "gpu_memcpy"
                 now = run.end[task] + costs.tail
-            free[stream] = run.end[task]
+            told[stream] = {stream: run.end[task]}
             length = run.end[task] - run.start[task]
             at = clock + run.start[task]
             run.events.append(gpu(name, correlation, at, length, stream, category=category))
             name = "cudaMemcpyAsync" if kind == "item" else "cudaLaunchKernel"
         elif kind == "record":
             event, stream = where
-            recorded[event] = correlation, stream, free.get(stream, 0)
+            recorded[event] = correlation, stream, dict(told.get(stream, {}))
             name = "cudaEventRecord"
         elif kind == "wait":
             stream, event = where
             name = "cudaStreamWaitEvent"
-            since, other, reached = recorded.get(event, (-1, -1, 0))
-            free[stream] = max(free.get(stream, 0), reached)
+            since, other, reached = recorded[event]
+            mine = told.setdefault(stream, {})
+            mine |= {s: max(end, mine.get(s, 0)) for s, end in reached.items()}
             noted = {"wait_on_stream": other, "wait_on_cuda_event_record_corr_id": since}
             run.events.append(sync("Stream Wait Event", correlation, stream, **noted))
         else:
             if kind == "sync stream":
-                until, name = free.get(where[0], 0), "cudaStreamSynchronize"
+                until, name = _through(told.get(where[0])), "cudaStreamSynchronize"
                 run.events.append(sync("Stream Sync", correlation, where[0]))
             elif kind == "sync event":
-                since, other, until = recorded.get(where[0], (-1, -1, 0))
+                since, other, reached = recorded[where[0]]
+                until = _through(reached)
                 name = "cudaEventSynchronize"
                 noted = {"wait_on_stream": other, "wait_on_cuda_event_record_corr_id": since}
                 run.events.append(sync("Event Sync", correlation, -1, **noted))
             elif kind == "sync many":
                 each = [
-                    recorded.get(one, (0, 0, 0))[2] if isinstance(one, tuple) else free.get(one, 0)
+                    _through(recorded.get(one, (0, 0, None))[2] if isinstance(one, tuple) else told.get(one))
                     for one in where[0]
                 ]
                 until, name = max(each, default=0), "cudaStreamSynchronize"
             else:
-                until, name = max(free.values(), default=0), "cudaDeviceSynchronize"
+                until, name = max(map(_through, told.values()), default=0), "cudaDeviceSynchronize"
             now = max(called, until) + costs.tail
         run.events.append(host(name, correlation, clock + called, now - called))
     run.host_end = now
     return run
+
+
+def _through(told: Mapping[int, int] | None) -> int:
+    """Return when all that a stream was told has ended."""
+    return max((told or {}).values(), default=0)

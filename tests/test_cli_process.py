@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from cli_runner import COMPARE, sim
 from scenario_texts import GOOD, write
 
+from scenarios.cli import running
 from scenarios.cli.progress import progress
 
 
@@ -54,3 +56,15 @@ def test_progress_appears_only_when_it_takes_long(capsys: pytest.CaptureFixture[
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "taking long ...\n"
+
+
+def test_a_run_says_what_it_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def tell(what: str) -> AbstractContextManager[None]:
+        told.append(what)
+        return nullcontext()
+
+    monkeypatch.setattr(running, "progress", tell)
+    assert sim("run", write(tmp_path, GOOD), "--ops", tmp_path / "ops.csv").exit_code == 0
+    assert told == ["reading the workload of ready-queue", "simulating ready-queue", "writing files"]

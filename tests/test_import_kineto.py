@@ -228,6 +228,52 @@ def test_a_wait_of_which_only_the_stream_is_known(trace):
         trace(*events, sync)
 
 
+def by_event(name, corr, stream, on, recorded, event=99):
+    """A noted wait; `recorded` None: the profiler is too old to say it."""
+    args = {"stream": stream, "correlation": corr, "device": 0, "wait_on_stream": on}
+    args |= {"wait_on_cuda_event_id": event}
+    args |= {} if recorded is None else {"wait_on_cuda_event_record_corr_id": recorded}
+    slice_ = {"ph": "X", "cat": "cuda_sync", "name": name, "ts": 0, "dur": 0, "pid": 0, "tid": stream}
+    return {**slice_, "args": args}
+
+
+BY_EVENT = [
+    host("cudaLaunchKernel", 1, 0, 2),
+    gpu("a", 1, 10, 5),
+    host("cudaEventRecord", 2, 2, 1),
+    host("cudaStreamWaitEvent", 3, 3, 1),
+    host("cudaLaunchKernel", 4, 4, 2),
+    gpu("b", 4, 15, 5),
+    host("cudaLaunchKernel", 6, 8, 2),
+    gpu("c", 6, 20, 5, stream=20),
+    host("cudaEventSynchronize", 7, 10, 20),
+]
+"""Event 99 is recorded between a and b; stream 20 waits for it, and the host. c is after a on stream 20."""
+
+
+def test_two_waits_for_an_event_are_for_one_recording(trace):
+    """An older profiler does not say which: so the host waits for the stream as it was at the first wait."""
+    waits = [by_event("Stream Wait Event", 3, 20, 7, None), by_event("Event Sync", 7, -1, 7, None)]
+    assert edges(trace(*BY_EVENT, *waits)) >= {("a.0", "c.2"), ("a.0", "synchronize.5")}
+    assert ("b.1", "synchronize.5") not in edges(trace(*BY_EVENT, *waits))
+    again = host("cudaEventRecord", 5, 6, 1)
+    assert ("b.1", "synchronize.6") in edges(trace(*BY_EVENT, *waits, again))
+    unlike = [waits[0], by_event("Event Sync", 7, -1, 7, None, event=98)]
+    assert ("b.1", "synchronize.5") in edges(trace(*BY_EVENT, *unlike))
+    older = [event for event in BY_EVENT if event["name"] != "cudaEventRecord"]
+    assert ("b.1", "synchronize.4") in edges(trace(*older, *waits))  # maybe it was recorded again
+
+
+def test_a_wait_that_the_profiler_lost_is_for_what_others_name(trace):
+    """Of two waits for an event one is resolved, the earlier or the later."""
+    for told, lost in ((3, 7), (7, 3)):
+        names = {3: ("Stream Wait Event", 3, 20), 7: ("Event Sync", 7, -1)}
+        waits = [by_event(*names[told], 7, 2), by_event(*names[lost], -1, -1)]
+        found = edges(trace(*BY_EVENT, *waits))
+        assert found >= {("a.0", "c.2"), ("a.0", "synchronize.5")}
+        assert ("b.1", "synchronize.5") not in found
+
+
 def test_several_threads_and_devices(trace):
     graph = trace(
         host("cudaLaunchKernel", 1, 5, 2),

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_programs import Run, gpu, host, operator, ran, sync
+from cuda_programs import Gpu, Run, gpu, host, operator, ran, sync
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from import_helpers import recorded
 
 from scenarios.importers.traces.kineto import load
+from scenarios.recorded.setup import run_recorded
 from sim import Graph
 
 Load = Callable[..., Graph]
@@ -111,6 +112,37 @@ def test_the_recording_of_a_run_tells_any_other_run_of_the_program(
         assert [start[graph.op_names[op]] for op in task_of] == [
             1000 * run.start[i] for i in task_of.values()
         ]
+
+
+PREFIX = [("launch", 7), ("launch", 7), ("record", 0, 7), ("wait", 20, 0), ("launch", 20)]
+"""Shows the three of `Gpu`, if its tasks are long."""
+TAKES = st.builds(Gpu, st.integers(0, 5), st.integers(0, 4), st.integers(0, 4))
+
+
+@examples(40)
+@given(st.lists(STEPS, max_size=20), TAKES, st.randoms(use_true_random=False))
+def test_a_gpu_that_takes_time_itself_is_known_by_its_recording(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]], takes: Gpu, random: Any
+) -> None:
+    """Gaps, hops and latencies are estimated exactly, and any other run of the program has them, too."""
+    program = [*PREFIX, *steps, ("launch", 7)]
+    one, two = ([random.randint(1, 300) for _ in program] for _ in range(2))
+    one[:3] = two[:3] = [200] * 3
+    path = tmp_path_factory.mktemp("drawn") / "trace.json"
+    was = ran(program, one, takes=takes)
+    path.write_text(json.dumps({"traceEvents": was.events}))
+    graph = load(path)
+    known = dict(zip(("launch_latency", "gap", "event_hop"), takes, strict=True))
+    assert graph.device_facts["gpu"] == {key: f"{1000 * known[key]}ns" for key in graph.device_facts["gpu"]}
+    assert "delay" not in graph.kinds
+    task_of = tasks_of(graph, was)
+    for durations in (one, two):
+        ns = graph.duration_ns.copy()
+        for op, task in task_of.items():
+            ns[op] = 1000 * durations[task]
+        trace, run = run_recorded(replace(graph, duration_ns=ns)), ran(program, durations, takes=takes)
+        at = dict(zip(trace.tasks["op"].tolist(), trace.tasks["start_ns"].tolist(), strict=True))
+        assert [at[op] for op in task_of] == [1000 * run.start[i] for i in task_of.values()]
 
 
 def tasks_of(graph: Graph, run: Run) -> dict[int, int]:

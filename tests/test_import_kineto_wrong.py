@@ -6,7 +6,7 @@ import gzip
 import json
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scenarios.importers import streamed_json
 from scenarios.importers.traces.kineto import load
 from scenarios.recorded.setup import run_recorded
 from sim.files import reading
@@ -116,6 +117,18 @@ def test_a_small_file_that_unpacks_to_a_large_one(tmp_path: Path, monkeypatch: p
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 2**21))
     with pytest.raises(InputError, match="unpacks to more than 100 times its size"):
         load(path)
+
+
+def test_an_interrupted_import_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chunks(path: Path) -> Iterator[bytes]:
+        yield TRACE[:400]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(streamed_json, "read_chunks", chunks)
+    (tmp_path / "trace.json").write_bytes(TRACE)
+    done = sim("import", tmp_path / "trace.json", "--out", tmp_path / "out.json.gz")
+    assert (done.exit_code, done.stderr) == (130, "interrupted\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.json"]
 
 
 @pytest.mark.parametrize(

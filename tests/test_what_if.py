@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
@@ -303,9 +304,10 @@ def on_all(steps: Program, split: dict[int, list[int]]) -> Iterator[tuple[Any, .
             yield ("graph", 0, [("record", (where[0], s), s) for s in known[where[0]]])
         elif kind == "wait":
             streams, event = split.get(where[0], [where[0]]), where[1]
-            yield ("work", CALL)
+            yield ("work", CALL if event in known else 0)
             yield ("graph", 0, [("wait", s, (event, o)) for s in streams for o in known.get(event, [])])
-        else:  # whatever ends last; then once more what is left of the call
+        elif kind == "sync stream" or where[0] in known:
+            # whatever ends last; then once more what is left of the call
             whole = known.get(where[0], []) if kind == "sync event" else split.get(where[0], [where[0]])
             yield ("sync many", [((where[0], s) if kind == "sync event" else s) for s in whole])
 
@@ -701,6 +703,58 @@ def test_the_smallest_case(tmp_path: Path) -> None:
     assert times(what_if(graph, {"scale": {"gpu": "x0.01"}}))["b.2"] == (35.1, 45.1)
     assert times(what_if(graph, {"remove": ["transfers"]}))["b.2"] == (1005, 2005)  # after a, on its stream
     assert times(what_if(graph, {"launch_cost": "x0"}))["b.2"] == (5 + 1010 + 10, 2025)
+
+
+def test_a_collective_goes_on_all_ranks_or_none() -> None:
+    b = GraphBuilder("ranks")
+    for rank in range(2):
+        own = {"stream": 7, "communicator": "world", "kernel": "ncclAllReduce"}
+        b.op(f"rank{rank}/first", kind="all_reduce", duration_ns=5, device=f"gpu{rank}", attributes=own)
+        more = {"stream": 7, "kernel": "gemm"}
+        b.op(
+            f"rank{rank}/gemm",
+            duration_ns=7,
+            device=f"gpu{rank}",
+            after=[f"rank{rank}/first"],
+            attributes=more,
+        )
+    with pytest.raises(
+        InputError, match=r"^remove: of communicator 'world' gpu0 would have 0 .* left and gpu1 1"
+    ):
+        what_if(b.build(), {"remove": ["rank0/first"]})
+    assert what_if(b.build(), {"remove": ["collectives"]}).op_names == ["rank0/gemm", "rank1/gemm"]
+    with pytest.raises(InputError, match=r"^fuse\[0\]: no two of '\*' stand one behind another"):
+        what_if(b.build(), {"fuse": ["*"]})
+
+
+ANY = [
+    {"remove": ["DtoH"]},
+    {"remove": {"ops": ["kernel"], "host_work": "goes"}},
+    {"fuse": ["kernel"]},
+    {"fuse": [{"ops": "kernel", "host_work": "goes", "duration": "3us"}]},
+    {"scale": {"*": "x0.7"}},
+    {"host": "x1.3", "launch_cost": "1us"},
+    {"cuda_graph": True},
+    {"cuda_graph": {"launch": 0, "node": 0, "gap": 0}},
+    {"streams": 3},
+]
+
+
+@pytest.mark.filterwarnings("ignore:streams", "ignore:.* changes nothing")
+@examples(40)
+@given(programs(), RANDOM, st.lists(st.sampled_from(ANY), min_size=1, max_size=4))
+def test_any_changes_one_after_another_give_a_program_that_runs(
+    imported: Imported, program: Program, random: Any, changes: list[dict[str, Any]]
+) -> None:
+    """Every trace keeps the invariants, runs as its edges say, and no change makes negative times."""
+    graph = imported(ran(program, durations_of(program, random)).events)
+    for change in changes:
+        with suppress(InputError):  # nothing of that name is left, or no two stand one behind another
+            graph = what_if(graph, change)
+    trace = run_recorded(graph)
+    trace.check()
+    assert (graph.duration_ns >= 0).all()
+    assert trace.makespan_ns == max(starts_and_ends(graph)[1].values())
 
 
 @pytest.mark.filterwarnings("ignore:.* GPU tasks were launched")

@@ -59,6 +59,8 @@ def print_result(result: Result) -> None:
     else:
         print(f"{makespan}, {_above_bound(summary)}")
         print(f"critical path {format_duration(summary['critical_path_ns'])}; {ran}")
+    if (residue := summary.get("unexplained")) is not None:
+        print(f"unexplained {format_duration(residue['ns'])}, {percent(residue['share'])} of the makespan")
     if late := late_lines(result.trace):
         print("\n".join(late))
     if result.tried:

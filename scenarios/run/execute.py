@@ -13,6 +13,7 @@ from scenarios.fields.expect import Expectation, Outcome
 from scenarios.fields.results import task_names
 from scenarios.file.document import dotted
 from scenarios.ops.costless import refuse_costless
+from scenarios.recorded.residue import residue
 from scenarios.run.conditions import refuse_without_effect
 from scenarios.run.load import Case, Scenario
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
@@ -89,6 +90,8 @@ class Result:
             found["memory"] = memory_report(self.trace)
         if self.training is not None:
             found["training_run"] = self.training.report(self.lives)
+        if (unexplained := residue(self.trace)) is not None:
+            found["unexplained"] = unexplained.to_json()
         told = self.case.work.report(self.trace)
         for name, more in told.pop("devices", {}).items():
             found["devices"][name] |= more

@@ -18,15 +18,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from scenarios.fields.results import column_of_result
 from scenarios.file.document import Document
 from scenarios.run.sweeps.sweep_executors import without_interrupts
-from scenarios.run.sweeps.sweep_files import check_same_table, finished, remember, stamps, table
+from scenarios.run.sweeps.sweep_files import (
+    check_same_table,
+    finished,
+    remember,
+    same_as,
+    stamps,
+    sweeping,
+    write_rows,
+)
 from scenarios.run.sweeps.sweep_points import Point, Row, column_of, points_of
-from sim.files.atomic_files import write_text
-from sim.words.errors import InputError, RunError, SimError
+from sim.words.errors import InputError, MisfitError, RunError, SimError
+
+if TYPE_CHECKING:
+    from scenarios.run.load import Case
 
 __all__ = ["Interrupted", "Point", "column_of", "fitting", "points_of", "run_point", "sweep"]
 
@@ -108,7 +118,8 @@ def run_point(
     Raises
     ------
     InputError
-        The settings make no scenario: that is not this point's fault alone, and stops the sweep.
+        The settings make no scenario: that is not this point's fault alone, and stops the sweep. Sizes that
+        are each right and do not fit one another do not.
     """
     from scenarios.fields.results import result_of_run
     from scenarios.run.execute import run_case
@@ -121,8 +132,10 @@ def run_point(
     case = scenario.case(point.policy)
     try:
         result = run_case(case, fits=False)
-    except InputError:
-        raise
+    except InputError as error:
+        if not isinstance(error.__cause__, MisfitError):
+            raise
+        return row | {"policy": case.label, "error": f"left out: {error.__cause__.reason}"}
     except SimError as error:
         return row | {"policy": case.label, "error": str(error).partition("\n")[0]}
     summary = result.summary
@@ -138,6 +151,10 @@ def run_point(
         row[f"{name}.utilisation"] = link["utilisation"]
     for name, life in summary.get("training_run", {}).get("recovery", {}).items():
         row[f"{name}.goodput"] = life["goodput"]
+    if (pipeline := summary.get("pipeline")) is not None:
+        row["pipeline.bubble"] = pipeline["bubble"]
+    if (rate := _rate(case, summary)) is not None:
+        row[rate[0]] = rate[1]
     for number in _OF_TRAINING if "train" in summary else ():
         row[f"train.{number}"] = summary["train"][number]
     for name in results:
@@ -148,6 +165,17 @@ def run_point(
     except RunError as error:
         return row | {"error": str(error).partition("\n")[0]}
     return row | {"error": failure_text(result.trace) or None}
+
+
+def _rate(case: Case, summary: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Return how much a run gets done in a second: micro-batches of a pipeline, samples of a model."""
+    content, seconds = case.scenario.content, summary["makespan_ns"] / 1e9
+    if not seconds or "train" in summary:
+        return None
+    if (pipeline := summary.get("pipeline")) is not None:
+        return "micro_batches_per_s", content.iterations * pipeline["micro_batches"] / seconds
+    batch = getattr(content.workload, "batch", None)
+    return None if batch is None else ("samples_per_s", content.iterations * batch / seconds)
 
 
 def sweep(
@@ -195,7 +223,29 @@ def sweep(
     """
     if out is not None and not force:
         check_same_table(out, points)
-    partial = None if out is None else Path(f"{out}.partial")
+    if out is None:
+        return _sweep(path, points, sets, (allow_code, allow_outside), results, executor, None, done)
+    with sweeping(out) as partial:
+        rows = _sweep(path, points, sets, (allow_code, allow_outside), results, executor, partial, done)
+        if not force and Path(out).exists() and not same_as(rows, out):
+            raise InputError(f"{out}: is there already, and its results differ; replace it with --force")
+        write_rows(rows, out)
+        partial.unlink(missing_ok=True)  # it has served
+    return rows
+
+
+def _sweep(
+    path: str,
+    points: Sequence[Point],
+    sets: Sequence[str],
+    allowed: tuple[bool, bool],
+    results: Sequence[str],
+    executor: Executor | None,
+    partial: Path | None,
+    done: Callable[[int, int], None],
+) -> list[Row]:
+    """Run the points that a partial file does not have yet; return the rows of all in order."""
+    allow_code, allow_outside = allowed
     now = {} if partial is None else stamps(path, points, sets, allow_outside)
     columns = [column_of_result(name) for name in results]
     rows = {} if partial is None else finished(partial, now, columns)
@@ -214,14 +264,7 @@ def sweep(
         if partial is not None and rows:
             told += f"; {partial} keeps them, and the same command goes on there"
         raise Interrupted([rows[point.key] for point in points if point.key in rows], told) from None
-    ordered = [rows[point.key] for point in points]
-    if out is not None and partial is not None:
-        text = table(ordered, out)
-        if not force and Path(out).exists() and Path(out).read_bytes() != text.encode():
-            raise InputError(f"{out}: is there already, and its results differ; replace it with --force")
-        write_text(out, text)
-        partial.unlink(missing_ok=True)  # it has served
-    return ordered
+    return [rows[point.key] for point in points]
 
 
 def _run(

@@ -5,7 +5,7 @@
     compute      an op executes that is no communication
     communicate  nothing computes, and a collective or copy executes, or the next op's input travels
     wait         neither, and the device has ops left to run: `sim.explain.idle` says what each waits for;
-                 collectives that have started and wait for a late rank among them
+                 collectives that have started and wait for a late rank among them, and a ``delay``
     idle         no op is left for it, or it never had one
 
     lanes        ▇▇▇▇▇matmul▇▇▇▇▇            ▇▇▇matmul▇▇▇
@@ -75,19 +75,32 @@ def time_use(
     reasons = reasons or idle_reasons(trace, facts, where)
     begin, end = where.from_ns, where.end_ns(facts)
     counts = where.tasks(facts)
-    computes = np.flatnonzero(counts & ~communicates(trace))
+    delays = trace.job.graph.is_kind("delay")[trace.tasks["op"]]
+    computes = np.flatnonzero(counts & ~communicates(trace) & ~delays)
     only_compute = len(computes) == int(counts.sum())  # and then what is busy computes
     start, stop = (np.clip(trace.tasks[at][computes], begin, end) for at in ("start_ns", "end_ns"))
     n = len(trace.job.machine.devices)
     compute = [] if only_compute else union(start, stop, trace.device[computes]).lengths(n).tolist()
+    delayed = _only_delayed(trace, counts, delays, begin, end) if delays.any() else None
     use = {}
     for name, why in reasons.items():
         busy = end - begin - sum(why.values())
         here = busy if only_compute else compute[trace.job.machine.device_index(name)]
-        use[name] = {"compute": here, "communicate": busy - here, "wait": 0, "idle": 0}
+        held = 0 if delayed is None else delayed[trace.job.machine.device_index(name)]
+        use[name] = {"compute": here, "communicate": busy - here - held, "wait": held, "idle": 0}
         for reason, ns in why.items():
             use[name][WORD_OF_REASON.get(reason, "wait")] += ns
     return use
+
+
+def _only_delayed(trace: Record, counts: BoolArray, delays: BoolArray, begin: int, end: int) -> list[int]:
+    """Return for each device how long nothing but delays executed: a recording's unexplained idle time."""
+    n = len(trace.job.machine.devices)
+    covered = []
+    for which in (counts, counts & ~delays):
+        start, stop = (np.clip(trace.tasks[at][which], begin, end) for at in ("start_ns", "end_ns"))
+        covered.append(union(start, stop, trace.device[which]).lengths(n))
+    return [int(ns) for ns in covered[0] - covered[1]]
 
 
 def communicates(trace: Record) -> BoolArray:

@@ -53,8 +53,12 @@ SIMULATOR: Final = "graph-schedule-sim"
 """What such a file says who wrote it."""
 
 
+_quoted: Final = json.JSONEncoder().encode
+
 _AT_ONCE: Final = 10_000
 """Lines held in memory."""
+
+_DECIMALS: Final = [f".{part:03d}" for part in range(1000)]
 
 _FLOWS_APART: Final = 1 << 40
 """Flows of one run are numbered below this; no run has as many tasks."""
@@ -203,8 +207,10 @@ def _properties(timeline: Timeline) -> Iterator[dict[str, str | int]]:
         yield {"id": number, "name": device.name, "kind": device.kind, **given, **own}
 
 
-def _us(ns: int) -> str:
-    return f"{ns // 1000}.{ns % 1000:03d}"
+def _us(ns: IntArray) -> list[str]:
+    """Return times as µs with three decimals."""
+    whole, part = np.divmod(ns, 1000)
+    return [f"{a}{_DECIMALS[b]}" for a, b in zip(whole.tolist(), part.tolist(), strict=True)]
 
 
 # -- names --------------------------------------------------------------------------------------
@@ -249,37 +255,46 @@ def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
     statuses = ["", *(f',"status":"{word}"' for word in STATUSES[1:])]
     cost = issue_costs_ns(job)
     place, who = [str(lane) for lane in timeline.lanes], [str(lane) for lane in timeline.issuer]
-    several = job.iterations > 1
+    heads = [f'"ph":"X","cat":"{category}","name":' for category in CATEGORIES]
+    several, columns = job.iterations > 1, timeline.trace.tasks
     for rows in in_pieces(shown):
-        ops = timeline.trace.tasks["op"][rows]
-        by_op = (column[ops].tolist() for column in (facts_of, cost, titles.category))
+        ops, start, issue = columns["op"][rows], columns["start_ns"][rows], columns["issue_ns"][rows]
+        spans = (
+            columns["ready_ns"][rows],
+            start,
+            columns["end_ns"][rows] - start,
+            issue - cost[ops],
+            cost[ops],
+        )
+        by_op = (column[ops].tolist() for column in (facts_of, titles.category, titles.own))
         after = timeline.feeds.take(rows).lists()
-        for task, fact, costs, category, fed_by in zip(timeline.tasks(rows), *by_op, after, strict=True):
-            row, op, n, issuer, ready, issue, start, end, status, wait, d, lane = task
-            number, name, title = row + 1, graph.op_names[op], titles.of(op, category)
-            own = "" if title == name else f'"op":{json.dumps(name)},'
+        each = zip(timeline.tasks(rows), *map(_us, spans), *by_op, after, strict=True)
+        for task, ready, begin, length, call_begin, call_length, fact, category, titled, fed_by in each:
+            row, op, n, issuer, _, _, _, _, status, wait, d, lane = task
+            number, name, own = row + 1, _quoted(graph.op_names[op]), ""
+            title = name
+            if titled:
+                title, own = _quoted(titles.of(op)), f'"op":{name},'
             iteration = f',"iteration":{n}' if several else ""
             args = (
-                f'{own}{said[fact]},"ready (us)":{_us(ready)}{iteration}{waits[wait]}{statuses[status]}'
+                f'{own}{said[fact]},"ready (us)":{ready}{iteration}{waits[wait]}{statuses[status]}'
                 f"{meets.get(op, '')}{_said_of_feeds(fed_by)}"
             )
-            where = place[lane]
-            head = f'"ph":"X","cat":"{CATEGORIES[category]}","name":{json.dumps(title)}'
-            span = f'{where},"ts":{_us(start)},"dur":{_us(end - start)}'
+            span = f'{heads[category]}{title},{place[lane]},"ts":{begin},"dur":{length}'
             if category == 0:
-                yield f'{{{head},{span},"args":{{"External id":{number},{args}}}}}'
+                yield f'{{{span},"args":{{"External id":{number},{args}}}}}'
                 continue
             tied = f'"External id":{number},"correlation":{number}'
             on = f'"device":{timeline.ranks[d]},"stream":{lane + 1}'
-            yield f'{{{head},{span},"args":{{{tied},{on},{args}}}}}'
-            begin, call = issue - costs, launch_call(devices[d], category)
+            yield f'{{{span},"args":{{{tied},{on},{args}}}}}'
+            call = launch_call(devices[d], category)
             yield (
-                f'{{"ph":"X","cat":"cuda_runtime","name":"{call}",{who[issuer]},"ts":{_us(begin)},'
-                f'"dur":{_us(issue - begin)},"args":{{{tied},"op":{json.dumps(name)}}}}}'
+                f'{{"ph":"X","cat":"cuda_runtime","name":"{call}",{who[issuer]},"ts":{call_begin},'
+                f'"dur":{call_length},"args":{{{tied},"op":{name}}}}}'
             )
             flow = f'"cat":"ac2g","name":"ac2g","id":{run * _FLOWS_APART + number}'
-            yield f'{{"ph":"s",{flow},{who[issuer]},"ts":{_us(begin)}}}'
-            yield f'{{"ph":"f","bp":"e",{flow},{where},"ts":{_us(start)}}}'
+            yield f'{{"ph":"s",{flow},{who[issuer]},"ts":{call_begin}}}'
+            yield f'{{"ph":"f","bp":"e",{flow},{place[lane]},"ts":{begin}}}'
 
 
 def _said_of_feeds(rows: Sequence[int]) -> str:
@@ -305,12 +320,14 @@ def _transfer_lines(timeline: Timeline, crossing: IntArray) -> Iterator[str]:
     moved, graph, n = timeline.trace.transfers, timeline.trace.job.graph, len(timeline.trace)
     for which in in_pieces(crossing):
         rows = timeline.crossing[which]
-        columns = (moved[name][rows].tolist() for name in ("tensor", "nbytes", "start_ns", "end_ns"))
-        each = zip(rows.tolist(), timeline.crossed[which].tolist(), *columns, strict=True)
+        columns = (rows, timeline.crossed[which], moved["tensor"][rows], moved["nbytes"][rows])
+        start = moved["start_ns"][rows]
+        spans = (start, moved["end_ns"][rows] - start)
         after = timeline.feeds.take(n + rows).lists()
-        for (row, lane, tensor, nbytes, start, end), fed_by in zip(each, after, strict=True):
-            name = json.dumps(f"transfer {graph.tensor_name(tensor)}")
-            span = f'{timeline.lanes[lane]},"ts":{_us(start)},"dur":{_us(end - start)}'
+        each = zip(*(column.tolist() for column in columns), *map(_us, spans), after, strict=True)
+        for row, lane, tensor, nbytes, begin, length, fed_by in each:
+            name = _quoted(f"transfer {graph.tensor_name(tensor)}")
+            span = f'{timeline.lanes[lane]},"ts":{begin},"dur":{length}'
             args = f'"External id":{n + row + 1},"bytes":{nbytes}{_said_of_feeds(fed_by)}'
             yield f'{{"ph":"X","cat":"gpu_memcpy","name":{name},{span},"args":{{{args}}}}}'
 
@@ -323,13 +340,13 @@ def _arrow_lines(timeline: Timeline, run: int, arrows: Sequence[tuple[int, int]]
     start, end = timeline.trace.of_rows("start_ns"), timeline.trace.of_rows("end_ns")
     # Ids of their own, so that they do not join the flows of launches.
     first = run * _FLOWS_APART + len(timeline.trace) + 1
-    for number, (p, c) in enumerate(arrows, first):
+    source, target = np.array(arrows, np.int64).reshape(-1, 2).T
+    # A flow begins in a slice, not behind it.
+    leaves, arrives = _us(np.maximum(start[source], end[source] - 1)), _us(start[target])
+    for number, ((p, c), begin, until) in enumerate(zip(arrows, leaves, arrives, strict=True), first):
         flow = f'"cat":"data","name":"data","id":{number}'
-        source, target = (timeline.lanes[timeline.lane[row]] for row in (p, c))
-        # A flow begins in a slice, not behind it.
-        inside = max(int(start[p]), int(end[p]) - 1)
-        yield f'{{"ph":"s",{flow},{source},"ts":{_us(inside)}}}'
-        yield f'{{"ph":"f","bp":"e",{flow},{target},"ts":{_us(int(start[c]))}}}'
+        yield f'{{"ph":"s",{flow},{timeline.lanes[timeline.lane[p]]},"ts":{begin}}}'
+        yield f'{{"ph":"f","bp":"e",{flow},{timeline.lanes[timeline.lane[c]]},"ts":{until}}}'
 
 
 def _counter_lines(timeline: Timeline, rank: int | None) -> Iterator[str]:
@@ -338,5 +355,6 @@ def _counter_lines(timeline: Timeline, rank: int | None) -> Iterator[str]:
             continue
         head = f'{{"ph":"C","name":{json.dumps(title)},{lane},"ts":'
         tail = f',"args":{{{json.dumps(key)}:'
-        for at, value in zip(times.tolist(), values.tolist(), strict=True):
-            yield f"{head}{_us(at)}{tail}{value}}}}}"
+        for piece in in_pieces(np.arange(len(times))):
+            for at, value in zip(_us(times[piece]), values[piece].tolist(), strict=True):
+                yield f"{head}{at}{tail}{value}}}}}"

@@ -302,7 +302,7 @@ class _Words:
             if each % 2 == 0:
                 yield _note("op", name), _named("cuda_runtime", launch_call(devices[d], category))
                 continue
-            title = self._titles.of(op, category)
+            title = self._titles.of(op)
             notes = b"" if title == name else _note("op", name)
             notes += self._facts[fact] + _note("ready_ns", ready)
             if self._several:

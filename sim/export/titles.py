@@ -45,36 +45,37 @@ class Titles:
     ----------
     category : array of int64
         Index into `CATEGORIES`, by op.
+    own : array of bool
+        Whether the title of each op is another than its name.
     """
 
     def __init__(self, job: Job) -> None:
         graph, devices = job.graph, job.machine.devices
         self._names, self._attributes = graph.op_names, graph.attributes
-        self._gpu = np.array([device.kind == "gpu" for device in devices])[job.device_of]
+        gpu = np.array([device.kind == "gpu" for device in devices])[job.device_of]
         self._kinds = ["".join(word.capitalize() for word in kind.split("_")) for kind in graph.kinds]
         self._kind = graph.kind_code
         copies = graph.is_kind("copy")
-        self._communicates = (graph.is_kind(*COMMUNICATION) | job.meets) & ~copies
         worker = np.array([device.workers > 0 for device in devices])[job.device_of]
+        self.own = gpu & ~worker & (graph.is_kind(*COMMUNICATION) | job.meets | copies)
         self.category = np.where(worker, _WORKER, np.where(copies, _COPY, _KERNEL))
         for op, given in graph.attributes.items():
             if "kernel" in given and not worker[op]:
+                self.own[op] = given["kernel"] != graph.op_names[op]
                 begin = str(given["kernel"])[:6]
                 self.category[op] = {"Memcpy": _COPY, "Memset": _FILL}.get(begin, _KERNEL)
 
-    def of(self, op: int, category: int) -> str:
-        """Return the title of an op of that category."""
+    def of(self, op: int) -> str:
+        """Return the title of an op."""
         name = self._names[op]
-        if category == _WORKER:
+        if not self.own[op]:
             return name
         recorded = self._attributes.get(op, {}).get("kernel")
         if recorded is not None:
             return str(recorded)
-        if not self._gpu[op]:
-            return name
-        if category == _COPY:
+        if self.category[op] == _COPY:
             return f"Memcpy ({name})"
-        return f"ncclDevKernel_{self._kinds[self._kind[op]]}({name})" if self._communicates[op] else name
+        return f"ncclDevKernel_{self._kinds[self._kind[op]]}({name})"
 
 
 def launch_call(device: Device, category: int) -> str:

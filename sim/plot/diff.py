@@ -100,7 +100,7 @@ def diff_gantt(differences: Differences) -> Figure:
             f"{letter}  {schedule.title}: {schedule.makespan_ns / ns:,.4g} {unit}", loc="left", fontsize=10
         )
         ax.set_yticks(range(len(lanes)), lanes, fontsize=8 if len(lanes) > 24 else None)
-        ax.set_ylim(len(lanes) - 0.5, -0.5)
+        ax.set_ylim(max(len(lanes), 1) - 0.5, -0.5)
         ax.set_xlim(0, until / scale)
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="x", linewidth=0.4, alpha=0.5)

@@ -29,8 +29,12 @@ _SHOWN: Final = 10
 def print_rows(rows: Sequence[Row], settings: Sequence[str]) -> None:
     """Print settings, policy, makespan, how far it is from the bound, and what else such runs have.
 
-    A training run has goodput; a training step tokens/s, MFU, memory of the fullest rank, bubble.
+    That is how much gets done in a second, how busy devices were, the most memory that one of them had, the
+    bubble of a pipeline; of a training run goodput; of a training step tokens/s, MFU, memory of the fullest
+    rank, bubble. The shortest makespan has a star.
     """
+    done = [row["makespan_ns"] for row in rows if not row["error"]]
+    best = min(done) if len(set(done)) > 1 else None
     lines, failures = [], []
     unused: dict[str, list[str]] = {}
     goodputs = dict.fromkeys(key for row in rows for key in row if key.endswith(".goodput"))
@@ -38,14 +42,16 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str]) -> None:
     for row in rows:
         cells = {key: str(row[key] or "") for key in (*settings, "policy")}
         more = {key: percent(row[key]) if row.get(key) else "" for key in goodputs}
-        more |= _of_training(row) if trains else {}
+        more |= _of_training(row) if trains else _of_devices(row, rows)
         if row["error"]:
             lines.append({**cells, "makespan": "failed", "above bound": "", **more})
             failures.append(f"{', '.join(cells.values())}: {row['error']}")
         else:
             makespan, bound = row["makespan_ns"], row["lower_bound_ns"]
             above = percent(makespan / bound - 1) if bound else ""
-            lines.append({**cells, "makespan": format_duration(makespan), "above bound": above, **more})
+            star = "*" if makespan == best else "" if best is None else " "
+            shown = {"makespan": f"{format_duration(makespan)}{star}", "above bound": above}
+            lines.append({**cells, **shown, **more})
             unused[", ".join(cells.values())] = (
                 row["unused_devices"].split(", ") if row["unused_devices"] else []
             )
@@ -120,6 +126,44 @@ def _print_limits(row: Row, goal: Goal) -> None:
         told.append(f"{limit.what} {shown_result(limit.what, row[limit.column])} ({limit})")
     if told:
         print("  " + "; ".join(told))
+
+
+def _of_devices(row: Row, rows: Sequence[Row]) -> dict[str, str]:
+    """Return what a run has in common with all runs: only what some row of the table has."""
+    unused = (row.get("unused_devices") or "").split(", ")
+    used = {
+        number: [
+            (value, name)
+            for key, value in row.items()
+            for name, dot, what in [key.rpartition(".")]
+            if dot and what == number and value is not None and f"{name}.bubble" in row and name not in unused
+        ]
+        for number in ("utilisation", "peak_memory_bytes")
+    }
+    shares = [share for share, _ in used["utilisation"]]
+    peak, where = max(used["peak_memory_bytes"], key=lambda found: found[0], default=(0, ""))
+    several = any(sum(key.endswith(".peak_memory_bytes") for key in other) > 1 for other in rows)
+    told = {
+        "micro-batches/s": _rate(row.get("micro_batches_per_s")),
+        "samples/s": _rate(row.get("samples_per_s")),
+        "utilisation": percent(sum(shares) / len(shares)) if shares else "",
+        "bubble": percent(row["pipeline.bubble"]) if "pipeline.bubble" in row else "",
+        "peak memory": (size(peak) + (f" {where}" if several else "")) if peak else "",
+    }
+    keys = {
+        "micro-batches/s": "micro_batches_per_s",
+        "samples/s": "samples_per_s",
+        "bubble": "pipeline.bubble",
+    }
+    some = {name: any(key in other for other in rows) for name, key in keys.items()}
+    some["peak memory"] = any(
+        value for other in rows for key, value in other.items() if key.endswith(".peak_memory_bytes")
+    )
+    return {name: value for name, value in told.items() if some.get(name, True)}
+
+
+def _rate(per_s: float | None) -> str:
+    return "" if per_s is None else f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.4g}"
 
 
 def _of_training(row: Row) -> dict[str, str]:

@@ -52,7 +52,15 @@ def sweep(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="Write the table (.csv, .json); an interrupted sweep resumes from it.",
+            help="Write the table (.csv, .json, .parquet); an interrupted sweep resumes from it.",
+        ),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw what is sought, or the makespan, over the first key (.png, .svg, .pdf).",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace another table that is there.")] = False,
@@ -76,13 +84,15 @@ def sweep(
     from scenarios.cli.tables.sweep_tables import print_answer, print_left_out, print_rows
     from scenarios.cli.warned import show_warnings
     from scenarios.fields.goals import read_goal
-    from scenarios.report.outputs import check_path
+    from scenarios.report.outputs import PICTURES, check_path
     from scenarios.run import sweep as sweeps
     from scenarios.run.sweeps.sweep_executors import dask_executor, process_executor
     from sim.words.errors import InputError
 
     if out is not None:
-        check_path("out", out, (".csv", ".json"))
+        check_path("out", out, (".csv", ".json", ".parquet"))
+    if plot is not None:
+        check_path("plot", plot, PICTURES)
     if dask is not None and jobs > 1:
         raise InputError("give --jobs or --dask, not both")
     goal = read_goal(minimise, maximise, subject_to or ())
@@ -123,8 +133,14 @@ def sweep(
         except sweeps.Interrupted as stopped:
             show(stopped.rows)
             raise
-    if out is not None:
-        typer.echo(f"wrote {out}", err=True)
+    if plot is not None:
+        from scenarios.report.sweep_plot import sweep_plot
+        from sim.plot.figure import save
+
+        save(sweep_plot(rows, settings, "makespan" if goal is None else goal.what), plot)
+    for path in (out, plot):
+        if path is not None:
+            typer.echo(f"wrote {path}", err=True)
     show(rows)
     if any(row["error"] for row in rows) if goal is None else not goal.ranked(rows):
         raise typer.Exit(1)

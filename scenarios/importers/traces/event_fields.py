@@ -43,12 +43,12 @@ def span(event: Mapping[str, Any]) -> tuple[int, int]:
 
 def whole(of: Mapping[str, Any], key: str) -> int:
     """Return a whole number of 64 bits; text with one is one."""
-    value = number = of[key]
+    value = of[key]
+    number: int = value
     if type(value) is not int:
-        if (isinstance(value, str) and value.removeprefix("-").isdecimal()) or (isinstance(value, float) and value.is_integer()):
-            number = int(value)
-        else:
-            raise ValueError(f"{key}: {value!r:.40} is no whole number of 64 bits")
+        is_text = isinstance(value, str) and value.removeprefix("-").isdecimal()
+        is_whole = is_text or (isinstance(value, float) and value.is_integer())
+        number = int(value) if is_whole else 2**63
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{key}: {value!r:.40} is no whole number of 64 bits")
     return number

@@ -17,8 +17,9 @@ than the tasks and calls among them.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -26,9 +27,13 @@ from scenarios.importers.files import StrPath, in_file
 from scenarios.importers.streamed_json import items
 from scenarios.importers.traces.event_fields import arguments, ns, span, text, thread_of, whole
 from scenarios.importers.traces.kineto_rows import GpuTask, HostCall, HostWait, StreamWait, Thread, Trace
+from scenarios.importers.traces.noted_waits import Noted, noted_wait, resolved
 from sim.words.errors import InputError
 
-__all__ = ["read_events"]
+__all__ = ["RECORD", "read_events"]
+
+RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
+"""The call that records an event."""
 
 _GPU: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 _HOST: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"})
@@ -81,8 +86,7 @@ class _Reader:
     def __init__(self) -> None:
         self._tasks: list[GpuTask] = []
         self._calls: list[HostCall] = []
-        self._waits: list[StreamWait] = []
-        self._notes_waits = False
+        self._noted: list[Noted] = []
         self._host_waits: dict[int, HostWait] = {}
         self._inside: dict[Thread, list[tuple[int, int]]] = defaultdict(list)
         self._operators: dict[int, str] = {}  # by External id
@@ -94,7 +98,6 @@ class _Reader:
         if not isinstance(event, dict):
             raise ValueError(f"{event!r:.40} is no event")
         category, phase = text(event, "cat").lower() if "cat" in event else "", event.get("ph")
-        self._notes_waits |= category == "cuda_sync"
         if category in _OPERATOR:
             self._operator(event)
         if phase != "X":
@@ -105,13 +108,18 @@ class _Reader:
         elif category in _HOST:
             self._calls.append(_call(event))
         elif category == "cuda_sync":
-            if event["name"] == "Stream Wait Event":
-                self._waits.extend(_wait(arguments(event)))
-            elif event["name"] in ("Event Sync", "Stream Sync"):
-                self._host_waits.update(_host_wait(arguments(event)))
+            self._note(event)
         elif str(event.get("name")).startswith(_COLLECTIVE):
             begin, took = span(event)
             self._inside[_thread_of(event)].append((begin, begin + took))
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        args, name = arguments(event), event["name"]
+        if name == "Stream Wait Event" or (name == "Event Sync" and "wait_on_stream" in args):
+            self._noted.append(noted_wait({**args, "stream": -1} if name == "Event Sync" else args))
+        elif name in ("Event Sync", "Stream Sync"):
+            call = whole(args, "correlation")
+            self._host_waits[call] = HostWait(whole(args, "device"), whole(args, "stream"), call)
 
     def _operator(self, event: Mapping[str, Any]) -> None:
         args = arguments(event) if "args" in event else {}
@@ -141,10 +149,16 @@ class _Reader:
         self._refuse_shared_launches()
         inside = defaultdict(list, {thread: _apart(spans) for thread, spans in self._inside.items()})
         callers = _callers(self._numbered)
-        waits, noted = self._waits, self._notes_waits
-        return Trace(
-            self._tasks, self._calls, waits, noted, self._host_waits, callers, inside, rank, world_size
-        )
+        waits = []
+        records = [call.correlation for call in self._calls if RECORD.match(call.name)]
+        for wait in resolved(self._noted, sorted(records)):
+            recorded = wait.recorded if wait.recorded >= 0 else wait.asked
+            if wait.stream < 0:
+                self._host_waits[wait.call] = HostWait(wait.device, wait.on_stream, recorded)
+            else:
+                sure = wait.recorded >= 0
+                waits.append(StreamWait(wait.device, wait.stream, wait.call, wait.on_stream, recorded, sure))
+        return Trace(self._tasks, self._calls, waits, self._host_waits, callers, inside, rank, world_size)
 
     def _refuse_shared_launches(self) -> None:
         """Refuse tasks that two calls launched; a call inside another one is no second."""
@@ -240,26 +254,3 @@ def _thread_of(event: Mapping[str, Any]) -> Thread:
     """Return process and thread of an operator; of one that has none, a thread that calls nothing."""
     known = str(event.get("pid")).isdecimal() and str(event.get("tid")).isdecimal()
     return thread_of(event) if known else (-1, -1)
-
-
-def _wait(args: Mapping[str, Any]) -> Iterator[StreamWait]:
-    """Yield the wait, unless the profiler could not tell what for (-1)."""
-    on_stream, recorded = whole(args, "wait_on_stream"), _recorded(args)
-    device, stream, after = (whole(args, key) for key in ("device", "stream", "correlation"))
-    if on_stream >= 0 and (recorded is None or recorded >= 0):
-        yield StreamWait(device, stream, after, on_stream, recorded)
-
-
-def _host_wait(args: Mapping[str, Any]) -> Iterator[tuple[int, HostWait]]:
-    """Yield the call's correlation and what it waits for, as far as the profiler could tell."""
-    device, correlation = whole(args, "device"), whole(args, "correlation")
-    if "wait_on_stream" not in args:
-        yield correlation, HostWait(device, whole(args, "stream"), None)
-    for wait in _wait(args) if "wait_on_stream" in args else ():
-        yield correlation, HostWait(device, wait.on_stream, wait.recorded)
-
-
-def _recorded(args: Mapping[str, Any]) -> int | None:
-    """Return the correlation of the call that recorded an event; None: the profiler is too old to say it."""
-    key = "wait_on_cuda_event_record_corr_id"
-    return whole(args, key) if key in args or "wait_on_cuda_event_id" not in args else None

@@ -47,6 +47,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from scenarios.importers.traces.kineto_events import RECORD
 from scenarios.importers.traces.kineto_rows import GpuTask, HostCall, Thread, Trace
 from scenarios.importers.traces.kineto_waits import Streams
 
@@ -60,7 +61,6 @@ _APART_NS: Final = 10_000
 _ALL: Final = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
 _STREAM: Final = re.compile(r"(cuda|hip|cu)StreamSynchronize")
 _EVENT: Final = re.compile(r"(cuda|hip|cu)EventSynchronize")
-_RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
 _COPY: Final = re.compile(r"(cuda|hip|cu)Memcpy(?!.*(Async|Peer))")
 _ON_DEVICE: Final = re.compile(r"DtoD|DeviceToDevice|PtoP")
 _TO_PAGEABLE: Final = re.compile(r"Device -> Pageable")
@@ -128,7 +128,7 @@ class Host:
         tasks = self._launches.get(call.correlation, [])
         if tasks:
             self._launch(n, call, tasks)
-        elif _RECORD.match(call.name) and call.thread in self._mine:
+        elif RECORD.match(call.name) and call.thread in self._mine:
             self._marked[call.thread] = self._mine[call.thread], call.correlation
         elif (awaited := self._awaited(call)) is not None:
             self._reach(n, call)
@@ -187,8 +187,8 @@ class Host:
         if _ALL.match(call.name):
             return self._in_time(call, self._streams.all_at(call.correlation))
         if (noted := self._trace.host_waits.get(call.correlation)) is not None:
-            stream: tuple[int, int] | None = noted.device, noted.stream
-            recorded = call.correlation if noted.recorded is None else noted.recorded
+            stream: tuple[int, int] | None = (noted.device, noted.stream)
+            recorded = noted.recorded
         elif _STREAM.match(call.name):
             stream, recorded = self._mine.get(call.thread), call.correlation
         elif _EVENT.match(call.name):

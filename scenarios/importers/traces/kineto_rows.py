@@ -78,8 +78,10 @@ class StreamWait:
     after: int
     """Tasks of the stream launched after this correlation wait,"""
     on_stream: int
-    recorded: int | None
-    """for those of the other stream launched before this one; None: nobody knows when."""
+    recorded: int
+    """for those of the other stream launched before this one."""
+    sure: bool
+    """Whether the event was recorded by that call; else it may have been earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,8 @@ class HostWait:
     device: int
     stream: int
     """-1: all streams."""
-    recorded: int | None
-    """The event was recorded by this correlation; None: it waits for all that was launched before."""
+    recorded: int
+    """It waits for what was launched before this correlation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,6 @@ class Trace:
     Attributes
     ----------
     tasks, calls, waits
-    notes_waits : bool
-        Whether the profiler noted waits, if only that it could not tell what for.
     host_waits : dict
         By correlation of the call.
     callers : dict
@@ -115,7 +115,6 @@ class Trace:
     tasks: list[GpuTask] = field(default_factory=list)
     calls: list[HostCall] = field(default_factory=list)
     waits: list[StreamWait] = field(default_factory=list)
-    notes_waits: bool = False
     host_waits: dict[int, HostWait] = field(default_factory=dict)
     callers: dict[Thread, Thread] = field(default_factory=dict)
     inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))

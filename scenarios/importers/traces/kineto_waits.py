@@ -13,7 +13,8 @@ Which event a stream waits for is in newer traces (``cuda_sync``, profiled with
 ``enable_cuda_sync_events``). An older one has the calls of ``cudaStreamWaitEvent`` only: then the stream on
 which the thread launches next is taken to wait for all other streams as they are at the call, unless the
 recorded times say otherwise. One in between tells the stream of the event, and not when it was recorded: then
-it is taken as it is at the call, under the same condition.
+it is taken as it is at the call, or at the first that waits for the same event, under the same condition
+(`noted_waits`).
 """
 
 from __future__ import annotations
@@ -135,11 +136,11 @@ def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
 def _waits(trace: Trace) -> Iterator[EventWait]:
     """Yield every wait, as recorded or, without a record, as inferred."""
     streams = Streams(trace)
-    if trace.notes_waits:
+    if trace.waits:
         for n, told in enumerate(trace.waits):
-            key, recorded = (n, told.on_stream), told.after if told.recorded is None else told.recorded
-            wait = EventWait(key, told.after, told.device, told.stream, told.on_stream, recorded)
-            yield wait if told.recorded is not None else wait._replace(fits=streams.fits(trace, wait))
+            key = n, told.on_stream
+            wait = EventWait(key, told.after, told.device, told.stream, told.on_stream, told.recorded)
+            yield wait if told.sure else wait._replace(fits=streams.fits(trace, wait))
         return
     threads, call_of = _launched_by(trace), {call.correlation: call for call in trace.calls}
     calls = (call for call in trace.calls if _STREAM_WAIT.match(call.name))

@@ -69,10 +69,14 @@ def overheads(trace: Trace, streams: Streams) -> Overheads:
     """Return what the GPUs of a process took themselves."""
     samples: dict[str, list[int]] = {name: [] for name in Overheads._fields}
     ends = {call.correlation: call.end_ns for call in trace.calls}
+    begun: set[int] = (
+        set()
+    )  # launches whose first task has started: the others of a CUDA graph show no latency
     for i, task in enumerate(trace.tasks):
         causes = _causes(trace, streams, i, ends.get(task.correlation))
-        if not causes:
+        if not causes or (task.correlation in begun and causes.keys() == {"launch_latency"}):
             continue
+        begun.add(task.correlation)
         name = max(causes, key=causes.__getitem__)
         late_ns = task.start_ns - causes[name]
         certain = all(causes[name] - ns >= _CERTAIN_NS for other, ns in causes.items() if other != name)
@@ -127,6 +131,8 @@ def _causes(trace: Trace, streams: Streams, i: int, issued_ns: int | None) -> di
 def _usual(samples: Sequence[int]) -> Usual:
     if not samples:
         return Usual()
-    most = 3 * sorted(samples)[len(samples) // 2]
+    most = (
+        3 * sorted(samples)[(len(samples) - 1) // 2]
+    )  # of an even number the lower median: what is odd is long
     kept = [ns for ns in samples if ns <= most]
     return Usual(round_half_up(sum(kept) / len(kept)), most)

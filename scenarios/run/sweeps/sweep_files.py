@@ -5,17 +5,19 @@
     FILE.partial   one line of JSON for each point that is done, with a stamp of what its results depend on
     FILE           all points in order
 
-A table that is there is not replaced by another one unless it is forced.
+A table that is there is not replaced by another one unless it is forced. Two sweeps cannot write one table at
+once.
 """
 
 from __future__ import annotations
 
 import csv
+import fcntl
 import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -25,10 +27,11 @@ from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.importers.files import files_in
 from scenarios.run.sweeps.sweep_points import Point, Row, column_of
+from sim.files.atomic_files import write_bytes
 from sim.files.reading import read_bytes
-from sim.words.errors import InputError
+from sim.words.errors import InputError, extra
 
-__all__ = ["check_same_table", "finished", "remember", "stamps", "table"]
+__all__ = ["check_same_table", "finished", "remember", "same_as", "stamps", "sweeping", "write_rows"]
 
 
 def stamps(path: str, points: Sequence[Point], sets: Sequence[str], allow_outside: bool) -> dict[str, str]:
@@ -96,6 +99,32 @@ def finished(partial: Path, now: Mapping[str, str], columns: Sequence[str]) -> d
     return found
 
 
+@contextmanager
+def sweeping(out: str | Path) -> Iterator[Path]:
+    """Give the partial file of a table, which nobody else writes meanwhile.
+
+    Raises
+    ------
+    InputError
+        Another sweep writes the same table now.
+    """
+    partial = Path(f"{out}.partial")
+    try:
+        file = partial.open("a", encoding="utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(partial)) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with the process, however that ends
+        except OSError:
+            raise InputError(f"{out}: another sweep is writing it; name another file, or wait") from None
+        try:
+            yield partial
+        finally:
+            if partial.exists() and not partial.stat().st_size:
+                partial.unlink()
+
+
 def check_same_table(out: str | Path, points: Sequence[Point]) -> None:
     """Refuse to write over a file that is not the table of the same points."""
     path = Path(out)
@@ -103,9 +132,8 @@ def check_same_table(out: str | Path, points: Sequence[Point]) -> None:
         return
     keys = [column_of(key) for key, _ in points[0].settings]
     found: list[Row] = []
-    with suppress(ValueError, TypeError, csv.Error):  # no table at all is refused below
-        text = read_bytes(path, unpack=False).decode()
-        found = list(csv.DictReader(io.StringIO(text))) if path.suffix == ".csv" else json.loads(text)
+    with suppress(ValueError, TypeError, KeyError, csv.Error):  # no table at all is refused below
+        found = _read_rows(path)
         there = [[row.get(key) for key in keys] for row in found if "policy" in row]
         if there == [[value for _, value in point.settings] for point in points]:
             return
@@ -118,14 +146,45 @@ def check_same_table(out: str | Path, points: Sequence[Point]) -> None:
     raise InputError(f"{out}: is there already and is {of}; name another file, or replace it with --force")
 
 
-def table(rows: Sequence[Row], path: str | Path) -> str:
-    """Return rows as ``.json``, else as CSV."""
-    if Path(path).suffix == ".json":
-        return json.dumps(list(rows), indent=1) + "\n"
+def _read_rows(path: Path) -> list[Row]:
+    if path.suffix == ".parquet":
+        with extra("parquet", f"reading {path}"):
+            import pyarrow.parquet as parquet
+        read: list[Row] = parquet.read_table(io.BytesIO(read_bytes(path, unpack=False))).to_pylist()
+        return read
+    text = read_bytes(path, unpack=False).decode()
+    if path.suffix == ".csv":
+        return list(csv.DictReader(io.StringIO(text)))
+    rows: list[Row] = json.loads(text)
+    return rows
+
+
+def same_as(rows: Sequence[Row], path: str | Path) -> bool:
+    """Whether a file is the table of these rows already."""
+    return read_bytes(Path(path), unpack=False) == _content(rows, path)
+
+
+def write_rows(rows: Sequence[Row], path: str | Path) -> None:
+    """Write rows as a table: ``.json``, ``.parquet``, else CSV."""
+    write_bytes(path, _content(rows, path))
+
+
+def _content(rows: Sequence[Row], path: str | Path) -> bytes:
+    ending = Path(path).suffix
+    if ending == ".json":
+        return (json.dumps(list(rows), indent=1) + "\n").encode()
     columns = list(dict.fromkeys(column for row in rows for column in row if column != "error"))
     columns += ["error"] * any("error" in row for row in rows)
+    if ending == ".parquet":
+        with extra("parquet", f"writing {path}"):
+            import pyarrow
+            import pyarrow.parquet as parquet
+        binary = io.BytesIO()
+        whole = [{column: row.get(column) for column in columns} for row in rows]
+        parquet.write_table(pyarrow.Table.from_pylist(whole), binary)
+        return binary.getvalue()
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return text.getvalue()
+    return text.getvalue().encode()

@@ -20,7 +20,7 @@ there are no others), sums them over the ranks of both.
 A send and a recv are one group call. It waits for what was issued before it on the stream of all, in the
 forward but for the last block (blocks of the forward are on two streams there). What is received is added to
 what was computed; that two blocks' outputs are one, corrected by their softmax, takes no time here. Attention
-has to be one op.
+has to be one op; the rewrite ``attention`` makes it of products and a softmax.
 
 Sources: TransformerEngine, attention/dot_product_attention/context_parallel.py (``AttnFuncWithCPAndKVP2P``,
 ``AttnFuncWithCPAndKVAllGather``, ``AttnFuncWithCPAndQKVOA2A``); Liu et al., "Ring Attention", arXiv
@@ -192,7 +192,8 @@ class _Tokens:
             (a, _), (b, _) = record.inputs[:2]
             if a in self.on_tokens and b in self.on_tokens:
                 message = f"{record.kind} {record.name!r} multiplies two tensors that are no parameters"
-                raise GraphError(f"{message}; context-parallel needs attention as one op (kind attention)")
+                advice = "let the rewrite attention, which makes one op of it, come before training"
+                raise GraphError(f"{message}; context-parallel needs attention as one op: {advice}")
         for tensor, nbytes in zip(made, record.outputs, strict=True):
             self._note(tensor, nbytes, record)
         outputs = tuple(self.nbytes(tensor) for tensor in made)

@@ -1,0 +1,74 @@
+"""How much of a makespan nothing explains: the delays of a recording on the executed path.
+
+::
+
+    stream 7    [a][ delay.1 ][b]                          a delay is what kept b, and nothing in the trace
+    stream 20   [c                ][ delay.2 ][d]          says what; the path goes back from d: delay.2, c
+
+A *delay* is idle time of a stream that no launch, no task and no event explains, beyond what the GPU itself
+takes (`scenarios.importers.traces.overheads`). The executed path (`sim.explain.path`) leads from time 0 to
+the end of the run without a hole: delays on it are part of the makespan, those beside it held nothing up.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sim.explain.path import executed_path
+from sim.graph.graph import Graph
+from sim.trace import Trace
+from sim.words.arrays import IntArray
+
+__all__ = ["Residue", "recorded_delays", "residue"]
+
+
+class Residue(NamedTuple):
+    """What nothing explains.
+
+    Attributes
+    ----------
+    ns : int
+        On the executed path.
+    share : float
+        That part of the makespan, from 0 to 1.
+    delays : int
+        How many there are in all.
+    delays_ns : int
+        How long they are together, on all streams.
+    """
+
+    ns: int
+    share: float
+    delays: int
+    delays_ns: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as ``sim run --json`` prints it."""
+        return self._asdict()
+
+
+def recorded_delays(graph: Graph) -> IntArray:
+    """Return the delays of a recording; an op of kind ``delay`` that nobody recorded is none."""
+    if "delay" not in graph.kinds:
+        return np.zeros(0, np.int64)
+    ops = np.flatnonzero(graph.is_kind("delay"))
+    return np.array([op for op in ops if "recorded_start_ns" in graph.attributes.get(int(op), {})], np.int64)
+
+
+def residue(trace: Trace) -> Residue | None:
+    """Return what part of a recording's run nothing explains; None: it is no recording."""
+    graph, tasks = trace.job.graph, trace.tasks
+    ops = recorded_delays(graph)
+    if not len(ops):
+        return Residue(0, 0.0, 0, 0) if graph.device_facts else None
+    is_delay = np.isin(tasks["op"], ops)
+    lengths = tasks["end_ns"] - tasks["start_ns"]
+    on_path = sum(
+        step.end_ns - step.start_ns
+        for step in executed_path(trace)
+        if step.kind == "task" and step.row < len(is_delay) and is_delay[step.row]
+    )
+    share = on_path / trace.makespan_ns if trace.makespan_ns else 0.0
+    return Residue(on_path, share, int(is_delay.sum()), int(lengths[is_delay].sum()))

@@ -1,0 +1,78 @@
+"""A sweep as a picture: a result over the first key, a line for each combination of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from scenarios.fields.results import column_of_result, shown_result
+from sim.words.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["sweep_plot"]
+
+
+def sweep_plot(rows: Sequence[Mapping[str, Any]], settings: Sequence[str], what: str = "makespan") -> Figure:
+    """Return the picture of a sweep.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        As `scenarios.run.sweep.sweep` returns them; those that failed are left out.
+    settings : sequence of str
+        The columns of the keys that vary.
+    what : str
+        A result of ``expect:`` that the rows have.
+
+    Raises
+    ------
+    InputError
+        Nothing to draw: every point failed.
+    """
+    from matplotlib.figure import Figure
+
+    from sim.plot.colours import OKABE_ITO
+
+    column = column_of_result(what)
+    lines: dict[str, list[tuple[str, float]]] = {}
+    policies = len({row["policy"] for row in rows}) > 1
+    for row in rows:
+        others = [f"{key.rpartition('.')[2]}={row[key]}" for key in settings[1:]]
+        if row.get(column) is not None and not row["error"]:
+            name = ", ".join([*others, *([str(row["policy"])] if policies else [])])
+            lines.setdefault(name, []).append((str(row[settings[0]]), row[column]))
+    if not lines:
+        raise InputError("there is nothing to draw: every point failed")
+    order = list(dict.fromkeys(str(row[settings[0]]) for row in rows))
+    place = _places(order)
+    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    ax = figure.subplots()
+    for k, (name, points) in enumerate(lines.items()):
+        style = ("o-", "s--", "^:", "D-.")[k % 4]  # lines may lie on one another
+        at = [place[value] for value, _ in points]
+        ax.plot(
+            at, [y for _, y in points], style, color=OKABE_ITO[k % len(OKABE_ITO)], markersize=4, label=name
+        )
+    ax.set_xticks([place[value] for value in order], order)
+    ax.set_xlabel(settings[0])
+    ax.set_ylabel(what)
+    ax.yaxis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y))
+    ax.set_ylim(bottom=0)
+    ax.spines[["top", "right"]].set_visible(False)
+    if lines.keys() != {""}:
+        ax.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _places(values: Sequence[str]) -> dict[str, float]:
+    """Return where values stand: numbers that grow evenly by their size, all others side by side."""
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        return {value: float(k) for k, value in enumerate(values)}
+    steps = {round(b - a, 9) for a, b in pairwise(numbers)}
+    even = len(steps) == 1
+    return dict(zip(values, numbers if even else map(float, range(len(values))), strict=True))

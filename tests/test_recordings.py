@@ -1,0 +1,282 @@
+"""Recordings come out again, gaps and all, and what nothing explains is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_runner import sim
+from cuda_programs import gpu, host
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from import_helpers import recorded
+from scenario_texts import write
+
+from devices.machine import make_machine
+from scenarios.importers import load_graph, write_graph
+from scenarios.recorded.machine import with_facts
+from scenarios.recorded.residue import residue
+from scenarios.recorded.setup import as_scenario, recorded_setup, run_recorded
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from sim.trace import Trace
+from sim.words.errors import InputError, ScenarioError
+from studies.recorded_ranks import load_ranks
+from studies.recordings import faster, kendall_tau, replay
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Write:
+    """Return what writes events into a file."""
+
+    def write(*events: dict[str, Any], name: str = "trace.json") -> Path:
+        path = tmp_path / name
+        path.write_text(json.dumps({"traceEvents": list(events)}))
+        return path
+
+    return write
+
+
+def starts(trace: Trace) -> dict[str, int]:
+    """Return when each op starts, in ns."""
+    names = trace.job.graph.op_names
+    ops, ns = trace.tasks["op"].tolist(), trace.tasks["start_ns"].tolist()
+    return {names[op]: start for op, start in zip(ops, ns, strict=True)}
+
+
+# -- recordings -----------------------------------------------------------------------------------
+
+RECORDINGS = [
+    pytest.param("a100_training_rank3.json.gz", marks=pytest.mark.slow),
+    *[f"h100_{name}.json.gz" for name in ("bert_small", "qwen_0_5b", "vit")],
+    *[f"v100_dlrm_8_ranks/rank{rank}.json.gz" for rank in range(8)],
+    pytest.param("v100_dlrm_8_ranks", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_a_recording_comes_out_again(name: str) -> None:
+    """The table of docs/importers.md: the span, the idle time of each stream, and the order of starts."""
+    graph = load_ranks(recorded(f"kineto/{name}"))
+    trace = run_recorded(graph)
+    trace.check()
+    found = replay(graph, trace)
+    assert abs(found.off) < 0.001
+    assert abs(found.idle_off) < 0.01
+    assert found.tau > 0.999
+    assert found.residue.share == pytest.approx(0.073 if name.startswith("a100") else 0, abs=0.001)
+    if name.endswith(".gz"):  # what ranks wait for is not their own GPU
+        fast = faster(graph, trace)
+        assert fast.simulated_ns == pytest.approx(fast.recorded_ns, rel=0.02, abs=7_000)
+        assert fast.left_ns <= 0.01 * fast.recorded_ns
+        assert fast.work_ns == fast.same_ns > 0
+
+
+@examples(60)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=20))
+def test_kendalls_tau_counts_every_pair(pairs: list[tuple[int, int]]) -> None:
+    x, y = (np.array(row) for row in zip(*pairs, strict=True))
+    signs = [(np.sign(x[i] - x[j]), np.sign(y[i] - y[j])) for i in range(len(x)) for j in range(i)]
+    apart = [sum(bool(sign[k]) for sign in signs) for k in (0, 1)]
+    if all(apart):
+        tau = sum(a * b for a, b in signs) / (apart[0] * apart[1]) ** 0.5
+        assert kendall_tau(x, y) == pytest.approx(tau)
+
+
+# -- what the GPU takes itself --------------------------------------------------------------------
+
+BACK_TO_BACK = [
+    host("cudaLaunchKernel", 1, 0, 4),
+    gpu("a", 1, 6, 50),
+    host("cudaLaunchKernel", 2, 4, 4),
+    gpu("b", 2, 57, 50),
+    host("cudaLaunchKernel", 3, 8, 4),
+    gpu("c", 3, 109, 50),
+    host("cudaLaunchKernel", 4, 12, 4),
+    gpu("d", 4, 162, 50),
+    host("cudaStreamWaitEvent", 5, 16, 1),
+    host("cudaLaunchKernel", 6, 17, 4),
+    gpu("e", 6, 216, 50, stream=20),
+]
+"""A launch latency of 2 us; gaps of 1, 2 and 3 us, 2 usually; a hop of 4 us to stream 20."""
+
+
+def test_gaps_latency_and_hop_by_hand(trace: Write) -> None:
+    graph = load_graph(trace(*BACK_TO_BACK))
+    facts = {"gap": "2000ns", "event_hop": "4000ns", "launch_latency": "2000ns"}
+    assert graph.device_facts == {"gpu": facts}
+    assert recorded_setup(graph).machine["devices"]["gpu"] == {"kind": "gpu", "streams": 2, **facts}
+    assert "delay" not in graph.kinds  # gaps of 1 and 3 us are usual, too
+    found = starts(run_recorded(graph))
+    assert [found[name] for name in ("a.0", "b.1", "c.2", "d.3", "e.4")] == [
+        *[6_000, 58_000, 110_000, 162_000, 216_000]
+    ]
+
+
+def test_a_long_gap_leaves_what_is_usual_to_the_device(trace: Write) -> None:
+    """40 us between d and f: 2 before the delay, 2 after it, and 36 that nothing explains."""
+    events = [host("cudaLaunchKernel", 7, 21, 4), gpu("f", 7, 252, 10)]
+    graph = load_graph(trace(*BACK_TO_BACK, *events))
+    delay = graph.index("delay.5")
+    assert graph.duration_ns[delay] == 36_000
+    assert graph.attributes[delay] == {"stream": 7, "recorded_start_ns": 214_000}
+    run = run_recorded(graph)
+    run.check()
+    assert starts(run)["f.5"] == 252_000
+    assert residue(run) == (0, 0.0, 1, 36_000)  # e ends at 266, f at 262
+
+
+def test_what_is_on_the_path_is_unexplained(tmp_path: Path, trace: Write) -> None:
+    """The kernel after the gap ends last: 36 of 272 us."""
+    trace(*BACK_TO_BACK, host("cudaLaunchKernel", 7, 21, 4), gpu("f", 7, 252, 20))
+    done = sim("run", tmp_path / "trace.json")
+    assert "\nunexplained 36 us, 13.2% of the makespan\n" in done.stdout
+    told = json.loads(sim("run", tmp_path / "trace.json", "--json").stdout)
+    assert told["makespan_ns"] == 272_000
+    assert told["unexplained"] == {
+        "ns": 36_000,
+        "share": 36 / 272,
+        "delays": 1,
+        "delays_ns": 36_000,
+    }
+    # a to d one after another, and from 216 to 272 e or f: a delay is no computing
+    assert told["devices"]["gpu"]["time_ns"]["compute"] == 4 * 50_000 + 56_000
+
+
+def test_a_recording_without_residue_says_so(tmp_path: Path, trace: Write) -> None:
+    trace(*BACK_TO_BACK)
+    assert "\nunexplained 0 ns, 0.0% of the makespan\n" in sim("run", tmp_path / "trace.json").stdout
+    plain = "machine: {devices: {cpu0: {kind: cpu}}}\nworkload: {ops: {a: {duration: 1us, kind: delay}}}\n"
+    assert "unexplained" not in sim("run", write(tmp_path, plain)).stdout
+
+
+GRAPH = [
+    host("cudaGraphLaunch", 1, 0, 10),
+    *[gpu(name, 1, 12 + 11 * n, 10) for n, name in enumerate("abc")],
+    gpu("fork", 1, 26, 14, stream=20),
+    gpu("join", 1, 56, 5),
+    host("cudaLaunchKernel", 2, 10, 4),
+    gpu("after", 2, 62, 5),
+    host("cudaDeviceSynchronize", 3, 14, 56),
+]
+"""One call launches a, b and c, 1 us apart on stream 7, and a branch on stream 20; the join waits for it."""
+
+
+def test_what_a_cuda_graph_hides_stays_as_delays(trace: Write) -> None:
+    """The fork starts 14 us after it was launched, the join 11 us after c and a gap: nobody says why."""
+    graph = load_graph(trace(*GRAPH))
+    facts = {"gap": "1000ns", "event_hop": "1000ns", "launch_latency": "2000ns"}
+    assert graph.device_facts == {"gpu": facts}
+    delays = [op for op in range(len(graph)) if graph.kind(op) == "delay"]
+    assert [graph.op_names[op] for op in delays] == ["delay.2", "delay.4"]
+    assert graph.duration_ns[delays].tolist() == [13_000, 10_000]
+    run = run_recorded(graph)
+    run.check()
+    found = starts(run)
+    for op, own in graph.attributes.items():
+        if "kernel" in own:
+            assert found[graph.op_names[op]] == own["recorded_start_ns"], graph.op_names[op]
+    assert run.makespan_ns == 70_000
+    assert residue(run) == (10_000, 10 / 70, 2, 23_000)
+
+
+TWO_THREADS = [
+    host("cudaLaunchKernel", 1, 0, 4),
+    gpu("a", 1, 4, 40),
+    host("cudaLaunchKernel", 2, 10, 4, tid=2),
+    gpu("b", 2, 44, 30),
+    host("cudaStreamSynchronize", 3, 20, 57, tid=2),
+    host("cudaLaunchKernel", 4, 77, 4, tid=2),
+    gpu("c", 4, 81, 10),
+    host("cudaLaunchKernel", 5, 50, 4),
+    gpu("d", 5, 54, 10, stream=20),
+]
+"""Thread 1 launches a and d, 46 us of work apart, thread 2 b and, when that has ended, c."""
+
+
+def test_two_threads_launch_side_by_side(trace: Write) -> None:
+    graph = load_graph(trace(*TWO_THREADS))
+    assert recorded_setup(graph).machine["devices"]["cpu"] == {"kind": "cpu", "cores": 2}
+    kernels = ("a.0", "b.1", "d.2", "c.3")
+    found = starts(run_recorded(graph))
+    assert [found[name] for name in kernels] == [4_000, 44_000, 54_000, 81_000]
+    ns = graph.duration_ns.copy()
+    ns[[graph.index(name) for name in kernels]] = 1_000
+    found = starts(run_recorded(replace(graph, duration_ns=ns)))
+    # b as soon as it is launched; its wait is over at 20 us, 3 us later the call, and then c is launched
+    assert [found[name] for name in kernels] == [4_000, 14_000, 54_000, 27_000]
+
+
+# -- the machine that was recorded ----------------------------------------------------------------
+
+GIVEN = """\
+machine:
+  devices:
+    gpu0: {{kind: gpu, streams: 2{more}}}
+    cpu0: {{kind: cpu, cores: 1}}
+workload: {{kineto: trace.json}}
+policy: {{name: ready-queue, synchronisation: issue, streams: recorded}}
+"""
+
+
+def last_end(scenario: Path, *sets: str) -> int:
+    """Return the makespan, in us."""
+    return run_scenario(load_scenario(scenario, sets=sets)).trace.makespan_ns // 1000
+
+
+@pytest.mark.parametrize(
+    ("more", "us"),
+    [("", 266), (", gap: 0", 260), (", gap: 5us", 275), (", launch_latency: 0", 264)],
+)
+def test_a_machine_has_the_gaps_that_it_does_not_say(
+    tmp_path: Path, trace: Write, more: str, us: int
+) -> None:
+    trace(*BACK_TO_BACK)
+    assert last_end(write(tmp_path, GIVEN.format(more=more))) == us
+
+
+def test_each_gpu_of_a_count_has_its_own(trace: Write) -> None:
+    facts = {f"gpu{rank}": {"gap": f"{rank}us", "event_hop": "2us"} for rank in range(3)}
+    graph = replace(load_graph(trace(*BACK_TO_BACK)), device_facts=facts)
+    one = {"kind": "gpu", "event_hop": "7us"}
+    devices = {"gpu": {**one, "count": 3}, "gpu2": {"gap": "9us"}, "cpu0": {"kind": "cpu"}}
+    machine = make_machine(with_facts({"devices": devices}, graph))
+    assert [(device.gap_ns, device.event_ns) for device in machine.devices] == [
+        *[(0, 7_000), (1_000, 7_000), (9_000, 7_000), (0, 0)]
+    ]
+
+
+def test_a_scenario_without_a_machine_runs_it_on_the_recorded_one(tmp_path: Path, trace: Write) -> None:
+    path = trace(*BACK_TO_BACK)
+    alone = write(tmp_path, "workload: {kineto: trace.json}\n")
+    assert last_end(path) == last_end(alone) == 266
+    changed = "machine: {preset: recorded, devices: {gpu: {gap: 0}}}\nworkload: {kineto: trace.json}\n"
+    assert last_end(write(tmp_path, changed)) == 260
+    assert last_end(path, "machine.devices.gpu={gap: 0}") == 260
+    assert as_scenario(path)["workload"] == {"kineto": "trace.json"}
+
+
+def test_a_graph_file_keeps_what_was_recorded(tmp_path: Path, trace: Write) -> None:
+    graph = load_graph(trace(*BACK_TO_BACK))
+    write_graph(graph, tmp_path / "g.json.gz")
+    assert load_graph(tmp_path / "g.json.gz").device_facts == graph.device_facts
+    assert last_end(tmp_path / "g.json.gz") == 266
+
+
+def test_what_is_no_recording_needs_a_machine(tmp_path: Path) -> None:
+    write(tmp_path, json.dumps({"schema": "sim.graph/1", "name": "g", "ops": [{"name": "a"}]}), "g.json")
+    with pytest.raises(ScenarioError, match=r"s\.yaml: machine: is missing|s\.yaml:1:1: machine: is missing"):
+        run_scenario(load_scenario(write(tmp_path, "workload: {graph: g.json}\n")))
+    preset = "machine: {preset: recorded}\nworkload: {graph: g.json}\n"
+    with pytest.raises(ScenarioError, match=r"s\.yaml:1:19: machine\.preset: 'g' is no recording"):
+        run_scenario(load_scenario(write(tmp_path, preset)))
+    with pytest.raises(InputError, match="is no recording; known"):
+        as_scenario(tmp_path / "g.json")

@@ -1,0 +1,65 @@
+"""What people see of a sweep: rates, use, peaks, the best row; files of all kinds; one writer at a time."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from cli_runner import sim
+from scenario_texts import GOOD, write
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
+
+
+def test_pipelines_show_throughput_bubble_and_memory() -> None:
+    vary = ["--vary", "workload.pipeline.micro_batches=4,8"]
+    lines = sim("sweep", EXAMPLES / "gpipe.yaml", *vary).stdout.splitlines()
+    assert [line.split()[2:] for line in lines[1:3]] == [
+        ["21", "ms*", "75.0%", "190.5", "57.1%", "42.9%", "38.15", "MiB", "rank0"],
+        ["33", "ms", "37.5%", "242.4", "72.7%", "27.3%", "76.29", "MiB", "rank0"],
+    ]
+    assert lines[0].split("  ")[-1].strip() == "peak memory"
+
+
+def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    vary = ["--vary", "machine.devices.cpu0.cores=1,2"]
+    for name in ("t.csv", "t.parquet"):
+        assert sim("sweep", path, *vary, "--out", tmp_path / name).exit_code == 0
+    one, other = pd.read_csv(tmp_path / "t.csv"), pd.read_parquet(tmp_path / "t.parquet")
+    assert one["makespan_ns"].tolist() == other["makespan_ns"].tolist()
+    assert list(one) == list(other)
+    before = (tmp_path / "t.parquet").read_bytes()
+    assert sim("sweep", path, *vary, "--out", tmp_path / "t.parquet").exit_code == 0
+    assert (tmp_path / "t.parquet").read_bytes() == before
+    other_points = ["--vary", "machine.devices.cpu0.cores=3,4"]
+    refused = sim("sweep", path, *other_points, "--out", tmp_path / "t.parquet")
+    assert "is there already and is other values of the same keys" in refused.stderr
+
+
+def test_two_sweeps_do_not_write_one_table(tmp_path: Path) -> None:
+    path, out = write(tmp_path), tmp_path / "t.csv"
+    with Path(f"{out}.partial").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refused = sim("sweep", path, "--vary", "seed=1,2", "--out", out)
+    assert refused.exit_code == 2
+    assert refused.stderr.endswith("another sweep is writing it; name another file, or wait\n")
+    assert sim("sweep", path, "--vary", "seed=1,2", "--out", out).exit_code == 0
+    assert not Path(f"{out}.partial").exists()
+
+
+def test_a_sweep_is_drawn(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    vary = ["--vary", "machine.devices.cpu0.cores=1,2", "--vary", "seed=1,2"]
+    assert sim("sweep", path, *vary, "--plot", tmp_path / "s.png").exit_code == 0
+    assert (tmp_path / "s.png").stat().st_size > 5000
+
+
+def test_nothing_to_draw_says_so(tmp_path: Path) -> None:
+    from scenarios.report.sweep_plot import sweep_plot
+    from sim.words.errors import InputError
+
+    with pytest.raises(InputError, match="every point failed"):
+        sweep_plot([{"a": 1, "policy": "p", "error": "no"}], ["a"])
