@@ -454,6 +454,31 @@ def test_a_cuda_graph_by_hand(three: Graph) -> None:
     assert what_if(three, {"cuda_graph": False}) is three
 
 
+def test_a_copy_from_the_host_is_in_no_cuda_graph(tmp_path: Path) -> None:
+    """Each step a loader works 50 us, and its batch is copied; the work between other launches goes."""
+    events, now = [], 0
+    for step in range(2):
+        for n, (work, name, category) in enumerate(
+            [
+                (50, "Memcpy HtoD (Pinned -> Device)", "gpu_memcpy"),
+                (10, "kernel", "kernel"),
+                (10, "kernel", "kernel"),
+            ]
+        ):
+            now += work
+            correlation = 3 * step + n + 1
+            call = "cudaMemcpyAsync" if n == 0 else "cudaLaunchKernel"
+            events += [host(call, correlation, now, 4), gpu(name, correlation, now + 4, 1, category=category)]
+            now += 4
+    graph = what_if(trace_of(*events, path=tmp_path / "t.json"), {"cuda_graph": {"launch": "2us", "node": 0}})
+    calls = [name for name in graph.op_names if name.startswith("launch")]
+    assert calls == ["launch.0", "launch.1", "launch.3", "launch.4"]
+    assert graph.duration_ns[[graph.index(name) for name in calls]].tolist() == [
+        *(4 * US, (10 + 2) * US),
+        *((50 + 4) * US, (10 + 2) * US),
+    ]
+
+
 def test_the_gap_between_kernels() -> None:
     """Three kernels of 10 us, launched in 1 us each and 2 us apart; the idle time before c is there, too."""
     b = GraphBuilder("gaps")
