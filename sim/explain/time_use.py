@@ -31,15 +31,16 @@ from sim.words.arrays import BoolArray
 from sim.words.intervals import union
 
 if TYPE_CHECKING:
+    from sim.job.job import Job
     from sim.record.record import Record
 
-__all__ = ["COMMUNICATION", "WORD_OF_REASON", "communicates", "time_use"]
+__all__ = ["COMMUNICATION", "WORD_OF_REASON", "communicates", "moving_ops", "time_use"]
 
 COMMUNICATION: Final = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "collective", "copy", "recv"}
     | {"reduce_scatter", "send", "transfer"}
 )
-"""Kinds of op that move data and compute nothing. A ``copy`` is a memcpy, as in every export."""
+"""Kinds of op that move data and compute nothing; of a recording's see `moving_ops`."""
 
 WORD_OF_REASON: Final = {"transfer": "communicate", "finished": "idle", "unused": "idle"}
 """What time without a running op is called, by its reason (`sim.explain.idle.REASONS`); else ``wait``."""
@@ -92,5 +93,19 @@ def time_use(
 
 def communicates(trace: Record) -> BoolArray:
     """Return which tasks move data and compute nothing."""
-    job = trace.job
-    return np.asarray((job.graph.is_kind(*COMMUNICATION) | job.meets)[trace.tasks["op"]])
+    return np.asarray(moving_ops(trace.job)[trace.tasks["op"]])
+
+
+def moving_ops(job: Job) -> BoolArray:
+    """Return which ops move data and compute nothing.
+
+    A ``copy`` is a memcpy, as in every export. Of recorded kernels the name tells (``Memcpy``, ``Memset``):
+    those that concatenate or transpose are copies by kind, and compute.
+    """
+    graph = job.graph
+    moves: BoolArray = graph.is_kind(*COMMUNICATION) | job.meets
+    for op in np.flatnonzero(graph.is_kind("copy", "fill")).tolist():
+        kernel = graph.attributes.get(op, {}).get("kernel")
+        if kernel is not None:
+            moves[op] = str(kernel).startswith(("Memcpy", "Memset"))
+    return moves
