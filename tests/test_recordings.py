@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -280,6 +281,22 @@ def test_a_scenario_without_a_machine_runs_it_on_the_recorded_one(tmp_path: Path
     assert last_end(write(tmp_path, changed)) == 260
     assert last_end(path, "machine.devices.gpu={gap: 0}") == 260
     assert as_scenario(path)["workload"] == {"kineto": "trace.json"}
+
+
+def test_what_is_wrong_with_a_recording_is_told_in_one_line(tmp_path: Path, trace: Write) -> None:
+    packed = gzip.compress(trace(*BACK_TO_BACK).read_bytes())
+    (tmp_path / "cut.json.gz").write_bytes(packed[: len(packed) // 2])
+    (tmp_path / "empty").mkdir()
+    trace(host("cudaLaunchKernel", 1, 0, 4), name="host.json")
+    for name, says in {
+        "cut.json.gz": "truncated or damaged gzip",
+        "empty": "is a directory",
+        "host.json": "no kernel, copy or fill of a GPU",
+        "no.json.gz": "no such file",
+    }.items():
+        done = sim("run", tmp_path / name)
+        [line] = done.stderr.strip().splitlines()
+        assert (done.exit_code, says in line) == (2, True), line
 
 
 def test_a_graph_file_keeps_what_was_recorded(tmp_path: Path, trace: Write) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sim.explain.path import executed_path
 from sim.trace import Trace
 
 __all__ = ["Residue", "residue"]
@@ -49,6 +48,8 @@ def residue(trace: Trace) -> Residue | None:
     """Return what part of a recording's run nothing explains; None: it is no recording."""
     if not trace.is_delay.any():
         return Residue(0, 0.0, 0, 0) if trace.job.graph.device_facts else None
+    from sim.explain.path import executed_path
+
     lengths = trace.tasks["end_ns"] - trace.tasks["start_ns"]
     path = executed_path(trace)
     on_path = sum(step.end_ns - step.start_ns for step in path if step.reason == "unexplained")
