@@ -90,8 +90,13 @@ def test_json(tmp_path: Path) -> None:
     assert told["makespan_difference_ns"] == -30_000
     assert (told["matched"], told["matched_by"], told["moved"], told["changed_lane"]) == (4, "name", 2, 1)
     first = told["first_moved"]
-    assert (first["op"], first["later_in"], first["reason"], first["root"]) == ("c", "a", "policy", "order")
-    assert first["a"] == {"lane": "cpu0/w1", "start_ns": 40_000}
+    assert (first["a"]["op"], first["later_in"], first["reason"], first["root"]) == (
+        "c",
+        "a",
+        "policy",
+        "order",
+    )
+    assert first["a"] == {"op": "c", "lane": "cpu0/w1", "start_ns": 40_000}
     assert first["waited_ns"] == {"a": {"policy": 40_000}, "b": {}}
     assert told["moved_most"] == [{"by_ns": -40_000, "ops": 2, "first": told["moved_most"][0]["first"]}]
     assert told["critical_path"]["parts"] == {"task": {"a_ns": 80_000, "b_ns": 50_000}}
@@ -130,7 +135,7 @@ def test_a_table_of_ops(tmp_path: Path, ending: str) -> None:
     two = ("--policy", "in-order", "--policy", "window 4")
     assert sim("run", path, *two, "--ops", ops).exit_code == 0
     told = answer(ops)
-    assert told["first_moved"]["op"] == "c"
+    assert told["first_moved"]["a"]["op"] == "c"
     assert told["first_moved"]["why"] == ["in A at 0 ns 'c' is ready, and the policy holds it back"]
     assert told["critical_path"] is None
     assert told["moved"] == 2
@@ -159,7 +164,7 @@ policy: {name: in-order}
     assert told["idle"] == {}
     faster = answer(ops, path, "--set-b", "machine.links.0.bandwidth=2GB/s")
     assert faster["changed_duration"] == 1
-    assert faster["first_moved"]["op"] == "b"
+    assert faster["first_moved"]["a"]["op"] == "b"
 
 
 def test_a_plan(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def test_the_table_of_a_recording() -> None:
     [
         ("H100, BERT", "h100_bert_small"),
         ("H100, ViT", "h100_vit"),
+        pytest.param("A100, training, rank 3 of 8", "a100_training_rank3", marks=pytest.mark.slow),
+        pytest.param("H100, Qwen 0.5B", "h100_qwen_0_5b", marks=pytest.mark.slow),
         pytest.param("V100, DLRM, eight ranks together", "v100_dlrm_8_ranks", marks=pytest.mark.slow),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,12 @@ def loader(fields: str, more: str = "") -> str:
     """Return a training loop with a DataLoader."""
     work = f"{{model: data-loader, batches: 2, load: 1us, train: 1us, {fields}}}"
     return f"workload: {{build: {work}}}\n{more}\n"
+
+
+def recording(device: str, what_if: str) -> str:
+    """Return a recorded launch and its kernel, on a GPU with a gap of 2 us, with a what-if."""
+    devices = f"{{devices: {{gpu0: {{{device}}}, cpu0: {{kind: cpu}}}}}}"
+    return f"machine: {devices}\nworkload: {{graph: recorded.json, what_if: {what_if}}}\n"
 
 
 def device(key: str, bad: str, good: str, **also: str) -> Iterator[tuple[str, str, str]]:
@@ -404,6 +411,19 @@ CASES: list[tuple[str, str, str]] = [
             ("in_order", "false", "num_workers: 1"),
         ]
     ),
+    *(
+        (
+            f"workload.what_if.{key}",
+            recording("kind: gpu, gap: 3us", value),
+            recording("kind: gpu", value),
+        )
+        for key, value in [
+            ("gap", "{gap: x0.5}"),
+            ("*.gap", "[{gap: x0.5}]"),
+            ("cuda_graph.gap", "{cuda_graph: {gap: 1us}}"),
+            ("*.cuda_graph.gap", "[{cuda_graph: {gap: 1us}}]"),
+        ]
+    ),
     (
         "workload.pipeline.model.tensor_bandwidth",
         pipeline(f"{MODEL}, tensor_bandwidth: 1GB/s}}"),
@@ -417,6 +437,12 @@ def check(folder: Path, text: str) -> None:
     (folder / "g.json").write_text(
         '{"schema": "sim.graph/1", "name": "g", "ops": [{"name": "a", "kind": "matmul", "flops": 1000000}]}'
     )
+    ops = [
+        {"name": "l", "kind": "launch", "duration_ns": 9, "device": "cpu", "attributes": {"thread": "t"}},
+        {"name": "k", "duration_ns": 9, "device": "gpu", "after": ["l"], "attributes": {"stream": 7}},
+    ]
+    facts = {"schema": "sim.graph/1", "name": "r", "devices": {"gpu": {"gap": "2us"}}}
+    (folder / "recorded.json").write_text(json.dumps({**facts, "ops": ops}))
     scenario = load_scenario(write(folder, text))
     for case in [scenario.case(), *(scenario.entry(i) for i in range(len(scenario.variants)))]:
         job_of(case)

@@ -38,7 +38,7 @@ def compared(a: Trace, b: Trace) -> Differences:
 
 @pytest.fixture
 def changed() -> Differences:
-    """far moves by 20, as an op of gpu0 is gone and another new; longer lasts 1 more, and moves near and end."""
+    """far moves by 20, as an op of gpu0 is gone and another new; near and end by 1, behind longer."""
     far, near, end = OPS["far"], OPS["near"], OPS["end"]
     before = {"same": OPS["same"], "gone": (5, "gpu0"), "longer": OPS["longer"]}
     after = {"longer": (11, "gpu1"), "same": OPS["same"], "new": (25, "gpu0")}

@@ -310,6 +310,19 @@ def test_a_point_that_fails_is_a_row_with_its_policy_and_exit_status_1(
     assert lines[-1] == f"200MB, ready-queue: {first[-1]}"  # whole, and below the table
 
 
+def test_a_pipeline_whose_sizes_do_not_fit_is_a_row_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(
+        "workload: {pipeline: {ranks: 4, micro_batches: 8, forward: 1ms, backward: 2ms}}\npolicy: 1f1b\n"
+    )
+    done = CliRunner().invoke(app, ["sweep", str(path), "--vary", "workload.pipeline.micro_batches=2,8"])
+    assert done.exit_code == 1
+    lines = done.stdout.splitlines()
+    assert lines[1].split() == ["2", "1f1b", "failed"]
+    assert lines[2].split()[:3] == ["8", "1f1b", "33"]
+    assert lines[-1] == "2, 1f1b: left out: 1f1b has fewer micro-batches than stages"
+
+
 @pytest.mark.parametrize("name", ["table.csv", "table.json"])
 def test_a_table_of_something_else_is_not_written_over(scenario: Path, tmp_path: Path, name: str) -> None:
     out = str(tmp_path / name)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cuda_programs import CALL, Host, Run, gpu, host, operator, ran
 from examples import examples
@@ -18,11 +20,13 @@ from hypothesis import strategies as st
 from import_helpers import columns, recorded
 from test_import_kineto_what_if import STEPS, edges, starts_and_ends
 
+from policies.compile.records import read
 from scenarios.importers.traces.kineto import load
 from scenarios.recorded.setup import run_recorded
 from scenarios.recorded.what_if.changes import WhatIf, applied
 from scenarios.run.trials.straggler import straggler
 from sim import Graph, GraphBuilder
+from sim.graph.csr import Csr
 from sim.words.errors import InputError
 
 US = 1000
@@ -379,6 +383,23 @@ def test_a_removed_kernel_leaves_the_work_of_the_host(three: Graph) -> None:
     assert set(gone) == set(left) - {"launch.1"}
 
 
+def test_what_read_or_followed_a_removed_op_goes_on_with_what_is_before_it() -> None:
+    """c reads a in place of b; d follows z and itself an iteration later; b was before itself, too."""
+    b = GraphBuilder("any")
+    b.parameter("w", 8)
+    b.op("a", duration_ns=1, outputs=[4, 4])
+    b.op("z", duration_ns=1)
+    b.op("b", duration_ns=1, inputs=["a:1", "w"], after=["z", ("b", 1)], outputs=4)
+    b.op("c", duration_ns=1, inputs=["b"])
+    b.op("d", duration_ns=1, after=[("b", 1), ("e", 1)])
+    b.op("e", duration_ns=1, after=["d"])
+    records = read(what_if(b.build(), {"remove": ["b", "e"]})).ops
+    assert records["c"].inputs == [("a:1", 0), ("w", 0)]
+    assert records["c"].after == [("z", 0)]
+    assert records["d"].after == [("z", 1), ("d", 1)]
+    assert [*records] == ["a", "z", "c", "d"]
+
+
 def test_fused_kernels(three: Graph) -> None:
     """b and c: 36 us, launched where c was, without b's call; or what is given."""
     one = times(what_if(three, {"fuse": ["elementwise"]}))
@@ -433,6 +454,31 @@ def test_a_cuda_graph_by_hand(three: Graph) -> None:
     assert what_if(three, {"cuda_graph": False}) is three
 
 
+def test_a_copy_from_the_host_is_in_no_cuda_graph(tmp_path: Path) -> None:
+    """Each step a loader works 50 us, and its batch is copied; the work between other launches goes."""
+    events, now = [], 0
+    for step in range(2):
+        for n, (work, name, category) in enumerate(
+            [
+                (50, "Memcpy HtoD (Pinned -> Device)", "gpu_memcpy"),
+                (10, "kernel", "kernel"),
+                (10, "kernel", "kernel"),
+            ]
+        ):
+            now += work
+            correlation = 3 * step + n + 1
+            call = "cudaMemcpyAsync" if n == 0 else "cudaLaunchKernel"
+            events += [host(call, correlation, now, 4), gpu(name, correlation, now + 4, 1, category=category)]
+            now += 4
+    graph = what_if(trace_of(*events, path=tmp_path / "t.json"), {"cuda_graph": {"launch": "2us", "node": 0}})
+    calls = [name for name in graph.op_names if name.startswith("launch")]
+    assert calls == ["launch.0", "launch.1", "launch.3", "launch.4"]
+    assert graph.duration_ns[[graph.index(name) for name in calls]].tolist() == [
+        *(4 * US, (10 + 2) * US),
+        *((50 + 4) * US, (10 + 2) * US),
+    ]
+
+
 def test_the_gap_between_kernels() -> None:
     """Three kernels of 10 us, launched in 1 us each and 2 us apart; the idle time before c is there, too."""
     b = GraphBuilder("gaps")
@@ -465,6 +511,9 @@ def test_streams_keep_what_is_read() -> None:
     b.op("d", duration_ns=5, after=["c"], attributes={"stream": 20}, **more)
     graph = what_if(b.build(), {"streams": 2})
     assert [graph.attributes[op]["stream"] for op in range(4)] == [7, 21, 7, 20]
+    told = b.build()
+    told = replace(told, after=Csr.of_rows([[], [0], [1, 0], [2]]), after_distance=np.zeros(4, np.int64))
+    assert [op.get("stream") for op in what_if(told, {"streams": 2}).attributes.values()] == [7, 21, 7, 20]
     assert starts_and_ends(graph)[0] == {"a": 0, "b": 0, "c": 10, "d": 30}
     assert edges(graph) == {("a", "c"), ("b", "d"), ("c", "d")}
     assert what_if(b.build(), {"scale": {"d": "x2"}}).op_names == graph.op_names
@@ -677,6 +726,58 @@ def test_the_smallest_case(tmp_path: Path) -> None:
     assert times(what_if(graph, {"scale": {"gpu": "x0.01"}}))["b.2"] == (35.1, 45.1)
     assert times(what_if(graph, {"remove": ["transfers"]}))["b.2"] == (1005, 2005)  # after a, on its stream
     assert times(what_if(graph, {"launch_cost": "x0"}))["b.2"] == (5 + 1010 + 10, 2025)
+
+
+def test_a_collective_goes_on_all_ranks_or_none() -> None:
+    b = GraphBuilder("ranks")
+    for rank in range(2):
+        own = {"stream": 7, "communicator": "world", "kernel": "ncclAllReduce"}
+        b.op(f"rank{rank}/first", kind="all_reduce", duration_ns=5, device=f"gpu{rank}", attributes=own)
+        more = {"stream": 7, "kernel": "gemm"}
+        b.op(
+            f"rank{rank}/gemm",
+            duration_ns=7,
+            device=f"gpu{rank}",
+            after=[f"rank{rank}/first"],
+            attributes=more,
+        )
+    with pytest.raises(
+        InputError, match=r"^remove: of communicator 'world' gpu0 would have 0 .* left and gpu1 1"
+    ):
+        what_if(b.build(), {"remove": ["rank0/first"]})
+    assert what_if(b.build(), {"remove": ["collectives"]}).op_names == ["rank0/gemm", "rank1/gemm"]
+    with pytest.raises(InputError, match=r"^fuse\[0\]: no two of '\*' stand one behind another"):
+        what_if(b.build(), {"fuse": ["*"]})
+
+
+ANY = [
+    {"remove": ["DtoH"]},
+    {"remove": {"ops": ["kernel"], "host_work": "goes"}},
+    {"fuse": ["kernel"]},
+    {"fuse": [{"ops": "kernel", "host_work": "goes", "duration": "3us"}]},
+    {"scale": {"*": "x0.7"}},
+    {"host": "x1.3", "launch_cost": "1us"},
+    {"cuda_graph": True},
+    {"cuda_graph": {"launch": 0, "node": 0, "gap": 0}},
+    {"streams": 3},
+]
+
+
+@pytest.mark.filterwarnings("ignore:streams", "ignore:.* changes nothing")
+@examples(40)
+@given(programs(), RANDOM, st.lists(st.sampled_from(ANY), min_size=1, max_size=4))
+def test_any_changes_one_after_another_give_a_program_that_runs(
+    imported: Imported, program: Program, random: Any, changes: list[dict[str, Any]]
+) -> None:
+    """Every trace keeps the invariants, runs as its edges say, and no change makes negative times."""
+    graph = imported(ran(program, durations_of(program, random)).events)
+    for change in changes:
+        with suppress(InputError):  # nothing of that name is left, or no two stand one behind another
+            graph = what_if(graph, change)
+    trace = run_recorded(graph)
+    trace.check()
+    assert (graph.duration_ns >= 0).all()
+    assert trace.makespan_ns == max(starts_and_ends(graph)[1].values())
 
 
 @pytest.mark.filterwarnings("ignore:.* GPU tasks were launched")

@@ -136,14 +136,11 @@ class Answer:
     def _pair(self, k: int) -> dict[str, Any]:
         d = self.differences
         a, b = int(d.pairs.a[k]), int(d.pairs.b[k])
-        name = d.a.names[a]
         return {
-            "op": name,
-            **({} if d.b.names[b] == name else {"op_in_b": d.b.names[b]}),
             "kind": d.a.kind_of(a),
             "iteration": int(d.a.iteration[a]),
-            "a": {"lane": d.a.lane_of(a), "start_ns": int(d.a.start_ns[a])},
-            "b": {"lane": d.b.lane_of(b), "start_ns": int(d.b.start_ns[b])},
+            "a": {"op": d.a.names[a], "lane": d.a.lane_of(a), "start_ns": int(d.a.start_ns[a])},
+            "b": {"op": d.b.names[b], "lane": d.b.lane_of(b), "start_ns": int(d.b.start_ns[b])},
         }
 
     def _only(self, schedule: Schedule, rows: IntArray) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from scenarios.file.faults import in_order
 from scenarios.file.yaml_read import Place
 from sim.words.arrays import UNSET
 from sim.words.errors import ScenarioError
+from sim.words.units import parse_duration
 
 if TYPE_CHECKING:
     from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
@@ -247,6 +248,16 @@ def _stage_key(name: str) -> tuple[str, ...]:
     return tuple(f"workload.pipeline.{at}{name}" for at in ("", "stages.*.", "layers.*."))
 
 
+def _has_recorded_gap(case: Case, loc: Loc) -> bool:
+    """Whether the gap of some GPU is the recording's."""
+    known = case.work.graph.device_facts
+    return any(
+        parse_duration(facts["gap"]) == device.gap_ns
+        for device in case.work.machine.devices
+        if "gap" in (facts := known.get(device.name, known.get(device.kind, {})))
+    )
+
+
 _LOSSES: Final = ("efficiency", "memory_efficiency", "half_flops", "half_bytes", "op_overhead")
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -400,6 +411,12 @@ RULES: Final[tuple[Rule, ...]] = (
         ("prefetch_factor", "in_order"),
         lambda of, case: bool(of.loaders().get("loader")),
         "the script loads by itself; give num_workers: 1 or more, or leave it out",
+    ),
+    # -- what-ifs
+    Rule(
+        tuple(f"workload.what_if.{at}{key}" for at in ("", "*.") for key in ("gap", "cuda_graph.gap")),
+        _has_recorded_gap,
+        "the machine's GPUs have gaps of their own, and not the recording's; leave out one of the two",
     ),
     # -- the machine
     Rule(

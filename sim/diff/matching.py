@@ -71,12 +71,11 @@ def _keys(schedule: Schedule) -> dict[tuple[object, ...], int]:
 
 
 def _by_order(a: Schedule, b: Schedule) -> Pairs:
-    whole = a.kernels is not None and b.kernels is not None
-    codes: dict[str, int] = {}
-    of_a, of_b = (
-        np.array([codes.setdefault(label, len(codes)) for label in each], np.int64)
-        for each in ((a.kernels or a.labels, b.kernels or b.labels) if whole else (a.labels, b.labels))
-    )
+    labels = (a.labels, b.labels)
+    if a.kernels is not None and b.kernels is not None:
+        labels = (a.kernels, b.kernels)
+    codes = {label: k for k, label in enumerate(sorted({*labels[0], *labels[1]}))}  # whichever comes first
+    of_a, of_b = (np.array([codes[label] for label in each], np.int64) for each in labels)
     pairs: list[tuple[int, int]] = []
     for rows, others in _lanes_that_correspond(_rows_of_lanes(a), _rows_of_lanes(b), of_a, of_b):
         mine, theirs = common_subsequence(of_a[rows], of_b[others])

@@ -183,7 +183,8 @@ class Timeline:
             named = [(self.lanes[first + lane], f"{what} {lane}") for lane in range(device.lanes)]
             more = range(int(self.n_alone[d]))
             named += [(Lane(self.device(d).pid, device.lanes + 1 + k), f"async {k}") for k in more]
-            found.append(Group(self.device(d).pid, device.name, named))
+            shown = device.name if machine.folding is None else machine.folding.stands_for(device.name)
+            found.append(Group(self.device(d).pid, shown, named))
         if self.link_names:
             pid = self.base + _LINKS
             found.append(Group(pid, "links", [(Lane(pid, k), n) for k, n in enumerate(self.link_names, 1)]))

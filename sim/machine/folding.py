@@ -57,6 +57,21 @@ class Folding:
     def _simulated(self) -> dict[str, str]:
         return {name: one for one, names in self.members.items() for name in names}
 
+    def stands_for(self, name: str) -> str:
+        """Return a simulated device's name as pictures and traces show it."""
+        n = len(self.members[name])
+        return name if n == 1 else f"{name}, as {n - 1:,} more"
+
+    def told(self) -> str:
+        """Return in a few words what a run is of.
+
+        Examples
+        --------
+        >>> Folding({"gpu0": ("gpu0", "gpu1")}, {}).told()
+        '2 devices folded into 1'
+        """
+        return f"{self.devices:,} devices folded into {len(self.members):,}"
+
     def seen_as(self, name: str) -> str:
         """Return what a device, or an op ``DEVICE/...``, is called in the simulation."""
         device, rest = name, ""

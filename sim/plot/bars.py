@@ -14,7 +14,7 @@ from sim.record.record import Record
 from sim.words.arrays import UNSET, IntArray
 from sim.words.intervals import levels
 
-__all__ = ["Bars", "arrows_of", "bars_of", "name_of"]
+__all__ = ["Bars", "arrows_of", "bars_of", "folded_note", "name_of"]
 
 _COLUMNS: Final = 4_000
 """Narrower than the makespan over this, a bar has no width of its own in any picture."""
@@ -151,6 +151,12 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
         each = np.full(len(rows), len(kinds) - 1)
         add(pair, pairs, each, moved["start_ns"], moved["end_ns"], len(trace) + rows)
     return Bars(lanes, kinds, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def folded_note(trace: Record) -> str:
+    """Return what the title of a picture says besides of a run whose ranks are folded."""
+    folding = trace.job.machine.folding
+    return "" if folding is None else f"; {folding.told()}"
 
 
 def name_of(trace: Record, row: int) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.plot.bars import Bars, arrows_of, bars_of, name_of
+from sim.plot.bars import Bars, arrows_of, bars_of, folded_note, name_of
 from sim.plot.colours import LAUNCH, TRANSFER, WAITING, kind_colours
 from sim.plot.figure import new_figure, scale_time, time_unit
 from sim.plot.memory import draw_strip
@@ -194,7 +194,7 @@ def compare_gantt(
             links=links,
             issuers=issuers,
             arrows=arrows,
-            title=f"{name}: " * bool(name) + f"{trace.makespan_ns / ns:,.4g} {unit}",
+            title=f"{name}: " * bool(name) + f"{trace.makespan_ns / ns:,.4g} {unit}{folded_note(trace)}",
             until_ns=until,
             legend=False,
         )

@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from sim.files.atomic_files import write_text
-from sim.plot.bars import Bars, arrows_of, bars_of, name_of
+from sim.plot.bars import Bars, arrows_of, bars_of, folded_note, name_of
 from sim.plot.colours import LAUNCH, WAITING
 from sim.plot.figure import time_unit
 from sim.plot.gantt import colours_of, ink_on, legend_of
@@ -140,7 +140,7 @@ def gantt_data(
     rows: list[_Data] = []
     for (name, trace), bars, below in zip(traces.items(), every, held, strict=True):
         bars = bars.some(np.flatnonzero(bars.end > bars.start)).packed(until, _NARROW // len(every))
-        title = f"{name}: " * bool(name) + f"{trace.makespan_ns / unit:,.4g} {word}"
+        title = f"{name}: " * bool(name) + f"{trace.makespan_ns / unit:,.4g} {word}{folded_note(trace)}"
         rows.append({"title": title} | _lanes(trace, bars, labels, arrows=arrows))
         note = below.note
         for strip in below.shown:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from policies.compile.parallel.micro_batches.of_step import own_gradient
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
 from sim.words.errors import GraphError, InputError
@@ -85,7 +84,7 @@ class Modules:
         self.of_gradient = {
             gradient: self.of_parameter.get(each.name, ROOT)
             for each in step.parameters
-            for gradient in (each.gradient, own_gradient(step, each))
+            for gradient in (each.gradient, step.own_gradient(each))
         }
         found = {ROOT: Module(ROOT)}
         for place, record in enumerate(step.work):

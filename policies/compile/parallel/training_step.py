@@ -114,6 +114,13 @@ class TrainingStep:
         last_first = self.parameters[::-1]
         return sorted(last_first, key=lambda each: self.ready_at[each.gradient])
 
+    def own_gradient(self, parameter: Parameter) -> str:
+        """Return the gradient that a micro-batch itself makes, where that of a parameter is added up."""
+        producer = self.records.producer(parameter.gradient)
+        if producer is None or not producer.name.endswith(f"/{parameter.name}/accumulate"):
+            return parameter.gradient
+        return producer.inputs[1][0]
+
     def _finishing(self) -> set[str]:
         """Return the collectives that make gradients which nobody but updates read."""
         collectives = [r.name for r in self.records.ops.values() if "communicator" in r.attributes]

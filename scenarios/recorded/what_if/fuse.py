@@ -7,8 +7,9 @@ word stands for any number of kernels in a row::
     [a]         a a b a      ──►    (aa) b a
 
 The kernel in their place takes what they took together, without the gaps between them, or what it is given.
-It waits for all that they waited for. It is launched where the last of them was, when all that it reads is
-there; the calls that launched the others go, and the host's work between them stays.
+Copies between host and device, and collectives, are no such kernels. It waits for all that they waited for,
+and is launched where the last of them was, when all that it reads is there. The calls that launched the
+others go, and the host's work between them stays.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from graphlib import CycleError, TopologicalSorter
 import numpy as np
 
 from policies.compile.records import Edge, Record
+from scenarios.recorded.program import roles
 from scenarios.recorded.program.program import Program
 from scenarios.recorded.program.select import Names
 from sim.graph.graph import Graph
@@ -47,11 +49,12 @@ def fused(
     InputError
         A word is about no op, no such kernels stand one behind another, or none of them can be one.
     """
+    kernels = roles.tasks(graph) & ~roles.collectives(graph) & ~roles.transfers(graph)
     names, place = Names(graph), {name: i for i, name in enumerate(graph.op_names)}
     fits = []
     for n, word in enumerate(words):
         with located(n):
-            fits.append(names.find(word))
+            fits.append(names.find(word) & kernels)
     program = Program(graph)
     groups: list[Sequence[int]] = []
     apart: _Told | None = None
@@ -74,8 +77,8 @@ def fused(
         one, then, other = (graph.op_names[op] for op in (told[0][0], told[0][-1], told[1]))
         raise InputError(f"{one!r} and {then!r} cannot be one kernel: {other!r} comes between them")
     through: dict[str, list[Edge]] = {}
-    for kernels in groups:
-        through |= _fuse(program, [graph.op_names[op] for op in kernels], duration_ns)
+    for group in groups:
+        through |= _fuse(program, [graph.op_names[op] for op in group], duration_ns)
     calls = program.without_launches(through, host_work=host_work)
     program.contract(through | calls, through)
     return program.graph()

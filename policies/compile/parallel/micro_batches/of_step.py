@@ -12,10 +12,10 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 
-from policies.compile.parallel.training_step import Parameter, TrainingStep
+from policies.compile.parallel.training_step import TrainingStep
 from sim.words.errors import GraphError
 
-__all__ = ["are_in_turn", "micro_batches", "own_gradient", "refuse_pipelines"]
+__all__ = ["are_in_turn", "micro_batches", "refuse_pipelines"]
 
 
 def are_in_turn(step: TrainingStep) -> bool:
@@ -37,14 +37,6 @@ def refuse_pipelines(step: TrainingStep, what: str) -> None:
         raise GraphError(f"{what} takes micro-batches one after another; {message}")
 
 
-def own_gradient(step: TrainingStep, parameter: Parameter) -> str:
-    """Return the gradient that a micro-batch itself makes, where that of a parameter is added up."""
-    producer = step.records.producer(parameter.gradient)
-    if producer is None or not producer.name.endswith(f"/{parameter.name}/accumulate"):
-        return parameter.gradient
-    return producer.inputs[1][0]
-
-
 def micro_batches(step: TrainingStep, *, added_up: bool = False) -> list[TrainingStep]:
     """Return the micro-batches of a step.
 
@@ -59,7 +51,7 @@ def micro_batches(step: TrainingStep, *, added_up: bool = False) -> list[Trainin
     for each in step.parameters:
         tensor = each.gradient
         while (producer := step.records.producer(tensor)) is not None:
-            k, own = producer.micro_batch or 0, own_gradient(step, replace(each, gradient=tensor))
+            k, own = producer.micro_batch or 0, step.own_gradient(replace(each, gradient=tensor))
             gradients[k][each.name] = tensor if added_up else own
             if own == tensor:
                 break
