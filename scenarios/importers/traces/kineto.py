@@ -28,17 +28,17 @@ from typing import Any, Literal
 from scenarios.importers.execution_graph.kernels import Told
 from scenarios.importers.files import StrPath, all_files, choice, fixed_batch, in_file, job_name, stem
 from scenarios.importers.traces.kernel_names import kind_of, short_name
-from scenarios.importers.traces.kineto_events import read_events
 from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
-from scenarios.importers.traces.kineto_rows import GpuTask
 from scenarios.importers.traces.kineto_tensors import add_told, told_of
 from scenarios.importers.traces.kineto_waits import Streams, event_waits
-from scenarios.importers.traces.other_traces import what_it_is
 from scenarios.importers.traces.overheads import Delay, Overheads, delays, overheads
 from scenarios.importers.traces.rank_groups import process_group
 from scenarios.importers.traces.simulated.load import is_simulated
 from scenarios.importers.traces.simulated.load import load as load_simulated
+from scenarios.importers.traces.trace_events.kineto_events import read_events
+from scenarios.importers.traces.trace_events.kineto_rows import GpuTask
+from scenarios.importers.traces.trace_events.other_traces import what_it_is
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError

@@ -11,7 +11,7 @@ from scenarios.importers.execution_graph.tensor_flow import Flow
 from scenarios.importers.files import StrPath
 from scenarios.importers.traces.kernel_names import kind_of
 from scenarios.importers.traces.kineto_host import Record
-from scenarios.importers.traces.kineto_rows import Trace
+from scenarios.importers.traces.trace_events.kineto_rows import Trace
 
 __all__ = ["add_told", "told_of"]
 

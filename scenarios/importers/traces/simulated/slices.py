@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from scenarios.importers.files import StrPath
-from scenarios.importers.traces.event_fields import arguments, span, text, thread_of, whole
+from scenarios.importers.traces.trace_events.event_fields import arguments, span, text, thread_of, whole
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.words.errors import InputError
 

@@ -25,9 +25,16 @@ from typing import Any, Final, NamedTuple
 
 from scenarios.importers.files import StrPath, in_file
 from scenarios.importers.streamed_json import items
-from scenarios.importers.traces.event_fields import arguments, ns, span, text, thread_of, whole
-from scenarios.importers.traces.kineto_rows import GpuTask, HostCall, HostWait, StreamWait, Thread, Trace
-from scenarios.importers.traces.noted_waits import Noted, noted_wait, resolved
+from scenarios.importers.traces.trace_events.event_fields import arguments, ns, span, text, thread_of, whole
+from scenarios.importers.traces.trace_events.kineto_rows import (
+    GpuTask,
+    HostCall,
+    HostWait,
+    StreamWait,
+    Thread,
+    Trace,
+)
+from scenarios.importers.traces.trace_events.noted_waits import Noted, noted_wait, resolved
 from sim.words.errors import InputError
 
 __all__ = ["RECORD", "read_events"]
