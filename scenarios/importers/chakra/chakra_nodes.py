@@ -157,7 +157,10 @@ def _values(value: int | bytes) -> str:
     """Return what an ``IOInfo`` message says of values."""
     if isinstance(value, int):
         raise InputError("a node's inputs or outputs are a number")
-    return "".join(text(found) for number, _, found in fields(value) if number == 1)
+    for number, _, found in fields(value):
+        if number == 1:
+            return text(found)
+    return ""
 
 
 def _tensors(values: str) -> Iterator[Tensor]:

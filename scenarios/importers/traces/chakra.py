@@ -48,7 +48,14 @@ from scenarios.importers.files import (
     stem,
 )
 from scenarios.importers.traces.kernel_names import kind_of, short_name
-from scenarios.importers.traces.rank_groups import END_TOGETHER, Call, Groups, clock_offsets, communicators
+from scenarios.importers.traces.rank_groups import (
+    END_TOGETHER,
+    Call,
+    Groups,
+    clock_offsets,
+    communicators,
+    process_group,
+)
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import GraphError, InputError
@@ -178,9 +185,13 @@ class _Trace:
         """What the trace leaves out."""
         return Order(self.nodes, self.needs, self.pytorch)
 
+    @cached_property
+    def _ranks_of_groups(self) -> dict[str, list[int]]:
+        return process_groups(self.nodes)
+
     def calls(self) -> list[Call]:
         """Return the collectives of the GPU, in order."""
-        ranks, found = process_groups(self.nodes), []
+        ranks, found = self._ranks_of_groups, []
         for i in self.order.issued:
             node = self.nodes[i]
             if node.attributes.get("is_cpu_op", False) or node.type not in ("collective", "send", "recv"):
@@ -266,6 +277,9 @@ class _Trace:
             found["full_name"] = node.name
         if node.start_ns is not None and self.begin_ns is not None:
             found["recorded_start_ns"] = node.start_ns - self.begin_ns
+        name = node.attributes.get("pg_name")
+        if name is not None and not on_cpu:
+            found |= process_group(str(name), str(self._ranks_of_groups.get(str(name), "")))
         if i in self.communicator:
             found["communicator"] = self.communicator[i][0]
             if node.duration_ns:
