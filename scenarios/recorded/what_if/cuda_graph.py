@@ -9,15 +9,15 @@ What a thread launches between two calls that wait for the device is one graph: 
 captured, nor can a copy that the host waits for, whose launch stays by itself. So does that of a copy from
 the host: it brings what the host has made by then (a batch, from the data loader), before the replay that
 reads it. Within a graph, tasks have the order of their streams and events, as a capture has. A replay does
-not execute what the host did between the launches: arguments are set up, and ops dispatched, once; what it did
-before the first launch, and after the last, stays. If it did something else in between, this is the most that
-graphs can give.
+not execute what the host did between the launches: arguments are set up, and ops dispatched, once; what it
+did before the first launch, and after the last, stays. If it did something else in between, this is the
+most that graphs can give.
 
-Sources: CUDA C++ Programming Guide, "CUDA Graphs", "Stream capture" and "Prohibited and unhandled operations";
-PyTorch, "Accelerating PyTorch with CUDA Graphs" (blog, 2021), whose replays follow copies into static inputs.
-A launch: 2.5 us, and 1 ns a node, by "Constant time launch for straight-line CUDA graphs and other performance
-enhancements" (NVIDIA technical blog, 2024, CUDA 12.6). The gap between the kernels of a graph is the
-recording's, if no other is given.
+Sources: CUDA C++ Programming Guide, "CUDA Graphs", "Stream capture" and "Prohibited and unhandled
+operations"; PyTorch, "Accelerating PyTorch with CUDA Graphs" (blog, 2021), whose replays follow copies into
+static inputs. A launch: 2.5 us, and 1 ns a node, by "Constant time launch for straight-line CUDA graphs and
+other performance enhancements" (NVIDIA technical blog, 2024, CUDA 12.6). The gap between the kernels of a
+graph is the recording's, if no other is given.
 """
 
 from __future__ import annotations
