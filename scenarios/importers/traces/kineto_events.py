@@ -101,7 +101,7 @@ class _Reader:
     def take(self, event: Any) -> None:
         """Keep what matters of an event."""
         if not isinstance(event, dict):
-            raise ValueError(f"{event!r:.40} is no event")
+            raise ValueError(f"is no event but a {type(event).__name__}")
         category, phase = text(event, "cat").lower() if "cat" in event else "", event.get("ph")
         if category in _OPERATOR:
             self._operator(event)
