@@ -179,7 +179,7 @@ def test_what_a_gpu_runs_is_called_as_tools_know_it() -> None:
         ("delay.4", "delay", None),
         ("mm", "matmul", None),
     ):
-        given = {} if kernel is None else {"kernel": kernel}
+        given = {"recorded_start_ns": 0} | ({} if kernel is None else {"kernel": kernel})
         b.op(name, kind=kind, duration_ns=10, device="gpu0", attributes=given)
         b.op(f"{name} on npu0", kind=kind, duration_ns=10, device="npu0")
     run = simulate(b.build(), Machine((Device("gpu0"), Device("npu0", "npu"))), ReadyQueue())

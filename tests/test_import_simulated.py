@@ -182,6 +182,20 @@ def test_collectives_meet_again(tmp_path: Path) -> None:
         }
 
 
+def test_a_rank_that_stands_for_several_meets_itself_again(tmp_path: Path) -> None:
+    b = GraphBuilder("a ring of folded ranks")
+    b.op("work", duration_ns=9, device="gpu0")
+    for stream, kind in enumerate(("send", "recv")):
+        given = {"communicator": "pp", "peer": "gpu0", "pair": 0, "group": "ring", "stream": stream}
+        after = ["work"] if kind == "recv" else []
+        b.op(kind, kind=kind, after=after, duration_ns=5, device="gpu0", attributes=given)
+    run = simulate(b.build(), Machine((Device("gpu0", streams=2),)), ReadyQueue(), streams=Recorded())
+    write_chrome(run, tmp_path / "t.json")
+    graph = check_returns(run, tmp_path / "t.json")
+    assert len(graph.in_communicators) == 2
+    assert durations(graph)["send"] == 5
+
+
 # -- any run ------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from sim.explain.time_use import moving_ops
 from sim.job.job import Job
 from sim.machine.device import Device
+from sim.record.record import recorded_delays
 
 __all__ = ["CATEGORIES", "Titles", "launch_call"]
 
@@ -60,7 +61,7 @@ class Titles:
         worker = np.array([device.workers > 0 for device in devices])[job.device_of]
         self.own = gpu & ~worker & (moving_ops(job) | copies)
         self.category = np.where(worker, _WORKER, np.where(copies, _COPY, _KERNEL))
-        self.category[graph.is_kind("delay") & ~worker] = _DELAY
+        self.category[recorded_delays(graph) & ~worker] = _DELAY
         for op, given in graph.attributes.items():
             if "kernel" in given and not worker[op]:
                 self.own[op] = given["kernel"] != graph.op_names[op]

@@ -13,6 +13,8 @@ Launch latency and gaps between kernels are the device's, and the graph says wha
 (`Graph.device_facts`, estimated in `overheads`). Idle time that nothing explains is an op ``delay``. What
 the host does and waits for is in `kineto_host`, what tasks wait for on the GPU in `kineto_waits`, how ranks
 meet in `kineto_ranks`.
+
+A trace that a simulation wrote in these words says itself what came before what; `simulated` reads it.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def slices_in(path: StrPath, events: Iterable[Any]) -> Iterator[Slice]:
     for index, event in enumerate(events):
         try:
             if not isinstance(event, dict):
-                raise ValueError(f"is no event but {event!r:.40}")
+                raise ValueError(f"is no event but a {type(event).__name__}")
             if event["ph"] == "M" and event["name"] == "process_name":
                 processes[event["pid"]] = text(arguments(event), "name")
             elif event["ph"] == "M" and event["name"] == "thread_name":
