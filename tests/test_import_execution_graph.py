@@ -170,7 +170,9 @@ def test_a_graph_of_another_program_is_refused(tmp_path: Path) -> None:
     et = write(tmp_path, *PROGRAM)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(InputError, match="is of another program than .*: it has the operators of 0 of 1"):
+        with pytest.raises(
+            InputError, match=r"is of another program than .*: it has the operators of 0 of 1"
+        ):
             load_kineto(trace(tmp_path, ("aten::sort", 1, 1)), execution_graph=et)
     with pytest.raises(InputError, match=r"1 trace\(s\) and 2 execution graph\(s\)"):
         load_kineto(trace(tmp_path, *LAUNCHES), execution_graph=[et, et])
