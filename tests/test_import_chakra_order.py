@@ -240,6 +240,8 @@ def test_what_has_no_duration_the_machine_says(tmp_path: Path) -> None:
     )
     trace = run_scenario(load_scenario(scenario)).trace
     assert trace.makespan_ns == 2_000 + 1_000_000 + 500
+    alone = load(tmp_path / "job" / "trace.0.et")
+    assert alone.duration_ns.tolist() == [-1, -1, -1]  # never 0 in silence
 
 
 def test_clocks_of_ranks_are_aligned(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ class _Trace:
                 moved = node.attributes.get("tensor_size", 0)
                 read, duration = moved if type(moved) is int else 0, None
                 return {"duration_ns": None, "flops": flops, "bytes_read": read, "bytes_written": 0}
-            if node.type in ("collective", "send", "recv") and self.rank is not None:
+            if node.type in ("collective", "send", "recv"):
                 duration = None
         return {"duration_ns": duration, "bytes_read": read, "bytes_written": written}
 
