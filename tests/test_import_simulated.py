@@ -338,9 +338,26 @@ def feeds_from_nobody(_: Any, event: Any) -> None:
         event["args"]["after"] = ["x"]
 
 
+def waits_for_text(_: Any, event: Any) -> None:
+    if "after" in event.get("args", {}):
+        event["args"]["after"] = "x"
+
+
+def has_no_kind(_: Any, event: Any) -> None:
+    if "kind" in event.get("args", {}):
+        event["args"]["kind"] = 5
+
+
+def has_no_devices(data: Any, _: Any) -> None:
+    data.pop("deviceProperties", None)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (waits_for_text, r"t\.json: traceEvents\[\d+\]: after is no list but 'x'"),
+        (has_no_kind, r"t\.json: traceEvents\[\d+\]: kind is no text but 5"),
+        (has_no_devices, r"t\.json: was written by a simulation, and has no deviceProperties any more"),
         (begins_early, r"t\.json: then@0 begins before sum@0 ends, for which it waited"),
         (says_two_runs, r"t\.json: holds 2 runs; write a trace of each"),
         (loses_a_name, r"t\.json: traceEvents\[\d+\]: no \(10, 1\)"),

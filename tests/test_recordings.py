@@ -23,8 +23,13 @@ from scenarios.importers import load_graph, write_graph
 from scenarios.recorded.machine import with_facts
 from scenarios.recorded.residue import residue
 from scenarios.recorded.setup import as_scenario, recorded_setup, run_recorded
+from scenarios.report.why import makespan_parts
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from sim.explain.idle import idle_reasons
+from sim.explain.path import executed_path
+from sim.explain.time_use import time_use
+from sim.metrics import device_use
 from sim.trace import Trace
 from sim.words.errors import InputError, ScenarioError
 from studies.recorded_ranks import load_ranks
@@ -149,6 +154,19 @@ def test_what_is_on_the_path_is_unexplained(tmp_path: Path, trace: Write) -> Non
     }
     # a to d one after another, and from 216 to 272 e or f: a delay is no computing
     assert told["devices"]["gpu"]["time_ns"]["compute"] == 4 * 50_000 + 56_000
+
+
+def test_a_delay_is_idle_time_with_a_reason(trace: Write) -> None:
+    """Without stream 20: 36 us between two gaps of 2."""
+    events = [*BACK_TO_BACK[:8], host("cudaLaunchKernel", 7, 21, 4), gpu("f", 7, 252, 20)]
+    run = run_recorded(load_graph(trace(*events)))
+    assert idle_reasons(run)["gpu"] == {"dependency": 4_000, "launch": 12_000, "unexplained": 36_000}
+    assert time_use(run)["gpu"] == {"compute": 220_000, "communicate": 0, "wait": 52_000, "idle": 0}
+    use = device_use(run)["gpu"]
+    assert (use.busy_ns, use.idle_ns) == (220_000, 52_000)
+    steps = [step for step in executed_path(run) if step.reason == "unexplained"]
+    assert [(step.start_ns, step.end_ns) for step in steps] == [(214_000, 250_000)]
+    assert makespan_parts(run) == {"executing": 224_000, "launch": 12_000, "unexplained": 36_000}
 
 
 def test_a_recording_without_residue_says_so(tmp_path: Path, trace: Write) -> None:

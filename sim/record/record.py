@@ -260,9 +260,21 @@ class Record:
         return meetings_of(self.job, self.tasks, [each.run for each in self.attempts[1:]])
 
     @cached_property
+    def is_delay(self) -> BoolArray:
+        """Which tasks are idle time of a recorded stream that nothing explains."""
+        graph = self.job.graph
+        recorded = np.zeros(len(graph), np.bool_)
+        if "delay" in graph.kinds:
+            ops = np.flatnonzero(graph.is_kind("delay")).tolist()
+            recorded[[op for op in ops if "recorded_start_ns" in graph.attributes.get(op, {})]] = True
+        return recorded[self.tasks["op"]]
+
+    @cached_property
     def begins_ns(self) -> IntArray:
-        """From when each task does what it is there for: a collective, once its ranks have met."""
+        """From when each task does what it is there for: a collective once its ranks met, a delay never."""
         begins: IntArray = self.tasks["start_ns"]
+        if self.is_delay.any():
+            begins = np.where(self.is_delay, self.occupied_until_ns, begins)
         if self.meetings is not None:
             begins = begins.copy()
             row, met_ns = self.meetings.row, self.meetings.met_ns[self.meetings.meeting]
