@@ -61,7 +61,7 @@ def test_damage_is_refused_or_harmless(tmp_path: Path, seed: int) -> None:
         (b'{"traceEvents": []}', "not a Chakra trace: the file ends in the middle of a message"),
         (WHOLE[:-1], "not a Chakra trace: the file ends in the middle of a message"),
         (b"\x05" + field(1, "0.1") + b"\xff" * 8 + b"\x7f", "ends in the middle of a message"),
-        (trace_of(field(1, 1) + varint(2 << 3 | 2) + varint(2**62) + b"abc"), "ends in the middle of a field"),
+        (trace_of(field(1, 1) + varint(2 << 3 | 2) + varint(2**62) + b"abc"), "in the middle of a field"),
         (trace_of(node(1, us=2**63)), "a node that takes 9223372036854775808 us"),
         (trace_of(node(1, start=2**60)), "a node that starts at 1152921504606846976 us"),
         (trace_of(node(1, inputs=f"[[1, 2, 0, {10**12}, {10**12}, 'c']]")), "a tensor of 1000000000000 elem"),

@@ -170,7 +170,9 @@ def test_a_graph_of_another_program_is_refused(tmp_path: Path) -> None:
     et = write(tmp_path, *PROGRAM)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(InputError, match="is of another program than .*: it has the operators of 0 of 1"):
+        with pytest.raises(
+            InputError, match=r"is of another program than .*: it has the operators of 0 of 1"
+        ):
             load_kineto(trace(tmp_path, ("aten::sort", 1, 1)), execution_graph=et)
     with pytest.raises(InputError, match=r"1 trace\(s\) and 2 execution graph\(s\)"):
         load_kineto(trace(tmp_path, *LAUNCHES), execution_graph=[et, et])
@@ -289,6 +291,7 @@ def first(data: Any, **values: Any) -> None:
         ("[" * 100_000, "not JSON"),
         ('{"schema": "1.0.1", "nodes": []}', "not an execution graph"),
         ('{"schema": "1.0.1", "nodes": [7]}', r"nodes\[0\] \(None\)"),
+        (broken(lambda d: first(d, cat="kernel")), "that was linked with a trace; give the trace"),
         (broken(lambda d: first(d, id=-3)), r"nodes\[0\] \(aten::linear\): '-3' is no number"),
         (broken(lambda d: first(d, ctrl_deps=99)), r"nodes\[0\].*: is called by node 99, which began later"),
         (broken(lambda d: first(d, inputs={"values": 1, "shapes": [], "types": []})), "'1' is no list"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chakra_files import host, kernel, trace_of
+from chakra_files import host, kernel, node, trace_of
 from cli_runner import sim
 
 from scenarios.importers import load_graph
@@ -166,6 +166,19 @@ def test_chakra_traces_have_ranks_too(tmp_path: Path) -> None:
     assert times(graph, "rank2/nccl") == {"rank2/ncclAllGather#4": (6, 15)}
 
 
+def test_traces_of_generators_have_ranks_too(tmp_path: Path) -> None:
+    """No streams and no times: the collective takes what the machine says, on eight ranks."""
+    reduce = node(2, "sum", 7, us=0, data=[1], comm_type=0, comm_size=8_000_000, is_cpu_op=False)
+    (tmp_path / "t.0.et").write_bytes(trace_of(node(1, "fwd", us=5, is_cpu_op=False), reduce))
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "name: ranks\nmachine:\n  devices: {gpu: {kind: gpu, count: 8}}\n"
+        "  collectives: {algorithm: ring, bandwidth: 1GB/s}\n"
+        "workload: {chakra: t.0.et, ranks: 8}\n"
+    )
+    assert run_scenario(load_scenario(path)).trace.makespan_ns == 5000 + 14_000_000  # 2 x 7/8 of 8 MB
+
+
 def test_sizes_that_are_not_known_are_told(tmp_path: Path) -> None:
     steps = [task(2, 10, 1), task(13, 40, 2, "ncclKernel_AllReduce", 20)]
     graph = load_graph(trace(tmp_path, *steps))
@@ -205,7 +218,7 @@ def test_only_recordings_of_one_gpu_are_put_on_ranks(tmp_path: Path) -> None:
 
     b = GraphBuilder("none")
     b.op("a", duration_ns=1)
-    with pytest.raises(InputError, match="the recording is none: no op of a GPU has a stream"):
+    with pytest.raises(InputError, match="the recording is none: no op says where it ran"):
         on_layout(b.build(), Layout({"dp": 2}))
     graph = on_layout(load_graph(trace(tmp_path, *STEP)), Layout({"dp": 2}))
     with pytest.raises(InputError, match="is of several ranks already"):

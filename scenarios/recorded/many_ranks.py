@@ -135,10 +135,10 @@ def _check(graph: Graph, layout: Layout) -> None:
     """Refuse what cannot be put on ranks."""
     if graph.in_communicators:
         raise InputError("the recording is of several ranks already", path=("ranks",))
-    tasks = roles.has_key(graph, "stream") & (graph.pin_code != UNSET)
+    tasks = ~roles.has_key(graph, "thread") & (graph.pin_code != UNSET)
     gpus = {graph.pins[int(graph.pin_code[op])] for op in np.flatnonzero(tasks).tolist()}
     if len(gpus) != 1:
-        found = f"has tasks on {', '.join(sorted(gpus))}" if gpus else "is none: no op of a GPU has a stream"
+        found = f"has tasks on {', '.join(sorted(gpus))}" if gpus else "is none: no op says where it ran"
         raise InputError(f"the recording {found}; that of a rank has one GPU", path=("ranks",))
     if layout.sizes.get("pp", 1) > 1:
         raise InputError(

@@ -26,7 +26,6 @@ from pydantic import ConfigDict, Discriminator, Field, JsonValue, PrivateAttr, T
 from devices.describe.quantities import Count, File, Name, Shorthand, Strict
 from scenarios.file.document import Document
 from scenarios.importers.files import TRACES, files_in
-from scenarios.recorded.many_ranks import Layout, on_layout
 from scenarios.recorded.what_if.changes import AnyWhatIf, applied
 from scenarios.work.workload import Workload
 from sim.graph.graph import Graph
@@ -82,9 +81,11 @@ class ManyRanks(Strict):
         ),
     ] = "fastest"
 
-    def layout(self) -> Layout:
-        """Return it as `scenarios.recorded.many_ranks` takes it."""
-        return Layout(self.parallel, self.order, self.groups, self.collectives)
+    def running(self, graph: Graph) -> Graph:
+        """Return the graph in which each rank runs a recorded program."""
+        from scenarios.recorded.many_ranks import Layout, on_layout
+
+        return on_layout(graph, Layout(self.parallel, self.order, self.groups, self.collectives))
 
 
 class _Count(Shorthand):
@@ -143,7 +144,7 @@ class ImportedFile(Workload):
             raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error
         with document.placing("workload"):
             if self.ranks is not None:
-                graph = on_layout(graph, self.ranks.layout())
+                graph = self.ranks.running(graph)
             return applied(graph, self.what_if, path=("what_if",))
 
 

@@ -27,8 +27,8 @@ _SAME: Final = {
 
 _NO_WORK: Final = frozenset({
     "as_strided", "empty", "empty_like", "empty_strided", "is_pinned", "is_same_size", "new_empty",
-    "new_empty_strided", "record_stream", "resize", "resolve_conj", "resolve_neg", "result_type", "set_", "set",
-    "_local_scalar_dense", "item",
+    "new_empty_strided", "record_stream", "resize", "resolve_conj", "resolve_neg", "result_type", "set_",
+    "set", "_local_scalar_dense", "item",
 })  # fmt: skip
 """Operators that only look at tensors, give them memory, or read one number back."""
 
