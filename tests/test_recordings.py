@@ -21,9 +21,10 @@ from scenario_texts import write
 
 from devices.machine import make_machine
 from scenarios.importers import load_graph, write_graph
+from scenarios.recorded.files import as_scenario
 from scenarios.recorded.machine import with_facts
 from scenarios.recorded.residue import residue
-from scenarios.recorded.setup import as_scenario, recorded_setup, run_recorded
+from scenarios.recorded.setup import recorded_setup, run_recorded
 from scenarios.report.why import makespan_parts
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from scenarios.importers.files import StrPath, read_head
-from scenarios.recorded.machine import AS_RECORDED, POLICY
+from scenarios.recorded.setup import AS_RECORDED, POLICY
 from sim.words.errors import InputError
 
 __all__ = ["as_scenario", "format_of"]
