@@ -82,6 +82,7 @@ CASES = {
 
 def scenario(case: Case) -> str:
     """Return the text of a scenario."""
+    n = case.ranks
     parameters = ", ".join(f"w{k}: 4MB" for k in range(LAYERS))
     ops = [
         f"    l{k}: {{kind: matmul, inputs: [{before}, w{k}], output: 4MB, duration: 50us}}"
@@ -92,7 +93,7 @@ def scenario(case: Case) -> str:
             f"machine:\n{case.machine.format(ranks=case.ranks)}",
             f"workload:\n  inputs: {{x: 4MB}}\n  parameters: {{{parameters}}}\n  ops:",
             *ops,
-            f"policy: {{runtime: pytorch-distributed, compile: [training, {{name: ddp, ranks: {case.ranks}}}]}}",
+            f"policy: {{runtime: pytorch-distributed, compile: [training, {{name: ddp, ranks: {n}}}]}}",
             case.more,
         )
     )

@@ -121,7 +121,9 @@ def test_a_reader_that_leaves_early_costs_no_files(tmp_path: Path) -> None:
         assert running.stdout is not None
         assert running.stderr is not None
         running.stdout.close()
-        assert running.stderr.read() == f"wrote {ops}\n"
+        told = running.stderr.read().splitlines()
+        # On a machine that is busy it also says what takes so long.
+        assert [line for line in told if not line.endswith("...")] == [f"wrote {ops}"]
     assert running.returncode == 0
     assert ops.exists()
 

@@ -67,4 +67,4 @@ def test_a_run_says_what_it_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(running, "progress", tell)
     assert sim("run", write(tmp_path, GOOD), "--ops", tmp_path / "ops.csv").exit_code == 0
-    assert told == ["reading the workload of ready-queue", "simulating ready-queue", "writing files"]
+    assert told == ["reading good", "simulating ready-queue", "writing files"]

@@ -187,3 +187,37 @@ def test_the_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     base = base_of(str(STEP))
     base.case(base.graph).work  # noqa: B018
     assert len(reads) == 1
+
+
+def test_a_scenario_s_machine_is_changed_too(tmp_path: Path) -> None:
+    """Two ops in turn, 3 us to issue each, on one stream: what each bottleneck costs, worked by hand."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {devices: {gpu0: {kind: gpu, streams: 1, issue_cost: 3us, memory: 1GB}}}\n"
+        "workload: {ops: {a: {kind: matmul, duration: 10us}, b: {kind: relu, duration: 4us}}}\n"
+        "policy: {name: ready-queue}\n"
+    )
+    told = json.loads(sim("whatif", path, "--json").stdout)
+    # a is issued at 3 and runs until 13, b until 17
+    found = {each["label"]: each["makespan_ns"] for each in told["what_ifs"]}
+    assert told["makespan_ns"] == 17_000
+    assert found == {
+        "all kernels twice as fast": 10_000,
+        "gpu0 twice as fast": 10_000,
+        "matmul twice as fast": 12_000,
+        "relu twice as fast": 15_000,
+        "one more stream on gpu0": 17_000,
+        "issuing and launching take no time": 14_000,
+        "memory without limit": 17_000,
+        "'a' twice as fast": 12_000,
+        "'b' twice as fast": 15_000,
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*have no measured cost")
+def test_what_a_compiled_scenario_cannot_be_asked_is_said() -> None:
+    ddp = Path(__file__).resolve().parents[1] / "scenarios" / "examples" / "ddp.yaml"
+    only = ["--only", "one more stream", "--only", "gpu0"]
+    told = json.loads(sim("whatif", ddp, *only, "--json").stdout)
+    notes = {each["label"]: each["notes"] for each in told["what_ifs"]}
+    assert notes["gpu0 twice as fast"] == ["policy.compile makes other ops of the graph"]

@@ -62,6 +62,15 @@ def files_of_the_reader(folder: Path, code: str) -> None:
     if "trace.json.gz" in code:
         with gzip.open(folder / "trace.json.gz", "wt") as file:
             json.dump(_trace(), file)
+    if "et.json" in code:
+        (folder / "et.json").write_text(json.dumps(_execution_graph()))
+    if "rank0.json.gz" in code:
+        group = {"Process Group Name": "1", "Group size": 4, "In msg nelems": 8, "dtype": "Float"}
+        rank = _trace()
+        rank["traceEvents"][-1] |= {"name": "ncclDevKernel_AllReduce"}
+        rank["traceEvents"][-1]["args"] |= group
+        with gzip.open(folder / "rank0.json.gz", "wt") as file:
+            json.dump(rank, file)
     if "kineto: traces" in code:
         (folder / "traces").mkdir()
         for rank in range(8):
@@ -92,8 +101,16 @@ def _decoder(onnx: ModuleType) -> object:
     )
 
 
-def _trace() -> dict[str, object]:
-    """Two kernels on two streams, launched one after the other."""
+def _execution_graph() -> dict[str, Any]:
+    """What the operators of `_trace` were given and returned."""
+    sides = {"values": [[1, 2, 0, 16, 4, "cuda:0"]], "shapes": [[4, 4]], "types": ["Tensor(float)"]}
+    attrs = [{"name": "rf_id", "value": 1}, {"name": "op_schema", "value": "aten::relu(Tensor a) -> Tensor"}]
+    node = {"id": 1, "ctrl_deps": 1, "name": "aten::relu", "inputs": sides, "outputs": sides, "attrs": attrs}
+    return {"schema": "1.1.0-chakra.0.0.4", "nodes": [node]}
+
+
+def _trace() -> dict[str, Any]:
+    """Two kernels on two streams, launched one after the other inside an operator."""
     events = []
     for k, stream in enumerate((7, 20)):
         told = {"correlation": k, "External id": k}
@@ -101,6 +118,8 @@ def _trace() -> dict[str, object]:
         kernel = {"cat": "kernel", "name": "gemm", "pid": 0, "tid": stream, "ts": 20 + 10 * k, "dur": 30}
         events.append({"ph": "X", "pid": 9, "args": told, **launch})
         events.append({"ph": "X", "args": {**told, "stream": stream, "device": 0}, **kernel})
+    operator = {"cat": "cpu_op", "name": "aten::relu", "pid": 9, "tid": 1, "args": {"External id": 1}}
+    events.insert(0, {"ph": "X", "ts": 0, "dur": 15, **operator})
     return {"schemaVersion": 1, "traceEvents": events}
 
 

@@ -17,6 +17,7 @@ from trace_examples import two_streams
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Host, Link, Machine, simulate
+from sim.explain.time_use import time_use
 from sim.export.chrome import write_chrome
 from sim.words.errors import InputError
 
@@ -164,3 +165,58 @@ def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         write_chrome(two_streams(), tmp_path / "nowhere" / "t.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_gpu_runs_is_called_as_tools_know_it() -> None:
+    """Collectives and copies by their kinds, recorded kernels by their names; a delay is no work of a GPU."""
+    b = GraphBuilder("titles")
+    for name, kind, kernel in (
+        ("sum", "all_reduce", None),
+        ("move", "copy", None),
+        ("cat.1", "copy", "void CatArrayBatchedCopy<float>(float*)"),
+        ("DtoH.2", "copy", "Memcpy DtoH (Device -> Pinned)"),
+        ("Memset.3", "fill", "Memset (Device)"),
+        ("delay.4", "delay", None),
+        ("mm", "matmul", None),
+    ):
+        given = {"recorded_start_ns": 0} | ({} if kernel is None else {"kernel": kernel})
+        b.op(name, kind=kind, duration_ns=10, device="gpu0", attributes=given)
+        b.op(f"{name} on npu0", kind=kind, duration_ns=10, device="npu0")
+    run = simulate(b.build(), Machine((Device("gpu0"), Device("npu0", "npu"))), ReadyQueue())
+    slices = [e for e in chrome_events(run) if e["ph"] == "X" and e["cat"] != "cuda_runtime"]
+    found = [(e["cat"], e["name"], e["args"].get("op"), "stream" in e["args"]) for e in slices]
+    assert [each for each in found if "npu0" not in each[1]] == [
+        ("kernel", "ncclDevKernel_AllReduce(sum)", "sum", True),
+        ("gpu_memcpy", "Memcpy (move)", "move", True),
+        ("kernel", "void CatArrayBatchedCopy<float>(float*)", "cat.1", True),
+        ("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", "DtoH.2", True),
+        ("gpu_memset", "Memset (Device)", "Memset.3", True),
+        ("delay", "delay.4", None, False),
+        ("kernel", "mm", None, True),
+    ]
+    assert {op for _, name, op, _ in found if "npu0" in name} == {None}
+    use = time_use(run)["gpu0"]
+    assert (use["compute"], use["communicate"], use["wait"]) == (20, 40, 10)
+    calls = [e["name"] for e in chrome_events(run) if e.get("cat") == "cuda_runtime" and e["pid"] == 1]
+    assert {*calls} == {"cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "launch"}
+
+
+def test_devices_are_told_in_the_words_of_kineto(tmp_path: Path) -> None:
+    builder = GraphBuilder("devices")
+    for device in ("gpu1", "cpu0"):
+        builder.op(device, duration_ns=1, device=device)
+    machine = Machine(
+        (
+            Device("gpu0"),
+            Device("cpu0", "cpu", workers=1),
+            Device("gpu1", memory_bytes=2**30, gap_ns=1, launch_latency_ns=2),
+        )
+    )
+    write_chrome(simulate(builder.build(), machine, ReadyQueue()), tmp_path / "t.json")
+    content = json.loads((tmp_path / "t.json").read_text())
+    own = {"launch_latency": 2, "gap": 1, "event_hop": 0}
+    assert content["deviceProperties"] == [
+        {"id": 0, "name": "gpu1", "kind": "gpu", "totalGlobalMem": 2**30} | own
+    ]
+    (op,) = (e for e in content["traceEvents"] if e["name"] == "gpu1")
+    assert (op["args"]["device"], op["args"]["stream"]) == (0, 3)

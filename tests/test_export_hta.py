@@ -28,14 +28,17 @@ from typing import Any
 import numpy as np
 import pytest
 from communicator_helpers import draw_collectives, draw_ranks
+from import_helpers import recorded
 
 from policies.issue.in_order import InOrder
 from policies.streams.recorded import Recorded
+from scenarios.importers.traces.kineto import load
+from scenarios.recorded.setup import run_recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Trace, simulate
 from sim.explain.idle import idle_reasons
-from sim.explain.time_use import COMMUNICATION, time_use
+from sim.explain.time_use import moving_ops, time_use
 from sim.export.chrome import write_ranks
 from sim.job.costs import issue_costs_ns
 from sim.metrics import summary
@@ -89,8 +92,11 @@ def ours(run: Trace) -> Answer:
     use, parts = time_use(run), summary(run)["devices"]
     n = len(run.job.machine.devices)
     start, begins, end = run.tasks["start_ns"], run.begins_ns, run.tasks["end_ns"]
-    # Where nothing but collectives is there, which wait for a late rank, a device is idle to us.
-    waits = union(start, end, run.device).lengths(n) - union(begins, end, run.device).lengths(n)
+    # Where nothing but collectives is there, which wait for a late rank, a device is idle to us; where
+    # nothing but a recording's delay is there, it is busy.
+    work = ~run.job.graph.is_kind("delay")[run.tasks["op"]]
+    waits = union(start[work], end[work], run.device[work]).lengths(n)
+    waits -= union(begins, end, run.device).lengths(n)
     found = {}
     gpus = [d for d in np.unique(run.device).tolist() if not run.job.machine.devices[d].workers]
     for rank, d in enumerate(gpus):
@@ -110,11 +116,10 @@ def ours(run: Trace) -> Answer:
 
 def overlap(run: Trace, d: int) -> float | None:
     """Return how much of the time in which a device communicates it computes as well, in percent."""
-    kinds = COMMUNICATION - {"copy"}
-    graph, tasks = run.job.graph, run.tasks
+    tasks, moves = run.tasks, moving_ops(run.job)
     here = run.device == d
-    communicates = here & graph.is_kind(*kinds)[tasks["op"]]
-    computes = here & ~graph.is_kind(*COMMUNICATION)[tasks["op"]]
+    communicates = here & (moves & ~run.job.graph.is_kind("copy"))[tasks["op"]]
+    computes = here & ~moves[tasks["op"]]
 
     def length(which: np.ndarray) -> int:
         start, end = tasks["start_ns"][which], tasks["end_ns"][which]
@@ -147,8 +152,8 @@ def by_hand(events: list[Any]) -> Answer:
             name, start = event["name"], round(1000 * event["ts"])
             kind = "communicate" if re.match(r"nccl.*Kernel", name) else "compute"
             kind = "memory" if re.match(r"Memcpy|Memset|dma", name) else kind
-            assert (kind == "memory") == (event["cat"] == "gpu_memcpy")
-            assert kind != "compute" or not re.match(r".*Memcpy|Memset|.*Sync", name)
+            assert (kind == "memory") == (event["cat"] in ("gpu_memcpy", "gpu_memset"))
+            kind = "other" if kind == "compute" and re.match(r".*Memcpy|Memset|.*Sync", name) else kind
             spans[kind].append((start, start + round(1000 * event["dur"])))
     every = [span for found in spans.values() for span in found]
     kernel = max(end for _, end in every) - min(start for start, _ in every)
@@ -183,6 +188,20 @@ def test_by_its_rules_the_file_says_the_same(case: str, tmp_path: Path) -> None:
     files = write_ranks(run_of(case), tmp_path / "ranks")
     events = [json.loads(gzip.decompress(Path(name).read_bytes()))["traceEvents"] for name in files]
     assert {str(rank): by_hand(found) for rank, found in enumerate(events)} == temporal
+
+
+@pytest.mark.filterwarnings("ignore:.*launched before the trace begins")
+@pytest.mark.parametrize(
+    "name", ["h100_bert_small.json.gz", pytest.param("v100_dlrm_8_ranks", marks=pytest.mark.slow)]
+)
+def test_so_it_is_of_recordings(name: str, tmp_path: Path) -> None:
+    """Delays are no work, kernels that concatenate compute, fills are memory."""
+    run = run_recorded(load(recorded(f"kineto/{name}")))
+    files = write_ranks(run, tmp_path / "ranks")
+    for rank, answer in ours(run).items():
+        events = json.loads(gzip.decompress(Path(files[int(rank)]).read_bytes()))["traceEvents"]
+        theirs = by_hand(events)
+        assert {key: answer[key] for key in theirs} == theirs
 
 
 def test_the_cases_have_something_of_everything() -> None:

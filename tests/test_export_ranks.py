@@ -15,7 +15,7 @@ from examples import seeds
 from trace_examples import two_streams
 
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.recorded.setup import as_scenario
+from scenarios.recorded.files import as_scenario
 from scenarios.report.outputs import check_outputs
 from sim import Device, GraphBuilder, Host, Machine, Trace, simulate
 from sim.export.chrome import write_ranks

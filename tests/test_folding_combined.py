@@ -68,7 +68,7 @@ def drawn(draw: st.DrawFn) -> dict[str, Any]:
         st.sampled_from(["ring", "all-gather", "all-to-all"] if cp != 3 and tp * cp < 8 else ["ring"])
     )
     steps = split(tp, cp, pp, sequence=draw(st.booleans()), method=method)
-    able = DATA if pp == 1 else [each for each in DATA if each["name"] not in ("fsdp2", "zero-2", "zero-3")]
+    able = DATA if pp == 1 else [each for each in DATA if each["name"] not in ("zero-2", "zero-3")]
     steps.append({**draw(st.sampled_from(able)), "ranks": dp})
     if draw(st.booleans()):
         sizes = [name for name, n in (("tp", tp), ("cp", cp), ("dp", dp), ("pp", pp)) if n > 1]

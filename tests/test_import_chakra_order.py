@@ -10,11 +10,14 @@ from chakra_files import host, kernel, node, tensors, trace_of
 from cli_runner import sim
 from examples import seeds
 
+from devices.machine import make_machine
+from policies.issue.ready_queue import ReadyQueue
 from scenarios.importers import load_graph
 from scenarios.importers.execution_graph.tensor_flow import Tensor, Touch, tensor_flow, written_arguments
 from scenarios.importers.traces.chakra import load
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from sim import simulate
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
 from studies.recorded_ranks import run_recorded
@@ -240,6 +243,33 @@ def test_what_has_no_duration_the_machine_says(tmp_path: Path) -> None:
     )
     trace = run_scenario(load_scenario(scenario)).trace
     assert trace.makespan_ns == 2_000 + 1_000_000 + 500
+    alone = load(tmp_path / "job" / "trace.0.et")
+    assert alone.duration_ns.tolist() == [-1, -1, -1]  # never 0 in silence
+
+
+def test_a_ring_of_messages_does_not_hang(tmp_path: Path) -> None:
+    """All send first: a message needs nobody who waits for it. Two rounds, and 3 us between."""
+
+    def nodes(own: int) -> list[bytes]:
+        ends = {"comm_dst": (own + 1) % 3}, {"comm_src": (own + 2) % 3}
+        more = {"us": 0, "comm_size": 1000, "comm_tag": 0}
+        return [
+            node(0, "s", 5, comm_type=5, **more, **ends[0]),
+            node(1, "r", 6, data=[0], comm_type=6, **more, **ends[1]),
+            node(2, "sum", us=3, data=[1]),
+            node(3, "s", 5, data=[2], comm_type=5, **more, **ends[0]),
+            node(4, "r", 6, data=[3], comm_type=6, **more, **ends[1]),
+        ]
+
+    folder = job(tmp_path / "job", *(nodes(own) for own in range(3)))
+    links = [{"from": f"gpu{k}", "to": f"gpu{(k + 1) % 3}", "bandwidth": "1GB/s"} for k in range(3)]
+    machine = make_machine({"devices": {"gpu": {"kind": "gpu", "count": 3}}, "links": links})
+    graph = load(folder)
+    assert graph.kinds == ("send", "recv", "kernel")
+    assert simulate(graph, machine, ReadyQueue()).makespan_ns == 2 * 1000 + 3000
+    write(folder, *nodes(2)[:3], name="trace.2.et")
+    with pytest.raises(InputError, match="rank 1 sends 2 messages with tag 0 to rank 2, which receives 1"):
+        load(folder)
 
 
 def test_clocks_of_ranks_are_aligned(tmp_path: Path) -> None:

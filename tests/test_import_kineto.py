@@ -309,6 +309,15 @@ def test_kinds_of_kernels():
         "sm80_xmma_fprop_implicit_gemm": "conv",
         "void cunn_SoftMaxForward<4>": "softmax",
         "something_else": "kernel",
+        # of other libraries: hipBLASLt, cuDNN on Volta, SageAttention, aiter, Inductor
+        "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64": "matmul",
+        "_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1_swiglu": "matmul",
+        "volta_scudnn_128x128_stridedB_splitK_small_nn_v1": "conv",
+        "sage_fwd": "attention",
+        "attn_fwd": "attention",
+        "_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64E": "layer_norm",
+        "triton_poi_fused_addmm_gelu_view_17": "elementwise",
+        "triton_red_fused_add_addmm_fmha_v3_fwd_mean_pow_rsqrt_3": "reduce",
     }
     assert {name: kind_of(name) for name in names} == names
 

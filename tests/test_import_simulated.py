@@ -182,6 +182,20 @@ def test_collectives_meet_again(tmp_path: Path) -> None:
         }
 
 
+def test_a_rank_that_stands_for_several_meets_itself_again(tmp_path: Path) -> None:
+    b = GraphBuilder("a ring of folded ranks")
+    b.op("work", duration_ns=9, device="gpu0")
+    for stream, kind in enumerate(("send", "recv")):
+        given = {"communicator": "pp", "peer": "gpu0", "pair": 0, "group": "ring", "stream": stream}
+        after = ["work"] if kind == "recv" else []
+        b.op(kind, kind=kind, after=after, duration_ns=5, device="gpu0", attributes=given)
+    run = simulate(b.build(), Machine((Device("gpu0", streams=2),)), ReadyQueue(), streams=Recorded())
+    write_chrome(run, tmp_path / "t.json")
+    graph = check_returns(run, tmp_path / "t.json")
+    assert len(graph.in_communicators) == 2
+    assert durations(graph)["send"] == 5
+
+
 # -- any run ------------------------------------------------------------------------------------
 
 
@@ -338,9 +352,26 @@ def feeds_from_nobody(_: Any, event: Any) -> None:
         event["args"]["after"] = ["x"]
 
 
+def waits_for_text(_: Any, event: Any) -> None:
+    if "after" in event.get("args", {}):
+        event["args"]["after"] = "x"
+
+
+def has_no_kind(_: Any, event: Any) -> None:
+    if "kind" in event.get("args", {}):
+        event["args"]["kind"] = 5
+
+
+def has_no_devices(data: Any, _: Any) -> None:
+    data.pop("deviceProperties", None)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (waits_for_text, r"t\.json: traceEvents\[\d+\]: after is no list but 'x'"),
+        (has_no_kind, r"t\.json: traceEvents\[\d+\]: kind is no text but 5"),
+        (has_no_devices, r"t\.json: was written by a simulation, and has no deviceProperties any more"),
         (begins_early, r"t\.json: then@0 begins before sum@0 ends, for which it waited"),
         (says_two_runs, r"t\.json: holds 2 runs; write a trace of each"),
         (loses_a_name, r"t\.json: traceEvents\[\d+\]: no \(10, 1\)"),

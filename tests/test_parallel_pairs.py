@@ -149,7 +149,7 @@ def test_accumulation_with_fully_shard() -> None:
 
 
 def test_accumulation_with_zero_3() -> None:
-    """Two layers of 40 B: gather and put together 43, products of 100; one bucket of 80 B; parts are added."""
+    """Two layers of 40 B: gather, put together: 43, products of 100; one bucket of 80 B; parts are added."""
     two = GradientAccumulation(2).apply(layers([40, 40]))
     one = run(ZeroThree(2, param_persistence_threshold=0).apply(layers([40, 40])), 2)
     assert one.makespan_ns == 43 + 600 + 80 + 2

@@ -102,6 +102,16 @@ def test_two_hccs_rings_of_an_atlas_meet_over_pcie() -> None:
     assert passed("npu0", "npu7", {"preset": "atlas-800"}) == ["cpu0", "cpu3", "npu7"]
 
 
+def test_each_npu_of_an_atlas_a2_reaches_every_other_one() -> None:
+    found = rates("atlas-800t-a2", "npu", "hccs")
+    assert found == {(a, b): 28 * 10**9 for a in range(8) for b in range(8) if a != b}
+    assert sum(2 * rate for (a, _), rate in found.items() if not a) == 392 * 10**9
+    npu = described_devices({"devices": {"x": {"preset": "ascend-910b2"}}})["x"]
+    clock = 1_800_000_000
+    assert npu["matrix_peak"]["bf16"] == pytest.approx(24 * 16**3 * 2 * clock, rel=0.001)
+    assert npu["vector_peak"]["fp16"] == pytest.approx(48 * 128 * 2 * clock, rel=0.001)
+
+
 def passed(a: str, b: str, spec: dict[str, Any]) -> list[str]:
     """Which devices a transfer comes to."""
     machine = make_machine(spec)

@@ -129,7 +129,9 @@ def test_streams_by_hand(tmp_path: Path, assignment: str, makespan_ns: int) -> N
 
 
 def test_a_batch_is_no_option_of_a_recording(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"workload\.batch: no such key; known: host, kineto"):
+    with pytest.raises(
+        ScenarioError, match=r"workload\.batch: no such key; known: execution_graph, host, kineto"
+    ):
         run(tmp_path, tmp_path / "tiny.json", more=", batch: 2")
 
 

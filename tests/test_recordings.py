@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,11 +21,17 @@ from scenario_texts import write
 
 from devices.machine import make_machine
 from scenarios.importers import load_graph, write_graph
+from scenarios.recorded.files import as_scenario
 from scenarios.recorded.machine import with_facts
 from scenarios.recorded.residue import residue
-from scenarios.recorded.setup import as_scenario, recorded_setup, run_recorded
+from scenarios.recorded.setup import recorded_setup, run_recorded
+from scenarios.report.why import makespan_parts
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from sim.explain.idle import idle_reasons
+from sim.explain.path import executed_path
+from sim.explain.time_use import time_use
+from sim.metrics import device_use
 from sim.trace import Trace
 from sim.words.errors import InputError, ScenarioError
 from studies.recorded_ranks import load_ranks
@@ -151,6 +158,19 @@ def test_what_is_on_the_path_is_unexplained(tmp_path: Path, trace: Write) -> Non
     assert told["devices"]["gpu"]["time_ns"]["compute"] == 4 * 50_000 + 56_000
 
 
+def test_a_delay_is_idle_time_with_a_reason(trace: Write) -> None:
+    """Without stream 20: 36 us between two gaps of 2."""
+    events = [*BACK_TO_BACK[:8], host("cudaLaunchKernel", 7, 21, 4), gpu("f", 7, 252, 20)]
+    run = run_recorded(load_graph(trace(*events)))
+    assert idle_reasons(run)["gpu"] == {"dependency": 4_000, "launch": 12_000, "unexplained": 36_000}
+    assert time_use(run)["gpu"] == {"compute": 220_000, "communicate": 0, "wait": 52_000, "idle": 0}
+    use = device_use(run)["gpu"]
+    assert (use.busy_ns, use.idle_ns) == (220_000, 52_000)
+    steps = [step for step in executed_path(run) if step.reason == "unexplained"]
+    assert [(step.start_ns, step.end_ns) for step in steps] == [(214_000, 250_000)]
+    assert makespan_parts(run) == {"executing": 224_000, "launch": 12_000, "unexplained": 36_000}
+
+
 def test_a_recording_without_residue_says_so(tmp_path: Path, trace: Write) -> None:
     trace(*BACK_TO_BACK)
     assert "\nunexplained 0 ns, 0.0% of the makespan\n" in sim("run", tmp_path / "trace.json").stdout
@@ -262,6 +282,22 @@ def test_a_scenario_without_a_machine_runs_it_on_the_recorded_one(tmp_path: Path
     assert last_end(write(tmp_path, changed)) == 260
     assert last_end(path, "machine.devices.gpu={gap: 0}") == 260
     assert as_scenario(path)["workload"] == {"kineto": "trace.json"}
+
+
+def test_what_is_wrong_with_a_recording_is_told_in_one_line(tmp_path: Path, trace: Write) -> None:
+    packed = gzip.compress(trace(*BACK_TO_BACK).read_bytes())
+    (tmp_path / "cut.json.gz").write_bytes(packed[: len(packed) // 2])
+    (tmp_path / "empty").mkdir()
+    trace(host("cudaLaunchKernel", 1, 0, 4), name="host.json")
+    for name, says in {
+        "cut.json.gz": "truncated or damaged gzip",
+        "empty": "is a directory",
+        "host.json": "no kernel, copy or fill of a GPU",
+        "no.json.gz": "no such file",
+    }.items():
+        done = sim("run", tmp_path / name)
+        [line] = done.stderr.strip().splitlines()
+        assert (done.exit_code, says in line) == (2, True), line
 
 
 def test_a_graph_file_keeps_what_was_recorded(tmp_path: Path, trace: Write) -> None:

@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cuda_programs import CALL, Host, Run, gpu, host, operator, ran
 from examples import examples
@@ -19,11 +20,13 @@ from hypothesis import strategies as st
 from import_helpers import columns, recorded
 from test_import_kineto_what_if import STEPS, edges, starts_and_ends
 
+from policies.compile.records import read
 from scenarios.importers.traces.kineto import load
 from scenarios.recorded.setup import run_recorded
 from scenarios.recorded.what_if.changes import WhatIf, applied
 from scenarios.run.trials.straggler import straggler
 from sim import Graph, GraphBuilder
+from sim.graph.csr import Csr
 from sim.words.errors import InputError
 
 US = 1000
@@ -380,6 +383,23 @@ def test_a_removed_kernel_leaves_the_work_of_the_host(three: Graph) -> None:
     assert set(gone) == set(left) - {"launch.1"}
 
 
+def test_what_read_or_followed_a_removed_op_goes_on_with_what_is_before_it() -> None:
+    """c reads a in place of b; d follows z and itself an iteration later; b was before itself, too."""
+    b = GraphBuilder("any")
+    b.parameter("w", 8)
+    b.op("a", duration_ns=1, outputs=[4, 4])
+    b.op("z", duration_ns=1)
+    b.op("b", duration_ns=1, inputs=["a:1", "w"], after=["z", ("b", 1)], outputs=4)
+    b.op("c", duration_ns=1, inputs=["b"])
+    b.op("d", duration_ns=1, after=[("b", 1), ("e", 1)])
+    b.op("e", duration_ns=1, after=["d"])
+    records = read(what_if(b.build(), {"remove": ["b", "e"]})).ops
+    assert records["c"].inputs == [("a:1", 0), ("w", 0)]
+    assert records["c"].after == [("z", 0)]
+    assert records["d"].after == [("z", 1), ("d", 1)]
+    assert [*records] == ["a", "z", "c", "d"]
+
+
 def test_fused_kernels(three: Graph) -> None:
     """b and c: 36 us, launched where c was, without b's call; or what is given."""
     one = times(what_if(three, {"fuse": ["elementwise"]}))
@@ -434,6 +454,31 @@ def test_a_cuda_graph_by_hand(three: Graph) -> None:
     assert what_if(three, {"cuda_graph": False}) is three
 
 
+def test_a_copy_from_the_host_is_in_no_cuda_graph(tmp_path: Path) -> None:
+    """Each step a loader works 50 us, and its batch is copied; the work between other launches goes."""
+    events, now = [], 0
+    for step in range(2):
+        for n, (work, name, category) in enumerate(
+            [
+                (50, "Memcpy HtoD (Pinned -> Device)", "gpu_memcpy"),
+                (10, "kernel", "kernel"),
+                (10, "kernel", "kernel"),
+            ]
+        ):
+            now += work
+            correlation = 3 * step + n + 1
+            call = "cudaMemcpyAsync" if n == 0 else "cudaLaunchKernel"
+            events += [host(call, correlation, now, 4), gpu(name, correlation, now + 4, 1, category=category)]
+            now += 4
+    graph = what_if(trace_of(*events, path=tmp_path / "t.json"), {"cuda_graph": {"launch": "2us", "node": 0}})
+    calls = [name for name in graph.op_names if name.startswith("launch")]
+    assert calls == ["launch.0", "launch.1", "launch.3", "launch.4"]
+    assert graph.duration_ns[[graph.index(name) for name in calls]].tolist() == [
+        *(4 * US, (10 + 2) * US),
+        *((50 + 4) * US, (10 + 2) * US),
+    ]
+
+
 def test_the_gap_between_kernels() -> None:
     """Three kernels of 10 us, launched in 1 us each and 2 us apart; the idle time before c is there, too."""
     b = GraphBuilder("gaps")
@@ -466,6 +511,9 @@ def test_streams_keep_what_is_read() -> None:
     b.op("d", duration_ns=5, after=["c"], attributes={"stream": 20}, **more)
     graph = what_if(b.build(), {"streams": 2})
     assert [graph.attributes[op]["stream"] for op in range(4)] == [7, 21, 7, 20]
+    told = b.build()
+    told = replace(told, after=Csr.of_rows([[], [0], [1, 0], [2]]), after_distance=np.zeros(4, np.int64))
+    assert [op.get("stream") for op in what_if(told, {"streams": 2}).attributes.values()] == [7, 21, 7, 20]
     assert starts_and_ends(graph)[0] == {"a": 0, "b": 0, "c": 10, "d": 30}
     assert edges(graph) == {("a", "c"), ("b", "d"), ("c", "d")}
     assert what_if(b.build(), {"scale": {"d": "x2"}}).op_names == graph.op_names

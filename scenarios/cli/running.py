@@ -107,7 +107,7 @@ def _run(case: Case, of: str, *, record_memory: bool = False) -> Result:
 
 def _prepare(case: Case, of: str = "") -> None:
     """Make what a case runs, for which a large file may have to be read."""
-    with progress(f"reading the workload of {case.label}{of}"):
+    with progress(f"reading {case.scenario.name}{of}"):
         _ = case.work
 
 

@@ -27,7 +27,9 @@ __all__ = [
     "settings",
 ]
 
-ScenarioPath = Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML).")]
+ScenarioPath = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML), or a recording.")
+]
 
 Policies = Annotated[
     list[str] | None,

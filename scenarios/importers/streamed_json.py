@@ -177,8 +177,8 @@ class _Text:
             size += len(piece or "")
         self._text, self._at = "".join(pieces), 0
         if len(self._text) > MOST_CHARACTERS and not self._over:
-            begin = self._text[:20]
-            raise InputError(f"{self._path}: the value that begins with {begin!r} is longer than 256 MiB")
+            value = f"the value that begins with {self._text[:20]!r}"
+            raise InputError(f"{self._path}: {value} is longer than {MOST_CHARACTERS:,} characters")
         return len(self._text)
 
     def _wrong(self, message: str, at: int) -> InputError:

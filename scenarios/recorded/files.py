@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from scenarios.importers.files import StrPath, read_head
-from scenarios.recorded.machine import AS_RECORDED, POLICY
+from scenarios.recorded.setup import AS_RECORDED, POLICY
 from sim.words.errors import InputError
 
 __all__ = ["as_scenario", "format_of"]
@@ -18,6 +18,11 @@ def format_of(path: StrPath) -> str | None:
     """Return the workload's key for a recording: ``kineto``, ``chakra`` or ``graph``; None if it is none.
 
     A folder is that of the ranks of a job. Of a graph file the first ops tell whether they were recorded.
+
+    Raises
+    ------
+    InputError
+        A packed file that is damaged: no scenario is packed.
     """
     from scenarios.importers.neutral import graph_json
     from scenarios.importers.traces import chakra, kineto
@@ -28,8 +33,10 @@ def format_of(path: StrPath) -> str | None:
         return None
     try:
         head = read_head(path)
-    except InputError:  # whoever reads all of it says why
-        return None
+    except InputError:
+        if os.fspath(path).endswith(".gz"):
+            raise
+        return None  # whoever reads all of it says why
     name = os.path.basename(path)
     if graph_json.recognises(name, head):
         return "graph" if b'"recorded_start_ns"' in head else None

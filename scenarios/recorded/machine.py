@@ -12,20 +12,15 @@ A key that a description has, itself or by its preset, is never changed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from devices.machine import described_devices
+from scenarios.recorded.setup import AS_RECORDED, recorded_setup
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
 from sim.words.plugins import NOWHERE, Origin
 
-__all__ = ["AS_RECORDED", "POLICY", "as_recorded_machine", "with_facts"]
-
-AS_RECORDED: Final = {"preset": "recorded"}
-"""The description of the machine on which something was recorded."""
-
-POLICY: Final = {"name": "ready-queue", "synchronisation": "issue", "streams": "recorded"}
-"""What decides when a recording runs as it was recorded."""
+__all__ = ["as_recorded_machine", "with_facts"]
 
 
 def as_recorded_machine(spec: Mapping[str, Any], graph: Graph) -> dict[str, Any]:
@@ -46,8 +41,6 @@ def as_recorded_machine(spec: Mapping[str, Any], graph: Graph) -> dict[str, Any]
     """
     if spec.get("preset") != AS_RECORDED["preset"]:
         return dict(spec)
-    from scenarios.recorded.setup import recorded_setup
-
     devices = dict(recorded_setup(graph).machine["devices"])
     if not devices:
         raise InputError(

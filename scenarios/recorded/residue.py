@@ -14,14 +14,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from sim.explain.path import executed_path
-from sim.graph.graph import Graph
 from sim.trace import Trace
-from sim.words.arrays import IntArray
 
-__all__ = ["Residue", "recorded_delays", "residue"]
+__all__ = ["Residue", "residue"]
 
 
 class Residue(NamedTuple):
@@ -49,26 +44,14 @@ class Residue(NamedTuple):
         return self._asdict()
 
 
-def recorded_delays(graph: Graph) -> IntArray:
-    """Return the delays of a recording; an op of kind ``delay`` that nobody recorded is none."""
-    if "delay" not in graph.kinds:
-        return np.zeros(0, np.int64)
-    ops = np.flatnonzero(graph.is_kind("delay"))
-    return np.array([op for op in ops if "recorded_start_ns" in graph.attributes.get(int(op), {})], np.int64)
-
-
 def residue(trace: Trace) -> Residue | None:
     """Return what part of a recording's run nothing explains; None: it is no recording."""
-    graph, tasks = trace.job.graph, trace.tasks
-    ops = recorded_delays(graph)
-    if not len(ops):
-        return Residue(0, 0.0, 0, 0) if graph.device_facts else None
-    is_delay = np.isin(tasks["op"], ops)
-    lengths = tasks["end_ns"] - tasks["start_ns"]
-    on_path = sum(
-        step.end_ns - step.start_ns
-        for step in executed_path(trace)
-        if step.kind == "task" and step.row < len(is_delay) and is_delay[step.row]
-    )
+    if not trace.is_delay.any():
+        return Residue(0, 0.0, 0, 0) if trace.job.graph.device_facts else None
+    from sim.explain.path import executed_path
+
+    lengths = trace.tasks["end_ns"] - trace.tasks["start_ns"]
+    path = executed_path(trace)
+    on_path = sum(step.end_ns - step.start_ns for step in path if step.reason == "unexplained")
     share = on_path / trace.makespan_ns if trace.makespan_ns else 0.0
-    return Residue(on_path, share, int(is_delay.sum()), int(lengths[is_delay].sum()))
+    return Residue(on_path, share, int(trace.is_delay.sum()), int(lengths[trace.is_delay].sum()))

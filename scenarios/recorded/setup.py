@@ -14,19 +14,23 @@ costs anything.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.recorded import Recorded
 from scenarios.recorded.as_recorded import lane_of
-from scenarios.recorded.files import as_scenario
-from scenarios.recorded.machine import POLICY
 from sim import Graph, simulate
 from sim.job.noise import Noise
 from sim.trace import Trace
 
-__all__ = ["POLICY", "Setup", "as_scenario", "recorded_setup", "run_recorded"]
+__all__ = ["AS_RECORDED", "POLICY", "Setup", "recorded_setup", "run_recorded"]
+
+AS_RECORDED: Final = {"preset": "recorded"}
+"""The description of the machine on which something was recorded."""
+
+POLICY: Final = {"name": "ready-queue", "synchronisation": "issue", "streams": "recorded"}
+"""What decides when a recording runs as it was recorded."""
 
 
 class Setup(NamedTuple):

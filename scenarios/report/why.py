@@ -41,6 +41,7 @@ _PARTS: Final[Mapping[str, tuple[str, str]]] = {
     "memory": ("waiting for memory", "ops wait for memory"),
     "communicator": ("queued on a communicator", "collectives queue on their communicators"),
     "late rank": ("waiting for a late rank", "collectives wait for late ranks"),
+    "unexplained": ("idle, and nothing recorded says why", "more of a recording is unexplained"),
     "recovery": ("starting anew after a failure", "parts of the machine fail"),
     "device": ("waiting for the device", "ops wait for the device"),
 }

@@ -24,7 +24,8 @@ from scenarios.file.document import Document, Loc
 from scenarios.file.faults import scenario_error
 from scenarios.file.renamed import refuse_renamed
 from scenarios.file.yaml_read import Node, Place
-from scenarios.recorded.machine import AS_RECORDED, POLICY, as_recorded_machine, with_facts
+from scenarios.recorded.machine import as_recorded_machine, with_facts
+from scenarios.recorded.setup import AS_RECORDED, POLICY
 from scenarios.run.decisions import Decisions, overlay, resolve, resolve_schedule
 from scenarios.schema import ScenarioFile, model_for
 from scenarios.work.workload import Work

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, PrivateAttr, Tag
 
-from devices.describe.quantities import Count, File, Name
+from devices.describe.quantities import Count, File, Name, Shorthand, Strict
 from scenarios.file.document import Document
 from scenarios.importers.files import TRACES, files_in
 from scenarios.recorded.what_if.changes import AnyWhatIf, applied
@@ -52,9 +52,61 @@ Unknown = Annotated[
 ]
 
 
-class ImportedFile(Workload):
-    """A file that a field of its own names; the others are options of its importer, but for ``what_if``."""
+class ManyRanks(Strict):
+    """Ranks that all run the program of the one that was recorded."""
 
+    parallel: Annotated[
+        dict[Name, Count],
+        Field(
+            min_length=1,
+            description="dimensions of parallelism (tp, cp, ep, dp, or any name) and their sizes",
+        ),
+    ]
+    order: Annotated[
+        Name | None, Field(description="dimensions, the fastest changing first; default: tp-cp-ep-dp")
+    ] = None
+    groups: Annotated[
+        dict[Name, Name],
+        Field(
+            default_factory=dict,
+            description="process groups, or streams, of the recording, and which dimensions (tp, cp-dp) they "
+            "are, where their sizes do not tell",
+        ),
+    ]
+    collectives: Annotated[
+        Literal["fastest", "machine", "recorded"],
+        Field(
+            description="how long they take: the shortest recorded time of those that are alike, what the "
+            "machine says, or as recorded, with the time that each waited"
+        ),
+    ] = "fastest"
+
+    def running(self, graph: Graph) -> Graph:
+        """Return the graph in which each rank runs a recorded program."""
+        from scenarios.recorded.many_ranks import Layout, on_layout
+
+        return on_layout(graph, Layout(self.parallel, self.order, self.groups, self.collectives))
+
+
+class _Count(Shorthand):
+    """A number of ranks stands for so many that are data-parallel."""
+
+    def whole(self, value: Any) -> Any:
+        """Return the mapping that a value stands for."""
+        return value if value is None or isinstance(value, dict) else {self.key: {"dp": value}}
+
+
+class ImportedFile(Workload):
+    """A file that a field names; others are options of its importer, but for ``ranks`` and ``what_if``."""
+
+    further_files: ClassVar[frozenset[str]] = frozenset()
+    """Options that name files."""
+
+    ranks: Annotated[
+        ManyRanks | None,
+        _Count("parallel", {"type": "integer", "minimum": 1}),
+        Field(description="of the recording of one rank: all ranks of the job, each running this program"),
+    ] = None
     what_if: AnyWhatIf
     _graph: Graph | None = PrivateAttr(None)
 
@@ -81,14 +133,18 @@ class ImportedFile(Workload):
     def _read(self, document: Document) -> Graph:
         from scenarios.importers import load_graph
 
-        key, *others = (name for name in type(self).model_fields if name != "what_if")
+        key, *others = (name for name in type(self).model_fields if name not in ("ranks", "what_if"))
         options = {name: getattr(self, name) for name in others if name in self.model_fields_set}
+        for name in self.further_files & options.keys():
+            options[name] = _files(document, options[name], key)
         options = {"format": None if key == "graph" else key, **options, **(self.__pydantic_extra__ or {})}
         try:
             graph = load_graph(_files(document, getattr(self, key), options["format"]), **options)
         except InputError as error:  # about an option, else about the file
             raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error
         with document.placing("workload"):
+            if self.ranks is not None:
+                graph = self.ranks.running(graph)
             return applied(graph, self.what_if, path=("what_if",))
 
 
@@ -128,6 +184,8 @@ class OnnxFile(ImportedFile):
 class KinetoTrace(ImportedFile):
     """Traces of the PyTorch profiler: one process, its host threads and its GPUs; or all ranks of a job."""
 
+    further_files = frozenset({"execution_graph"})
+
     kineto: Annotated[
         Files,
         Field(
@@ -139,6 +197,13 @@ class KinetoTrace(ImportedFile):
         Literal["calls", "none"],
         Field(description="calls: the host's launches and waits are ops too; none: only the GPU's tasks"),
     ] = "calls"
+    execution_graph: Annotated[
+        Files | None,
+        Field(
+            description="what PyTorch's ExecutionTraceObserver recorded of the program (.json, .json.gz), "
+            "one for each trace: tensors, shapes, flop and bytes"
+        ),
+    ] = None
 
 
 class ChakraTrace(ImportedFile):

@@ -66,6 +66,7 @@ def _idle(schedule: Schedule, plain: bool) -> dict[str, dict[str, int]]:
     for (name, why), ns in zip(reasons.items(), busy, strict=True):
         left = sum(why.pop(reason, 0) for reason in OF_NO_RECORDING) if schedule.recorded else 0
         if filled:
+            why.pop(UNEXPLAINED, None)
             left = makespan - ns - sum(why.values())
         found[name] = why | ({UNEXPLAINED: left} if left else {})
     return found

@@ -29,6 +29,8 @@ resources, memory
     issuer's time is memory, too.
 communicator
     It is a collective, and an earlier one of its communicator is under way.
+unexplained
+    In a recording it was late, and nothing there says why (an op ``delay`` stands before it on its stream).
 recovery
     A part of the machine had failed, so that nothing more ended here, and all starts anew.
 late rank
@@ -67,6 +69,7 @@ REASONS: Final = (
     "memory",
     "communicator",
     "late rank",
+    "unexplained",
     "recovery",
     "finished",
     "unused",
@@ -227,7 +230,10 @@ def held_up(
     reason = np.where(np.isin(wait, _SAID), wait, reason)
     for code, word in _LAST.items():
         yield word, begin, np.where(reason == code, length, 0)
-    yield "late rank", *until(end)
+    begin, length = until(end)
+    delay = f.trace.is_delay[row]
+    yield "late rank", begin, np.where(delay, 0, length)
+    yield "unexplained", begin, np.where(delay, length, 0)
 
 
 def _part(device: IntArray, start: IntArray, length: IntArray, reason: str, row: IntArray) -> IdlePieces:
@@ -253,7 +259,7 @@ def _gaps(f: Facts, tasks: IntArray) -> tuple[IntArray, IntArray, IntArray, IntA
     device = start // apart
 
     by_device = np.argsort(of_task, kind="stable")  # rows are in start order
-    if f.meetings is not None:
+    if f.meetings is not None or f.trace.is_delay.any():
         by_device = np.lexsort((from_ns, of_task))
     begins = from_ns[by_device] + of_task[by_device] * apart
     first = np.searchsorted(begins, end, side="left")  # the next task to start

@@ -113,6 +113,8 @@ class _Walk:
                 place = self.transfer(row)
             elif executes:
                 self.add("task", row, at.begins[row], at.row_end[row])
+                if f.trace.is_delay[row]:
+                    self.add("wait", row, at.row_start[row], at.row_end[row], "unexplained")
                 row = at.met_last[row]  # a collective begins when the last of its ranks starts
                 place = self.worker(row) if at.by_worker[row] else self.launched(row)
             else:

@@ -5,7 +5,7 @@
     compute      an op executes that is no communication
     communicate  nothing computes, and a collective or copy executes, or the next op's input travels
     wait         neither, and the device has ops left to run: `sim.explain.idle` says what each waits for;
-                 collectives that have started and wait for a late rank among them, and a ``delay``
+                 collectives that have started and wait for a late rank among them
     idle         no op is left for it, or it never had one
 
     lanes        ▇▇▇▇▇matmul▇▇▇▇▇            ▇▇▇matmul▇▇▇
@@ -31,15 +31,16 @@ from sim.words.arrays import BoolArray
 from sim.words.intervals import union
 
 if TYPE_CHECKING:
+    from sim.job.job import Job
     from sim.record.record import Record
 
-__all__ = ["COMMUNICATION", "WORD_OF_REASON", "communicates", "time_use"]
+__all__ = ["COMMUNICATION", "WORD_OF_REASON", "communicates", "moving_ops", "time_use"]
 
 COMMUNICATION: Final = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "collective", "copy", "recv"}
     | {"reduce_scatter", "send", "transfer"}
 )
-"""Kinds of op that move data and compute nothing. A ``copy`` is a memcpy, as in every export."""
+"""Kinds of op that move data and compute nothing; of a recording's see `moving_ops`."""
 
 WORD_OF_REASON: Final = {"transfer": "communicate", "finished": "idle", "unused": "idle"}
 """What time without a running op is called, by its reason (`sim.explain.idle.REASONS`); else ``wait``."""
@@ -75,35 +76,36 @@ def time_use(
     reasons = reasons or idle_reasons(trace, facts, where)
     begin, end = where.from_ns, where.end_ns(facts)
     counts = where.tasks(facts)
-    delays = trace.job.graph.is_kind("delay")[trace.tasks["op"]]
-    computes = np.flatnonzero(counts & ~communicates(trace) & ~delays)
+    computes = np.flatnonzero(counts & ~communicates(trace) & ~trace.is_delay)
     only_compute = len(computes) == int(counts.sum())  # and then what is busy computes
     start, stop = (np.clip(trace.tasks[at][computes], begin, end) for at in ("start_ns", "end_ns"))
     n = len(trace.job.machine.devices)
     compute = [] if only_compute else union(start, stop, trace.device[computes]).lengths(n).tolist()
-    delayed = _only_delayed(trace, counts, delays, begin, end) if delays.any() else None
     use = {}
     for name, why in reasons.items():
         busy = end - begin - sum(why.values())
         here = busy if only_compute else compute[trace.job.machine.device_index(name)]
-        held = 0 if delayed is None else delayed[trace.job.machine.device_index(name)]
-        use[name] = {"compute": here, "communicate": busy - here - held, "wait": held, "idle": 0}
+        use[name] = {"compute": here, "communicate": busy - here, "wait": 0, "idle": 0}
         for reason, ns in why.items():
             use[name][WORD_OF_REASON.get(reason, "wait")] += ns
     return use
 
 
-def _only_delayed(trace: Record, counts: BoolArray, delays: BoolArray, begin: int, end: int) -> list[int]:
-    """Return for each device how long nothing but delays executed: a recording's unexplained idle time."""
-    n = len(trace.job.machine.devices)
-    covered = []
-    for which in (counts, counts & ~delays):
-        start, stop = (np.clip(trace.tasks[at][which], begin, end) for at in ("start_ns", "end_ns"))
-        covered.append(union(start, stop, trace.device[which]).lengths(n))
-    return [int(ns) for ns in covered[0] - covered[1]]
-
-
 def communicates(trace: Record) -> BoolArray:
     """Return which tasks move data and compute nothing."""
-    job = trace.job
-    return np.asarray((job.graph.is_kind(*COMMUNICATION) | job.meets)[trace.tasks["op"]])
+    return np.asarray(moving_ops(trace.job)[trace.tasks["op"]])
+
+
+def moving_ops(job: Job) -> BoolArray:
+    """Return which ops move data and compute nothing.
+
+    A ``copy`` is a memcpy, as in every export. Of recorded kernels the name tells (``Memcpy``, ``Memset``):
+    those that concatenate or transpose are copies by kind, and compute.
+    """
+    graph = job.graph
+    moves: BoolArray = graph.is_kind(*COMMUNICATION) | job.meets
+    for op in np.flatnonzero(graph.is_kind("copy", "fill")).tolist():
+        kernel = graph.attributes.get(op, {}).get("kernel")
+        if kernel is not None:
+            moves[op] = str(kernel).startswith(("Memcpy", "Memset"))
+    return moves

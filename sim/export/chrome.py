@@ -256,6 +256,8 @@ def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
     cost = issue_costs_ns(job)
     place, who = [str(lane) for lane in timeline.lanes], [str(lane) for lane in timeline.issuer]
     heads = [f'"ph":"X","cat":"{category}","name":' for category in CATEGORIES]
+    # Tools take what has a stream for work of the GPU.
+    streams = ["on stream" if category == "delay" else "stream" for category in CATEGORIES]
     several, columns = job.iterations > 1, timeline.trace.tasks
     for rows in in_pieces(shown):
         ops, start, issue = columns["op"][rows], columns["start_ns"][rows], columns["issue_ns"][rows]
@@ -285,7 +287,7 @@ def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
                 yield f'{{{span},"args":{{"External id":{number},{args}}}}}'
                 continue
             tied = f'"External id":{number},"correlation":{number}'
-            on = f'"device":{timeline.ranks[d]},"stream":{lane + 1}'
+            on = f'"device":{timeline.ranks[d]},"{streams[category]}":{lane + 1}'
             yield f'{{{span},"args":{{{tied},{on},{args}}}}}'
             call = launch_call(devices[d], category)
             yield (

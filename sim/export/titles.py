@@ -7,6 +7,7 @@
     kind copy, of a GPU           gpu_memcpy    Memcpy (op)
     collective, of a GPU          kernel        ncclDevKernel_AllReduce(op)
     recorded (attribute kernel)   by its name   as recorded: Memset (Device), void at::native::...
+    delay, of a recording         delay         its name; it is no work of the GPU
     any other                     kernel        its name
 
 Holistic Trace Analysis goes by names alone: what begins with ``nccl`` and has ``Kernel`` in it communicates,
@@ -20,17 +21,18 @@ from typing import Final
 
 import numpy as np
 
-from sim.explain.time_use import COMMUNICATION
+from sim.explain.time_use import moving_ops
 from sim.job.job import Job
 from sim.machine.device import Device
+from sim.record.record import recorded_delays
 
 __all__ = ["CATEGORIES", "Titles", "launch_call"]
 
-CATEGORIES: Final = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
+CATEGORIES: Final = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "delay")
 
-_WORKER, _KERNEL, _COPY, _FILL = range(4)
+_WORKER, _KERNEL, _COPY, _FILL, _DELAY = range(5)
 
-_LAUNCHES: Final = {"gpu": ("", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync")}
+_LAUNCHES: Final = {"gpu": ("", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "launch")}
 """What launches ops of each category, by kind of device; tools count CUDA's by these names."""
 
 
@@ -57,8 +59,9 @@ class Titles:
         self._kind = graph.kind_code
         copies = graph.is_kind("copy")
         worker = np.array([device.workers > 0 for device in devices])[job.device_of]
-        self.own = gpu & ~worker & (graph.is_kind(*COMMUNICATION) | job.meets | copies)
+        self.own = gpu & ~worker & (moving_ops(job) | copies)
         self.category = np.where(worker, _WORKER, np.where(copies, _COPY, _KERNEL))
+        self.category[recorded_delays(graph) & ~worker] = _DELAY
         for op, given in graph.attributes.items():
             if "kernel" in given and not worker[op]:
                 self.own[op] = given["kernel"] != graph.op_names[op]

@@ -17,7 +17,10 @@ __all__ = ["utilisation"]
 
 _WAITS: Final = tuple(reason for reason in REASONS if reason not in WORD_OF_REASON)
 _PARTS: Final = ("compute", "communicate", *(f"wait: {reason}" for reason in _WAITS), "idle")
-_MORE: Final = ("#000000", "#555555", "#8C510A", "#882255", "#999933", colour_of(WAITING), "#EEEEEE")
+_MORE: Final = (
+    *("#000000", "#555555", "#8C510A", "#882255", "#999933", "#44AA99"),
+    *(colour_of(WAITING), "#EEEEEE"),
+)
 _COLOURS: Final = dict(zip(_PARTS, (*OKABE_ITO, *_MORE), strict=True))
 """A part has the same colour in every picture; ``idle`` is nobody's fault and pale."""
 

@@ -18,6 +18,7 @@ import numpy as np
 from sim.faults.conditions import Conditions
 from sim.faults.faults import Detection, Failed
 from sim.graph.failures import DONE, FAILED
+from sim.graph.graph import Graph
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.job import Job
 from sim.job.transfers import Flow
@@ -26,7 +27,7 @@ from sim.policy.policy import Policy
 from sim.record.meetings import Meetings, meetings_of
 from sim.words.arrays import BoolArray, IntArray
 
-__all__ = ["TASK_COLUMNS", "TRANSFER_COLUMNS", "WAITS", "Attempt", "Record", "Wait"]
+__all__ = ["TASK_COLUMNS", "TRANSFER_COLUMNS", "WAITS", "Attempt", "Record", "Wait", "recorded_delays"]
 
 TASK_COLUMNS: Final = ("stream", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait", "issuer")
 """What every engine puts down of a task, beside its id: `sim.machine.task.Task` has it as an attribute, the
@@ -260,9 +261,16 @@ class Record:
         return meetings_of(self.job, self.tasks, [each.run for each in self.attempts[1:]])
 
     @cached_property
+    def is_delay(self) -> BoolArray:
+        """Which tasks are idle time of a recorded stream that nothing explains."""
+        return recorded_delays(self.job.graph)[self.tasks["op"]]
+
+    @cached_property
     def begins_ns(self) -> IntArray:
-        """From when each task does what it is there for: a collective, once its ranks have met."""
+        """From when each task does what it is there for: a collective once its ranks met, a delay never."""
         begins: IntArray = self.tasks["start_ns"]
+        if self.is_delay.any():
+            begins = np.where(self.is_delay, self.occupied_until_ns, begins)
         if self.meetings is not None:
             begins = begins.copy()
             row, met_ns = self.meetings.row, self.meetings.met_ns[self.meetings.meeting]
@@ -291,6 +299,15 @@ class Record:
         met = self.met[np.isin(self.met, ids).all(axis=1)] if self.failed else self.met
         by_id = np.argsort(ids)
         return by_id[np.searchsorted(ids[by_id], met)]
+
+
+def recorded_delays(graph: Graph) -> BoolArray:
+    """Return which ops are idle time of a recorded stream that nothing explains."""
+    recorded = np.zeros(len(graph), np.bool_)
+    if "delay" in graph.kinds:
+        ops = np.flatnonzero(graph.is_kind("delay")).tolist()
+        recorded[[op for op in ops if "recorded_start_ns" in graph.attributes.get(op, {})]] = True
+    return recorded
 
 
 def _complete_tasks(columns: dict[str, IntArray], flow: Flow) -> None:

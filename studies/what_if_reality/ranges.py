@@ -21,7 +21,7 @@ import numpy as np
 
 from scenarios.importers.files import StrPath
 from scenarios.importers.streamed_json import items
-from scenarios.importers.traces.kineto_events import read_events
+from scenarios.importers.traces.trace_events.kineto_events import read_events
 from sim import Graph
 from sim.words.arrays import IntArray
 from sim.words.errors import InputError

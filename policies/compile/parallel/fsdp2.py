@@ -35,7 +35,7 @@ from typing import Final
 
 from policies.compile.parallel.grid.combined import REPLICAS, REPLICATE, DataParallel
 from policies.compile.parallel.micro_batches.of_step import are_in_turn, micro_batches
-from policies.compile.parallel.modules import ROOT, Module, Modules, pattern_of
+from policies.compile.parallel.modules import Module, Modules, Turns, pattern_of
 from policies.compile.parallel.program import Program, shard_nbytes
 from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.records import Edge, Record
@@ -167,7 +167,7 @@ class _Host:
 
     def run(self) -> None:
         """Issue the whole step."""
-        turns = [_Turns(Modules(batch, self.of.wrap), batch, k) for k, batch in enumerate(self.batches)]
+        turns = [Turns(Modules(batch, self.of.wrap), batch, k) for k, batch in enumerate(self.batches)]
         done = [0] * len(turns)
         for record in self.step.work:
             k = (record.micro_batch or 0) if len(turns) > 1 else 0
@@ -186,7 +186,7 @@ class _Host:
         for update in self.updates:
             self.program.compute(update, after=[self.reduced])
 
-    def _op(self, at: _Turns, place: int, record: Record) -> None:
+    def _op(self, at: Turns, place: int, record: Record) -> None:
         """Issue an op of forward or backward, and what hooks do before and behind it."""
         several = len(self.batches) > 1
         self.prefix, self.modules, root = f"micro{at.number}/" if several else "", at.modules, at.root
@@ -216,14 +216,14 @@ class _Host:
         if place in at.over and self.in_turn:
             self._leave(at, at.over[place])
 
-    def _leave(self, at: _Turns, module: Module) -> None:
+    def _leave(self, at: Turns, module: Module) -> None:
         """End the backward of a module."""
         if not self.keeps:
             self.unsharded.discard(module.name)
         if self.synchronised or at.number + 1 == len(self.batches):
             self.post_backward(module)
 
-    def _end(self, at: _Turns) -> None:
+    def _end(self, at: Turns) -> None:
         """End a micro-batch: compute waits for what was reduced."""
         for module in at.modules:
             if module is at.root or module not in at.over.values():
@@ -325,41 +325,10 @@ class _Host:
                 communicator=REPLICATE,
                 dimension=REPLICAS,
             )
-        for k, (each, nbytes) in enumerate(zip(module.parameters, shards, strict=True)):
+        for k, each in enumerate(module.parameters):
             made = f"{last}:{k}" if k else last
             self.reduced = last
             if each.name in self.sums:
-                sum_ = f"{self.prefix}{each.name}/accumulate"
-                made = self.program.add(sum_, "add", [self.sums[each.name], made], [nbytes], stream=stream)
-                self.program.records.ops[made].flops = -(-each.elements // self.n)
-                self.reduced = made
+                parts = [self.sums[each.name], made]
+                made = self.reduced = self.program.add_parts(self.prefix, each, parts, self.n, stream)
             self.sums[each.name] = made
-
-
-class _Turns:
-    """Where in a micro-batch the hooks of its modules are called.
-
-    Attributes
-    ----------
-    number : int
-        Of the micro-batch.
-    work : list of Record
-    modules : list of Module
-        Their names are the same in each micro-batch.
-    root : Module or None
-    turn : int
-        The place of the first op of the backward.
-    enter, leave, back, over : dict of int to Module
-        Where forward and backward begin and end; of `over` those whose inputs need gradients.
-    """
-
-    def __init__(self, modules: Modules, batch: TrainingStep, number: int) -> None:
-        self.number, self.work, self.modules, self.turn = number, batch.work, modules.all, modules.turn
-        for module in self.modules:
-            module.name = module.name.removeprefix(f"micro{number}/")
-        self.root = next((module for module in self.modules if module.name == ROOT), None)
-        within = [module for module in self.modules if module is not self.root]
-        self.enter = {module.forward[0]: module for module in within}
-        self.leave = {module.forward[-1]: module for module in within}
-        self.back = {module.backward[0]: module for module in within if module.backward}
-        self.over = {module.backward[-1]: module for module in within if module.backward and module.gives_on}

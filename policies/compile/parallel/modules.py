@@ -17,7 +17,7 @@ from policies.compile.parallel.training_step import Parameter, TrainingStep
 from policies.compile.records import Record
 from sim.words.errors import GraphError, InputError
 
-__all__ = ["ROOT", "Module", "Modules"]
+__all__ = ["ROOT", "Module", "Modules", "Turns"]
 
 ROOT = "root"
 
@@ -116,6 +116,35 @@ class Modules:
             return of_gradient or self._matched(record)
         read = (self.of_parameter.get(tensor) for tensor, _ in record.inputs)
         return next((name for name in read if name is not None), None)
+
+
+class Turns:
+    """Where in a micro-batch the hooks of its modules are called.
+
+    Attributes
+    ----------
+    number : int
+        Of the micro-batch.
+    work : list of Record
+    modules : list of Module
+        Their names are the same in each micro-batch.
+    root : Module or None
+    turn : int
+        The place of the first op of the backward.
+    enter, leave, back, over : dict of int to Module
+        Where forward and backward begin and end; of `over` those whose inputs need gradients.
+    """
+
+    def __init__(self, modules: Modules, batch: TrainingStep, number: int) -> None:
+        self.number, self.work, self.modules, self.turn = number, batch.work, modules.all, modules.turn
+        for module in self.modules:
+            module.name = module.name.removeprefix(f"micro{number}/")
+        self.root = next((module for module in self.modules if module.name == ROOT), None)
+        within = [module for module in self.modules if module is not self.root]
+        self.enter = {module.forward[0]: module for module in within}
+        self.leave = {module.forward[-1]: module for module in within}
+        self.back = {module.backward[0]: module for module in within if module.backward}
+        self.over = {module.backward[-1]: module for module in within if module.backward and module.gives_on}
 
 
 def pattern_of(wrap: str | None, option: str = "wrap") -> re.Pattern[str] | None:

@@ -75,6 +75,13 @@ class Program:
         self.records.ops[name] = record
         return name
 
+    def add_parts(self, prefix: str, parameter: Parameter, reads: Sequence[str], n: int, stream: str) -> str:
+        """Add a rank's part of a gradient to those of earlier micro-batches; return the name of the op."""
+        sizes = [shard_nbytes(parameter, n)]
+        name = self.add(f"{prefix}{parameter.name}/accumulate", "add", reads, sizes, stream=stream)
+        self.records.ops[name].flops = -(-parameter.elements // n)
+        return name
+
     def shard(self, step: TrainingStep, n: int, *, parameters: bool = True) -> list[Record]:
         """Leave each rank a part in `n` of states, and of parameters; return the updates, as much smaller."""
         whole = set() if parameters else {each.name for each in step.parameters}

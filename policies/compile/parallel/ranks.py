@@ -81,6 +81,7 @@ def add_ranks(
     graph: Graph,
     ranks: Sequence[str],
     attributes: Callable[[Mapping[str, Any], int], Mapping[str, Any]],
+    device: Callable[[str, int], str] | None = None,
 ) -> None:
     """Add what `graph` runs on every rank, its ops and tensors named after its device.
 
@@ -92,6 +93,9 @@ def add_ranks(
         Devices.
     attributes : callable
         ``attributes(own, rank)``: what the attributes of an op are on the rank of that place in `ranks`.
+    device : callable, optional
+        ``device(name, rank)``: where a rank has what `graph` pins to a device of that name, for ranks of
+        several devices; by default all of a rank is on the device that it is named after.
 
     Raises
     ------
@@ -101,12 +105,13 @@ def add_ranks(
     at_most(MOST_BUILT, len(out) + len(ranks) * len(graph), "ops")
     n, size, given = len(ranks), len(graph), len(graph.external_names)
     facts = list(zip(graph.tensor_nbytes[:given].tolist(), graph.tensor_role[:given].tolist(), strict=True))
-    pinned = (graph.tensor_pin[:given] != UNSET).tolist()
+    pinned = graph.tensor_pin[:given].tolist()
+    at = [[name if device is None else device(pin, r) for pin in graph.pins] for r, name in enumerate(ranks)]
     first: list[int] = []  # of each rank: its first input or parameter
-    for rank in ranks:
-        for name, (nbytes, role), here in zip(graph.external_names, facts, pinned, strict=True):
+    for rank, own in zip(ranks, at, strict=True):
+        for name, (nbytes, role), pin in zip(graph.external_names, facts, pinned, strict=True):
             add = out.parameter if role == Role.PARAMETER else out.input
-            add(f"{rank}/{name}", nbytes, device=rank if here else None)
+            add(f"{rank}/{name}", nbytes, device=own[pin] if pin != UNSET else None)
         first.append(out.external(f"{rank}/{graph.external_names[0]}") if given else 0)
     op, output = len(out), out.tensor(len(out))
     made = graph.outputs.indices.size
@@ -121,7 +126,7 @@ def add_ranks(
         inputs=_tiled(graph.inputs, inputs),
         outputs=_tiled(graph.outputs, [graph.tensor_nbytes[graph.outputs.indices]] * n),
         duration_ns=np.tile(graph.duration_ns, n),
-        device=(list(ranks), np.repeat(np.arange(n), size)),
+        device=_places(graph, ranks, at if device is not None else None),
         after=_tiled(graph.after, after),
         stage=np.tile(graph.stage, n),
         micro_batch=np.tile(graph.micro_batch, n),
@@ -140,6 +145,18 @@ def add_ranks(
             op + r * size + k: attributes(own, r) for r in range(n) for k, own in graph.attributes.items()
         },
     )
+
+
+def _places(
+    graph: Graph, ranks: Sequence[str], at: Sequence[Sequence[str]] | None
+) -> tuple[list[str], IntArray]:
+    """Return the devices of all ranks, and which of them each op is on."""
+    n, size = len(ranks), len(graph)
+    if at is None:
+        return list(ranks), np.repeat(np.arange(n), size)
+    codes = np.tile(graph.pin_code, n)
+    codes[codes != UNSET] += np.repeat(np.arange(n) * len(graph.pins), size)[codes != UNSET]
+    return [name for own in at for name in own], codes
 
 
 def _tiled(rows: Csr, entries: list[IntArray]) -> Csr:

@@ -42,6 +42,7 @@ class Node:
     Attributes
     ----------
     id : int
+        Default 0, which proto3 does not write.
     name, type : str
         `type` is ``"comp"``, ``"collective"``, ``"send"``, ...
     ctrl_deps, data_deps : list of int
@@ -57,7 +58,7 @@ class Node:
         Numbers, texts and lists of truth values.
     """
 
-    id: int = -1
+    id: int = 0
     name: str = ""
     type: str = "comp"
     ctrl_deps: list[int] = field(default_factory=list)
@@ -142,8 +143,6 @@ def _node(message: bytes) -> Node:
             node.writes = [*_tensors(_values(value))]
         elif number == 10 and isinstance(value, bytes):
             _attribute(value, node.attributes)
-    if node.id < 0:
-        raise InputError("a node without an id")
     return node
 
 
@@ -157,7 +156,10 @@ def _values(value: int | bytes) -> str:
     """Return what an ``IOInfo`` message says of values."""
     if isinstance(value, int):
         raise InputError("a node's inputs or outputs are a number")
-    return "".join(text(found) for number, _, found in fields(value) if number == 1)
+    for number, _, found in fields(value):
+        if number == 1:
+            return text(found)
+    return ""
 
 
 def _tensors(values: str) -> Iterator[Tensor]:

@@ -90,7 +90,7 @@ class Order:
 
     @cached_property
     def issued(self) -> list[int]:
-        """The nodes in order, those last that depend on themselves."""
+        """The nodes in order; those that depend on themselves have no place in it."""
         nodes, launcher = self._nodes, self.launcher
 
         def key(i: int) -> tuple[int, int, int]:
@@ -113,12 +113,14 @@ class Order:
                 waiting[follower] -= 1
                 if not waiting[follower]:
                     heapq.heappush(ready, (key(follower), follower))
-        return order + [i for i, left in enumerate(waiting) if left]
+        return order
 
     @cached_property
     def before(self) -> list[list[int]]:
         """What each node waits for that the trace does not say."""
         found: list[list[int]] = [[] for _ in self._nodes]
+        if len(self.issued) < len(self._nodes):  # a cycle: nothing is added to what the trace says
+            return found
         last: dict[Hashable, int] = {}
         computing: dict[Hashable, int] = {}
         awaited: dict[Hashable, list[int]] = defaultdict(list)
@@ -152,7 +154,7 @@ class Order:
     @cached_property
     def flows(self) -> Mapping[int, Flow]:
         """What kernels need of one another, by the tensors of their operators; counted as nodes."""
-        if not self._pytorch:
+        if not self._pytorch or len(self.issued) < len(self._nodes):
             return {}
         kernels = [i for i in self.issued if not _on_host(self._nodes[i])]
         touches = [Touch(self._operator(i), self._nodes[i].reads, self._writes(i)) for i in kernels]

@@ -27,21 +27,24 @@ def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     >>> list(fields(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69])))
     [(1, 0, 150), (2, 2, b'hi')]
     """
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        number, wire = key >> 3, key & 7
+    at, end = 0, len(message)
+    while at < end:
+        key, at = (message[at], at + 1) if message[at] < 0x80 else _varint(message, at)
+        wire = key & 7
         value: int | bytes
-        if wire == 0:
-            value, at = _varint(message, at)
-        elif wire in (1, 2, 5):
-            size, at = _varint(message, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
-            if at + size > len(message):
-                raise InputError("a protobuf message ends in the middle of a field")
-            value, at = message[at : at + size], at + size
+        if wire == 0 or wire == 2:
+            short = at < end and message[at] < 0x80
+            number, at = (message[at], at + 1) if short else _varint(message, at)
+            value, size = number, number if wire == 2 else 0
+        elif wire == 1 or wire == 5:
+            size = 8 if wire == 1 else 4
         else:
             raise InputError(f"a protobuf field has the wire type {wire}, which does not exist")
-        yield number, wire, value
+        if wire:
+            if at + size > end:
+                raise InputError("a protobuf message ends in the middle of a field")
+            value, at = message[at : at + size], at + size
+        yield key >> 3, wire, value
 
 
 def delimited(content: bytes) -> Iterator[bytes]:

@@ -18,6 +18,7 @@ What PyTorch records of a tensor: id, id of its storage, offset, elements, bytes
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -96,21 +97,22 @@ class Flow:
 
 @dataclass
 class _Content:
-    """What a storage holds: the task that wrote it, which of its outputs it is, and who has read it."""
+    """What a storage holds: the task that wrote it, and which of its outputs it is."""
 
     task: int
     nbytes: int
     output: int = -1
-    readers: list[int] = field(default_factory=list)
 
 
-def tensor_flow(tasks: Sequence[Touch]) -> list[Flow]:
+def tensor_flow(tasks: Sequence[Touch], *, host: bool = False) -> list[Flow]:
     """Return what each task needs of the others; only earlier ones are needed.
 
     Parameters
     ----------
     tasks : sequence of Touch
         In the order in which they were launched.
+    host : bool
+        Whether tensors in the host's memory count: tasks of a GPU do not wait for them.
 
     Examples
     --------
@@ -122,10 +124,12 @@ def tensor_flow(tasks: Sequence[Touch]) -> list[Flow]:
     last = {task.operator: i for i, task in enumerate(tasks)}
     before: dict[Hashable, int] = {}
     held: dict[Storage, _Content] = {}
+    readers: dict[Storage, list[int]] = defaultdict(list)
+    """Who has read a storage since it was written."""
     for i, task in enumerate(tasks):
         if task.operator is None:
             continue
-        reads = {one.storage for one in task.reads if not one.on_host}
+        reads = {one.storage for one in task.reads if host or not one.on_host}
         if task.operator in before:
             flows[i].inputs.append((before[task.operator], len(flows[before[task.operator]].outputs)))
             flows[before[task.operator]].outputs.append(0)
@@ -133,16 +137,17 @@ def tensor_flow(tasks: Sequence[Touch]) -> list[Flow]:
             for storage in dict.fromkeys(one.storage for one in task.reads if one.storage in reads):
                 if (content := held.get(storage)) is not None:
                     flows[i].inputs.append(_read(flows, content))
-                    content.readers.append(last[task.operator])
+                readers[storage].append(last[task.operator])
         before[task.operator] = i
         if last[task.operator] == i:
             sizes: dict[Storage, int] = {}
             for one in task.writes:
-                if not one.on_host:
+                if host or not one.on_host:
                     sizes[one.storage] = max(one.nbytes, sizes.get(one.storage, 0))
             for storage, nbytes in sizes.items():
-                if storage in held and storage in reads:
-                    flows[i].after += [reader for reader in held[storage].readers if reader < i]
+                before_it = readers.pop(storage, [])
+                if storage in reads:
+                    flows[i].after += [reader for reader in before_it if reader < i]
                 held[storage] = _Content(i, nbytes)
     return flows
 

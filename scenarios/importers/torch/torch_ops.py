@@ -127,7 +127,7 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
     if name == "scaled_dot_product_attention":
         return {"is_causal": bool(args[5] if len(args) > 5 else given.get("is_causal", False))}
     if name == "batch_norm":
-        return {"training_mode": 1} if args[5] else {}
+        return {"training_mode": True} if args[5] else {}
     if name == "einsum":
         return {"equation": str(args[0])}
     if name.startswith("upsample_"):

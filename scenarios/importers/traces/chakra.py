@@ -21,8 +21,8 @@
 **Ranks** of a job are files whose names end in the rank (``trace.0.et``, ``trace.1.et``), as in ASTRA-sim.
 Their collectives meet by process group (``pg_name``), or by stream, as `rank_groups` says. All members end
 together, so the member that was recorded with the shortest time came last and waited for nobody: this is the
-transfer, and the duration of all. A send meets the recv that ``comm_src``, ``comm_dst`` and ``comm_tag``
-name.
+transfer, and the duration of all. A send hands over its message and goes on; the message travels over the
+machine's links to the recv that ``comm_src``, ``comm_dst`` and ``comm_tag`` name, as in ASTRA-sim.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -48,7 +49,14 @@ from scenarios.importers.files import (
     stem,
 )
 from scenarios.importers.traces.kernel_names import kind_of, short_name
-from scenarios.importers.traces.rank_groups import END_TOGETHER, Call, Groups, clock_offsets, communicators
+from scenarios.importers.traces.rank_groups import (
+    END_TOGETHER,
+    Call,
+    Groups,
+    clock_offsets,
+    communicators,
+    process_group,
+)
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import GraphError, InputError
@@ -115,6 +123,7 @@ def load(
     traces = [_Trace(path, None if one else rank, dangling) for rank, path in _ranks(paths, one)]
     if not one:
         _meet(traces)
+        _send(traces)
     builder = GraphBuilder(stem(paths[0], ".et", ".chakra") if one else job_name(path))
     for trace in traces:
         with in_file(trace.path):
@@ -168,6 +177,10 @@ class _Trace:
         self.communicator: dict[int, tuple[str, int]] = {}
         """Of a collective that met others: on which communicator, and among how many."""
         self.transfer_ns: dict[int, int] = {}
+        self.sends: dict[int, list[int]] = {}
+        """Of a send that somebody receives: its bytes."""
+        self.arrives: dict[int, list[str]] = {}
+        """Of a recv: the send."""
         self.begin_ns: int | None = None
         """Time 0 by this rank's clock, where the trace has starts."""
         if all(node.start_ns is not None for node in nodes):
@@ -178,9 +191,13 @@ class _Trace:
         """What the trace leaves out."""
         return Order(self.nodes, self.needs, self.pytorch)
 
+    @cached_property
+    def _ranks_of_groups(self) -> dict[str, list[int]]:
+        return process_groups(self.nodes)
+
     def calls(self) -> list[Call]:
         """Return the collectives of the GPU, in order."""
-        ranks, found = process_groups(self.nodes), []
+        ranks, found = self._ranks_of_groups, []
         for i in self.order.issued:
             node = self.nodes[i]
             if node.attributes.get("is_cpu_op", False) or node.type not in ("collective", "send", "recv"):
@@ -194,17 +211,21 @@ class _Trace:
                 )
             group = None if name is None else (str(name), str(ranks.get(str(name), "")))
             pair = node.type != "collective"
-            if not (pair and self._peer(node)):
+            if not (pair and self.message(i)):
                 found.append(Call(i, _kind(node, False), self.order.lanes[i], group, pair))
         return found
 
-    def _peer(self, node: Node) -> tuple[str, str] | None:
-        """Return the communicator of a send or recv and the device on the other side, where known."""
-        ends = [node.attributes.get(end) for end in ("comm_src", "comm_dst")]
-        if self.rank is None or not all(type(end) is int for end in ends):
+    def message(self, i: int) -> tuple[int, int, int] | None:
+        """Return from whom to whom a message goes, and its tag, if the trace of a rank says it."""
+        node = self.nodes[i]
+        ends = {"send": ("comm_src", "comm_dst"), "recv": ("comm_dst", "comm_src")}.get(node.type)
+        if self.rank is None or ends is None:
             return None
+        own, other = (node.attributes.get(end) for end in ends)
         tag = node.attributes.get("comm_tag", 0)
-        return f"p2p.{ends[0]}.{ends[1]}.{tag}", f"gpu{ends[1] if node.type == 'send' else ends[0]}"
+        if type(other) is not int or type(tag) is not int or own not in (None, self.rank):
+            return None
+        return (self.rank, other, tag) if node.type == "send" else (other, self.rank, tag)
 
     def add_to(self, builder: GraphBuilder) -> None:
         """Add the ops."""
@@ -221,9 +242,9 @@ class _Trace:
             builder.op(
                 names[i],
                 kind=_kind(node, on_cpu),
-                inputs=[f"{names[task]}:{k}" for task, k in flow.inputs] if flow else (),
+                inputs=[f"{names[task]}:{k}" for task, k in flow.inputs] if flow else self.arrives.get(i, ()),
                 after=[names[other] for other in after],
-                outputs=flow.outputs if flow else (),
+                outputs=flow.outputs if flow else self.sends.get(i, ()),
                 device=f"{'cpu' if on_cpu else 'gpu'}{self.number}",
                 attributes=attributes,
                 **facts,
@@ -245,7 +266,7 @@ class _Trace:
                 moved = node.attributes.get("tensor_size", 0)
                 read, duration = moved if type(moved) is int else 0, None
                 return {"duration_ns": None, "flops": flops, "bytes_read": read, "bytes_written": 0}
-            if node.type in ("collective", "send", "recv") and self.rank is not None:
+            if node.type == "collective" or (node.type in ("send", "recv") and not self.message(i)):
                 duration = None
         return {"duration_ns": duration, "bytes_read": read, "bytes_written": written}
 
@@ -266,18 +287,19 @@ class _Trace:
             found["full_name"] = node.name
         if node.start_ns is not None and self.begin_ns is not None:
             found["recorded_start_ns"] = node.start_ns - self.begin_ns
+        name = node.attributes.get("pg_name")
+        if name is not None and not on_cpu:
+            found |= process_group(str(name), str(self._ranks_of_groups.get(str(name), "")))
         if i in self.communicator:
             found["communicator"] = self.communicator[i][0]
             if node.duration_ns:
                 found["recorded_ns"] = node.duration_ns
-        elif node.type in ("send", "recv") and (peer := self._peer(node)):
-            found["communicator"], found["peer"] = peer
         return found
 
 
 def _kind(node: Node, on_cpu: bool) -> str:
     """Return what a node does: the collective, the kernel's kind, or a host op."""
-    comm_type = node.attributes.get("comm_type")
+    comm_type = node.attributes.get("comm_type") if node.type == "collective" else None
     if isinstance(comm_type, int) and 0 <= comm_type < len(_COLLECTIVES):
         return _COLLECTIVES[comm_type]
     if on_cpu:
@@ -322,6 +344,26 @@ def _meet(traces: Sequence[_Trace]) -> None:
         first = min((trace.begin_ns or 0) + offsets[trace.rank or 0] for trace in traces)
         for trace in traces:
             trace.begin_ns = first - offsets[trace.rank or 0]
+
+
+def _send(traces: Sequence[_Trace]) -> None:
+    """Tell each recv which send it gets: the n-th of a sender, receiver and tag is the n-th there."""
+    sent: dict[tuple[int, int, int], list[tuple[_Trace, int]]] = defaultdict(list)
+    got: dict[tuple[int, int, int], list[tuple[_Trace, int]]] = defaultdict(list)
+    for trace in traces:
+        for i in trace.order.issued:
+            if (message := trace.message(i)) is not None:
+                (sent if trace.nodes[i].type == "send" else got)[message].append((trace, i))
+    for key in dict.fromkeys([*sent, *got]):
+        if len(sent[key]) != len(got[key]):
+            raise InputError(
+                f"{(sent[key] or got[key])[0][0].path}: rank {key[0]} sends {len(sent[key])} messages with "
+                f"tag {key[2]} to rank {key[1]}, which receives {len(got[key])}"
+            )
+        for (source, k), (sink, i) in zip(sent[key], got[key], strict=True):
+            size = source.nodes[k].attributes.get("comm_size", 0)
+            source.sends[k] = [size if type(size) is int and size > 0 else 0]
+            sink.arrives[i] = [source.names[k]]
 
 
 def _ends(traces: Sequence[_Trace], groups: Groups) -> dict[int, dict[tuple[str, int], int]]:

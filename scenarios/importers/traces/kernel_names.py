@@ -16,18 +16,24 @@ _KINDS = {
     r"nccl": "collective",
     r"^memcpy": "copy",
     r"^memset": "fill",
-    r"flash|fmha|attention": "attention",
-    r"wgrad|dgrad|fprop|conv|winograd": "conv",
-    r"gemm|gemv|cublas|cutlass|splitk|nvjet": "matmul",
+    r"^triton_poi": "elementwise",
+    r"^triton_(red|per)": "reduce",
+    r"flash|fmha|attention|attn_|sage_fwd": "attention",
+    r"wgrad|dgrad|fprop|conv|winograd|scudnn": "conv",
+    r"gemm|gemv|cublas|cutlass|splitk|nvjet|^cijk_|matmul": "matmul",
     r"batch_?norm|bn_[fb]w": "batch_norm",
-    r"layer_?norm": "layer_norm",
+    r"(layer|rms|group)_?norm": "layer_norm",
     r"softmax": "softmax",
     r"embedding|index|gather|scatter": "gather",
     r"reduce": "reduce",
     r"cat|copy|transpose|nchwtonhwc|nhwctonchw": "copy",
     r"elementwise|vectorized|multi_?tensor|foreach": "elementwise",
 }
-"""What the name of a kernel says about it, the first pattern that is found."""
+"""What the name of a kernel says about it, the first pattern that is found.
+
+Inductor names a kernel after all operators that it fuses, behind what it is: pointwise, or a reduction
+(torch/_inductor/codegen/triton.py). rocBLAS calls matrix products after their indices, ``Cijk_Ailk_Bljk``.
+"""
 
 
 @lru_cache(maxsize=4096)

@@ -13,6 +13,8 @@ Launch latency and gaps between kernels are the device's, and the graph says wha
 (`Graph.device_facts`, estimated in `overheads`). Idle time that nothing explains is an op ``delay``. What
 the host does and waits for is in `kineto_host`, what tasks wait for on the GPU in `kineto_waits`, how ranks
 meet in `kineto_ranks`.
+
+A trace that a simulation wrote in these words says itself what came before what; `simulated` reads it.
 """
 
 from __future__ import annotations
@@ -25,17 +27,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from scenarios.importers.execution_graph.kernels import Told
 from scenarios.importers.files import StrPath, all_files, choice, fixed_batch, in_file, job_name, stem
 from scenarios.importers.traces.kernel_names import kind_of, short_name
-from scenarios.importers.traces.kineto_events import read_events
 from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
-from scenarios.importers.traces.kineto_rows import GpuTask
+from scenarios.importers.traces.kineto_tensors import add_told, told_of
 from scenarios.importers.traces.kineto_waits import Streams, event_waits
-from scenarios.importers.traces.other_traces import what_it_is
 from scenarios.importers.traces.overheads import Delay, Overheads, delays, overheads
+from scenarios.importers.traces.rank_groups import process_group
 from scenarios.importers.traces.simulated.load import is_simulated
 from scenarios.importers.traces.simulated.load import load as load_simulated
+from scenarios.importers.traces.trace_events.kineto_events import read_events
+from scenarios.importers.traces.trace_events.kineto_rows import GpuTask
+from scenarios.importers.traces.trace_events.other_traces import what_it_is
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
@@ -58,6 +63,7 @@ def load(
     *,
     batch: int | None = None,
     host: Literal["calls", "none"] = "calls",
+    execution_graph: StrPath | Sequence[StrPath] | None = None,
 ) -> Graph:
     """Return the graph of a recorded process, or of all ranks of a job.
 
@@ -70,6 +76,9 @@ def load(
     host : {"calls", "none"}
         Whether the host's calls are ops too; without them only the GPU's tasks are there, for a machine
         whose issuers launch them.
+    execution_graph : path or list of paths, optional
+        What PyTorch's ``ExecutionTraceObserver`` recorded of the same program, one for each trace, in their
+        order: then tasks have tensors, shapes, data types, flop and bytes.
 
     Returns
     -------
@@ -105,9 +114,22 @@ def load(
     for each, trace in zip(paths, traces, strict=True):
         if not trace.tasks:
             raise InputError(f"{each}: no kernel, copy or fill of a GPU in the trace{what_it_is(each)}")
+    graphs: list[StrPath] = [] if execution_graph is None else all_files(execution_graph, "kineto")
+    if graphs and len(graphs) != len(paths):
+        raise InputError(
+            f"{len(paths)} trace(s) and {len(graphs)} execution graph(s): there has to be one for each",
+            path=("execution_graph",),
+        )
+    known = [told_of(*each) for each in zip(paths, graphs, traces, strict=False)]
     waits = event_waits(traces)
     ranks = [Rank(None, 0, traces[0])] if one else together(paths, traces)
-    processes = [_Process(paths[rank.file], rank, Streams(rank.trace, waits[rank.file])) for rank in ranks]
+    processes = [
+        _Process(
+            *(paths[rank.file], rank, Streams(rank.trace, waits[rank.file])),
+            known[rank.file] if known else (),
+        )
+        for rank in ranks
+    ]
     begin_ns = min(rank.trace.begin_ns for rank in ranks)
     rows = [row for process in processes for row in process.rows(begin_ns, host)]
     rows.sort(key=lambda row: row[0])
@@ -126,6 +148,8 @@ class _Process:
     path: StrPath
     rank: Rank
     streams: Streams
+    told: Sequence[Told] = ()
+    """What an execution graph tells of each task."""
 
     @cached_property
     def overheads(self) -> Overheads:
@@ -167,7 +191,7 @@ class _Process:
                 yield (since_ns, rank or 0, 1, i), delay | pin
                 after = [*after, delay["name"]]
             op = {"name": names[i], "after": after} | pin | self._op(i, task, begin_ns)
-            yield (task.start_ns, rank or 0, 2, i), op
+            yield (task.start_ns, rank or 0, 2, i), add_told(op, self.told[i], names) if self.told else op
 
     def _op(self, i: int, task: GpuTask, begin_ns: int) -> Record:
         attributes: dict[str, Any] = {
@@ -177,16 +201,19 @@ class _Process:
         }
         if task.operator is not None:
             attributes["operator"] = task.operator
+        if task.group is not None and task.communicates:
+            attributes |= process_group(*task.group, task.group_size)
         meeting, duration_ns = self.rank.meetings.get(i), task.duration_ns
         if meeting is not None:
             attributes |= {"communicator": meeting.communicator, "recorded_ns": duration_ns}
             duration_ns = meeting.transfer_ns
         kind = kind_of(task.name)
+        message = task.message if meeting is None else (0, 0)  # of ranks that met it may differ
         return {
             "kind": kind,
             "duration_ns": duration_ns,
-            "bytes_read": task.nbytes if kind == "copy" else 0,
-            "bytes_written": task.nbytes,
+            "bytes_read": task.nbytes if kind == "copy" else message[0],
+            "bytes_written": task.nbytes or message[1],
             "attributes": attributes | task.facts,
         }
 

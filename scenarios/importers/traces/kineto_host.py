@@ -47,9 +47,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from scenarios.importers.traces.kineto_events import RECORD
-from scenarios.importers.traces.kineto_rows import GpuTask, HostCall, Thread, Trace
 from scenarios.importers.traces.kineto_waits import Streams
+from scenarios.importers.traces.trace_events.kineto_events import RECORD
+from scenarios.importers.traces.trace_events.kineto_rows import GpuTask, HostCall, Thread, Trace
 
 __all__ = ["Host", "Record"]
 

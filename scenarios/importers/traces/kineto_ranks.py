@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 
 from scenarios.importers.files import StrPath
 from scenarios.importers.traces.kernel_names import kind_of
-from scenarios.importers.traces.kineto_rows import GpuTask, Trace
 from scenarios.importers.traces.rank_groups import END_TOGETHER, Call, Groups, clock_offsets, communicators
+from scenarios.importers.traces.trace_events.kineto_rows import GpuTask, Trace
 from sim.words.errors import InputError
 
 __all__ = ["Meeting", "Rank", "together"]

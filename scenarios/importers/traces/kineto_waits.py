@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from scenarios.importers.traces.kineto_rows import Thread, Trace
+from scenarios.importers.traces.trace_events.kineto_rows import Thread, Trace
 
 __all__ = ["EventWait", "Streams", "event_waits"]
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from scenarios.importers.traces.kineto_rows import Trace
 from scenarios.importers.traces.kineto_waits import Streams
+from scenarios.importers.traces.trace_events.kineto_rows import Trace
 from sim.words.units import round_half_up
 
 __all__ = ["Delay", "Overheads", "Usual", "delays", "overheads"]

@@ -14,12 +14,12 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from scenarios.importers.files import StrPath
 from sim.words.errors import InputError
 
-__all__ = ["END_TOGETHER", "Call", "Groups", "clock_offsets", "communicators"]
+__all__ = ["END_TOGETHER", "Call", "Groups", "clock_offsets", "communicators", "process_group"]
 
 END_TOGETHER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 """Collectives that end on all ranks together, as each needs something of every other."""
@@ -109,10 +109,27 @@ def _ranks_of(key: _Key, calls: Mapping[int, Sequence[Call]]) -> list[int]:
     """Return the ranks of a communicator, as far as it is known."""
     if not isinstance(key, tuple):
         return [*calls]
-    listed = key[1]
-    if "..." in listed:  # the profiler names the first ones only
-        return []
-    return [int(number) for number in re.findall(r"\d+", listed)]
+    return _listed(key[1])
+
+
+def _listed(ranks: str) -> list[int]:
+    """Return the ranks of a process group; the profiler may name the first ones only, which is none."""
+    return [] if "..." in ranks else [int(number[:9]) for number in re.findall(r"\d+", ranks)]
+
+
+def process_group(name: str, ranks: str, size: int = 0) -> dict[str, Any]:
+    """Return what is known of the process group of a collective, as attributes of its op.
+
+    Examples
+    --------
+    >>> process_group("dp", "[0, 2]")
+    {'process_group': 'dp', 'process_group_ranks': [0, 2], 'process_group_size': 2}
+    """
+    listed = _listed(ranks)
+    size = size or len(listed)
+    found: dict[str, Any] = {"process_group": name}
+    found |= {"process_group_ranks": listed} if listed else {}
+    return found | ({"process_group_size": size} if size else {})
 
 
 def _unused(name: str, groups: Groups) -> str:

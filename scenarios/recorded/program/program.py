@@ -196,6 +196,9 @@ class Program:
             if name in through:
                 after[name] = self._instead(through[name], after, name)
                 inputs[name] = self._instead(reads.get(name, ops[name].inputs), inputs, name)
+        for known in (after, inputs):
+            for name in known:  # what is of an earlier iteration may go, too
+                known[name] = self._to_the_end(name, known)
         for name in through:
             del ops[name]
         for record in ops.values():
@@ -205,8 +208,22 @@ class Program:
             if any(owner in through for owner in read_):
                 behind = [edge for owner in read_ if owner in through for edge in after[owner]]
                 record.inputs = list(self._instead(record.inputs, inputs, record.name))
-                behind = [edge for edge in behind if edge[0] != record.name]
+                behind = [edge for edge in behind if edge != (record.name, 0)]
                 record.after = list(dict.fromkeys([*record.after, *behind]))
+
+    def _to_the_end(self, name: str, known: Mapping[str, Mapping[Edge, None]]) -> dict[Edge, None]:
+        """Return what stands for an op that goes, none of which goes itself."""
+        found: dict[Edge, None] = {}
+        seen, left = {name}, [*known[name]][::-1]
+        while left:
+            edge = left.pop()
+            owner = edge[0] if edge[0] in known else self.owner(edge[0])
+            if owner not in known:
+                found[edge] = None
+            elif owner not in seen:
+                seen.add(owner)
+                left += [(before, edge[1] + more) for before, more in [*known[owner]][::-1]]
+        return found
 
     def owner(self, tensor: str) -> str:
         """Return the op that makes a tensor (or the tensor, if it is an input of the graph)."""
@@ -216,12 +233,13 @@ class Program:
     def _instead(
         self, edges: Iterable[Edge], known: Mapping[str, Mapping[Edge, None]], of: str
     ) -> dict[Edge, None]:
-        """Return edges with what stands for ops that go; an op that would wait for itself does not."""
+        """Return edges with what stands for ops that go; an op does not wait for itself."""
         found: dict[Edge, None] = {}
         for name, distance in edges:
             owner = name if name in known else self.owner(name)
             if owner in known:
-                found |= dict.fromkeys((each, distance + more) for each, more in known[owner] if each != of)
+                instead = ((each, distance + more) for each, more in known[owner])
+                found |= dict.fromkeys(edge for edge in instead if edge != (of, 0))
             else:
                 found[name, distance] = None
         return found

@@ -6,20 +6,23 @@
                 gpu          a       b       c                       gpu            abc
 
 What a thread launches between two calls that wait for the device is one graph: a call that waits cannot be
-captured, nor can a copy that the host waits for, whose launch stays by itself. Within a graph, tasks have the
-order of their streams and events, as a capture has. A replay does not execute what the host did between the
-launches: arguments are set up, and ops dispatched, once; what it did before the first launch, and after the
-last, stays. If it did something else in between, this is the most that graphs can give.
+captured, nor can a copy that the host waits for, whose launch stays by itself. So does that of a copy from
+the host: it brings what the host has made by then (a batch, from the data loader), before the replay that
+reads it. Within a graph, tasks have the order of their streams and events, as a capture has. A replay does
+not execute what the host did between the launches: arguments are set up, and ops dispatched, once; what it
+did before the first launch, and after the last, stays. If it did something else in between, this is the
+most that graphs can give.
 
 Sources: CUDA C++ Programming Guide, "CUDA Graphs", "Stream capture" and "Prohibited and unhandled
-operations"; PyTorch, "Accelerating PyTorch with CUDA Graphs" (blog, 2021). A launch: 2.5 us, and 1 ns a
-node, by "Constant time launch for straight-line CUDA graphs and other performance enhancements" (NVIDIA
-technical blog, 2024, CUDA 12.6). The gap between the kernels of a graph is the recording's,
-if no other is given.
+operations"; PyTorch, "Accelerating PyTorch with CUDA Graphs" (blog, 2021), whose replays follow copies into
+static inputs. A launch: 2.5 us, and 1 ns a node, by "Constant time launch for straight-line CUDA graphs and
+other performance enhancements" (NVIDIA technical blog, 2024, CUDA 12.6). The gap between the kernels of a
+graph is the recording's, if no other is given.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -34,6 +37,8 @@ LAUNCH_NS: Final = 2500
 
 NODE_NS: Final = 1
 """and how much more each task in it."""
+
+_FROM_HOST: Final = re.compile(r"Memcpy HtoD")
 
 
 def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int = NODE_NS) -> Graph:
@@ -68,7 +73,7 @@ def _captured(program: Program, thread: list[str]) -> Iterator[list[str]]:
     for name in thread:
         is_launch = name in program.tasks_of
         waits = any(before not in mine for before, _ in ops[name].after) or ops[name].kind == "synchronize"
-        if waits or (is_launch and program.wait_of(name) is not None):
+        if waits or (is_launch and (program.wait_of(name) is not None or _brings_input(program, name))):
             if length:
                 yield part[:length]
             part, length = [], 0
@@ -77,6 +82,12 @@ def _captured(program: Program, thread: list[str]) -> Iterator[list[str]]:
             length = len(part) if is_launch else length
     if length:
         yield part[:length]
+
+
+def _brings_input(program: Program, launch: str) -> bool:
+    """Whether a launch copies from the host."""
+    tasks = (program.records.ops[name] for name in program.tasks_of[launch])
+    return any(_FROM_HOST.search(str(task.attributes.get("kernel"))) is not None for task in tasks)
 
 
 def _as_one_launch(program: Program, part: list[str], launch_ns: int, node_ns: int) -> None:

@@ -2,11 +2,11 @@
 
 The order of a stream is more than what its kernels need, and a recording seldom tells what they need. So::
 
-    some kernel of the device reads          order is kept where a kernel reads what another wrote, as an
-    what another wrote, by the graph         execution graph tells
-    nothing of that is known                 order is kept among the kernels of one operator, and kernels of
-                                             different operators are taken to be independent, with a warning:
-                                             what comes out is the most that streams can give
+    kernels read what others wrote, by       order is kept where they do, among the kernels of one operator,
+    the graph (an execution graph)           and where an edge says so that is not the stream's
+    nothing of that is known                 the same; kernels of different operators are then taken to be
+                                             independent, with a warning: what comes out is the most that
+                                             streams can give
 
 What calls say is kept in any case: who waits for an event of the stream, or for the stream, waits for all
 kernels that were on it by then, and who comes after a wait of the stream comes after what it waited for. A
@@ -93,19 +93,25 @@ def _units(lane: Sequence[Record]) -> list[_Unit]:
 
 def _needs(program: Program, units: Sequence[_Unit]) -> tuple[list[list[int]], bool]:
     """Return which units of a stream each needs, and whether that is known by what it reads."""
-    number = {unit[-1].name: n for n, unit in enumerate(units)}
+    number = {record.name: n for n, unit in enumerate(units) for record in unit}
     reads = [
-        sorted({number[o] for tensor, _ in unit[-1].inputs if (o := program.owner(tensor)) in number})
+        {number[o] for tensor, _ in unit[-1].inputs if (o := program.owner(tensor)) in number}
         for unit in units
     ]
-    if any(reads):
-        return reads, True
+    known = any(reads)
     needs: list[list[int]] = []
     for n, unit in enumerate(units):
-        operator = unit[-1].attributes.get("operator")
-        same = n > 0 and operator in (None, units[n - 1][-1].attributes.get("operator"))
-        needs.append([n - 1] if same else [])
-    return needs, False
+        told = {number[name] for record in unit for name, _ in record.after if name in number}
+        operator, before = (_operator(units[k]) if k >= 0 else None for k in (n, n - 1))
+        same = n > 0 and (operator == before if operator is not None else not known)
+        needs.append(sorted({*reads[n], *(k for k in told if k < n - 1), *([n - 1] if same else [])}))
+    return needs, known
+
+
+def _operator(unit: _Unit) -> object:
+    """Return what launched a unit, if that is known."""
+    own = unit[-1].attributes
+    return own.get("operator", own.get("parent"))
 
 
 def _spread(units: Sequence[_Unit], needs: Sequence[Sequence[int]], count: int) -> list[int]:

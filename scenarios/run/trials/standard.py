@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from scenarios.recorded.program import roles
 from scenarios.run.trials.straggler import straggler
 from sim.graph.graph import Graph
+from sim.machine.machine import Machine
 from sim.words.errors import UnknownNameError
 
 __all__ = ["Trial", "chosen", "standard_trials"]
@@ -30,12 +32,15 @@ class Trial(NamedTuple):
         Why it need not be tried; empty: it is.
     given : bool
         Whether somebody asked for it: a mistake in it is an error then.
+    change : callable, optional
+        ``change(graph, machine)`` returns both as they would be, where no key of a scenario says it.
     """
 
     label: str
-    what_if: dict[str, Any]
+    what_if: Mapping[str, Any] = MappingProxyType({})
     why_not: str = ""
     given: bool = False
+    change: Callable[[Graph, Machine], tuple[Graph, Machine]] | None = None
 
 
 def standard_trials(graph: Graph) -> list[Trial]:
@@ -46,8 +51,8 @@ def standard_trials(graph: Graph) -> list[Trial]:
     >>> from sim import GraphBuilder
     >>> b = GraphBuilder("one")
     >>> _ = b.op("a", kind="matmul", duration_ns=10, device="gpu", attributes={"stream": 7})
-    >>> standard_trials(b.build())[4]
-    Trial(label='matmul twice as fast', what_if={'scale': {'matmul': 'x0.5'}}, why_not='', given=False)
+    >>> standard_trials(b.build())[4][:2]
+    ('matmul twice as fast', {'scale': {'matmul': 'x0.5'}})
     """
     launches, collectives = roles.launches(graph).any(), roles.collectives(graph).any()
     no_calls = "" if launches else "the recording has no launch calls of the host"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from scenarios.run.load import Case, load_scenario
 from scenarios.run.trials.standard import Trial
 from scenarios.work.graph_files import ImportedFile
 from sim.graph.graph import Graph
+from sim.trace import Trace
 from sim.words.arrays import UNSET
 from sim.words.errors import InputError, located
 
@@ -42,6 +44,11 @@ class Base:
     graph: Graph
     case: Callable[[Graph], Case]
     recorded_ns: int | None
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The run as it is."""
+        return run_case(self.case(self.graph)).trace
 
 
 @dataclass(frozen=True)
@@ -121,22 +128,34 @@ def try_all(base: Base, trials: Sequence[Trial]) -> Iterator[Outcome]:
 
     What cannot be done of such a recording is an outcome, too, unless a name is wrong that somebody gave.
     """
-    yield Outcome("as recorded" if base.recorded_ns else "as it is", {}, _makespan_ns(base.case(base.graph)))
+    yield Outcome("as recorded" if base.recorded_ns else "as it is", {}, base.trace.makespan_ns)
     for trial in trials:
         if trial.why_not:
-            yield Outcome(trial.label, trial.what_if, None, (trial.why_not,))
+            yield Outcome(trial.label, dict(trial.what_if), None, (trial.why_not,))
             continue
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                graph = applied(base.graph, [read_what_if(trial.what_if)])
+                case = _changed(base, trial)
             except InputError as error:
                 if trial.given:
                     raise
-                yield Outcome(trial.label, trial.what_if, None, (error.message,))
+                yield Outcome(trial.label, dict(trial.what_if), None, (error.message,))
                 continue
         notes = dict.fromkeys(str(warning.message) for warning in caught)
-        yield Outcome(trial.label, trial.what_if, _makespan_ns(base.case(graph)), tuple(notes))
+        yield Outcome(
+            trial.label, dict(trial.what_if), run_case(case, fits=False).trace.makespan_ns, tuple(notes)
+        )
+
+
+def _changed(base: Base, trial: Trial) -> Case:
+    """Return the run of a what-if."""
+    if trial.change is None:
+        return base.case(applied(base.graph, [read_what_if(dict(trial.what_if))]))
+    case = base.case(base.graph)
+    graph, machine = trial.change(base.graph, case.work.machine)
+    work = case.work._replace(graph=graph, machine=machine)
+    return replace(case, make=lambda: work)
 
 
 def read_what_if(value: dict[str, Any]) -> WhatIf:
@@ -152,7 +171,3 @@ def read_what_if(value: dict[str, Any]) -> WhatIf:
     except ValidationError as error:
         with located("what_if"):
             raise input_error(error, WhatIf, value) from None
-
-
-def _makespan_ns(case: Case) -> int:
-    return run_case(case).trace.makespan_ns

@@ -146,6 +146,7 @@ _SENTENCES: Final[dict[str, Callable[[Facts, int, int], str]]] = {
     "memory": _memory,
     "communicator": _in_line,
     "late rank": _late_rank,
+    "unexplained": lambda f, row, at: f"{_lane(f, row)} was idle, and nothing that was recorded says why",
     "recovery": lambda f, row, at: (
         f"a part of the machine failed, and {task_text(f, row)} is the first after the restart"
     ),

@@ -229,13 +229,11 @@ class _Host:
             communicator=GROUP,
             nbytes=self.n * sum(parts),
         )
-        for i, (each, nbytes) in enumerate(zip(bucket, parts, strict=True)):
+        for i, each in enumerate(bucket):
             made = f"{name}:{i}" if i else name
             if each.name in self.sums:
-                sum_ = f"{self.prefix}{each.name}/accumulate"
-                made = self.program.add(sum_, "add", [self.sums[each.name], made], [nbytes], stream=stream)
-                self.program.records.ops[made].flops = -(-each.elements // self.n)
-                self.reduced = made
+                both = [self.sums[each.name], made]
+                made = self.reduced = self.program.add_parts(self.prefix, each, both, self.n, stream)
             self.sums[each.name] = made
 
 

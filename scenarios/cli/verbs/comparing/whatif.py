@@ -50,12 +50,14 @@ def whatif(
 ) -> None:
     """Simulate a recording as it is and with changes, and print how much time each change saves.
 
-    The file is read once. A scenario says with `workload: {what_if: ...}` which changes it is about.
+    Of a scenario its machine is changed, too: a device twice as fast, one more stream, free launches. The
+    file is read once. A scenario says with `workload: {what_if: ...}` which changes it is about.
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.progress import progress
     from scenarios.report.outputs import PICTURES, check_path
     from scenarios.report.what_ifs import draw_what_ifs, to_json
+    from scenarios.run.trials.machine_trials import machine_trials
     from scenarios.run.trials.standard import chosen, standard_trials
     from scenarios.run.trials.trials import base_of, try_all
 
@@ -64,7 +66,11 @@ def whatif(
     asked = [_asked(text) for text in also or ()]  # before anything is read: it may be wrong
     with progress(f"reading {file}"):
         base = base_of(file, sets=sets or (), allow_code=allow_code, allow_outside=allow_outside)
-    trials = [*chosen(standard_trials(base.graph), only or [""]), *asked]
+    with progress(f"simulating {base.name}"):
+        known = standard_trials(base.graph)
+        if not base.recorded_ns:  # what only recordings have is not missed
+            known = [*(each for each in known if not each.why_not), *machine_trials(base.trace)]
+    trials = [*chosen(known, only or [""]), *asked]
     with progress(f"simulating {base.name} with {len(trials)} changes"):
         outcomes = list(try_all(base, trials))
     if plot is not None:

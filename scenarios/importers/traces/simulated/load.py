@@ -25,6 +25,7 @@ run of an op is an op), the units of an NPU, failures.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ __all__ = ["is_simulated", "load"]
 
 def is_simulated(path: StrPath) -> bool:
     """Whether a file says that a simulation wrote it."""
-    return f'"by": "{SIMULATOR}"'.encode() in read_head(path, 4096)
+    return re.search(rf'"by"\s*:\s*"{SIMULATOR}"'.encode(), read_head(path, 1 << 16)) is not None
 
 
 def load(paths: Sequence[StrPath], name: str, *, host: bool = True) -> Graph:
@@ -76,8 +77,8 @@ def load(paths: Sequence[StrPath], name: str, *, host: bool = True) -> Graph:
     run: dict[str, Any] = {}
     for path in paths:
         others: dict[str, Any] = {}
+        slices += slices_in(path, items(path, "a trace", "traceEvents", others))
         with in_file(path):
-            slices += slices_in(items(path, "a trace", "traceEvents", others))
             run = _run(others, run, paths[0])
     missing = others["distributedInfo"]["world_size"] - len(paths)
     if missing:
@@ -120,8 +121,11 @@ def _warn(message: str) -> None:
 def _run(data: Any, known: dict[str, Any], first: StrPath) -> dict[str, Any]:
     """Return what a file says of its run, which is that of the files before it, if there are any."""
     said: dict[str, Any] = data["simulated"]
-    if said["runs"] != 1:
+    if said.get("runs", 1) != 1:
         raise InputError(f"holds {said['runs']} runs; write a trace of each")
+    for key, of in {"synchronisation": said, "deviceProperties": data, "distributedInfo": data}.items():
+        if key not in of:
+            raise InputError(f"was written by a simulation, and has no {key} any more")
     if known and said != known:
         raise InputError(f"is of another run than {first}")
     return said
@@ -140,16 +144,16 @@ def _ops(slices: Sequence[Slice], delays: Mapping[int, tuple[int, int]]) -> Iter
         taken.add(free)
         return free
 
-    name_of: dict[int, str] = {}
     for each in slices:
         if not each.is_op:
             continue
-        after = list(dict.fromkeys(name_of[id(source)] for source in each.before))
+        after = list(dict.fromkeys(source.name for source in each.before))
         where = {key: each.attributes[key] for key in ("stream", "thread") if key in each.attributes}
-        name = name_of[id(each)] = unused(each.name)
+        each.name = unused(each.name)
+        each.attributes["recorded_start_ns"] = each.start_ns
         if id(each) in delays:
             since, ns = delays[id(each)]
-            delay = unused(f"delay.{name}")
+            delay = unused(f"delay.{each.name}")
             yield {
                 "name": delay,
                 "kind": "delay",
@@ -160,11 +164,11 @@ def _ops(slices: Sequence[Slice], delays: Mapping[int, tuple[int, int]]) -> Iter
             }
             after = [delay]
         yield {
-            "name": name,
+            "name": each.name,
             "kind": each.kind,
             "duration_ns": each.duration_ns,
             "after": after,
             "device": each.device,
-            "attributes": each.attributes | {"recorded_start_ns": each.start_ns},
+            "attributes": each.attributes,
             **each.more,
         }

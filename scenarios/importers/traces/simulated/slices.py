@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from scenarios.importers.traces.event_fields import arguments, span, text, thread_of, whole
+from scenarios.importers.files import StrPath
+from scenarios.importers.traces.trace_events.event_fields import arguments, span, text, thread_of, whole
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.words.errors import InputError
 
@@ -70,7 +71,7 @@ class Slice:
         return "stream" in self.attributes
 
 
-def slices_in(events: Iterable[Any]) -> Iterator[Slice]:
+def slices_in(path: StrPath, events: Iterable[Any]) -> Iterator[Slice]:
     """Yield what ran, of a file's events: on the device, and the thread, that its process and thread name.
 
     Raises
@@ -82,6 +83,8 @@ def slices_in(events: Iterable[Any]) -> Iterator[Slice]:
     threads: dict[tuple[int, int], str] = {}
     for index, event in enumerate(events):
         try:
+            if not isinstance(event, dict):
+                raise ValueError(f"is no event but a {type(event).__name__}")
             if event["ph"] == "M" and event["name"] == "process_name":
                 processes[event["pid"]] = text(arguments(event), "name")
             elif event["ph"] == "M" and event["name"] == "thread_name":
@@ -91,17 +94,18 @@ def slices_in(events: Iterable[Any]) -> Iterator[Slice]:
                 yield _slice(event, lane, processes[lane[0]], threads[lane])
         except (KeyError, TypeError, ValueError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else error
-            raise InputError(f"traceEvents[{index}]: {reason}") from None
+            raise InputError(f"{path}: traceEvents[{index}]: {reason}") from None
 
 
 def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice:
     args, title, category = arguments(event), text(event, "name"), event["cat"]
     start, duration = span(event)
     launches = category == _LAUNCH
-    name, kind = args.get("op", title), args.get("kind", "transfer")
+    name = text(args, "op") if "op" in args else title
+    kind = text(args, "kind") if "kind" in args else "transfer"
     if kind in CONTROL_FLOW_KINDS:
         kind = "op"  # what it decided has been decided
-    attributes: dict[str, Any] = {"stream": args.get("stream", thread)}
+    attributes: dict[str, Any] = {"stream": args.get("stream", args.get("on stream", thread))}
     if launches or category == _WORKER:
         attributes = {"thread": thread}
     if launches:
@@ -117,7 +121,9 @@ def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice
     more = {key: args[key] for key in ("stage", "micro_batch") if key in args}
     if "bytes" in args:
         more |= {"bytes_read": args["bytes"], "bytes_written": args["bytes"]}
+    if not isinstance(fed_by := args.get("after", []), list):
+        raise ValueError(f"after is no list but {fed_by!r:.40}")
     return Slice(
         *(name, kind, device, lane, attributes, start, start + duration),
-        *(whole(args, "External id"), args.get("after", []), launches, more),
+        *(whole(args, "External id"), fed_by, launches, more),
     )

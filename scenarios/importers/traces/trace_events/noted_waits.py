@@ -21,7 +21,7 @@ import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scenarios.importers.traces.event_fields import whole
+from scenarios.importers.traces.trace_events.event_fields import whole
 
 __all__ = ["Noted", "noted_wait", "resolved"]
 

@@ -33,6 +33,10 @@ class GpuTask:
         Name and ranks of the process group of a collective, where recorded.
     pair : bool
         Whether it is a ``send`` or ``recv``, by what is recorded.
+    message : tuple of int
+        Bytes that a collective takes and gives on this rank, where recorded.
+    group_size : int
+        How many ranks its process group has; 0: not recorded.
     """
 
     name: str
@@ -46,6 +50,8 @@ class GpuTask:
     facts: dict[str, Any]
     group: tuple[str, str] | None = None
     pair: bool = False
+    message: tuple[int, int] = (0, 0)
+    group_size: int = 0
 
     @property
     def end_ns(self) -> int:

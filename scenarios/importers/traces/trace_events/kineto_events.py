@@ -25,9 +25,16 @@ from typing import Any, Final, NamedTuple
 
 from scenarios.importers.files import StrPath, in_file
 from scenarios.importers.streamed_json import items
-from scenarios.importers.traces.event_fields import arguments, ns, span, text, thread_of, whole
-from scenarios.importers.traces.kineto_rows import GpuTask, HostCall, HostWait, StreamWait, Thread, Trace
-from scenarios.importers.traces.noted_waits import Noted, noted_wait, resolved
+from scenarios.importers.traces.trace_events.event_fields import arguments, ns, span, text, thread_of, whole
+from scenarios.importers.traces.trace_events.kineto_rows import (
+    GpuTask,
+    HostCall,
+    HostWait,
+    StreamWait,
+    Thread,
+    Trace,
+)
+from scenarios.importers.traces.trace_events.noted_waits import Noted, noted_wait, resolved
 from sim.words.errors import InputError
 
 __all__ = ["RECORD", "read_events"]
@@ -43,6 +50,11 @@ _FORWARD_THREAD: Final = "Fwd thread id"
 """0, unless the operator is a gradient. Older traces have no `_GRADIENT` around it."""
 _COLLECTIVE: Final = ("c10d::", "nccl:", "record_param_comms")
 """How operators begin in which a process group launches its kernels."""
+_ELEMENT = {
+    "Byte": 1, "Char": 1, "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Half": 2, "BFloat16": 2,
+    "Short": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
+}  # fmt: skip
+"""Bytes of an element, by what PyTorch calls its type there (c10/core/ScalarType.h)."""
 _FACTS: Final = {
     "grid": "grid", "block": "block", "registers": "registers per thread", "shared_memory": "shared memory",
 }  # fmt: skip
@@ -96,7 +108,7 @@ class _Reader:
     def take(self, event: Any) -> None:
         """Keep what matters of an event."""
         if not isinstance(event, dict):
-            raise ValueError(f"{event!r:.40} is no event")
+            raise ValueError(f"a {type(event).__name__} is no event")
         category, phase = text(event, "cat").lower() if "cat" in event else "", event.get("ph")
         if category in _OPERATOR:
             self._operator(event)
@@ -241,7 +253,16 @@ def _task(event: Mapping[str, Any], args: Mapping[str, Any], operator: str | Non
         if "Process Group Name" in args
         else None,
         args.get("Collective name") in ("send", "recv"),
+        _message(args),
+        whole(args, "Group size") if "Group size" in args else 0,
     )
+
+
+def _message(args: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many bytes a collective takes and gives."""
+    size = _ELEMENT.get(str(args.get("dtype")), 0)
+    given, made = (whole(args, key) if key in args else 0 for key in ("In msg nelems", "Out msg nelems"))
+    return size * given, size * made
 
 
 def _call(event: Mapping[str, Any]) -> HostCall:

@@ -1,0 +1,269 @@
+"""What a context-parallel rank runs: its tokens of everything; attention is a matter of the method.
+
+All ops but attention work on each token by itself, so that a rank has a part of their work and bytes.
+Parameters are whole, and their gradients sums over a rank's tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Final
+
+from policies.compile.parallel.context.chunks import attention_shares
+from policies.compile.parallel.program import COMPUTE
+from policies.compile.parallel.training_step import TrainingStep, parts_of_gradients
+from policies.compile.records import Edge, Record, Records, read
+from policies.compile.training.backward import elements
+from policies.compile.training.gradients import OPTIMISERS
+from sim import Graph
+from sim.graph.graph import Role
+from sim.words.errors import GraphError
+from sim.words.units import round_half_up
+
+__all__ = ["GROUP", "SHAPE", "Parts", "Tokens", "part_of"]
+
+GROUP: Final = "context parallel"
+"""The communicator; of sends and recvs the beginning of the streams, too."""
+
+SHAPE: Final = ("batch", "seq_len", "heads", "kv_heads", "head_dim")
+
+
+class Tokens(ABC):
+    """Writes the program of a rank; override `forward` and `backward`, which write attention."""
+
+    def __init__(self, graph: Graph, c: int, rank: int, *, balanced: bool) -> None:
+        self.old, self.c, self.rank, self.balanced = read(graph), c, rank, balanced
+        self.records = Records(f"{graph.name} (context parallel)", {}, {})
+        self.of_gradient, updates = self._gradients(graph)
+        self.last = ""
+        """What was issued last on the stream of all."""
+        self.on_tokens: set[str] = set()
+        """Tensors of which the rank has its tokens only."""
+        for name, given in self.old.externals.items():
+            if given.role != Role.PARAMETER and given.nbytes >= c:
+                self.on_tokens.add(name)
+            self.records.externals[name] = replace(given, nbytes=self.nbytes(name))
+        found = False
+        for op in graph.topological_order.tolist():
+            record = self.old.ops[graph.op_names[op]]
+            if record.name in updates:
+                self.records.ops[record.name] = replace(record, inputs=self._of_all_tokens(record))
+            elif record.kind in ("attention", "attention_grad"):
+                found = True
+                for k, nbytes in enumerate(record.outputs):
+                    self._note(record.tensor(k), nbytes, record)
+                self.forward(record) if record.kind == "attention" else self.backward(record)
+            else:
+                self._work(record)
+        if not found:
+            message = "has no op of kind attention: nothing to exchange, so use data parallelism"
+            raise GraphError(f"graph {graph.name!r} {message}")
+
+    def _gradients(self, graph: Graph) -> tuple[set[str], set[str]]:
+        """Return the gradients of parameters and what they are sums of, and the names of the updates."""
+        if not any(record.kind in OPTIMISERS for record in self.old.ops.values()):
+            return set(), set()
+        step = TrainingStep(graph)
+        found = parts_of_gradients(self.old, {each.gradient: each.name for each in step.parameters})
+        return set(found), {update.name for update in step.updates}
+
+    def _of_all_tokens(self, update: Record) -> list[Edge]:
+        """Return what an update reads; a gradient that has a row for each token gets rows of zeros."""
+        inputs = list(update.inputs)
+        for k, (tensor, distance) in enumerate(inputs):
+            if tensor in self.on_tokens:
+                name, nbytes = f"{update.name}/pad", self.old.nbytes(tensor)
+                padded = replace(
+                    update, name=name, kind="pad", inputs=[(tensor, 0)], outputs=(nbytes,), flops=0
+                )
+                read_ = self.nbytes(tensor)
+                self.records.ops[name] = replace(
+                    padded, bytes_read=read_, bytes_written=nbytes, attributes={"stream": COMPUTE}
+                )
+                inputs[k] = (name, distance)
+        return inputs
+
+    def _note(self, tensor: str, nbytes: int, record: Record) -> None:
+        if tensor not in self.of_gradient and elements(nbytes, record.dtype) >= self.c:
+            self.on_tokens.add(tensor)
+
+    def nbytes(self, tensor: str) -> int:
+        """Return the bytes that a rank has of a tensor of the graph."""
+        whole = self.old.nbytes(tensor)
+        return -(-whole // self.c) if tensor in self.on_tokens else whole
+
+    def _work(self, record: Record) -> None:
+        """Write an op that works on each token by itself."""
+        tensors = list(dict.fromkeys(tensor for tensor, _ in record.inputs))
+        if record.attributes.get("stream", COMPUTE) == COMPUTE:
+            self.last = record.name
+        if not any(tensor in self.on_tokens for tensor in tensors):
+            self.records.ops[record.name] = replace(record, attributes=_on_compute(record.attributes))
+            return
+        made = [record.tensor(k) for k in range(len(record.outputs))]
+        if record.kind in ("matmul", "gemm") and record.phase in (None, "F"):
+            (a, _), (b, _) = record.inputs[:2]
+            if a in self.on_tokens and b in self.on_tokens:
+                message = f"{record.kind} {record.name!r} multiplies two tensors that are no parameters"
+                advice = "let the rewrite attention, which makes one op of it, come before training"
+                raise GraphError(f"{message}; context-parallel needs attention as one op: {advice}")
+        for tensor, nbytes in zip(made, record.outputs, strict=True):
+            self._note(tensor, nbytes, record)
+        outputs = tuple(self.nbytes(tensor) for tensor in made)
+        read_ = sum(map(self.nbytes, tensors)), sum(map(self.old.nbytes, tensors))
+        attributes = _on_compute(record.attributes)
+        for key in ("k",) if record.name in self.of_gradient else ("m",):
+            if key in attributes:
+                attributes[key] = -(-attributes[key] // self.c)
+        if "nbytes" in attributes:
+            attributes["nbytes"] = _scaled(attributes["nbytes"], *read_)
+        self.records.ops[record.name] = replace(
+            part_of(record, Fraction(1, self.c)),
+            outputs=outputs,
+            bytes_read=_scaled(record.bytes_read, *read_),
+            bytes_written=_scaled(record.bytes_written, sum(outputs), sum(record.outputs)),
+            attributes=attributes,
+        )
+
+    # -- attention ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def forward(self, a: Record) -> None:
+        """Write an attention."""
+
+    @abstractmethod
+    def backward(self, g: Record) -> None:
+        """Write the gradients of an attention."""
+
+    def attention_of(self, g: Record) -> tuple[Record, str]:
+        """Return the attention whose gradients an op makes, and the gradient of its output."""
+        for tensor, _ in g.inputs:
+            producer = self.old.producer(tensor)
+            if producer is not None and producer.kind == "attention":
+                known = {tensor, *(name for name, _ in producer.inputs)}
+                for name, _ in g.inputs:
+                    if name not in known:
+                        return producer, name
+        raise GraphError(f"{g.name!r} does not read the attention whose gradients it makes").about(g.name)
+
+    def shares(self, a: Record) -> list[Fraction]:
+        """Return which part of an attention this rank has, by whose keys and values."""
+        causal = bool(a.attributes.get("is_causal"))
+        return attention_shares(self.c, self.rank, causal=causal, balanced=self.balanced)
+
+    def compute(
+        self,
+        of: Record,
+        name: str,
+        reads: Sequence[str],
+        outputs: Sequence[int],
+        part: Fraction,
+        **shape: int,
+    ) -> str:
+        """Write a part of an attention; a table of measurements knows it only if it has a shape."""
+        self.last, inputs = name, list(dict.fromkeys(reads))
+        kept = {key: value for key, value in of.attributes.items() if key not in SHAPE}
+        self.records.ops[name] = replace(
+            part_of(of, part),
+            name=name,
+            inputs=[(tensor, 0) for tensor in inputs],
+            outputs=tuple(outputs),
+            bytes_read=sum(map(self.records.nbytes, inputs)),
+            bytes_written=sum(outputs),
+            attributes={**kept, **shape, "stream": COMPUTE},
+        )
+        return name
+
+    def joined(self, of: Record, reads: Sequence[str]) -> None:
+        """Write, under the name of an op, that its outputs are there: parts that lie side by side."""
+        outputs = tuple(self.nbytes(of.tensor(k)) for k in range(len(of.outputs)))
+        self.last = of.name
+        self.records.ops[of.name] = replace(
+            part_of(of, Fraction(0)),
+            kind="concat",
+            inputs=[(tensor, 0) for tensor in reads],
+            outputs=outputs,
+            bytes_read=0,
+            bytes_written=0,
+            duration_ns=0,
+            duration_by_kind={},
+            attributes={"stream": COMPUTE},
+        )
+
+    def collective(
+        self,
+        of: Record,
+        name: str,
+        kind: str,
+        reads: Sequence[str],
+        nbytes: int,
+        outputs: Sequence[int],
+        **more: Any,
+    ) -> str:
+        """Write what ranks exchange."""
+        self.records.ops[name] = Record(
+            name,
+            kind,
+            [(tensor, 0) for tensor in dict.fromkeys(reads)],
+            [(each, 0) for each in more.pop("after", ())],
+            tuple(outputs),
+            bytes_read=nbytes,
+            bytes_written=sum(outputs),
+            dtype=of.dtype,
+            stage=of.stage,
+            micro_batch=of.micro_batch,
+            phase=of.phase,
+            attributes={
+                "communicator": GROUP,
+                "dimension": "cp",
+                "stream": COMPUTE,
+                "nbytes": nbytes,
+                **more,
+            },
+        )
+        return name
+
+
+class Parts:
+    """Queries, keys and values of an attention on a rank: tensors of their own, or one for all."""
+
+    def __init__(self, writer: Tokens, a: Record) -> None:
+        tensors = [tensor for tensor, _ in a.inputs]
+        heads = a.attributes.get("heads", 1)
+        kv_heads = a.attributes.get("kv_heads", heads)
+        if len(tensors) >= 3:
+            self.q, self.k, self.v = tensors[:3]
+            self.sizes = tuple(writer.nbytes(tensor) for tensor in tensors[:3])
+        else:
+            self.q = self.k = self.v = tensors[0]
+            whole = writer.nbytes(tensors[0])
+            own = whole * kv_heads // (heads + 2 * kv_heads)
+            self.sizes = (whole - 2 * own, own, own)
+        self.kv_nbytes = self.sizes[1] + self.sizes[2]
+
+
+def part_of(record: Record, part: Fraction) -> Record:
+    """Return a part of the work of an op."""
+    ns = record.duration_ns
+    return replace(
+        record,
+        flops=round_half_up(record.flops * part),
+        duration_ns=None if ns is None else round_half_up(ns * part),
+        duration_by_kind={kind: round_half_up(each * part) for kind, each in record.duration_by_kind.items()},
+    )
+
+
+def _on_compute(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes with the stream on which an op runs, if it has none yet."""
+    return (
+        {"stream": COMPUTE, **attributes}
+        if "communicator" in attributes
+        else {**attributes, "stream": COMPUTE}
+    )
+
+
+def _scaled(value: int, new: int, old: int) -> int:
+    return round_half_up(Fraction(value * new, old)) if old else value

@@ -1,0 +1,1 @@
+"""What profilers record, event by event: fields, rows, and whose trace it is."""

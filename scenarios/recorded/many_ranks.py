@@ -1,0 +1,237 @@
+"""All ranks of a job from the recording of one: ``workload: {kineto: rank0.json.gz, ranks: {tp: 2, dp: 4}}``.
+
+::
+
+    recorded   gpu: stream 7, 20, 24   cpu: thread0      ranks tp 2, dp 4, the first changes fastest
+               nccl on group "1" of 2 ranks    ──►       rank0 meets rank1 on tp, ranks 2, 4, 6 on dp ...
+               nccl on group "0" of 4 ranks              rank3: gpu3, cpu3, ops rank3/...
+
+What is assumed, as the recording of one rank does not say it:
+
+* **Every rank runs this program**, with these durations: the same layers, sizes and host. So a pipeline,
+  whose
+  stages differ, cannot be made so, nor experts that are not loaded alike. Noise makes ranks differ.
+* **Groups.** A collective goes to the dimension, or dimensions, whose group is as large as its process group;
+  if the ranks of the process group are known, and are those of the layout, to the one that has these ranks.
+  Whatever is not clear has to be said (`groups`).
+* **Transfers.** A recorded collective waited for the ranks that came late, and how long is not known. Of all
+  calls of one kind, process group and size the shortest one waited least: that is what each of them takes
+  (``fastest``). A recording with one call of a size has nothing to compare; what waiting is left in its time,
+  stays. ``machine`` leaves the recorded times out, and the machine's model of collectives says them.
+  ``recorded`` keeps each as it was, waiting included.
+* Sends and receives keep their recorded times and meet nobody, as a recording does not name the other side.
+
+A rank that is late, by noise or as the scenario says, makes others wait then, on the right groups.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from policies.compile.parallel.grid.rank_grid import MEGATRON, Grid, read_order
+from policies.compile.parallel.ranks import MOST_RANKS, add_ranks
+from scenarios.recorded.program import roles
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+from sim.words.arrays import UNSET
+from sim.words.errors import InputError, hint, located
+from sim.words.limits import at_most
+
+__all__ = ["Layout", "on_layout"]
+
+_PAIRS: Final = frozenset({"send", "recv"})
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks, and who communicates with whom.
+
+    Attributes
+    ----------
+    sizes : mapping of str to int
+        Dimension of parallelism → its size.
+    order : str, optional
+        Dimensions, the fastest changing first, such as ``tp-dp``; default Megatron-LM's, then as they stand.
+    groups : mapping of str to str
+        Process group, or stream, of the recording → dimension, or several (``cp-dp``).
+    collectives : {"fastest", "machine", "recorded"}
+        How long collectives take.
+    """
+
+    sizes: Mapping[str, int]
+    order: str | None = None
+    groups: Mapping[str, str] = field(default_factory=dict)
+    collectives: Literal["fastest", "machine", "recorded"] = "fastest"
+
+    @property
+    def grid(self) -> Grid:
+        """The ranks, in order."""
+        grid = Grid(dict(self.sizes)).ordered(MEGATRON)
+        at_most(MOST_RANKS, grid.ranks, "ranks")
+        with located("ranks"):
+            return grid if self.order is None else grid.ordered(read_order(self.order, list(grid.sizes)))
+
+
+def on_layout(graph: Graph, layout: Layout) -> Graph:
+    """Return the graph in which every rank runs a recorded program.
+
+    Parameters
+    ----------
+    graph : Graph
+        Of the recording of one process with one GPU.
+    layout : Layout
+
+    Raises
+    ------
+    InputError
+        The recording is of several ranks or GPUs, the layout has stages, a group of collectives fits none of
+        its dimensions or several, or the size of a collective is not known and the machine should say its
+        time.
+
+    Warns
+    -----
+    UserWarning
+        Collectives keep recorded times that may contain waiting.
+    """
+    _check(graph, layout)
+    grid = layout.grid
+    calls = {op: _key(graph, op) for op in np.flatnonzero(roles.collectives(graph)).tolist()}
+    calls = {op: key for op, key in calls.items() if "thread" not in graph.attributes.get(op, {})}
+    on = {key: _dimensions(graph, layout, grid, key, op) for op, key in _first(graph, calls).items()}
+    if unused := [name for name in layout.groups if name not in on]:
+        message = f"no collective of the recording is on {unused[0]!r}{hint(unused[0], on)}"
+        raise InputError(message, path=("ranks", "groups", unused[0]))
+    met = {op: on[key] for op, key in calls.items() if on.get(key) and graph.kind(op) not in _PAIRS}
+    one = _transferring(graph, layout, grid, met, calls)
+
+    def attributes(own: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+        name = own.get("dimension")
+        if name is None:
+            return own
+        number = grid.number(name, rank) if grid.groups(name) > 1 else ""
+        return {**own, "communicator": f"{name}{number}"}
+
+    def device(pin: str, rank: int) -> str:
+        return f"{pin.rstrip('0123456789')}{rank}"
+
+    builder = GraphBuilder(graph.name)
+    add_ranks(builder, one, [f"rank{rank}" for rank in range(grid.ranks)], attributes, device)
+    facts = {
+        name if name not in graph.pins else device(name, rank): known
+        for rank in range(grid.ranks)
+        for name, known in graph.device_facts.items()
+    }
+    return replace(builder.build(), device_facts=facts)
+
+
+def _check(graph: Graph, layout: Layout) -> None:
+    """Refuse what cannot be put on ranks."""
+    if graph.in_communicators:
+        raise InputError("the recording is of several ranks already", path=("ranks",))
+    tasks = ~roles.has_key(graph, "thread") & (graph.pin_code != UNSET)
+    gpus = {graph.pins[int(graph.pin_code[op])] for op in np.flatnonzero(tasks).tolist()}
+    if len(gpus) != 1:
+        found = f"has tasks on {', '.join(sorted(gpus))}" if gpus else "is none: no op says where it ran"
+        raise InputError(f"the recording {found}; that of a rank has one GPU", path=("ranks",))
+    if layout.sizes.get("pp", 1) > 1:
+        raise InputError(
+            "stages of a pipeline run different programs, which the recording of one does not have",
+            path=("ranks", "pp"),
+        )
+
+
+def _key(graph: Graph, op: int) -> str:
+    """Return how the group of a collective is called: by its process group, or else its stream."""
+    own = graph.attributes.get(op, {})
+    return str(own.get("process_group", own.get("stream", "")))
+
+
+def _first(graph: Graph, calls: Mapping[int, str]) -> dict[int, str]:
+    """Return the first collective of each group, but for sends and receives."""
+    found: dict[str, int] = {}
+    for op, key in calls.items():
+        if graph.kind(op) not in _PAIRS:
+            found.setdefault(key, op)
+    return {op: key for key, op in found.items()}
+
+
+def _dimensions(graph: Graph, layout: Layout, grid: Grid, key: str, op: int) -> str:
+    """Return which dimensions a group of the recording is, in one word; none: a rank alone."""
+    given = layout.groups.get(key)
+    if given is not None:
+        wrong = [name for name in given.split("-") if name not in grid.sizes]
+        if wrong:
+            message = f"{given!r} is no dimension of the layout{hint(wrong[0], grid.sizes)}"
+            raise InputError(message, path=("ranks", "groups", key))
+        return given
+    own = graph.attributes[op]
+    ranks, size = own.get("process_group_ranks", []), own.get("process_group_size", 0)
+    if size == 1:
+        return ""
+    wide = [name for name, n in grid.sizes.items() if n > 1]
+    words = ["-".join(names) for k in range(1, len(wide) + 1) for names in combinations(wide, k)]
+    fitting = [word for word in words if size in (0, len(grid.members(word)))]
+    exact = [word for word in fitting if ranks and max(ranks) < grid.ranks]
+    exact = [word for word in exact if grid.members(word, ranks[0]) == sorted(ranks)]
+    for found in (exact, [word for word in fitting if word in wide], fitting):
+        if len(found) == 1:
+            return found[0]
+    if not wide:
+        return ""
+    what = f"has {size} ranks" if size else "does not say how many ranks it has"
+    sizes = ", ".join(f"{name} {n}" for name, n in grid.sizes.items())
+    fits = f"fits {' and '.join(fitting)}" if fitting else "fits no dimension"
+    first = f"{key}: {fitting[0] if fitting else wide[0]}"
+    raise InputError(
+        f"the group {key!r} of the recording's collectives {what}, which {fits} of the layout ({sizes}); say "
+        f"which it is, as in groups: {{{first}}}",
+        path=("ranks",),
+    )
+
+
+def _transferring(
+    graph: Graph, layout: Layout, grid: Grid, met: Mapping[int, str], calls: Mapping[int, str]
+) -> Graph:
+    """Return the program of a rank with collectives that transfer, and know their dimensions."""
+    ns, written = graph.duration_ns.copy(), graph.bytes_written.copy()
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    unsized = []
+    for op, name in met.items():
+        nbytes, kind = int(max(graph.bytes_read[op], graph.bytes_written[op])), graph.kind(op)
+        if kind == "all_gather":
+            written[op] = max(int(written[op]), int(graph.bytes_read[op]) * len(grid.members(name)))
+        if nbytes > 0:
+            alike[calls[op], kind, nbytes].append(op)
+        elif kind != "barrier":
+            unsized.append(op)
+    if layout.collectives == "machine":
+        if unsized:
+            raise InputError(
+                f"the recording does not say the sizes of {len(unsized)} of {len(met)} collectives, "
+                f"{graph.op_names[unsized[0]]!r} for one, so that no machine can say how long they take; an "
+                "execution graph of the program would (execution_graph)",
+                path=("ranks", "collectives"),
+            )
+        ns[list(met)] = UNSET
+    elif layout.collectives == "fastest":
+        for same in alike.values():
+            timed = [int(ns[op]) for op in same if ns[op] != UNSET]
+            ns[same] = min(timed, default=UNSET)
+        if unsized:
+            warnings.warn(
+                f"the sizes of {len(unsized)} of {len(met)} collectives are not known: they keep their "
+                "recorded times, with what they waited",
+                stacklevel=4,
+            )
+    attributes = dict(graph.attributes)
+    for op, name in met.items():
+        recorded = {"recorded_ns": int(graph.duration_ns[op])} if graph.duration_ns[op] != UNSET else {}
+        attributes[op] = {**attributes[op], **recorded, "dimension": name}
+    return replace(graph, duration_ns=ns, bytes_written=written, attributes=attributes)

@@ -1,0 +1,47 @@
+"""Timelines are written in pieces: what is held of a run besides are a few numbers a task."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from policies.issue.ready_queue import ReadyQueue
+from policies.streams.round_robin import RoundRobin
+from sim import Device, GraphBuilder, Machine, Trace, simulate
+from sim.export.chrome import write_chrome
+from sim.export.perfetto import write_perfetto
+
+
+def large(n: int) -> Trace:
+    b = GraphBuilder("large")
+    for i in range(n):
+        given = {"device": f"gpu{i % 4}", "inputs": [f"op{i - 4}"] if i >= 4 else []}
+        b.op(f"op{i}", kind=("matmul", "copy")[i % 2], duration_ns=1000 + i % 7, outputs=100, **given)
+    gpus = tuple(Device(f"gpu{k}", streams=2, issue_ns=300) for k in range(4))
+    return simulate(b.build(), Machine(gpus), ReadyQueue(synchronisation="issue"), streams=RoundRobin())
+
+
+def peak_bytes(run: Trace, path: Path) -> int:
+    write = write_perfetto if path.suffix == ".pftrace" else write_chrome
+    tracemalloc.start()
+    try:
+        write(run, path, arrows=100)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "most"), [("t.json", 400), ("t.json.gz", 400), ("t.pftrace", 600)])
+def test_a_task_more_takes_a_few_numbers_more(
+    name: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task is 700 bytes in the file and, as objects, 2 kB in memory: neither is held."""
+    monkeypatch.setattr("sim.export.timeline._PIECE", 50)
+    monkeypatch.setattr("sim.export.chrome._AT_ONCE", 50)
+    monkeypatch.setattr("sim.export.perfetto._AT_ONCE", 50)
+    peak_bytes(large(10), tmp_path / name)  # what is imported at the first use
+    few, many = (peak_bytes(large(n), tmp_path / name) for n in (500, 2_500))
+    assert many - few < most * 2_000
