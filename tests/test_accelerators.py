@@ -91,8 +91,10 @@ def test_ranks_are_the_accelerators_in_machine_order(
     ids=str,
 )
 def test_who_does_not_fit_is_told_both_numbers(compile_: list[Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=message):
+    with pytest.raises(ScenarioError, match=message) as error:
         ran(tmp_path / "a.yaml", compile_)
+    name = compile_[-1]["name"]
+    assert str(error.value).count(f"{name}: ") == 1
 
 
 def test_without_a_machine_somebody_has_to_say_how_many() -> None:

@@ -37,6 +37,30 @@ def told(tmp_path: Path, faults: str, **more: str) -> dict[str, Any]:
     return run_scenario(load_scenario(path), check=True).summary
 
 
+RANKS = """
+machine:
+  devices: {gpu: {kind: gpu, count: 2}}
+  hosts: {worker0: {serves: [gpu0]}, worker1: {serves: [gpu1]}}
+workload:
+  ops:
+    a0: {duration: 10us, device: gpu0}
+    a1: {duration: 50us, device: gpu1}
+    sum0: {kind: all_reduce, duration: 5us, device: gpu0, inputs: [a0], attributes: {communicator: dp}}
+    sum1: {kind: all_reduce, duration: 5us, device: gpu1, inputs: [a1], attributes: {communicator: dp}}
+policy: in-order
+faults: {failures: {crash: {worker: worker1, at: [20us]}}, collective_timeout: 100us, restart: 10us}
+"""
+
+
+def test_who_waits_for_a_rank_that_failed_is_told_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "ranks.yaml"
+    path.write_text(RANKS, encoding="utf-8")
+    told = sim("explain", path).stdout
+    assert "at 10 us: 'sum0'[0] waits on communicator 'dp' for gpu1, which never came" in told
+    assert "100 us for gpu1, which never came" in told
+    assert "for gpu0" not in told
+
+
 def test_the_example_loses_a_step_without_checkpoints() -> None:
     scenario = load_scenario(EXAMPLE)
     failures = run_scenario(scenario, check=True).summary["failures"]

@@ -307,6 +307,26 @@ def run(tmp_path: Path, *arguments: str, text: str = SCENARIO) -> tuple[int, str
     return result.exit_code, result.output
 
 
+SMALL = """
+workload:
+  train:
+    model: {layers: 4, hidden: 768, heads: 8, vocabulary: 1024}
+    calibration: h100-sxm
+    parallel: {pp: 2, dp: 1}
+    sequence: 512
+    micro_batch: 1
+    global_batch: 32
+"""
+
+
+def test_no_part_of_the_step_is_negative_where_kernels_are_rounded(tmp_path: Path) -> None:
+    told = json.loads(run(tmp_path, "--json", text=SMALL)[1])["train"]
+    for rank in told["ranks"]:
+        parts = {name: ns for name, ns in rank["time_ns"].items() if name != "hidden"}
+        assert sum(parts.values()) == told["step_ns"]
+        assert min(parts.values()) >= 0
+
+
 def test_parts_of_the_step_add_up(tmp_path: Path) -> None:
     for more in ((), ("--set", "workload.train.parallel={dp: 16, sharding: fsdp}")):
         code, out = run(tmp_path, "--json", *more)

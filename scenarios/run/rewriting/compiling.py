@@ -92,6 +92,7 @@ def compile_graph(
             raise
         except InputError as error:
             told = error.message if error.path else str(error)
+            told = told.removeprefix(f"{step.name}: ")  # with which some errors begin
             raise document.error((*step.loc, *error.path), f"{step.name}: {told}") from error
     return graph, placement, machine
 

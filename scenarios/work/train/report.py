@@ -98,11 +98,13 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
             "attention": round(m * slots.attention),
             "passes": round(m * slots.passes),
         }
+        exposed = computes - steps - sum(kernels.values())
+        kernels["products"] += min(0, exposed)  # each slot lasts whole ns; here all slots are rounded at once
         sent = int((tasks["end_ns"] - tasks["start_ns"])[mine & message].sum())
         found.append(
             {
                 **kernels,
-                "exposed_in_layers": computes - steps - sum(kernels.values()),
+                "exposed_in_layers": max(0, exposed),
                 "exposed_around": busy - computes,
                 "optimizer": steps,
                 "waits": trace.makespan_ns - busy,

@@ -224,6 +224,18 @@ class Facts:
             last[c.row] = c.last[c.meeting]
         return last
 
+    def who_never_came(self, row: int) -> list[int]:
+        """Return the devices for which a collective waited in vain, until its step was aborted."""
+        c, of = self.meetings, self.job.collectives
+        assert c is not None
+        assert of is not None
+        meeting = int(c.meeting[np.searchsorted(c.row, row)])
+        members = of.members[int(c.party[meeting])]
+        if c.size[meeting] >= len(members):
+            return []
+        came = set(self.device[c.row[c.meeting == meeting]].tolist())
+        return [device for device in members if device not in came]
+
     @cached_property
     def before_in_line(self) -> IntArray:
         """The collective before each task in its line, or -1."""

@@ -11,7 +11,10 @@ from sim.explain.facts.derived_columns import Facts
 from sim.explain.path import Step
 from sim.graph.failures import ABORTED
 
-__all__ = ["blame", "row_text", "step_text", "task_text"]
+__all__ = ["blame", "never_came_text", "row_text", "step_text", "task_text"]
+
+_NAMED: Final = 4
+"""Devices that a sentence names."""
 
 
 def blame(facts: Facts, reason: str, row: int, at_ns: int) -> str:
@@ -113,9 +116,17 @@ def _in_line(f: Facts, row: int, at_ns: int) -> str:
     )
 
 
+def never_came_text(f: Facts, row: int) -> str:
+    """Return for whom a collective waited in vain; empty if all came."""
+    absent = [f.devices[device].name for device in f.who_never_came(row)]
+    more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+    return f"{', '.join(absent[:_NAMED])}{more}, which never came" if absent else ""
+
+
 def _late_rank(f: Facts, row: int, at_ns: int) -> str:
     late = int(f.met_last[row])
     where = f"{f.devices[int(f.device[late])].name}, whose {task_text(f, late)} is the last to start"
+    where = never_came_text(f, row) or where
     told = f"{task_text(f, row)} waits on communicator {f.communicator(row)!r} for {where}"
     behind = np.flatnonzero((f.before_on_lane == row) & (f.data[: f.n] <= at_ns) & (f.issue <= at_ns))
     return told + (

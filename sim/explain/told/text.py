@@ -20,7 +20,7 @@ from sim.explain.time_use import WORD_OF_REASON, time_use
 from sim.explain.told.gaps import Gap, GapGroup, grouped_gaps, largest_gaps
 from sim.explain.told.held_up_most import held_up_most
 from sim.explain.told.one_op import lives
-from sim.explain.told.sentences import step_text, task_text
+from sim.explain.told.sentences import never_came_text, step_text, task_text
 from sim.record.record import Record
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration
@@ -229,7 +229,7 @@ def _communicator_lines(f: Facts) -> list[str]:
     for one in found:
         late, in_line = (format_duration(ns) for ns in (one.late_ns, one.in_line_ns))
         if one.latest != UNSET:
-            last = task_text(f, int(f.met_last[one.latest]))
+            last = never_came_text(f, one.latest) or task_text(f, int(f.met_last[one.latest]))
             late += f", most {task_text(f, one.latest)}, {format_duration(one.latest_ns)} for {last}"
         if one.longest != UNSET:
             ahead = task_text(f, int(f.before_in_line[one.longest]))
