@@ -451,3 +451,35 @@ def test_a_system_file_of_simumax(data_dir: Path) -> None:
     assert of.kernel_ns(attention) == pytest.approx(theirs * 1e9, rel=1e-3)
     with pytest.raises(InputError, match="no system file"):
         from_simumax({"accelerator": {"op": {}}, "networks": {}})
+
+
+def test_gradients_that_a_rank_does_not_hold_take_no_time() -> None:
+    """A stage of p parameters over n replicas: with zero-1 every pass counts p, with zero-2 p / n of them."""
+    times = {}
+    for sharding in ("zero-1", "zero-2"):
+        slow = replace(PLAIN, memory_bandwidth=1e9)  # a byte in a ns
+        step = replace(training(Layout(dp=4, sharding=sharding)), calibration=slow)
+        (stage,) = step.each_stage
+        times[sharding] = step.optimizer_ns(stage)
+        p, s, g = stage.parameters, step.share(stage), step.gradient_bytes
+        held = p if sharding == "zero-1" else s
+        assert step.gradients_held(stage) == held
+        passes = (g * held, g * held, 2 * g * held, g * s, 2 * g * s, (g + 24) * s, 6 * s)
+        assert times[sharding] == sum(slow.pass_ns(nbytes) for nbytes in passes)
+    assert times["zero-2"] < times["zero-1"]
+
+
+def test_fsdp_in_a_pipeline_says_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "step.yaml"
+    path.write_text(
+        "workload: {train: {model: llama2-7b, calibration: h100-sxm, sequence: 4096, micro_batch: 1, "
+        "global_batch: 64, parallel: {tp: 2, pp: 2, dp: 16, sharding: fsdp}}}\n"
+    )
+    told = json.loads(sim("run", path, "--json").stdout)["train"]
+    zero_1 = ["--set", "workload.train.parallel.sharding=zero-1"]
+    other = json.loads(sim("run", path, *zero_1, "--json").stdout)["train"]
+    assert (told["step_ns"], told["peak_bytes"]) == (other["step_ns"], other["peak_bytes"])
+    assert [note.partition(":")[0] for note in told["notes"]] == [
+        "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does"
+    ]
+    assert other["notes"] == []

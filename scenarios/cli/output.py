@@ -247,6 +247,8 @@ def _print_train(told: Mapping[str, Any]) -> None:
         f"{told['schedule']}, {told['micro_batches']:,} micro-batches; each rank below stands for "
         f"{told['folded']['each_stands_for']:,} GPUs that do the same at the same time"
     )
+    for note in told["notes"]:
+        print(note)
     if told.get("imbalance", 1.0) != 1.0 or told.get("dropped"):
         print(
             f"the fullest rank's experts have {told['imbalance']:.2f} times the mean; "

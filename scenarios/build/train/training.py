@@ -361,8 +361,8 @@ class Training:
         return cost("reduce_scatter", nbytes, shard), cost("all_reduce", nbytes // shard.size, replicas)
 
     def optimizer_ns(self, stage: Part) -> float:
-        """Return what the optimizer step takes on a rank, and what is done to the gradients before it."""
-        p, s, g = stage.parameters, self.share(stage), self.gradient_bytes
+        """Return what the optimizer step takes on a rank, with what is done to the gradients before it."""
+        p, s, g = self.gradients_held(stage), self.share(stage), self.gradient_bytes
         replicas = self.groups["dp_cp"].size > 1
         passes = (g * p, g * p, 2 * g * p * replicas, g * s, 2 * g * s, (g + 24) * s, 6 * s)
         return sum(self.calibration.pass_ns(nbytes) for nbytes in passes if nbytes)
@@ -438,14 +438,18 @@ class Training:
             stage_memory(stage.units, selective=self.recompute == "selective") for stage in self.each_stage
         ]
 
+    def gradients_held(self, stage: Part) -> int:
+        """Return of how many parameters a rank keeps the gradients until its optimizer step."""
+        apart = self.layout.sharding == "zero-2" or self.parameters_apart
+        return self.share(stage) if apart else stage.parameters
+
     def resident(self, stage: Part) -> dict[str, int]:
         """Return what a rank holds of a stage the whole time."""
-        p, share, sharding = stage.parameters, self.share(stage), self.layout.sharding
+        p, share = stage.parameters, self.share(stage)
         apart = self.parameters_apart
-        grads = share if sharding == "zero-2" or apart else p
         return {
             "parameters": self.parameter_bytes * (share if apart else p),
-            "gradients": self.gradient_bytes * grads,
+            "gradients": self.gradient_bytes * self.gradients_held(stage),
             "optimizer state": self.optimizer_bytes * share,
         }
 

@@ -63,8 +63,19 @@ def train_report(
         "exposed_ns": max(of["exposed_in_layers"] + of["exposed_around"] for of in times),
         "bubble": sum(of["waits"] for of in times) / (len(times) * step),
         "fits": capacity is None or most <= capacity,
+        "notes": _notes(training),
     }
 
+
+
+def _notes(training: Training) -> list[str]:
+    """Return what a reader may not expect of the layout."""
+    if training.layout.sharding == "fsdp" and training.layout.pp > 1:
+        return [
+            "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it "
+            "takes the time and the memory of zero-1; zero-2 holds less"
+        ]
+    return []
 
 def _experts(training: Training) -> dict[str, Any]:
     """Return how unequal the ranks of experts are, and what is dropped, where there are experts."""
