@@ -12,8 +12,10 @@ __all__ = [
     "Arrows",
     "Gantt",
     "Json",
+    "Maximise",
     "MemoryFile",
     "MemoryTrace",
+    "Minimise",
     "Ops",
     "Plan",
     "Policies",
@@ -21,6 +23,7 @@ __all__ = [
     "ScenarioPath",
     "Sets",
     "ShowGraph",
+    "SubjectTo",
     "Timeline",
     "TraceFile",
     "Tuning",
@@ -47,6 +50,27 @@ def settings(help: str, option: str = "--set") -> Any:
     """Return the option ``--set KEY=VALUE``, or another one of its form."""
     return typer.Option(option, metavar="KEY=VALUE", help=help)
 
+
+Maximise = Annotated[
+    str | None,
+    typer.Option("--maximise", metavar="RESULT", help="What is to be large: mfu, tokens_per_s."),
+]
+
+Minimise = Annotated[
+    str | None,
+    typer.Option(
+        "--minimise", metavar="RESULT", help="What is to be small: makespan, step_time, ... as in expect."
+    ),
+]
+
+SubjectTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--subject-to",
+        metavar="LIMIT",
+        help="A limit of the answer: 'peak_memory.gpu0<=80GB', fits; may be given several times.",
+    ),
+]
 
 Sets = Annotated[
     list[str] | None,

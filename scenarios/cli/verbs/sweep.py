@@ -6,7 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.cli.shared_options import AllowCode, AllowOutside, Json, Policies, ScenarioPath, Sets
+from scenarios.cli.shared_options import (
+    AllowCode,
+    AllowOutside,
+    Json,
+    Maximise,
+    Minimise,
+    Policies,
+    ScenarioPath,
+    Sets,
+    SubjectTo,
+)
 
 __all__ = ["sweep"]
 
@@ -21,26 +31,9 @@ def sweep(
     ],
     policy: Policies = None,
     sets: Sets = None,
-    minimise: Annotated[
-        str | None,
-        typer.Option(
-            "--minimise",
-            metavar="RESULT",
-            help="Find the least of it: makespan, step_time, ... as in expect.",
-        ),
-    ] = None,
-    maximise: Annotated[
-        str | None,
-        typer.Option("--maximise", metavar="RESULT", help="Find the most of it: mfu, tokens_per_s."),
-    ] = None,
-    subject_to: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--subject-to",
-            metavar="LIMIT",
-            help="A limit of the answer: 'peak_memory.gpu0<=80GB', fits; may be given several times.",
-        ),
-    ] = None,
+    minimise: Minimise = None,
+    maximise: Maximise = None,
+    subject_to: SubjectTo = None,
     jobs: Annotated[
         int, typer.Option("--jobs", min=1, metavar="N", help="How many processes to run on.")
     ] = 1,

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import AllowCode, AllowOutside, Json, Policies, ScenarioPath, Sets
+from scenarios.cli.shared_options import (
+    AllowCode,
+    AllowOutside,
+    Json,
+    Maximise,
+    Minimise,
+    Policies,
+    ScenarioPath,
+    Sets,
+    SubjectTo,
+)
 
 __all__ = ["tune"]
 
@@ -44,22 +54,9 @@ def tune(
     ] = None,
     policy: Policies = None,
     sets: Sets = None,
-    minimise: Annotated[
-        str | None,
-        typer.Option("--minimise", metavar="RESULT", help="What is to be small. Default: makespan."),
-    ] = None,
-    maximise: Annotated[
-        str | None,
-        typer.Option("--maximise", metavar="RESULT", help="What is to be large: mfu, tokens_per_s."),
-    ] = None,
-    subject_to: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--subject-to",
-            metavar="LIMIT",
-            help="A limit of the answer: 'peak_memory.gpu0<=80GB'; may be given several times.",
-        ),
-    ] = None,
+    minimise: Minimise = None,
+    maximise: Maximise = None,
+    subject_to: SubjectTo = None,
     against: Annotated[
         str | None,
         typer.Option("--against", metavar="RESULT", help="Also show what is best in both: the Pareto front."),
@@ -83,7 +80,7 @@ def tune(
     allow_code: AllowCode = False,
     allow_outside: AllowOutside = False,
 ) -> None:
-    """Search for the best settings of a scenario, or for its best schedule.
+    """Search for the best settings of a scenario, or for its best schedule; by default the least makespan.
 
     With --vary settings are searched; else, or with --schedules besides, the order of ops, where they run and
     on which streams, from the best of the scenario's policies on. Each trial is run as by sim run. Ctrl-C
