@@ -67,7 +67,6 @@ def train_report(
     }
 
 
-
 def _notes(training: Training) -> list[str]:
     """Return what a reader may not expect of the layout."""
     if training.layout.sharding == "fsdp" and training.layout.pp > 1:
@@ -76,6 +75,7 @@ def _notes(training: Training) -> list[str]:
             "takes the time and the memory of zero-1; zero-2 holds less"
         ]
     return []
+
 
 def _experts(training: Training) -> dict[str, Any]:
     """Return how unequal the ranks of experts are, and what is dropped, where there are experts."""
