@@ -349,3 +349,31 @@ def test_a_model_that_says_nonsense_is_told() -> None:
     b.op("a", kind="all_reduce", device="gpu0", attributes={"communicator": "dp"})
     with pytest.raises(InputError, match="says that it takes -1 ns"):
         make_job(b.build(), Machine((Device("gpu0"),), collectives=Wrong()))
+
+
+def in_nodes(nodes: int, each: int) -> Machine:
+    """Return devices ``node0/gpu0``, ... without links."""
+    return Machine(tuple(Device(f"node{n}/gpu{k}") for n in range(nodes) for k in range(each)))
+
+
+def test_a_ring_leaves_a_node_where_it_enters_the_next() -> None:
+    machine = in_nodes(3, 3)
+    ring = Formula(algorithm="ring", bandwidth=10**9)
+    (step,) = ring.best(Call("all_reduce", 9_000, tuple(range(9))), machine)
+    hops = sorted(zip(step.source.tolist(), step.destination.tolist(), strict=True))
+    # 0 1 2 | 5 4 3 | 6 7 8: the second node in reverse; an odd number of nodes crosses over once, from 8 to 0
+    assert hops == [(0, 1), (1, 2), (2, 5), (3, 6), (4, 3), (5, 4), (6, 7), (7, 8), (8, 0)]
+    (step,) = ring.best(Call("all_reduce", 9_000, (0, 3, 6)), machine)  # one rank of each node: their order
+    assert step.destination.tolist() == [1, 2, 0]
+    chain = ring.best(Call("broadcast", 9_000, tuple(range(9)), 0), machine)
+    assert chain[0].source.tolist() == [0]
+
+
+def test_more_nodes_behind_rails_hardly_take_longer() -> None:
+    """2 (n - 1) / n of the bytes cross each rail, whatever n is; hops add their latencies."""
+    took = []
+    for nodes in (4, 8, 16):
+        machine = make_machine({"preset": "dgx-h100", "nodes": nodes})
+        ranks = tuple(d for d, device in enumerate(machine.devices) if device.kind == "gpu")
+        took.append(Formula(algorithm="ring").time_ns(Call("all_reduce", 400_000_000, ranks), machine))
+    assert took[0] < took[1] < took[2] < 1.15 * took[0]

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Final, Literal, NamedTuple
 
+import numpy as np
 from annotated_types import Ge
 
 from devices.collectives.schedules import ALGORITHMS, Step, Steps, steps_of, uneven
@@ -63,6 +64,9 @@ _Times = list[tuple[int, list[_Part]]]
 """Of each step: how often it comes, and what may be slowest in it."""
 
 _ALL: Final = "auto"
+
+_IN_ANY_ORDER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
+"""What a ring does whatever the order of its ranks is: all of them do the same."""
 
 _FEW: Final = 32
 """More ranks do not send to one another all at once unless they are told to: messages would be too many."""
@@ -141,16 +145,25 @@ class Formula:
 
     def _best(self, call: Call, machine: Machine) -> tuple[str, Steps]:
         ns = [_total(times, call.nbytes) for times in self._ways_ns(call, machine)]
-        return self.ways(call)[ns.index(min(ns))]
+        return self.ways(call, machine)[ns.index(min(ns))]
 
     def _ways_ns(self, call: Call, machine: Machine) -> list[_Times]:
         key = (id(machine), call.kind, call.ranks, call.root, call.sends)
         if key not in self._known:
-            self._known[key] = machine, [self._times(steps, call, machine) for _, steps in self.ways(call)]
+            self._known[key] = (
+                machine,
+                [self._times(steps, call, machine) for _, steps in self.ways(call, machine)],
+            )
         return self._known[key][1]
 
-    def ways(self, call: Call) -> list[tuple[str, Steps]]:
+    def ways(self, call: Call, machine: Machine) -> list[tuple[str, Steps]]:
         """Return the algorithms that may run a call, and the steps of each."""
+        return [
+            (name, _on_rails(steps, call, machine) if name == "ring" else steps)
+            for name, steps in self._forms(call)
+        ]
+
+    def _forms(self, call: Call) -> list[tuple[str, Steps]]:
         if call.sends:
             return [("direct", uneven(call.sends, call.nbytes))]
         root = call.ranks.index(call.root) if call.root in call.ranks else 0
@@ -226,6 +239,25 @@ class Formula:
                         shares = sum((each.share for each in messages), Fraction(0))
                     found[crowd] = latest._replace(per_byte=shares * NS_PER_S / Fraction(rate or 1))
         return list(found.values())
+
+
+def _on_rails(steps: Steps, call: Call, machine: Machine) -> Steps:
+    """Return the steps of a ring that goes through every second node in reverse.
+
+    So it leaves a node where the next one is entered: from GPU 7 to GPU 7, from GPU 0 to GPU 0, on one rail.
+    In the order of ranks all hops between nodes would go from the last GPU to the first, and share the links
+    between their rails. NCCL has each ring keep to a network card, too (NCCL_CROSS_NIC in its documentation).
+    """
+    if call.kind not in _IN_ANY_ORDER:
+        return steps
+    nodes: dict[str, list[int]] = {}
+    for position, rank in enumerate(call.ranks):
+        nodes.setdefault(machine.devices[rank].name.rpartition("/")[0], []).append(position)
+    if len(nodes) < 2 or len(nodes) == len(call.ranks):
+        return steps
+    turns = [here[:: -1 if k % 2 else 1] for k, here in enumerate(nodes.values())]
+    order = np.array([position for here in turns for position in here])
+    return [step._replace(source=order[step.source], destination=order[step.destination]) for step in steps]
 
 
 def _alone(
