@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from scenarios.cli.text_tables import percent, print_table, size
 from scenarios.cli.unused_notes import unused_notes
@@ -39,10 +39,11 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str]) -> None:
     unused: dict[str, list[str]] = {}
     goodputs = dict.fromkeys(key for row in rows for key in row if key.endswith(".goodput"))
     trains = any("train.step_ns" in row for row in rows)
+    shown = _Shown.of(rows)
     for row in rows:
         cells = {key: str(row[key] or "") for key in (*settings, "policy")}
         more = {key: percent(row[key]) if row.get(key) else "" for key in goodputs}
-        more |= _of_training(row) if trains else _of_devices(row, rows)
+        more |= _of_training(row) if trains else _of_devices(row, shown)
         if row["error"]:
             lines.append({**cells, "makespan": "failed", "above bound": "", **more})
             failures.append(f"{', '.join(cells.values())}: {row['error']}")
@@ -50,8 +51,8 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str]) -> None:
             makespan, bound = row["makespan_ns"], row["lower_bound_ns"]
             above = percent(makespan / bound - 1) if bound else ""
             star = "*" if makespan == best else "" if best is None else " "
-            shown = {"makespan": f"{format_duration(makespan)}{star}", "above bound": above}
-            lines.append({**cells, **shown, **more})
+            times = {"makespan": f"{format_duration(makespan)}{star}", "above bound": above}
+            lines.append({**cells, **times, **more})
             unused[", ".join(cells.values())] = (
                 row["unused_devices"].split(", ") if row["unused_devices"] else []
             )
@@ -128,7 +129,31 @@ def _print_limits(row: Row, goal: Goal) -> None:
         print("  " + "; ".join(told))
 
 
-def _of_devices(row: Row, rows: Sequence[Row]) -> dict[str, str]:
+class _Shown(NamedTuple):
+    """What the rows of a table have: decided once, for all of them."""
+
+    columns: frozenset[str]
+    several: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> _Shown:
+        """Return what some row has."""
+        keys = {key for row in rows for key in row}
+        some = {name for name, key in _RATES.items() if key in keys}
+        peaks = [[value for key, value in row.items() if key.endswith(_PEAK)] for row in rows]
+        some |= {"peak memory"} if any(map(any, peaks)) else set()
+        return cls(frozenset({"utilisation", *some}), any(len(each) > 1 for each in peaks))
+
+
+_PEAK: Final = ".peak_memory_bytes"
+_RATES: Final = {
+    "micro-batches/s": "micro_batches_per_s",
+    "samples/s": "samples_per_s",
+    "bubble": "pipeline.bubble",
+}
+
+
+def _of_devices(row: Row, shown: _Shown) -> dict[str, str]:
     """Return what a run has in common with all runs: only what some row of the table has."""
     unused = (row.get("unused_devices") or "").split(", ")
     used = {
@@ -142,24 +167,14 @@ def _of_devices(row: Row, rows: Sequence[Row]) -> dict[str, str]:
     }
     shares = [share for share, _ in used["utilisation"]]
     peak, where = max(used["peak_memory_bytes"], key=lambda found: found[0], default=(0, ""))
-    several = any(sum(key.endswith(".peak_memory_bytes") for key in other) > 1 for other in rows)
     told = {
         "micro-batches/s": _rate(row.get("micro_batches_per_s")),
         "samples/s": _rate(row.get("samples_per_s")),
         "utilisation": percent(sum(shares) / len(shares)) if shares else "",
         "bubble": percent(row["pipeline.bubble"]) if "pipeline.bubble" in row else "",
-        "peak memory": (size(peak) + (f" {where}" if several else "")) if peak else "",
+        "peak memory": (size(peak) + (f" {where}" if shown.several else "")) if peak else "",
     }
-    keys = {
-        "micro-batches/s": "micro_batches_per_s",
-        "samples/s": "samples_per_s",
-        "bubble": "pipeline.bubble",
-    }
-    some = {name: any(key in other for other in rows) for name, key in keys.items()}
-    some["peak memory"] = any(
-        value for other in rows for key, value in other.items() if key.endswith(".peak_memory_bytes")
-    )
-    return {name: value for name, value in told.items() if some.get(name, True)}
+    return {name: value for name, value in told.items() if name in shown.columns}
 
 
 def _rate(per_s: float | None) -> str:
