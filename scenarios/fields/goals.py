@@ -18,7 +18,7 @@ from scenarios.fields.expect import holds
 from scenarios.fields.results import RESULTS, Value, column_of_result
 from sim.words.errors import InputError, hint
 
-__all__ = ["Goal", "Limit", "read_goal"]
+__all__ = ["Goal", "Limit", "front", "read_goal"]
 
 _SIGNS: Final = {"<=": "at_most", ">=": "at_least", "=": "equals"}
 
@@ -133,3 +133,19 @@ def _check_known(what: str, option: str) -> None:
         raise InputError(f"{option} {what}: is of a {of}: write {kind}.NAME")
     if name and not of:
         raise InputError(f"{option} {what}: is of the whole run: write {kind}")
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of the points that no other one beats in both values, by rising first value.
+
+    Examples
+    --------
+    >>> front([(3, 1), (1, 3), (3, 3), (2, 2)])
+    [1, 3, 0]
+    """
+    order = sorted(range(len(points)), key=lambda i: (*points[i], i))
+    found: list[int] = []
+    for i in order:
+        if not found or points[i][1] < points[found[-1]][1]:
+            found.append(i)
+    return found

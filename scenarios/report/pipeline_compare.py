@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from scenarios.fields.goals import front
 from scenarios.run.execute import Result
 from sim.words.errors import InputError
 from sim.words.units import format_bytes, format_duration
@@ -20,7 +21,7 @@ from sim.words.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_pareto", "front", "is_pipelines", "memory_of_rank", "pareto", "pipeline_rows"]
+__all__ = ["draw_pareto", "is_pipelines", "memory_of_rank", "pareto", "pipeline_rows"]
 
 
 def is_pipelines(results: Sequence[Result]) -> bool:
@@ -70,22 +71,6 @@ def _highest_peak(told: dict[str, Any]) -> str:
     peak = _peak_bytes(told)
     shown = format_bytes(peak, iec=True)
     return f"rank {_peaks_bytes(told).index(peak)}: {shown}" if peak else shown
-
-
-def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the points that no other one beats in both values, by rising first value.
-
-    Examples
-    --------
-    >>> front([(3, 1), (1, 3), (3, 3), (2, 2)])
-    [1, 3, 0]
-    """
-    order = sorted(range(len(points)), key=lambda i: (*points[i], i))
-    found: list[int] = []
-    for i in order:
-        if not found or points[i][1] < points[found[-1]][1]:
-            found.append(i)
-    return found
 
 
 def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:

@@ -24,7 +24,7 @@ from policies.issue.out_of_order import OutOfOrder
 from policies.linearize.critical_path_first import CriticalPathFirst
 from policies.linearize.memory_aware import MemoryAware
 from policies.streams.per_branch import PerBranch
-from scenarios.fields.goals import Goal
+from scenarios.fields.goals import Goal, front
 from scenarios.fields.results import Value, column_of_result, result_of_run
 from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
@@ -122,13 +122,8 @@ class Tuning:
             for k, trial in enumerate(self.trials)
             if trial.level is None and self.goal.allows(trial.row) and trial.row.get(column) is not None
         ]
-        answers.sort(key=lambda k: (self.cost(self.trials[k]), self.trials[k].row[column], k))
-        found, least = [], math.inf
-        for k in answers:
-            if self.trials[k].row[column] < least:
-                found.append(k)
-                least = self.trials[k].row[column]
-        return found
+        points = [(self.cost(self.trials[k]), self.trials[k].row[column]) for k in answers]
+        return [answers[i] for i in front(points)]
 
 
 class Tuner:
