@@ -57,7 +57,7 @@ def explanation(
         "unused_devices": result.summary["unused_devices"],
         "time_ns": time_use(trace, reasons, where),
         "idle_reasons": reasons,
-        "exposed_ns": exposed_communication(facts, where),
+        "exposed_ns": exposed_communication(facts, where, reasons),
         **{key: value for key, value in result.summary.items() if key == "data_loading"},
         "idle_groups": [
             group._asdict() | {"longest": group.longest._asdict()} for group in grouped_gaps(facts, where)

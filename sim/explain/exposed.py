@@ -16,6 +16,7 @@ before a wait. All parts together are the ``communicate`` of `sim.explain.time_u
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -46,7 +47,9 @@ _PART_OF: Final = {
 """Reason of a delay (`sim.explain.idle.REASONS`) -> the part; else other waits."""
 
 
-def exposed_communication(facts: Facts, where: Where = EVERYWHERE) -> dict[str, dict[str, int]]:
+def exposed_communication(
+    facts: Facts, where: Where = EVERYWHERE, reasons: Mapping[str, Mapping[str, int]] | None = None
+) -> dict[str, dict[str, int]]:
     """Return, for each device that communicates, the exposed ns by part; other parts are left out.
 
     Parameters
@@ -54,6 +57,8 @@ def exposed_communication(facts: Facts, where: Where = EVERYWHERE) -> dict[str, 
     facts : Facts
     where : Where
         What counts.
+    reasons : mapping, optional
+        What `sim.explain.idle.idle_reasons` returned of this place, when the caller has it already.
 
     Examples
     --------
@@ -86,8 +91,8 @@ def exposed_communication(facts: Facts, where: Where = EVERYWHERE) -> dict[str, 
         np.add.at(parts[_PART_OF.get(reason, "other waits")], f.device[rows], moving - left)
         moving = left
     np.add.at(parts["bandwidth"], f.device[rows], moving)
-    for name, reasons in idle_reasons(f.trace, f, where).items():
-        parts["transfers"][f.machine.device_index(name)] += reasons.get("transfer", 0)
+    for name, why in (reasons or idle_reasons(f.trace, f, where)).items():
+        parts["transfers"][f.machine.device_index(name)] += why.get("transfer", 0)
     return {
         device.name: found
         for d, device in enumerate(f.devices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from sim.words.arrays import UNSET
 from sim.words.units import format_duration
 
 __all__ = ["explain_text", "op_text", "steps_in"]
+
+_Reasons = Mapping[str, Mapping[str, int]]
+"""Of each device the ns by reason (`sim.explain.idle.idle_reasons`)."""
 
 
 def explain_text(
@@ -60,7 +63,8 @@ def explain_text(
     lines = [f"{title or f'{trace.job.graph.name} under {trace.policy}'}: {makespan}"]
     lines += [f"Only what happens {part}."] if part else _whole_lines(f, path)
     lines += ["", *_path_lines(f, steps_in(f, path, where), longest, where)]
-    lines += ["", *_device_lines(f, where), *_exposed_lines(f, where)]
+    reasons = idle_reasons(trace, f, where)
+    lines += ["", *_device_lines(f, where, reasons), *_exposed_lines(f, where, reasons)]
     lines += [] if part else _communicator_lines(f)
     if groups := grouped_gaps(f, where)[:gaps]:
         lines += ["", "Idle time", *(_group_line(group) for group in groups)]
@@ -159,10 +163,10 @@ def _group_line(group: GapGroup) -> str:
     )
 
 
-def _exposed_lines(f: Facts, where: Where) -> list[str]:
+def _exposed_lines(f: Facts, where: Where, reasons: _Reasons) -> list[str]:
     """Return what exposed communication is charged to; devices with the same numbers share a line."""
     alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
-    for device, parts in exposed_communication(f, where).items():
+    for device, parts in exposed_communication(f, where, reasons).items():
         alike.setdefault(tuple(parts.items()), []).append(device)
     lines = ["", "Exposed communication"] if alike else []
     for told, names in alike.items():
@@ -199,8 +203,7 @@ def _path_lines(f: Facts, path: list[Step], longest: int, where: Where) -> list[
     return lines
 
 
-def _device_lines(f: Facts, where: Where) -> list[str]:
-    reasons = idle_reasons(f.trace, f, where)
+def _device_lines(f: Facts, where: Where, reasons: _Reasons) -> list[str]:
     use = time_use(f.trace, reasons, where)
     whole = where.end_ns(f) - where.from_ns
     used = None if where.text(f) else used_core_ns(f.trace)
