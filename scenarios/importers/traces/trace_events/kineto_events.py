@@ -35,7 +35,7 @@ from scenarios.importers.traces.trace_events.event_fields import (
     whole,
     wholes,
 )
-from scenarios.importers.traces.trace_events.gradients import SEQUENCE, Numbered, callers, is_gradient
+from scenarios.importers.traces.trace_events.gradients import NODE, SEQUENCE, Numbered, callers, is_gradient
 from scenarios.importers.traces.trace_events.kineto_rows import (
     GpuTask,
     HostCall,
@@ -130,6 +130,7 @@ class _Reader:
         self._operators = Operators()
         self._external: dict[int, int] = {}  # task → number of its operator, if it has one of its own
         self._numbered: list[Numbered] = []
+        self._nodes: dict[Thread, list[tuple[int, int]]] = defaultdict(list)
         self._roles = {**_ROLES}
 
     def take(self, events: Sequence[Any]) -> None:
@@ -185,6 +186,9 @@ class _Reader:
             Numbered(times[0][n], threads[n], number, is_gradient(names[n], args[n]))
             for n, number in zip(counted, sequence, strict=True)
         ]
+        for name, thread, start_ns, end_ns in zip(names, threads, *times, strict=True):
+            if NODE.match(name):
+                self._nodes[thread].append((start_ns, end_ns))
 
     def _take_calls(self, events: Sequence[Event]) -> None:
         if events:
@@ -218,7 +222,6 @@ class _Reader:
         launches = self._launches()
         operators = self._operators_of(launches)
         inside = defaultdict(list, {thread: _apart(spans) for thread, spans in self._inside.items()})
-        caller_of = callers(self._numbered)
         waits = []
         records = [call.correlation for call in self._calls if RECORD.match(call.name)]
         for wait in resolved(self._noted, sorted(records)):
@@ -228,19 +231,8 @@ class _Reader:
             else:
                 sure = wait.recorded >= 0
                 waits.append(StreamWait(wait.device, wait.stream, wait.call, wait.on_stream, recorded, sure))
-        return Trace(
-            *(
-                self._tasks,
-                self._calls,
-                waits,
-                operators,
-                self._host_waits,
-                caller_of,
-                inside,
-                rank,
-                world_size,
-            )
-        )
+        host = self._host_waits, *callers(self._numbered, self._nodes, self._calls)
+        return Trace(self._tasks, self._calls, waits, operators, *host, inside, rank, world_size)
 
     def _operators_of(self, launches: Mapping[int, HostCall]) -> list[str | None]:
         """Return the operator of each task: around its launch, or by number if that is not in the trace."""
