@@ -223,7 +223,7 @@ class _Process:
             attributes |= {"communicator": meeting.communicator, "recorded_ns": duration_ns}
             duration_ns = meeting.transfer_ns
         kind = kind_of(task.name)
-        message = task.message if meeting is None else (0, 0)  # of ranks that met it may differ
+        message = task.message if meeting is None else meeting.message
         return {
             "kind": kind,
             "duration_ns": duration_ns,
