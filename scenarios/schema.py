@@ -114,7 +114,7 @@ class ScenarioFile(Strict):
         Literal["auto"] | bool,
         Field(
             description="simulate ranks that do the same at the same time once: auto: if there are more "
-            "than 1,024; true: or say why that would not be exact"
+            "than 256; true: or say why that would not be exact"
         ),
     ] = "auto"
     iterations: Annotated[Count, Field(le=MOST_TASKS, description="how many times the graph runs")] = 1

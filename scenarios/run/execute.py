@@ -20,6 +20,7 @@ from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.words import check_words
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
+from sim.job.collectives.durations import told_of
 from sim.job.job import Job, Placement, Tried
 from sim.kernel.choose import NotOnKernelError, run_job
 from sim.machine.machine import Machine
@@ -92,6 +93,9 @@ class Result:
             found["training_run"] = self.training.report(self.lives)
         if (unexplained := residue(self.trace)) is not None:
             found["unexplained"] = unexplained.to_json()
+        job, model = self.trace.job, self.case.work.machine.collectives
+        if (line := told_of(job.graph, job.machine, job.collectives, model)) is not None:
+            found["collectives"] = line
         told = self.case.work.report(self.trace)
         for name, more in told.pop("devices", {}).items():
             found["devices"][name] |= more
