@@ -14,7 +14,7 @@ from scenarios.fields.results import task_names
 from scenarios.file.document import dotted
 from scenarios.ops.costless import refuse_costless
 from scenarios.recorded.residue import residue
-from scenarios.run.conditions import refuse_without_effect
+from scenarios.run.conditions.refuse import refuse_without_effect
 from scenarios.run.load import Case, Scenario
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.words import check_words
