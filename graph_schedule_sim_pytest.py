@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from scenarios.run.check import Checked
+    from scenarios.regression.check import Checked
     from scenarios.run.load import Case
 
 __all__ = ["ScenarioFile", "ScenarioTest"]
@@ -43,7 +43,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
         return None
     if found := _shadowed():
         raise parent.CollectError(f"--sim-check: {found}")
-    from scenarios.run.check import SUFFIXES, is_scenario
+    from scenarios.regression.check import SUFFIXES, is_scenario
 
     if file_path.suffix not in SUFFIXES:
         return None
@@ -100,7 +100,7 @@ class ScenarioTest(pytest.Item):
 
     def runtest(self) -> None:
         """Run it, check the invariants of its trace, and fail with every expectation that does not hold."""
-        from scenarios.run.check import check_case
+        from scenarios.regression.check import check_case
 
         checked: Checked = check_case(self.case)
         if checked.exit_status:
