@@ -153,7 +153,8 @@ class Expectation(NamedTuple):
         if with_table and (table := self.table) is not None:
             with self.document.placing(*self.loc):
                 if not table.exists():
-                    raise InputError(f"{table}: no such file; `sim check --update` writes it")
+                    write = "write it with `sim check --update` (pytest: --sim-update)"
+                    raise InputError(f"{self.condition['equals']}: no such file; {write}")
                 read_bytes(table, head=1)
 
     def on(self, seen_as: Callable[[str], str]) -> Expectation:
@@ -205,8 +206,24 @@ class Expectation(NamedTuple):
         wanted = ", ".join(
             words[key] + result.unit.show(value) + beside.get(key, "") for key, value in condition.items()
         )
+        passed = holds(actual, condition)
         told = f"{self.what} is {result.unit.show(actual)}, expected {wanted}"
-        return Outcome(self, condition, actual, holds(actual, condition), told, references)
+        if isinstance(actual, list) and not passed:
+            told += f"\n  {self._out_of_order(actual, run)}"
+        return Outcome(self, condition, actual, passed, told, references)
+
+    def _out_of_order(self, actual: Sequence[str], run: Run) -> str:
+        """Say of a list of ops which one comes first that should not."""
+        listed = self.condition["equals"]
+        assert isinstance(listed, list)
+        missing = [op for op in listed if op not in actual]
+        if missing:
+            device = self._split()[1]
+            return f"{missing[0]!r} does not run{f' on {device}' if device else ''}"
+        early, late = next((a, b) for a, b in zip(actual, listed, strict=True) if a != b)
+        start = RESULTS["start"]
+        at = [start.unit.show(start.get(run.summary, run.trace, op)) for op in (early, late)]
+        return f"{early!r} starts at {at[0]}, before {late!r}, which starts at {at[1]}"
 
     def _result_of(self, run: Run, whose: str = "this run") -> Any:
         kind, name = self._split()

@@ -97,7 +97,7 @@ def _value(key: str, given: Any, what: str, runs: Sequence[str]) -> Given:
             raise InputError(f"{given!r} is a run; write how many times what it has, as in 1 x {given}")
         return result.unit.read(given)
     if relative.run not in runs:
-        known = hint(relative.run, runs) or "; there is none: name it under compare"
+        known = hint(relative.run, runs) or "; no other run is named"
         raise InputError(f"there is no other run {relative.run!r}{known}")
     return relative
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from scenarios.training_run.training import Training
     from sim.engine import Observer
 
-__all__ = ["Result", "run_case", "run_scenario"]
+__all__ = ["Result", "names_of", "run_case", "run_scenario"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,12 +177,7 @@ def run_case(
     """
     job = job_of(case, seed=seed)
     training = _training_of(case)
-    known = {
-        "device": [device.name for device in job.machine.devices],
-        "link": [link.name for link in job.machine.links],
-        "op": task_names(job),
-        "recovery": [] if training is None else list(training.recoveries),
-    }
+    known = names_of(job, () if training is None else tuple(training.recoveries))
     expectations = tuple(
         expectation
         for expectation in case.expectations
@@ -202,6 +197,16 @@ def run_case(
     placement = case.decisions.placement
     tried = () if placement is None else tuple(placement.tried)
     return Result(case, trace, expectations, tried, recordings, training)
+
+
+def names_of(job: Job, recoveries: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return the names that expectations of a run may speak of."""
+    return {
+        "device": [device.name for device in job.machine.devices],
+        "link": [link.name for link in job.machine.links],
+        "op": task_names(job),
+        "recovery": list(recoveries),
+    }
 
 
 def _training_of(case: Case) -> Training | None:
