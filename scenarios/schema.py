@@ -30,7 +30,7 @@ from devices.describe.quantities import Count, File, Name, Strict, Whole, fault,
 from scenarios.fields.machine_fields import PRESET, AnyMachine, machine_model
 from scenarios.fields.memory_fields import MemoryFields
 from scenarios.fields.noise_fields import NoiseFields, Spread
-from scenarios.fields.policy_fields import AnyPolicy, AnyVariant, Expect, Knowledge, Policy
+from scenarios.fields.policy_fields import AnyPolicy, AnyVariant, ExpectOfRuns, Knowledge, Policy
 from scenarios.work.registry import every_kind, kind_names, kind_of, kinds_in
 from scenarios.work.workload import Workload
 from sim.words.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
@@ -131,7 +131,7 @@ class ScenarioFile(Strict):
         list[AnyVariant],
         Field(default_factory=list, description="what `sim compare` compares without --policy"),
     ]
-    expect: Expect
+    expect: ExpectOfRuns
 
 
 def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:

@@ -14,7 +14,7 @@ from sim.explain.time_use import WORD_OF_REASON
 from sim.words.units import format_duration
 
 if TYPE_CHECKING:
-    from scenarios.fields.expect import Outcome
+    from scenarios.expect.expectation import Outcome
     from scenarios.report.compare import Comparison
     from scenarios.run.execute import Result
     from scenarios.run.repeat import Repeats
