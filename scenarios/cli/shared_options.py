@@ -10,16 +10,21 @@ __all__ = [
     "AllowCode",
     "AllowOutside",
     "Arrows",
+    "CriticalPath",
     "Gantt",
+    "Html",
     "Json",
+    "Links",
     "Maximise",
     "MemoryFile",
     "MemoryTrace",
     "Minimise",
+    "Open",
     "Ops",
     "Plan",
     "Policies",
     "Repeat",
+    "Roofline",
     "ScenarioPath",
     "Sets",
     "ShowGraph",
@@ -97,8 +102,26 @@ Gantt = Annotated[
     ),
 ]
 
+Html = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Write a page (.html) with the Gantt chart to zoom into, memory, links, critical path, a table "
+        "of ops, and why it took so long.",
+    ),
+]
+
+Open = Annotated[
+    bool, typer.Option("--open", help="Open that page in a browser; without --html it is a temporary file.")
+]
+
 Arrows = Annotated[
     bool, typer.Option("--arrows", help="Draw arrows from producers to consumers into the Gantt chart.")
+]
+
+CriticalPath = Annotated[
+    bool, typer.Option("--critical-path", help="Show the executed critical path in the Gantt chart.")
 ]
 
 TraceFile = Annotated[
@@ -122,6 +145,20 @@ MemoryFile = Annotated[
     list[str] | None,
     typer.Option(
         "--memory", metavar="FILE", help="Draw memory over time for each device (.png, .svg, .pdf)."
+    ),
+]
+
+Links = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--links", metavar="FILE", help="Draw how much of each link is used over time (.png, .svg, .pdf)."
+    ),
+]
+
+Roofline = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--roofline", metavar="FILE", help="Draw the ops under the roofs of their devices (.png, .svg, .pdf)."
     ),
 ]
 

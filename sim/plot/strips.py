@@ -165,7 +165,7 @@ class Scale(NamedTuple):
 
 
 def coloured_strips(
-    runs: Sequence[Record], colours: Mapping[str, str], *, memory: bool
+    runs: Sequence[Record], colours: Mapping[str, str], *, memory: bool, without_log: bool = False
 ) -> tuple[list[Strips], dict[str, str], dict[str, Scale]]:
     """Return the strips of runs that are seen together, all colours, and the scale of each kind of device.
 
@@ -176,8 +176,10 @@ def coloured_strips(
         Those of their bars.
     memory : bool
         Whether any strips are wanted.
+    without_log : bool
+        As for `strips_of`.
     """
-    held = alike(strips_of(runs) if memory else [Strips([], []) for _ in runs])
+    held = alike(strips_of(runs, without_log=without_log) if memory else [Strips([], []) for _ in runs])
     bands = {label: colour_of(label) for label in band_labels(held)}
     return held, {**colours, **bands}, scales_of(held)
 
@@ -221,7 +223,7 @@ def strip_of(trace: Record, device: str) -> Strip:
     )
 
 
-def strips_of(traces: Sequence[Record], most: int = MOST) -> list[Strips]:
+def strips_of(traces: Sequence[Record], most: int = MOST, *, without_log: bool = False) -> list[Strips]:
     """Return, for each run, a strip for each device whose memory changes after time 0.
 
     There are strips as soon as an allocator kept a log of one of the runs. Those without a log then show what
@@ -236,6 +238,8 @@ def strips_of(traces: Sequence[Record], most: int = MOST) -> list[Strips]:
         Runs that are seen together.
     most : int
         Devices that get a strip. Where that would be more than 32 strips in all, fewer do.
+    without_log : bool
+        Whether there are strips even if no run has a log.
 
     Examples
     --------
@@ -251,7 +255,7 @@ def strips_of(traces: Sequence[Record], most: int = MOST) -> list[Strips]:
     >>> [strip.device for strip in strips.shown], strips.left_out
     (['gpu2'], ['gpu1'])
     """
-    if all(trace.memory is None for trace in traces):
+    if not without_log and all(trace.memory is None for trace in traces):
         return [Strips([], []) for _ in traces]
     found = [_peaks(trace) for trace in traces]
     highest: dict[str, int] = {}
