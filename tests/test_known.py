@@ -8,7 +8,9 @@ import pytest
 import yaml
 from cli_runner import sim
 from scenario_texts import changed, write
+from typer.testing import CliRunner
 
+from scenarios.cli import app
 from scenarios.known.decisions import decisions, known_as
 from scenarios.known.docstring import Told, plain, read_docstring
 from scenarios.run.load import load_scenario
@@ -132,3 +134,17 @@ def test_a_preset_is_shown_with_its_sources() -> None:
     plugins.register("sim.devices", "mine", {"kind": "gpu", "streams": 3})
     assert yaml.safe_load(sim("devices", "mine").stdout) == {"kind": "gpu", "streams": 3}
     plugins.unregister("sim.devices", "mine")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("policies out-o", "out-of-order"),
+        ("run x.yaml --policy torchg", "torchgpipe"),
+        ("new --template gpi", "gpipe"),
+    ],
+)
+def test_a_shell_completes_names(words: str, found: str) -> None:
+    environment = {"COMP_WORDS": f"sim {words}", "COMP_CWORD": str(len(words.split()))}
+    told = CliRunner().invoke(app, env={"_SIM_COMPLETE": "complete_bash", **environment}, prog_name="sim")
+    assert told.stdout.split() == [found]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
 
-from scenarios.cli.shared_options import Json
+from scenarios.cli.shared_options import Json, completes
 
 __all__ = ["devices", "policies", "runtimes", "schema"]
 
@@ -18,25 +18,10 @@ _VERBS: Final = {"sim.runtimes": "runtimes", "sim.devices": "devices", "sim.mach
 """Group -> the verb that tells of its members; of the others `sim policies` does."""
 
 
-def _complete(*groups: str) -> Any:
-    """Return what completes a name in the shell."""
-
-    def names(incomplete: str) -> Iterable[str]:
-        from scenarios.known.decisions import DECISIONS
-        from sim.words import plugins
-
-        known = {
-            name for group in groups or [one.group for one in DECISIONS] for name in plugins.names(group)
-        }
-        return sorted(name for name in known if name.startswith(incomplete))
-
-    return names
-
-
 def policies(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="One of them, with its options.", autocompletion=_complete()),
+        typer.Argument(metavar="[NAME]", help="One of them, with its options.", autocompletion=completes()),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -63,7 +48,7 @@ def devices(
         typer.Argument(
             metavar="[NAME]",
             help="A preset: its numbers, each with its source.",
-            autocompletion=_complete("sim.devices", "sim.machines"),
+            autocompletion=completes("sim.devices", "sim.machines"),
         ),
     ] = None,
     json: Json = False,
@@ -88,7 +73,7 @@ def runtimes(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="One of them: what it decides.", autocompletion=_complete("sim.runtimes")
+            metavar="[NAME]", help="One of them: what it decides.", autocompletion=completes("sim.runtimes")
         ),
     ] = None,
     json: Json = False,
