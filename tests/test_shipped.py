@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from scenarios.cli import app
 from scenarios.cli.verbs.known import shipped as verbs
-from scenarios.known.shipped import filled, shipped, write_scenario
 from scenarios.run.load import load_scenario
+from scenarios.shipped import filled, shipped, write_scenario
 
 TEMPLATES = [one for one in shipped() if one.is_template]
 

@@ -21,7 +21,7 @@ _VERBS: Final = {"sim.runtimes": "runtimes", "sim.devices": "devices", "sim.mach
 def policies(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="One of them, with its options.", autocompletion=completes()),
+        typer.Argument(metavar="NAME", help="One of them, with its options.", autocompletion=completes()),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -46,7 +46,7 @@ def devices(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
+            metavar="NAME",
             help="A preset: its numbers, each with its source.",
             autocompletion=completes("sim.devices", "sim.machines"),
         ),
@@ -73,7 +73,7 @@ def runtimes(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="One of them: what it decides.", autocompletion=completes("sim.runtimes")
+            metavar="NAME", help="One of them: what it decides.", autocompletion=completes("sim.runtimes")
         ),
     ] = None,
     json: Json = False,

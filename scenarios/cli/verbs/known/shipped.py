@@ -17,14 +17,14 @@ __all__ = ["list_", "new"]
 
 def _complete(incomplete: str) -> list[str]:
     """Complete the name of a template or example in the shell."""
-    from scenarios.known.shipped import shipped
+    from scenarios.shipped import shipped
 
     return [one.name for one in shipped() if one.name.startswith(incomplete)]
 
 
 def list_(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Tell of one of them.", autocompletion=_complete)
+        str | None, typer.Argument(metavar="NAME", help="Tell of one of them.", autocompletion=_complete)
     ] = None,
     json: Json = False,
 ) -> None:
@@ -34,7 +34,7 @@ def list_(
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.text_tables import print_list
-    from scenarios.known.shipped import named, shipped
+    from scenarios.shipped import named, shipped
 
     known = list(shipped()) if name is None else [named(name)]
     if json:
@@ -56,7 +56,7 @@ def list_(
 def new(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="Where it goes; by default here, by the template's name."),
+        typer.Argument(metavar="FILE", help="Where it goes; by default here, by the template's name."),
     ] = None,
     template: Annotated[
         str | None,
@@ -74,7 +74,7 @@ def new(
 
     It runs at once, and its comments say what to change next. Files that it names come with it.
     """
-    from scenarios.known.shipped import filled, named, shipped, write_scenario
+    from scenarios.shipped import filled, named, shipped, write_scenario
     from sim.words.errors import InputError
 
     asks = template is None

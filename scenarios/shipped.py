@@ -18,7 +18,6 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any, Final, NamedTuple
 
-import scenarios
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml, read_yaml_text
 from sim.files.atomic_files import write_text
@@ -26,7 +25,7 @@ from sim.words.errors import InputError, UnknownNameError, located
 
 __all__ = ["Ask", "Shipped", "filled", "named", "shipped", "write_scenario"]
 
-_FOLDER: Final = Path(scenarios.__file__).parent
+_FOLDER: Final = Path(__file__).parent
 _EXAMPLES: Final = _FOLDER / "examples"
 _TEMPLATES: Final = _FOLDER / "templates"
 _QUESTION: Final = re.compile(
