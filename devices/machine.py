@@ -127,8 +127,17 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin, own_kinds: Coll
     if family in _BUILDERS:
         device: Device = import_module(_BUILDERS[family]).build(name, values, origin)
         return device
-    cost = make_cost(values, origin=origin)
-    return Device(**common_arguments(name, values), streams=values.get("streams", 1), cost=cost)
+    return Device(
+        **common_arguments(name, values),
+        streams=values.get("streams", 1),
+        cost=make_cost(values, origin=origin),
+        for_streams=None if "streams" in values else _for_streams,
+    )
+
+
+def _for_streams(device: Device, streams: int) -> Device:
+    """Return a device whose streams share nothing, with so many of them."""
+    return replace(device, streams=streams)
 
 
 def _with_preset(spec: object, origin: Origin) -> dict[str, Any]:

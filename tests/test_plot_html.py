@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +353,16 @@ def seen(data: dict[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in data["legend"] if "unseen" not in entry]
 
 
+def run_in(path: Path, script: str) -> Any:
+    """Return what a script returns that runs in a page once it is drawn."""
+    script = f"<script>document.body.dataset.told = JSON.stringify((() => {{ {script} }})())</script></body>"
+    page = path.read_text(encoding="utf-8").replace("</body>", script)
+    path.write_text(page, encoding="utf-8")
+    found = re.search(r'data-told="([^"]*)"', browse(path, "--dump-dom"))
+    assert found is not None
+    return json.loads(unescape(found[1]))
+
+
 def busy_lanes(n: int, busy: int, idle: int) -> Trace:
     """Return a run of `n` ops of `busy` ns, each followed by `idle` ns of another device's op."""
     b = GraphBuilder("thin")
@@ -370,7 +381,7 @@ def test_bars_have_their_true_widths(tmp_path: Path) -> None:
 
     save_html(busy_lanes(5_000, 7, 93), tmp_path / "thin.html")
     browse(tmp_path / "thin.html", f"--screenshot={tmp_path / 'thin.png'}")
-    picture = imread(tmp_path / "thin.png")[60:, :, :3]  # without the legend
+    picture = imread(tmp_path / "thin.png")[90:, :, :3]  # without the legend
     share = {}
     for kind in ("matmul", "conv"):
         rgb = np.array([int(colour_of(kind)[k : k + 2], 16) / 255 for k in (1, 3, 5)])
@@ -386,7 +397,7 @@ def test_bars_have_their_true_widths(tmp_path: Path) -> None:
 @pytest.mark.slow
 @in_a_browser
 def test_five_thousand_tasks_load_in_under_three_seconds(tmp_path: Path) -> None:
-    save_html(busy_lanes(2_500, 700, 9_300), tmp_path / "many.html")
+    save_page(busy_lanes(2_500, 700, 9_300), tmp_path / "many.html")
     page = browse(tmp_path / "many.html", "--dump-dom")
     found = re.search(r'data-drawn-ms="(\d+)"', page)
     assert found is not None
@@ -398,7 +409,9 @@ def test_five_thousand_tasks_load_in_under_three_seconds(tmp_path: Path) -> None
 def test_dragging_at_the_left_edge_keeps_the_range(tmp_path: Path) -> None:
     path = tmp_path / "drag.html"
     save_html(chain(), path)
-    drag = """<script>
+    told = run_in(
+        path,
+        """
     look(0, 8000);
     const canvas = document.querySelector("canvas");
     const at = (kind, x) =>
@@ -407,13 +420,43 @@ def test_dragging_at_the_left_edge_keeps_the_range(tmp_path: Path) -> None:
     at("pointerdown", 300); at("pointermove", 700); const left = view.join();
     at("pointermove", 200); at("pointerup", 200); const right = view.map(Math.round).join();
     look(30000, 8000); const end = view.join();
-    document.body.dataset.told = [left, right, end].join(" ");
-    </script></body>"""
-    path.write_text(path.read_text(encoding="utf-8").replace("</body>", drag), encoding="utf-8")
-    found = re.search(r'data-told="([^"]*)"', browse(path, "--dump-dom"))
-    assert found is not None
-    left, right, end = (list(map(int, pair.split(","))) for pair in found[1].split())
+    return [left, right, end];""",
+    )
+    left, right, end = (list(map(int, pair.split(","))) for pair in told)
     assert left == [0, 8_000]
     assert right[1] - right[0] == 8_000
     assert right[0] > 0
     assert end == [24_000, 32_000]
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_the_table_filters_sorts_and_shows_places(tmp_path: Path) -> None:
+    b = GraphBuilder("fork")
+    for name, kind, ns, device, inputs in (
+        ("a", "long", 100_000, "x", []),
+        ("b", "short", 10_000, "y", []),
+        ("c", "last", 50_000, "y", ["a", "b"]),
+    ):
+        b.op(name, kind=kind, duration_ns=ns, device=device, inputs=inputs)
+    trace = simulate(b.build(), Machine((Device("x"), Device("y"))), ReadyQueue())
+    save_page({"one": trace, "two": trace}, tmp_path / "page.html")
+    told = run_in(
+        tmp_path / "page.html",
+        """
+        const ops = () => [...document.querySelectorAll("#ops tbody tr")].map(tr => tr.children[1].textContent).join("");
+        const search = document.querySelector("#ops input"), heads = document.querySelectorAll("#ops th");
+        const found = [ops()];
+        heads[5].onclick(); found.push(ops());                                  // the longest first
+        search.value = "two last"; search.oninput(); found.push(ops());
+        search.value = ""; search.oninput();
+        pathBox.click(); found.push(ops(), [...rows[0].marked].join(""));       // without b
+        document.querySelectorAll("#ops tbody tr")[1].onclick();
+        found.push(chosen.row.run + " " + page.names[chosen.row.bars.name[chosen.bar]]);
+        document.querySelector("tr[data-from]").onclick(); found.push(view.map(Math.round).join());
+        lookAt(70000, 71000); found.push(view.map(Math.round).join());
+        document.getElementById("theme").onclick();
+        found.push(document.documentElement.dataset.theme, document.querySelectorAll("details[open]").length);
+        return found;""",
+    )
+    assert told == ["abcabc", "aaccbb", "c", "aacc", "101", "two a", "0,150000", "68000,73000", "dark", 1]

@@ -37,7 +37,7 @@ from sim.plot.figure import time_unit
 from sim.plot.gantt import colours_of, legend_of
 from sim.plot.page.columns import Names, bar_columns
 from sim.plot.page.told import told
-from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip, band_labels, coloured_strips
+from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip, band_labels, coloured_strips, folded
 from sim.plot.use.links import most_used
 from sim.record.record import WAITS, Record
 from sim.words.arrays import UNSET, FloatArray, IntArray
@@ -197,7 +197,7 @@ def gantt_data(
     >>> data = gantt_data({"run": simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())})
     >>> (row,) = data["rows"]
     >>> row["title"], row["names"], row["bars"]["start"], row["bars"]["lasted"], data["legend"][0]["label"]
-    ('run: 1,500 ns', [[0.25, 'gpu0/0']], 0, 1500, 'op')
+    ('run: 1,500 ns', [[0.5, 'gpu0/0']], 0, 1500, 'op')
     """
     runs = list(traces.values())
     until = max(max(trace.makespan_ns for trace in runs), 1)
@@ -222,11 +222,10 @@ def gantt_data(
         bars = all_bars.packed(until, _NARROW // len(every))
         bars = bars.some(np.flatnonzero((bars.end > bars.start) | (bars.row != UNSET)))
         entry = np.array([labels.index(kind) for kind in bars.kinds])
-        shown = max(2, len(bars.lanes))
         row = {
             "title": title,
             "run": name,
-            "names": [[(k + 0.5) / shown, lane] for k, lane in enumerate(bars.lanes)],
+            "names": [[(k + 0.5) / len(bars.lanes), lane] for k, lane in enumerate(bars.lanes)],
             "makespan_ns": trace.makespan_ns,
             "arrows": np.stack(arrows_of(trace, bars), axis=1).tolist() if arrows else [],
             "frames": list(trace.frames) or [""],
@@ -239,7 +238,7 @@ def gantt_data(
             row["path"] = {key: column.tolist() for key, column in steps._asdict().items()}
         rows.append(row)
         note = below.note or "memory" * whole
-        for strip in below.shown:
+        for strip in folded(below.shown) if whole else below.shown:
             rows.append({"title": note} | _memory(strip, sizes[strip.kind], labels, until, columns))
             note = ""
         if whole:

@@ -36,6 +36,7 @@ __all__ = [
     "band_labels",
     "byte_unit",
     "coloured_strips",
+    "folded",
     "scales_of",
     "strip_of",
     "strips_of",
@@ -291,6 +292,32 @@ def alike(runs: Sequence[Strips]) -> list[Strips]:
         return replace(strip, bands={label: strip.bands[label] for label in labels if label in strip.bands})
 
     return [run._replace(shown=[sorted_out(strip) for strip in run.shown]) for run in runs]
+
+
+def folded(strips: Sequence[Strip]) -> list[Strip]:
+    """Return strips of which no two are the same; the first stands for all, and says for how many."""
+    alike: list[list[Strip]] = []
+    for strip in strips:
+        for group in alike:
+            if _same(group[0], strip):
+                group.append(strip)
+                break
+        else:
+            alike.append([strip])
+    return [
+        replace(first, device=f"{first.device} and {len(others)} more") if others else first
+        for first, *others in alike
+    ]
+
+
+def _same(one: Strip, other: Strip) -> bool:
+    """Whether two strips look alike."""
+    if one.kind != other.kind or one.bands.keys() != other.bands.keys():
+        return False
+    held = [(one.times_ns, other.times_ns), *((one.bands[label], other.bands[label]) for label in one.bands)]
+    if one.reserved is not None and other.reserved is not None:
+        held.append((one.reserved, other.reserved))
+    return all(np.array_equal(a, b) for a, b in held)
 
 
 def band_labels(runs: Sequence[Strips]) -> list[str]:

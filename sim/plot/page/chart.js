@@ -27,7 +27,7 @@ for (const row of page.rows) {
     row.onPath = new Uint8Array(row.bars.n);
     row.lane_height = row.lane_names.length > MANY ? THIN : LANE;
     for (const k of row.path ? row.path.bar : []) if (k >= 0) row.onPath[k] = 1;
-    makeRow(row.lane_height * Math.max(2, row.lane_names.length), row);
+    makeRow(row.lane_height * Math.max(1, row.lane_names.length), row);
   } else if (row.links) {
     row.links.forEach(integrate);
     makeRow(LINK * row.links.length, row);
@@ -116,7 +116,8 @@ function drawAxis(c) {
   c.fillStyle = ink; c.font = "11px system-ui, sans-serif"; c.textAlign = "center";
   for (const t of found) {
     const at = x(t * page.unit);
-    if (at >= 0 && at < width - 20) c.fillText(t.toFixed(digits), Math.max(at, 6), 12);
+    const text = t.toFixed(digits), half = c.measureText(text).width / 2;
+    if (at >= 0 && at < width - half) c.fillText(text, Math.max(at, half), 12);
   }
   c.textAlign = "right"; c.fillText("time (" + page.word + ")", width, 24);
 }

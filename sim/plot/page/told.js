@@ -15,8 +15,9 @@ function addCells(tr, texts, numbers) {
 // ---- why it took so long ----
 for (const run of page.told) {
   const colourOf = part => ({ idle: "var(--grid)" })[part] || (run.colours[part] === "black" ? "var(--ink)" : run.colours[part]);
-  add(told, "h3", { textContent: `Where the time went: ${run.title}` });
-  const use = add(told, "div", { className: "use" });
+  const part = add(told, "details", { open: run === page.told[0] });   // of several runs the others on a click
+  add(part, "summary", { textContent: `Where the time went: ${run.title}` });
+  const use = add(part, "div", { className: "use" });
   for (const [devices, parts] of run.use) {
     add(use, "span", { textContent: devices });
     const bar = add(use, "div");
@@ -32,10 +33,10 @@ for (const run of page.told) {
     add(label, "i", { className: "colour" }).style.background = colourOf(part);
     label.append(part);
   }
-  add(told, "pre", { textContent: run.text });
+  add(part, "pre", { textContent: run.text });
   if (!run.gaps.length) continue;
-  add(told, "h3", { textContent: "Longest idle stretches" });
-  const [body] = makeTable(told, ["device", "at", "for", "reason", "who is to blame"], new Set([1, 2]));
+  add(part, "h3", { textContent: "Longest idle stretches" });
+  const [body] = makeTable(part, ["device", "at", "for", "reason", "who is to blame"], new Set([1, 2]));
   for (const gap of run.gaps) {
     const tr = add(body, "tr");
     tr.dataset.from = gap.start_ns;
