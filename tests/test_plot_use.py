@@ -60,7 +60,11 @@ def test_loads_add_up_to_the_bytes(seed: int) -> None:
 
 def test_a_heat_map_has_a_row_for_each_link() -> None:
     ax = link_heat_map(two_transfers(), title="run")
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["in  45.5 %", "in2  45.5 %", "out  90.9 %"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "in  45.5 %",
+        "in2  45.5 %",
+        "out  90.9 %",
+    ]
     (mesh,) = ax.collections[:1]
     shares = mesh.get_array()
     assert shares is not None
@@ -140,7 +144,10 @@ def test_dark_paper_and_print() -> None:
         hatched = [each.get_hatch() for each in gantt(trace).collections]
         assert len(hatched) == len(set(hatched)) == 3, "each kind has one of its own"
         assert utilisation(trace).patches[0].get_hatch() != utilisation(trace).patches[-1].get_hatch()
-    with pytest.raises(InputError, match="theme 'grey': is none; accepted: light, dark, print"), theme("grey"):
+    with (
+        pytest.raises(InputError, match="theme 'grey': is none; accepted: light, dark, print"),
+        theme("grey"),
+    ):
         pass
 
 
