@@ -122,8 +122,9 @@ class Scenarios:
     def at(self, settings: Iterable[str], option: str = "--vary") -> Scenario:
         """Return the scenario with ``KEY=VALUE`` texts; see `Document.with_settings` and `scenario_of`."""
         document = self.document.with_settings(settings, option)
-        self._last = scenario_of(document, self.allow_code, self._last)
-        return self._last
+        scenario = scenario_of(document, self.allow_code, self._last)
+        self._last = scenario  # threads of an executor may be here at once
+        return scenario
 
 
 @dataclass(frozen=True)
