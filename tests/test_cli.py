@@ -217,6 +217,7 @@ def test_lists_of_what_is_known() -> None:
 
 
 def test_schema_is_the_committed_one(root: Path) -> None:
+    """Renew it with: sim schema > scenarios/scenario.schema.json."""
     assert sim("schema").stdout == (root / "scenarios" / "scenario.schema.json").read_text(encoding="utf-8")
 
 

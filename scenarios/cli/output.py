@@ -14,7 +14,7 @@ from sim.explain.time_use import WORD_OF_REASON
 from sim.words.units import format_duration
 
 if TYPE_CHECKING:
-    from scenarios.fields.expect import Outcome
+    from scenarios.expect.expectation import Outcome
     from scenarios.report.compare import Comparison
     from scenarios.run.execute import Result
     from scenarios.run.repeat import Repeats
@@ -96,7 +96,7 @@ def print_result(result: Result) -> None:
             if "unused" not in use["idle_reasons"] or use["peak_memory_bytes"]
         ]
     )
-    for note in (*unused_notes({result.policy: unused}), *stream_notes([result])):
+    for note in (*unused_notes({result.policy: unused}), *stream_notes([result]), *_model_notes([result])):
         print(note)
     _print_part(
         {
@@ -129,6 +129,12 @@ def print_result(result: Result) -> None:
         print()
         print_training(result.training.plan, summary["training_run"])
     _print_outcomes(result.outcomes)
+
+
+def _model_notes(results: Sequence[Result]) -> list[str]:
+    """Return which model of collectives counts where nobody chose one."""
+    told = (result.summary.get("collectives") for result in results)
+    return list(dict.fromkeys(line for line in told if line))
 
 
 def _print_experts(experts: Mapping[str, Any]) -> None:
@@ -322,7 +328,7 @@ def print_comparison(comparison: Comparison) -> None:
     print(_METHOD + (f" Lower bound of all runs: {format_duration(bound)}{once}." if bound else ""))
     unused = unused_notes({result.policy: result.summary["unused_devices"] for result in ranked})
     no_gap = no_gap_notes(result.summary["no_gap"] for result in ranked if not loops)
-    for note in (*no_gap, *unused, *stream_notes(ranked)):
+    for note in (*no_gap, *unused, *stream_notes(ranked), *_model_notes(ranked)):
         print(note)
     _print_outcomes([outcome for result in ranked for outcome in result.outcomes])
 
