@@ -124,18 +124,19 @@ class Document:
 
     def matching(self, pattern: str) -> list[Loc]:
         """Return the paths that fit a dotted one in which ``*`` is any key of a mapping or item of a list."""
-        found: list[Loc] = [()]
+        found: list[tuple[Loc, Node]] = [((), self.root)]
         for part in pattern.split("."):
-            below: list[Loc] = []
-            for loc in found:
-                node = self.at(loc)
-                inside = node.value if node is not None else None
+            below: list[tuple[Loc, Node]] = []
+            for loc, node in found:
+                inside = node.value
                 if part == "*" and isinstance(inside, list):
-                    below += [(*loc, i) for i in range(len(inside))]
-                elif isinstance(inside, dict):
-                    below += [(*loc, key) for key in inside if part in ("*", key)]
+                    below += [((*loc, i), item) for i, item in enumerate(inside)]
+                elif part == "*" and isinstance(inside, dict):
+                    below += [((*loc, key), item) for key, item in inside.items()]
+                elif isinstance(inside, dict) and part in inside:
+                    below.append(((*loc, part), inside[part]))
             found = below
-        return found
+        return [loc for loc, _ in found]
 
     def place(self, loc: Loc, *, key: bool = False) -> Place:
         """Return where the value at `loc` stands (or its key), or the nearest thing around it."""
