@@ -1,4 +1,4 @@
-"""What was used of a machine, drawn: links, rooflines, the critical path; on dark paper, in print, in all eyes."""
+"""What was used of a machine, drawn: links, rooflines, the critical path; dark, printed, and colour-blind."""
 
 from __future__ import annotations
 
@@ -60,7 +60,11 @@ def test_loads_add_up_to_the_bytes(seed: int) -> None:
 
 def test_a_heat_map_has_a_row_for_each_link() -> None:
     ax = link_heat_map(two_transfers(), title="run")
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["in  45.5 %", "in2  45.5 %", "out  90.9 %"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "in  45.5 %",
+        "in2  45.5 %",
+        "out  90.9 %",
+    ]
     (mesh,) = ax.collections[:1]
     shares = mesh.get_array()
     assert shares is not None
@@ -140,7 +144,10 @@ def test_dark_paper_and_print() -> None:
         hatched = [each.get_hatch() for each in gantt(trace).collections]
         assert len(hatched) == len(set(hatched)) == 3, "each kind has one of its own"
         assert utilisation(trace).patches[0].get_hatch() != utilisation(trace).patches[-1].get_hatch()
-    with pytest.raises(InputError, match="theme 'grey': is none; accepted: light, dark, print"), theme("grey"):
+    with (
+        pytest.raises(InputError, match="theme 'grey': is none; accepted: light, dark, print"),
+        theme("grey"),
+    ):
         pass
 
 
@@ -187,5 +194,5 @@ def test_no_kind_is_mistaken_for_a_known_one() -> None:
     for k in range(200):
         colour = colour_of(f"kernel{k}")
         rgb = np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)])
-        near += bool(np.linalg.norm(known - rgb, axis=1).min() < 0.19)
+        near += bool(np.linalg.norm(known - rgb, axis=1).min() < 0.24)
     assert near == 0

@@ -102,7 +102,7 @@ def gantt(
     (['gpu0/0'], 'time (ns)')
     """
     folded = links and _negligible(trace)
-    bars = bars_of(trace, links=links and not folded, issuers=issuers)
+    bars = bars_of(trace, links=links and not folded, issuers=issuers).seen()
     if ax is None:
         _, (ax,) = new_figure(height=min(20.0, 0.9 + _LANE_INCHES * max(2, len(bars.lanes))))
     until = until_ns or max(trace.makespan_ns, 1)
@@ -178,7 +178,7 @@ def compare_gantt(
     until = max(max(trace.makespan_ns for trace in runs), 1)
     folded = [links and _negligible(trace) for trace in runs]
     bars = [
-        bars_of(trace, links=links and not fold, issuers=issuers)
+        bars_of(trace, links=links and not fold, issuers=issuers).seen()
         for trace, fold in zip(runs, folded, strict=True)
     ]
     held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory)
