@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -32,8 +33,25 @@ __all__ = [
     "Timeline",
     "TraceFile",
     "Tuning",
+    "completes",
     "settings",
 ]
+
+
+def completes(*groups: str) -> Callable[[str], list[str]]:
+    """Return what completes the name of a plugin in the shell; without groups, that of any decision."""
+
+    def names(incomplete: str) -> list[str]:
+        from scenarios.known.decisions import DECISIONS
+        from sim.words import plugins
+
+        known = {
+            name for group in groups or [one.group for one in DECISIONS] for name in plugins.names(group)
+        }
+        return sorted(name for name in known if name.startswith(incomplete))
+
+    return names
+
 
 ScenarioPath = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML), or a recording.")
@@ -44,6 +62,7 @@ Policies = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME",
+        autocompletion=completes("sim.policies", "sim.runtimes", "sim.pipelines"),
         help="An entry of the scenario's `compare`, a policy or a runtime; may be given several times. "
         "A policy keeps the scenario's placement, streams and other decisions; a runtime replaces them all. "
         "If the names clash, the policy wins.",

@@ -62,9 +62,14 @@ class Device:
         schedule gets through the work of the device, where op k takes ``duration_ns[k]`` alone and runs
         ``runs[k]`` times, from what its `processor` shares (`sim.analysis.bounds`). None: no bound of its
         own.
+    for_streams : callable or None
+        ``for_streams(device, n)`` returns the device with n streams, where its description does not say how
+        many it has: then it has as many as are assigned, as a GPU has as many as a program makes. None: it
+        has `streams`.
     for_processes : callable or None
-        ``for_processes(n)`` returns the device as n processes have it that do not know of one another, with
-        the streams of all of them, one process after another. None: they have its streams together.
+        ``for_processes(device, n)`` returns the device as n processes have it that do not know of one
+        another, with the streams of all of them, one process after another. None: they have its streams
+        together.
     details : Details
         Everything else that a processor, network or cost model reads (SMs, copy engines, ...).
     """
@@ -88,7 +93,8 @@ class Device:
     staging_bytes_per_s: int | None = None
     supports: frozenset[str] | None = None
     least_ns: Callable[..., int] | None = None
-    for_processes: Callable[[int], Device] | None = None
+    for_streams: Callable[[Device, int], Device] | None = None
+    for_processes: Callable[[Device, int], Device] | None = None
     details: Details = field(default_factory=Details)
 
     def __post_init__(self) -> None:
