@@ -60,7 +60,7 @@ function dress() {
   [paper, ink, faint, grid, heat] = ["--paper", "--ink", "--faint", "--grid", "--heat"].map(value);
   const dark = light(paper.length === 4 ? "#ffffff" : paper) < 128;
   for (const entry of page.legend) {
-    entry.fill = entry.colour === "black" ? ink : dark && light(entry.colour) < 90 ? tinted(entry.colour, 0.35) : entry.colour;
+    entry.fill = entry.colour === "black" ? ink : dark && light(entry.colour) < 64 ? tinted(entry.colour, 0.35) : entry.colour;
     if (entry.pale) entry.fill = dark ? "#3a3d44" : entry.colour;
     entry.text = light(entry.fill.length === 4 ? "#222222" : entry.fill) > 140 ? "#000" : "#fff";
   }
