@@ -65,7 +65,8 @@ def test_what_holds(tmp_path: Path, expect: str) -> None:
         ("utilisation.cpu0: 99%", "utilisation.cpu0 is 0.7222222222, expected 0.99"),
         (
             "order: [b, a]",
-            "order is [a, b], expected [b, a]\n  'a' starts at 0 ns, before 'b', which starts at 10 us",
+            "order is [a, b], expected [b, a]\n  'a' starts at 0 ns, before 'b', which starts at 10 us\n"
+            "  at 0 ns 'b' needs 'a', which runs on cpu0/w0",
         ),
     ],
 )
