@@ -33,6 +33,7 @@ HOLDS = [
     "makespan: {equals: 50us, tolerance: 10%}",
     "makespan: {equals: 44us, tolerance: 1us}",
     "lower_bound: 45us",
+    "gap: {at_most: 150%, at_least: 0}",
     "critical_path: 45us",
     "tasks: 4",
     "busy.cpu0: 45us",
@@ -69,6 +70,7 @@ def test_what_holds(tmp_path: Path, expect: str) -> None:
             "makespan: {equals: 50us, tolerance: 9%}",
             "makespan is 45 us, expected 50 us, give or take 4.5 us",
         ),
+        ("gap: {at_least: 5%}", "gap is 0%, expected at least 5%"),
         ("tasks: {at_most: 3}", "tasks is 4, expected at most 3"),
         ("utilisation.cpu0: 99%", "utilisation.cpu0 is 0.7222222222, expected 0.99"),
         (

@@ -70,6 +70,16 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+def _part(value: Any) -> float:
+    """Return a number that may be a percentage, of more than 100, too."""
+    if isinstance(value, str) and value.endswith("%"):
+        with suppress(ValueError):
+            return float(value[:-1]) / 100
+    if isinstance(value, str):
+        raise InputError(f"{value!r} is neither a number nor a percentage, as in 25%")
+    return _number(value)
+
+
 def _file(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise InputError(f"{value!r} is not the name of a file")
@@ -93,6 +103,7 @@ _BYTES = Unit(
     lambda value: format_bytes(value, iec=True),
 )
 SHARE = Unit(lambda value: parse_fraction(value, what=""), lambda value: f"{value:.10g}")
+_GAP = Unit(_part, lambda value: f"{100 * value:.10g}%", lambda value: f"{100 * value:.1f}%")
 _COUNT = Unit(_whole, str)
 _NUMBER = Unit(_number, lambda value: f"{value:.10g}")
 FLAG = Unit(_flag, lambda value: str(value).lower())
@@ -159,6 +170,7 @@ class _Result(NamedTuple):
 RESULTS: Final[Mapping[str, _Result]] = {
     "makespan": _Result(_DURATION, "", "makespan_ns"),
     "lower_bound": _Result(_DURATION, "", "lower_bound_ns"),
+    "gap": _Result(_GAP, "", "gap"),
     "critical_path": _Result(_DURATION, "", "critical_path_ns"),
     "tasks": _Result(_COUNT, "", "tasks"),
     "failed": _Result(_COUNT, "", "failures.failed"),

@@ -20,6 +20,7 @@ from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.words import check_words
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
+from sim.job.collectives.durations import told_of
 from sim.job.job import Job, Placement, Tried
 from sim.kernel.choose import NotOnKernelError, run_job
 from sim.machine.machine import Machine
@@ -95,6 +96,9 @@ class Result:
             found["training_run"] = self.training.report(self.lives)
         if (unexplained := residue(self.trace)) is not None:
             found["unexplained"] = unexplained.to_json()
+        job, model = self.trace.job, self.case.work.machine.collectives
+        if (line := told_of(job.graph, job.machine, job.collectives, model)) is not None:
+            found["collectives"] = line
         told = self.case.work.report(self.trace)
         for name, more in told.pop("devices", {}).items():
             found["devices"][name] |= more
@@ -241,7 +245,7 @@ def _run(case: Case, job: Job, observers: Iterable[Observer], recordings: Record
     except NotOnKernelError as error:
         raise document.error(("engine",), str(error)) from error
     except (InputError, InfeasibleError) as error:  # the graph asks for what cannot be, as only now is seen
-        if error.op is None and not isinstance(error, (GraphError, InfeasibleError)) and not _of_order(error):
+        if error.op is None and not isinstance(error, (GraphError, InfeasibleError)) and not _decided(error):
             raise
         raise _placed(error, case) from error
     if memory is None and case.make is None and exceeds_memory(trace):
@@ -250,17 +254,17 @@ def _run(case: Case, job: Job, observers: Iterable[Observer], recordings: Record
     return trace
 
 
-def _of_order(error: SimError) -> TypeGuard[InputError]:
-    """Whether the linearizer refused (see `sim.job.job.Job.order`)."""
-    return isinstance(error, InputError) and error.path[:1] == ("linearize",)
+def _decided(error: SimError) -> TypeGuard[InputError]:
+    """Whether the linearizer or the stream assignment refused (`sim.job.job.Job.order`, `lane`)."""
+    return isinstance(error, InputError) and error.path[:1] in (("linearize",), ("streams",))
 
 
 def _placed(error: InputError | InfeasibleError, case: Case) -> ScenarioError:
-    """Return an error with the place of the op that it is about, or of the linearizer."""
+    """Return an error with the place of the op that it is about, or of the decision that refused."""
     from scenarios.work.op_places import op_message, op_place
 
     document = case.scenario.document
-    if _of_order(error):
+    if _decided(error):
         return document.wrong(error, case.decisions.loc)
     return document.error(op_place(error, document), op_message(error, document))
 

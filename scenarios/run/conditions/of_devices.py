@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from policies.streams.per_branch import PerBranch
+from policies.streams.round_robin import RoundRobin
+from policies.streams.single import Single
 from scenarios.file.document import Loc
 from scenarios.run.conditions.rule import Rule
 from sim.words.arrays import UNSET
@@ -68,19 +72,22 @@ class _Described(NamedTuple):
         return given and self.rated() and self.timed()
 
 
+_AS_THERE_ARE: Final = (PerBranch, RoundRobin, Single, type(None))
+"""Stream assignments that use the streams that there are."""
+
+
 def _entry(case: Case, loc: Loc) -> list[_Described]:
-    """Return the devices that an entry of ``devices`` stands for."""
-    name, spec = str(loc[2]), case.scenario.machine_spec
-    count = spec["devices"].get(name, {}).get("count")
-    names = {name} if count is None else {f"{name}{i}" for i in range(count)}
-    if "nodes" in spec:
-        names |= {f"node{k}/{each}" for k in range(spec["nodes"]) for each in names}
-    return [each for each in _devices(case) if each.device.name in names]
+    """Return the devices of an entry of ``devices``, in all nodes: that one, or those of a count."""
+    entry, devices = rf"(node\d+/)?{re.escape(str(loc[2]))}", _devices(case)
+    one = [each for each in devices if re.fullmatch(entry, each.device.name)]
+    return one or [each for each in devices if re.fullmatch(rf"{entry}\d+", each.device.name)]
 
 
 def _devices(case: Case) -> list[_Described]:
     described = case.scenario.described_devices
     devices = case.work.machine.devices
+    if not isinstance(case.decisions.streams, _AS_THERE_ARE):  # it may name several where the number is open
+        devices = tuple(d.for_streams(d, 2) if d.for_streams is not None else d for d in devices)
     return [
         _Described(case, device, described[device.name]) for device in devices if device.name in described
     ]
