@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from scenario_texts import GOOD, HEAD_OF_LINE, changed, write
 
 from scenarios.regression.simulate import Simulate
+from scenarios.shipped import named, write_scenario
 from sim import Device, GraphBuilder, Issuer, Job, Machine, Policy, Task
 from sim.words.errors import InputError
 
@@ -57,7 +59,7 @@ def test_a_scenario_a_mapping_and_a_graph(tmp_path: Path, simulate: Simulate) ->
     for machine in (Machine((Device("cpu0", workers=1),)), DICT["machine"]):
         run = simulate(graph, machine, Lifo, iterations=2)
         assert run.makespan_ns == 40
-        assert run["start.a[1]"] == 20
+        assert run["start.a[1]"] == 10
     assert simulate(graph, DICT["machine"]).policy == "ready-queue"
     assert simulate(graph, DICT["machine"], "in-order").order() == ["a", "b"]
 
@@ -150,3 +152,16 @@ def test_in_a_project(pytester: pytest.Pytester) -> None:
     assert (
         pytester.runpytest_inprocess(*options, "--sim-update", "-n", "1").ret == pytest.ExitCode.USAGE_ERROR
     )
+
+
+@pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
+@pytest.mark.parametrize("page", ["regression.md", "extending.md"])
+def test_tests_of_the_documentation_pass(pytester: pytest.Pytester, root: Path, page: str) -> None:
+    text = (root / "docs" / page).read_text(encoding="utf-8")
+    for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        (pytester.path / name).write_text(code)
+    write_scenario(pytester.path / "s.yaml", named("quickstart").path.read_text())
+    options = ["-p", "no:cacheprovider", "-q"]
+    assert pytester.runpytest_inprocess(*options, "--sim-update").ret == 0
+    assert pytester.runpytest_inprocess(*options).ret == 0
+    assert (pytester.path / "longest_first.csv").exists()

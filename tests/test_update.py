@@ -186,7 +186,7 @@ NOWHERE = Document(Node({}, Place("")), Path("s.yaml"))
 
 
 @given(
-    st.sampled_from(["makespan", "tasks", "peak_memory.g", "utilisation.g", "mfu"]),
+    st.sampled_from(["makespan", "tasks", "peak_memory.g", "utilisation.g", "mfu", "gap"]),
     st.sampled_from(["equals", "at_most", "at_least"]),
     st.integers(0, 10**13),
     st.integers(1, 10**13),
@@ -198,7 +198,7 @@ def test_a_new_value_holds_once_it_is_read(
     what: str, key: str, measured: int, meant: int, percent: bool, beside: bool
 ) -> None:
     unit = RESULTS[what.partition(".")[0]].unit
-    share = isinstance(unit.read("50%") if what in ("utilisation.g", "mfu") else 0, float)
+    share = isinstance(unit.read("50%") if what in ("utilisation.g", "mfu", "gap") else 0, float)
     actual = measured / 10**13 if share else measured
     other = meant / 10**13 if share else meant
     given_ = {key: Relative(read_relative("1 x o").times, "o") if beside else other}  # type: ignore[union-attr]
