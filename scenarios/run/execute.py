@@ -62,6 +62,8 @@ class Result:
         What was asked of the allocator of each device, where that was written down.
     training : Training, optional
         The run of many steps, of which this is one.
+    new_tables : bool
+        Whether tables of ops that schedules are held to need not be there yet.
     """
 
     case: Case
@@ -70,6 +72,7 @@ class Result:
     tried: tuple[Tried, ...] = ()
     recordings: Recordings | None = None
     training: Training | None = None
+    new_tables: bool = False
 
     @property
     def scenario(self) -> str:
@@ -109,7 +112,10 @@ class Result:
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each expectation."""
-        return tuple(expectation.hold(self, self._other) for expectation in self.expectations)
+        return tuple(
+            expectation.hold(self, self._other, new_tables=self.new_tables)
+            for expectation in self.expectations
+        )
 
     def _other(self, label: str) -> Result:
         """Return another run of the scenario, which is run once for all that is expected beside it."""
@@ -177,7 +183,7 @@ def run_case(
     A `seed` is in place of the scenario's. `record_memory` keeps `Result.recordings`; bytes are then counted
     where the scenario has no allocator. Unless it has to be one that `fits`, a run whose memory is short
     only when all is over is a result, too, as it is where the scenario says what it expects of that.
-    With `new_tables`, tables of ops that schedules are held to need not be there yet.
+    `new_tables` is `Result.new_tables`.
     """
     job = job_of(case, seed=seed)
     training = _training_of(case)
@@ -200,7 +206,7 @@ def run_case(
         case.work.fits(trace, True)
     placement = case.decisions.placement
     tried = () if placement is None else tuple(placement.tried)
-    return Result(case, trace, expectations, tried, recordings, training)
+    return Result(case, trace, expectations, tried, recordings, training, new_tables)
 
 
 def names_of(job: Job, recoveries: Sequence[str] = ()) -> dict[str, list[str]]:

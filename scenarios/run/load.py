@@ -354,7 +354,10 @@ class Scenario:
                 f"{policy!r} is {what}, and {kind}; known: {', '.join(sorted(known))}"
             )
         everything = dict.fromkeys([*self.variants, *known, *runtimes])
-        raise Place("--policy").error(f"unknown policy {policy!r}{hint(policy, everything)}")
+        near = hint(policy, everything)
+        if "." in policy and "did you mean" not in near:
+            near = "; a class of your own is named MODULE:CLASS"
+        raise Place("--policy").error(f"unknown policy {policy!r}{near}")
 
     def cases(self) -> list[Case]:
         """Return every run that the scenario compares, or its own run when it compares nothing."""
