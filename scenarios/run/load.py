@@ -31,6 +31,7 @@ from scenarios.schema import ScenarioFile, model_for
 from scenarios.work.workload import Work
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
+from sim.notebook import card
 from sim.words import plugins
 from sim.words.errors import InputError, hint, shortened
 
@@ -158,6 +159,15 @@ class Scenario:
     content: ScenarioFile
     document: Document
     allow_code: bool = False
+
+    def __repr__(self) -> str:
+        """Return its name."""
+        return f"<Scenario {self.name!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the name and the description, as it was typed."""
+        others = [f"compare: {', '.join(self.variants)}"] if self.variants else []
+        return card(self.name, others, text=(self.content.description or "").strip())
 
     @property
     def name(self) -> str:
