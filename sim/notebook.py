@@ -20,6 +20,9 @@ _MOST_ROWS: Final = 20
 """Of more rows a table shows so many, and says how many it leaves out."""
 
 
+_AS_TYPED: Final = "background:none;font-family:monospace;white-space:pre;overflow-x:auto"
+
+
 def card(title: str, facts: Iterable[str] = (), *tables: Rows, text: str = "") -> str:
     """Return HTML of a title, facts of a line each, a text as it was typed, and tables, where there are any.
 
@@ -42,7 +45,7 @@ def card(title: str, facts: Iterable[str] = (), *tables: Rows, text: str = "") -
     </tbody></table></div>
     """
     lines = "<br>".join([f"<strong>{escape(title)}</strong>", *map(escape, facts)])
-    typed = [f'<pre style="background:none">{escape(text)}</pre>'] if text else []
+    typed = [f'<pre style="{_AS_TYPED}">{escape(text)}</pre>'] if text else []
     return "\n".join([f"<div>{lines}", *typed, *(_table(rows) for rows in tables if rows)]) + "</div>"
 
 

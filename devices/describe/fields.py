@@ -100,7 +100,11 @@ _DEVICE = [
         "factor",
         "share that each thread per core beyond the first adds to the time of all ops; 0: fair time slicing",
     ),
-    Field("streams", "number of lanes", "queues whose tasks start in order; default 1"),
+    Field(
+        "streams",
+        "number of lanes",
+        "queues whose tasks start in order; default as many as policy.streams uses, or 1",
+    ),
     Field("stream_priorities", "integers", "priority of each stream, lower first, 0 when left out"),
     # -- overheads of issuing
     Field("issue_cost", "duration by kind", "cost to the issuer of issuing an op"),

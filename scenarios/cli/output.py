@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from scenarios.cli.stream_hints import stream_notes
 from scenarios.cli.text_tables import print_table, strong
-from scenarios.cli.unused_notes import unused_notes
+from scenarios.cli.unused_notes import no_gap_notes, unused_notes
 from sim.export.result_rows import device_rows, largest, percent, size, summary_lines
 from sim.words.units import format_duration
 
 if TYPE_CHECKING:
-    from scenarios.fields.expect import Outcome
+    from scenarios.expect.expectation import Outcome
     from scenarios.report.compare import Comparison
     from scenarios.run.execute import Result
     from scenarios.run.repeat import Repeats
@@ -54,7 +54,7 @@ def print_result(result: Result) -> None:
     print()
     unused = summary["unused_devices"]
     print_table(device_rows(summary))
-    for note in (*unused_notes({result.policy: unused}), *stream_notes([result])):
+    for note in (*unused_notes({result.policy: unused}), *stream_notes([result]), *_model_notes([result])):
         print(note)
     _print_part(
         {
@@ -87,6 +87,12 @@ def print_result(result: Result) -> None:
         print()
         print_training(result.training.plan, summary["training_run"])
     _print_outcomes(result.outcomes)
+
+
+def _model_notes(results: Sequence[Result]) -> list[str]:
+    """Return which model of collectives counts where nobody chose one."""
+    told = (result.summary.get("collectives") for result in results)
+    return list(dict.fromkeys(line for line in told if line))
 
 
 def _print_experts(experts: Mapping[str, Any]) -> None:
@@ -255,7 +261,8 @@ def print_comparison(comparison: Comparison) -> None:
     once = " (chains through loops counted once)" * loops
     print(_METHOD + (f" Lower bound of all runs: {format_duration(bound)}{once}." if bound else ""))
     unused = unused_notes({result.policy: result.summary["unused_devices"] for result in ranked})
-    for note in (*unused, *stream_notes(ranked)):
+    no_gap = no_gap_notes(result.summary["no_gap"] for result in ranked if not loops)
+    for note in (*no_gap, *unused, *stream_notes(ranked), *_model_notes(ranked)):
         print(note)
     _print_outcomes([outcome for result in ranked for outcome in result.outcomes])
 

@@ -54,9 +54,9 @@ def _above_bound(summary: Mapping[str, Any]) -> str:
     bound = summary["lower_bound_ns"]
     if summary["loops_counted_once"]:
         return f"lower bound {format_duration(bound)} (chains through loops counted once)"
-    if not bound:
-        return "lower bound 0 ns"
-    share = summary["makespan_ns"] / bound - 1
+    if summary["gap"] is None:
+        return f"no lower bound: {summary['no_gap']}"
+    share = summary["gap"]
     return f"{percent(share) + ' above' if share else 'at'} the lower bound of {format_duration(bound)}"
 
 
