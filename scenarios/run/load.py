@@ -36,7 +36,7 @@ from sim.notebook import card
 from sim.words import plugins
 from sim.words.errors import InputError, hint, shortened
 
-__all__ = ["Case", "Scenario", "load_scenario"]
+__all__ = ["Case", "Scenario", "load_scenario", "read_scenario"]
 
 
 def load_scenario(
@@ -74,6 +74,38 @@ def load_scenario(
     """
     document = Document.read(path, allow_outside=allow_outside)
     return scenario_of(document.with_settings(sets).with_settings(vary, "--vary"), allow_code)
+
+
+def read_scenario(
+    text: str,
+    *,
+    folder: str | Path = ".",
+    sets: Iterable[str] = (),
+    allow_code: bool = False,
+    allow_outside: bool = False,
+) -> Scenario:
+    """Return the scenario that a text is, in a program or a notebook.
+
+    Parameters
+    ----------
+    text : str
+    folder : path
+        Where the files are that it names.
+    sets, allow_code, allow_outside
+        As for `load_scenario`.
+
+    Examples
+    --------
+    >>> scenario = read_scenario('''
+    ... machine: {devices: {cpu0: {kind: cpu, cores: 2}}}
+    ... workload: {ops: {a: {duration: 10us}, b: {duration: 20us}}}
+    ... policy: ready-queue
+    ... ''')
+    >>> scenario.graph
+    <Graph 'scenario': 2 ops, 2 tensors, 0 edges>
+    """
+    document = Document.written(text, folder, allow_outside=allow_outside)
+    return scenario_of(document.with_settings(sets), allow_code)
 
 
 def scenario_of(document: Document, allow_code: bool = False) -> Scenario:
