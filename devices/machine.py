@@ -13,12 +13,13 @@ changed, or set to zero, by itself::
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from devices.collectives.nodes import node_of
 from devices.cost.cost_description import make_cost
 from devices.describe.common_arguments import common_arguments
 from devices.describe.fields import (
@@ -33,6 +34,7 @@ from devices.describe.kinds import check_kinds
 from devices.describe.network.links import as_network, make_links
 from devices.describe.network.patterns import matching
 from devices.presets import device_preset, machine_preset
+from sim.machine.communicators import CollectiveModel
 from sim.machine.device import Device
 from sim.machine.link import Link
 from sim.machine.machine import Host, Machine
@@ -126,8 +128,17 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin, own_kinds: Coll
     if family in _BUILDERS:
         device: Device = import_module(_BUILDERS[family]).build(name, values, origin)
         return device
-    cost = make_cost(values, origin=origin)
-    return Device(**common_arguments(name, values), streams=values.get("streams", 1), cost=cost)
+    return Device(
+        **common_arguments(name, values),
+        streams=values.get("streams", 1),
+        cost=make_cost(values, origin=origin),
+        for_streams=None if "streams" in values else _for_streams,
+    )
+
+
+def _for_streams(device: Device, streams: int) -> Device:
+    """Return a device whose streams share nothing, with so many of them."""
+    return replace(device, streams=streams)
 
 
 def _with_preset(spec: object, origin: Origin) -> dict[str, Any]:
@@ -216,14 +227,11 @@ def make_machine(
     for name, host in {**base.get("hosts", {}), **over.get("hosts", {})}.items():
         with located("machine", "hosts", name):
             hosts += _make_hosts(name, host, names, nodes)
-    given = over.get("collectives", base.get("collectives"))
-    if not links and given is None:
+    if not links and "collectives" not in {**base, **over}:
         return Machine(tuple(devices), links, tuple(hosts))
-    from devices.collectives.by_name import make_collectives
     from devices.network import make_network
 
-    with located("machine", "collectives"):
-        model = make_collectives(given or {}, origin)
+    model = _collectives(over, base, devices, origin)
     routing = SHORTEST
     if "routing" in over or "routes" in over:
         from devices.describe.network.routes import make_routing
@@ -231,6 +239,25 @@ def make_machine(
         with located("machine"):
             routing = make_routing(over.get("routing"), over.get("routes", ()), names, links)
     return Machine(tuple(devices), links, tuple(hosts), make_network if links else None, model, routing)
+
+
+def _collectives(
+    over: Mapping[str, Any], base: Mapping[str, Any], devices: Sequence[Device], origin: Origin
+) -> CollectiveModel:
+    """Return how long collectives take: as the description says, or else its preset."""
+    from devices.collectives.by_name import make_collectives
+
+    with located("machine", "collectives"):
+        model = make_collectives(over.get("collectives", base.get("collectives", {})), origin)
+    if "collectives" in over or "preset" not in over:
+        return model
+    from devices.collectives.of_preset import of_preset
+
+    return of_preset(model, devices, next((key for key in _NETWORK if over.get(key)), None))
+
+
+_NETWORK: Final = ("links", "topology", "network", "ideal")
+"""Keys by which a network is no longer that of its preset."""
 
 
 def _topology(
@@ -295,7 +322,7 @@ def _machine_fields(spec: Mapping[str, Any], origin: Origin) -> tuple[dict[str, 
 def _described(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin) -> dict[str, dict[str, Any]]:
     nodes, given = over.get("nodes"), over.get("devices", {})
     with located("machine", "devices"):
-        alone = {name: spec for name, spec in given.items() if nodes is not None and _in_node(name)}
+        alone = {name: spec for name, spec in given.items() if nodes is not None and node_of(name)}
         each = {name: spec for name, spec in given.items() if name not in alone}
         described = _lay_over(base.get("devices", {}), each)
         if not described:
@@ -312,12 +339,6 @@ def _described(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin)
             with located("machine", "devices", _entry_of(name, over)):
                 read[id(device)] = _values(device, origin)
     return {name: read[id(device)] for name, device in described.items()}
-
-
-def _in_node(name: str) -> bool:
-    """Return whether a device is told with its node: ``node3/gpu0``."""
-    node, slash, _ = name.partition("/")
-    return bool(slash) and node.startswith("node") and node[4:].isdecimal()
 
 
 def _changed(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

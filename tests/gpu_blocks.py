@@ -23,7 +23,9 @@ class Resident:
         self, index: int, launch: Launch, asked: Demand, rank: tuple[int, int], partition: int
     ) -> None:
         self.index, self.launch, self.asked, self.rank, self.partition = index, launch, asked, rank, partition
-        self.left = asked.loads
+        # Blocks that are not known are of 1 ns, as many as the kernel's time on all SMs holds.
+        self.length = launch.duration_ns if asked.waves else 1
+        self.left = asked.loads if asked.waves else asked.loads * launch.duration_ns
         self.blocks: list[Block] = []
         self.began = False
 
@@ -74,23 +76,22 @@ def block_by_block(
         began = [k for k in kernels if k.began]
         wanted = [len(k.blocks) * k.asked.load_bytes_per_s for k in began]
         for k, want, got in zip(began, wanted, raise_together(wanted, bandwidth), strict=True):
-            speed[k.index] = k.asked.waves * (got / want if want else Fraction(1))
+            speed[k.index] = max(k.asked.waves, 1) * (got / want if want else Fraction(1))
 
     now = 0
     while len(end) < len(launches):
         # 1. blocks that end in the last ns, the earliest first; the served kernel goes on with its own
         freed = False
         for k in kernels:
-            length = k.launch.duration_ns
             while True:
-                over_blocks = [b for b in k.blocks if b.done >= length]
+                over_blocks = [b for b in k.blocks if b.done >= k.length]
                 if not over_blocks:
                     break
                 first = max(over_blocks, key=lambda b: b.done)
                 k.blocks.remove(first)
                 if k.left and served.get(k.partition) is k:
                     k.left -= 1
-                    k.blocks.append(Block(k, first.done - length))
+                    k.blocks.append(Block(k, first.done - k.length))
                 else:
                     free[k.partition] += 1
                     freed = True

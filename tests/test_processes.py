@@ -109,7 +109,7 @@ def test_partitions_and_priorities_are_those_of_each_process() -> None:
     }
     device = gpu(**keys).devices[0]
     assert device.for_processes is not None
-    details = device.for_processes(2).details
+    details = device.for_processes(device, 2).details
     assert details.partition_of == (0, 1, 0, 1)
     assert details.stream_priorities == (-1, 0, -1, 0)
 

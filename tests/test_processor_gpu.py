@@ -154,7 +154,7 @@ def test_a_kernel_without_demand_fills_the_device() -> None:
 
 
 def test_partitions_are_devices_of_their_own() -> None:
-    # 8 SMs in two partitions of 4. A kernel of 8 loads, alone 10, needs two rounds on 4 SMs: 20, each beside
+    # 8 SMs in two partitions of 4. A kernel that fills 8 SMs for 10 takes 20 on 4 SMs, each beside
     # the other; on the whole device they would have run 0-10 and 10-20.
     launches = [Launch(0, 10), Launch(1, 10)]
     assert spans(run(launches, sms=8, partitions={"a": 4, "b": 4})) == [(0, 20), (0, 20)]
@@ -164,12 +164,27 @@ def test_partitions_are_devices_of_their_own() -> None:
     assert spans(run(small, sms=8, partitions={"a": 4, "b": 4})) == [(0, 10), (0, 10)]
     # Streams 0 and 2 share a; stream 1 has b. 6 and 2 SMs: 8 loads take 2 rounds on 6 and 4 on 2; in a the
     # second kernel finds 4 SMs left over in the second round, then 4 loads are left for the third.
-    three = [Launch(0, 10), Launch(1, 10), Launch(2, 10)]
-    assert spans(run(three, sms=8, partitions={"a": 6, "b": 2}, stream_partitions=["a", "b", "a"])) == [
-        (0, 20),
-        (0, 40),
-        (10, 30),
-    ]
+    # Of kernels whose blocks are not known the 80 ns of SMs are 13 1/3 ns on 6, and 160 of two are 26 2/3.
+    apart: dict[str, Any] = {"sms": 8, "partitions": {"a": 6, "b": 2}, "stream_partitions": ["a", "b", "a"]}
+    three = [Launch(stream, 10, {"grid": 8}) for stream in range(3)]
+    assert spans(run(three, **apart)) == [(0, 20), (0, 40), (10, 30)]
+    assert spans(run([Launch(stream, 10) for stream in range(3)], **apart)) == [(0, 14), (0, 40), (13, 27)]
+
+
+def test_a_kernel_of_unknown_blocks_has_no_tail() -> None:
+    """Beside k of S held SMs it takes S / (S - k) times as long; known blocks take whole waves."""
+
+    def beside(held: int, attributes: dict[str, Any]) -> tuple[int, int]:
+        return spans(run([Launch(0, 10**6, {"sms": held}), Launch(1, 132_000, attributes)], sms=132))[1]
+
+    assert beside(1, {}) == (0, 133_008)  # 132 000 x 132 / 131 = 133 007.6
+    assert beside(16, {}) == (0, 150_207)  # 150 206.9
+    assert beside(66, {}) == (0, 264_000)
+    assert beside(1, {"sms": 132}) == beside(1, {"grid": 132}) == (0, 264_000)
+    assert beside(1, {"grid": 132 * 40}) == (0, 135_300)  # 41 waves of 3300
+    # It yields to one that comes with a higher priority within 1 ns: none of its loads takes longer.
+    launches = [Launch(0, 100), Launch(1, 10, ready_ns=50)]
+    assert spans(run(launches, sms=4, stream_priorities=[0, -1])) == [(0, 110), (51, 61)]
 
 
 def test_two_bandwidth_bound_kernels_get_half_each() -> None:
@@ -238,7 +253,8 @@ def test_a_kernel_of_no_length_needs_no_sm() -> None:
 
 
 def test_demands() -> None:
-    assert demand({}, 10, sms=4) == Demand(4, 1, 0)
+    assert demand({}, 10, sms=4) == Demand(4, 0, 0)
+    assert demand({}, 10, sms=4, dram_bytes=80, bandwidth_bytes_per_s=10**12) == Demand(4, 0, 2 * 10**9)
     assert demand({"grid": 9}, 10, sms=4) == Demand(9, 3, 0)
     assert demand({"sms": 9}, 10, sms=4) == Demand(4, 1, 0)
     assert demand({"sm_fraction": 0.3}, 10, sms=10) == Demand(3, 1, 0)  # not 4: 0.3 is three tenths
@@ -380,8 +396,8 @@ def test_products_without_a_grid_have_that_of_the_fitted_model() -> None:
         job = make_job(b.build(), machine)
         return [(one.loads, one.waves) for _, one in sorted(demands(machine.devices[0], job, None).items())]
 
-    assert asked() == [(8, 1), (8, 1), (8192, 63), (8192, 63), (66, 1), (132, 1)]
-    assert asked(fitted_grids=False) == [(132, 1)] * 4 + [(66, 1), (132, 1)]
+    assert asked() == [(8, 1), (8, 1), (8192, 63), (8192, 63), (66, 1), (132, 0)]
+    assert asked(fitted_grids=False) == [(132, 0)] * 4 + [(66, 1), (132, 0)]
 
     small = GraphBuilder("small")
     for i in range(2):

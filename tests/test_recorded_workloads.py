@@ -11,6 +11,7 @@ from policy_helpers import gpu, job_of
 from scenario_texts import write
 
 from policies.streams.recorded import Recorded
+from scenarios.cli.stream_hints import stream_notes
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, GraphBuilder, Machine
@@ -128,6 +129,22 @@ def test_streams_by_hand(tmp_path: Path, assignment: str, makespan_ns: int) -> N
     assert trace.makespan_ns == makespan_ns
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_recorded_kernels_that_share_sms_once_more_are_told(tmp_path: Path, told: bool) -> None:
+    """Their durations were measured side by side already."""
+    source = tmp_path / "made" / "tiny.json"
+    source.parent.mkdir()
+    source.write_text(json.dumps(TINY))
+    scenario = prepare(tmp_path, source, more=", host: none")
+    gpu = "{kind: gpu, sms: 8, sharing: sm}" if told else "{kind: gpu}"
+    machine = f"machine={{devices: {{gpu0: {gpu}}}}}"
+    result = run_scenario(load_scenario(scenario, sets=[machine], allow_outside=True))
+    notes = stream_notes([result])
+    assert [note.startswith("kernels share the SMs of gpu0, and did so when") for note in notes] == [
+        True
+    ] * told
+
+
 def test_a_batch_is_no_option_of_a_recording(tmp_path: Path) -> None:
     with pytest.raises(
         ScenarioError, match=r"workload\.batch: no such key; known: execution_graph, host, kineto"
@@ -139,7 +156,7 @@ def test_too_few_streams_are_told() -> None:
     b = GraphBuilder("two")
     b.op("a", attributes={"stream": 7})
     b.op("b", attributes={"stream": "comm"})
-    message = r"recorded on 2 streams \(7, comm\), but it has 1; set streams: 2"
+    message = r"the ops of gpu0 name 2 streams \(7, comm\), and it has 1; .*, or say streams: 2"
     with pytest.raises(InputError, match=message):
         Recorded().assign(job_of(b.build(), gpu()))
 

@@ -100,7 +100,11 @@ _DEVICE = [
         "factor",
         "share that each thread per core beyond the first adds to the time of all ops; 0: fair time slicing",
     ),
-    Field("streams", "number of lanes", "queues whose tasks start in order; default 1"),
+    Field(
+        "streams",
+        "number of lanes",
+        "queues whose tasks start in order; default as many as policy.streams uses, or 1",
+    ),
     Field("stream_priorities", "integers", "priority of each stream, lower first, 0 when left out"),
     # -- overheads of issuing
     Field("issue_cost", "duration by kind", "cost to the issuer of issuing an op"),
@@ -395,7 +399,8 @@ MACHINE_FIELDS: Final = _table(
     Field(
         "collectives",
         "mapping",
-        "how long collectives of communicators take that give no duration: model (default formula), options",
+        "how long collectives of communicators take that give no duration: model (default formula; of "
+        "presets with NVSwitches nccl), options",
         example="{model: formula, algorithm: ring}",
     ),
 )

@@ -65,27 +65,31 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
     if len(values.get("stream_priorities", ())) > streams:
         raise InputError(f"there are only {streams} streams", path=("stream_priorities",))
     dram = values["bandwidth"] if sharing == "sm+dram" else None
-    partitions = _partitions(name, values, used, streams)
-    values = {**values, **partitions, "sms_in_use": used, "dram_bytes_per_s": dram}
-    alone = streams == 1 and "partitions" not in values  # one kernel at a time shares nothing with anybody
-    processor = least = None
-    if not alone and sharing != "none":
-        from devices.processor.sms.choice import processor_of
-        from devices.processor.sms.gpu_bound import least_ns
-
-        processor = processor_of(values, streams)
-        least = None if processor is None else least_ns
+    values = {**values, "sms_in_use": used, "dram_bytes_per_s": dram}
+    for_streams = partial(_for_streams, values)
     device = Device(
         **common_arguments(name, values),
-        streams=streams,
         cost=make_cost(values, peak_share=share, origin=origin),
-        processor=processor,
-        least_ns=least,
+        for_streams=for_streams if values.keys().isdisjoint(("streams", "stream_partitions")) else None,
+        for_processes=partial(_for_processes, values),
     )
-    return replace(device, for_processes=partial(_for_processes, device, values))
+    return for_streams(device, streams)
 
 
-def _for_processes(one: Device, values: Mapping[str, Any], n: int) -> Device:
+def _for_streams(values: Mapping[str, Any], device: Device, streams: int) -> Device:
+    """Return the GPU with so many streams, and what their kernels share."""
+    sms, of = _partitions(device.name, values, device.details.sms, streams)
+    details = replace(device.details, partition_sms=sms, partition_of=of)
+    device = replace(device, streams=streams, details=details)
+    if (streams == 1 and not sms) or values.get("sharing", "none") == "none":
+        return device  # one kernel at a time shares nothing with anybody
+    from devices.processor.sms.choice import processor_of
+    from devices.processor.sms.gpu_bound import least_ns
+
+    return replace(device, processor=processor_of(values, streams), least_ns=least_ns)
+
+
+def _for_processes(values: Mapping[str, Any], one: Device, n: int) -> Device:
     """Return the GPU as n processes have it, each with as many streams of its own as `one` has.
 
     Where streams share SMs, so do those of all processes, as under NVIDIA's Multi-Process Service. Elsewhere
@@ -109,13 +113,13 @@ def _for_processes(one: Device, values: Mapping[str, Any], n: int) -> Device:
 
 def _partitions(
     name: str, values: Mapping[str, Any], used: int | None, streams: int
-) -> dict[str, tuple[int, ...]]:
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return SMs of each partition and partition of each stream; nothing when there are no partitions."""
     partitions: Mapping[str, int] = values.get("partitions", {})
     if not partitions:
         if "stream_partitions" in values:
             raise InputError("there are no partitions", path=("stream_partitions",))
-        return {}
+        return (), ()
     total, step = sum(partitions.values()), values.get("partition_step", 1)
     if used is not None and total > used:
         raise InputError(f"{total} SMs are asked for and there are {used}", path=("partitions",))
@@ -130,7 +134,7 @@ def _partitions(
     for partition in given:
         if partition not in partitions:
             raise UnknownNameError(f"partition of {name}", partition, names)
-    return {"partition_sms": tuple(partitions.values()), "partition_of": tuple(map(names.index, given))}
+    return tuple(partitions.values()), tuple(map(names.index, given))
 
 
 def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fraction]:

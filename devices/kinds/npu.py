@@ -13,19 +13,23 @@ queue and the whole chip works on one op, as compilers for such chips usually ar
 A core has a matrix and a vector unit with peak rates of their own, and a scratchpad through which the
 operands of an op pass in tiles, by DMA, double-buffered; the time of an op follows from its tiles
 (`devices.cost.tiled_cost`). With ``queues_per_core: 2`` both units of a core can run ops of two queues at
-once (`devices.processor.cores.core_units`).
+once (`devices.processor.cores.core_units`). A program that makes more streams than there are queues, as for
+its collectives, has them all (`devices.processor.cores.core_turns`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from devices.cost.cost_description import make_cost
 from devices.cost.npu_units import MATRIX_KINDS, Units
 from devices.describe.common_arguments import common_arguments
 from devices.describe.fields import DEFAULT
+from devices.processor.cores.core_turns import CoreTurns
 from devices.processor.cores.core_units import CoreUnits
 from sim.machine.device import Device
 from sim.words.errors import InputError
@@ -56,6 +60,7 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
     >>> build("npu0", {"kind": "npu", "cores": 8, "cores_per_op": 2}).streams
     4
     """
+    given = values
     cores, per_op = values.get("cores", 1), values.get("cores_per_op", 1)
     queues = values.get("queues_per_core", 1)
     if cores % per_op:
@@ -64,14 +69,20 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
         for key in ("vector_scratchpad", "double_buffered", "granule", "dma_latency"):
             if key in values:
                 raise InputError("it takes effect only with a scratchpad, which is not given", path=(key,))
-    share = Fraction(per_op, cores * queues)
+    streams, share = cores // per_op * queues, Fraction(per_op, cores * queues)
     values = {**values, "queues_per_core": queues, "units": _units(values)}
     return Device(
         **common_arguments(name, values),
-        streams=cores // per_op * queues,
+        streams=streams,
         cost=make_cost(values, peak_share=Fraction(per_op, cores), bandwidth_share=share, origin=origin),
         processor=CoreUnits if queues > 1 else None,
+        for_streams=None if "queues_per_core" in given else partial(_for_streams, streams),
     )
+
+
+def _for_streams(queues: int, device: Device, streams: int) -> Device:
+    """Return the NPU with more streams than its cores make queues, which then take turns on the cores."""
+    return replace(device, streams=streams, processor=partial(CoreTurns, queues))
 
 
 def _units(values: Mapping[str, Any]) -> Units:

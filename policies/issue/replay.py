@@ -186,8 +186,10 @@ class Planned(Placement):
                 lane_of |= {machine.stream_name(first + k): 0 for k in range(device.lanes)}
                 continue
             # The streams of one process after another, as `sim.policy.processes.with_processes` puts them.
-            several = len(process_names(job.graph)) or 1
-            lane_of |= {f"{device.name}/{k}": k % device.lanes for k in range(several * device.lanes)}
+            several, each = len(process_names(job.graph)) or 1, device.lanes
+            if device.for_streams is not None and several == 1:  # it has as many as the plan uses
+                each += len(plan.streams)
+            lane_of |= {f"{device.name}/{k}": k % each for k in range(several * each)}
         for name in plan.streams:
             if name not in lane_of:
                 raise UnknownNameError("stream", name, lane_of)

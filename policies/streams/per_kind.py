@@ -72,7 +72,7 @@ class PerKind:
         stream = self.streams.get(kind, 0)
         if device.workers:  # they have no streams
             return 0
-        if stream >= device.lanes:
+        if stream >= device.lanes and device.for_streams is None:
             raise InputError(
                 f"per-kind: {kind!r} is to be on stream {stream}, but {device.name} has {device.lanes}, "
                 "counted from 0"

@@ -44,7 +44,7 @@ class Recorded:
         Raises
         ------
         InputError
-            More streams were recorded than the device has.
+            Ops name more streams than their device has, which says how many it has.
         """
         devices, attributes = job.machine.devices, job.graph.attributes
         lanes: list[dict[object, int]] = [{} for _ in devices]  # per device: recorded stream -> lane
@@ -54,9 +54,12 @@ class Recorded:
             if recorded is not None and not devices[d].workers:  # workers have no streams
                 stream[op] = lanes[d].setdefault(recorded, len(lanes[d]))
         for device, used in zip(devices, lanes, strict=True):
-            if len(used) > device.lanes:
+            if len(used) > device.lanes and device.for_streams is None:
+                key, more = "streams", f", or say streams: {len(used)}"
+                if device.kind == "npu":
+                    key, more = "queues_per_core", ""
                 raise InputError(
-                    f"recorded: the ops of {device.name} were recorded on {len(used)} streams "
-                    f"({', '.join(map(str, used))}), but it has {device.lanes}; set streams: {len(used)}"
+                    f"the ops of {device.name} name {len(used)} streams ({', '.join(map(str, used))}), and "
+                    f"it has {device.lanes}; leave out its {key}, and it has as many as they name{more}"
                 )
         return stream

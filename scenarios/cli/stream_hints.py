@@ -50,7 +50,7 @@ def stream_notes(results: Sequence[Result]) -> list[str]:
     for result in results:
         for device in _on_one_stream(result) if result.policy not in told else ():
             held.setdefault(device, []).append(result.policy)
-    notes = [note for _, note in found]
+    notes = [note for _, note in found] + _shared_twice(results)
     if not held:
         return notes
     known = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
@@ -88,6 +88,25 @@ def _recorded_in_vain(results: Sequence[Result]) -> list[tuple[str, str]]:
             )
             found.append((result.policy, note))
     return found
+
+
+def _shared_twice(results: Sequence[Result]) -> list[str]:
+    """Return a line if kernels that shared SMs when they were recorded share them once more."""
+    names: dict[str, None] = {}
+    for job in (result.trace.job for result in results):
+        if any("recorded_start_ns" in own for own in job.graph.attributes.values()):
+            devices = enumerate(job.machine.devices)
+            shared = [d for d, device in devices if device.kind == "gpu" and device.processor is not None]
+            used = set(job.device_of.tolist())
+            names |= {job.machine.devices[d].name: None for d in shared if d in used}
+    if not names:
+        return []
+    first, others = next(iter(names)), len(names) - 1
+    also = f" and {others} other device{'s' * (others > 1)}" if others else ""
+    return [
+        f"kernels share the SMs of {first}{also}, and did so when their durations were recorded: that counts "
+        "twice; give the device sharing: none"
+    ]
 
 
 def _on_one_stream(result: Result) -> list[tuple[str, int]]:

@@ -17,10 +17,12 @@ from devices.collectives.nccl.constants import GENERATIONS
 from devices.collectives.nccl.model import over_a_host
 from devices.collectives.nccl.rates import load_rates, taken_us
 from devices.collectives.nccl.tuner import Choice, Tuner
+from devices.collectives.nodes import node_of
 from devices.machine import make_machine
 from devices.presets import machine_preset
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
+from sim.plot.colours import OKABE_ITO
 from sim.words.errors import InputError
 from sim.words.units import format_bytes, round_half_up
 
@@ -165,7 +167,7 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> Ranks:
             raise InputError(f"--machine {preset} --nodes {nodes}: {error}") from error
     of_node: dict[str, list[int]] = {}
     for k in _accelerators(machine):
-        of_node.setdefault(machine.devices[k].name.rpartition("/")[0], []).append(k)
+        of_node.setdefault(node_of(machine.devices[k].name), []).append(k)
     devices = tuple(k for some in of_node.values() for k in some[:each])
     row = machine_preset(preset).get("topology", {}).get("shape", [1])[-1]
     group = each if nodes > 1 else row
@@ -212,9 +214,10 @@ def _tuner(gpu: str, per_node: tuple[int, ...]) -> Tuner:
 
 
 _MARKS: Final = {"ll": "o", "ll128": "s", "simple": "^", "none": "o", "": "o"}
+_BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW = OKABE_ITO
 _HUES: Final = {
-    "ring": "C0", "tree": "C2", "nvls": "C1", "nvls-tree": "C4", "pat": "C5", "direct": "C0",
-    "halving-doubling": "C3", "hierarchical": "C6", "none": "C7",
+    "ring": _BLUE, "tree": _GREEN, "nvls": _ORANGE, "nvls-tree": _PINK, "pat": _SKY, "direct": _BLUE,
+    "halving-doubling": _RED, "hierarchical": _YELLOW, "none": "#777777",
 }  # fmt: skip
 
 
@@ -228,14 +231,15 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
     ax : Axes, optional
     """
     from sim.plot.figure import new_figure
+    from sim.plot.theme import ink, plain
 
     if ax is None:
         _, (ax,) = new_figure(width=8.0, height=4.5)
     lines: tuple[tuple[str, dict[str, Any], list[float | None]], ...] = (
         ("NCCL's own estimate", {"color": "0.6"}, [row.tuner_us for row in rows]),
         ("by the links", {"color": "0.6"}, [row.links_us for row in rows]),
-        ("fitted", {"color": "black"}, [row.fitted_us for row in rows]),
-        ("measured", {"color": "C3", "marker": "x", "linestyle": "none"}, [row.measured_us for row in rows]),
+        ("fitted", {"color": ink()}, [row.fitted_us for row in rows]),
+        ("measured", {"color": _RED, "marker": "x", "linestyle": "none"}, [row.measured_us for row in rows]),
     )
     for name, style, times in lines:
         known = [(row.nbytes, row.bus_gb_per_s(us)) for row, us in zip(rows, times, strict=True) if us]
@@ -263,7 +267,6 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
     ax.minorticks_off()
     ax.set_xlabel("size")
     ax.set_ylabel("bus bandwidth (GB/s)")
-    ax.set_title(title, loc="left", fontsize=10)
-    ax.spines[["top", "right"]].set_visible(False)
+    plain(ax, title)
     ax.legend(loc="upper left", frameon=False, fontsize=8)
     return ax

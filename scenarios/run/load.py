@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from devices.machine import described_devices, make_machine
 from devices.presets import machine_preset
-from scenarios.fields.expect import Expectation, read_expectations
+from scenarios.expect.expectation import Expectation
+from scenarios.expect.reading import check_runs, read_expectations
 from scenarios.fields.policy_fields import Policy
 from scenarios.file.document import Document, Loc
 from scenarios.file.faults import scenario_error
@@ -31,10 +32,11 @@ from scenarios.schema import ScenarioFile, model_for
 from scenarios.work.workload import Work
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
+from sim.notebook import card
 from sim.words import plugins
 from sim.words.errors import InputError, hint, shortened
 
-__all__ = ["Case", "Scenario", "load_scenario"]
+__all__ = ["Case", "Scenario", "Scenarios", "load_scenario", "read_scenario", "scenario_of"]
 
 
 def load_scenario(
@@ -74,8 +76,47 @@ def load_scenario(
     return scenario_of(document.with_settings(sets).with_settings(vary, "--vary"), allow_code)
 
 
-def scenario_of(document: Document, allow_code: bool = False) -> Scenario:
+def read_scenario(
+    text: str,
+    *,
+    folder: str | Path = ".",
+    sets: Iterable[str] = (),
+    allow_code: bool = False,
+    allow_outside: bool = False,
+) -> Scenario:
+    """Return the scenario that a text is, in a program or a notebook.
+
+    Parameters
+    ----------
+    text : str
+    folder : path
+        Where the files are that it names.
+    sets, allow_code, allow_outside
+        As for `load_scenario`.
+
+    Examples
+    --------
+    >>> scenario = read_scenario('''
+    ... machine: {devices: {cpu0: {kind: cpu, cores: 2}}}
+    ... workload: {ops: {a: {duration: 10us}, b: {duration: 20us}}}
+    ... policy: ready-queue
+    ... ''')
+    >>> scenario.graph
+    <Graph 'scenario': 2 ops, 2 tensors, 0 edges>
+    """
+    document = Document.written(text, folder, allow_outside=allow_outside)
+    return scenario_of(document.with_settings(sets), allow_code)
+
+
+def scenario_of(document: Document, allow_code: bool = False, like: Scenario | None = None) -> Scenario:
     """Return a scenario whose file was read already.
+
+    Parameters
+    ----------
+    document : Document
+    allow_code : bool
+    like : Scenario, optional
+        Of the same file under other settings: if these left the workload alone, it need not be checked again.
 
     Raises
     ------
@@ -83,17 +124,43 @@ def scenario_of(document: Document, allow_code: bool = False) -> Scenario:
         Whatever is wrong with it.
     """
     refuse_renamed(document)
-    value = document.root.plain()
+    root = document.root
+    known = None
+    if like is not None and like.document.root.child("workload") is root.child("workload"):
+        known = {"workload": like.content.workload}
     try:
-        content = ScenarioFile.model_validate(value)
+        content = ScenarioFile.model_validate(root.plain(leave_out=known or ()), context=known)
     except ValidationError as error:
-        raise scenario_error(error, model_for(value), document) from None
+        raise scenario_error(error, model_for(root.plain()), document) from None
     scenario = Scenario(content, document, allow_code)
     for i, label in enumerate(scenario.variants):
         if label in scenario.variants[:i]:
             message = f"two entries are called {label!r}; give one of them a label"
             raise document.error(("compare", i), message)
+    if content.expect:
+        check_runs(content.expect, [*scenario.variants, _own_label(scenario.policy)], document)
     return scenario
+
+
+class Scenarios:
+    """The scenarios of one file under many settings; what settings do not touch is read and checked once.
+
+    Parameters
+    ----------
+    document : Document
+    allow_code : bool
+    """
+
+    def __init__(self, document: Document, allow_code: bool = False) -> None:
+        self.document, self.allow_code = document, allow_code
+        self._last: Scenario | None = None
+
+    def at(self, settings: Iterable[str], option: str = "--vary") -> Scenario:
+        """Return the scenario with ``KEY=VALUE`` texts; see `Document.with_settings` and `scenario_of`."""
+        document = self.document.with_settings(settings, option)
+        scenario = scenario_of(document, self.allow_code, self._last)
+        self._last = scenario  # threads of an executor may be here at once
+        return scenario
 
 
 @dataclass(frozen=True)
@@ -158,6 +225,15 @@ class Scenario:
     content: ScenarioFile
     document: Document
     allow_code: bool = False
+
+    def __repr__(self) -> str:
+        """Return its name."""
+        return f"<Scenario {self.name!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the name and the description, as it was typed."""
+        others = [f"compare: {', '.join(self.variants)}"] if self.variants else []
+        return card(self.name, others, text=(self.content.description or "").strip())
 
     @property
     def name(self) -> str:
@@ -291,8 +367,13 @@ class Scenario:
         """
         content = self.content
         if policy is None:
-            expected = read_expectations(content.expect, self.document, ("expect",))
-            return self._case(self.policy, _own_label(self.policy), self.document, ("policy",), expected)
+            label = _own_label(self.policy)
+            own = {what: each for what, each in content.expect.items() if not isinstance(each, dict)}
+            expected = (
+                *read_expectations(own, self.document, ("expect",), self._others(label)),
+                *(() if label in self.variants else self._expected_of(label)),
+            )
+            return self._case(self.policy, label, self.document, ("policy",), expected)
         if policy in self.variants:
             return self.entry(self.variants.index(policy))
         place = Place(f"--policy {shortened(policy)}")
@@ -315,7 +396,10 @@ class Scenario:
                 f"{policy!r} is {what}, and {kind}; known: {', '.join(sorted(known))}"
             )
         everything = dict.fromkeys([*self.variants, *known, *runtimes])
-        raise Place("--policy").error(f"unknown policy {policy!r}{hint(policy, everything)}")
+        near = hint(policy, everything)
+        if "." in policy and "did you mean" not in near:
+            near = "; a class of your own is named MODULE:CLASS"
+        raise Place("--policy").error(f"unknown policy {policy!r}{near}")
 
     def cases(self) -> list[Case]:
         """Return every run that the scenario compares, or its own run when it compares nothing."""
@@ -323,8 +407,32 @@ class Scenario:
 
     def expected(self) -> list[Case]:
         """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""
-        own = [self.case()] if self.content.expect else []
-        return own + [self.entry(i) for i, entry in enumerate(self.content.compare) if entry.expect]
+        cases = [self.case(), *map(self.entry, range(len(self.variants)))] if self._expects else []
+        return [case for case in cases if case.expectations]
+
+    @property
+    def _expects(self) -> bool:
+        return bool(self.content.expect) or any(entry.expect for entry in self.content.compare)
+
+    @cached_property
+    def other_runs(self) -> dict[str, Any]:
+        """What came out of runs that expectations of others name, by label; who runs them writes here."""
+        return {}
+
+    def called(self, label: str) -> Case:
+        """Return the run that an expectation of another one names."""
+        return self.case(label if label in self.variants else None)
+
+    def _others(self, label: str) -> list[str]:
+        """Return the labels of the runs that an expectation of the run `label` may name."""
+        return [each for each in dict.fromkeys([*self.variants, _own_label(self.policy)]) if each != label]
+
+    def _expected_of(self, label: str) -> tuple[Expectation, ...]:
+        """Return what the scenario's ``expect`` says under the label of a run."""
+        expect = self.content.expect.get(label)
+        if not isinstance(expect, dict):
+            return ()
+        return read_expectations(expect, self.document, ("expect", label), self._others(label))
 
     def entry(self, i: int) -> Case:
         """Return the run of an entry of ``compare``, counted from 0.
@@ -338,10 +446,14 @@ class Scenario:
         scenario = self
         if entry.set:
             changed = self.document.with_values(entry.set, (*loc, "set"))
-            scenario = scenario_of(changed, self.allow_code)
+            scenario = scenario_of(changed, self.allow_code, self)
         spec = overlay(scenario.policy, entry)
-        expected = read_expectations(entry.expect, scenario.document, (*loc, "expect"))
-        return scenario._case(spec, self.variants[i], scenario.document, loc, expected, base=self)
+        label = self.variants[i]
+        expected = (
+            *read_expectations(entry.expect, scenario.document, (*loc, "expect"), self._others(label)),
+            *self._expected_of(label),
+        )
+        return scenario._case(spec, label, scenario.document, loc, expected, base=self)
 
     def _case(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -153,8 +154,26 @@ def make_job(
 
         job.failures = Failures.of(graph, iterations, seed)
     job.faults = faults if faults is not None and faults.causes else None
+    job.machine = _with_streams(job)
     _check_total(job)
     return job
+
+
+def _with_streams(job: Job) -> Machine:
+    """Return the machine, whose devices have as many streams as are assigned where they leave it open."""
+    machine = job.machine
+    if job.streams is None or all(device.for_streams is None for device in machine.devices):
+        return machine
+    asked = np.zeros(len(machine.devices), np.int64)
+    np.maximum.at(asked, job.device_of, job.lane + 1)
+    more = {
+        d: device.for_streams(device, n)
+        for d, (device, n) in enumerate(zip(machine.devices, asked.tolist(), strict=True))
+        if device.for_streams is not None and n > device.lanes
+    }
+    if not more:
+        return machine
+    return replace(machine, devices=tuple(more.get(d, device) for d, device in enumerate(machine.devices)))
 
 
 def _ask_for_collectives(job: Job, c: Collectives, knowledge: str, estimate_error: float) -> None:

@@ -209,13 +209,22 @@ class Job:
         first = np.array(self.machine.first_stream, dtype=np.int64)[self.device_of]
         if self.streams is None:
             return first
-        lane = np.asarray(self.streams.assign(self), dtype=np.int64)
         lanes = np.array([d.lanes for d in self.machine.devices])[self.device_of]
-        if len(lane) != len(self.graph) or bool(((lane < 0) | (lane >= lanes)).any()):
+        if len(self.lane) != len(self.graph) or bool(((self.lane < 0) | (self.lane >= lanes)).any()):
             raise InputError(
-                f"stream assignment {type(self.streams).__name__} names a stream that does not exist"
+                f"stream assignment {type(self.streams).__name__} names a stream that does not exist",
+                path=("streams",),
             )
-        return first + lane
+        return first + self.lane
+
+    @cached_property
+    def lane(self) -> IntArray:
+        """Stream of each op as assigned, counted within its device."""
+        assert self.streams is not None
+        try:
+            return np.asarray(self.streams.assign(self), dtype=np.int64)
+        except InputError as error:
+            raise error if error.op is not None else error.under("streams") from None
 
     @cached_property
     def bottom_level_ns(self) -> IntArray:

@@ -26,7 +26,8 @@ class Sms:
     sms : sequence of int
         How many each partition has.
     loads, waves : sequences of int
-        Of each op: the SMs that it fills, at once or one after another, and its waves on all SMs.
+        Of each op: the SMs that it fills, at once or one after another, and its waves on all SMs; 0 waves: it
+        fills so many SMs with loads of 1 ns.
 
     Examples
     --------
@@ -56,11 +57,16 @@ class Sms:
 
     def dispatch(self, partition: int, op: int, ns: int, now: int) -> int:
         """Give an op the SMs of a partition as they come free; return when it ends."""
+        loads = self.loads[op]
+        waves = self.waves[op]
+        if waves == 0:
+            loads *= ns
+            waves = ns = 1
         last = partition * WIDTH + self.n_instants[partition] - 1
         if self.n_instants[partition] > 1 and self.instant[last] > now:
-            return self.dispatch_staggered(partition, self.loads[op], self.waves[op], ns, now)
+            return self.dispatch_staggered(partition, loads, waves, ns, now)
         at = max(self.instant[partition * WIDTH], now)
-        return self.dispatch_at_once(partition, at, self.loads[op], self.waves[op], ns)
+        return self.dispatch_at_once(partition, at, loads, waves, ns)
 
     def dispatch_at_once(self, partition: int, at: int, loads: int, waves: int, ns: int) -> int:
         """Do so where all of them are free at one time."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sim.graph.graph import Graph
 from sim.machine.device_details import Details
 from sim.machine.processor import Processor
-from sim.words.arrays import IntArray
+from sim.words.arrays import FloatArray, IntArray
 from sim.words.errors import InputError
 
-__all__ = ["CostModel", "Device"]
+__all__ = ["CostModel", "Device", "Roofs"]
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,14 @@ class Device:
         schedule gets through the work of the device, where op k takes ``duration_ns[k]`` alone and runs
         ``runs[k]`` times, from what its `processor` shares (`sim.analysis.bounds`). None: no bound of its
         own.
+    for_streams : callable or None
+        ``for_streams(device, n)`` returns the device with n streams, where its description does not say how
+        many it has: then it has as many as are assigned, as a GPU has as many as a program makes. None: it
+        has `streams`.
     for_processes : callable or None
-        ``for_processes(n)`` returns the device as n processes have it that do not know of one another, with
-        the streams of all of them, one process after another. None: they have its streams together.
+        ``for_processes(device, n)`` returns the device as n processes have it that do not know of one
+        another, with the streams of all of them, one process after another. None: they have its streams
+        together.
     details : Details
         Everything else that a processor, network or cost model reads (SMs, copy engines, ...).
     """
@@ -87,7 +93,8 @@ class Device:
     staging_bytes_per_s: int | None = None
     supports: frozenset[str] | None = None
     least_ns: Callable[..., int] | None = None
-    for_processes: Callable[[int], Device] | None = None
+    for_streams: Callable[[Device, int], Device] | None = None
+    for_processes: Callable[[Device, int], Device] | None = None
     details: Details = field(default_factory=Details)
 
     def __post_init__(self) -> None:
@@ -113,6 +120,21 @@ class Device:
     def lanes(self) -> int:
         """Number of lanes in the trace: workers of a CPU, streams of anything else."""
         return self.workers or self.streams
+
+
+class Roofs(NamedTuple):
+    """What no op of a graph can exceed on a device.
+
+    Attributes
+    ----------
+    flop_per_s : array of float, one entry per op
+        The peak of its data type; NaN: none is known.
+    bytes_per_s : float
+        Of the memory; NaN: none is known.
+    """
+
+    flop_per_s: FloatArray
+    bytes_per_s: float
 
 
 class CostModel:
@@ -143,3 +165,7 @@ class CostModel:
     def blocks(self, graph: Graph, device: Device) -> IntArray:
         """Return in how many thread blocks each op is computed; -1 where the model does not say."""
         return np.full(len(graph), -1)
+
+    def roofs(self, graph: Graph, device: Device) -> Roofs:
+        """Return the peaks of the hardware, where the model has them: what a roofline is drawn with."""
+        return Roofs(np.full(len(graph), np.nan), math.nan)

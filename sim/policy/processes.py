@@ -56,7 +56,7 @@ def with_processes(job: Job) -> Job:
         users = np.unique(process_of[job.device_of == d])
         if len(users) > 1 and device.for_processes is not None:
             # Each has streams of its own, assigned as if the others were not there.
-            devices[d] = replace(device.for_processes(len(users)), name=device.name)
+            devices[d] = device.for_processes(device, len(users))
             for place, process in enumerate(users.tolist()):
                 here = (job.device_of == d) & (process_of == process)
                 lane[here] = _lanes_alone(job, process_of == process)[here] + place * device.streams

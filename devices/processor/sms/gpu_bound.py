@@ -41,9 +41,10 @@ def least_ns(device: Device, job: Job, duration_ns: IntArray, runs: IntArray) ->
     work: dict[int, int] = {}  # by waves: loads * ns, so that fractions are few
     traffic: dict[int, int] = {}
     for op, asked in demands(device, job, bandwidth).items():
-        busy = asked.loads * int(duration_ns[op]) * int(runs[op])
-        work[asked.waves] = work.get(asked.waves, 0) + busy
-        traffic[asked.waves] = traffic.get(asked.waves, 0) + busy * asked.load_bytes_per_s
+        loads, waves, length = asked.lasting(int(duration_ns[op]))
+        busy = loads * length * int(runs[op])
+        work[waves] = work.get(waves, 0) + busy
+        traffic[waves] = traffic.get(waves, 0) + busy * asked.load_bytes_per_s
     for waves in work:
         sm_ns += Fraction(work[waves], waves)
         drawn += Fraction(traffic[waves], waves)

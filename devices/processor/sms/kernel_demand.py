@@ -16,13 +16,19 @@ This is the model behind *wave quantisation* (NVIDIA, *Matrix Multiplication Bac
 section 3). Real blocks of one kernel differ in length, and blocks of two kernels may live on one SM; neither
 is modelled.
 
+A kernel whose blocks nobody knows fills the device, and its tail is not known either. It has none here: its
+loads are as short as can be, a load takes 1 ns. So on k SMs fewer it takes S / (S - k) times as long, as a
+kernel of many small waves does; one wave would take twice as long beside a single SM less. (Even products,
+which have few waves, lose an eighth of what whole waves would: ``quantisation`` of
+`devices.cost.formulas.gemm`, fitted to an H200.)
+
 The clock of a kernel
 ---------------------
-Everything inside a kernel happens in its own time `v`, in which a load takes exactly ``duration_ns`` units
-and which advances by ``waves`` units a ns, or by less when memory bandwidth is short. So block boundaries
-are exact although they seldom fall on whole ns. Loads that were dispatched together are a *cohort*. While a
-kernel has loads left and is the one that is served, each cohort that ends is followed by an equal one at
-once; how many have come and gone is computed when somebody asks, not simulated.
+Everything inside a kernel happens in its own time `v`, in which a load takes a whole number of units
+(`Demand.lasting`) and which advances by ``waves`` units a ns, or by less when memory bandwidth is short. So
+block boundaries are exact although they seldom fall on whole ns. Loads that were dispatched together are a
+*cohort*. While a kernel has loads left and is the one that is served, each cohort that ends is followed by an
+equal one at once; how many have come and gone is computed when somebody asks, not simulated.
 """
 
 from __future__ import annotations
@@ -56,9 +62,9 @@ class Demand(NamedTuple):
     Attributes
     ----------
     loads : int
-        Blocks, counted by the SM-full.
+        Blocks, counted by the SM-full; where they are not known, as many as run at a time.
     waves : int
-        Rounds that they need on the whole device.
+        Rounds that they need on the whole device; 0: not known, so that a load takes 1 ns.
     load_bytes_per_s : int
         DRAM bandwidth that one load draws while it runs at full speed.
     """
@@ -66,6 +72,16 @@ class Demand(NamedTuple):
     loads: int
     waves: int
     load_bytes_per_s: int
+
+    def lasting(self, duration_ns: int) -> tuple[int, int, int]:
+        """Return loads and waves of a kernel that takes so long alone, and a load's length in 1 / waves ns.
+
+        Examples
+        --------
+        >>> Demand(6, 2, 0).lasting(20), Demand(4, 0, 0).lasting(20)
+        ((6, 2, 20), (80, 1, 1))
+        """
+        return (self.loads, self.waves, duration_ns) if self.waves else (self.loads * duration_ns, 1, 1)
 
 
 def demand(
@@ -83,9 +99,8 @@ def demand(
     ----------
     attributes : mapping
         Of the op: ``grid`` (blocks, a number or up to three) with ``blocks_per_sm``, or ``sms``, or
-        ``sm_fraction``; without any of them the op fills the device for one wave. (In a partition it takes
-        whole waves, too: 5 on 32 of 132 SMs, not 4.1. Give its grid for a finer answer.) ``dram_bytes`` in
-        place of the parameter.
+        ``sm_fraction``; without any of them the op fills the device with blocks that are not known.
+        ``dram_bytes`` in place of the parameter.
     duration_ns : int
         How long it takes alone on the device.
     sms, blocks_per_sm : int
@@ -110,12 +125,12 @@ def demand(
         loads = ceil(Fraction(repr(attributes["sm_fraction"])) * sms)
     else:
         loads = sms
-    waves = -(-loads // sms)
+    waves = 0 if _OWN.isdisjoint(attributes) else -(-loads // sms)
     if bandwidth_bytes_per_s is None or not duration_ns:
         return Demand(loads, waves, 0)
     nbytes = attributes.get("dram_bytes", dram_bytes)
     # bytes of a load / block time, in whole bytes/s; what all that run together draw fits into the bandwidth.
-    drawn = (2 * nbytes * waves * 10**9 + loads * duration_ns) // (2 * loads * duration_ns)
+    drawn = (2 * nbytes * max(waves, 1) * 10**9 + loads * duration_ns) // (2 * loads * duration_ns)
     return Demand(loads, waves, min(drawn, bandwidth_bytes_per_s // min(sms, loads)))
 
 
@@ -236,14 +251,15 @@ class Kernel:
         self, task: Task, asked: Demand, duration_ns: int, rank: tuple[int, int], partition: int, now_ns: int
     ) -> None:
         self.task, self.rank, self.partition = task, rank, partition
-        self.left, self.waves, self.load_bytes_per_s = asked
+        self.left, self.waves, length = asked.lasting(duration_ns)
+        self.load_bytes_per_s = asked.load_bytes_per_s
         self.running = 0
         self.served = self.resident = False
         self.stale = True
         self.arrived_ns = self.free_ns = self.end_ns = self._since_ns = now_ns
         # The kernel's time, the length of a load and the ends of cohorts are in 1 / scale of a unit, `_step`
         # is how many of these pass a ns: all whole numbers, whatever fraction of its speed the kernel has.
-        self._v, self._scale, self._length, self._step = 0, 1, duration_ns, self.waves
+        self._v, self._scale, self._length, self._step = 0, 1, length, self.waves
         self._pace = (1, 1)
         self._cohorts: list[tuple[int, int]] = []  # (end, loads), earliest end first
 

@@ -71,15 +71,15 @@ def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tupl
     # All SMs come free at one instant.
     if start_ns < now_ns:
         start_ns = now_ns
-    loads, waves, _ = asked
+    loads, waves, length = asked.lasting(duration_ns)
     if loads == sms:  # it fills the device, as most kernels do
-        end_ns = start_ns - (-duration_ns // waves)
+        end_ns = start_ns - (-length // waves)
         return start_ns, end_ns, [(end_ns, sms)]
     rounds, rest = divmod(loads, sms)
-    last_ns = start_ns + -(-rounds * duration_ns // waves)  # the end of the last full round
+    last_ns = start_ns + -(-rounds * length // waves)  # the end of the last full round
     if not rest:
         return start_ns, last_ns, [(last_ns, sms)]
-    end_ns = start_ns + -(-(rounds + 1) * duration_ns // waves)
+    end_ns = start_ns + -(-(rounds + 1) * length // waves)
     if end_ns == last_ns:
         return start_ns, end_ns, [(end_ns, sms)]
     return start_ns, end_ns, [(last_ns, sms - rest), (end_ns, rest)]
@@ -91,9 +91,7 @@ def _staggered(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> 
     SMs that come free before others take one load after the other; from the last instant on at which SMs
     come free before all is dispatched, all of them dispatch in turns.
     """
-    loads, waves, _ = asked
-    # In units of 1 / waves ns every block takes exactly `duration_ns`: see
-    # `devices.processor.sms.kernel_demand`.
+    loads, waves, length = asked.lasting(duration_ns)  # in units of 1 / waves ns
     begins = [((time if time > now_ns else now_ns) * waves, sms) for time, sms in free]
     for last in range(len(begins) - 1, -1, -1):
         at = begins[last][0]
@@ -101,10 +99,10 @@ def _staggered(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> 
         turns = []  # when SMs dispatch, from `at` on, for the first time
         total = 0
         for begin, sms in begins[: last + 1]:
-            rounds = (at - begin + duration_ns - 1) // duration_ns
+            rounds = (at - begin + length - 1) // length
             left -= rounds * sms
             total += sms
-            turns.append((begin + rounds * duration_ns, sms))
+            turns.append((begin + rounds * length, sms))
         if left > 0:
             break  # else all is dispatched before the last of these come free
     turns.sort()
@@ -112,7 +110,7 @@ def _staggered(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> 
     after = free[last + 1 :]
     end = 0
     for turn, sms in turns:
-        end_of_full = turn + full * duration_ns
+        end_of_full = turn + full * length
         if rest < sms:
             after.append((-(-end_of_full // waves), sms - rest))
             if not rest:
@@ -120,7 +118,7 @@ def _staggered(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> 
                 continue
             sms = rest
         rest -= sms  # these take one more
-        end = end_of_full + duration_ns
+        end = end_of_full + length
         after.append((-(-end // waves), sms))
     after.sort()
     return begins[0][0] // waves, -(-end // waves), _few(after)

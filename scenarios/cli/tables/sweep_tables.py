@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from scenarios.cli.text_tables import percent, print_table, size
-from scenarios.cli.unused_notes import unused_notes
+from scenarios.cli.text_tables import print_table
+from scenarios.cli.unused_notes import no_gap_notes, unused_notes
 from scenarios.fields.goals import Goal
 from scenarios.fields.results import shown_result
+from sim.export.result_rows import percent, size
 from sim.words.units import format_duration
 
 __all__ = ["print_answer", "print_left_out", "print_rows"]
@@ -48,8 +49,8 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str]) -> None:
             lines.append({**cells, "makespan": "failed", "above bound": "", **more})
             failures.append(f"{', '.join(cells.values())}: {row['error']}")
         else:
-            makespan, bound = row["makespan_ns"], row["lower_bound_ns"]
-            above = percent(makespan / bound - 1) if bound else ""
+            makespan = row["makespan_ns"]
+            above = "" if row.get("gap") is None else percent(row["gap"])
             star = "*" if makespan == best else "" if best is None else " "
             times = {"makespan": f"{format_duration(makespan)}{star}", "above bound": above}
             lines.append({**cells, **times, **more})
@@ -57,7 +58,7 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str]) -> None:
                 row["unused_devices"].split(", ") if row["unused_devices"] else []
             )
     print_table(lines, left=len(settings) + 1)
-    for note in unused_notes(unused):
+    for note in (*unused_notes(unused), *no_gap_notes(row.get("no_gap") for row in rows)):
         print(note)
     if failures:  # below the table: a long story in a column of its own would leave no room for the others
         print("\n" + "\n".join(failures))

@@ -24,7 +24,8 @@ class SharedSms(NamedTuple):
     partition_of : sequence of int
         Partition of each of the device's streams.
     op, loads, waves : arrays of int64
-        Ops of the device; the SMs that each fills, at once or one after another, and its waves on all SMs.
+        Ops of the device; the SMs that each fills, at once or one after another, and its waves on all SMs; 0
+        waves: loads of 1 ns fill so many SMs for as long as the op takes.
     """
 
     sms: Sequence[int]

@@ -76,9 +76,7 @@ def whatif(
     if plot is not None:
         from sim.plot.figure import save
 
-        figure = draw_what_ifs(base.name, outcomes).get_figure(root=True)
-        assert figure is not None
-        save(figure, plot)
+        save(draw_what_ifs(base.name, outcomes), plot)
         typer.echo(f"wrote {plot}", err=True)
     if json:
         print_json(to_json(base.name, base.recorded_ns, outcomes))
@@ -102,8 +100,9 @@ def _asked(text: str) -> Trial:
 
 
 def _print(name: str, recorded_ns: int | None, outcomes: Sequence[Outcome]) -> None:
-    from scenarios.cli.text_tables import percent, print_table, strong
+    from scenarios.cli.text_tables import print_table, strong
     from scenarios.report.what_ifs import ranked, written
+    from sim.export.result_rows import percent
     from sim.words.units import format_duration
 
     base, *others = ranked(outcomes)
