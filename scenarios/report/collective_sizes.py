@@ -213,7 +213,13 @@ def _tuner(gpu: str, per_node: tuple[int, ...]) -> Tuner:
 
 _MARKS: Final = {"ll": "o", "ll128": "s", "simple": "^", "none": "o", "": "o"}
 _HUES: Final = {
-    **{"ring": 0, "direct": 0, "nvls": 1, "tree": 2, "nvls-tree": 3, "pat": 4, "halving-doubling": 5},
+    "ring": 0,
+    "direct": 0,
+    "nvls": 1,
+    "tree": 2,
+    "nvls-tree": 3,
+    "pat": 4,
+    "halving-doubling": 5,
     "hierarchical": 6,
 }
 """Places among Okabe and Ito's colours; what has none is grey."""
