@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, PrivateAttr, WithJsonSchema, model_validator
 
 from devices.describe.field_types import Bytes, Duration, Flops
 from devices.describe.quantities import Count, Name, Shorthand, Strict, Whole, fault, reader
@@ -193,12 +193,21 @@ class InlineOps(Workload):
         Field(default_factory=dict, description="functions whose ops the kinds call, if and while stand for"),
     ]
 
+    _graph: Graph | None = PrivateAttr(None)
+
     def own_kinds(self) -> Collection[str]:
         """Return the kinds of op that it names as its own."""
         return self.kinds
 
     def build(self, document: Document, machine: Machine) -> Graph:
-        """Return the graph of the ops, checked name by name so that an error has a place."""
+        """Return the graph of the ops, checked name by name so that an error has a place; made once."""
+        if self._graph is None or self._graph.name != document.title:
+            self._graph = self._made(document, machine)
+        else:
+            self._check_devices(document, machine)
+        return self._graph
+
+    def _made(self, document: Document, machine: Machine) -> Graph:
         self._check_names(document)
         self._check_functions(document)
         self._check_devices(document, machine)
