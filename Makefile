@@ -1,7 +1,7 @@
 # Every target makes .venv when it is missing, and brings it up to date when pyproject.toml or the kernel has changed.
 
 # What the tests need. Not torch: it is large, and the tests that want it skip and say so (see test-torch).
-EXTRAS ?= dev,onnx,parquet,perfetto,opt,dask,notebook
+EXTRAS ?= dev,onnx,parquet,perfetto,opt,dask,notebook,fast,docs
 WORKERS ?= 2
 BIN := .venv/bin
 READY := .venv/.installed
@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest --benchmark-disable
 PARALLEL := -n $(WORKERS) --dist worksteal
-.PHONY: help venv demo test test-all test-torch check format bench mutants validate validate-gpu clean
+.PHONY: help venv demo test test-all test-torch check docs format bench mutants validate validate-gpu clean
 .PHONY: test-lowest constraints wheels
 
 help:  ## Show this list
@@ -42,11 +42,16 @@ test-torch: $(READY)  ## The tests that want torch, of which a CPU build will do
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet $(PIP_ARGS) "$(TORCH)"
 	$(PYTEST) -n 0 $$(grep -lE "(importorskip|find_spec)\(.torch.\)" tests/test_*.py)
 
-check: $(READY)  ## Formatting, lint, types, layers: what must hold before a commit
+check: $(READY)  ## Formatting, lint, types, layers, the site: what must hold before a commit
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory docs
+
+# Strictly: a link that leads nowhere is an error. (With --quiet, MkDocs would not count them.)
+docs: $(READY)  ## Build the documentation as a site, out/site/index.html; without the network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 format: $(READY)  ## Format the code and repair what the linter can
 	$(BIN)/ruff format .
@@ -80,7 +85,7 @@ TESTS ?= tests
 test-lowest: | $(BIN)/uv  ## Run the tests with the oldest dependencies that pyproject.toml allows (TESTS=...)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct \
-	    --editable '.[test,onnx,parquet,perfetto,opt,dask]'
+	    --editable '.[test,onnx,parquet,perfetto,opt,dask,fast]'
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable \
 	    -W default::DeprecationWarning -W default::FutureWarning $(TESTS)
 
@@ -88,7 +93,7 @@ constraints: | $(BIN)/uv  ## Write down the newest dependencies, with which cont
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --upgrade \
 	    --custom-compile-command 'make constraints' -o tools/constraints.txt pyproject.toml \
 	    --extra dev --extra onnx --extra parquet --extra perfetto \
-	    --extra opt --extra dask --extra notebook
+	    --extra opt --extra dask --extra notebook --extra fast --extra docs
 
 wheels: | $(BIN)/uv  ## Build the source distribution, the wheel for this Python and the pure wheel into dist/
 	rm -rf dist

@@ -1,12 +1,13 @@
-"""Scenarios as pytest tests: ``pytest --sim-check scenarios/``.
+"""Scenarios as pytest tests (``pytest --sim-check scenarios/``), and a fixture for tests: ``simulate``.
 
 Each run of which a scenario expects something is one test, called after its policy::
 
     scenarios/examples/head_of_line.yaml::window 2  PASSED
 
-Without ``--sim-check`` nothing is collected, so that having this package installed changes no test suite.
+Without ``--sim-check``, or ``sim_check = true`` in pytest's configuration, nothing is collected, so that
+having this package installed changes no test suite.
 pytest imports this file in every project, even one with a folder ``scenarios`` or ``devices`` of its own. So
-the file has a name that nobody else uses, and imports our packages only to collect scenarios.
+the file has a name that nobody else uses, and imports our packages only for what is asked of it.
 """
 
 from __future__ import annotations
@@ -14,36 +15,62 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 if TYPE_CHECKING:
-    from scenarios.run.check import Checked
+    from scenarios.regression.check import Checked
+    from scenarios.regression.simulate import Simulate
     from scenarios.run.load import Case
 
-__all__ = ["ScenarioFile", "ScenarioTest"]
+__all__ = ["ScenarioFile", "ScenarioTest", "simulate"]
+
+_UPDATED: Final = pytest.StashKey[list[str]]()
+"""What ``--sim-update`` wrote, a line each."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--sim-check``, ``--sim-allow-code`` and ``--sim-allow-outside``."""
+    """Add options, which begin with ``--sim-``, and ``sim_check`` of the configuration."""
     group = parser.getgroup("sim", "scenarios of graph-schedule-sim")
     group.addoption(
         "--sim-check", action="store_true", help="collect scenarios (*.yaml) that expect something"
+    )
+    group.addoption(
+        "--sim-update",
+        action="store_true",
+        help="write what came out into scenarios and tables of ops, in place of what does not hold",
     )
     group.addoption("--sim-allow-code", action="store_true", help="let scenarios name module:Class")
     group.addoption(
         "--sim-allow-outside", action="store_true", help="let scenarios name files outside their folders"
     )
+    parser.addini("sim_check", "collect scenarios (*.yaml) that expect something", type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to write from several processes at once."""
+    config.stash[_UPDATED] = []
+    several = hasattr(config, "workerinput") or config.getoption("numprocesses", None)
+    if config.getoption("--sim-update") and several:
+        raise pytest.UsageError("--sim-update writes files, which only one process may: add -n 0")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say what ``--sim-update`` wrote."""
+    if lines := config.stash[_UPDATED]:
+        terminalreporter.section("sim: new values")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collect scenario files: those named on the command line, and those found in folders."""
-    if not parent.config.getoption("--sim-check"):
+    if not (parent.config.getoption("--sim-check") or parent.config.getini("sim_check")):
         return None
     if found := _shadowed():
         raise parent.CollectError(f"--sim-check: {found}")
-    from scenarios.run.check import SUFFIXES, is_scenario
+    from scenarios.regression.check import SUFFIXES, is_scenario
 
     if file_path.suffix not in SUFFIXES:
         return None
@@ -65,6 +92,18 @@ def _shadowed() -> str | None:
                 "sys.path (`python -m pytest` puts the current folder there, `pytest` does not)"
             )
     return None
+
+
+@pytest.fixture
+def simulate(request: pytest.FixtureRequest) -> Simulate:
+    """Run a scenario or a graph: ``simulate("s.yaml", policy=Mine)["makespan"]``; see docs/regression.md."""
+    if found := _shadowed():
+        pytest.fail(f"simulate: {found}", pytrace=False)
+    from scenarios.regression.simulate import Simulate
+
+    option = request.config.getoption
+    new_tables = request.config.stash[_UPDATED] if option("--sim-update") else None
+    return Simulate(request.path, new_tables, option("--sim-allow-code"), option("--sim-allow-outside"))
 
 
 class ScenarioFile(pytest.File):
@@ -97,15 +136,18 @@ class ScenarioTest(pytest.Item):
     def __init__(self, *, case: Case, **more: Any) -> None:
         super().__init__(**more)
         self.case = case
+        # What `sim check` prints as a warning is one here, too, where warnings are errors.
+        self.add_marker(pytest.mark.filterwarnings("default::UserWarning"))
 
     def runtest(self) -> None:
         """Run it, check the invariants of its trace, and fail with every expectation that does not hold."""
-        from scenarios.run.check import check_case
+        from scenarios.regression.check import check_case
 
-        checked: Checked = check_case(self.case)
+        checked: Checked = check_case(self.case, new_values=self.config.getoption("--sim-update"))
         if checked.exit_status:
             pytest.fail("\n".join(checked.messages), pytrace=False)
+        self.config.stash[_UPDATED] += checked.messages
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Return where it comes from."""
-        return self.path, None, f"{self.path.name}: {self.name}"
+        """Return where it comes from: the line of what is first expected of it."""
+        return self.path, self.case.expectations[0].place.line - 1, f"{self.path.name}: {self.name}"

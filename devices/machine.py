@@ -13,7 +13,7 @@ changed, or set to zero, by itself::
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +33,7 @@ from devices.describe.kinds import check_kinds
 from devices.describe.network.links import as_network, make_links
 from devices.describe.network.patterns import matching
 from devices.presets import device_preset, machine_preset
+from sim.machine.communicators import CollectiveModel
 from sim.machine.device import Device
 from sim.machine.link import Link
 from sim.machine.machine import Host, Machine
@@ -230,14 +231,11 @@ def make_machine(
     for name, host in {**base.get("hosts", {}), **over.get("hosts", {})}.items():
         with located("machine", "hosts", name):
             hosts += _make_hosts(name, host, names, nodes)
-    given = over.get("collectives", base.get("collectives"))
-    if not links and given is None:
+    if not links and "collectives" not in {**base, **over}:
         return Machine(tuple(devices), links, tuple(hosts))
-    from devices.collectives.by_name import make_collectives
     from devices.network import make_network
 
-    with located("machine", "collectives"):
-        model = make_collectives(given or {}, origin)
+    model = _collectives(over, base, devices, origin)
     routing = SHORTEST
     if "routing" in over or "routes" in over:
         from devices.describe.network.routes import make_routing
@@ -245,6 +243,25 @@ def make_machine(
         with located("machine"):
             routing = make_routing(over.get("routing"), over.get("routes", ()), names, links)
     return Machine(tuple(devices), links, tuple(hosts), make_network if links else None, model, routing)
+
+
+def _collectives(
+    over: Mapping[str, Any], base: Mapping[str, Any], devices: Sequence[Device], origin: Origin
+) -> CollectiveModel:
+    """Return how long collectives take: as the description says, or else its preset."""
+    from devices.collectives.by_name import make_collectives
+
+    with located("machine", "collectives"):
+        model = make_collectives(over.get("collectives", base.get("collectives", {})), origin)
+    if "collectives" in over or "preset" not in over:
+        return model
+    from devices.collectives.of_preset import of_preset
+
+    return of_preset(model, devices, next((key for key in _NETWORK if over.get(key)), None))
+
+
+_NETWORK: Final = ("links", "topology", "network", "ideal")
+"""Keys by which a network is no longer that of its preset."""
 
 
 def _topology(

@@ -30,7 +30,7 @@ from devices.describe.quantities import Count, File, Name, Strict, Whole, fault,
 from scenarios.fields.machine_fields import PRESET, AnyMachine, machine_model
 from scenarios.fields.memory_fields import MemoryFields
 from scenarios.fields.noise_fields import NoiseFields, Spread
-from scenarios.fields.policy_fields import AnyPolicy, AnyVariant, Expect, Knowledge, Policy
+from scenarios.fields.policy_fields import AnyPolicy, AnyVariant, ExpectOfRuns, Knowledge, Policy
 from scenarios.work.registry import every_kind, kind_names, kind_of, kinds_in
 from scenarios.work.workload import Workload
 from sim.words.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
@@ -79,6 +79,11 @@ def _faults(value: Any) -> Any:
     return FaultFields.model_validate(value)
 
 
+_MACHINE = "devices, links and hosts, or a preset (`sim devices`); some workloads bring their own"
+_WORKLOAD = "what runs: one of these kinds"
+_FAULTS = "parts of the machine that fail, slow down and come back"
+_TRAINING_RUN = "many such steps, with failures, checkpoints and recovery"
+
 # -- the whole -------------------------------------------------------------------------------------
 
 
@@ -91,10 +96,12 @@ class ScenarioFile(Strict):
         File | None, Field(description="a scenario that this one changes, mapping by mapping")
     ] = None
     name: Annotated[Name | None, Field(description="name in results; default: the file's name")] = None
-    description: str | None = None
-    machine: AnyMachine | None = None
+    description: Annotated[str | None, Field(description="what it shows, for readers")] = None
+    machine: Annotated[AnyMachine | None, Field(description=_MACHINE)] = None
     workload: Annotated[Workload, PlainValidator(_workload)]
-    policy: AnyPolicy = Policy.model_construct(name="ready-queue")
+    policy: Annotated[
+        AnyPolicy, Field(description="who decides what runs next, and all else; default: ready-queue")
+    ] = Policy.model_construct(name="ready-queue")
     knowledge: Annotated[Knowledge, Field(description="what policies know about durations")] = "exact"
     estimate_error: Annotated[
         Spread, Field(description="standard deviation of an estimate's logarithm, with knowledge: estimate")
@@ -103,7 +110,7 @@ class ScenarioFile(Strict):
         MemoryFields | None, Field(description="lifetimes of tensors, and what happens when memory is full")
     ] = None
     noise: Annotated[NoiseFields | None, Field(description="how durations vary; default: not at all")] = None
-    faults: Annotated[Any, PlainValidator(_faults)] = None
+    faults: Annotated[Any, PlainValidator(_faults), Field(description=_FAULTS)] = None
     cost: Annotated[
         JsonValue,
         Field(
@@ -114,12 +121,12 @@ class ScenarioFile(Strict):
         Literal["auto"] | bool,
         Field(
             description="simulate ranks that do the same at the same time once: auto: if there are more "
-            "than 1,024; true: or say why that would not be exact"
+            "than 256; true: or say why that would not be exact"
         ),
     ] = "auto"
     iterations: Annotated[Count, Field(le=MOST_TASKS, description="how many times the graph runs")] = 1
-    seed: Whole = 0
-    training_run: Annotated[Any, PlainValidator(_training_run)] = None
+    seed: Annotated[Whole, Field(description="of all that is drawn: noise, failures")] = 0
+    training_run: Annotated[Any, PlainValidator(_training_run), Field(description=_TRAINING_RUN)] = None
     engine: Annotated[
         Literal["auto", "simpy", "kernel"],
         Field(
@@ -131,7 +138,7 @@ class ScenarioFile(Strict):
         list[AnyVariant],
         Field(default_factory=list, description="what `sim compare` compares without --policy"),
     ]
-    expect: Expect
+    expect: ExpectOfRuns
 
 
 def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
@@ -145,10 +152,10 @@ def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
         "ScenarioFile",
         __base__=ScenarioFile,
         __doc__=ScenarioFile.__doc__,
-        machine=(machine | None, None),
-        workload=workload,
-        faults=(FaultFields | None, None),
-        training_run=(TrainingRun | None, None),
+        machine=(machine | None, Field(None, description=_MACHINE)),
+        workload=(workload, Field(description=_WORKLOAD)),
+        faults=(FaultFields | None, Field(None, description=_FAULTS)),
+        training_run=(TrainingRun | None, Field(None, description=_TRAINING_RUN)),
     )
 
 
@@ -172,19 +179,24 @@ _SHARED = {
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a scenario file."""
+    from scenarios.known.in_schema import with_names
+
     schema = model_of(every_kind()).model_json_schema(by_alias=True)
     _share(schema)
     schema["$defs"] |= _SHARED
+    with_names(schema)
     return {"$schema": SCHEMA_ID, **schema, "title": "A scenario of sim"}
 
 
 def _share(schema: Any) -> None:
-    """Put references in place of the long patterns of quantities."""
+    """Put references in place of the long patterns of quantities, and drop defaults that say nothing."""
     if isinstance(schema, list):
         for item in schema:
             _share(item)
     if not isinstance(schema, dict):
         return
+    if "default" in schema and schema["default"] is None:  # which an editor would offer
+        del schema["default"]
     for name, shared in _SHARED.items():
         if schema.get("anyOf") == shared["anyOf"]:
             del schema["anyOf"]

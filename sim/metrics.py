@@ -198,7 +198,8 @@ def summary(trace: Record) -> dict[str, Any]:
     tensors alone take (`sim.analysis.memory_use`), and ``peak_reserved_bytes`` is None.
 
     Where ops, or parts of the machine, may fail, there is a key ``failures``
-    (`sim.analysis.failed_ops.failure_report`); of a run in which one did, the bounds are 0. Where ranks share
+    (`sim.analysis.failed_ops.failure_report`); of a run in which one did, the bounds are 0. ``gap`` is by which
+    part of the lower bound the makespan is above it; None where that says nothing, and ``no_gap`` why. Where ranks share
     experts there is a key ``experts`` (`sim.analysis.training.expert_load`), and where workers push updates
     of their own ``staleness`` (`sim.analysis.training.staleness.staleness_report`).
 
@@ -219,6 +220,9 @@ def summary(trace: Record) -> dict[str, Any]:
         "policy": trace.policy,
         "makespan_ns": trace.makespan_ns,
         "lower_bound_ns": limits.lower_bound_ns,
+        "bound_by": None if limits.failed else limits.binding,
+        "gap": limits.gap(trace.makespan_ns),
+        "no_gap": limits.no_gap,
         "critical_path_ns": limits.critical_path_ns,
         "loops_counted_once": limits.loops_counted_once,
         "tasks": len(trace) if folding is None else int(trace.job.machine.stands_for[trace.device].sum()),

@@ -22,6 +22,20 @@ expect:
 """A fork and a join: a 0-10, b 10-30 beside c 10-40, d 40-45 (us)."""
 
 
+HEAD_OF_LINE = """\
+name: head of line
+machine: {devices: {cpu0: {kind: cpu, cores: 2}}}
+workload:
+  ops:
+    a: {duration: 40us}
+    b: {duration: 10us, inputs: [a]}
+    c: {duration: 10us}
+    d: {duration: 30us}
+policy: {name: in-order}
+"""
+"""In order c and d wait for b: 80 us; with a window of 4 they do not: 50 us."""
+
+
 def write(folder: Path, text: str = GOOD, name: str = "s.yaml") -> Path:
     """Write a scenario file and return its path."""
     path = folder / name

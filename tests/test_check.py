@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from scenario_texts import GOOD, changed, write
 
-from scenarios.run.check import check_file, scenario_files
+from scenarios.regression.check import check_file, scenario_files
 from sim.words.errors import InputError
 
 pytest_plugins = ["pytester"]

@@ -33,7 +33,7 @@ def test_run_as_json_is_the_object_of_the_design(tmp_path: Path) -> None:
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert " ".join(found) == (
-        "schema scenario policy makespan_ns lower_bound_ns critical_path_ns loops_counted_once tasks devices "
+        "schema scenario policy makespan_ns lower_bound_ns bound_by gap no_gap critical_path_ns loops_counted_once tasks devices "
         "links unused_devices pipeline expect engine"
     )
     assert found["schema"] == "sim.result/1"
@@ -217,6 +217,7 @@ def test_lists_of_what_is_known() -> None:
 
 
 def test_schema_is_the_committed_one(root: Path) -> None:
+    """Renew it with: sim schema > scenarios/scenario.schema.json."""
     assert sim("schema").stdout == (root / "scenarios" / "scenario.schema.json").read_text(encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cli_runner import sim
 from cuda_programs import Step, ran
-from scenario_texts import changed, write
+from scenario_texts import HEAD_OF_LINE, changed, write
 
 from scenarios.diff.recording import recorded_trace
 from scenarios.importers import load_graph
@@ -21,19 +21,7 @@ from scenarios.recorded.setup import run_recorded
 from sim.diff.differences import differences
 from sim.diff.schedule import schedule_of
 
-HEAD = """\
-name: head of line
-machine: {devices: {cpu0: {kind: cpu, cores: 2}}}
-workload:
-  ops:
-    a: {duration: 40us}
-    b: {duration: 10us, inputs: [a]}
-    c: {duration: 10us}
-    d: {duration: 30us}
-policy: {name: in-order}
-compare: [in-order, {label: window 4, name: out-of-order, window: 4}]
-"""
-"""In order c and d wait for b: 80 us; with a window of 4 they do not: 50 us."""
+HEAD = HEAD_OF_LINE + "compare: [in-order, {label: window 4, name: out-of-order, window: 4}]\n"
 
 PROGRAM: Sequence[Step] = (("launch", 7), ("launch", 20), ("launch", 7), ("item", 7), ("launch", 20))
 

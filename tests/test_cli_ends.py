@@ -69,6 +69,7 @@ def test_a_limit_ends_a_search(tmp_path: Path) -> None:
     assert "stopped after 4 s (--limit); the " in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_sweep_on_processes_and_keeps_what_is_done(tmp_path: Path) -> None:
     pytest.importorskip("ortools", reason="needs the extra opt")
     path = write(tmp_path, SLOW)
@@ -100,6 +101,7 @@ def test_every_command_that_takes_time_has_a_limit() -> None:
     assert without == ["policies", "devices", "runtimes", "schema"]
 
 
+@pytest.mark.slow
 def test_a_limit_ends_a_calibration(tmp_path: Path) -> None:
     out = tmp_path / "c.json"
     running = start("calibrate", "--backend", "timer", "--out", out, "--limit", "1.5")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
-from scenarios.run.conditions import RULES
+from scenarios.run.conditions.refuse import RULES
 from scenarios.run.execute import job_of, run_scenario
 from scenarios.run.load import load_scenario
 from sim.words.errors import ScenarioError

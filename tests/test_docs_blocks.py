@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from scenario_texts import write
 
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
+from scenarios.shipped import named, write_scenario
 from sim.words import plugins
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -142,6 +144,27 @@ def test_python_runs_as_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     exec(compile(code, page, "exec"), {"__name__": page})
 
 
+@pytest.mark.parametrize(("page", "code"), of("console"))
+def test_a_command_prints_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, code: str
+) -> None:
+    """A line of dots stands for any lines; scenarios are copies of those that ship."""
+    monkeypatch.chdir(tmp_path)
+    command, _, shown = code.removeprefix("$ sim ").partition("\n")
+    words = shlex.split(command)
+    if words[0] != "new":
+        for name in (word.removesuffix(".yaml") for word in words if word.endswith(".yaml")):
+            one = named(_TUTORIAL.get(name, name))
+            write_scenario(Path(f"{name}.yaml"), one.path.read_text(encoding="utf-8"))
+    found = sim(*words)
+    lines = [r"(?:.*\n)*?" if line == "..." else re.escape(f"{line}\n") for line in shown.splitlines()]
+    assert re.fullmatch("".join(lines), found.stdout or found.stderr), f"{page}: {found.output}"
+
+
+_TUTORIAL = {"first": "synchronous"}
+"""What the tutorial calls its copy of an example."""
+
+
 def test_every_block_says_its_language() -> None:
-    assert {language for _, language, _ in BLOCKS} <= {"yaml", "python", "toml"}
+    assert {language for _, language, _ in BLOCKS} <= {"yaml", "python", "toml", "console"}
     assert len(BLOCKS) > 15

@@ -27,6 +27,7 @@ HOLDS = [
     "makespan: {equals: 50us, tolerance: 10%}",
     "makespan: {equals: 44us, tolerance: 1us}",
     "lower_bound: 45us",
+    "gap: {at_most: 150%, at_least: 0}",
     "critical_path: 45us",
     "tasks: 4",
     "busy.cpu0: 45us",
@@ -61,9 +62,13 @@ def test_what_holds(tmp_path: Path, expect: str) -> None:
             "makespan: {equals: 50us, tolerance: 9%}",
             "makespan is 45 us, expected 50 us, give or take 4.5 us",
         ),
+        ("gap: {at_least: 5%}", "gap is 0%, expected at least 5%"),
         ("tasks: {at_most: 3}", "tasks is 4, expected at most 3"),
         ("utilisation.cpu0: 99%", "utilisation.cpu0 is 0.7222222222, expected 0.99"),
-        ("order: [b, a]", "order is [a, b], expected [b, a]"),
+        (
+            "order: [b, a]",
+            "order is [a, b], expected [b, a]\n  'a' starts at 0 ns, before 'b', which starts at 10 us",
+        ),
     ],
 )
 def test_what_does_not_hold_says_what_came_out_and_where_it_stands(

@@ -8,7 +8,7 @@ import pytest
 from scenario_texts import write
 
 from scenarios.file.document import Document
-from scenarios.run.check import is_scenario
+from scenarios.regression.check import is_scenario
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim.words.errors import ScenarioError

@@ -97,6 +97,12 @@ def gpu(name, correlation, ts, dur, stream=7, device=0, category="kernel", **mor
     }
 
 
+def operator(name, ts, dur, tid=1, number=None):
+    args = {} if number is None else {"External id": number}
+    event = {"ph": "X", "cat": "cpu_op", "name": name, "pid": 9, "tid": tid, "ts": ts, "dur": dur}
+    return {**event, "args": args}
+
+
 @pytest.fixture
 def trace(tmp_path):
     def write(*events, **options):
@@ -118,7 +124,7 @@ def test_launches_streams_and_synchronisation(trace):
     """Times in microseconds; the host does 10 us of work before each launch."""
     graph = trace(
         {"ph": "M", "name": "process_name"},
-        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 20, "args": {"External id": 1}},
+        operator("aten::mm", 0, 20),
         host("cudaGetDevice", 99, 0, 1),
         host("cudaLaunchKernel", 1, 10, 4),
         gpu("void ns::gemm_kernel<float, 4>(int)", 1, 15.5, 30, grid=[8, 1, 1]),
@@ -163,6 +169,37 @@ def test_launches_streams_and_synchronisation(trace):
     assert [graph.pins[code] for code in graph.pin_code[:3].tolist()] == ["cpu", "cpu", "gpu"]
     copy = graph.index("DtoH.1")
     assert (graph.bytes_read[copy], graph.bytes_written[copy]) == (4096, 4096)
+
+
+def operators(graph):
+    return [graph.attributes[op].get("operator") for op in range(len(graph)) if graph.pins[0] == "gpu"]
+
+
+def test_the_operator_of_a_task_is_the_innermost_around_its_launch(trace):
+    """Numbers say it only where the launch is not in the trace, and are not the launch's own."""
+    events = [
+        operator("aten::linear", 0, 20, number=3),
+        operator("aten::addmm", 2, 8, number=4),
+        operator("aten::t", 2, 3, number=5),
+        operator("aten::mul", 5, 3, tid=2, number=2),
+        host("cudaLaunchKernel", 1, 5, 5),
+        gpu("in addmm", 1, 11, 1),
+        host("cudaLaunchKernel", 2, 10, 0),
+        gpu("begins with the end of addmm, and ends with it", 2, 12, 1),
+        host("cudaLaunchKernel", 3, 10, 2),
+        gpu("begins with the end of addmm", 3, 13, 1),
+        host("cudaLaunchKernel", 4, 12, 9),
+        gpu("outlasts its operator", 4, 22, 1),
+        host("cudaLaunchKernel", 5, 20, 1),
+        gpu("behind all", 5, 24, 1),
+        gpu("of a launch before the trace", 6, 25, 1, **{"External id": 4}),
+        gpu("numbered as its launch", 7, 26, 1),
+        {**operator("never ended", 0, 2.0**70), "args": {"External id": 7}},
+        {**operator("no number", 0, 1), "tid": "autograd"},
+    ]
+    added = ["aten::addmm", "aten::addmm", "aten::linear", "aten::linear", None, "aten::addmm", None]
+    assert operators(trace(*events, host="none")) == added
+    assert operators(trace(*events[::-1], host="none")) == added
 
 
 def test_waits_are_inferred_where_they_are_not_recorded(trace):

@@ -103,6 +103,9 @@ def test_the_summary_has_the_keys_of_the_command_line() -> None:
         "policy",
         "makespan_ns",
         "lower_bound_ns",
+        "bound_by",
+        "gap",
+        "no_gap",
         "critical_path_ns",
         "loops_counted_once",
         "tasks",
@@ -114,6 +117,7 @@ def test_the_summary_has_the_keys_of_the_command_line() -> None:
     ]
     assert result["schema"] == "sim.result/1"
     assert result["makespan_ns"] >= result["lower_bound_ns"] >= result["critical_path_ns"]
+    assert result["gap"] == result["makespan_ns"] / result["lower_bound_ns"] - 1
     for device in result["devices"].values():
         assert list(device) == [
             "busy_ns",

@@ -1,11 +1,13 @@
-"""The Gantt chart as HTML: what its data say, that the file stands alone, and what a browser draws."""
+"""The page: what its data say, what its scripts make of them, that it stands alone, what a browser draws."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,14 @@ from scenario_texts import GOOD, write
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
-from sim.plot import save_html
+from sim.analysis.transfers_on_links import link_loads
+from sim.explain.facts.derived_columns import Facts
+from sim.explain.path import executed_path
+from sim.plot import save_html, save_page
 from sim.plot.bars import bars_of
 from sim.plot.colours import colour_of
-from sim.plot.html import _exact, gantt_data
+from sim.plot.html import gantt_data
+from sim.plot.use.devices import use_of_devices
 from sim.words.errors import InputError
 from sim.words.units import parse_duration
 
@@ -53,15 +59,41 @@ def over_a_link() -> Trace:
     )
 
 
+def column(row: dict[str, Any], name: str) -> list[int]:
+    """Return a column of a run's bars, one number each."""
+    packed = row["bars"][name]
+    return packed if isinstance(packed, list) else [packed] * row["bars"]["n"]
+
+
 def spans(row: dict[str, Any]) -> list[tuple[int, int, int]]:
-    """Return (start, end, lane) of every bar of a run."""
-    bars = row["bars"]
-    return sorted(zip(bars["start"], bars["end"], bars["lane"], strict=True))
+    """Return (start, end, lane) of every bar of a run that takes some time."""
+    start = np.cumsum(column(row, "start")).tolist()
+    bars = zip(start, column(row, "lasted"), column(row, "lane"), strict=True)
+    return sorted((at, at + ns, lane) for at, ns, lane in bars if ns)
 
 
-def stories(data: dict[str, Any]) -> list[list[str]]:
-    """Return what is read at each bar, line by line."""
-    return [text.split("\n") for row in data["rows"] for text in row["bars"]["story"]]
+def op_names(data: dict[str, Any], row: dict[str, Any]) -> list[str]:
+    """Return the name of each bar of a run."""
+    return [data["names"][k] for k in column(row, "name")]
+
+
+NODE = shutil.which("node")
+SCRIPTS = Path(__file__).parents[1] / "sim" / "plot" / "page"
+with_node = pytest.mark.skipif(NODE is None, reason="no node")
+
+
+def in_node(data: Any, expression: str) -> Any:
+    """Return what JavaScript makes of some data, with what ``columns.js`` offers."""
+    columns = (SCRIPTS / "columns.js").read_text(encoding="utf-8")
+    script = f"{columns}\nconst data = {json.dumps(data)};\nconsole.log(JSON.stringify({expression}));"
+    done = subprocess.run([str(NODE)], input=script, capture_output=True, text=True, check=True, timeout=20)
+    return json.loads(done.stdout)
+
+
+STORIES = """data.map(page => page.rows.flatMap(row => {
+    row.bars = unpack(row.bars); row.lane_names = row.names.map(([, name]) => name);
+    return Array.from({ length: row.bars.n }, (_, k) => story(page, row, k));
+}))"""
 
 
 def names(row: dict[str, Any]) -> list[str]:
@@ -72,15 +104,15 @@ def names(row: dict[str, Any]) -> list[str]:
 def test_bars_in_the_colours_of_the_picture() -> None:
     data = gantt_data({"run": chain()})
     (row,) = data["rows"]
-    assert [(entry["label"], entry["colour"]) for entry in data["legend"]] == [
+    assert [(entry["label"], entry["colour"]) for entry in seen(data)] == [
         ("conv", colour_of("conv")),
         ("relu", colour_of("relu")),
     ]
-    assert row["bars"]["entry"] == [0, 1, 0]
+    assert column(row, "entry") == [0, 1, 0]
     assert spans(row) == [(2_000, 12_000, 0), (12_000, 22_000, 1), (22_000, 32_000, 0)]
     assert (data["word"], data["unit"], data["until"]) == ("µs", 1_000, 32_000)
     assert (names(row), row["title"]) == (["gpu0/0", "gpu0/1"], "run: 32 µs")
-    assert row["bars"]["name"] == ["op0", "op1", "op2"]
+    assert op_names(data, row) == ["block/op0", "block/op1", "block/op2"]
 
 
 def test_the_page_has_a_title_that_a_tab_can_show(tmp_path: Path) -> None:
@@ -91,29 +123,39 @@ def test_the_page_has_a_title_that_a_tab_can_show(tmp_path: Path) -> None:
     assert "<title>a &lt;b&gt; &amp; c</title>" in (tmp_path / "page.html").read_text()[:200]
 
 
-def test_a_bar_tells_its_story() -> None:
-    assert stories(gantt_data({"": chain()}))[2] == [
+@with_node
+def test_bars_tell_their_stories() -> None:
+    pages = [
+        gantt_data({"": chain()}),
+        gantt_data({"": over_a_link()}),
+        gantt_data({"": chain()}, issuers=True),
+        gantt_data({"": many_narrow()}),
+    ]
+    times = [0, 1, 999, 1_000, 1_001, 1_100_000, 12_345_678_901, 10**9, 10**12 + 1, 5_400 * 10**9]
+    shown, (told, moved, launched, several) = in_node(pages, f"[{times}.map(exact), {STORIES}]")
+    assert [parse_duration(text) for text in shown] == times, "exact"
+    assert told[2] == [
         "block/op2 (conv)",
         "gpu0/0",
         "ready 4 µs · issued 6 µs",
         "start 22 µs · end 32 µs · lasted 10 µs",
         "waited 18 µs for: event",
     ]
-
-
-def test_transfers_and_launches_have_lanes_and_stories() -> None:
-    data = gantt_data({"": over_a_link()})
-    assert names(data["rows"][0]) == ["x/0", "y/0", "x→y"]
-    assert stories(data)[-1] == [
+    assert moved[-1] == [
         "a (transfer)",
         "x→y",
         "1 kB · ready 100 ns",
         "start 100 ns · end 1.1 µs · lasted 1 µs",
     ]
+    assert ["launch", "gpu0/host", "start 0 ns · end 2 µs · lasted 2 µs"] in launched
+    assert several[0] == ["several (even)", "gpu0/0", "200 ns together, each too short to be seen"]
+
+
+def test_transfers_and_launches_have_lanes() -> None:
+    assert names(gantt_data({"": over_a_link()})["rows"][0]) == ["x/0", "y/0", "x→y"]
     assert names(gantt_data({"": over_a_link()}, links=False)["rows"][0]) == ["x/0", "y/0"]
     launched = gantt_data({"": chain()}, issuers=True)
     assert names(launched["rows"][0]) == ["gpu0/host", "gpu0/0", "gpu0/1"]
-    assert ["launch", "gpu0/host", "start 0 ns · end 2 µs · lasted 2 µs"] in stories(launched)
 
 
 def test_runs_share_the_time_axis_and_the_legend() -> None:
@@ -121,12 +163,15 @@ def test_runs_share_the_time_axis_and_the_legend() -> None:
     assert [row["title"] for row in data["rows"]] == ["one: 32 µs", "two: 92 µs"]
     assert (data["until"], [row["makespan_ns"] for row in data["rows"]]) == (92_000, [32_000, 92_000])
     assert spans(data["rows"][1]) == [(2_000, 32_000, 0), (32_000, 62_000, 1), (62_000, 92_000, 0)]
-    assert [entry["label"] for entry in data["legend"]] == ["conv", "relu"]
+    assert [entry["label"] for entry in seen(data)] == ["conv", "relu"]
+    assert len(data["names"]) == 3, "names of both runs stand once"
 
 
 def test_arrows_lead_from_bar_to_bar() -> None:
-    (row,) = gantt_data({"": over_a_link()}, arrows=True)["rows"]
-    assert [[row["bars"]["name"][k] for k in pair] for pair in row["arrows"]] == [["a", "a"], ["a", "b"]]
+    data = gantt_data({"": over_a_link()}, arrows=True)
+    (row,) = data["rows"]
+    shown = op_names(data, row)
+    assert [[shown[k] for k in pair] for pair in row["arrows"]] == [["a", "a"], ["a", "b"]]
     assert gantt_data({"": over_a_link()})["rows"][0]["arrows"] == []
 
 
@@ -142,29 +187,95 @@ def test_every_bar_of_some_width_is_there_once(seed: int) -> None:
 def test_every_kind_is_in_the_legend() -> None:
     kinds = [f"kind{k}" for k in range(10)]
     data = gantt_data({"": chain(kinds)})
-    assert sorted(entry["label"] for entry in data["legend"]) == kinds
-    assert sorted(data["rows"][0]["bars"]["entry"]) == list(range(10))
+    assert sorted(entry["label"] for entry in seen(data)) == kinds
+    assert sorted(column(data["rows"][0], "entry")) == list(range(10))
 
 
-def test_many_narrow_bars_become_fewer_and_say_so() -> None:
+def many_narrow() -> Trace:
+    """Return a run of more bars than a page shows one by one."""
     b = GraphBuilder("wide")
-    for k in range(30_000):
-        b.op(f"op{k}", kind=("even", "odd")[k % 2], duration_ns=1_000)
-    data = gantt_data({"": simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())})
-    bars = data["rows"][0]["bars"]
-    lengths = np.array(bars["end"]) - np.array(bars["start"])
-    assert len(lengths) <= 8_002
-    assert lengths.sum() == 30_000_000, "no time is lost"
-    assert stories(data)[0] == [
-        "several (even)",
-        "gpu0/0",
-        "4 µs together, each too short to be seen",
+    for k in range(16_000):
+        b.op(f"op{k}", kind=("even", "odd")[k % 2], duration_ns=100)
+    return simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
+
+
+@pytest.fixture(autouse=True)
+def _few_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.plot.html._NARROW", 10_000)
+
+
+def test_many_narrow_bars_become_fewer() -> None:
+    (row,) = gantt_data({"": many_narrow()})["rows"]
+    assert row["bars"]["n"] <= 8_002
+    assert sum(column(row, "lasted")) == 1_600_000, "no time is lost"
+
+
+@with_node
+def test_scripts_are_javascript() -> None:
+    names = ", ".join(f'"{SCRIPTS / name}.js"' for name in ("columns", "chart", "told"))
+    check = (
+        f"for (const name of [{names}]) new (require('vm').Script)(require('fs').readFileSync(name, 'utf8'))"
+    )
+    subprocess.run([str(NODE), "-e", check], check=True, timeout=20)
+
+
+@with_node
+def test_what_scripts_find() -> None:
+    """A filter's words must all be there; loads have the mean that numpy says; lanes are in order of time."""
+    trace = over_a_link()
+    data = gantt_data({"run": trace}, whole=True)
+    (load,) = link_loads(trace)
+    edges = np.array([0, 50, 150, 1_199, 1_200])
+    bars, found, means, lanes = in_node(
+        [data, edges.tolist()],
+        """(([page, edges]) => {
+            const row = page.rows[0], link = integrate(page.rows.at(-1).links[0]);
+            row.bars = unpack(row.bars); row.lane_names = row.names.map(([, name]) => name);
+            return [row.bars.n, ["A x/0", "transfer", "nothing", ""].map(f => [...matching(page, row, f)]),
+                    edges.slice(1).map((to, k) => meanOf(link, edges[k], to)),
+                    lanesOf(row.bars).map(lane => [lane.lane, ...lane.bars])];
+        })(data)""",
+    )
+    assert bars == 3
+    assert found == [[1, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 1]]
+    assert means == pytest.approx(load.means(edges).tolist())
+    assert lanes == [[0, 0], [1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_page_has_the_executed_path_and_shares_that_add_up(seed: int) -> None:
+    trace = draw_run(seed)
+    data = gantt_data({"": trace}, whole=True)
+    row, (told,) = data["rows"][0], data["told"]
+    path, steps = row["path"], executed_path(trace)
+    assert list(zip(path["start"], path["end"], strict=True)) == [(s.start_ns, s.end_ns) for s in steps]
+    start = np.cumsum(column(row, "start"))
+    for step, bar in zip(steps, path["bar"], strict=True):
+        if bar >= 0:
+            assert (start[bar], column(row, "lasted")[bar]) == (step.start_ns, step.end_ns - step.start_ns)
+        else:
+            assert step.kind in ("issue", "wait")
+    assert all(sum(share for _, share in parts) == pytest.approx(1, abs=1e-5) for _, parts in told["use"])
+    assert sum(map(sum, (parts.values() for parts in use_of_devices(trace, Facts(trace)).values()))) == (
+        trace.makespan_ns * len(trace.job.machine.devices)
+    )
+
+
+def test_the_whole_page_has_memory_links_ops_and_causes(tmp_path: Path) -> None:
+    data = gantt_data({"one": over_a_link(), "two": over_a_link()}, whole=True)
+    assert [("bars" in row, "bands" in row, "links" in row) for row in data["rows"]] == [
+        *[(True, False, False), (False, True, False), (False, True, False), (False, False, True)] * 2
     ]
-
-
-@pytest.mark.parametrize("ns", [0, 1, 999, 1_000, 1_001, 1_100_000, 12_345_678_901, 10**9, 10**12 + 1])
-def test_times_are_exact(ns: int) -> None:
-    assert parse_duration(_exact(ns)) == ns
+    (link,) = data["rows"][3]["links"]
+    assert (link["name"], link["times"], link["values"]) == ("xy", [0, 100, 1100, 1200], [0.0, 1.0, 0.0, 0.0])
+    assert [told["title"] for told in data["told"]] == ["one: 1,200 ns", "two: 1,200 ns"]
+    assert "no schedule is shorter" in data["told"][0]["text"]
+    assert data["told"][0]["gaps"][0]["blame"] == "'b' needs the transfer of 'a' from x to y"
+    assert not data["path_shown"]
+    for name in ("a.html", "b.html"):
+        save_page(over_a_link(), tmp_path / name, critical_path=True)
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+    assert '"path_shown":true' in (tmp_path / "a.html").read_text(encoding="utf-8")
 
 
 def test_the_file_stands_alone_and_is_the_same_every_time(tmp_path: Path) -> None:
@@ -190,6 +301,40 @@ def test_the_command_line_chooses_by_the_ending(tmp_path: Path, verb: str) -> No
     assert ("one core: " in text) == (verb == "compare")
 
 
+def test_a_page_from_the_command_line_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: bool(opened.append(url)))
+    page, scenario = tmp_path / "out.html", write(tmp_path, GOOD + COMPARE)
+    result = sim("compare", scenario, "--html", page, "--open", "--critical-path")
+    assert (result.exit_code, opened) == (0, [page.as_uri()])
+    assert result.stderr == (
+        f"wrote {page}\nno browser found here; open {page} in one, it needs no network\n"
+    )
+    assert '"path_shown":true' in page.read_text(encoding="utf-8")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = sim("run", scenario, "--open")
+    (temporary,) = tmp_path.glob("sim-*.html")
+    assert opened[1:] == [temporary.as_uri()]
+    assert result.stderr.startswith(f"wrote {temporary}\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--critical-path"], "--critical-path: is drawn into a Gantt chart; name its file with --gantt or"),
+        (["--html", "page.txt"], "--html page.txt: should end in .html"),
+        (["--links", "OUT.png"], "there is nothing to draw: no link with a bandwidth carries anything"),
+        (["--roofline", "OUT.png"], "there is nothing to draw: no op that took some time has both flop and"),
+    ],
+)
+def test_what_cannot_be_drawn(tmp_path: Path, options: list[str], told: str) -> None:
+    options = [option.replace("OUT", str(tmp_path / "out")) for option in options]
+    result = sim("run", write(tmp_path, GOOD), *options)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert not list(tmp_path.glob("out*"))
+
+
 # ---- what a browser draws, where there is one --------------------------------------------------
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -201,6 +346,21 @@ def browse(page: Path, *options: str) -> str:
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,700"]
     command += [f"--user-data-dir={page.parent / 'profile'}", *options, page.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def seen(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what the legend shows."""
+    return [entry for entry in data["legend"] if "unseen" not in entry]
+
+
+def run_in(path: Path, script: str) -> Any:
+    """Return what a script returns that runs in a page once it is drawn."""
+    script = f"<script>document.body.dataset.told = JSON.stringify((() => {{ {script} }})())</script></body>"
+    page = path.read_text(encoding="utf-8").replace("</body>", script)
+    path.write_text(page, encoding="utf-8")
+    found = re.search(r'data-told="([^"]*)"', browse(path, "--dump-dom"))
+    assert found is not None
+    return json.loads(unescape(found[1]))
 
 
 def busy_lanes(n: int, busy: int, idle: int) -> Trace:
@@ -221,7 +381,7 @@ def test_bars_have_their_true_widths(tmp_path: Path) -> None:
 
     save_html(busy_lanes(5_000, 7, 93), tmp_path / "thin.html")
     browse(tmp_path / "thin.html", f"--screenshot={tmp_path / 'thin.png'}")
-    picture = imread(tmp_path / "thin.png")[60:, :, :3]  # without the legend
+    picture = imread(tmp_path / "thin.png")[90:, :, :3]  # without the legend
     share = {}
     for kind in ("matmul", "conv"):
         rgb = np.array([int(colour_of(kind)[k : k + 2], 16) / 255 for k in (1, 3, 5)])
@@ -237,7 +397,7 @@ def test_bars_have_their_true_widths(tmp_path: Path) -> None:
 @pytest.mark.slow
 @in_a_browser
 def test_five_thousand_tasks_load_in_under_three_seconds(tmp_path: Path) -> None:
-    save_html(busy_lanes(2_500, 700, 9_300), tmp_path / "many.html")
+    save_page(busy_lanes(2_500, 700, 9_300), tmp_path / "many.html")
     page = browse(tmp_path / "many.html", "--dump-dom")
     found = re.search(r'data-drawn-ms="(\d+)"', page)
     assert found is not None
@@ -249,7 +409,9 @@ def test_five_thousand_tasks_load_in_under_three_seconds(tmp_path: Path) -> None
 def test_dragging_at_the_left_edge_keeps_the_range(tmp_path: Path) -> None:
     path = tmp_path / "drag.html"
     save_html(chain(), path)
-    drag = """<script>
+    told = run_in(
+        path,
+        """
     look(0, 8000);
     const canvas = document.querySelector("canvas");
     const at = (kind, x) =>
@@ -258,13 +420,43 @@ def test_dragging_at_the_left_edge_keeps_the_range(tmp_path: Path) -> None:
     at("pointerdown", 300); at("pointermove", 700); const left = view.join();
     at("pointermove", 200); at("pointerup", 200); const right = view.map(Math.round).join();
     look(30000, 8000); const end = view.join();
-    document.body.dataset.told = [left, right, end].join(" ");
-    </script></body>"""
-    path.write_text(path.read_text(encoding="utf-8").replace("</body>", drag), encoding="utf-8")
-    found = re.search(r'data-told="([^"]*)"', browse(path, "--dump-dom"))
-    assert found is not None
-    left, right, end = (list(map(int, pair.split(","))) for pair in found[1].split())
+    return [left, right, end];""",
+    )
+    left, right, end = (list(map(int, pair.split(","))) for pair in told)
     assert left == [0, 8_000]
     assert right[1] - right[0] == 8_000
     assert right[0] > 0
     assert end == [24_000, 32_000]
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_the_table_filters_sorts_and_shows_places(tmp_path: Path) -> None:
+    b = GraphBuilder("fork")
+    for name, kind, ns, device, inputs in (
+        ("a", "long", 100_000, "x", []),
+        ("b", "short", 10_000, "y", []),
+        ("c", "last", 50_000, "y", ["a", "b"]),
+    ):
+        b.op(name, kind=kind, duration_ns=ns, device=device, inputs=inputs)
+    trace = simulate(b.build(), Machine((Device("x"), Device("y"))), ReadyQueue())
+    save_page({"one": trace, "two": trace}, tmp_path / "page.html")
+    told = run_in(
+        tmp_path / "page.html",
+        """
+        const ops = () => [...document.querySelectorAll("#ops tbody tr")].map(tr => tr.children[1].textContent).join("");
+        const search = document.querySelector("#ops input"), heads = document.querySelectorAll("#ops th");
+        const found = [ops()];
+        heads[5].onclick(); found.push(ops());                                  // the longest first
+        search.value = "two last"; search.oninput(); found.push(ops());
+        search.value = ""; search.oninput();
+        pathBox.click(); found.push(ops(), [...rows[0].marked].join(""));       // without b
+        document.querySelectorAll("#ops tbody tr")[1].onclick();
+        found.push(chosen.row.run + " " + page.names[chosen.row.bars.name[chosen.bar]]);
+        document.querySelector("tr[data-from]").onclick(); found.push(view.map(Math.round).join());
+        lookAt(70000, 71000); found.push(view.map(Math.round).join());
+        document.getElementById("theme").onclick();
+        found.push(document.documentElement.dataset.theme, document.querySelectorAll("details[open]").length);
+        return found;""",
+    )
+    assert told == ["abcabc", "aaccbb", "c", "aacc", "101", "two a", "0,150000", "68000,73000", "dark", 1]

@@ -190,11 +190,10 @@ def test_bands_of_random_runs_add_up(seed: int) -> None:
 def test_runs_without_a_log_look_as_if_there_were_no_strips(tmp_path: Path) -> None:
     """The same bytes with and without; and the log changes nothing when memory is not wanted."""
     plain = {"one": chain(None), "two": on_devices(2, allocate=False)}
-    for ending in ("png", "svg"):
-        files = [tmp_path / f"{wanted}.{ending}" for wanted in (True, False)]
-        for wanted, path in zip((True, False), files, strict=True):
-            save(compare_gantt(plain, memory=wanted), path)
-        assert files[0].read_bytes() == files[1].read_bytes()
+    files = [tmp_path / f"{wanted}.svg" for wanted in (True, False)]
+    for wanted, path in zip((True, False), files, strict=True):
+        save(compare_gantt(plain, memory=wanted), path)
+    assert files[0].read_bytes() == files[1].read_bytes()
     assert len(compare_gantt(plain).axes) == 2
     assert json.dumps(gantt_data(plain)) == json.dumps(gantt_data(plain, memory=False))
     save(compare_gantt({"run": chain(None)}), tmp_path / "none.svg")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_runner import sim
 
-from scenarios.run.check import check_file, scenario_files
+from scenarios.regression.check import check_file, scenario_files
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 

@@ -13,7 +13,7 @@ from devices.describe.field_types import TYPES, quantity_schema
 from scenarios.file.yaml_read import read_yaml
 from scenarios.run.execute import job_of
 from scenarios.run.load import load_scenario
-from scenarios.schema import json_schema, json_schema_text
+from scenarios.shipped import shipped
 from sim.words.dimensions import BYTES, DIMENSIONS, DURATION
 from sim.words.errors import InputError, ScenarioError
 
@@ -25,6 +25,8 @@ def failure(folder: Path, text: str) -> str:
         job_of(load_scenario(path).case())
     return str(caught.value).replace(f"{folder}/", "")
 
+
+ROOT = Path(__file__).resolve().parents[1]
 
 EDGES = [
     (name, edge, schema[edge])
@@ -201,14 +203,12 @@ def test_a_cost_model_for_all_devices_also_reaches_those_of_a_preset(tmp_path: P
 # -- the JSON Schema --------------------------------------------------------------------------------
 
 
-def test_the_committed_json_schema_is_up_to_date(root: Path) -> None:
-    """Renew it with: sim schema > scenarios/scenario.schema.json."""
-    committed = (root / "scenarios" / "scenario.schema.json").read_text(encoding="utf-8")
-    assert committed == json_schema_text()
+SCHEMA = json.loads((ROOT / "scenarios" / "scenario.schema.json").read_text(encoding="utf-8"))
+"""The committed one; tests/test_cli.py holds it to what `sim schema` prints."""
 
 
 def test_every_key_in_the_json_schema_is_known_and_references_resolve() -> None:
-    schema = json_schema()
+    schema = SCHEMA
     assert set(schema["properties"]) >= {"machine", "workload", "policy", "expect", "compare", "seed"}
     assert set(schema["$defs"]["Op"]["properties"]) >= {"duration", "inputs", "device", "flops", "split"}
     assert schema["$defs"]["Device"]["additionalProperties"] is False
@@ -225,3 +225,28 @@ def test_the_pattern_of_a_quantity_accepts_every_unit_and_no_bare_number(dimensi
         assert not re.search(pattern, wrong)
     assert not re.search(quantity_schema(DURATION)["anyOf"][0]["pattern"], "10MB")
     assert not re.search(quantity_schema(BYTES)["anyOf"][0]["pattern"], "10us")
+
+
+@pytest.mark.slow
+def test_what_ships_keeps_the_schema_that_editors_use() -> None:
+    """Names are offered, and nothing that runs is refused."""
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for one in shipped():
+        faults = [fault.message for fault in validator.iter_errors(read_yaml(one.path).plain())]
+        assert faults == [], one.name
+    assert not validator.is_valid({"workload": {"ops": {}}, "polcy": "in-order"})
+
+
+def test_an_editor_is_offered_names_and_the_options_of_each() -> None:
+    kinds = SCHEMA["$defs"]
+    assert "out-of-order" in kinds["Policy"]["properties"]["name"]["anyOf"][0]["enum"]
+    assert "zb-h1" in kinds["Variant"]["properties"]["name"]["anyOf"][0]["enum"]
+    assert "h200-sxm" in kinds["Device"]["properties"]["preset"]["anyOf"][0]["enum"]
+    meanings = {
+        each["if"]["properties"]["name"]["const"]: each["then"]["properties"]
+        for each in kinds["Placement"]["allOf"]
+    }
+    assert set(meanings["device-kind"]) == {"order", "soft", "follow"}
+    assert meanings["device-kind"]["soft"]["description"].endswith("(bool; default false)")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scenarios.importers import streamed_json
+from scenarios.importers.traces.trace_events import wanted
 from sim.files import reading
 from sim.words.errors import InputError
 
@@ -81,6 +82,61 @@ def test_what_is_wrong_is_wrong_at_the_same_place(file: Path, data: st.DataObjec
     elif not isinstance(listed, list):
         with pytest.raises(InputError, match=r"not a list \(it has no list items"):
             read(file, text.encode(), piece)
+
+
+@pytest.mark.parametrize(
+    ("item", "times"),
+    [({"a": "}", "b": [1, {}]}, 1), ({"a": [{}, {}, {"}, {": 1}]}, 2), ([1], 0)],
+    ids=["plain", "the same inside an item", "no objects"],
+)
+def test_objects_are_parsed_many_at_a_time(
+    file: Path, monkeypatch: pytest.MonkeyPatch, item: Any, times: int
+) -> None:
+    """Where the last place of a piece is inside an item, `json` takes the rest item by item."""
+    monkeypatch.setattr(streamed_json, "_TOGETHER", 4000)
+    file.write_text(json.dumps([item] * 1000))
+    asked: list[str] = []
+
+    def decode(text: str) -> list[Any]:
+        asked.append(text)
+        return json.loads(text)  # type: ignore[no-any-return]
+
+    found = [*streamed_json.lists(file, "a list", "items", {}, decode)]
+    assert [one for many in found for one in many] == [item] * 1000
+    assert (len(found) < 20) == (times == 1)
+    assert bool(asked) == bool(times)
+
+
+EVENTS = st.lists(
+    st.dictionaries(
+        st.sampled_from(["ph", "name", "ts", "dur", "pid", "other"]),
+        VALUES | st.integers(-(2**70), 2**70) | st.floats(),
+        max_size=4,
+    ).flatmap(
+        lambda event: st.fixed_dictionaries(
+            {"args": st.dictionaries(st.sampled_from(["stream", "grid", "dtype", "x"]), VALUES) | VALUES}
+        ).map(lambda args: {**event, **args})
+    )
+    | VALUES,
+    max_size=4,
+)
+
+
+@examples(150)
+@given(EVENTS)
+def test_what_is_wanted_of_events_is_what_json_reads(events: list[Any]) -> None:
+    """To the last bit of a number; or `json` reads all, as where something is no event."""
+    pytest.importorskip("msgspec")
+    text = json.dumps(events)
+    found = wanted.wanted()(text)
+    assert repr(found) in (repr(json.loads(text)), repr([_wanted(event) for event in json.loads(text)]))
+
+
+def _wanted(event: Any) -> Any:
+    if not isinstance(event, dict) or not isinstance(event.get("args", {}), dict):
+        return event
+    args = {k: v for k, v in event.get("args", {}).items() if k in wanted.ARGS}
+    return {k: args if k == "args" else v for k, v in event.items() if k in (*wanted.EVENT, "args")}
 
 
 @pytest.mark.parametrize(

@@ -391,6 +391,7 @@ def test_goodput_is_as_expected_over_2000_failures(seed: int) -> None:
     assert abs(life.interruptions["any"] - 2000) < 3 * 2000**0.5
 
 
+@pytest.mark.slow
 def test_goodput_follows_the_failures_that_are_met() -> None:
     """Where failures cost a third of the time: within 0.5 % for the MTBF that each seed happened to bring."""
     for seed in range(4):
@@ -399,7 +400,8 @@ def test_goodput_follows_the_failures_that_are_met() -> None:
         assert life.goodput == pytest.approx(expected_goodput(300, 50, 60, met), rel=5e-3)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_best_interval_by_simulation_is_dalys(seed: int) -> None:
     """Within 5 %, where Young's is 17 % off: the top of a cubic through nine intervals with the same luck."""
     wanted = daly(100, 1000)

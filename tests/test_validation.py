@@ -232,6 +232,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.slow
 def test_steps_are_joined_by_files_and_resumed(tmp_path: Path) -> None:
     save_calibration(calibration(), tmp_path / "calibration.json")
     said: list[str] = []
@@ -387,6 +388,7 @@ sys.meta_path.insert(0, Blocked())
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.slow
 def test_measuring_needs_numpy_alone(tmp_path: Path) -> None:
     draw_plans("e-random", "timer", tmp_path)
     code = _WITHOUT + (
@@ -404,6 +406,7 @@ def test_measuring_needs_numpy_alone(tmp_path: Path) -> None:
     assert all(entry["runs"] for entry in measured["cases"])
 
 
+@pytest.mark.slow
 def test_the_command_for_gpus_needs_numpy_and_torch_alone() -> None:
     code = _WITHOUT + (
         "import validation.gpu.cuda\n"

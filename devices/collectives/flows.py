@@ -39,7 +39,7 @@ class Flows:
     Parameters
     ----------
     algorithm, group, pieces, latency_ns
-        As for `devices.collectives.formulas.Formula`; ``auto`` takes what is the fastest alone.
+        As for the model ``formula``; ``auto`` takes what is the fastest alone.
     """
 
     algorithm: Literal[

@@ -82,8 +82,9 @@ class Formula:
         ``ring``, ``tree`` (binomial), ``halving-doubling``, ``direct``, ``hierarchical`` or ``double-tree``;
         a collective for which it has no form runs as a ring, or directly. ``auto``: the fastest for each call
         (directly among 32 ranks at most).
-    group : int
-        Of ``hierarchical``: how many neighbouring ranks form a group, such as the GPUs of a node.
+    group : int, optional
+        Of ``hierarchical``: how many neighbouring ranks form a group, such as the GPUs of a node; ``auto``
+        takes those of a node where the ranks are on several nodes, equally many on each.
     pieces : int
         Of ``double-tree``: into how many pieces each tree cuts its half of the bytes.
     latency_ns : int
@@ -160,13 +161,14 @@ class Formula:
         """Return the algorithms that may run a call, and the steps of each."""
         return [
             (name, _on_rails(steps, call, machine) if name == "ring" else steps)
-            for name, steps in self._forms(call)
+            for name, steps in self._forms(call, machine)
         ]
 
-    def _forms(self, call: Call) -> list[tuple[str, Steps]]:
+    def _forms(self, call: Call, machine: Machine) -> list[tuple[str, Steps]]:
         if call.sends:
             return [("direct", uneven(call.sends, call.nbytes))]
         root = call.ranks.index(call.root) if call.root in call.ranks else 0
+        group = self.group or _ranks_of_a_node(call, machine)
         names: tuple[str, ...] = (self.algorithm,)
         if self.algorithm == _ALL:
             left_out = {"direct"} if len(call.ranks) > _FEW else set()
@@ -176,11 +178,7 @@ class Formula:
             found = [
                 (name, steps)
                 for name in some
-                if (
-                    steps := steps_of(
-                        name, call.kind, len(call.ranks), root, self.group or 0, self.pieces or 1
-                    )
-                )
+                if (steps := steps_of(name, call.kind, len(call.ranks), root, group, self.pieces or 1))
                 is not None
             ]
             if found:
@@ -241,6 +239,22 @@ class Formula:
         return list(found.values())
 
 
+def _nodes(call: Call, machine: Machine) -> list[list[int]]:
+    """Return the positions of the ranks on each node, which is what the names of its devices begin with."""
+    nodes: dict[str, list[int]] = {}
+    for position, rank in enumerate(call.ranks):
+        nodes.setdefault(machine.devices[rank].name.rpartition("/")[0], []).append(position)
+    return list(nodes.values())
+
+
+def _ranks_of_a_node(call: Call, machine: Machine) -> int:
+    """Return how many neighbouring ranks are on each node; 0: not equally many, or all on one."""
+    nodes = _nodes(call, machine)
+    each = len(nodes[0])
+    alike = all(here == list(range(k * each, (k + 1) * each)) for k, here in enumerate(nodes))
+    return each if alike and 1 < each < len(call.ranks) else 0
+
+
 def _on_rails(steps: Steps, call: Call, machine: Machine) -> Steps:
     """Return the steps of a ring that goes through every second node in reverse.
 
@@ -250,12 +264,10 @@ def _on_rails(steps: Steps, call: Call, machine: Machine) -> Steps:
     """
     if call.kind not in _IN_ANY_ORDER:
         return steps
-    nodes: dict[str, list[int]] = {}
-    for position, rank in enumerate(call.ranks):
-        nodes.setdefault(machine.devices[rank].name.rpartition("/")[0], []).append(position)
+    nodes = _nodes(call, machine)
     if len(nodes) < 2 or len(nodes) == len(call.ranks):
         return steps
-    turns = [here[:: -1 if k % 2 else 1] for k, here in enumerate(nodes.values())]
+    turns = [here[:: -1 if k % 2 else 1] for k, here in enumerate(nodes)]
     order = np.array([position for here in turns for position in here])
     return [step._replace(source=order[step.source], destination=order[step.destination]) for step in steps]
 

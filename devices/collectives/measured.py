@@ -218,9 +218,14 @@ class MeasuredTable:
     Parameters
     ----------
     file : str
-        A CSV file; see `read_measurements`.
-    columns, where, dtype
-        See `read_measurements`.
+        A CSV file, such as the output of nccl-tests.
+    columns : mapping, optional
+        Which column is the ``op``, the number of ``ranks``, the size in ``bytes`` or in ``elements``, the
+        ``dtype``, ``time_us`` or ``time_ms``; for those whose names are not known.
+    where : mapping, optional
+        Column -> the value that a row must have to count.
+    dtype : str, optional
+        Which of several types.
     beyond : str
         What larger sizes than the largest do: ``refuse``, or keep its ``bandwidth``.
     origin : Origin

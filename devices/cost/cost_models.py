@@ -26,7 +26,7 @@ from devices.cost.formulas.roofline import IDEAL, KindEfficiency, roofline_ns
 from devices.describe.dtypes import dtype_name
 from devices.describe.fields import DEFAULT
 from sim.graph.graph import Graph
-from sim.machine.device import CostModel, Device
+from sim.machine.device import CostModel, Device, Roofs
 from sim.words.arrays import UNSET, IntArray
 
 if TYPE_CHECKING:
@@ -128,6 +128,14 @@ class RooflineCost(CostModel):
                 **vars(known),
             )
         return duration_ns
+
+    def roofs(self, graph: Graph, device: Device) -> Roofs:
+        """Return the peak of each op's data type, and the bandwidth."""
+        flop_per_s = np.full(len(graph), np.nan)
+        for rows, _, _, peak in self._roofs(graph):
+            flop_per_s[rows] = np.nan if peak is None else float(peak)
+        bandwidth = self.bandwidth_bytes_per_s
+        return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth))
 
     def may_take_twice(self, graph: Graph) -> npt.NDArray[np.bool_]:
         """Return which ops have a roofline that real kernels may exceed more than twofold.
@@ -321,6 +329,15 @@ class FirstCost(CostModel):
                 break
             found = np.where(missing, ask(model), found)
         return found
+
+    def roofs(self, graph: Graph, device: Device) -> Roofs:
+        """Return of each op the peak that the first model gives which has one, and the first bandwidth."""
+        flop_per_s, bytes_per_s = CostModel().roofs(graph, device)
+        for model in self.models:
+            found = model.roofs(graph, device)
+            flop_per_s = np.where(np.isnan(flop_per_s), found.flop_per_s, flop_per_s)
+            bytes_per_s = found.bytes_per_s if np.isnan(bytes_per_s) else bytes_per_s
+        return Roofs(flop_per_s, bytes_per_s)
 
     def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
         """Return what the first model that refuses an op with a reason says of it."""

@@ -36,7 +36,7 @@ from devices.describe.dtypes import dtype_name
 from devices.describe.fields import DEFAULT
 from devices.memory.allocators.scratchpad import Operand, cut_into, tile
 from sim.graph.graph import Graph
-from sim.machine.device import CostModel, Device
+from sim.machine.device import CostModel, Device, Roofs
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import InfeasibleError, UnknownNameError
 from sim.words.units import NS_PER_S, format_bytes, round_half_up
@@ -153,6 +153,16 @@ class TiledCost(CostModel):
         except InfeasibleError as error:
             return str(error)
         return None
+
+    def roofs(self, graph: Graph, device: Device) -> Roofs:
+        """Return the peak of each op's unit and data type, and the bandwidth, of all cores together."""
+        flop_per_s = np.full(len(graph), np.nan)
+        for op, work in enumerate(self._works(graph)):
+            rates = self.peak_flop_per_s[work.unit]
+            rate = next((rates[name] for name in (work.dtype, DEFAULT, "fp32") if name in rates), None)
+            flop_per_s[op] = np.nan if rate is None else float(rate * self.cores)
+        bandwidth = self.bandwidth_bytes_per_s
+        return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth * self.cores))
 
     def _works(self, graph: Graph) -> Iterator[_Work]:
         """Yield what each op asks for."""

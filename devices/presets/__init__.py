@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, Final
 
 import yaml
@@ -24,7 +25,7 @@ import yaml
 from sim.words import plugins
 from sim.words.errors import InputError
 
-__all__ = ["device_preset", "machine_preset", "presets"]
+__all__ = ["device_preset", "machine_preset", "preset_text", "presets"]
 
 _FOLDERS: Final = (files(__name__), files(__name__) / "machines")
 
@@ -61,6 +62,12 @@ def machine_preset(name: str, origin: plugins.Origin = plugins.NOWHERE) -> dict[
     return _described("sim.machines", name, origin)
 
 
+def preset_text(name: str) -> str | None:
+    """Return the file of a preset of ours, with a source beside every number; None: there is no such file."""
+    file = _file(name)
+    return None if file is None else file.read_text(encoding="utf-8")
+
+
 def presets(group: str = "sim.devices") -> list[plugins.Description]:
     """Return name, one line and origin of all presets of a group, sorted by name.
 
@@ -88,14 +95,18 @@ def __getattr__(name: str) -> Callable[[], dict[str, Any]]:
     return preset
 
 
+def _file(name: str) -> Traversable | None:
+    return next((file for folder in _FOLDERS if (file := folder / f"{name}.yaml").is_file()), None)
+
+
 @cache
 def _from_file(name: str) -> Callable[[], dict[str, Any]] | None:
-    file = next((file for folder in _FOLDERS if (file := folder / f"{name}.yaml").is_file()), None)
-    if file is None:
+    text = preset_text(name)
+    if text is None:
         return None
     # CSafeLoader is the same, written in C; not every build of PyYAML has it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    spec: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), loader)
+    spec: dict[str, Any] = yaml.load(text, loader)
 
     def preset() -> dict[str, Any]:
         return dict(spec)

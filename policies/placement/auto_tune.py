@@ -72,6 +72,7 @@ class AutoTune(Placement):
     budget : int
         How many placements to simulate, the starting ones included.
     seed : int
+        Of the moves that are tried.
     policy : str or Policy
         Under which policy to simulate, with its defaults when it is a name.
     evaluate : callable, optional

@@ -39,6 +39,8 @@ __all__ = ["app"]
 _LOOK: Final[Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
 
 _VERBS: Final = {
+    "new": ("known.shipped:new", "Write a scenario to begin with, from a few questions or a template."),
+    "list": ("known.shipped:list_", "List the templates and examples that ship."),
     "run": ("run:run", "Run a scenario and print the results."),
     "compare": (
         "comparing.compare:compare",
@@ -51,21 +53,21 @@ _VERBS: Final = {
     "explain": ("explain:explain", "Show the critical path and why devices were idle."),
     "check": ("check:check", "Check every `expect:` of scenarios; exit 1 if one fails."),
     "import": ("importing:import_", "Convert a model in any known format to a graph file."),
-    "policies": ("known:policies", "List the policies and the other decisions."),
-    "devices": ("known:devices", "List the device and machine presets and the keys of a device."),
-    "runtimes": ("known:runtimes", "List the runtimes."),
+    "policies": ("known.names:policies", "List the policies and the other decisions."),
+    "devices": ("known.names:devices", "List the device and machine presets and the keys of a device."),
+    "runtimes": ("known.names:runtimes", "List the runtimes."),
     "whatif": ("comparing.whatif:whatif", "Show what would make a recorded program faster, and by how much."),
     "collectives": ("collectives:collectives", "Show how NCCL runs a collective, and how long it takes."),
     "memory": ("memory:memory", "Replay an allocation trace through allocators."),
     "schedule": ("schedule:schedule", "Print a pipeline schedule as a picture, or as CSV for torch."),
-    "schema": ("known:schema", "Print the JSON Schema of scenario files, for editors."),
+    "schema": ("known.names:schema", "Print the JSON Schema of scenario files, for editors."),
     "sweep": ("sweep:sweep", "Run a scenario at every combination of settings."),
     "tune": ("tune:tune", "Search for the best settings, order, placement and streams."),
 }
 """Verb -> its function in `scenarios.cli.verbs` and its line in help, which lists them in this order."""
 
 
-_AT_ONCE: Final = ("policies", "devices", "runtimes", "schema")
+_AT_ONCE: Final = ("policies", "devices", "runtimes", "schema", "list", "new")
 """Verbs that take no time, and so need no `--limit`."""
 
 _FILES: Final = ("scenario", "file", "trace", "paths")
@@ -179,7 +181,6 @@ def _told(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
 app = typer.Typer(
     cls=_Sim,
     no_args_is_help=True,
-    add_completion=False,
     help="How would this computation graph run on this machine under this scheduling policy, and why?",
     **_LOOK,
 )

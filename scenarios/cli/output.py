@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from scenarios.cli.stream_hints import stream_notes
 from scenarios.cli.text_tables import percent, print_table, size, strong
-from scenarios.cli.unused_notes import unused_notes
+from scenarios.cli.unused_notes import no_gap_notes, unused_notes
 from sim.analysis.failed_ops import attempt_lines, failure_text, late_lines
 from sim.explain.time_use import WORD_OF_REASON
 from sim.words.units import format_duration
 
 if TYPE_CHECKING:
-    from scenarios.fields.expect import Outcome
+    from scenarios.expect.expectation import Outcome
     from scenarios.report.compare import Comparison
     from scenarios.run.execute import Result
     from scenarios.run.repeat import Repeats
@@ -96,7 +96,7 @@ def print_result(result: Result) -> None:
             if "unused" not in use["idle_reasons"] or use["peak_memory_bytes"]
         ]
     )
-    for note in (*unused_notes({result.policy: unused}), *stream_notes([result])):
+    for note in (*unused_notes({result.policy: unused}), *stream_notes([result]), *_model_notes([result])):
         print(note)
     _print_part(
         {
@@ -129,6 +129,12 @@ def print_result(result: Result) -> None:
         print()
         print_training(result.training.plan, summary["training_run"])
     _print_outcomes(result.outcomes)
+
+
+def _model_notes(results: Sequence[Result]) -> list[str]:
+    """Return which model of collectives counts where nobody chose one."""
+    told = (result.summary.get("collectives") for result in results)
+    return list(dict.fromkeys(line for line in told if line))
 
 
 def _print_experts(experts: Mapping[str, Any]) -> None:
@@ -321,7 +327,8 @@ def print_comparison(comparison: Comparison) -> None:
     once = " (chains through loops counted once)" * loops
     print(_METHOD + (f" Lower bound of all runs: {format_duration(bound)}{once}." if bound else ""))
     unused = unused_notes({result.policy: result.summary["unused_devices"] for result in ranked})
-    for note in (*unused, *stream_notes(ranked)):
+    no_gap = no_gap_notes(result.summary["no_gap"] for result in ranked if not loops)
+    for note in (*no_gap, *unused, *stream_notes(ranked), *_model_notes(ranked)):
         print(note)
     _print_outcomes([outcome for result in ranked for outcome in result.outcomes])
 
@@ -362,9 +369,9 @@ def _above_bound(summary: Mapping[str, Any]) -> str:
     bound = summary["lower_bound_ns"]
     if summary["loops_counted_once"]:
         return f"lower bound {format_duration(bound)} (chains through loops counted once)"
-    if not bound:
-        return "lower bound 0 ns"
-    share = summary["makespan_ns"] / bound - 1
+    if summary["gap"] is None:
+        return f"no lower bound: {summary['no_gap']}"
+    share = summary["gap"]
     return f"{percent(share) + ' above' if share else 'at'} the lower bound of {format_duration(bound)}"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from scenarios.report.outputs import Files
     from scenarios.run.repeat import Repeats
 
-__all__ = ["cases_of", "check_arrows", "compare_all", "finish", "run_all", "run_repeatedly"]
+__all__ = ["Charts", "cases_of", "compare_all", "finish", "run_all", "run_repeatedly"]
 
 
 def cases_of(
@@ -111,23 +113,55 @@ def _prepare(case: Case, of: str = "") -> None:
         _ = case.work
 
 
-def check_arrows(arrows: bool, gantt: Sequence[str] | None) -> None:
-    """Refuse ``--arrows`` where it has no effect."""
-    if arrows and not gantt:
-        raise InputError("--arrows: draws the dependencies of a Gantt chart; name its file with --gantt")
+class Charts(NamedTuple):
+    """What Gantt charts show besides, and whether the page is opened in a browser."""
+
+    arrows: bool = False
+    critical_path: bool = False
+    open: bool = False
+
+    def check(self, files: Files) -> None:
+        """Refuse options of charts where no chart is drawn."""
+        for option, wanted in (("--arrows", self.arrows), ("--critical-path", self.critical_path)):
+            if wanted and not (files["gantt"] or files["html"] or self.open):
+                raise InputError(
+                    f"{option}: is drawn into a Gantt chart; name its file with --gantt or --html"
+                )
 
 
-def finish(results: Sequence[Result], files: Files, *, arrows: bool = False) -> None:
+def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
     """Write the files that are wanted, naming each, and exit with 1 if an expectation is not met."""
+    if charts.open and results:
+        files = {**files, "html": files["html"] or [_temporary_page()]}
     if any(files.values()):
         from scenarios.report.outputs import write_outputs
 
         with progress("writing files"):
-            written = write_outputs(results, files, arrows=arrows)
+            written = write_outputs(results, files, arrows=charts.arrows, critical_path=charts.critical_path)
         for path in written:
             typer.echo(f"wrote {path}", err=True)
+    if charts.open and results:
+        for path in files["html"] or ():
+            _open_page(path)
     if not all(result.passed for result in results):
         raise typer.Exit(1)
+
+
+def _temporary_page() -> str:
+    """Return a new file for a page, which stays when this process ends: a browser reads it later."""
+    import tempfile
+
+    handle, path = tempfile.mkstemp(prefix="sim-", suffix=".html")
+    os.close(handle)
+    return path
+
+
+def _open_page(path: str) -> None:
+    """Open a page in the browser of this desktop, or say that there is none."""
+    import webbrowser
+
+    if not webbrowser.open(Path(path).resolve().as_uri()):
+        typer.echo(f"no browser found here; open {path} in one, it needs no network", err=True)
 
 
 def run_repeatedly(cases: Sequence[Case], runs: int) -> list[Repeats]:

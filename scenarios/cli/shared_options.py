@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -10,16 +11,21 @@ __all__ = [
     "AllowCode",
     "AllowOutside",
     "Arrows",
+    "CriticalPath",
     "Gantt",
+    "Html",
     "Json",
+    "Links",
     "Maximise",
     "MemoryFile",
     "MemoryTrace",
     "Minimise",
+    "Open",
     "Ops",
     "Plan",
     "Policies",
     "Repeat",
+    "Roofline",
     "ScenarioPath",
     "Sets",
     "ShowGraph",
@@ -27,8 +33,25 @@ __all__ = [
     "Timeline",
     "TraceFile",
     "Tuning",
+    "completes",
     "settings",
 ]
+
+
+def completes(*groups: str) -> Callable[[str], list[str]]:
+    """Return what completes the name of a plugin in the shell; without groups, that of any decision."""
+
+    def names(incomplete: str) -> list[str]:
+        from scenarios.known.decisions import DECISIONS
+        from sim.words import plugins
+
+        known = {
+            name for group in groups or [one.group for one in DECISIONS] for name in plugins.names(group)
+        }
+        return sorted(name for name in known if name.startswith(incomplete))
+
+    return names
+
 
 ScenarioPath = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML), or a recording.")
@@ -39,6 +62,7 @@ Policies = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME",
+        autocompletion=completes("sim.policies", "sim.runtimes", "sim.pipelines"),
         help="An entry of the scenario's `compare`, a policy or a runtime; may be given several times. "
         "A policy keeps the scenario's placement, streams and other decisions; a runtime replaces them all. "
         "If the names clash, the policy wins.",
@@ -97,8 +121,26 @@ Gantt = Annotated[
     ),
 ]
 
+Html = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Write a page (.html) with the Gantt chart to zoom into, memory, links, critical path, a table "
+        "of ops, and why it took so long.",
+    ),
+]
+
+Open = Annotated[
+    bool, typer.Option("--open", help="Open that page in a browser; without --html it is a temporary file.")
+]
+
 Arrows = Annotated[
     bool, typer.Option("--arrows", help="Draw arrows from producers to consumers into the Gantt chart.")
+]
+
+CriticalPath = Annotated[
+    bool, typer.Option("--critical-path", help="Show the executed critical path in the Gantt chart.")
 ]
 
 TraceFile = Annotated[
@@ -122,6 +164,20 @@ MemoryFile = Annotated[
     list[str] | None,
     typer.Option(
         "--memory", metavar="FILE", help="Draw memory over time for each device (.png, .svg, .pdf)."
+    ),
+]
+
+Links = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--links", metavar="FILE", help="Draw how much of each link is used over time (.png, .svg, .pdf)."
+    ),
+]
+
+Roofline = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--roofline", metavar="FILE", help="Draw the ops under the roofs of their devices (.png, .svg, .pdf)."
     ),
 ]
 

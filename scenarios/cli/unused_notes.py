@@ -1,11 +1,11 @@
-"""What every command that prints a result says of devices that were given and not used."""
+"""What every command that prints a result says besides: devices that were not used, bounds that say nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-__all__ = ["unused_notes"]
+__all__ = ["no_gap_notes", "unused_notes"]
 
 _MOST: Final = 20
 """How many devices are named."""
@@ -34,6 +34,17 @@ def unused_notes(unused: Mapping[str, Sequence[str]]) -> list[str]:
         for devices, runs in runs_of.items()
         if devices
     ]
+
+
+def no_gap_notes(reasons: Iterable[str | None]) -> list[str]:
+    """Return a line for each reason why runs are not measured against a lower bound.
+
+    Examples
+    --------
+    >>> no_gap_notes([None, "an op failed", "an op failed"])
+    ['no lower bound: an op failed']
+    """
+    return [f"no lower bound: {reason}" for reason in dict.fromkeys(filter(None, reasons))]
 
 
 def _named(devices: Sequence[str]) -> str:

@@ -14,9 +14,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from scenarios.fields.expect import holds
-from scenarios.fields.results import RESULTS, Value, column_of_result
-from sim.words.errors import InputError, hint
+from scenarios.fields.results import RESULTS, Value, check_named, column_of_result, holds
+from sim.words.errors import InputError
 
 __all__ = ["Goal", "Limit", "front", "read_goal"]
 
@@ -125,14 +124,10 @@ def _limits(texts: Sequence[str]) -> Iterator[Limit]:
 
 
 def _check_known(what: str, option: str) -> None:
-    kind, _, name = what.partition(".")
-    if kind not in RESULTS:
-        raise InputError(f"{option} {what}: unknown result {kind!r}{hint(kind, RESULTS)}")
-    of = RESULTS[kind].of
-    if of and not name:
-        raise InputError(f"{option} {what}: is of a {of}: write {kind}.NAME")
-    if name and not of:
-        raise InputError(f"{option} {what}: is of the whole run: write {kind}")
+    try:
+        check_named(what)
+    except InputError as error:
+        raise InputError(f"{option} {what}: {error}") from None
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, JsonValue, WithJsonSchema
+from pydantic import Discriminator, Field, JsonValue, Tag, WithJsonSchema
 
 from devices.describe.quantities import Name, Shorthand, Strict, Whole
 from scenarios.fields.choices import AnyChoice, WithOptions
+from scenarios.fields.results import RESULTS
 from sim.policy.policy import Synchronisation
+from sim.words.errors import nearest
 
-__all__ = ["AnyPolicy", "AnyVariant", "Condition", "Expect", "Knowledge", "Policy", "Variant"]
+__all__ = [
+    "AnyPolicy",
+    "AnyVariant",
+    "Condition",
+    "Expect",
+    "ExpectOfRuns",
+    "Knowledge",
+    "Policy",
+    "Variant",
+]
 
 
 Knowledge = Literal["exact", "mean", "estimate", "none"]
@@ -53,7 +64,7 @@ _Value = Annotated[JsonValue, WithJsonSchema(_PLAIN)]
 
 
 class Condition(Strict):
-    """What a result must be: values in the unit of the result."""
+    """What a result must be: values in the unit of the result, or as ``1.05 x gpipe``, of another run."""
 
     equals: _Value = None
     at_most: _Value = None
@@ -63,12 +74,41 @@ class Condition(Strict):
     ] = None
 
 
-Expect = Annotated[
-    dict[str, Annotated[Condition, Shorthand("equals", _PLAIN)]],
+_AnyCondition = Annotated[Condition, Shorthand("equals", _PLAIN)]
+_CONDITIONS: Final = (
+    "results to conditions: makespan, utilisation.gpu0, start.OP, order, ... "
+    "to {equals, at_most, at_least, tolerance} or a plain value"
+)
+
+Expect = Annotated[dict[str, _AnyCondition], Field(default_factory=dict, description=_CONDITIONS)]
+
+
+def _of_a_run(value: Any) -> str:
+    """Tell conditions on several results from a condition on one, misspelt keys included."""
+    keys = [str(key) for key in value] if isinstance(value, dict) else []
+    if not keys or any(key in Condition.model_fields for key in keys):
+        return "<condition>"
+    results = [nearest(key.partition(".")[0], RESULTS) for key in keys]
+    mapping = any(isinstance(each, dict) for each in value.values())
+    near = any(nearest(key, Condition.model_fields) for key in keys)
+    return "<run>" if mapping or (any(results) and not near) else "<condition>"
+
+
+_RESULT: Final = {"propertyNames": {"pattern": rf"^({'|'.join(RESULTS)})(\..+)?$"}}
+
+ExpectOfRuns = Annotated[
+    dict[
+        str,
+        Annotated[
+            Annotated[_AnyCondition, Tag("<condition>")]
+            | Annotated[dict[str, _AnyCondition], Field(json_schema_extra=_RESULT), Tag("<run>")],
+            Discriminator(_of_a_run),
+        ],
+    ],
     Field(
         default_factory=dict,
-        description="results to conditions: makespan, utilisation.gpu0, start.OP, order, ... "
-        "to {equals, at_most, at_least, tolerance} or a plain value",
+        description=f"{_CONDITIONS}; or the label of an entry of compare to such a mapping, "
+        "in which {at_most: 1.05 x gpipe} speaks of another entry",
     ),
 ]
 

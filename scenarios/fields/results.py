@@ -5,6 +5,7 @@
     makespan              of the run            `RESULTS` lists all
     peak_memory.gpu0      of a device           so do links, and recoveries of a training run
     start.conv            of an op; conv[2] in the third iteration
+    order, order.gpu0     of the run, or of one device
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from sim.job.job import Job
 from sim.trace import Trace
-from sim.words.errors import InputError
+from sim.words.errors import InputError, hint
 from sim.words.units import format_bytes, format_duration, parse_bytes, parse_duration, parse_fraction
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "Summary",
     "Unit",
     "Value",
+    "check_named",
     "column_of_result",
+    "holds",
     "result_of_run",
     "shown_result",
     "task_names",
@@ -66,6 +69,16 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+def _part(value: Any) -> float:
+    """Return a number that may be a percentage, of more than 100, too."""
+    if isinstance(value, str) and value.endswith("%"):
+        with suppress(ValueError):
+            return float(value[:-1]) / 100
+    if isinstance(value, str):
+        raise InputError(f"{value!r} is neither a number nor a percentage, as in 25%")
+    return _number(value)
+
+
 def _file(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise InputError(f"{value!r} is not the name of a file")
@@ -89,6 +102,7 @@ _BYTES = Unit(
     lambda value: format_bytes(value, iec=True),
 )
 SHARE = Unit(lambda value: parse_fraction(value, what=""), lambda value: f"{value:.10g}")
+_GAP = Unit(_part, lambda value: f"{100 * value:.10g}%", lambda value: f"{100 * value:.1f}%")
 _COUNT = Unit(_whole, str)
 _NUMBER = Unit(_number, lambda value: f"{value:.10g}")
 FLAG = Unit(_flag, lambda value: str(value).lower())
@@ -107,11 +121,14 @@ class _Result(NamedTuple):
         What must be named behind the dot: ``"device"``, ``"link"``, ``"op"``, ``"recovery"``, or nothing.
     key : str
         Where it is in the summary, or in that of the device, link or pipeline; of an op: the column.
+    may_be_whole : bool
+        Whether nothing need be named, and the whole run is meant then.
     """
 
     unit: Unit
     of: str
     key: str
+    may_be_whole: bool = False
 
     @property
     def is_amount(self) -> bool:
@@ -132,7 +149,7 @@ class _Result(NamedTuple):
     def get(self, summary: Summary, trace: Trace, name: str) -> Value | None:
         """Return what came out; None: the run has no such result."""
         if self.unit is ORDER:
-            return _row_names(trace)
+            return _row_names(trace, name)
         if self.unit is FILE:
             return None
         if self.of == "op":
@@ -143,6 +160,8 @@ class _Result(NamedTuple):
             found = summary["training_run"]["recovery"][name]
         elif self.of:
             found = summary[f"{self.of}s"][name]
+        if self.key == "exposed_ns":
+            return _exposed_ns(trace, name)
         part, dot, key = self.key.rpartition(".")
         return (found.get(part) or {}).get(key) if dot else found[key]
 
@@ -150,6 +169,7 @@ class _Result(NamedTuple):
 RESULTS: Final[Mapping[str, _Result]] = {
     "makespan": _Result(_DURATION, "", "makespan_ns"),
     "lower_bound": _Result(_DURATION, "", "lower_bound_ns"),
+    "gap": _Result(_GAP, "", "gap"),
     "critical_path": _Result(_DURATION, "", "critical_path_ns"),
     "tasks": _Result(_COUNT, "", "tasks"),
     "failed": _Result(_COUNT, "", "failures.failed"),
@@ -163,6 +183,7 @@ RESULTS: Final[Mapping[str, _Result]] = {
     "compute": _Result(_DURATION, "device", "time_ns.compute"),
     "communicate": _Result(_DURATION, "device", "time_ns.communicate"),
     "wait": _Result(_DURATION, "device", "time_ns.wait"),
+    "exposed_communication": _Result(_DURATION, "device", "exposed_ns"),
     "utilisation": _Result(SHARE, "device", "utilisation"),
     "bubble": _Result(SHARE, "device", "bubble"),
     "peak_memory": _Result(_BYTES, "device", "peak_memory_bytes"),
@@ -193,10 +214,37 @@ RESULTS: Final[Mapping[str, _Result]] = {
     "issue": _Result(_DURATION, "op", "issue_ns"),
     "start": _Result(_DURATION, "op", "start_ns"),
     "end": _Result(_DURATION, "op", "end_ns"),
-    "order": _Result(ORDER, "", "op"),
+    "order": _Result(ORDER, "device", "op", may_be_whole=True),
     "schedule": _Result(FILE, "", ""),
 }
 """What may be expected: of the run, of ``.DEVICE``, ``.LINK``, ``.OP``, or of training ``.RECOVERY``."""
+
+
+def check_named(what: str) -> None:
+    """Refuse what is no result, or names nothing behind its dot and should, or the reverse.
+
+    Raises
+    ------
+    InputError
+    """
+    kind, _, name = what.partition(".")
+    if kind not in RESULTS:
+        raise InputError(f"unknown result {kind!r}{hint(kind, RESULTS)}")
+    result = RESULTS[kind]
+    if result.of and not name and not result.may_be_whole:
+        article = "an" if result.of == "op" else "a"
+        raise InputError(f"is of {article} {result.of}: write {kind}.NAME")
+    if name and not result.of:
+        raise InputError(f"is of the whole run: write {kind}")
+
+
+def holds(actual: Any, condition: Mapping[str, Any]) -> bool:
+    """Whether a value is what a condition in base units says."""
+    if "tolerance" in condition:
+        equal = abs(actual - condition["equals"]) <= condition["tolerance"]
+    else:
+        equal = actual == condition.get("equals", actual)
+    return bool(equal and condition.get("at_least", actual) <= actual <= condition.get("at_most", actual))
 
 
 def _plain_number(text: str) -> int | float | None:
@@ -235,11 +283,21 @@ def shown_result(what: str, value: Value) -> str:
     return (unit.brief or unit.show)(value)
 
 
-def _row_names(trace: Trace) -> list[str]:
-    """Return what each row of the trace is called, in start order."""
+def _row_names(trace: Trace, device: str = "") -> list[str]:
+    """Return what each row of the trace is called, in start order; of one device, if it is named."""
     names = task_names(trace.job)
     tasks = trace.tasks["iteration"] * len(trace.job.graph) + trace.tasks["op"]
+    if device:
+        tasks = tasks[trace.device == trace.job.machine.device_index(device)]
     return [names[task] for task in tasks.tolist()]
+
+
+def _exposed_ns(trace: Trace, device: str) -> int:
+    """Return how long a device communicates or waits for others to, and computes nothing (`sim explain`)."""
+    from sim.explain.exposed import exposed_communication
+    from sim.explain.facts.derived_columns import Facts
+
+    return sum(exposed_communication(Facts(trace)).get(device, {}).values())
 
 
 def task_names(job: Job) -> list[str]:

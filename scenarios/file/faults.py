@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, get_args, get_origin
 
-from pydantic import BaseModel, Tag, ValidationError
+from pydantic import BaseModel, Discriminator, Tag, ValidationError
 
 from scenarios.file.document import Document, Loc, dotted
 from scenarios.file.yaml_read import Place
@@ -72,7 +72,9 @@ def in_order(lines: Mapping[str, Place]) -> ScenarioError:
     """Return one error of several lines, each with its place, in the order of the file."""
     ordered = sorted(lines, key=lambda line: (lines[line].source, lines[line].line, lines[line].column))
     more = f"\n(and {len(ordered) - SHOWN} more)" if len(ordered) > SHOWN else ""
-    return ScenarioError("\n".join(ordered[:SHOWN]) + more)
+    error = ScenarioError("\n".join(ordered[:SHOWN]) + more)
+    error.placed = [(lines[line], line.removeprefix(f"{lines[line]}: ")) for line in ordered]
+    return error
 
 
 def _existing(loc: Loc, given: Any) -> Loc:
@@ -136,6 +138,9 @@ def _models_at(annotation: Any, loc: Loc) -> Iterator[type[BaseModel]]:
     if get_origin(annotation) in (dict, list):
         if loc:  # an item of it
             yield from _models_at(get_args(annotation)[-1], loc[1:])
+        return
+    if get_origin(annotation) is Annotated and isinstance(get_args(annotation)[-1], Discriminator):
+        yield from _models_at(get_args(annotation)[0], loc)
         return
     # A union or an annotated type; pydantic names the member of a tagged union in the path.
     tag = str(loc[0]) if loc and str(loc[0]).startswith("<") else None

@@ -69,7 +69,9 @@ class Place(NamedTuple):
     def error(self, message: str) -> ScenarioError:
         """Return an error that begins with this place; of long names in quotes it has the ends."""
         shown = _LONG_NAME.sub(lambda found: f"'{shortened(found[1])}'", message)
-        return ScenarioError(f"{self}: {shown}")
+        error = ScenarioError(f"{self}: {shown}")
+        error.placed = [(self, shown)]
+        return error
 
 
 _LONG_NAME: Final = re.compile(rf"'([^'\s]{{{LONGEST_NAME + 1},}})'")

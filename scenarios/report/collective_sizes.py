@@ -21,6 +21,7 @@ from devices.machine import make_machine
 from devices.presets import machine_preset
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
+from sim.plot.colours import OKABE_ITO
 from sim.words.errors import InputError
 from sim.words.units import format_bytes, round_half_up
 
@@ -212,9 +213,10 @@ def _tuner(gpu: str, per_node: tuple[int, ...]) -> Tuner:
 
 
 _MARKS: Final = {"ll": "o", "ll128": "s", "simple": "^", "none": "o", "": "o"}
+_BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW = OKABE_ITO
 _HUES: Final = {
-    "ring": "C0", "tree": "C2", "nvls": "C1", "nvls-tree": "C4", "pat": "C5", "direct": "C0",
-    "halving-doubling": "C3", "hierarchical": "C6", "none": "C7",
+    "ring": _BLUE, "tree": _GREEN, "nvls": _ORANGE, "nvls-tree": _PINK, "pat": _SKY, "direct": _BLUE,
+    "halving-doubling": _RED, "hierarchical": _YELLOW, "none": "#777777",
 }  # fmt: skip
 
 
@@ -228,14 +230,15 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
     ax : Axes, optional
     """
     from sim.plot.figure import new_figure
+    from sim.plot.theme import ink, plain
 
     if ax is None:
         _, (ax,) = new_figure(width=8.0, height=4.5)
     lines: tuple[tuple[str, dict[str, Any], list[float | None]], ...] = (
         ("NCCL's own estimate", {"color": "0.6"}, [row.tuner_us for row in rows]),
         ("by the links", {"color": "0.6"}, [row.links_us for row in rows]),
-        ("fitted", {"color": "black"}, [row.fitted_us for row in rows]),
-        ("measured", {"color": "C3", "marker": "x", "linestyle": "none"}, [row.measured_us for row in rows]),
+        ("fitted", {"color": ink()}, [row.fitted_us for row in rows]),
+        ("measured", {"color": _RED, "marker": "x", "linestyle": "none"}, [row.measured_us for row in rows]),
     )
     for name, style, times in lines:
         known = [(row.nbytes, row.bus_gb_per_s(us)) for row, us in zip(rows, times, strict=True) if us]
@@ -263,7 +266,6 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
     ax.minorticks_off()
     ax.set_xlabel("size")
     ax.set_ylabel("bus bandwidth (GB/s)")
-    ax.set_title(title, loc="left", fontsize=10)
-    ax.spines[["top", "right"]].set_visible(False)
+    plain(ax, title)
     ax.legend(loc="upper left", frameon=False, fontsize=8)
     return ax

@@ -4,10 +4,13 @@
 
     --gantt out.png          all runs, one above the other, on one time axis; as .html one to zoom into. Below
                              each run that had an allocator: memory over time, a strip for each device
+    --html  out.html         all there is to say of the runs, as a page: chart, memory, links, ops, causes
     --trace out.json.gz      all runs, side by side, for Perfetto; out.pftrace: in its own format; out/, a
                              folder: one run, a file for each GPU
     --ops   out.csv          one row a task or transfer; a first column `policy` when there are several runs
     --memory out.png         memory over time, an axis for each run and device
+    --links out.png          how much of each link is used over time, an axis for each run
+    --roofline out.png       ops under the roofs of their devices, an axis for each run
     --plan  out.json         what one run decided, for `policy: {name: replay, file: out.json}`
     --tuning out.csv         what a placement that searches tried, one row each
     --timeline out.png       what a training run and its workers do, under each recovery policy
@@ -17,10 +20,11 @@ Names are looked at before anything runs, so that a typing error does not cost a
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sim.export.perfetto import PERFETTO_ENDINGS
 from sim.export.tables import TABLE_ENDINGS
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from scenarios.run.execute import Result
 
 __all__ = [
+    "CHARTS",
     "MEMORY_TRACE_ENDINGS",
     "PICTURES",
     "Files",
@@ -41,6 +46,8 @@ __all__ = [
 ]
 
 PICTURES: Final = (".png", ".svg", ".pdf")
+CHARTS: Final = ("gantt", "html")
+"""Files that hold a Gantt chart."""
 MEMORY_TRACE_ENDINGS: Final = (".jsonl", ".jsonl.gz")
 
 
@@ -76,7 +83,9 @@ def _each(files: Files) -> list[tuple[str, str]]:
     return [(what, path) for what, paths in files.items() for path in paths or ()]
 
 
-def write_outputs(results: Sequence[Result], files: Files, *, arrows: bool = False) -> list[str]:
+def write_outputs(
+    results: Sequence[Result], files: Files, *, arrows: bool = False, critical_path: bool = False
+) -> list[str]:
     """Write what is wanted, each file whole or not at all; return the files.
 
     Parameters
@@ -84,13 +93,13 @@ def write_outputs(results: Sequence[Result], files: Files, *, arrows: bool = Fal
     results : sequence of Result
     files : Files
         As for `check_outputs`.
-    arrows : bool
-        Whether the Gantt chart has arrows from producers to consumers.
+    arrows, critical_path : bool
+        Whether Gantt charts have arrows from producers to consumers, and show the critical path.
     """
     written = []
     for what, path in _each(files):
-        if what == "gantt":
-            _write_gantt(results, path, arrows=arrows)
+        if what in CHARTS:
+            _write_chart(results, path, what, arrows=arrows, critical_path=critical_path)
         else:
             _WRITERS[what](results, path)
         written.append(path)
@@ -118,14 +127,16 @@ def check_path(option: str, path: str, endings: tuple[str, ...]) -> Path:
     return target
 
 
-def _write_gantt(results: Sequence[Result], path: str, *, arrows: bool = False) -> None:
-    from sim.plot import compare_gantt, save, save_html
+def _write_chart(results: Sequence[Result], path: str, what: str, **shown: bool) -> None:
+    from sim.plot import compare_gantt, save, save_html, save_page
 
     traces = {result.policy: result.trace for result in results}
-    if _is_html(path):
-        save_html(traces, path, arrows=arrows)
+    if what == "html":
+        save_page(traces, path, **shown)
+    elif _is_html(path):
+        save_html(traces, path, **shown)
     else:
-        save(compare_gantt(traces, arrows=arrows), path)
+        save(compare_gantt(traces, **shown), path)
 
 
 def _is_html(path: str) -> bool:
@@ -185,15 +196,55 @@ def _write_memory(results: Sequence[Result], path: str) -> None:
     ]
     if not shown:
         raise InputError(f"--memory {path}: there is nothing to draw: nothing is ever held")
-    figure, axes = new_figure(len(shown), height=max(2.6, 1.8 * len(shown)))
+    figure, axes = new_figure(len(shown), height=max(2.6, 1.5 * len(shown)))
     sizes = scales_of([Strips([strip_of(result.trace, device) for result, device in shown], [])])
     until_ns = max(1, *(result.trace.makespan_ns for result in results))
+    labels: dict[str, Any] = {}
     for (result, device), ax in zip(shown, axes, strict=True):
         machine = result.trace.job.machine
         size = sizes[machine.devices[machine.device_index(device)].kind]
         title = result.policy if len(results) > 1 else None
-        memory(result.trace, device, ax, title=title, size=size, until_ns=until_ns)
+        memory(result.trace, device, ax, title=title, size=size, until_ns=until_ns, legend=False)
+        ax.label_outer()
+        handles, names = ax.get_legend_handles_labels()
+        labels |= dict(zip(names, handles, strict=True))
+    figure.legend(
+        labels.values(), labels, loc="outside right upper", frameon=False, fontsize=8
+    )  # one for all: a label has one colour
     save(figure, path)
+
+
+def _write_links(results: Sequence[Result], path: str) -> None:
+    from sim.plot import link_heat_map, new_figure, save
+    from sim.plot.use.links import MOST_LINKS
+
+    rows = [min(MOST_LINKS, len(result.trace.job.machine.links)) for result in results]
+    figure, axes = new_figure(len(results), height=min(40.0, sum(1.2 + 0.24 * max(3, n) for n in rows)))
+    until_ns = max(1, *(result.trace.makespan_ns for result in results))
+    for result, ax in zip(results, axes, strict=True):
+        with _about("links", path):
+            link_heat_map(result.trace, ax, title=result.policy, until_ns=until_ns)
+        ax.label_outer()
+    save(figure, path)
+
+
+def _write_roofline(results: Sequence[Result], path: str) -> None:
+    from sim.plot import new_figure, roofline, save
+
+    figure, axes = new_figure(len(results), width=9.0, height=5.0 * len(results))
+    for result, ax in zip(results, axes, strict=True):
+        with _about("roofline", path):
+            roofline(result.trace, ax, title=result.policy)
+    save(figure, path)
+
+
+@contextlib.contextmanager
+def _about(option: str, path: str) -> Iterator[None]:
+    """Say of which option and file a mistake is."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"--{option} {path}: {error}") from None
 
 
 def _write_plan(results: Sequence[Result], path: str) -> None:
@@ -234,9 +285,12 @@ def _write_timeline(results: Sequence[Result], path: str) -> None:
 
 _ENDINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "gantt": (*PICTURES, ".html"),
+    "html": (".html",),
     "trace": (".json", ".json.gz", *PERFETTO_ENDINGS),
     "ops": TABLE_ENDINGS,
     "memory": PICTURES,
+    "links": PICTURES,
+    "roofline": PICTURES,
     "plan": (".json",),
     "tuning": TABLE_ENDINGS,
     "timeline": PICTURES,
@@ -246,10 +300,12 @@ _ENDINGS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _WRITERS: Final[
     Mapping[str, Callable[[Sequence[Result], str], None]]
-] = {  # but of the Gantt chart, which has arrows
+] = {  # but of `CHARTS`, which have options
     "trace": _write_trace,
     "ops": _write_ops,
     "memory": _write_memory,
+    "links": _write_links,
+    "roofline": _write_roofline,
     "plan": _write_plan,
     "tuning": _write_tuning,
     "timeline": _write_timeline,

@@ -89,6 +89,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     """
     from sim.plot.colours import OKABE_ITO
     from sim.plot.figure import new_figure, scale_time
+    from sim.plot.theme import paper, plain
 
     if ax is None:
         _, (ax,) = new_figure(width=7.0, height=4.5)
@@ -103,10 +104,11 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     best = front(points)
     ax.plot([points[i][0] / scale for i in best], [points[i][1] / unit for i in best], color=OKABE_ITO[4])
     for i, (time, size) in enumerate(points):
-        face = OKABE_ITO[4] if i in best else "white"
+        face = OKABE_ITO[4] if i in best else paper()
         ax.plot([time / scale], [size / unit], "o", markerfacecolor=face, markeredgecolor=OKABE_ITO[4])
     ax.margins(x=0.12, y=0.08)
     places = [(time / scale, size / unit) for time, size in points]
+    plain(ax)
     _name_apart(ax, [(result.policy, at) for result, at in zip(results, places, strict=True)])
     ax.set_ylabel({1 << 30: "peak memory (GiB)", 1 << 20: "peak memory (MiB)"}.get(unit, "activations alive"))
     return ax
@@ -168,6 +170,7 @@ def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
     from scenarios.work.pipeline.pipeline_memory import BANDS, bands_over_time
     from sim.plot.colours import OKABE_ITO, OTHER, colour_of
     from sim.plot.figure import new_figure, scale_time
+    from sim.plot.theme import plain
 
     if ax is None:
         _, (ax,) = new_figure(height=2.6)
@@ -189,6 +192,6 @@ def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
         [(0, 0), (max(result.trace.makespan_ns, 1) / scale, 0)]
     )  # the whole run, on shared axes too
     ax.autoscale_view()
-    ax.spines[["top", "right"]].set_visible(False)
+    plain(ax)
     ax.legend(loc="upper right", frameon=False, fontsize=7)
     return ax

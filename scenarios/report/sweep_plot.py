@@ -10,13 +10,18 @@ from scenarios.fields.results import column_of_result, shown_result
 from sim.words.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 __all__ = ["sweep_plot"]
 
 
-def sweep_plot(rows: Sequence[Mapping[str, Any]], settings: Sequence[str], what: str = "makespan") -> Figure:
-    """Return the picture of a sweep.
+def sweep_plot(
+    rows: Sequence[Mapping[str, Any]],
+    settings: Sequence[str],
+    what: str = "makespan",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw a sweep.
 
     Parameters
     ----------
@@ -26,15 +31,16 @@ def sweep_plot(rows: Sequence[Mapping[str, Any]], settings: Sequence[str], what:
         The columns of the keys that vary.
     what : str
         A result of ``expect:`` that the rows have.
+    ax : Axes, optional
 
     Raises
     ------
     InputError
         Nothing to draw: every point failed.
     """
-    from matplotlib.figure import Figure
-
     from sim.plot.colours import OKABE_ITO
+    from sim.plot.figure import new_figure
+    from sim.plot.theme import plain
 
     column = column_of_result(what)
     lines: dict[str, list[tuple[str, float]]] = {}
@@ -48,8 +54,8 @@ def sweep_plot(rows: Sequence[Mapping[str, Any]], settings: Sequence[str], what:
         raise InputError("there is nothing to draw: every point failed")
     order = list(dict.fromkeys(str(row[settings[0]]) for row in rows))
     place = _places(order)
-    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
-    ax = figure.subplots()
+    if ax is None:
+        _, (ax,) = new_figure(width=7.0, height=4.2)
     for k, (name, points) in enumerate(lines.items()):
         style = ("o-", "s--", "^:", "D-.")[k % 4]  # lines may lie on one another
         at = [place[value] for value, _ in points]
@@ -61,10 +67,10 @@ def sweep_plot(rows: Sequence[Mapping[str, Any]], settings: Sequence[str], what:
     ax.set_ylabel(what)
     ax.yaxis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y))
     ax.set_ylim(bottom=0)
-    ax.spines[["top", "right"]].set_visible(False)
+    plain(ax)
     if lines.keys() != {""}:
         ax.legend(frameon=False, fontsize=8)
-    return figure
+    return ax
 
 
 def _places(values: Sequence[str]) -> dict[str, float]:

@@ -70,6 +70,7 @@ def draw_what_ifs(name: str, outcomes: Sequence[Outcome], ax: Axes | None = None
     """
     from sim.plot.colours import OKABE_ITO
     from sim.plot.figure import new_figure
+    from sim.plot.theme import plain
 
     base, *others = ranked(outcomes)
     base_ns = base.makespan_ns or 0
@@ -85,8 +86,7 @@ def draw_what_ifs(name: str, outcomes: Sequence[Outcome], ax: Axes | None = None
         text = f" {format_duration(ns, digits=3) if ns >= 0 else '-' + format_duration(-ns, digits=3)}"
         ax.annotate(text, (max(share, 0.0), row), va="center", fontsize=8)
     ax.set_xlabel(f"% of the {format_duration(base_ns)} saved")
-    ax.set_title(name, loc="left", fontsize=10)
     ax.margins(x=0.12)
     ax.axvline(0, color="0.6", linewidth=0.8)
-    ax.spines[["top", "right"]].set_visible(False)
+    plain(ax, name)
     return ax

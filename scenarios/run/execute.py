@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from devices.kinds.launches import launched
 from policies.issue.loader_queues import refuse_undecided
-from scenarios.fields.expect import Expectation, Outcome
+from scenarios.expect.expectation import Expectation, Outcome
 from scenarios.fields.results import task_names
 from scenarios.file.document import dotted
 from scenarios.ops.costless import refuse_costless
 from scenarios.recorded.residue import residue
-from scenarios.run.conditions import refuse_without_effect
+from scenarios.run.conditions.refuse import refuse_without_effect
 from scenarios.run.load import Case, Scenario
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.words import check_words
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
+from sim.job.collectives.durations import told_of
 from sim.job.job import Job, Placement, Tried
 from sim.kernel.choose import NotOnKernelError, run_job
 from sim.machine.machine import Machine
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from scenarios.training_run.training import Training
     from sim.engine import Observer
 
-__all__ = ["Result", "run_case", "run_scenario"]
+__all__ = ["Result", "names_of", "run_case", "run_scenario"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +93,9 @@ class Result:
             found["training_run"] = self.training.report(self.lives)
         if (unexplained := residue(self.trace)) is not None:
             found["unexplained"] = unexplained.to_json()
+        job, model = self.trace.job, self.case.work.machine.collectives
+        if (line := told_of(job.graph, job.machine, job.collectives, model)) is not None:
+            found["collectives"] = line
         told = self.case.work.report(self.trace)
         for name, more in told.pop("devices", {}).items():
             found["devices"][name] |= more
@@ -105,9 +109,15 @@ class Result:
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each expectation."""
-        return tuple(
-            expectation.hold(self.summary, self.trace, self.policy) for expectation in self.expectations
-        )
+        return tuple(expectation.hold(self, self._other) for expectation in self.expectations)
+
+    def _other(self, label: str) -> Result:
+        """Return another run of the scenario, which is run once for all that is expected beside it."""
+        known = self.case.base.other_runs
+        if label not in known:
+            known[label] = run_case(replace(self.case.base.called(label), expectations=()))
+        result: Result = known[label]
+        return result
 
     @property
     def passed(self) -> bool:
@@ -160,21 +170,18 @@ def run_case(
     seed: int | None = None,
     record_memory: bool = False,
     fits: bool = True,
+    new_tables: bool = False,
 ) -> Result:
     """Run one case of a scenario; see `run_scenario`.
 
     A `seed` is in place of the scenario's. `record_memory` keeps `Result.recordings`; bytes are then counted
     where the scenario has no allocator. Unless it has to be one that `fits`, a run whose memory is short
     only when all is over is a result, too, as it is where the scenario says what it expects of that.
+    With `new_tables`, tables of ops that schedules are held to need not be there yet.
     """
     job = job_of(case, seed=seed)
     training = _training_of(case)
-    known = {
-        "device": [device.name for device in job.machine.devices],
-        "link": [link.name for link in job.machine.links],
-        "op": task_names(job),
-        "recovery": [] if training is None else list(training.recoveries),
-    }
+    known = names_of(job, () if training is None else tuple(training.recoveries))
     expectations = tuple(
         expectation
         for expectation in case.expectations
@@ -184,7 +191,7 @@ def run_case(
     if (folding := job.machine.folding) is not None:
         expectations = tuple(expectation.on(folding.seen_as) for expectation in expectations)
     for expectation in expectations:
-        expectation.check_name(known)
+        expectation.check_name(known, with_table=not new_tables)
     recordings: Recordings | None = {} if record_memory else None
     trace = _run(case, job, observers, recordings)
     if check:
@@ -194,6 +201,16 @@ def run_case(
     placement = case.decisions.placement
     tried = () if placement is None else tuple(placement.tried)
     return Result(case, trace, expectations, tried, recordings, training)
+
+
+def names_of(job: Job, recoveries: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return the names that expectations of a run may speak of."""
+    return {
+        "device": [device.name for device in job.machine.devices],
+        "link": [link.name for link in job.machine.links],
+        "op": task_names(job),
+        "recovery": list(recoveries),
+    }
 
 
 def _training_of(case: Case) -> Training | None:

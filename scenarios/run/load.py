@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from devices.machine import described_devices, make_machine
 from devices.presets import machine_preset
-from scenarios.fields.expect import Expectation, read_expectations
+from scenarios.expect.expectation import Expectation
+from scenarios.expect.reading import check_runs, read_expectations
 from scenarios.fields.policy_fields import Policy
 from scenarios.file.document import Document, Loc
 from scenarios.file.faults import scenario_error
@@ -93,6 +94,8 @@ def scenario_of(document: Document, allow_code: bool = False) -> Scenario:
         if label in scenario.variants[:i]:
             message = f"two entries are called {label!r}; give one of them a label"
             raise document.error(("compare", i), message)
+    if content.expect:
+        check_runs(content.expect, [*scenario.variants, _own_label(scenario.policy)], document)
     return scenario
 
 
@@ -291,8 +294,13 @@ class Scenario:
         """
         content = self.content
         if policy is None:
-            expected = read_expectations(content.expect, self.document, ("expect",))
-            return self._case(self.policy, _own_label(self.policy), self.document, ("policy",), expected)
+            label = _own_label(self.policy)
+            own = {what: each for what, each in content.expect.items() if not isinstance(each, dict)}
+            expected = (
+                *read_expectations(own, self.document, ("expect",), self._others(label)),
+                *(() if label in self.variants else self._expected_of(label)),
+            )
+            return self._case(self.policy, label, self.document, ("policy",), expected)
         if policy in self.variants:
             return self.entry(self.variants.index(policy))
         place = Place(f"--policy {shortened(policy)}")
@@ -323,8 +331,32 @@ class Scenario:
 
     def expected(self) -> list[Case]:
         """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""
-        own = [self.case()] if self.content.expect else []
-        return own + [self.entry(i) for i, entry in enumerate(self.content.compare) if entry.expect]
+        cases = [self.case(), *map(self.entry, range(len(self.variants)))] if self._expects else []
+        return [case for case in cases if case.expectations]
+
+    @property
+    def _expects(self) -> bool:
+        return bool(self.content.expect) or any(entry.expect for entry in self.content.compare)
+
+    @cached_property
+    def other_runs(self) -> dict[str, Any]:
+        """What came out of runs that expectations of others name, by label; who runs them writes here."""
+        return {}
+
+    def called(self, label: str) -> Case:
+        """Return the run that an expectation of another one names."""
+        return self.case(label if label in self.variants else None)
+
+    def _others(self, label: str) -> list[str]:
+        """Return the labels of the runs that an expectation of the run `label` may name."""
+        return [each for each in dict.fromkeys([*self.variants, _own_label(self.policy)]) if each != label]
+
+    def _expected_of(self, label: str) -> tuple[Expectation, ...]:
+        """Return what the scenario's ``expect`` says under the label of a run."""
+        expect = self.content.expect.get(label)
+        if not isinstance(expect, dict):
+            return ()
+        return read_expectations(expect, self.document, ("expect", label), self._others(label))
 
     def entry(self, i: int) -> Case:
         """Return the run of an entry of ``compare``, counted from 0.
@@ -340,8 +372,12 @@ class Scenario:
             changed = self.document.with_values(entry.set, (*loc, "set"))
             scenario = scenario_of(changed, self.allow_code)
         spec = overlay(scenario.policy, entry)
-        expected = read_expectations(entry.expect, scenario.document, (*loc, "expect"))
-        return scenario._case(spec, self.variants[i], scenario.document, loc, expected, base=self)
+        label = self.variants[i]
+        expected = (
+            *read_expectations(entry.expect, scenario.document, (*loc, "expect"), self._others(label)),
+            *self._expected_of(label),
+        )
+        return scenario._case(spec, label, scenario.document, loc, expected, base=self)
 
     def _case(
         self,

@@ -143,7 +143,10 @@ def run_point(
         "policy": result.policy,
         "makespan_ns": summary["makespan_ns"],
         "lower_bound_ns": summary["lower_bound_ns"],
+        "gap": summary["gap"],
     }
+    if summary["no_gap"]:
+        row["no_gap"] = summary["no_gap"]
     for name, device in summary["devices"].items():
         for number in ("utilisation", "bubble", "peak_memory_bytes"):
             row[f"{name}.{number}"] = device[number]

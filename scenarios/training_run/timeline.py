@@ -19,6 +19,7 @@ from sim.plot.bars import Bars
 from sim.plot.colours import OKABE_ITO
 from sim.plot.figure import new_figure, scale_time
 from sim.plot.gantt import draw_bars
+from sim.plot.theme import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,8 +112,7 @@ def timeline(lives: Mapping[str, Life]) -> Figure:
         ax.set_yticks(range(len(found)), list(found), fontsize=7)
         ax.set_ylim(len(found) - 0.5, -0.5)
         ax.set_xlim(0, until / scale)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.set_title(f"{name}: goodput {100 * lives[name].goodput:.1f}%", loc="left", fontsize=10)
+        plain(ax, f"{name}: goodput {100 * lives[name].goodput:.1f}%")
         ax.label_outer()
         seen |= {state for intervals in found.values() for state, _, _ in intervals}
     handles = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items() if kind in seen]

@@ -33,10 +33,14 @@ def tuning_figure(tuning: Tuning, against: str | None = None) -> Figure:
     return figure
 
 
-def progress_plot(tuning: Tuning, ax: Axes) -> Axes:
+def progress_plot(tuning: Tuning, ax: Axes | None = None) -> Axes:
     """Draw every trial, and the best so far as a line."""
     from sim.plot.colours import OKABE_ITO
+    from sim.plot.figure import new_figure
+    from sim.plot.theme import plain
 
+    if ax is None:
+        _, (ax,) = new_figure(width=7.0, height=4.2)
     goal = tuning.goal
     at: list[int] = []
     values: list[float] = []
@@ -53,14 +57,18 @@ def progress_plot(tuning: Tuning, ax: Axes) -> Axes:
     ax.set_ylim(min(best) - pad, max(best) + pad)  # trials that are far worse would hide what happened
     _values_along(ax.yaxis, ax, goal.what)
     ax.legend(frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
+    plain(ax)
     return ax
 
 
-def front_plot(tuning: Tuning, against: str, ax: Axes) -> Axes:
+def front_plot(tuning: Tuning, against: str, ax: Axes | None = None) -> Axes:
     """Draw the goal against another result, and the trials that no other beats in both."""
     from sim.plot.colours import OKABE_ITO
+    from sim.plot.figure import new_figure
+    from sim.plot.theme import plain
 
+    if ax is None:
+        _, (ax,) = new_figure(width=7.0, height=4.2)
     goal, column = tuning.goal, column_of_result(against)
     rows = [t.row for t in tuning.trials if t.level is None and goal.allows(t.row) and column in t.row]
     ax.plot([r[column] for r in rows], [r[goal.column] for r in rows], ".", color="0.7", markersize=4)
@@ -75,7 +83,7 @@ def front_plot(tuning: Tuning, against: str, ax: Axes) -> Axes:
     _values_along(ax.xaxis, ax, against)
     _values_along(ax.yaxis, ax, goal.what)
     ax.legend(frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
+    plain(ax)
     return ax
 
 

@@ -48,6 +48,8 @@ class Bounds(NamedTuple):
         Control flow repeated ops. Their work counts as often as they ran; the critical path, which cannot
         know whether the repetitions had to follow one another, has them once. The bound holds, and what a
         makespan is above it says little.
+    failed : bool
+        An op failed, or a step was aborted.
     """
 
     critical_path_ns: int
@@ -56,6 +58,7 @@ class Bounds(NamedTuple):
     issuer_ns: Mapping[str, int]
     link_ns: Mapping[str, int]
     loops_counted_once: bool = False
+    failed: bool = False
 
     @property
     def _all(self) -> dict[str, int]:
@@ -74,6 +77,31 @@ class Bounds(NamedTuple):
         """What gives the greatest: ``"critical path"``, ``"device gpu0"``, ``"link nvlink"``, ..."""
         named = self._all
         return max(named, key=named.__getitem__)
+
+    @property
+    def no_gap(self) -> str | None:
+        """Why the distance from the bound says nothing of a run; None: it does.
+
+        Examples
+        --------
+        >>> Bounds(0, {}, {}, {}, {}).no_gap
+        'no op has to take any time'
+        """
+        if self.failed:
+            return "an op failed, so that others never ran"
+        if self.loops_counted_once:
+            return "chains through loops count once, however often they ran"
+        return None if self.lower_bound_ns else "no op has to take any time"
+
+    def gap(self, makespan_ns: int) -> float | None:
+        """Return by which part of the bound a makespan is above it; None: see `no_gap`.
+
+        Examples
+        --------
+        >>> Bounds(80, {}, {}, {}, {}).gap(100)
+        0.25
+        """
+        return None if self.no_gap else makespan_ns / self.lower_bound_ns - 1
 
 
 def bounds(what: Job | Record, duration_ns: IntArray | None = None) -> Bounds:
@@ -99,7 +127,7 @@ def bounds(what: Job | Record, duration_ns: IntArray | None = None) -> Bounds:
     (20, 20, 'critical path')
     """
     if isinstance(what, Record) and what.failed:
-        return Bounds(0, {}, {}, {}, {})
+        return Bounds(0, {}, {}, {}, {}, failed=True)
     job = what.job if isinstance(what, Record) else what
     ns = least_durations_ns(what) if duration_ns is None else duration_ns
     runs = runs_of_ops(what)

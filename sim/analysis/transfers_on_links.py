@@ -1,4 +1,4 @@
-"""Which transfers use which link, and what else crosses it."""
+"""Which transfers use which link, what else crosses it, and how much of it that takes over time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 
 from sim.graph.csr import Csr
 from sim.record.record import Record
-from sim.words.arrays import IntArray
+from sim.words.arrays import FloatArray, IntArray
+from sim.words.units import NS_PER_S
 
-__all__ = ["Traffic", "traffic_on_links", "transfers_on_links"]
+__all__ = ["LinkLoad", "Traffic", "link_loads", "traffic_on_links", "transfers_on_links"]
 
 
 class Traffic(NamedTuple):
@@ -58,3 +59,74 @@ def transfers_on_links(trace: Record) -> tuple[IntArray, IntArray]:
     row, link = used.rows(), used.indices
     order = np.argsort(link, kind="stable")
     return row[order], link[order]
+
+
+class LinkLoad(NamedTuple):
+    """How much of a link's bandwidth is used over time.
+
+    Attributes
+    ----------
+    link : str
+    bytes_per_s : int
+        Its bandwidth.
+    nbytes : int
+        What crossed it.
+    times_ns : array of int64
+        From 0 to the makespan.
+    share : array of float
+        From ``times_ns[k]`` to the next, of the bandwidth; the last is 0. It has four decimals.
+    mean : float
+        Over the makespan.
+    """
+
+    link: str
+    bytes_per_s: int
+    nbytes: int
+    times_ns: IntArray
+    share: FloatArray
+    mean: float
+
+    def means(self, edges_ns: IntArray) -> FloatArray:
+        """Return the mean share between each edge and the next."""
+        integral = np.concatenate(([0.0], np.cumsum(self.share[:-1] * np.diff(self.times_ns))))
+        found: FloatArray = np.diff(np.interp(edges_ns, self.times_ns, integral)) / np.diff(edges_ns)
+        return found
+
+
+def link_loads(trace: Record) -> list[LinkLoad]:
+    """Return the load of each link that carried bytes and has a bandwidth, in machine order.
+
+    The bytes of each transfer or message are spread evenly over the time from the first byte's arrival to
+    the last one's, on all links of its route: traces do not tell how they were shared in between.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Link, Machine, simulate
+    >>> from devices.network import make_network
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("moved")
+    >>> _ = b.op("a", duration_ns=100, device="x", outputs=1000)
+    >>> _ = b.op("b", duration_ns=100, device="y", inputs=["a"])
+    >>> link = Link("xy", "x", "y", 0, 10**9)
+    >>> machine = Machine((Device("x"), Device("y")), (link,), network=make_network)
+    >>> (load,) = link_loads(simulate(b.build(), machine, ReadyQueue()))
+    >>> load.link, load.times_ns.tolist(), load.share.tolist(), load.nbytes
+    ('xy', [0, 100, 1100, 1200], [0.0, 1.0, 0.0, 0.0], 1000)
+    """
+    traffic, until = traffic_on_links(trace), max(trace.makespan_ns, 1)
+    travels = traffic.end_ns > traffic.first_ns
+    found = []
+    for k, link in enumerate(trace.job.machine.links):
+        here, bandwidth = travels & (traffic.link == k), link.bandwidth_bytes_per_s
+        if bandwidth is None or not here.any():
+            continue
+        first, end = traffic.first_ns[here], traffic.end_ns[here]
+        rate = traffic.nbytes[here] * (NS_PER_S / bandwidth) / (end - first)
+        times, which = np.unique(np.concatenate((first, end, [0, until])), return_inverse=True)
+        change = np.zeros(len(times))
+        np.add.at(change, which[: 2 * len(rate)], np.concatenate((rate, -rate)))
+        share = np.round(np.cumsum(change), 4).astype(np.float64) + 0.0  # no -0
+        nbytes = int(traffic.nbytes[here].sum())
+        mean = nbytes * NS_PER_S / bandwidth / until
+        found.append(LinkLoad(link.name, bandwidth, nbytes, times, share, mean))
+    return found

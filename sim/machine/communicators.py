@@ -7,7 +7,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from sim.words.arrays import UNSET
 
-__all__ = ["Call", "CarriedCollectives", "CollectiveCarrier", "CollectiveModel", "HoldsSms", "even_nbytes"]
+__all__ = [
+    "Call", "CarriedCollectives", "CollectiveCarrier", "CollectiveModel", "HoldsSms", "ToldCollectives",
+    "even_nbytes",
+]  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -97,6 +100,15 @@ class HoldsSms(CollectiveModel, Protocol):
         InputError
             The model does not know such a call.
         """
+
+
+@runtime_checkable
+class ToldCollectives(CollectiveModel, Protocol):
+    """A model that nobody chose, and of which results say in a line which one it is."""
+
+    @property
+    def told(self) -> str:
+        """The line."""
 
 
 class CollectiveCarrier(Protocol):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sim.graph.graph import Graph
 from sim.machine.device_details import Details
 from sim.machine.processor import Processor
-from sim.words.arrays import IntArray
+from sim.words.arrays import FloatArray, IntArray
 from sim.words.errors import InputError
 
-__all__ = ["CostModel", "Device"]
+__all__ = ["CostModel", "Device", "Roofs"]
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,21 @@ class Device:
         return self.workers or self.streams
 
 
+class Roofs(NamedTuple):
+    """What no op of a graph can exceed on a device.
+
+    Attributes
+    ----------
+    flop_per_s : array of float, one entry per op
+        The peak of its data type; NaN: none is known.
+    bytes_per_s : float
+        Of the memory; NaN: none is known.
+    """
+
+    flop_per_s: FloatArray
+    bytes_per_s: float
+
+
 class CostModel:
     """How long ops take on a device: extend it and override `durations_ns`.
 
@@ -149,3 +165,7 @@ class CostModel:
     def blocks(self, graph: Graph, device: Device) -> IntArray:
         """Return in how many thread blocks each op is computed; -1 where the model does not say."""
         return np.full(len(graph), -1)
+
+    def roofs(self, graph: Graph, device: Device) -> Roofs:
+        """Return the peaks of the hardware, where the model has them: what a roofline is drawn with."""
+        return Roofs(np.full(len(graph), np.nan), math.nan)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from sim.explain.facts.derived_columns import Facts
+from sim.explain.path import executed_path
 from sim.job.costs import issue_costs_ns
 from sim.plot.colours import LAUNCH, TRANSFER, WAITING
 from sim.record.dependencies import dependencies
@@ -14,7 +16,7 @@ from sim.record.record import Record
 from sim.words.arrays import UNSET, IntArray
 from sim.words.intervals import levels
 
-__all__ = ["Bars", "arrows_of", "bars_of", "folded_note", "name_of"]
+__all__ = ["Bars", "PathSteps", "arrows_of", "bars_of", "folded_note", "name_of", "path_of"]
 
 _COLUMNS: Final = 4_000
 """Narrower than the makespan over this, a bar has no width of its own in any picture."""
@@ -186,3 +188,43 @@ def arrows_of(trace: Record, bars: Bars) -> tuple[IntArray, IntArray]:
     drawn = (source != UNSET) & (target != UNSET)
     drawn[drawn] = bars.lane[source[drawn]] != bars.lane[target[drawn]]
     return source[drawn], target[drawn]
+
+
+class PathSteps(NamedTuple):
+    """Steps of the executed critical path that have a place in a chart, in order of time.
+
+    Attributes
+    ----------
+    lane, start, end : arrays of int64
+    bar : array of int64
+        What executes or travels; -1: nothing does, as the step is an issue or a wait, and of bars that are
+        not shown by themselves.
+    """
+
+    lane: IntArray
+    start: IntArray
+    end: IntArray
+    bar: IntArray
+
+
+def path_of(facts: Facts, whole: Bars, shown: Bars) -> PathSteps:
+    """Return where the executed critical path leads through a chart.
+
+    A step that only waits, or is an issue, is on the lane of the task that waits or is issued.
+
+    Parameters
+    ----------
+    facts : Facts
+        Of the trace.
+    whole, shown : Bars
+        All bars of the trace, and those that are drawn (`Bars.packed`).
+    """
+    trace = facts.trace
+    lane_of, bar_of = (np.full(len(trace) + len(trace.transfers["tensor"]), UNSET) for _ in range(2))
+    for bars, column, values in ((whole, lane_of, whole.lane), (shown, bar_of, np.arange(len(shown)))):
+        named = bars.row != UNSET
+        column[bars.row[named]] = values[named]
+    steps = [step for step in executed_path(trace, facts) if lane_of[step.row] != UNSET]
+    columns = [(step.row, step.start_ns, step.end_ns, step.kind in ("task", "transfer")) for step in steps]
+    row, start, end, runs = np.array(columns, np.int64).reshape(-1, 4).T
+    return PathSteps(lane_of[row], start, end, np.where(runs == 1, bar_of[row], UNSET))

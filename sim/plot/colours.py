@@ -1,14 +1,17 @@
 """The colour of each kind of op: a function of its name alone, so that a kind looks alike in every plot.
 
 Phases of pipelines have Okabe and Ito's colours; kinds that fill most charts have those of Paul Tol's muted
-scheme (SRON/EPS/TN/09-002, 2021). Both remain apart for colour-blind readers. The hue and lightness of any
-other kind follow from the checksum of its name.
+scheme (SRON/EPS/TN/09-002, 2021). Both remain apart for colour-blind readers. What computes the gradient of a
+kind is a shade of it (``conv``, ``conv_weight_grad``). Hue and lightness of any other kind follow from the
+checksum of its name; they are none that could be mistaken for a colour of those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from colorsys import hls_to_rgb
+from functools import cache
+from math import dist
 from typing import Final
 from zlib import crc32
 
@@ -44,12 +47,18 @@ _KNOWN: Final = {
     "copy": "#44AA99",
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective"), "#882255"),
     LAUNCH: "#BBBBBB",
-    TRANSFER: "#444444",
+    TRANSFER: "#222222",
     WAITING: "#E5CCD8",
     RESIDENT: "#C9B79C",  # memory of parameters and inputs
     OTHER: "#999999",  # memory of small kinds
 }
 _LIGHTNESS: Final = (0.35, 0.5, 0.65)
+_ATTEMPTS: Final = 20
+_APART: Final = 0.2
+"""Least distance, in the cube of red, green and blue, of a colour by checksum from those that are known."""
+_OF_GRADIENTS: Final = {"_input_grad": 0.3, "_weight_grad": 0.5, "_grad": 0.35, "_backward": 0.35}
+"""Endings of what computes gradients, and how much darker than its op it is (lighter, where that is dark)."""
+_DARK: Final = 1.1
 
 
 def colour_of(kind: str) -> str:
@@ -59,11 +68,40 @@ def colour_of(kind: str) -> str:
     --------
     >>> colour_of("F"), colour_of("matmul"), colour_of("my_kernel") == colour_of("my_kernel")
     ('#0072B2', '#332288', True)
+    >>> colour_of("conv"), colour_of("conv_input_grad"), colour_of("conv_weight_grad")
+    ('#88CCEE', '#5F8FA7', '#446677')
     """
     if kind in _KNOWN:
         return _KNOWN[kind]
-    turns, hue = divmod(crc32(kind.encode()), 360)
-    rgb = hls_to_rgb(hue / 360, _LIGHTNESS[turns % len(_LIGHTNESS)], 0.55)
+    for suffix, share in _OF_GRADIENTS.items():
+        if kind.endswith(suffix) and kind != suffix:
+            return _mixed(colour_of(kind.removesuffix(suffix)), share)
+    return _by_checksum(kind)
+
+
+@cache
+def _by_checksum(kind: str) -> str:
+    """Return the first colour of some that follow from the name which is not mistaken for a known one."""
+    for attempt in range(_ATTEMPTS):
+        turns, hue = divmod(crc32(f"{kind}{attempt or ''}".encode()), 360)
+        rgb = hls_to_rgb(hue / 360, _LIGHTNESS[turns % len(_LIGHTNESS)], 0.55)
+        if min(dist(rgb, _rgb(known)) for known in _KNOWN.values()) > _APART:
+            break
+    return _hex(rgb)
+
+
+def _mixed(colour: str, share: float) -> str:
+    """Return a colour with so much black in it, or white where it is dark already."""
+    rgb = _rgb(colour)
+    other = 1.0 if sum(rgb) < _DARK else 0.0
+    return _hex([part + share * (other - part) for part in rgb])
+
+
+def _rgb(colour: str) -> list[float]:
+    return [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+
+
+def _hex(rgb: Iterable[float]) -> str:
     return "#" + "".join(f"{round(255 * part):02X}" for part in rgb)
 
 

@@ -22,6 +22,7 @@ from sim.diff.schedule import Schedule
 from sim.plot.bars import Bars
 from sim.plot.figure import new_figure, scale_time, time_unit
 from sim.plot.gantt import draw_bars, ink_on
+from sim.plot.theme import ink, plain
 from sim.words.arrays import IntArray
 from sim.words.intervals import levels
 
@@ -102,10 +103,10 @@ def diff_gantt(differences: Differences) -> Figure:
         ax.set_yticks(range(len(lanes)), lanes, fontsize=8 if len(lanes) > 24 else None)
         ax.set_ylim(max(len(lanes), 1) - 0.5, -0.5)
         ax.set_xlim(0, until / scale)
-        ax.spines[["top", "right"]].set_visible(False)
+        plain(ax)
         ax.grid(axis="x", linewidth=0.4, alpha=0.5)
         ax.set_axisbelow(True)
-        ax.axvline(schedule.makespan_ns / scale, color="black", linewidth=0.8, linestyle=":")
+        ax.axvline(schedule.makespan_ns / scale, color=ink(), linewidth=0.8, linestyle=":")
         if d.first is not None:
             _mark_first(ax, d, letter == "A", lanes, scale)
         ax.label_outer()
@@ -182,11 +183,11 @@ def _mark_first(ax: Axes, d: Differences, is_a: bool, lanes: list[str], scale: i
     assert d.first is not None
     rows = int(d.pairs.a[d.first]), int(d.pairs.b[d.first])
     starts = int(d.a.start_ns[rows[0]]), int(d.b.start_ns[rows[1]])
-    ax.axvline(min(starts) / scale, color="black", linewidth=0.9, linestyle="--")
+    ax.axvline(min(starts) / scale, color=ink(), linewidth=0.9, linestyle="--")
     schedule, row, start = (d.a, rows[0], starts[0]) if is_a else (d.b, rows[1], starts[1])
     if schedule.lane_of(row) in lanes:
         y = lanes.index(schedule.lane_of(row)) - _HEIGHT / 2
-        ax.plot([start / scale], [y], marker="v", markersize=7, color="black", clip_on=False, zorder=5)
+        ax.plot([start / scale], [y], marker="v", markersize=7, color=ink(), clip_on=False, zorder=5)
 
 
 def _legend(figure: Figure, seen: set[int], d: Differences) -> None:
@@ -199,7 +200,7 @@ def _legend(figure: Figure, seen: set[int], d: Differences) -> None:
     if d.first is not None:
         handles.append(
             Line2D(
-                [], [], color="black", marker="v", linestyle="--", linewidth=0.9, label="the first that moved"
+                [], [], color=ink(), marker="v", linestyle="--", linewidth=0.9, label="the first that moved"
             )
         )
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8)

@@ -41,12 +41,12 @@ def new_figure(rows: int = 1, *, width: float = 12.0, height: float = 4.0) -> tu
     return figure, [ax for (ax,) in axes]
 
 
-def save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a figure to a ``.png``, ``.svg`` or ``.pdf`` file, whole or not at all.
+def save(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
+    """Write a figure, or that of some axes, to a ``.png``, ``.svg`` or ``.pdf`` file, whole or not at all.
 
     Parameters
     ----------
-    figure : Figure
+    figure : Figure or Axes
     path : path
 
     Raises
@@ -65,9 +65,11 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
         "svg": {"Date": None},
         "pdf": {"CreationDate": None},
     }
+    whole = figure.get_figure(root=True)
+    assert whole is not None
     same = matplotlib.rc_context({"svg.hashsalt": "sim"})
     with atomic_path(target) as beside, same, _one_warning_of_glyphs(target):
-        figure.savefig(beside, format=kind, dpi=150, metadata=nothing[kind])
+        whole.savefig(beside, format=kind, dpi=150, metadata=nothing[kind])
 
 
 @contextlib.contextmanager

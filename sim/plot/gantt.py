@@ -16,17 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.plot.bars import Bars, arrows_of, bars_of, folded_note, name_of
+from sim.explain.facts.derived_columns import Facts
+from sim.plot.bars import Bars, PathSteps, arrows_of, bars_of, folded_note, name_of, path_of
 from sim.plot.colours import LAUNCH, TRANSFER, WAITING, kind_colours
 from sim.plot.figure import new_figure, scale_time, time_unit
 from sim.plot.memory import draw_strip
 from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Strips, band_labels, coloured_strips
+from sim.plot.theme import hatches, ink, paper, plain, shade
 from sim.record.record import Record
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -42,6 +44,8 @@ _LABELS = 1_500
 """Bars of one chart that get their name; more take longer to draw than the rest of the picture."""
 _LETTER = 4.5
 """Points that a letter takes at size 7."""
+_PALE = 0.2
+"""Opacity of bars that are not on the critical path."""
 _SEEN = 200
 """Transfers are not drawn where they keep no pair of devices busy for the makespan over this."""
 
@@ -54,6 +58,7 @@ def gantt(
     links: bool = True,
     issuers: bool = False,
     arrows: bool = False,
+    critical_path: bool = False,
     title: str | None = None,
     until_ns: int | None = None,
     legend: bool = True,
@@ -73,6 +78,9 @@ def gantt(
         Whether host threads get lanes, on which launches that cost time are seen.
     arrows : bool
         Whether arrows lead from producers to consumers on other lanes.
+    critical_path : bool
+        Whether the executed critical path (`sim.explain.path`) is shown: all that is not on it is pale, and a
+        line leads from each step to the next, along the lane of what is issued or waits.
     title : str, optional
     until_ns : int, optional
         Right end of the time axis; by default the makespan.
@@ -100,20 +108,24 @@ def gantt(
     until = until_ns or max(trace.makespan_ns, 1)
     scale = scale_time(ax, until)
     colours = colours or colours_of([trace])
-    draw_bars(ax, bars.packed(until), colours, scale, until)
-    _names(ax, trace, bars, colours, scale, until)
+    shown, marked = bars.packed(until), None
+    if critical_path:
+        path = path_of(Facts(trace), bars, shown)
+        marked = np.isin(np.arange(len(shown)), path.bar)
+    draw_bars(ax, shown, colours, scale, until, marked)
+    _names(ax, trace, bars, colours, scale, until, None if marked is None else shown.row[marked])
+    if critical_path:
+        _path(ax, path, scale, until)
     if arrows:
         _arrows(ax, trace, bars, scale)
     ax.set_yticks(range(len(bars.lanes)), bars.lanes, fontsize=8 if len(bars.lanes) > 24 else None)
     ax.set_ylim(len(bars.lanes) - 0.5, -0.5)
     ax.set_xlim(0, until / scale)
-    ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="x", linewidth=0.4, alpha=0.5)
     ax.set_axisbelow(True)
-    if title:
-        ax.set_title(title, loc="left", fontsize=10)
+    plain(ax, title)
     if legend:
-        _legend(ax, legend_of([bars], colours), folded=folded)
+        _legend(ax, legend_of([bars], colours), colours, folded=folded)
     return ax
 
 
@@ -123,6 +135,7 @@ def compare_gantt(
     links: bool = True,
     issuers: bool = False,
     arrows: bool = False,
+    critical_path: bool = False,
     memory: bool = True,
 ) -> Figure:
     r"""Draw one trace or several one above the other, on one time axis and with one set of colours.
@@ -137,7 +150,7 @@ def compare_gantt(
     ----------
     traces : Trace, or mapping of str to Trace
         Title → trace, from top to bottom.
-    links, issuers, arrows : bool
+    links, issuers, arrows, critical_path : bool
         As for `gantt`.
     memory : bool
         Whether memory is drawn where a run has a log of it. Without one nothing is different; runs without a
@@ -194,6 +207,7 @@ def compare_gantt(
             links=links,
             issuers=issuers,
             arrows=arrows,
+            critical_path=critical_path,
             title=f"{name}: " * bool(name) + f"{trace.makespan_ns / ns:,.4g} {unit}{folded_note(trace)}",
             until_ns=until,
             legend=False,
@@ -202,10 +216,10 @@ def compare_gantt(
             draw_strip(below, strip, colours, sizes[strip.kind], until)
         if run.note:
             strips[0].set_title(run.note, loc="left", fontsize=8)
-        ax.axvline(trace.makespan_ns / ns, color="black", linewidth=0.8, linestyle=":")
+        ax.axvline(trace.makespan_ns / ns, color=ink(), linewidth=0.8, linestyle=":")
         for each in (ax, *strips):
             each.label_outer()
-    _legend(figure, labels, folded=any(folded), more=more)
+    _legend(figure, labels, colours, folded=any(folded), more=more)
     return figure
 
 
@@ -216,13 +230,11 @@ def _legend_of_memory(
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Artist] = [
-        Patch(color=colours[label], label=label) for label in band_labels(runs) if label not in named
-    ]
+    handles: list[Artist] = [_patch(label, colours) for label in band_labels(runs) if label not in named]
     strips = [strip for run in runs for strip in run.shown]
     if strips:
-        handles.append(Line2D([], [], color=RESERVED, linewidth=1, label="reserved"))
-        handles.append(Patch(color=IN_VAIN, label="reserved, not in use"))
+        handles.append(Line2D([], [], color=shade(RESERVED), linewidth=1, label="reserved"))
+        handles.append(Patch(color=shade(IN_VAIN), label="reserved, not in use"))
     if any(strip.is_nearly_full for strip in strips):
         handles.append(Line2D([], [], color=CAPACITY, linewidth=1, linestyle="--", label="capacity"))
     return handles
@@ -259,35 +271,69 @@ def colours_of(traces: Sequence[Record]) -> dict[str, str]:
     return kind_colours([WAITING, LAUNCH, TRANSFER, *sorted(busy, key=lambda kind: (-busy[kind], kind))])
 
 
-def draw_bars(ax: Axes, bars: Bars, colours: Mapping[str, str], scale: int, until: int) -> None:
-    """Draw bars into axes whose unit of time has `scale` ns, and which end at `until` ns."""
+def draw_bars(
+    ax: Axes,
+    bars: Bars,
+    colours: Mapping[str, str],
+    scale: int,
+    until: int,
+    marked: BoolArray | None = None,
+) -> None:
+    """Draw bars into axes whose unit of time has `scale` ns, and which end at `until` ns.
+
+    Where some are `marked`, the others are pale.
+    """
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgba_array
 
-    palette = to_rgba_array([colours[kind] for kind in bars.kinds])
+    palette = to_rgba_array([shade(colours[kind]) for kind in bars.kinds])
+    hatch = hatches(colours)
+    face = palette[bars.kind]
+    if marked is not None:
+        face[~marked, 3] = _PALE
     height = _HEIGHT / bars.n_levels
     top = bars.lane - _HEIGHT / 2 + bars.level * height
     left, right, bottom = bars.start / scale, bars.end / scale, top + height
     corners = np.stack((left, top, left, bottom, right, bottom, right, top), axis=-1).reshape(-1, 4, 2)
     wide = bars.end - bars.start > until / 400  # an edge around a thinner bar would hide it
-    for some, edge in ((wide, 0.5), (~wide, 0.0)):
+    groups: list[tuple[BoolArray, float, Any, str]] = [(~wide, 0.0, "none", "")]
+    for pattern in sorted(set(hatch.values())):
+        kinds = [k for k, kind in enumerate(bars.kinds) if hatch[kind] == pattern]
+        here = wide & np.isin(bars.kind, kinds)
+        groups.append((here, 0.5, paper(), pattern))
+        if marked is not None:
+            groups.append((here & marked, 1.0, ink(), pattern))
+    for some, edge, colour, pattern in groups:
         if some.any():
             collection = PolyCollection(
                 corners[some],  # type: ignore[arg-type]  # an array is drawn much faster than a list
-                facecolors=palette[bars.kind[some]],
-                edgecolors="white" if edge else "none",
+                facecolors=face[some],
+                edgecolors=colour,
                 linewidths=edge,
+                hatch=pattern or None,
             )
             collection.set_snap(bool(edge))
             ax.add_collection(collection, autolim=False)
 
 
-def _names(ax: Axes, trace: Record, bars: Bars, colours: Mapping[str, str], scale: int, until: int) -> None:
+def _names(
+    ax: Axes,
+    trace: Record,
+    bars: Bars,
+    colours: Mapping[str, str],
+    scale: int,
+    until: int,
+    marked: IntArray | None = None,
+) -> None:
     """Write names into the bars that have room for theirs: the whole one, or what follows the last slash.
 
     In a pipeline whose slots are too narrow for all their names (``3F12``), all have the number of their
-    micro-batch: the lane says the stage, the colour the phase.
+    micro-batch: the lane says the stage, the colour the phase. Where some rows are `marked`, the names of
+    the others are as pale as their bars. In print hatches take the room of names.
     """
+    if any(hatches(colours).values()):
+        return
+    strong = None if marked is None else set(marked.tolist())
     points = ax.get_position().width * ax.get_figure(root=True).get_size_inches()[0] * 72  # type: ignore[union-attr]
     length = bars.end - bars.start
     roomy = np.flatnonzero((length * points > until * 6) & (bars.row != UNSET))
@@ -313,9 +359,11 @@ def _names(ax: Axes, trace: Record, bars: Bars, colours: Mapping[str, str], scal
             continue
         height = _HEIGHT / bars.n_levels[k]
         y = bars.lane[k] - _HEIGHT / 2 + (bars.level[k] + 0.5) * height
-        ink = ink_on(colours[bars.kinds[bars.kind[k]]])
+        faint = strong is not None and int(bars.row[k]) not in strong
+        colour = ink() if faint else ink_on(shade(colours[bars.kinds[bars.kind[k]]]))
         middle = (bars.start[k] + bars.end[k]) / 2 / scale
-        ax.text(middle, y, shown, ha="center", va="center", fontsize=size, color=ink, clip_on=True)
+        where: dict[str, Any] = {"ha": "center", "va": "center", "clip_on": True}
+        ax.text(middle, y, shown, fontsize=size, color=colour, alpha=0.4 if faint else 1.0, **where)
 
 
 def _by_turns(bars: IntArray, kind: IntArray, length: IntArray) -> IntArray:
@@ -335,6 +383,26 @@ def ink_on(colour: str) -> str:
     return "black" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.3 else "white"
 
 
+def _path(ax: Axes, path: PathSteps, scale: int, until: int) -> None:
+    """Draw a line from each step of the critical path to the next, from edge to edge of wide bars."""
+    lines: list[list[tuple[float, float]]] = [[]]
+    wide = (path.bar != UNSET) & (path.end - path.start > until / 400)
+    for lane, start, end, ends_line in zip(path.lane, path.start, path.end, wide, strict=True):
+        lines[-1].append((start / scale, lane))
+        if ends_line:
+            lines.append([])
+        lines[-1].append((end / scale, lane))
+    for k, line in enumerate(lines):
+        for at, other in ((0, 1), (-1, -2)):  # all but the outermost ends are at bars
+            if len(line) > 1 and (k > 0 or at) and (k < len(lines) - 1 or not at):
+                (x, y), (_, towards) = line[at], line[other]
+                line[at] = x, y + _HEIGHT / 2 * np.sign(towards - y)
+    for colour, width in ((paper(), 2.8), (ink(), 1.2)):  # a rim sets it off from bars of any colour
+        for line in lines:
+            if len(line) > 1:
+                ax.plot(*zip(*line, strict=True), color=colour, linewidth=width, solid_capstyle="butt")
+
+
 def _arrows(ax: Axes, trace: Record, bars: Bars, scale: int) -> None:
     """Draw arrows from the facing side of the producer's bar to that of the consumer's."""
     from matplotlib.collections import LineCollection
@@ -349,7 +417,7 @@ def _arrows(ax: Axes, trace: Record, bars: Bars, scale: int) -> None:
     faint = float(np.clip(40 / len(source), 0.25, 0.9))  # the more there are
     lines = LineCollection(
         np.stack((begin, end), axis=1),  # type: ignore[arg-type]
-        colors="#333333",
+        colors=ink(),
         linewidths=0.7,
         alpha=faint,
     )
@@ -360,7 +428,7 @@ def _arrows(ax: Axes, trace: Record, bars: Bars, scale: int) -> None:
             end[heads, 1],
             s=9,
             marker=marker,
-            color="#333333",
+            color=ink(),
             alpha=faint,
             linewidths=0,
             zorder=3,
@@ -383,9 +451,19 @@ def legend_of(bars: Sequence[Bars], colours: Mapping[str, str]) -> list[tuple[st
     return [(kind, colours[kind]) for kind in (*ops, *others)]
 
 
+def _patch(label: str, colours: Mapping[str, str]) -> Artist:
+    from matplotlib.patches import Patch
+
+    hatch = hatches(colours)[label]
+    return Patch(
+        facecolor=shade(colours[label]), edgecolor=paper(), hatch=2 * hatch, linewidth=0, label=label
+    )
+
+
 def _legend(
     where: Axes | Figure,
     labels: Sequence[tuple[str, str]],
+    colours: Mapping[str, str],
     *,
     folded: bool = False,
     more: Sequence[Artist] = (),
@@ -394,7 +472,7 @@ def _legend(
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    handles: list[Artist] = [Patch(color=colour, label=label) for label, colour in labels]
+    handles: list[Artist] = [_patch(label, colours) for label, _ in labels]
     if folded:
         handles.append(Patch(color="none", label="(transfers too short to be seen)"))
     if more:

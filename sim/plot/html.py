@@ -1,19 +1,19 @@
-"""The Gantt chart as one HTML file: zoom along time, point at a bar to read its story. No server, no network.
+"""A run as one HTML file: zoom along time, point at a bar to read its story. No server, no network.
 
 ::
 
-    ▪conv ▪pool                                           a legend that shows and hides kinds
+    ▪conv ▪pool              a legend that shows and hides kinds      ☑ critical path  ◐ dark
     in-order: 65 µs
     gpu0/0     ▇▇conv▇▇▇▇pool▇▇   ▇▇            ┊
     gpu0/1                                      ┊         one time axis under all runs
-    ready-queue: 45 µs                                    ┌───────────────────────────┐
-    gpu0/0     ▇▇conv▇▇▇▇▇▇▇▇▇▇       ┊           at a bar │ block/conv1 (conv)        │
-    gpu0/1        ▇▇pool▇▇            ┊                   │ ready, issued, start, end │
-               0     10     20     30  time (µs)          │ waited 2 µs for: stream   │
-                                                          └───────────────────────────┘
+    memory     ▁▂▃▃▅▅▅▇▇▇▅▅▅▅▅▃▃▃▂▂▁            ┊         ┌───────────────────────────┐
+    links      ░░▒▒▒▓▓▓░░░░░▒▒▒▒▒░░░            ┊  at a bar │ block/conv1 (conv)        │
+               0     10     20     30  time (µs)          │ ready, issued, start, end │
+    why it took so long · longest idle stretches          │ waited 2 µs for: stream   │
+    ops        a table that sorts and filters             └───────────────────────────┘
 
 The file is data (`gantt_data`: the lanes, bars and colours of `sim.plot.gantt`) and a page that draws them
-(``gantt_page.html``). A bar is as wide as it lasts. Where bars are narrower than a pixel, the column of
+(`sim.plot.page`). A bar is as wide as it lasts. Where bars are narrower than a pixel, the column of
 pixels is filled as high as they fill its time, kind by kind: a lane that is 7 % busy is 7 % full at any zoom.
 """
 
@@ -28,22 +28,29 @@ from typing import Any, Final
 
 import numpy as np
 
+from sim.analysis.transfers_on_links import LinkLoad, link_loads
+from sim.explain.facts.derived_columns import Facts
 from sim.files.atomic_files import write_text
-from sim.plot.bars import Bars, arrows_of, bars_of, folded_note, name_of
-from sim.plot.colours import LAUNCH, WAITING
+from sim.graph.failures import STATUSES
+from sim.plot.bars import arrows_of, bars_of, folded_note, path_of
 from sim.plot.figure import time_unit
-from sim.plot.gantt import colours_of, ink_on, legend_of
-from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip, band_labels, coloured_strips
+from sim.plot.gantt import colours_of, legend_of
+from sim.plot.page.columns import Names, bar_columns
+from sim.plot.page.told import told
+from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip, band_labels, coloured_strips, folded
+from sim.plot.use.links import most_used
 from sim.record.record import WAITS, Record
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import UNSET, FloatArray, IntArray
 from sim.words.units import format_bytes
 
-__all__ = ["gantt_data", "save_html"]
+__all__ = ["gantt_data", "save_html", "save_page"]
 
-_NARROW: Final = 20_000
+_NARROW: Final = 150_000
 """Bars too narrow to be seen that all runs together may have; more become fewer (`Bars.packed`)."""
 _INSTANTS: Final = 6_000
 """Instants that all strips together tell apart; each takes up to three steps of each band."""
+_LOADS: Final = 2_000
+"""Instants that a link's load tells apart; more become means over as many equal parts of the run."""
 _LINES: Final = {"reserved": RESERVED, "reserved, not in use": IN_VAIN, "capacity": CAPACITY}
 """Labels that stand in the legend below those of kinds, and their colours."""
 
@@ -58,11 +65,12 @@ def save_html(
     issuers: bool = False,
     arrows: bool = False,
     memory: bool = True,
+    critical_path: bool = False,
 ) -> None:
     """Write an interactive Gantt chart as one HTML file that needs no network, whole or not at all.
 
     Where an allocator kept a log, memory over time stands below the lanes of its run, as in the picture of
-    `compare_gantt`. Same traces, same bytes.
+    `compare_gantt`. Same traces, same bytes. `save_page` writes all that there is to say of a run.
 
     Parameters
     ----------
@@ -75,6 +83,8 @@ def save_html(
         Whether arrows lead from producers to consumers on other lanes.
     memory : bool
         Whether memory is shown where there is a log of it. Without one nothing is different.
+    critical_path : bool
+        Whether the executed critical path is shown, and can be switched off.
 
     Raises
     ------
@@ -82,11 +92,67 @@ def save_html(
         A directory that does not exist.
     """
     named = {"": traces} if isinstance(traces, Record) else traces
-    data = gantt_data(named, links=links, issuers=issuers, arrows=arrows, memory=memory)
+    _write(
+        path,
+        named,
+        gantt_data(
+            named,
+            links=links,
+            issuers=issuers,
+            arrows=arrows,
+            memory=memory,
+            critical_path=critical_path,
+            path_shown=critical_path,
+        ),
+    )
+
+
+def save_page(
+    traces: Record | Mapping[str, Record],
+    path: str | os.PathLike[str],
+    *,
+    arrows: bool = False,
+    critical_path: bool = False,
+) -> None:
+    """Write all about a run, or several that are compared, as one HTML file that needs no network.
+
+    Besides the chart of `save_html`: memory over time, with an allocator or without, what share of each
+    link is used, the critical path by a switch, where the time of each device went, what `sim explain`
+    says, the longest idle stretches, and all ops as a table that sorts and filters.
+
+    Parameters
+    ----------
+    traces : Trace, or mapping of str to Trace
+    path : path
+    arrows : bool
+        Whether arrows lead from producers to consumers on other lanes.
+    critical_path : bool
+        Whether the critical path is shown from the beginning.
+
+    Raises
+    ------
+    InputError
+        A directory that does not exist.
+    """
+    named = {"": traces} if isinstance(traces, Record) else traces
+    _write(path, named, gantt_data(named, arrows=arrows, path_shown=critical_path, whole=True))
+
+
+def _write(path: str | os.PathLike[str], traces: Mapping[str, Record], data: _Data) -> None:
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    title = html.escape(", ".join(dict.fromkeys(trace.job.graph.name for trace in named.values())))
-    page = Path(__file__).with_name("gantt_page.html").read_text(encoding="utf-8")
-    write_text(path, page.replace("__TITLE__", title, 1).replace("__DATA__", text, 1))
+    title = html.escape(", ".join(dict.fromkeys(trace.job.graph.name for trace in traces.values())))
+    folder = Path(__file__).with_name("page")
+    part = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css")}
+    scripts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in ("columns", "chart", "told")]
+    page = part["page.html"]
+    for name, value in (
+        ("STYLE", part["page.css"].strip()),
+        ("SCRIPT", "\n".join(scripts).strip()),
+        ("TITLE", title),
+        ("DATA", text),  # last, for it may hold any text
+    ):
+        page = page.replace(f"__{name}__", value)
+    write_text(path, page)
 
 
 def gantt_data(
@@ -96,6 +162,9 @@ def gantt_data(
     issuers: bool = False,
     arrows: bool = False,
     memory: bool = True,
+    critical_path: bool = False,
+    path_shown: bool = False,
+    whole: bool = False,
 ) -> _Data:
     """Return what the page draws, as plain values.
 
@@ -103,15 +172,21 @@ def gantt_data(
     ----------
     traces : mapping of str to Trace
         Title → trace, from top to bottom.
-    links, issuers, arrows, memory : bool
+    links, issuers, arrows, memory, critical_path : bool
         As for `save_html`.
+    path_shown : bool
+        Whether the critical path is shown from the beginning.
+    whole : bool
+        Whether all is there that `save_page` lists.
 
     Returns
     -------
     dict
-        ``until`` (ns), ``unit`` and ``word`` of the time axis; ``legend``: label, colour and ink of each
-        entry; ``rows`` from top to bottom: one with ``bars`` for each run, followed by one with ``bands`` for
-        each device whose memory is shown. A column ``entry`` numbers entries of the legend.
+        ``until`` (ns), ``unit`` and ``word`` of the time axis; ``legend``: label and colour of each
+        entry; ``names`` of ops and tensors; ``rows`` from top to bottom: one with ``bars`` for each run
+        (`sim.plot.page.columns.bar_columns`), followed by one with ``bands`` for each device whose memory is
+        shown and one with ``links``. A column ``entry`` numbers entries of the legend. ``told``: one
+        `sim.plot.page.told.told` for each run.
 
     Examples
     --------
@@ -121,63 +196,102 @@ def gantt_data(
     >>> _ = b.op("a", duration_ns=1500)
     >>> data = gantt_data({"run": simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())})
     >>> (row,) = data["rows"]
-    >>> row["title"], row["names"], row["bars"]["start"], row["bars"]["end"], data["legend"][0]["label"]
-    ('run: 1,500 ns', [[0.25, 'gpu0/0']], [0], [1500], 'op')
+    >>> row["title"], row["names"], row["bars"]["start"], row["bars"]["lasted"], data["legend"][0]["label"]
+    ('run: 1,500 ns', [[0.5, 'gpu0/0']], 0, 1500, 'op')
     """
     runs = list(traces.values())
     until = max(max(trace.makespan_ns for trace in runs), 1)
     unit, word = time_unit(until)
     every = [bars_of(trace, links=links, issuers=issuers) for trace in runs]
-    held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory)
+    held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory, without_log=whole)
     strips = [strip for run in held for strip in run.shown]
     labels = [label for label, _ in legend_of(every, colours)]
     labels += [label for label in band_labels(held) if label not in labels]
     if any(strip.reserved is not None for strip in strips):
         labels += ["reserved", "reserved, not in use"]
     labels += ["capacity"] * any(strip.is_nearly_full for strip in strips)
+    seen = len(labels)
+    labels += [kind for kind in dict.fromkeys(k for bars in every for k in bars.kinds) if kind not in labels]
     colours |= _LINES
     columns = _INSTANTS // max(1, len(strips))
+    names = Names()
     rows: list[_Data] = []
-    for (name, trace), bars, below in zip(traces.items(), every, held, strict=True):
-        bars = bars.some(np.flatnonzero(bars.end > bars.start)).packed(until, _NARROW // len(every))
+    stories: list[_Data] = []
+    for (name, trace), all_bars, below in zip(traces.items(), every, held, strict=True):
         title = f"{name}: " * bool(name) + f"{trace.makespan_ns / unit:,.4g} {word}{folded_note(trace)}"
-        rows.append({"title": title} | _lanes(trace, bars, labels, arrows=arrows))
-        note = below.note
-        for strip in below.shown:
+        bars = all_bars.packed(until, _NARROW // len(every))
+        bars = bars.some(np.flatnonzero((bars.end > bars.start) | (bars.row != UNSET)))
+        entry = np.array([labels.index(kind) for kind in bars.kinds])
+        row = {
+            "title": title,
+            "run": name,
+            "names": [[(k + 0.5) / len(bars.lanes), lane] for k, lane in enumerate(bars.lanes)],
+            "makespan_ns": trace.makespan_ns,
+            "arrows": np.stack(arrows_of(trace, bars), axis=1).tolist() if arrows else [],
+            "frames": list(trace.frames) or [""],
+            "repeated": bool(trace.tasks["iteration"].any()),
+            "bars": bar_columns(trace, bars, entry, names),
+        }
+        if critical_path or whole:
+            facts = Facts(trace, name or None)
+            steps = path_of(facts, all_bars, bars)
+            row["path"] = {key: column.tolist() for key, column in steps._asdict().items()}
+        rows.append(row)
+        note = below.note or "memory" * whole
+        for strip in folded(below.shown) if whole else below.shown:
             rows.append({"title": note} | _memory(strip, sizes[strip.kind], labels, until, columns))
             note = ""
+        if whole:
+            stories.append(told(facts, title))
+            if loads := link_loads(trace):
+                rows.append(_links(loads, until))
     return {
         "until": until,
         "unit": unit,
         "word": word,
-        "legend": [{"label": each, "colour": colours[each], "ink": ink_on(colours[each])} for each in labels],
+        "legend": [
+            {"label": each, "colour": colours[each]}
+            | ({"pale": True} if each == "reserved, not in use" else {})
+            | ({"unseen": True} if k >= seen else {})
+            for k, each in enumerate(labels)
+        ],
+        "names": names.listed(),
+        "reasons": list(WAITS),
+        "statuses": list(STATUSES),
+        "path_shown": path_shown,
         "rows": rows,
+        "told": stories,
     }
 
 
-def _lanes(trace: Record, bars: Bars, labels: list[str], *, arrows: bool) -> _Data:
-    """Return the row of a run: lanes, bars, arrows as pairs of bars."""
-    shown = max(2, len(bars.lanes))
-    entry = np.array([labels.index(kind) if kind in labels else UNSET for kind in bars.kinds])
-    edges = arrows_of(trace, bars) if arrows else ()
+def _links(loads: list[LinkLoad], until_ns: int) -> _Data:
+    """Return the row of the links of a run: steps of the share that is used, of those that are used most."""
+    shown, left_out = most_used(loads)
+    less = f"; without {left_out} that are used less" if left_out else ""
     return {
-        "names": [[(k + 0.5) / shown, lane] for k, lane in enumerate(bars.lanes)],
-        "lanes": len(bars.lanes),
-        "makespan_ns": trace.makespan_ns,
-        "arrows": np.stack(edges, axis=1).tolist() if arrows else [],
-        "bars": {
-            "start": bars.start.tolist(),
-            "end": bars.end.tolist(),
-            "lane": bars.lane.tolist(),
-            "level": bars.level.tolist(),
-            "levels": bars.n_levels.tolist(),
-            "entry": entry[bars.kind].tolist(),
-            "name": [
-                "" if row == UNSET else name_of(trace, row).rpartition("/")[2] for row in bars.row.tolist()
-            ],
-            "story": _stories(trace, bars),
-        },
+        "title": f"links: share of the bandwidth in use{less}",
+        "names": [[(k + 0.5) / len(shown), load.link] for k, load in enumerate(shown)],
+        "links": [
+            {
+                "name": load.link,
+                "bytes_per_s": load.bytes_per_s,
+                "nbytes": load.nbytes,
+                "mean": round(load.mean, 6),
+                "times": times.tolist(),
+                "values": share.tolist(),
+            }
+            for load in shown
+            for times, share in [_seen(load, until_ns)]
+        ],
     }
+
+
+def _seen(load: LinkLoad, until_ns: int) -> tuple[IntArray, FloatArray]:
+    """Return the steps of a load, or means over equal parts of the run where those are fewer."""
+    if len(load.times_ns) <= _LOADS:
+        return load.times_ns, load.share
+    edges = np.unique(np.linspace(0, until_ns, _LOADS + 1).round().astype(np.int64))
+    return edges, np.append(np.round(load.means(edges), 4), 0.0)
 
 
 def _memory(strip: Strip, size: Scale, labels: list[str], until_ns: int, columns: int) -> _Data:
@@ -203,46 +317,3 @@ def _memory(strip: Strip, size: Scale, labels: list[str], until_ns: int, columns
         "peak": f"peak {format_bytes(strip.peak_bytes, iec=True)}",
         "peak_ns": strip.peak_ns,
     }
-
-
-def _stories(trace: Record, bars: Bars) -> list[str]:
-    """Return what is read at each bar, line by line; times are exact."""
-    repeated = bool(trace.tasks["iteration"].any())
-    columns = bars.lane, bars.kind, bars.start, bars.end, bars.row
-    stories = []
-    for lane, kind, start, end, row in zip(*(column.tolist() for column in columns), strict=True):
-        where, word = bars.lanes[lane], bars.kinds[kind]
-        span = f"start {_exact(start)} · end {_exact(end)} · lasted {_exact(end - start)}"
-        if row != UNSET and row < len(trace):
-            head, before, after = _of_task(trace, row)
-            if repeated:
-                where = f"{where} · iteration {int(trace.tasks['iteration'][row])}"
-            lines = [f"{head} ({word})", where, before, span, *after]
-        elif row != UNSET:
-            moved = {name: int(column[row - len(trace)]) for name, column in trace.transfers.items()}
-            before = f"{format_bytes(moved['nbytes'])} · ready {_exact(moved['ready_ns'])}"
-            lines = [f"{name_of(trace, row)} ({word})", where, before, span]
-        elif word in (LAUNCH, WAITING):
-            lines = [word, where, span]
-        else:  # stands for many: it has its place in a column of the picture, and no times of its own
-            lines = [f"several ({word})", where, f"{_exact(end - start)} together, each too short to be seen"]
-        stories.append("\n".join(lines))
-    return stories
-
-
-def _of_task(trace: Record, row: int) -> tuple[str, str, list[str]]:
-    """Return the name of a task (with its loops), what was before its start, and why it waited."""
-    task = {name: int(column[row]) for name, column in trace.tasks.items()}
-    frame = trace.frames[task["frame"]] if "frame" in task else ""
-    name = name_of(trace, row) + (f" in {frame}" if frame else "")
-    before = f"ready {_exact(task['ready_ns'])} · issued {_exact(task['issue_ns'])}"
-    waited, reason = task["start_ns"] - task["ready_ns"], WAITS[task["wait"]]
-    story = f"waited {_exact(waited)}" + (f" for: {reason}" if reason else "")
-    return name, before, [story] if waited else []
-
-
-def _exact(at_ns: int) -> str:
-    """Return a time with all its digits; in integers, for `format_duration` takes seconds for 20,000 bars."""
-    unit, word = time_unit(2 * at_ns)  # a time axis wants at least two of its unit, a number one
-    whole, part = divmod(at_ns, unit)
-    return f"{whole}.{part:0{len(str(unit)) - 1}d}".rstrip("0") + f" {word}" if part else f"{whole} {word}"

@@ -11,6 +11,7 @@ from sim.analysis.memory_bands import RESIDENT
 from sim.plot.colours import colour_of
 from sim.plot.figure import new_figure, scale_time
 from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip, byte_unit, strip_of
+from sim.plot.theme import hatches, ink, paper, plain, shade
 from sim.record.record import Record
 from sim.words.units import format_bytes
 
@@ -28,6 +29,7 @@ def memory(
     title: str | None = None,
     size: Scale | None = None,
     until_ns: int | None = None,
+    legend: bool = True,
 ) -> Axes:
     """Draw the bytes in use on a device, instant by instant, and mark the peak.
 
@@ -45,6 +47,8 @@ def memory(
         The vertical axis, where several plots are compared (`sim.plot.strips.scales_of`); else its own.
     until_ns : int, optional
         Right end of the time axis; by default the makespan.
+    legend : bool
+        Whether to explain the colours, beside the plot.
 
     Returns
     -------
@@ -68,10 +72,9 @@ def memory(
     ax.set_ylabel(f"{device} ({name})")
     ax.set_xlim(0, until / scale)
     ax.set_ylim(0, 1.18 * top / unit)  # room for the peak's label
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
-    if title:
-        ax.set_title(title, loc="left", fontsize=10)
+    plain(ax, title)
+    if legend:
+        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax
 
 
@@ -93,14 +96,14 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, 
     scale = scale_time(ax, until_ns)
     draw_bands(ax, strip.seen(until_ns), colours, scale=scale, unit=size.unit)
     if strip.is_nearly_full and strip.capacity_bytes is not None:
-        ax.axhline(strip.capacity_bytes / size.unit, color=CAPACITY, linewidth=1, linestyle="--")
+        ax.axhline(strip.capacity_bytes / size.unit, color=shade(CAPACITY), linewidth=1, linestyle="--")
     late, peak = strip.peak_ns > until_ns / 2, format_bytes(strip.peak_bytes, iec=True)
     _mark_peak(ax, strip, peak, scale, size.top_bytes / size.unit, late=late, size=7)
     ax.set_ylabel(f"{strip.device}\n({size.name})", rotation=0, ha="right", va="center", fontsize=8)
     ax.set_ylim(0, 1.35 * size.top_bytes / size.unit)  # room for the peak's label
     ax.locator_params(axis="y", nbins=3)
     ax.tick_params(axis="y", labelsize=7)
-    ax.spines[["top", "right"]].set_visible(False)
+    plain(ax)
     ax.grid(axis="x", linewidth=0.4, alpha=0.5)
     ax.set_axisbelow(True)
 
@@ -118,6 +121,7 @@ def draw_bands(ax: Axes, strip: Strip, colours: Mapping[str, str], *, scale: int
         Nanoseconds and bytes in the units of the axes.
     """
     times, below = strip.times_ns / scale, np.zeros(len(strip.times_ns), np.int64)
+    hatch = hatches(colours)
     computed = [label for label in strip.bands if label != RESIDENT]
     for label, held in strip.bands.items():
         ax.fill_between(
@@ -125,21 +129,23 @@ def draw_bands(ax: Axes, strip: Strip, colours: Mapping[str, str], *, scale: int
             below / unit,
             (below + held) / unit,
             step="post",
-            color=colours[label],
+            color=shade(colours[label]),
             alpha=0.8,
             linewidth=0,
+            hatch=hatch[label] or None,
+            edgecolor=paper(),
             label="in use" if computed == [label] else label,
         )
         below = below + held
     if strip.reserved is not None:
         kept = strip.reserved / unit
-        ax.fill_between(times, below / unit, kept, step="post", color=IN_VAIN, linewidth=0)
-        ax.step(times, kept, where="post", color=RESERVED, linewidth=1, label="reserved")
+        ax.fill_between(times, below / unit, kept, step="post", color=shade(IN_VAIN), linewidth=0)
+        ax.step(times, kept, where="post", color=shade(RESERVED), linewidth=1, label="reserved")
 
 
 def _mark_peak(ax: Axes, strip: Strip, peak: str, scale: int, top: float, *, late: bool, size: int) -> None:
     """Mark the instant at which most is in use, and say how much, on the side that has more room."""
-    ax.axvline(strip.peak_ns / scale, color="black", linewidth=0.7, linestyle=":")
+    ax.axvline(strip.peak_ns / scale, color=ink(), linewidth=0.7, linestyle=":")
     ax.annotate(
         f"peak {peak}",
         (strip.peak_ns / scale, top),

@@ -36,6 +36,7 @@ __all__ = [
     "band_labels",
     "byte_unit",
     "coloured_strips",
+    "folded",
     "scales_of",
     "strip_of",
     "strips_of",
@@ -165,7 +166,7 @@ class Scale(NamedTuple):
 
 
 def coloured_strips(
-    runs: Sequence[Record], colours: Mapping[str, str], *, memory: bool
+    runs: Sequence[Record], colours: Mapping[str, str], *, memory: bool, without_log: bool = False
 ) -> tuple[list[Strips], dict[str, str], dict[str, Scale]]:
     """Return the strips of runs that are seen together, all colours, and the scale of each kind of device.
 
@@ -176,8 +177,10 @@ def coloured_strips(
         Those of their bars.
     memory : bool
         Whether any strips are wanted.
+    without_log : bool
+        As for `strips_of`.
     """
-    held = alike(strips_of(runs) if memory else [Strips([], []) for _ in runs])
+    held = alike(strips_of(runs, without_log=without_log) if memory else [Strips([], []) for _ in runs])
     bands = {label: colour_of(label) for label in band_labels(held)}
     return held, {**colours, **bands}, scales_of(held)
 
@@ -221,7 +224,7 @@ def strip_of(trace: Record, device: str) -> Strip:
     )
 
 
-def strips_of(traces: Sequence[Record], most: int = MOST) -> list[Strips]:
+def strips_of(traces: Sequence[Record], most: int = MOST, *, without_log: bool = False) -> list[Strips]:
     """Return, for each run, a strip for each device whose memory changes after time 0.
 
     There are strips as soon as an allocator kept a log of one of the runs. Those without a log then show what
@@ -236,6 +239,8 @@ def strips_of(traces: Sequence[Record], most: int = MOST) -> list[Strips]:
         Runs that are seen together.
     most : int
         Devices that get a strip. Where that would be more than 32 strips in all, fewer do.
+    without_log : bool
+        Whether there are strips even if no run has a log.
 
     Examples
     --------
@@ -251,7 +256,7 @@ def strips_of(traces: Sequence[Record], most: int = MOST) -> list[Strips]:
     >>> [strip.device for strip in strips.shown], strips.left_out
     (['gpu2'], ['gpu1'])
     """
-    if all(trace.memory is None for trace in traces):
+    if not without_log and all(trace.memory is None for trace in traces):
         return [Strips([], []) for _ in traces]
     found = [_peaks(trace) for trace in traces]
     highest: dict[str, int] = {}
@@ -287,6 +292,32 @@ def alike(runs: Sequence[Strips]) -> list[Strips]:
         return replace(strip, bands={label: strip.bands[label] for label in labels if label in strip.bands})
 
     return [run._replace(shown=[sorted_out(strip) for strip in run.shown]) for run in runs]
+
+
+def folded(strips: Sequence[Strip]) -> list[Strip]:
+    """Return strips of which no two are the same; the first stands for all, and says for how many."""
+    alike: list[list[Strip]] = []
+    for strip in strips:
+        for group in alike:
+            if _same(group[0], strip):
+                group.append(strip)
+                break
+        else:
+            alike.append([strip])
+    return [
+        replace(first, device=f"{first.device} and {len(others)} more") if others else first
+        for first, *others in alike
+    ]
+
+
+def _same(one: Strip, other: Strip) -> bool:
+    """Whether two strips look alike."""
+    if one.kind != other.kind or one.bands.keys() != other.bands.keys():
+        return False
+    held = [(one.times_ns, other.times_ns), *((one.bands[label], other.bands[label]) for label in one.bands)]
+    if one.reserved is not None and other.reserved is not None:
+        held.append((one.reserved, other.reserved))
+    return all(np.array_equal(a, b) for a, b in held)
 
 
 def band_labels(runs: Sequence[Strips]) -> list[str]:

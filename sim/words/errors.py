@@ -26,9 +26,9 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 __all__ = [
     "LONGEST_NAME",
@@ -61,11 +61,14 @@ class SimError(Exception):
     ----------
     op, attribute : str or None
         The op that the error is about, and which of its attributes. Who knows the file finds them there.
+    placed : sequence of (place, str)
+        What is wrong at which place of a file, where the message says several things.
     """
 
     exit_status: int = 1
     op: str | None = None
     attribute: str | None = None
+    placed: Sequence[tuple[Any, str]] = ()
 
     def about(self, op: str, attribute: str | None = None) -> Self:
         """Say which op the error is about; return the error.

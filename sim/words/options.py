@@ -58,13 +58,15 @@ def parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def spelling(parameter: str) -> str:
     """Return how a parameter is written in a file, where values carry their units: without its own.
 
+    A rate is none of these quantities, and keeps its name.
+
     Examples
     --------
-    >>> spelling("time_limit_ns"), spelling("window")
-    ('time_limit', 'window')
+    >>> spelling("time_limit_ns"), spelling("window"), spelling("bytes_per_ns")
+    ('time_limit', 'window', 'bytes_per_ns')
     """
     for suffix in SUFFIXES:
-        if parameter.endswith(suffix):
+        if parameter.endswith(suffix) and not parameter.endswith(f"_per{suffix}"):
             return parameter.removesuffix(suffix)
     return parameter
 

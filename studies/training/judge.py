@@ -54,7 +54,7 @@ def _sheet(peak: float, memory: float, node: float, between: float, ring: float 
         peak=peak * 1e12,
         memory_bandwidth=memory * 1e12,
         node=Reach(node * 1e9, {"default": ring}, {"default": 5e3}),
-        between=Reach(between * 1e9, {"default": 0.8}, {"default": 15e3}),
+        between=Reach(between * 1e9, {"default": 0.8}, nccl=True),
         product=0.75,
         attention_forward=0.5,
         attention_backward=0.5,

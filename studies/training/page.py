@@ -27,12 +27,12 @@ pipeline's bubble, 1 + (p − 1)/(v·m). Errors are predicted / measured − 1.
 
 _FAR_OFF = """## What is far off, and why
 
-- **ZeRO-3 in Megatron's paper** is predicted a fifth to a third too fast. Its steps do not get shorter
-  from 768 to 1,536 GPUs, and neither do the predicted ones: each product is gathered by itself, in the
-  forward, again where the layer is recomputed, and mostly once more in the backward, and a ring of 1,536
-  ranks takes longer for its messages than for its bytes. Gathered by whole layers, as FSDP does, the same
-  steps would be predicted 31 to 71 % too fast. Left out is what hosts do: DeepSpeed of 2021 copies the
-  part of each rank by itself.
+- **ZeRO-3 in Megatron's paper** is predicted a quarter to three fifths too fast. Its steps do not get
+  shorter from 768 to 1,536 GPUs, and the predicted ones do. Each product is gathered by itself, in the
+  forward, again where the layer is recomputed, and mostly once more in the backward. Left out is what hosts
+  do: DeepSpeed of 2021 copies the part of each rank by itself, 1,536 copies a gather. These rows came out a
+  fifth to a third too fast while every hop of a ring was taken for one between nodes, which is a wrong
+  reason: of the 1,535 hops of NCCL's ring 191 are.
 - **DeepSeek-V2 on B200** is predicted 7 to 9 % too fast. Routing with a capacity sorts and scatters tokens in
   kernels that the system file has no times of. Its memory is short of 0.3 GiB for each micro-batch in flight;
   one more copy of a layer's queries would explain it.

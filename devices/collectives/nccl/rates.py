@@ -22,7 +22,8 @@ model with the steps of Thakur et al., *Optimization of Collective Communication
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -30,7 +31,7 @@ from typing import Final
 from devices.collectives.nccl.tuner import Choice
 from sim.words.errors import InputError, UnknownNameError
 
-__all__ = ["RATES", "amounts", "load_rates", "taken_us"]
+__all__ = ["RATES", "amounts", "known_us", "load_rates", "taken_us"]
 
 RATES: Final[Mapping[str, str]] = {
     "launch": "us of a ring, before its first step",
@@ -100,6 +101,34 @@ def amounts(kind: str, ranks: int, nbytes: int, choice: Choice) -> dict[str, flo
 def taken_us(kind: str, ranks: int, nbytes: int, choice: Choice, rates: Mapping[str, float]) -> float:
     """Return how long a collective takes by these rates."""
     return sum(amount * rates[name] for name, amount in amounts(kind, ranks, nbytes, choice).items())
+
+
+def known_us(gpu: str, kind: str, per_node: Sequence[int], nbytes: int, choice: Choice) -> float:
+    """Return the best that is known of how long a collective takes: by rates, or as NCCL expects.
+
+    Parameters
+    ----------
+    gpu : str
+        As in `devices.collectives.nccl.constants.GENERATIONS`.
+    kind : str
+    per_node : sequence of int
+        Of each node: how many ranks it has. Rates hold in one node.
+    nbytes : int
+    choice : Choice
+        What NCCL takes for it.
+
+    Examples
+    --------
+    >>> from devices.collectives.nccl.constants import GENERATIONS
+    >>> from devices.collectives.nccl.tuner import Tuner
+    >>> choice = Tuner(GENERATIONS["h100"], (8, 8)).choose("all_reduce", 2**25)
+    >>> known_us("h100", "all_reduce", (8, 8), 2**25, choice) == choice.estimate_us
+    True
+    """
+    if len(per_node) == 1 and gpu in _fitted() and choice.algorithm != "none":
+        with suppress(InputError):  # nobody measured such a one
+            return taken_us(kind, sum(per_node), nbytes, choice, load_rates(gpu))
+    return choice.estimate_us
 
 
 @cache

@@ -99,9 +99,11 @@ class PlannedAllocator(Allocator):
         events : iterable of MemoryEvent
             The trace.
         planner : str
-            A name in `devices.memory.plan.PLANNERS`.
-        capacity, alignment, name
-            Of the device, the plan, and the device.
+            ``relay`` and ``relax`` (TVM), ``greedy`` (by size) or ``optimal``.
+        alignment : int
+            Every tensor begins at, and is rounded up to, a multiple of so many bytes.
+        capacity, name
+            Of the device.
 
         Raises
         ------

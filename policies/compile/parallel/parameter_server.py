@@ -42,7 +42,7 @@ class ParameterServer:
         How many, or which devices; a number means accelerators of the machine that are no servers, in machine
         order.
     servers : list of str
-        Devices.
+        The devices that keep parameters.
     asynchronous : bool
         Whether each push is an update of its own.
 

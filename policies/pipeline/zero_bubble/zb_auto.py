@@ -70,7 +70,8 @@ def zb_auto(
     chunks : int
         1 for a straight pipeline, 2 for a V.
     forward, input_grad, weight_grad : int or sequence of int
-        Time of F, I, W: of every stage, or one a stage. Any unit.
+        Time of F, I, W: of every stage, or one a stage. Any unit. In a scenario the workload gives them, the
+        transfer, and what is held.
     transfer : int
         Time between two ranks, in the same unit.
     memory_limit : int, optional
@@ -87,7 +88,7 @@ def zb_auto(
         The best of the authors' search and the fixed orders, the authors' search alone (a fixed order only
         if it finds none), or search and prove (small sizes; needs the extra ``opt``).
     time_limit_ns : int
-        When CP-SAT stops, in ns.
+        When CP-SAT stops, by the clock on the wall.
 
     Returns
     -------

@@ -67,6 +67,7 @@ class Optimal(ListPlacement):
         Search strategies of the solver that take turns. One is enough for tens of ops; harder problems
         are proven with 8 or more, which takes as many times longer where there are no cores for them.
     seed : int
+        Of the solver: the same seed searches in the same way.
 
     Attributes
     ----------

@@ -12,8 +12,10 @@
 
 A collective of n ranks, S bytes as nccl-tests count them, takes steps · latency + S · share / bandwidth: a
 ring passes 2(n−1) messages of S/n for an all-reduce, n−1 for an all-gather and a reduce-scatter; an
-all-to-all sends (n−1)/n of S. Over several nodes the ring's slowest hop is a node's network, which the groups
-that run side by side share: each of p ranks of a group on a node has p of the node's g shares of it.
+all-to-all sends (n−1)/n of S. Over several nodes the ring's bytes wait for the slower of NVLink and a node's
+network, which the groups that run side by side share: each of p ranks of a group on a node has p of the
+node's g shares of it; of its hops only those between nodes take the network's latency
+(`scenarios.build.train.hops`).
 
 A calibration is a YAML or JSON file in these fields, a preset, or the system file of SimuMax
 (`scenarios.work.train.simumax`).
@@ -25,6 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from scenarios.build.train.hops import Hops, nccl_ways, ways
 from scenarios.build.train.kernels import Attention, Collective, CollectiveKind, Pass, Product
 from scenarios.build.train.layout import Group
 from sim.words.units import NS_PER_S
@@ -67,21 +70,33 @@ class Reach:
         Of a message, by kind.
     fixed_ns : mapping
         Of a call, by kind, or by kind and ranks (``all_to_all/4``).
+    nccl : bool
+        Of collectives over several nodes: latencies are NCCL's, by protocol, and not `latency_ns`.
     """
 
     bandwidth: float
     efficiency: Mapping[str, float] = field(default_factory=dict)
     latency_ns: Mapping[str, float] = field(default_factory=dict)
     fixed_ns: Mapping[str, float] = field(default_factory=dict)
+    nccl: bool = False
 
-    def time_ns(self, kind: CollectiveKind, nbytes: int, ranks: int, part: float = 1.0) -> float:
-        """Return the time of a collective that has a part of the bandwidth."""
-        rate = self.bandwidth * part * self.efficiency.get(kind, self.efficiency.get("default", 1.0))
-        latency = self.latency_ns.get(kind, self.latency_ns.get("default", 0.0))
-        fixed = self.fixed_ns.get(
-            f"{kind}/{ranks}", self.fixed_ns.get(kind, self.fixed_ns.get("default", 0.0))
-        )
-        return STEPS[kind](ranks) * latency + fixed + nbytes * SHARE[kind](ranks) / rate * NS_PER_S
+    def hop_ns(self, kind: CollectiveKind) -> float:
+        """Return the latency of a message."""
+        return self.latency_ns.get(kind, self.latency_ns.get("default", 0.0))
+
+    def call_ns(self, kind: CollectiveKind, ranks: int) -> float:
+        """Return what a call takes besides its messages."""
+        by_kind = self.fixed_ns.get(kind, self.fixed_ns.get("default", 0.0))
+        return self.fixed_ns.get(f"{kind}/{ranks}", by_kind)
+
+    def rate(self, kind: CollectiveKind) -> float:
+        """Return how many bytes/s of a rank pass."""
+        return self.bandwidth * self.efficiency.get(kind, self.efficiency.get("default", 1.0))
+
+    def time_ns(self, kind: CollectiveKind, nbytes: int, ranks: int) -> float:
+        """Return the time of a collective."""
+        latency = STEPS[kind](ranks) * self.hop_ns(kind) + self.call_ns(kind, ranks)
+        return latency + nbytes * SHARE[kind](ranks) / self.rate(kind) * NS_PER_S
 
 
 @dataclass(frozen=True)
@@ -171,12 +186,21 @@ class Calibration:
     def _by_formula(self, kind: CollectiveKind, nbytes: int, group: Group) -> float:
         if group.nodes == 1:
             return self.node.time_ns(kind, nbytes, group.size)
+        n, between = group.size, self.between
+        carried, rate = nbytes * SHARE[kind](n), between.rate(kind)
         if kind == "all_to_all":  # what stays in the node does not cross the network
-            outside = nbytes * (group.size - group.per_node) / (group.size - 1)
-            return self.between.time_ns(kind, round(outside), group.size)
-        part = 1.0 if kind == "send" else float(group.per_node)
-        inside = self.node.time_ns(kind, nbytes, group.size)
-        return max(inside, self.between.time_ns(kind, nbytes, group.size, part))
+            carried *= (n - group.per_node) / (n - 1)
+        elif kind != "send":
+            rate *= group.per_node
+        if kind != "all_to_all":
+            rate = min(rate, self.node.rate(kind))
+        if between.nccl:
+            found = nccl_ways(kind, group)
+        else:
+            found = ways(
+                kind, group, Hops(between.call_ns(kind, n), self.node.hop_ns(kind), between.hop_ns(kind))
+            )
+        return min(way.time_ns(carried, rate) for way in found)
 
     def exposed_ns(self, kernel: Collective, group: Group) -> tuple[float, float]:
         """Return the time of a collective, and how much of it no kernel hides."""

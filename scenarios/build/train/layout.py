@@ -105,7 +105,9 @@ class Layout:
                 f"shard: {self.shard} ranks are no divisor of dp·cp = {self.dp * self.cp}",
                 reason="shard does not divide dp·cp",
             )
-        if self.sharding == "zero-3" and self.pp > 1:  # deepspeed/runtime/pipe/engine.py
+        # DeepSpeed, deepspeed/runtime/pipe/engine.py: PipelineEngine asserts a stage below 2. Gradients of a
+        # part (zero-2) are kept in pipelines by other systems; parameters gathered by module are not.
+        if self.sharding == "zero-3" and self.pp > 1:
             raise MisfitError(
                 f"zero-3 takes no pipeline (DeepSpeed refuses both), and pp is {self.pp}",
                 reason="zero-3 with a pipeline",

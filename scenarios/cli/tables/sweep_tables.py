@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from scenarios.cli.text_tables import percent, print_table, size
-from scenarios.cli.unused_notes import unused_notes
+from scenarios.cli.unused_notes import no_gap_notes, unused_notes
 from scenarios.fields.goals import Goal
 from scenarios.fields.results import shown_result
 from sim.words.units import format_duration
@@ -48,8 +48,8 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str]) -> None:
             lines.append({**cells, "makespan": "failed", "above bound": "", **more})
             failures.append(f"{', '.join(cells.values())}: {row['error']}")
         else:
-            makespan, bound = row["makespan_ns"], row["lower_bound_ns"]
-            above = percent(makespan / bound - 1) if bound else ""
+            makespan = row["makespan_ns"]
+            above = "" if row.get("gap") is None else percent(row["gap"])
             star = "*" if makespan == best else "" if best is None else " "
             times = {"makespan": f"{format_duration(makespan)}{star}", "above bound": above}
             lines.append({**cells, **times, **more})
@@ -59,7 +59,7 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str]) -> None:
     print_table(lines, left=len(settings) + 1)
     if best is not None:
         print("* shortest makespan")
-    for note in unused_notes(unused):
+    for note in (*unused_notes(unused), *no_gap_notes(row.get("no_gap") for row in rows)):
         print(note)
     if failures:  # below the table: a long story in a column of its own would leave no room for the others
         print("\n" + "\n".join(failures))

@@ -2,75 +2,112 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scenarios.cli.shared_options import AllowCode, AllowOutside, Json
 
+if TYPE_CHECKING:
+    from scenarios.regression.check import Checked
+
 __all__ = ["check"]
+
+
+class Format(StrEnum):
+    """How it is printed."""
+
+    text = "text"
+    json = "json"
+    github = "github"
 
 
 def check(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH...", help="Scenario files, or folders of scenarios.")
     ],
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update", help="Write what came out into the scenario, in place of what does not hold."
+        ),
+    ] = False,
+    format: Annotated[
+        Format,
+        typer.Option("--format", help="Text, JSON, or text whose failures are annotations on GitHub."),
+    ] = Format.text,
     json: Json = False,
     allow_code: AllowCode = False,
     allow_outside: AllowOutside = False,
 ) -> None:
     """Check every `expect:` of these scenarios and the invariants of each run.
 
-    Exit status: 0 if everything holds, 1 if something does not, 2 if a scenario is wrong.
+    Exit status: 0 if everything holds, 1 if something does not (after --update: still), 2 if a
+    scenario is wrong.
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.progress import progress
-    from scenarios.cli.unused_notes import unused_notes
-    from scenarios.run.check import check_file, scenario_files
+    from scenarios.regression.check import check_file, scenario_files
 
-    done = []
+    format = Format.json if json else format
+    done: list[Checked] = []
     for path in scenario_files(paths):
         with progress(f"checking {path}"):
-            results = list(check_file(path, allow_code=allow_code, allow_outside=allow_outside))
+            results = list(
+                check_file(path, allow_code=allow_code, allow_outside=allow_outside, new_values=update)
+            )
         done += results
-        if json:
-            continue
-        for one in results:
-            name = f"{one.path}: {one.label}" if one.label else one.path
-            if one.exit_status:
-                typer.echo(f"FAILED {name}")
-                for line in one.messages:
-                    typer.echo(f"       {line}")
-            elif one.outcomes:
-                unused = "".join(f"; {note}" for note in unused_notes({name: one.unused}))
-                typer.echo(f"passed {name} ({len(one.outcomes)} expected{unused})")
-            else:
-                typer.echo(f"       {name}: no `expect:`")
-    failed = sum(one.exit_status != 0 for one in done)
-    if json:
-        checks = [
-            {
-                "scenario": one.path,
-                "policy": one.label or None,
-                "passed": one.exit_status == 0,
-                "expect": [outcome.to_json() for outcome in one.outcomes],
-                "messages": one.messages,
-                "unused_devices": list(one.unused),
-            }
-            for one in done
-        ]
-        print_json({"schema": "sim.check/1", "failed": failed, "checks": checks})
+        if format is not Format.json:
+            for one in results:
+                _print(one, format)
+    if format is Format.json:
+        failed = sum(one.exit_status != 0 for one in done)
+        print_json({"schema": "sim.check/1", "failed": failed, "checks": [one.to_json() for one in done]})
     else:
-        silent = sum(not one.exit_status and not one.outcomes for one in done)
-        if failed:
-            typer.echo(f"{failed} of {_runs(len(done))} failed")
-        elif silent == len(done):
-            typer.echo("no scenario has an `expect:`, so nothing was run")
-        else:
-            files = "1 scenario has" if silent == 1 else f"{silent} scenarios have"
-            without = f"; {files} no `expect:`" if silent else ""
-            typer.echo(f"{_runs(len(done) - silent)}, all as expected{without}")
+        typer.echo(_total(done))
     raise typer.Exit(max((one.exit_status for one in done), default=0))
+
+
+def _print(one: Checked, format: Format) -> None:
+    """Print what became of one run, and below it what did not hold."""
+    from scenarios.cli.unused_notes import unused_notes
+    from scenarios.regression.annotations import annotation
+
+    name = f"{one.path}: {one.label}" if one.label else one.path
+    if one.exit_status:
+        typer.echo(f"FAILED {name}")
+    elif one.updated:
+        typer.echo(f"updated {name}")
+    elif one.outcomes:
+        unused = "".join(f"; {note}" for note in unused_notes({name: one.unused}))
+        typer.echo(f"passed {name} ({len(one.outcomes)} expected{unused})")
+    else:
+        typer.echo(f"       {name}: no `expect:`")
+    if format is Format.github:
+        level = "error" if one.exit_status else "notice"
+        for place, told in one.complaints:
+            typer.echo(
+                annotation(level, place, f"sim check: {one.label}" if one.label else "sim check", told)
+            )
+    else:
+        for line in one.messages:
+            typer.echo(f"       {line}")
+
+
+def _total(done: list[Checked]) -> str:
+    """Return the last line: how many failed, were updated, or expect nothing."""
+    failed = sum(one.exit_status != 0 for one in done)
+    updated = sum(bool(one.updated) for one in done)
+    silent = sum(not one.exit_status and not one.outcomes for one in done)
+    if failed:
+        return f"{failed} of {_runs(len(done))} failed"
+    if silent == len(done):
+        return "no scenario has an `expect:`, so nothing was run"
+    files = "1 scenario has" if silent == 1 else f"{silent} scenarios have"
+    without = f"; {files} no `expect:`" if silent else ""
+    anew = f", {updated} of them with new values" if updated else ""
+    return f"{_runs(len(done) - silent)}, all as expected{anew}{without}"
 
 
 def _runs(count: int) -> str:

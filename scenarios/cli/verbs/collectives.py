@@ -116,9 +116,7 @@ def collectives(
     if plot is not None:
         from sim.plot.figure import save
 
-        figure = draw_sizes(rows, title).get_figure(root=True)
-        assert figure is not None
-        save(figure, plot)
+        save(draw_sizes(rows, title), plot)
         typer.echo(f"wrote {plot}", err=True)
     if json:
         asked = [row.to_json() for row in rows if row.nbytes == size]

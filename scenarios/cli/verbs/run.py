@@ -14,10 +14,15 @@ def run(
     policy: shared.Policies = None,
     sets: shared.Sets = None,
     gantt: shared.Gantt = None,
+    html: shared.Html = None,
+    open_page: shared.Open = False,
     arrows: shared.Arrows = False,
+    critical_path: shared.CriticalPath = False,
     trace: shared.TraceFile = None,
     ops: shared.Ops = None,
     memory: shared.MemoryFile = None,
+    links: shared.Links = None,
+    roofline: shared.Roofline = None,
     plan: shared.Plan = None,
     tuning: shared.Tuning = None,
     timeline: shared.Timeline = None,
@@ -36,12 +41,13 @@ def run(
     with the scenario's own seed.
     """
     from scenarios.cli.output import print_json, print_repeats, print_result
-    from scenarios.cli.running import cases_of, check_arrows, finish, run_all, run_repeatedly
+    from scenarios.cli.running import Charts, cases_of, finish, run_all, run_repeatedly
     from sim.words.errors import InputError
 
-    check_arrows(arrows, gantt)
-    files = {"gantt": gantt, "trace": trace, "ops": ops, "memory": memory, "plan": plan, "tuning": tuning}
-    files["timeline"] = timeline
+    files = {"gantt": gantt, "html": html, "trace": trace, "ops": ops, "memory": memory}
+    files |= {"links": links, "roofline": roofline, "plan": plan, "tuning": tuning, "timeline": timeline}
+    charts = Charts(arrows, critical_path, open_page)
+    charts.check(files)
     all_files = {
         **files,
         "show-graph": show_graph,
@@ -85,4 +91,4 @@ def run(
 
         for path in write_memory_traces(results[0], memory_trace):
             typer.echo(f"wrote {path}", err=True)
-    finish(results, files, arrows=arrows)
+    finish(results, files, charts)

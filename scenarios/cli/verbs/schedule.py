@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.cli.shared_options import settings
+from scenarios.cli.shared_options import completes, settings
 from sim.words.errors import InputError
 
 __all__ = ["schedule"]
@@ -23,7 +23,12 @@ class Format(StrEnum):
 
 def schedule(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A pipeline schedule; `sim policies` lists them.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A pipeline schedule; `sim policies` lists them.",
+            autocompletion=completes("sim.pipelines"),
+        ),
     ],
     ranks: Annotated[
         int | None, typer.Option("--ranks", metavar="P", help="Number of ranks (devices).")

@@ -43,6 +43,7 @@ from scenarios.importers.traces.trace_events.kineto_rows import GpuTask
 from scenarios.importers.traces.trace_events.other_traces import what_it_is
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
+from sim.words.collector import collector_paused
 from sim.words.errors import InputError
 
 __all__ = ["load", "recognises"]
@@ -105,10 +106,22 @@ def load(
     paths = all_files(path, "kineto")
     fixed_batch(paths[0], batch, "its times were measured at one batch size")
     choice("host", host, ("calls", "none"))
+    with collector_paused():
+        return _load(paths, path, one, host, execution_graph)
+
+
+def _load(
+    paths: Sequence[StrPath],
+    path: StrPath | Sequence[StrPath],
+    one: bool,
+    host: str,
+    execution_graph: StrPath | Sequence[StrPath] | None,
+) -> Graph:
+    """Return the graph of one process, or of several together."""
+    name = stem(paths[0], ".json") if one else job_name(path)
     if simulated := [each for each in paths if is_simulated(each)]:
         if len(simulated) < len(paths):
             raise InputError(f"{simulated[0]}: was written by a simulation, and not all others were")
-        name = stem(paths[0], ".json") if one else job_name(path)
         return load_simulated(paths, name, host=host == "calls")
     traces = [read_events(each) for each in paths]
     for each, trace in zip(paths, traces, strict=True):
@@ -133,8 +146,8 @@ def load(
     begin_ns = min(rank.trace.begin_ns for rank in ranks)
     rows = [row for process in processes for row in process.rows(begin_ns, host)]
     rows.sort(key=lambda row: row[0])
-    builder = GraphBuilder(stem(paths[0], ".json") if one else job_name(path))
-    with in_file(paths[0] if one else job_name(path)):
+    builder = GraphBuilder(name)
+    with in_file(paths[0] if one else name):
         for _, record in rows:
             builder.op(**record)
         facts = {gpu: each.overheads.described() for each in processes for gpu in each.gpus.values()}
@@ -199,8 +212,8 @@ class _Process:
             "kernel": task.name,
             "recorded_start_ns": task.start_ns - begin_ns,
         }
-        if task.operator is not None:
-            attributes["operator"] = task.operator
+        if (operator := self.rank.trace.operators[i]) is not None:
+            attributes["operator"] = operator
         if task.group is not None and task.communicates:
             attributes |= process_group(*task.group, task.group_size)
         meeting, duration_ns = self.rank.meetings.get(i), task.duration_ns

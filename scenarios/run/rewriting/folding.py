@@ -6,7 +6,7 @@
     noise: {devices: {gpu17: 1.2}}                     ──►  two: gpu17, and gpu0 for the other 16,383
     noise: {sigma: 0.05}                               ──►  not folded: each rank has its own luck
 
-``auto`` folds more than 1,024 ranks, and warns if it cannot; ``true`` folds, or says why that would not be
+``auto`` folds more than 256 ranks, and warns if it cannot; ``true`` folds, or says why that would not be
 exact. How ranks are sorted, `policies.compile.parallel.fold.folding` says.
 """
 
@@ -41,7 +41,7 @@ from sim.machine.machine import Machine
 
 __all__ = ["NotFoldedWarning", "make_ranks"]
 
-_FEW: Final = 1024
+_FEW: Final = 256
 """So many ranks are simulated one by one, unless something else is asked for."""
 
 _BY_DEVICE: Final = (

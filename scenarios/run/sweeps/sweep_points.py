@@ -21,7 +21,7 @@ __all__ = ["Point", "Row", "axes_of", "column_of", "points_of"]
 
 Row = dict[str, Any]
 
-_RESULTS: Final = ("policy", "makespan_ns", "lower_bound_ns", "error")
+_RESULTS: Final = ("policy", "makespan_ns", "lower_bound_ns", "gap", "no_gap", "error")
 
 
 def column_of(key: str) -> str:

@@ -136,6 +136,8 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
 def _reach(fields: ReachFields | None) -> Reach:
     if fields is None:  # the calibration has another source of times
         return Reach(float("inf"))
-    latency = {kind: float(ns) for kind, ns in fields.latency.items()}
+    given = {} if fields.latency == "nccl" else fields.latency
+    latency = {kind: float(ns) for kind, ns in given.items()}
     fixed = {kind: float(ns) for kind, ns in fields.fixed.items()}
-    return Reach(float(fields.bandwidth or 0) or float("inf"), fields.efficiency, latency, fixed)
+    bandwidth = float(fields.bandwidth or 0) or float("inf")
+    return Reach(bandwidth, fields.efficiency, latency, fixed, nccl=fields.latency == "nccl")

@@ -2,11 +2,12 @@
 
 ::
 
-    one setting at a time, its least notch that fits: micro_batch /2 .., recompute, sharding, tp, cp, pp ×2 ..
+    one setting at a time, its least notch that fits: micro_batch /2 .., recompute, sharding, shard,
+    tp, cp, pp ×2 ..
     of those that fit: the one with the fastest step
 
 A change of tp, cp or pp takes the ranks from dp, so that the cluster stays as large; the global batch stays,
-too.
+too. Sharding over fewer ranks (HSDP) counts as one setting: of those that fit, what communicates least.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from scenarios.build.train.layout import SHARDINGS, Sharding
 from scenarios.build.train.memory import Peak
 from scenarios.build.train.step import peaks_of, step_ns
 from scenarios.build.train.training import Training
+from scenarios.work.train.hybrid import fastest_shard, shards
 from sim.words.errors import InputError, OutOfMemoryError
 from sim.words.units import format_bytes, format_duration
 
@@ -60,6 +62,7 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Training]]]:
         for name in after
         for each in tried(f"parallel.sharding: {name}", layout=replace(layout, sharding=name))
     ]
+    yield _hybrid(of)
     for dimension in ("tp", "cp", "pp"):
         ladder, factor = [], 2
         while layout.dp % factor == 0 and factor <= 64:
@@ -71,6 +74,17 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Training]]]:
             ladder += tried(f"parallel: {dimension}: {size}, dp: {changed.dp}", layout=changed)
             factor *= 2
         yield ladder
+
+
+def _hybrid(of: Training) -> list[tuple[str, Training]]:
+    """Return FSDP over fewer ranks than all, or over more than those that share a copy now."""
+    if not of.layout.shard:
+        best = fastest_shard(of)
+        return [] if best is None else [(f"parallel: sharding: fsdp, shard: {best.layout.shard}", best)]
+    more = [each for each in shards(of) if each.layout.shard > of.layout.shard]
+    more.append(replace(of, layout=replace(of.layout, shard=0)))
+    found = [replace(each, layout=replace(each.layout, sharding=of.layout.sharding)) for each in more]
+    return [(f"parallel.shard: {each.layout.shard or 'all'}", each) for each in found]
 
 
 def changes_that_fit(training: Training) -> list[Change]:

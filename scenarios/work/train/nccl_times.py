@@ -15,17 +15,13 @@ from functools import cache
 from typing import Final
 
 from devices.collectives.nccl.constants import GENERATIONS
-from devices.collectives.nccl.rates import load_rates, taken_us
+from devices.collectives.nccl.rates import known_us
 from devices.collectives.nccl.tuner import Tuner
 from scenarios.build.train.calibration import CollectiveTime
 from scenarios.build.train.kernels import CollectiveKind
 from sim.words.errors import InputError
 
 __all__ = ["nccl_times"]
-
-_FITTED: Final = ("a100", "h100", "h200")
-_MEASURED: Final = ("ring", "nvls", "direct")
-"""Algorithms that rates were fitted to."""
 
 _MOST_PER_NODE: Final = 8
 
@@ -50,9 +46,6 @@ def nccl_times(gpu: str) -> CollectiveTime:
         if kind == "send":  # two ranks of the group
             where = (1, 1) if nodes > 1 else (2,)
         tuner = tuners.setdefault(where, Tuner(GENERATIONS[gpu], where))
-        choice = tuner.choose(kind, nbytes)
-        if nodes == 1 and gpu in _FITTED and choice.algorithm in _MEASURED:
-            return 1000 * taken_us(kind, tuner.ranks, nbytes, choice, load_rates(gpu))
-        return 1000 * choice.estimate_us
+        return 1000 * known_us(gpu, kind, where, nbytes, tuner.choose(kind, nbytes))
 
     return time_ns

@@ -18,6 +18,7 @@ import numpy as np
 from policies.pipeline import Schedule
 from scenarios.build.train.memory import Peak
 from scenarios.build.train.training import Spent, Training
+from scenarios.work.train.hybrid import latency_note
 from sim.trace import Trace
 from sim.words.intervals import union
 from sim.words.units import NS_PER_S
@@ -63,12 +64,16 @@ def train_report(
         "exposed_ns": max(of["exposed_in_layers"] + of["exposed_around"] for of in times),
         "bubble": sum(of["waits"] for of in times) / (len(times) * step),
         "fits": capacity is None or most <= capacity,
-        "notes": _notes(training),
+        "notes": _notes(training, step, max(of["exposed_in_layers"] + of["exposed_around"] for of in times)),
     }
 
 
-def _notes(training: Training) -> list[str]:
+def _notes(training: Training, step: int, exposed: int) -> list[str]:
     """Return what a reader may not expect of the layout."""
+    if (note := latency_note(training, step, exposed)) is not None:
+        return [note]
+    if training.layout.sharding == "zero-2" and training.layout.pp > 1:
+        return ["zero-2 in a pipeline: DeepSpeed's pipeline engine refuses it, other systems may not"]
     if training.layout.sharding == "fsdp" and training.layout.pp > 1:
         return [
             "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it "

@@ -103,7 +103,13 @@ class ReachFields(Strict):
 
     bandwidth: Annotated[Bandwidth, Field(description="of a rank, each way")]
     efficiency: Annotated[Kinds, Field(default_factory=dict, description="part of it, by kind or `default`")]
-    latency: Annotated[Times, Field(default_factory=dict, description="of a message, by kind or `default`")]
+    latency: Annotated[
+        Times | Literal["nccl"],
+        Field(
+            default_factory=dict,
+            description="of a message, by kind or `default`; `nccl`, of `between`: those of NCCL's protocols",
+        ),
+    ]
     fixed: Annotated[
         Times, Field(default_factory=dict, description="of a call, by kind, or kind/ranks as in all_to_all/4")
     ]
@@ -178,6 +184,8 @@ class CalibrationFields(Strict):
                 raise fault(f"{name} is missing: give it, or nccl")
             if self.nccl is not None and given is not None:
                 raise fault(f"nccl says what collectives take: leave {name} out")
+        if self.node is not None and self.node.latency == "nccl":
+            raise fault("latency: nccl is of between, where messages cross nodes; give node a time")
         return self
 
 

@@ -39,6 +39,7 @@ def explain_text(
     title: str | None = None,
     policy: str | None = None,
     where: Where = EVERYWHERE,
+    facts: Facts | None = None,
 ) -> str:
     """Return the explanation of a run, as text for a terminal.
 
@@ -55,8 +56,10 @@ def explain_text(
         What sentences call the policy; default: the name of its class.
     where : Where
         The part of the run that is explained.
+    facts : Facts, optional
+        Of this trace and policy, when the caller has them already.
     """
-    f = Facts(trace, policy)
+    f = facts or Facts(trace, policy)
     makespan = format_duration(trace.makespan_ns)
     part = where.text(f)
     path = executed_path(trace, f)

@@ -6,14 +6,14 @@ import numpy as np
 
 from sim.graph.graph import Graph
 from sim.job.collectives.members import Collectives
-from sim.machine.communicators import Call, even_nbytes
+from sim.machine.communicators import Call, ToldCollectives, even_nbytes
 from sim.machine.device import Device
 from sim.machine.machine import Machine
 from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.errors import InputError
 from sim.words.limits import LATEST_NS
 
-__all__ = ["call_of", "is_modelled", "modelled_ns", "modelled_ops"]
+__all__ = ["call_of", "is_modelled", "modelled_ns", "modelled_ops", "told_of"]
 
 
 def modelled_ops(graph: Graph, machine: Machine, device: Device) -> IntArray:
@@ -37,6 +37,16 @@ def is_modelled(graph: Graph, machine: Machine, c: Collectives) -> BoolArray:
         here = np.array([device.kind == kind for device in machine.devices])[c.device]
         found |= here & np.isin(c.op, modelled_ops(graph, machine, device))
     return found
+
+
+def told_of(graph: Graph, machine: Machine, c: Collectives | None, model: object) -> str | None:
+    """Return in a line which model says how long collectives take, if it is one that nobody chose.
+
+    Folded ranks say themselves how long theirs take, as the model of the whole machine did.
+    """
+    if c is None or not isinstance(model, ToldCollectives):
+        return None
+    return model.told if machine.folding is not None or is_modelled(graph, machine, c).any() else None
 
 
 def call_of(graph: Graph, c: Collectives, entry: int) -> Call:

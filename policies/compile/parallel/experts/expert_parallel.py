@@ -70,7 +70,8 @@ class ExpertParallel(OnRanks):
     top_k : int
         Experts of a token.
     routing : str or mapping
-        As `policies.compile.parallel.experts.routing.routed` takes it.
+        ``balanced``, ``one-hot`` or ``{one-hot: expert}``, ``{zipf: exponent}`` (with ``seed``: drawn),
+        ``{random: seed}``, ``{tokens: [...]}`` (by expert, or by rank and expert), ``{trace: file}``.
     size : int, optional
         Over how many neighbouring ranks experts are shared out, by default all.
     capacity_factor : float, optional

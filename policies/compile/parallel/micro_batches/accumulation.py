@@ -34,6 +34,7 @@ class GradientAccumulation(OnRanks):
     Parameters
     ----------
     micro_batches : int
+        How many forwards and backwards there are for one update.
 
     Raises
     ------

@@ -27,6 +27,9 @@ def are_in_turn(step: TrainingStep) -> bool:
 def refuse_pipelines(step: TrainingStep, what: str) -> None:
     """Refuse a step whose micro-batches are not one after another, as DeepSpeed's engine does.
 
+    Source: DeepSpeed, ``deepspeed/runtime/pipe/engine.py``: ``PipelineEngine`` asserts that
+    ``zero_optimization_stage()`` is below ``ZeroStageEnum.gradients``, so that stages 2 and 3 have none.
+
     Raises
     ------
     GraphError

@@ -52,10 +52,12 @@ class ZeroThree(DataParallel):
     wrap : str, optional
         What is a module (``set_z3_leaf_modules``), as a regular expression; see ``fsdp2``. By default
         every op that reads a parameter.
-    reduce_bucket_size, prefetch_bucket_size, param_persistence_threshold : int
-        Elements.
+    reduce_bucket_size, prefetch_bucket_size : int
+        Elements that are summed at once, and that are gathered ahead at most.
+    param_persistence_threshold : int
+        Parameters of at most so many elements stay whole on every rank.
     max_live_parameters, max_reuse_distance : int
-        Elements.
+        Elements that may be there whole at once, and within which a parameter that is used again is kept.
     overlap_comm : bool
         Whether gathers and reductions run on streams of their own.
     first_step : bool

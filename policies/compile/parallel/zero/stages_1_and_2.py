@@ -48,7 +48,7 @@ class ZeroOne(DataParallel):
     ranks : int or list of str, optional
         How many, or which devices; by default all accelerators of the machine.
     reduce_bucket_size, allgather_bucket_size : int
-        Elements.
+        Elements that are summed, or gathered, at once; DeepSpeed's key of that name.
     overlap_comm : bool
         Whether sums run on a stream of their own.
 

@@ -10,8 +10,11 @@ from scenarios.cli.shared_options import (
     AllowCode,
     AllowOutside,
     Arrows,
+    CriticalPath,
     Gantt,
+    Html,
     Json,
+    Open,
     Ops,
     Policies,
     ScenarioPath,
@@ -35,7 +38,10 @@ def compare(
     policy: Policies = None,
     sets: Sets = None,
     gantt: Gantt = None,
+    html: Html = None,
+    open_page: Open = False,
     arrows: Arrows = False,
+    critical_path: CriticalPath = False,
     trace: TraceFile = None,
     ops: Ops = None,
     tuning: Tuning = None,
@@ -51,12 +57,13 @@ def compare(
     fails, is a row that says so. Exit status 1 if there is one, or if an `expect` of the file is not met.
     """
     from scenarios.cli.output import print_comparison, print_json
-    from scenarios.cli.running import cases_of, check_arrows, compare_all, finish
+    from scenarios.cli.running import Charts, cases_of, compare_all, finish
     from scenarios.report.outputs import check_outputs
     from scenarios.report.pipeline_compare import draw_pareto
 
-    check_arrows(arrows, gantt)
-    files = {"gantt": gantt, "trace": trace, "ops": ops, "tuning": tuning}
+    files = {"gantt": gantt, "html": html, "trace": trace, "ops": ops, "tuning": tuning}
+    charts = Charts(arrows, critical_path, open_page)
+    charts.check(files)
     check_outputs({**files, "pareto": None if pareto is None else [pareto]})
     comparison = compare_all(cases_of(scenario, policy, sets, allow_code, allow_outside, compare=True))
     if pareto is not None:
@@ -66,6 +73,6 @@ def compare(
         print_json(comparison.to_json())
     else:
         print_comparison(comparison)
-    finish(comparison.results, files, arrows=arrows)
+    finish(comparison.results, files, charts)
     if comparison.failures:
         raise typer.Exit(1)

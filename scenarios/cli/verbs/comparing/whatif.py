@@ -76,9 +76,7 @@ def whatif(
     if plot is not None:
         from sim.plot.figure import save
 
-        figure = draw_what_ifs(base.name, outcomes).get_figure(root=True)
-        assert figure is not None
-        save(figure, plot)
+        save(draw_what_ifs(base.name, outcomes), plot)
         typer.echo(f"wrote {plot}", err=True)
     if json:
         print_json(to_json(base.name, base.recorded_ns, outcomes))

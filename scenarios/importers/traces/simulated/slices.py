@@ -99,7 +99,7 @@ def slices_in(path: StrPath, events: Iterable[Any]) -> Iterator[Slice]:
 
 def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice:
     args, title, category = arguments(event), text(event, "name"), event["cat"]
-    start, duration = span(event)
+    start, end = span(event)
     launches = category == _LAUNCH
     name = text(args, "op") if "op" in args else title
     kind = text(args, "kind") if "kind" in args else "transfer"
@@ -124,6 +124,6 @@ def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice
     if not isinstance(fed_by := args.get("after", []), list):
         raise ValueError(f"after is no list but {fed_by!r:.40}")
     return Slice(
-        *(name, kind, device, lane, attributes, start, start + duration),
+        *(name, kind, device, lane, attributes, start, end),
         *(whole(args, "External id"), fed_by, launches, more),
     )

@@ -7,25 +7,35 @@ category. Four kinds of slice matter here::
     stream 7                     └──────►[ kernel, corr 7 ][ kernel ]
     stream 20                                     [ nccl kernel             ]
 
-``correlation`` ties a task to its launch; ``External id`` ties both to the operator (``aten::addmm``).
-The categories changed their names once ("Kernel" became "kernel"); both are read. Names of keys are
-Kineto's (https://github.com/pytorch/kineto, libkineto/src/output_json.cpp and CuptiActivity.cpp).
+``correlation`` ties a task to its launch, and the time of the launch to the operator around it
+(``aten::addmm``; `operators`). The categories changed their names once ("Kernel" became "kernel"); both are
+read. Names of keys are Kineto's (https://github.com/pytorch/kineto, libkineto/src/output_json.cpp and
+CuptiActivity.cpp).
 
-Nine of ten events play no part. So they are read one at a time, and a million of them take no more memory
-than the tasks and calls among them.
+Two of three events play no part. So they are read some hundred at a time, of which only the tasks, the calls
+and the times of operators stay.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from scenarios.importers.files import StrPath, in_file
-from scenarios.importers.streamed_json import items
-from scenarios.importers.traces.trace_events.event_fields import arguments, ns, span, text, thread_of, whole
+from scenarios.importers.streamed_json import lists
+from scenarios.importers.traces.trace_events.event_fields import (
+    arguments,
+    span,
+    spans,
+    text,
+    texts,
+    thread_of,
+    whole,
+    wholes,
+)
+from scenarios.importers.traces.trace_events.gradients import SEQUENCE, Numbered, callers, is_gradient
 from scenarios.importers.traces.trace_events.kineto_rows import (
     GpuTask,
     HostCall,
@@ -35,19 +45,25 @@ from scenarios.importers.traces.trace_events.kineto_rows import (
     Trace,
 )
 from scenarios.importers.traces.trace_events.noted_waits import Noted, noted_wait, resolved
+from scenarios.importers.traces.trace_events.operators import UNNUMBERED, Operators
+from scenarios.importers.traces.trace_events.wanted import wanted
 from sim.words.errors import InputError
 
 __all__ = ["RECORD", "read_events"]
 
+Event = Mapping[str, Any]
+
 RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
 """The call that records an event."""
 
-_GPU: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
-_HOST: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"})
-_OPERATOR: Final = frozenset({"cpu_op", "operator"})
-_GRADIENT: Final = "autograd::engine::evaluate_function"
-_FORWARD_THREAD: Final = "Fwd thread id"
-"""0, unless the operator is a gradient. Older traces have no `_GRADIENT` around it."""
+_GPU, _HOST, _OPERATOR, _SYNC = "gpu", "host", "operator", "sync"
+_ROLES: Final[Mapping[object, str | None]] = {
+    **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"), _GPU),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "hip_runtime"), _HOST),
+    **dict.fromkeys(("cpu_op", "operator"), _OPERATOR),
+    "cuda_sync": _SYNC,
+}
+"""What events are, by their category."""
 _COLLECTIVE: Final = ("c10d::", "nccl:", "record_param_comms")
 """How operators begin in which a process group launches its kernels."""
 _ELEMENT = {
@@ -61,6 +77,9 @@ _FACTS: Final = {
 """Our names of what is recorded about a kernel."""
 
 
+_WRONG: Final = (KeyError, TypeError, ValueError)
+
+
 def read_events(path: StrPath) -> Trace:
     """Return the tasks, calls and waits of a trace, in order of time.
 
@@ -70,26 +89,33 @@ def read_events(path: StrPath) -> Trace:
         No such file, not JSON, no ``traceEvents``, or an event without what it must have (with its index).
     """
     others: dict[str, Any] = {}
-    reader = _Reader()
-    for index, event in enumerate(items(path, "a trace", "traceEvents", others)):
+    reader, before = _Reader(), 0
+    for events in lists(path, "a trace", "traceEvents", others, wanted()):
         try:
-            reader.take(event)
-        except (KeyError, TypeError, ValueError) as error:
-            name = f" ({event['name']!s:.60})" if isinstance(event, dict) and "name" in event else ""
-            reason = f"no {error}" if isinstance(error, KeyError) else error
-            raise InputError(f"{path}: traceEvents[{index}]{name}: {reason}") from None
+            reader.take(events)
+        except _WRONG:
+            raise _first_wrong(path, events, before) from None
+        before += len(events)
     rank, world_size = _place(path, others)
     with in_file(path):
         return reader.trace(rank, world_size)
 
 
-class _Numbered(NamedTuple):
-    """An operator with a sequence number: one of forward, or its gradient."""
-
-    start_ns: int
-    thread: Thread
-    number: int
-    is_gradient: bool
+def _first_wrong(path: StrPath, events: Sequence[Any], before: int) -> InputError:
+    """Return what is wrong with the first event of some that is."""
+    fine, wrong = 0, len(events)
+    reason: Any = ""
+    while fine < wrong:
+        middle = (fine + wrong) // 2
+        try:
+            _Reader().take(events[fine : middle + 1])
+        except _WRONG as error:
+            wrong, reason = middle, f"no {error}" if isinstance(error, KeyError) else error
+        else:
+            fine = middle + 1
+    event = events[fine]
+    name = f" ({event['name']!s:.60})" if isinstance(event, dict) and "name" in event else ""
+    return InputError(f"{path}: traceEvents[{before + fine}]{name}: {reason}")
 
 
 class _Reader:
@@ -101,31 +127,41 @@ class _Reader:
         self._noted: list[Noted] = []
         self._host_waits: dict[int, HostWait] = {}
         self._inside: dict[Thread, list[tuple[int, int]]] = defaultdict(list)
-        self._operators: dict[int, str] = {}  # by External id
-        self._early: list[tuple[int, int]] = []  # tasks before their operators, and External id
-        self._numbered: list[_Numbered] = []
+        self._operators = Operators()
+        self._external: dict[int, int] = {}  # task → number of its operator, if it has one of its own
+        self._numbered: list[Numbered] = []
+        self._roles = {**_ROLES}
 
-    def take(self, event: Any) -> None:
-        """Keep what matters of an event."""
+    def take(self, events: Sequence[Any]) -> None:
+        """Keep what matters of some events."""
+        of_role: dict[str | None, list[Event]] = {role: [] for role in (_GPU, _HOST, _OPERATOR)}
+        for event in events:
+            if (role := self._role(event)) is not None:
+                of_role[role].append(event)
+        self._take_operators(of_role[_OPERATOR])
+        self._take_calls(of_role[_HOST])
+        self._take_tasks(of_role[_GPU])
+
+    def _role(self, event: Any) -> str | None:
+        """Return what an event is that is taken with others; take what is rare."""
         if not isinstance(event, dict):
             raise ValueError(f"a {type(event).__name__} is no event")
-        category, phase = text(event, "cat").lower() if "cat" in event else "", event.get("ph")
-        if category in _OPERATOR:
-            self._operator(event)
+        category, phase = event.get("cat", ""), event.get("ph")
+        if category.__class__ is not str or category not in self._roles:
+            self._roles[category] = _ROLES.get(text(event, "cat").lower() if "cat" in event else "")
+        role = self._roles[category]
         if phase != "X":
-            if category in _GPU or category in _HOST:
-                raise ValueError(f"a {category} with ph {phase!r:.40}; the profiler writes 'X'")
-        elif category in _GPU:
-            self._task(event)
-        elif category in _HOST:
-            self._calls.append(_call(event))
-        elif category == "cuda_sync":
+            if role is _GPU or role is _HOST:
+                raise ValueError(f"a {category.lower()} with ph {phase!r:.40}; the profiler writes 'X'")
+            return None
+        if role is _SYNC:
             self._note(event)
-        elif str(event.get("name")).startswith(_COLLECTIVE):
-            begin, took = span(event)
-            self._inside[_thread_of(event)].append((begin, begin + took))
+            return None
+        if role is not _GPU and role is not _HOST and str(event.get("name")).startswith(_COLLECTIVE):
+            self._inside[_thread_of(event)].append(span(event))
+        return role
 
-    def _note(self, event: Mapping[str, Any]) -> None:
+    def _note(self, event: Event) -> None:
         args, name = arguments(event), event["name"]
         if name == "Stream Wait Event" or (name == "Event Sync" and "wait_on_stream" in args):
             self._noted.append(noted_wait({**args, "stream": -1} if name == "Event Sync" else args))
@@ -133,34 +169,56 @@ class _Reader:
             call = whole(args, "correlation")
             self._host_waits[call] = HostWait(whole(args, "device"), whole(args, "stream"), call)
 
-    def _operator(self, event: Mapping[str, Any]) -> None:
-        args = arguments(event) if "args" in event else {}
-        if "External id" in args:
-            self._operators.setdefault(whole(args, "External id"), text(event, "name"))
-        if "Sequence number" in args:
-            is_gradient = text(event, "name").startswith(_GRADIENT) or bool(args.get(_FORWARD_THREAD))
-            number = whole(args, "Sequence number")
-            self._numbered.append(_Numbered(ns(event, "ts"), _thread_of(event), number, is_gradient))
+    def _take_operators(self, events: Sequence[Event]) -> None:
+        try:
+            times = spans(events)
+        except (KeyError, ValueError):  # of one that never ended the profiler makes up an end
+            events = [event for event in events if _has_span(event)]
+            times = spans(events)
+        args = [arguments(event) if "args" in event else {} for event in events]
+        names, threads = texts(events, "name"), [_thread_of(event) for event in events]
+        numbers = wholes(args, "External id", UNNUMBERED)
+        self._operators.add(threads, zip(*times, names, numbers, strict=True))
+        counted = [n for n, own in enumerate(args) if SEQUENCE in own]
+        sequence = wholes([args[n] for n in counted], SEQUENCE)
+        self._numbered += [
+            Numbered(times[0][n], threads[n], number, is_gradient(names[n], args[n]))
+            for n, number in zip(counted, sequence, strict=True)
+        ]
 
-    def _task(self, event: Mapping[str, Any]) -> None:
-        args = arguments(event)
-        operator = None
-        if key := next((key for key in ("External id", "external id") if key in args), None):
-            external = whole(args, key)
-            operator = self._operators.get(external)
-            if operator is None:
-                self._early.append((len(self._tasks), external))
-        self._tasks.append(_task(event, args, operator))
+    def _take_calls(self, events: Sequence[Event]) -> None:
+        if events:
+            correlations = wholes([arguments(event) for event in events], "correlation")
+            threads = zip(wholes(events, "pid"), wholes(events, "tid"), strict=True)
+            columns = texts(events, "name"), threads, correlations, *spans(events)
+            self._calls += map(HostCall, *columns)
+
+    def _take_tasks(self, events: Sequence[Event]) -> None:
+        noted = [arguments(event) for event in events]
+        numbers = (wholes(noted, key) for key in ("device", "stream", "correlation"))
+        nbytes, sizes = (wholes(noted, key, 0) for key in ("bytes", "Group size"))
+        starts, ends = spans(events)
+        columns = texts(events, "name"), *numbers, starts, ends, nbytes, sizes, noted
+        for name, device, stream, correlation, start_ns, end_ns, copied, size, args in zip(
+            *columns, strict=True
+        ):
+            place = name, device, stream, correlation, start_ns, end_ns - start_ns
+            self._tasks.append(
+                GpuTask(*place, copied, _facts(args), _group(args), _is_pair(args), _message(args), size)
+            )
+        for key in ("External id", "external id"):
+            has = [args for args in noted if key in args]
+            numbered = zip(wholes(has, "correlation"), wholes(has, key), strict=True)
+            self._external |= {n: external for n, external in numbered if external != n}
 
     def trace(self, rank: int | None, world_size: int | None) -> Trace:
         """Return all rows, sorted."""
-        for i, external in self._early:
-            self._tasks[i] = replace(self._tasks[i], operator=self._operators.get(external))
         self._tasks.sort(key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
         self._calls.sort(key=lambda call: (call.start_ns, call.thread, call.correlation))
-        self._refuse_shared_launches()
+        launches = self._launches()
+        operators = self._operators_of(launches)
         inside = defaultdict(list, {thread: _apart(spans) for thread, spans in self._inside.items()})
-        callers = _callers(self._numbered)
+        caller_of = callers(self._numbered)
         waits = []
         records = [call.correlation for call in self._calls if RECORD.match(call.name)]
         for wait in resolved(self._noted, sorted(records)):
@@ -170,10 +228,31 @@ class _Reader:
             else:
                 sure = wait.recorded >= 0
                 waits.append(StreamWait(wait.device, wait.stream, wait.call, wait.on_stream, recorded, sure))
-        return Trace(self._tasks, self._calls, waits, self._host_waits, callers, inside, rank, world_size)
+        return Trace(
+            *(
+                self._tasks,
+                self._calls,
+                waits,
+                operators,
+                self._host_waits,
+                caller_of,
+                inside,
+                rank,
+                world_size,
+            )
+        )
 
-    def _refuse_shared_launches(self) -> None:
-        """Refuse tasks that two calls launched; a call inside another one is no second."""
+    def _operators_of(self, launches: Mapping[int, HostCall]) -> list[str | None]:
+        """Return the operator of each task: around its launch, or by number if that is not in the trace."""
+        found: dict[int, str] = self._operators.around(launches.values())
+        lost = {n: external for n, external in self._external.items() if n not in launches}
+        if lost:
+            numbered = self._operators.numbered()
+            found |= {n: numbered[external] for n, external in lost.items() if external in numbered}
+        return [found.get(task.correlation) for task in self._tasks]
+
+    def _launches(self) -> dict[int, HostCall]:
+        """Return the calls that launched tasks, by correlation; a call inside another one is no second."""
         launched = {task.correlation: task for task in self._tasks}
         launch_of: dict[int, HostCall] = {}
         for call in self._calls:
@@ -185,6 +264,7 @@ class _Reader:
                         f"nobody knows which launched {launched[call.correlation].name:.60}; of several "
                         "processes each needs a trace of its own"
                     )
+        return launch_of
 
 
 def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -211,67 +291,45 @@ def _place(path: StrPath, others: Mapping[str, Any]) -> tuple[int | None, int | 
     return rank, size
 
 
-def _callers(numbered: list[_Numbered]) -> dict[Thread, Thread]:
-    """Return the threads that only run gradients, and for whom: the thread of the forward operators.
-
-    Autograd runs the backward on a thread of its own, while the one that called ``backward`` waits. An
-    operator and its gradient have one ``Sequence number``, which tells whose forward a thread runs backward.
-    A process with several such threads, one a GPU, runs them at once; then nobody waits for one alone.
-    """
-    forward: dict[tuple[int, int], Thread] = {}
-    gradients: dict[Thread, Counter[Thread]] = defaultdict(Counter)
-    for each in sorted(numbered, key=lambda each: each.start_ns):
-        process, _ = each.thread
-        whose = forward.setdefault((process, each.number), each.thread)
-        if each.is_gradient:
-            gradients[each.thread][whose] += 1
-    waits_for: dict[Thread, list[Thread]] = defaultdict(list)
-    for thread, owners in gradients.items():
-        (whose, _), *_ = owners.most_common(1)
-        if whose != thread:
-            waits_for[whose].append(thread)
-    return {threads[0]: whose for whose, threads in waits_for.items() if len(threads) == 1}
-
-
 # -- one event ------------------------------------------------------------------------------------
 
 
-def _task(event: Mapping[str, Any], args: Mapping[str, Any], operator: str | None) -> GpuTask:
-    start, duration = span(event)
-    facts = {key: args[name] for key, name in _FACTS.items() if name in args}
-    return GpuTask(
-        text(event, "name"),
-        whole(args, "device"),
-        whole(args, "stream"),
-        whole(args, "correlation"),
-        start,
-        duration,
-        whole(args, "bytes") if "bytes" in args else 0,
-        operator,
-        facts,
-        (str(args["Process Group Name"]), str(args.get("Process Group Ranks", "")))
-        if "Process Group Name" in args
-        else None,
-        args.get("Collective name") in ("send", "recv"),
-        _message(args),
-        whole(args, "Group size") if "Group size" in args else 0,
-    )
+def _facts(args: Event) -> dict[str, Any]:
+    return {key: args[name] for key, name in _FACTS.items() if name in args}
 
 
-def _message(args: Mapping[str, Any]) -> tuple[int, int]:
+def _group(args: Event) -> tuple[str, str] | None:
+    """Return name and ranks of the process group of a collective."""
+    if "Process Group Name" not in args:
+        return None
+    return str(args["Process Group Name"]), str(args.get("Process Group Ranks", ""))
+
+
+def _is_pair(args: Event) -> bool:
+    return args.get("Collective name") in ("send", "recv")
+
+
+def _message(args: Event) -> tuple[int, int]:
     """Return how many bytes a collective takes and gives."""
-    size = _ELEMENT.get(str(args.get("dtype")), 0)
+    if "dtype" not in args:
+        return 0, 0
+    size = _ELEMENT.get(str(args["dtype"]), 0)
     given, made = (whole(args, key) if key in args else 0 for key in ("In msg nelems", "Out msg nelems"))
     return size * given, size * made
 
 
-def _call(event: Mapping[str, Any]) -> HostCall:
-    start, duration = span(event)
-    correlation = whole(arguments(event), "correlation")
-    return HostCall(text(event, "name"), thread_of(event), correlation, start, start + duration)
-
-
-def _thread_of(event: Mapping[str, Any]) -> Thread:
+def _thread_of(event: Event) -> Thread:
     """Return process and thread of an operator; of one that has none, a thread that calls nothing."""
-    known = str(event.get("pid")).isdecimal() and str(event.get("tid")).isdecimal()
+    process, thread = event.get("pid"), event.get("tid")
+    if type(process) is int and type(thread) is int:
+        return process, thread
+    known = str(process).isdecimal() and str(thread).isdecimal()
     return thread_of(event) if known else (-1, -1)
+
+
+def _has_span(event: Event) -> bool:
+    try:
+        span(event)
+    except (KeyError, ValueError):
+        return False
+    return True

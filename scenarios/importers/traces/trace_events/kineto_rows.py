@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["GpuTask", "HostCall", "HostWait", "StreamWait", "Thread", "Trace"]
 
@@ -12,8 +12,7 @@ Thread = tuple[int, int]
 """Process and thread, as the system numbers them."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuTask:
+class GpuTask(NamedTuple):
     """A kernel, copy or fill that ran.
 
     Attributes
@@ -25,8 +24,6 @@ class GpuTask:
     start_ns, duration_ns : int
     nbytes : int
         Of a copy or fill.
-    operator : str or None
-        What launched it (``"aten::addmm"``), if the trace says.
     facts : dict
         ``grid``, ``block``, ``registers``, ``shared_memory``, where recorded.
     group : tuple of str, optional
@@ -46,7 +43,6 @@ class GpuTask:
     start_ns: int
     duration_ns: int
     nbytes: int
-    operator: str | None
     facts: dict[str, Any]
     group: tuple[str, str] | None = None
     pair: bool = False
@@ -64,8 +60,7 @@ class GpuTask:
         return self.name.startswith("nccl")
 
 
-@dataclass(frozen=True, slots=True)
-class HostCall:
+class HostCall(NamedTuple):
     """A call of the CUDA runtime or driver."""
 
     name: str
@@ -108,6 +103,8 @@ class Trace:
     Attributes
     ----------
     tasks, calls, waits
+    operators : list of str or None
+        What launched each task (``"aten::addmm"``), if the trace says.
     host_waits : dict
         By correlation of the call.
     callers : dict
@@ -121,6 +118,7 @@ class Trace:
     tasks: list[GpuTask] = field(default_factory=list)
     calls: list[HostCall] = field(default_factory=list)
     waits: list[StreamWait] = field(default_factory=list)
+    operators: list[str | None] = field(default_factory=list)
     host_waits: dict[int, HostWait] = field(default_factory=dict)
     callers: dict[Thread, Thread] = field(default_factory=dict)
     inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -137,6 +135,6 @@ class Trace:
         """Return it by a clock that shows `ns` more."""
         return replace(
             self,
-            tasks=[replace(task, start_ns=task.start_ns + ns) for task in self.tasks],
-            calls=[replace(one, start_ns=one.start_ns + ns, end_ns=one.end_ns + ns) for one in self.calls],
+            tasks=[task._replace(start_ns=task.start_ns + ns) for task in self.tasks],
+            calls=[one._replace(start_ns=one.start_ns + ns, end_ns=one.end_ns + ns) for one in self.calls],
         )

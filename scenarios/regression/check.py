@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from scenarios.fields.expect import Outcome
+from scenarios.expect.expectation import Outcome
 from scenarios.file.document import Document
+from scenarios.file.yaml_read import Place
+from scenarios.regression.update import Updated, update
 from scenarios.run.execute import run_case
 from scenarios.run.load import Case, load_scenario
 from sim.analysis.unused_devices import unused_devices
@@ -37,6 +39,8 @@ class Checked:
         Why there are none.
     unused : tuple of str
         Devices of the machine that it did not use.
+    updated : tuple of Updated, optional
+        What was done about each outcome that failed, where new values were wanted.
     """
 
     path: str
@@ -44,24 +48,50 @@ class Checked:
     outcomes: tuple[Outcome, ...] = ()
     error: SimError | None = None
     unused: tuple[str, ...] = ()
+    updated: tuple[Updated, ...] | None = None
 
     @property
     def exit_status(self) -> int:
-        """0 when everything held, 1 when something did not, 2 when the scenario is wrong."""
+        """0 when everything holds (now), 1 when something does not, 2 when the scenario is wrong."""
         if self.error is not None:
             return self.error.exit_status
+        if self.updated is not None:
+            return 0 if all(each.done for each in self.updated) else 1
         return 0 if all(outcome.passed for outcome in self.outcomes) else 1
 
     @property
+    def complaints(self) -> list[tuple[Place, str]]:
+        """What did not hold, and where the scenario says so; line 0: somewhere in the file."""
+        if self.error is not None:
+            return [*self.error.placed] or [(Place(self.path), str(self.error))]
+        if self.updated is not None:
+            return [
+                (each.outcome.expectation.place, f"{each.outcome.told}\n  {each.told}")
+                for each in self.updated
+            ]
+        return [(outcome.expectation.place, outcome.told) for outcome in self.outcomes if not outcome.passed]
+
+    @property
     def messages(self) -> list[str]:
-        """What did not hold, a line each."""
+        """What did not hold, in lines."""
         if self.error is not None:
             return str(self.error).splitlines()
-        return [outcome.message for outcome in self.outcomes if not outcome.passed]
+        return [line for place, told in self.complaints for line in f"{place}: {told}".splitlines()]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "scenario": self.path,
+            "policy": self.label or None,
+            "passed": self.exit_status == 0,
+            "expect": [outcome.to_json() for outcome in self.outcomes],
+            "messages": self.messages,
+            "unused_devices": list(self.unused),
+        }
 
 
 def check_file(
-    path: str | Path, *, allow_code: bool = False, allow_outside: bool = False
+    path: str | Path, *, allow_code: bool = False, allow_outside: bool = False, new_values: bool = False
 ) -> Iterator[Checked]:
     """Run every case of a scenario that expects something, and check the invariants of its trace.
 
@@ -72,6 +102,8 @@ def check_file(
         Whether the scenario may name ``module:Class``.
     allow_outside : bool
         Whether it may name files outside its own folder.
+    new_values : bool
+        Whether what does not hold is written anew, as it came out.
 
     Yields
     ------
@@ -86,15 +118,17 @@ def check_file(
         return
     if not cases:
         yield Checked(str(path), "")
-    yield from map(check_case, cases)
+    for case in cases:
+        yield check_case(case, new_values=new_values)
 
 
-def check_case(case: Case) -> Checked:
-    """Run one case, check the invariants of its trace and what is expected of it."""
+def check_case(case: Case, *, new_values: bool = False) -> Checked:
+    """Run one case, check the invariants of its trace and what is expected of it; see `check_file`."""
     path = str(case.scenario.document.path)
     try:
-        result = run_case(case, check=True)
-        return Checked(path, case.label, result.outcomes, unused=tuple(unused_devices(result.trace)))
+        result = run_case(case, check=True, new_tables=new_values)
+        updated = tuple(update(result)) if new_values else None
+        return Checked(path, case.label, result.outcomes, None, tuple(unused_devices(result.trace)), updated)
     except (InputError, RunError, InvariantError) as error:
         return Checked(path, case.label, error=error)
 

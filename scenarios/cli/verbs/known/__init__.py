@@ -1,0 +1,1 @@
+"""Verbs that tell what a scenario may name, and what ships with the program."""

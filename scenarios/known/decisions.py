@@ -1,0 +1,261 @@
+"""Everything that ``policy:`` and its neighbours may name, with its options: what `sim policies NAME` shows.
+
+::
+
+    entry point  out-of-order = policies.issue.out_of_order:OutOfOrder
+                   │ signature    window: int | None = None         ──►  option, default
+                   │ docstring    window : int, optional            ──►  type, meaning
+                   └ module       "Out-of-order issue: ..."         ──►  rule and source
+
+The command line, the reference on the docs site and the editors' schema are made of this, so that nothing is
+written twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+
+from devices.describe.field_types import Type
+from scenarios.known.docstring import Told, plain, read_docstring, rule
+from sim.words import plugins
+from sim.words.errors import UnknownNameError
+from sim.words.options import SUFFIXES, parameters, spelling
+from sim.words.units import format_bytes, format_duration
+
+__all__ = ["DECISIONS", "Decision", "Known", "Option", "decisions", "known_as"]
+
+
+class Decision(NamedTuple):
+    """One thing that is decided: by plugins of which group, and under which key of a scenario."""
+
+    group: str
+    title: str
+    written: str
+    """How a scenario names one: ``{}`` stands for its name and options."""
+
+
+DECISIONS: Final = (
+    Decision("sim.policies", "policies: which op is issued next", "policy: {}"),
+    Decision("sim.linearizers", "linearize: the program order of the ops", "policy: {{linearize: {}}}"),
+    Decision("sim.placements", "placement: which device runs an op", "policy: {{placement: {}}}"),
+    Decision("sim.rewrites", "compile: rewrites of the graph before it runs", "policy: {{compile: [{}]}}"),
+    Decision(
+        "sim.streams", "streams: which stream of its device an op is launched on", "policy: {{streams: {}}}"
+    ),
+    Decision("sim.allocators", "allocator: how tensors get their memory", "memory: {{allocator: {}}}"),
+    Decision(
+        "sim.recoveries",
+        "recovery: what a training run does when a worker has failed",
+        "training_run: {{recovery: [{}]}}",
+    ),
+    Decision("sim.pipelines", "pipeline schedules: a program for each rank", "policy: {}"),
+    Decision(
+        "sim.collectives", "collectives: how long ranks take to exchange data", "machine: {{collectives: {}}}"
+    ),
+)
+
+
+class Option(NamedTuple):
+    """An option of a decision, as a scenario writes it.
+
+    Attributes
+    ----------
+    name : str
+    type : str
+        What a value is, in words.
+    required : bool
+    default : object
+        As a scenario would write it; None: as the meaning says.
+    meaning : str
+    annotation : object
+        What values are held to, for schemas.
+    """
+
+    name: str
+    type: str
+    required: bool
+    default: Any
+    meaning: str
+    annotation: Any
+
+
+class Known(NamedTuple):
+    """One policy, or another decision.
+
+    Attributes
+    ----------
+    name : str
+    decision : Decision
+    summary, text : str
+        The first line of its docstring, and what follows.
+    options : tuple of Option
+    rule : str
+        Docstring of its module: the rule in full, and where it comes from.
+    code : str
+        ``module:attribute``.
+    """
+
+    name: str
+    decision: Decision
+    summary: str
+    text: str
+    options: tuple[Option, ...]
+    rule: str
+    code: str
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What it is, as JSON."""
+        options = [{**one._asdict(), "meaning": plain(one.meaning)} for one in self.options]
+        for one in options:
+            del one["annotation"]
+        return {
+            "name": self.name,
+            "what": plugins.GROUPS[self.decision.group],
+            "written": self.written,
+            "summary": plain(self.summary),
+            "text": plain(self.text),
+            "options": options,
+            "rule": plain(self.rule),
+            "code": self.code,
+        }
+
+    @property
+    def written(self) -> str:
+        """How a scenario names it: with its options, if some are needed, and with the first, if none is."""
+        shown = [one for one in self.options if one.required] or self.options[:1]
+        key = "model" if self.decision.group == "sim.collectives" else "name"
+        more = "".join(f", {one.name}: {_yaml(one.default)}" for one in shown)
+        named = f"{{{key}: {self.name}{more}}}" if more or key == "model" else self.name
+        return self.decision.written.format(named)
+
+
+def decisions(group: str | None = None) -> Iterator[Known]:
+    """Yield all that is known, or what is known in a group; what cannot be loaded is warned of and left out.
+
+    Parameters
+    ----------
+    group : str, optional
+        Of `DECISIONS`.
+    """
+    for decision in DECISIONS:
+        if group in (None, decision.group):
+            for found in plugins.describe(decision.group):
+                yield _known(found.name, decision)
+
+
+def known_as(name: str) -> list[Known]:
+    """Return everything called `name`: ``round-robin`` is a placement and a stream assignment.
+
+    Raises
+    ------
+    UnknownNameError
+        Nothing is; the message has the nearest name.
+
+    Examples
+    --------
+    >>> [one.decision.group for one in known_as("round-robin")]
+    ['sim.placements', 'sim.streams']
+    >>> known_as("out-of-order")[0].options[0][:4]
+    ('window', 'int', False, None)
+    """
+    groups = {one: plugins.names(one.group) for one in DECISIONS}
+    found = [_known(name, one) for one, names in groups.items() if name in names]
+    if not found:
+        known = list(dict.fromkeys(name for names in groups.values() for name in names))
+        raise UnknownNameError("policy or other decision", name, known)
+    return found
+
+
+def _known(name: str, decision: Decision) -> Known:
+    thing = plugins.lookup(decision.group, name)
+    doc = read_docstring(thing)
+    options = tuple(_option(p, told) for p, told in _taken(decision.group, name, thing))
+    module = getattr(thing, "__module__", "")
+    code = f"{module}:{getattr(thing, '__qualname__', type(thing).__name__)}"
+    return Known(name, decision, doc.summary, doc.text, options, rule(thing), code)
+
+
+def _taken(group: str, name: str, thing: Any) -> list[tuple[inspect.Parameter, Told]]:
+    """Return the parameters that a scenario may give, as who takes them counts them, and what they mean."""
+    from devices.memory.by_name import allocator_options
+    from devices.memory.memory_description import MemorySpec
+
+    if not callable(thing):
+        return []
+    own, sources = parameters(thing), [thing]
+    if group == "sim.allocators":
+        own = {key: one for key, one in allocator_options(name).items() if key != "group_of"}
+        own |= {key: one for key, one in parameters(MemorySpec).items() if key.endswith("_ns")}
+        sources = [thing, getattr(thing, "__self__", None), MemorySpec]
+    elif group == "sim.pipelines":
+        from policies.pipeline import default_chunks, generate
+
+        shared = parameters(generate)
+        own = {key: one for key, one in own.items() if key not in ("ranks", "micro_batches")}
+        if "chunks" in own and own["chunks"].default is inspect.Parameter.empty:
+            own["chunks"] = own["chunks"].replace(default=default_chunks(name))
+        own |= {"checkpoint": shared["checkpoint"]} if name != "custom" else {}
+        sources = [thing, generate]
+    told: dict[str, Told] = {}
+    for source in sources:
+        told = {**read_docstring(source).parameters, **told}
+    return [(one, told.get(key, Told("", ""))) for key, one in own.items() if _in_a_file(one.annotation)]
+
+
+def _in_a_file(annotation: Any) -> bool:
+    """Whether a file can hold a value for an annotation, or only Python code can give one."""
+    if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
+        return any(_in_a_file(one) for one in get_args(annotation) if one is not NoneType)
+    if get_origin(annotation) is Annotated:
+        return True
+    kind = get_origin(annotation) or annotation
+    return not isinstance(kind, type) or (kind.__module__ in _PLAIN and kind.__name__ != "Callable")
+
+
+_PLAIN: Final = ("builtins", "collections.abc", "inspect", "pathlib")
+"""Where the types stand that a file has values for; and that of a parameter without an annotation."""
+
+
+def _in_words(annotation: Any) -> str:
+    """Return what values of an annotation are, where no docstring says it."""
+    if get_origin(annotation) is Literal:
+        return f"{{{', '.join(map(json.dumps, get_args(annotation)))}}}"
+    if get_origin(annotation) is Annotated or not get_args(annotation):
+        kind = get_args(annotation)[0] if get_args(annotation) else annotation
+        return str(getattr(kind, "__name__", kind))
+    return " or ".join(_in_words(one) for one in get_args(annotation) if one is not NoneType)
+
+
+_QUANTITIES: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
+    "_ns": ("duration, as in 10us", lambda value: format_duration(value).replace(" ", "")),
+    "_bytes": ("size, as in 4MB", lambda value: format_bytes(value, iec=True).replace(" ", "")),
+}
+
+
+def _option(parameter: inspect.Parameter, told: Told) -> Option:
+    """Return an option as a file spells it: a parameter that carries its unit gives it to the value."""
+    default = None if parameter.default is parameter.empty else parameter.default
+    kind = told.type.removesuffix(", optional") or _in_words(parameter.annotation)
+    for part in (parameter.annotation, *get_args(parameter.annotation)):
+        for about in getattr(part, "__metadata__", ()):
+            kind = f"as in {about.shown}" if isinstance(about, Type) else kind
+    for suffix in SUFFIXES:
+        if parameter.name.endswith(suffix):
+            kind, written = _QUANTITIES[suffix]
+            default = written(default) if isinstance(default, int) else default
+    if isinstance(default, (tuple, Path)) or callable(default):
+        default = list(default) if isinstance(default, tuple) else str(default)
+    required = parameter.default is parameter.empty
+    return Option(spelling(parameter.name), kind, required, default, told.meaning, parameter.annotation)
+
+
+def _yaml(value: object) -> str:
+    if value is None:
+        return "..."
+    return str(value).lower() if isinstance(value, bool) else str(value)

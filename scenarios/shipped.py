@@ -1,0 +1,157 @@
+"""Scenarios that ship with the program: examples to read and to run, and templates to begin with.
+
+::
+
+    scenarios/templates/gpu.yaml     preset: h100-sxm     #? Which GPU
+                                             │               └ asked by `sim new`; the comment stays
+                                             └ answered in its place
+
+A template is a scenario like any other, and its values are the answers that nobody gave. Files that a
+scenario names (graphs, recordings) go with its copy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shutil import copyfile
+from typing import Any, Final, NamedTuple
+
+from scenarios.file.document import Document
+from scenarios.file.yaml_read import read_yaml, read_yaml_text
+from sim.files.atomic_files import write_text
+from sim.words.errors import InputError, UnknownNameError, located
+
+__all__ = ["Ask", "Shipped", "filled", "named", "shipped", "write_scenario"]
+
+_FOLDER: Final = Path(__file__).parent
+_EXAMPLES: Final = _FOLDER / "examples"
+_TEMPLATES: Final = _FOLDER / "templates"
+_QUESTION: Final = re.compile(
+    r"^(?P<key>[ -]*\w+: )(?P<value>\S+)(?P<gap> +)#\? (?P<asked>.+)$", re.MULTILINE
+)
+_SCHEMA: Final = "# yaml-language-server: $schema="
+
+Ask = Callable[[str, str, Callable[[str], str]], str]
+"""Asks a question with a default; the third refuses an answer by an `InputError`."""
+
+
+class Shipped(NamedTuple):
+    """A scenario that ships."""
+
+    name: str
+    title: str
+    description: str
+    path: Path
+    is_template: bool
+
+
+def shipped() -> Iterator[Shipped]:
+    """Yield all that ships: templates, then examples, each by name.
+
+    Examples
+    --------
+    >>> [one.name for one in shipped()][:5]
+    ['cluster', 'gpu', 'pipeline', 'trace', 'around_a_pipeline']
+    """
+    for folder in (_TEMPLATES, _EXAMPLES):
+        yield from map(_read, sorted(folder.glob("*.yaml")))
+
+
+def _read(path: Path) -> Shipped:
+    """Return what a file says of itself: its description, or the comment that it begins with."""
+    content = read_yaml(path).plain()
+    _, comment, *_ = path.read_text(encoding="utf-8").splitlines()
+    about: str = content.get("description") or comment.removeprefix("# ")
+    return Shipped(path.stem, content["name"], about.rstrip(), path, path.parent == _TEMPLATES)
+
+
+def named(name: str) -> Shipped:
+    """Return the scenario that ships under a name.
+
+    Raises
+    ------
+    UnknownNameError
+        There is none; the message has the nearest name.
+    """
+    known = {path.stem: path for folder in (_EXAMPLES, _TEMPLATES) for path in folder.glob("*.yaml")}
+    if name not in known:
+        raise UnknownNameError("template or example", name, sorted(known))
+    return _read(known[name])
+
+
+def filled(text: str, ask: Ask, target: Path) -> str:
+    """Return a template with answers in place of its values, in the order of its questions.
+
+    Parameters
+    ----------
+    text : str
+    ask : callable
+    target : Path
+        Where it will stand; files are looked for beside it.
+    """
+    at = 0
+    while (found := _QUESTION.search(text, at)) is not None:
+        head, tail = text[: found.start()], text[found.end() :]
+
+        def line(value: str, found: re.Match[str] = found) -> str:
+            gap = " " * max(1, len(found["value"] + found["gap"]) - len(value))
+            return f"{found['key']}{value}{gap}# {found['asked']}"
+
+        def accepted(value: str, head: str = head, tail: str = tail, found: re.Match[str] = found) -> str:
+            if value != found["value"]:
+                _refuse_wrong(head + line(value) + tail, value, found["value"], target)
+            return value
+
+        answered = line(ask(found["asked"], found["value"], accepted))
+        text, at = head + answered + tail, len(head + answered)
+    return text
+
+
+def _refuse_wrong(text: str, value: str, default: str, target: Path) -> None:
+    """Refuse an answer that makes no scenario, or names no file where the default is one."""
+    from devices.machine import make_machine
+    from scenarios.run.load import scenario_of
+
+    document = Document(read_yaml_text(text, "the answer", places=False), target)
+    if (_EXAMPLES / default).is_file() and not document.file(value).is_file():
+        raise InputError(f"there is no file {value!r} in {target.parent.resolve()}")
+    scenario_of(document)
+    if (machine := document.at(("machine",))) is not None:
+        with located("machine"):
+            make_machine(machine.plain())
+
+
+def write_scenario(target: Path, text: str, *, force: bool = False) -> list[Path]:
+    """Write a scenario, and the files that it names unless they are there; return what was written.
+
+    Raises
+    ------
+    InputError
+        The scenario is there already, and `force` is false; or its folder is not.
+    """
+    if target.exists() and not force:
+        raise InputError(f"{target}: is there already; name another file, or replace it with --force")
+    schema = target.with_name("scenario.schema.json")
+    where = "./scenario.schema.json" if schema.is_file() else (_FOLDER / schema.name).as_posix()
+    text = f"{_SCHEMA}{where}\n{text.partition(chr(10))[2]}".replace("FILE", target.name)
+    write_text(target, text)
+    written = [target]
+    files = {path.relative_to(_EXAMPLES).as_posix(): path for path in _EXAMPLES.rglob("*") if path.is_file()}
+    for name in dict.fromkeys(_strings(read_yaml_text(text, str(target), places=False).plain())):
+        copy = target.parent / name
+        if name in files and not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copyfile(files[name], copy)
+            written.append(copy)
+    return written
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield every text in a value."""
+    if isinstance(value, str):
+        yield value
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for one in below:
+        yield from _strings(one)

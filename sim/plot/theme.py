@@ -1,0 +1,120 @@
+"""How plots look on the paper that they are on: light, dark, or printed without colour.
+
+::
+
+    with theme("dark"):
+        save(compare_gantt(trace), "slide.png")
+
+Plots take the colour of their lines and of their paper from matplotlib's settings, so that a style sheet of
+your own works, too. Colours of kinds stay what they are (`sim.plot.colours`), but for the darkest ones on
+dark paper, which become lighter. In print every kind has a hatch besides, by which one tells them apart in
+grey.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+from sim.words.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["hatches", "ink", "paper", "plain", "shade", "theme"]
+
+_INK: Final = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+_PAPER: Final = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
+_DARK: Final[dict[Any, Any]] = dict.fromkeys(_INK, "#E6E6E6") | dict.fromkeys(_PAPER, "#1C1E22")
+_THEMES: Final[dict[str, dict[Any, Any]]] = {
+    "light": {},
+    "dark": _DARK | {"grid.color": "#5A5E66"},
+    "print": {"hatch.linewidth": 0.6},
+}
+_HATCHES: Final = ("", "////", "\\\\\\\\", "----", "||||", "xxxx", "....", "++++", "oo")
+_hatched: ContextVar[bool] = ContextVar("hatched", default=False)
+
+
+@contextlib.contextmanager
+def theme(name: str) -> Iterator[None]:
+    """Draw and save what stands in the block for light or dark paper, or for print.
+
+    Parameters
+    ----------
+    name : str
+        ``light``, ``dark`` or ``print``.
+
+    Raises
+    ------
+    InputError
+        Another name.
+    """
+    import matplotlib
+
+    if name not in _THEMES:
+        raise InputError(f"theme {name!r}: is none; accepted: {', '.join(_THEMES)}")
+    token = _hatched.set(name == "print")
+    try:
+        with matplotlib.rc_context(_THEMES[name]):
+            yield
+    finally:
+        _hatched.reset(token)
+
+
+def ink() -> Any:
+    """Return the colour of lines and letters."""
+    import matplotlib
+
+    return matplotlib.rcParams["text.color"]
+
+
+def paper() -> Any:
+    """Return the colour behind a plot."""
+    import matplotlib
+
+    return matplotlib.rcParams["axes.facecolor"]
+
+
+def shade(colour: str) -> str:
+    """Return a colour as it is drawn on the paper: black is the ink, what would vanish stands out a little.
+
+    Examples
+    --------
+    >>> shade("#332288"), shade("#eeeeee")
+    ('#332288', '#eeeeee')
+    >>> with theme("dark"):
+    ...     shade("#332288"), shade("#eeeeee"), shade("#E69F00")
+    ('#7a6fb2', '#3a3d44', '#E69F00')
+    """
+    from matplotlib.colors import to_hex, to_rgb
+
+    if colour == "black":
+        return to_hex(ink())
+    if sum(to_rgb(paper())) > 1.5:
+        return colour
+    red, green, blue = to_rgb(colour)
+    luma = 0.3 * red + 0.59 * green + 0.11 * blue
+    if luma > 0.85:  # pale on white is meant to be hardly seen
+        return "#3a3d44"
+    return to_hex((0.35 + 0.65 * red, 0.35 + 0.65 * green, 0.35 + 0.65 * blue)) if luma < 0.35 else colour
+
+
+def hatches(labels: Iterable[str]) -> dict[str, str]:
+    """Return label → hatch, in print; else no hatch.
+
+    Parameters
+    ----------
+    labels : iterable of str
+        Of all that is seen together.
+    """
+    seen = list(dict.fromkeys(labels))
+    return {label: _HATCHES[k % len(_HATCHES)] if _hatched.get() else "" for k, label in enumerate(seen)}
+
+
+def plain(ax: Axes, title: str | None = None) -> None:
+    """Take the frame's right and upper side away, and write the title on the left."""
+    ax.spines[["top", "right"]].set_visible(False)
+    if title:
+        ax.set_title(title, loc="left", fontsize=10)

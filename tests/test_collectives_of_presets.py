@@ -1,0 +1,125 @@
+"""What collectives take on a machine preset where nobody chose a model: as `sim collectives` says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runner import sim
+
+from devices.collectives.formulas import Formula
+from devices.collectives.of_preset import OfPreset
+from devices.machine import make_machine
+from scenarios.report.collective_sizes import ranks_of_nodes, row_of
+from sim.machine.communicators import Call
+from sim.machine.machine import Machine
+from sim.words.units import round_half_up
+
+NBYTES = 2**25
+
+
+def ns(machine: Machine, kind: str = "all_reduce", ranks: tuple[int, ...] | None = None) -> int:
+    ranks = ranks or tuple(map(machine.device_index, machine.accelerators))
+    assert machine.collectives is not None
+    return machine.collectives.time_ns(Call(kind, NBYTES, ranks, ranks[0]), machine)
+
+
+def told(machine: Machine) -> str:
+    assert isinstance(machine.collectives, OfPreset)
+    return machine.collectives.told
+
+
+@pytest.mark.parametrize(
+    ("preset", "nodes"),
+    [
+        *(
+            ("dgx-a100", 1),
+            ("dgx-a100", 4),
+            ("dgx-h100", 1),
+            ("dgx-h100", 4),
+            ("dgx-h200", 1),
+            ("dgx-b200", 2),
+        ),
+        *(("dgx-1v", 1), ("dgx-1v", 2), ("fire-flyer-2", 2), ("atlas-800", 2), ("tpu-v5p-cube", 1)),
+    ],
+)
+def test_a_machine_says_what_the_command_says(preset: str, nodes: int) -> None:
+    machine = make_machine({"preset": preset, **({} if nodes == 1 else {"nodes": nodes})})
+    who = ranks_of_nodes(preset, nodes, None)
+    for kind in ("all_reduce", "all_gather", "all_to_all"):
+        row = row_of(kind, who, NBYTES, None, Formula(group=who.group))
+        assert ns(machine, kind) == round_half_up(1000 * row.best_us)
+
+
+def test_an_all_reduce_over_four_nodes_is_no_longer_four_times_too_slow() -> None:
+    four = {"preset": "dgx-h100", "nodes": 4}
+    assert ns(make_machine(four)) == 287_204
+    assert ns(make_machine({**four, "collectives": {}})) == 317_825  # within nodes, across them, within
+    assert ns(make_machine({**four, "collectives": {"algorithm": "ring"}})) > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("more", "because"),
+    [
+        ({"topology": {"oversubscription": 2}}, "the preset's network, which machine.topology changes"),
+        ({"links": [{"name": "nvlink", "bandwidth": "100GB/s"}]}, "which machine.links changes"),
+        ({"ideal": True}, "which machine.ideal changes"),
+        ({"devices": {"gpu": {"sms": 100}}}, "the preset's GPUs, and node0/gpu0 is another"),
+        ({"devices": {"gpu": {"count": 16}}}, "nodes of 8 GPUs"),
+    ],
+)
+def test_nccls_times_are_those_of_the_preset(more: dict[str, Any], because: str) -> None:
+    machine = make_machine({"preset": "dgx-h100", "nodes": 2, **more})
+    assert because in told(machine)
+    ranks = tuple(map(machine.device_index, machine.accelerators))
+    call = Call("all_reduce", NBYTES, ranks)
+    assert ns(machine) == Formula().time_ns(call, machine)
+    assert machine.collectives.sms(call, machine) == 0  # type: ignore[union-attr]
+
+
+def test_cpus_go_over_the_links() -> None:
+    machine = make_machine({"preset": "dgx-h100"})
+    cpus = (machine.device_index("cpu0"), machine.device_index("cpu1"))
+    assert ns(machine, ranks=cpus) == Formula().time_ns(Call("all_reduce", NBYTES, cpus), machine)
+    assert machine.collectives.sms(Call("all_reduce", NBYTES, (2, 3)), machine) == 24  # type: ignore[union-attr]
+    assert machine.collectives.sms(Call("all_reduce", NBYTES, cpus), machine) == 0  # type: ignore[union-attr]
+
+
+def test_a_node_of_four_is_a_node() -> None:
+    """Nodes are told by name, not by counting to eight."""
+    four = make_machine({"preset": "dgx-h100", "nodes": 4, "devices": {"gpu": {"count": 4}}})
+    eight = make_machine({"preset": "dgx-h100", "nodes": 2})
+    assert ns(four) != ns(eight)
+
+
+SCENARIO = """\
+machine: {preset: dgx-h100, nodes: 2, devices: {gpu: {streams: 2}}}
+workload:
+  inputs: {x: 4MB}
+  parameters: {w: 16MiB}
+  ops:
+    l: {kind: matmul, inputs: [x, w], output: 4MB, duration: 500us}
+policy: {runtime: pytorch-distributed, compile: [training, ddp]}
+"""
+
+
+@pytest.mark.filterwarnings("ignore::devices.cost.PlainRooflineWarning")  # of the updates
+@pytest.mark.parametrize("fold", ["true", "false"])
+def test_a_result_says_which_model_counted(fold: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO + f"fold: {fold}\n", encoding="utf-8")
+    line = "collectives take NCCL 2.30's choice and times on h100; machine.collectives chooses another model"
+    assert line in sim("run", path).stdout.splitlines()
+    assert json.loads(sim("run", path, "--json").stdout)["collectives"] == line
+    chosen = sim("run", path, "--set", "machine.collectives={model: nccl}", "--json")
+    assert "collectives" not in json.loads(chosen.stdout)
+
+
+def test_without_collectives_nothing_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {preset: dgx-h100}\nworkload: {ops: {a: {duration: 1us, device: gpu0}}}\npolicy: in-order\n"
+    )
+    assert "collectives" not in json.loads(sim("run", path, "--json").stdout)

@@ -1,0 +1,150 @@
+"""What `sim policies NAME`, `sim runtimes NAME`, `sim devices NAME` tell: from signatures and docstrings."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from cli_runner import sim
+from scenario_texts import changed, write
+from typer.testing import CliRunner
+
+from scenarios.cli import app
+from scenarios.known.decisions import decisions, known_as
+from scenarios.known.docstring import Told, plain, read_docstring
+from scenarios.run.load import load_scenario
+from sim.words import plugins
+
+
+def test_every_option_of_every_decision_is_documented_where_it_is_defined() -> None:
+    """Whoever adds a parameter to a constructor says what it means, and what values it has."""
+    found = list(decisions())
+    assert len(found) > 80
+    silent = [f"{one.name}: {o.name}" for one in found for o in one.options if not (o.meaning and o.type)]
+    assert silent == []
+    assert [one.name for one in found if not (one.summary and one.rule)] == []
+
+
+class Base:
+    """A base.
+
+    Parameters
+    ----------
+    a, b : int
+        Two.
+    """
+
+
+class Derived(Base):
+    """A line.
+
+    More of it.
+
+    Parameters
+    ----------
+    *b : str
+        ``"x"``, of
+        two lines.
+
+    Raises
+    ------
+    InputError
+        Never.
+    """
+
+
+def test_a_docstring_is_taken_apart_and_a_class_takes_from_its_bases_what_it_does_not_say() -> None:
+    found = read_docstring(Derived)
+    assert (found.summary, found.text) == ("A line.", "More of it.")
+    assert found.parameters == {"a": Told("int", "Two."), "b": Told("str", '``"x"``, of two lines.')}
+    assert plain("A picture::\n\n    a `b`\n\n::\n\n    c") == "A picture:\n\n    a b\n\n    c"
+
+
+def test_options_are_those_that_a_scenario_may_write() -> None:
+    (auto,) = known_as("zb-auto")
+    told = {option.name: option for option in auto.options}
+    assert told["time_limit"][1:4] == ("duration, as in 10us", False, "60s")
+    assert (told["chunks"].default, told["checkpoint"].default) == (1, "never")
+    assert "ranks" not in told
+    assert [one.written for one in known_as("heft")] == [
+        "policy: {linearize: heft}",
+        "policy: {placement: heft}",
+    ]
+    assert "limit" in {option.name for option in known_as("bfc")[0].options}
+    assert {option.name for option in known_as("zero-2")[0].options} >= {"ranks", "overlap_comm"}
+    hidden = {
+        option.name for name in ("replay", "auto-tune") for one in known_as(name) for option in one.options
+    }
+    assert not hidden & {"plan", "evaluate"}, "only Python code can give them"
+
+
+def test_a_rate_keeps_its_name(tmp_path: object) -> None:
+    """`bytes_per_ns` is no duration, although it ends as one."""
+    (fusion,) = known_as("fusion")
+    assert [option.name for option in fusion.options] == ["patterns", "bytes_per_ns", "flop_per_ns", "launch"]
+    fused = "{name: fusion, bytes_per_ns: 4.8, flop_per_ns: 60, launch: 2us}"
+    text = f"policy: {{name: ready-queue, compile: [{fused}]}}"
+    file = write(tmp_path, changed("policy: {name: ready-queue}", text))  # type: ignore[arg-type]
+    (step,) = load_scenario(file).case().decisions.compile
+    assert vars(step.rewrite)["bytes_per_ns"] == 4.8
+
+
+def test_one_policy_is_told_with_options_and_source() -> None:
+    told = sim("policies", "out-of-order").stdout
+    assert "policy: {name: out-of-order, window: ...}" in told
+    assert "synchronisation    str; default completion." in told
+    assert "Tomasulo 1967" in told
+    found = json.loads(sim("policies", "round-robin", "--json").stdout)
+    assert [one["what"] for one in found] == ["placement", "stream assignment"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("policies", "out-of-ordr"),
+            "unknown policy or other decision 'out-of-ordr'; did you mean 'out-of-order'",
+        ),
+        (("policies", "h100-sxm"), "'h100-sxm' is a device preset: sim devices h100-sxm"),
+        (("policies", "pytorch-eager"), "'pytorch-eager' is a runtime: sim runtimes pytorch-eager"),
+        (("runtimes", "dgx-h100"), "'dgx-h100' is a machine preset: sim devices dgx-h100"),
+        (("runtimes", "tensorflw"), "unknown runtime 'tensorflw'; did you mean 'tensorflow'"),
+        (("devices", "h100"), "unknown device or machine preset 'h100'; did you mean 'h100-sxm'"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_nearest_or_where_it_is_told(
+    arguments: tuple[str, ...], said: str
+) -> None:
+    result = sim(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(said)
+
+
+def test_a_runtime_is_written_out_as_a_scenario_would() -> None:
+    told = sim("runtimes", "onnxruntime").stdout
+    written = yaml.safe_load(told.partition("written out:")[2].partition("and with")[0])
+    runtime = plugins.lookup("sim.runtimes", "onnxruntime")
+    assert written == {"policy": {key: value for key, value in runtime.items() if key != "allocator"}}
+
+
+def test_a_preset_is_shown_with_its_sources() -> None:
+    assert "# whitepaper" in sim("devices", "h100-sxm").stdout
+    assert json.loads(sim("devices", "dgx-h100", "--json").stdout)["devices"]["gpu"]["count"] == 8
+    plugins.register("sim.devices", "mine", {"kind": "gpu", "streams": 3})
+    assert yaml.safe_load(sim("devices", "mine").stdout) == {"kind": "gpu", "streams": 3}
+    plugins.unregister("sim.devices", "mine")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("policies out-o", "out-of-order"),
+        ("run x.yaml --policy torchg", "torchgpipe"),
+        ("new --template gpi", "gpipe"),
+    ],
+)
+def test_a_shell_completes_names(words: str, found: str) -> None:
+    environment = {"COMP_WORDS": f"sim {words}", "COMP_CWORD": str(len(words.split()))}
+    told = CliRunner().invoke(app, env={"_SIM_COMPLETE": "complete_bash", **environment}, prog_name="sim")
+    assert told.stdout.split() == [found]

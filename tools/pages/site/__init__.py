@@ -1,0 +1,1 @@
+"""What MkDocs builds besides the pages in docs/: `mkdocs.yml` names the hook."""

@@ -1,0 +1,45 @@
+"""The page of the Python API: the public names of `sim`, and what scripts and plugins use besides."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sim
+
+__all__ = ["text"]
+
+_HEAD: Final = """\
+# Python
+
+Names of `sim` are public, and are changed last. What is below them may move between minor versions, and
+every change is in the [changelog](../CHANGELOG.md).
+"""
+_BESIDES: Final = {
+    "Scenarios": ("scenarios.run.load.load_scenario", "scenarios.run.execute.run_scenario"),
+    "Names and plugins": (
+        "sim.words.plugins.names",
+        "sim.words.plugins.lookup",
+        "sim.words.plugins.register",
+        "sim.words.plugins.unregister",
+    ),
+    "Errors": tuple(
+        f"sim.words.errors.{name}"
+        for name in (
+            "SimError",
+            "InputError",
+            "ScenarioError",
+            "InfeasibleError",
+            "StuckError",
+            "OutOfMemoryError",
+        )
+    ),
+}
+
+
+def text() -> str:
+    """Return the page: where a name stands is asked of Python, as `sim` imports its names late."""
+    where = [f"{getattr(sim, name).__module__}.{name}" for name in sim.__all__]
+    parts = [_HEAD, "## sim\n", *(f"::: {path}\n" for path in where)]
+    for title, paths in _BESIDES.items():
+        parts += [f"## {title}\n", *(f"::: {path}\n" for path in paths)]
+    return "\n".join(parts)
