@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from examples import examples
 from gpu_blocks import raise_together
 from gpu_kernels import Launch, kernels, run, spans
 from hypothesis import given
@@ -352,6 +353,7 @@ def test_traffic_bounds_a_shared_gpu() -> None:
     assert bounds(trace).device_ns["gpu0"] == trace.makespan_ns == 30
 
 
+@examples(100)
 @given(st.lists(kernels, min_size=1, max_size=12), st.sampled_from(["sm", "sm+dram"]))
 def test_no_run_beats_the_bound(launches: list[Launch], sharing: str) -> None:
     trace = run(sorted(launches, key=lambda k: k.ready_ns), sms=8, sharing=sharing, bandwidth="1GB/s")
