@@ -134,7 +134,7 @@ def write_scenario(target: Path, text: str, *, force: bool = False) -> list[Path
     if target.exists() and not force:
         raise InputError(f"{target}: is there already; name another file, or replace it with --force")
     schema = target.with_name("scenario.schema.json")
-    where = "./scenario.schema.json" if schema.is_file() else (_FOLDER / schema.name).as_posix()
+    where = "./scenario.schema.json" if schema.is_file() else (_FOLDER / schema.name).resolve().as_uri()
     text = f"{_SCHEMA}{where}\n{text.partition(chr(10))[2]}".replace("FILE", target.name)
     write_text(target, text)
     written = [target]
