@@ -300,10 +300,13 @@ def test_wrong_attributes_are_refused_before_time_0(attributes: dict[str, Any], 
         ),
         (
             {"sms": 4, "sharing": "sm", "partitions": {"a": 4}, "stream_partitions": ["a", "a"]},
-            "for 1 streams",
+            "2 partitions for 1 stream; say streams: 2",
         ),
         ({"sms": 4, "sharing": "sm", "stream_partitions": ["a"]}, "there are no partitions"),
-        ({"sms": 4, "sharing": "sm", "stream_priorities": [0, 0]}, "there are only 1 streams"),
+        (
+            {"sms": 4, "sharing": "sm", "stream_priorities": [0, 0]},
+            "2 priorities for 1 stream; say streams: 2",
+        ),
     ],
 )
 def test_wrong_devices_are_refused(spec: dict[str, Any], message: str) -> None:
