@@ -23,7 +23,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, PlainValidator, create_model
+from pydantic import Field, JsonValue, PlainValidator, ValidationInfo, create_model
 
 from devices.describe.field_types import quantity_schema
 from devices.describe.quantities import Count, File, Name, Strict, Whole, fault, one_of
@@ -44,8 +44,14 @@ SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 # -- workload --------------------------------------------------------------------------------------
 
 
-def _workload(value: Any) -> Workload:
-    """Read ``workload:`` as the kind that it names; the other kinds are not even imported."""
+def _workload(value: Any, info: ValidationInfo) -> Workload:
+    """Read ``workload:`` as the kind that it names; the other kinds are not even imported.
+
+    The context of the validation may have it read already.
+    """
+    if info.context is not None:
+        known: Workload = info.context["workload"]
+        return known
     if not isinstance(value, dict):
         raise fault(f"should be a mapping with one of the keys {', '.join(kind_names())}, not {value!r}")
     named = kinds_in(value)

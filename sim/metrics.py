@@ -198,10 +198,10 @@ def summary(trace: Record) -> dict[str, Any]:
     tensors alone take (`sim.analysis.memory_use`), and ``peak_reserved_bytes`` is None.
 
     Where ops, or parts of the machine, may fail, there is a key ``failures``
-    (`sim.analysis.failed_ops.failure_report`); of a run in which one did, the bounds are 0. ``gap`` is by which
-    part of the lower bound the makespan is above it; None where that says nothing, and ``no_gap`` why. Where ranks share
-    experts there is a key ``experts`` (`sim.analysis.training.expert_load`), and where workers push updates
-    of their own ``staleness`` (`sim.analysis.training.staleness.staleness_report`).
+    (`sim.analysis.failed_ops.failure_report`); of a run in which one did, the bounds are 0. ``gap`` is by
+    which part of the lower bound the makespan is above it; None where that says nothing, and ``no_gap`` why.
+    Where ranks share experts there is a key ``experts`` (`sim.analysis.training.expert_load`), and where
+    workers push updates of their own ``staleness`` (`sim.analysis.training.staleness.staleness_report`).
 
     Returns
     -------

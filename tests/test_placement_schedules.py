@@ -12,7 +12,7 @@ from examples import examples
 from hypothesis import given
 from placement_helpers import Independent, full_mesh, problem_of, problems, require_valid
 
-from policies import cp_search
+from policies.cp_sat import search as cp_search
 from policies.issue.in_order import InOrder
 from policies.placement.auto_tune import AutoTune
 from policies.placement.exact.optimal import Optimal, UnprovenWarning
@@ -114,7 +114,7 @@ def test_a_search_is_the_same_on_any_machine(monkeypatch: pytest.MonkeyPatch) ->
         told.append(solver.parameters)
         return cp_search.solve(solver, model)
 
-    monkeypatch.setattr("policies.placement.exact.optimal.solve", noted)
+    monkeypatch.setattr("policies.cp_sat.activities.solve", noted)
     b = GraphBuilder("one")
     b.op("a", duration_ns=1)
     Optimal(workers=3, seed=5).solve(problem_of(b.build(), full_mesh([Device("gpu0"), Device("gpu1")])))

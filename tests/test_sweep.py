@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from scenarios.cli import app
-from scenarios.run.sweep import Interrupted, Point, points_of, sweep
+from scenarios.run.sweep import Interrupted, Point, points_of, run_point, sweep
+from scenarios.work.inline_ops import InlineOps
 from sim.words.errors import InputError
 
 SCENARIO = """\
@@ -40,6 +42,29 @@ def test_every_combination_in_order(scenario: Path) -> None:
     rows = sweep(str(scenario), points_of(VARY))
     got = [(*(str(row[k.partition("=")[0]]) for k in VARY), row["makespan_ns"]) for row in rows]
     assert got == [("1", "20us", 60_000), ("1", "50us", 90_000), ("2", "20us", 40_000), ("2", "50us", 50_000)]
+
+
+def test_what_points_share_is_made_once_and_changes_nothing(
+    scenario: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process and in threads, as any `concurrent.futures.Executor` may have them."""
+    points = points_of([VARY[1], "policy=in-order,ready-queue", "name=one,two"])
+    fresh = [run_point(str(scenario), point) for point in points]
+    made: list[InlineOps] = []
+    make = InlineOps._made
+    monkeypatch.setattr(InlineOps, "_made", lambda ops, *given: made.append(ops) or make(ops, *given))
+    assert sweep(str(scenario), points_of([VARY[0], "policy=in-order,ready-queue"]))
+    assert len(made) == 1
+    assert sweep(str(scenario), points) == fresh
+    with ThreadPoolExecutor(4) as executor:
+        assert sweep(str(scenario), points, executor=executor) == fresh
+
+
+def test_a_changed_file_is_another_one_to_the_same_process(scenario: Path) -> None:
+    point = points_of(["machine.devices.cpu0.cores=1"])
+    assert sweep(str(scenario), point)[0]["makespan_ns"] == 60_000
+    scenario.write_text(SCENARIO.replace("30us", "31us"))
+    assert sweep(str(scenario), point)[0]["makespan_ns"] == 61_000
 
 
 def test_processes_give_the_same_table(scenario: Path, tmp_path: Path) -> None:

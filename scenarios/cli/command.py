@@ -62,6 +62,10 @@ _VERBS: Final = {
     "schedule": ("schedule:schedule", "Print a pipeline schedule as a picture, or as CSV for torch."),
     "schema": ("known.names:schema", "Print the JSON Schema of scenario files, for editors."),
     "sweep": ("sweep:sweep", "Run a scenario at every combination of settings."),
+    "optimum": (
+        "comparing.optimum:optimum",
+        "Find the best possible schedule, or how far from it the policies can be.",
+    ),
     "tune": ("tune:tune", "Search for the best settings, order, placement and streams."),
 }
 """Verb -> its function in `scenarios.cli.verbs` and its line in help, which lists them in this order."""

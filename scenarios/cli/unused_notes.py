@@ -1,4 +1,4 @@
-"""What every command that prints a result says besides: devices that were not used, bounds that say nothing."""
+"""What every command says beside its results: devices that were not used, bounds that say nothing."""
 
 from __future__ import annotations
 

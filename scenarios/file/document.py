@@ -100,6 +100,19 @@ class Document:
         root = _read(Path(path), allow_outside)
         return cls(root, Path(path), allow_outside=allow_outside)
 
+    @classmethod
+    def written(cls, text: str, folder: str | Path, *, allow_outside: bool = False) -> Document:
+        """Return what the text of a file in a folder would be.
+
+        Raises
+        ------
+        ScenarioError
+            As of a file.
+        """
+        path = Path(folder) / "scenario"
+        root = _whole(read_yaml_text(text, path.name), path, allow_outside, ())
+        return cls(root, path, allow_outside=allow_outside)
+
     @property
     def title(self) -> str:
         """What the scenario calls itself, else the name of its file."""
@@ -124,18 +137,19 @@ class Document:
 
     def matching(self, pattern: str) -> list[Loc]:
         """Return the paths that fit a dotted one in which ``*`` is any key of a mapping or item of a list."""
-        found: list[Loc] = [()]
+        found: list[tuple[Loc, Node]] = [((), self.root)]
         for part in pattern.split("."):
-            below: list[Loc] = []
-            for loc in found:
-                node = self.at(loc)
-                inside = node.value if node is not None else None
+            below: list[tuple[Loc, Node]] = []
+            for loc, node in found:
+                inside = node.value
                 if part == "*" and isinstance(inside, list):
-                    below += [(*loc, i) for i in range(len(inside))]
-                elif isinstance(inside, dict):
-                    below += [(*loc, key) for key in inside if part in ("*", key)]
+                    below += [((*loc, i), item) for i, item in enumerate(inside)]
+                elif part == "*" and isinstance(inside, dict):
+                    below += [((*loc, key), item) for key, item in inside.items()]
+                elif isinstance(inside, dict) and part in inside:
+                    below.append(((*loc, part), inside[part]))
             found = below
-        return found
+        return [loc for loc, _ in found]
 
     def place(self, loc: Loc, *, key: bool = False) -> Place:
         """Return where the value at `loc` stands (or its key), or the nearest thing around it."""
@@ -210,7 +224,11 @@ VERSIONS: Final = (1,)
 
 def _read(path: Path, allow_outside: bool, above: tuple[Path, ...] = ()) -> Node:
     """Read a file and those that it extends; `above` are the files that extend it."""
-    root = read_yaml(path)
+    return _whole(read_yaml(path), path, allow_outside, above)
+
+
+def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...]) -> Node:
+    """Return what a file says, laid over the one that it extends."""
     if not isinstance(root.value, dict):
         raise root.place.error("a scenario is a mapping: 'name: ...', 'machine: ...', 'workload: ...'")
     schema, version, extends = (root.child(key) for key in ("schema", "version", "extends"))

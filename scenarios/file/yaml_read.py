@@ -18,7 +18,7 @@ What differs from ``yaml.safe_load``, which reads YAML 1.1:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -98,10 +98,10 @@ class Node:
     keys: dict[str, Place] = field(default_factory=dict)
     size: int = 1
 
-    def plain(self) -> Any:
-        """Return the value as plain dicts, lists and scalars."""
+    def plain(self, *, leave_out: Collection[str] = ()) -> Any:
+        """Return the value as plain dicts, lists and scalars; of some keys of a mapping, None."""
         if isinstance(self.value, dict):
-            return {key: node.plain() for key, node in self.value.items()}
+            return {key: None if key in leave_out else node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
             return [node.plain() for node in self.value]
         return self.value

@@ -18,6 +18,7 @@ from scenarios.run.conditions.refuse import refuse_without_effect
 from scenarios.run.load import Case, Scenario
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.words import check_words
+from sim.export.result_rows import device_rows, summary_lines
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
 from sim.job.collectives.durations import told_of
@@ -25,6 +26,7 @@ from sim.job.job import Job, Placement, Tried
 from sim.kernel.choose import NotOnKernelError, run_job
 from sim.machine.machine import Machine
 from sim.metrics import summary
+from sim.notebook import card
 from sim.policy.processes import with_processes
 from sim.trace import Trace
 from sim.words.errors import (
@@ -73,6 +75,17 @@ class Result:
     recordings: Recordings | None = None
     training: Training | None = None
     new_tables: bool = False
+
+    def __repr__(self) -> str:
+        """Return who ran, and the makespan."""
+        return f"<Result of {self.scenario!r} under {self.policy!r}: {self.trace.makespan_ns} ns>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the first lines of what ``sim run`` prints."""
+        lines = summary_lines(self.trace, self.summary)
+        failed = [f"not as expected: {each.message}" for each in self.outcomes if not each.passed]
+        expected = ["all as expected"] if self.outcomes and not failed else failed
+        return card(f"{self.scenario}: {self.policy}", [*lines, *expected], device_rows(self.summary))
 
     @property
     def scenario(self) -> str:
@@ -339,6 +352,8 @@ def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
     )
     if case.scenario.content.fold is True and machine.folding is None:
         message = "there are no ranks to fold: give policy.compile a rewrite that makes some, as ddp or fsdp2"
+        if work.graph.device_facts:
+            message = "the ranks of a recording are not folded: each has a GPU and a host, and both are simulated"
         raise document.error(("fold",), message)
     return graph, placement, machine
 

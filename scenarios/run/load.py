@@ -32,10 +32,11 @@ from scenarios.schema import ScenarioFile, model_for
 from scenarios.work.workload import Work
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
+from sim.notebook import card
 from sim.words import plugins
 from sim.words.errors import InputError, hint, shortened
 
-__all__ = ["Case", "Scenario", "load_scenario"]
+__all__ = ["Case", "Scenario", "Scenarios", "load_scenario", "read_scenario", "scenario_of"]
 
 
 def load_scenario(
@@ -75,8 +76,47 @@ def load_scenario(
     return scenario_of(document.with_settings(sets).with_settings(vary, "--vary"), allow_code)
 
 
-def scenario_of(document: Document, allow_code: bool = False) -> Scenario:
+def read_scenario(
+    text: str,
+    *,
+    folder: str | Path = ".",
+    sets: Iterable[str] = (),
+    allow_code: bool = False,
+    allow_outside: bool = False,
+) -> Scenario:
+    """Return the scenario that a text is, in a program or a notebook.
+
+    Parameters
+    ----------
+    text : str
+    folder : path
+        Where the files are that it names.
+    sets, allow_code, allow_outside
+        As for `load_scenario`.
+
+    Examples
+    --------
+    >>> scenario = read_scenario('''
+    ... machine: {devices: {cpu0: {kind: cpu, cores: 2}}}
+    ... workload: {ops: {a: {duration: 10us}, b: {duration: 20us}}}
+    ... policy: ready-queue
+    ... ''')
+    >>> scenario.graph
+    <Graph 'scenario': 2 ops, 2 tensors, 0 edges>
+    """
+    document = Document.written(text, folder, allow_outside=allow_outside)
+    return scenario_of(document.with_settings(sets), allow_code)
+
+
+def scenario_of(document: Document, allow_code: bool = False, like: Scenario | None = None) -> Scenario:
     """Return a scenario whose file was read already.
+
+    Parameters
+    ----------
+    document : Document
+    allow_code : bool
+    like : Scenario, optional
+        Of the same file under other settings: if these left the workload alone, it need not be checked again.
 
     Raises
     ------
@@ -84,11 +124,14 @@ def scenario_of(document: Document, allow_code: bool = False) -> Scenario:
         Whatever is wrong with it.
     """
     refuse_renamed(document)
-    value = document.root.plain()
+    root = document.root
+    known = None
+    if like is not None and like.document.root.child("workload") is root.child("workload"):
+        known = {"workload": like.content.workload}
     try:
-        content = ScenarioFile.model_validate(value)
+        content = ScenarioFile.model_validate(root.plain(leave_out=known or ()), context=known)
     except ValidationError as error:
-        raise scenario_error(error, model_for(value), document) from None
+        raise scenario_error(error, model_for(root.plain()), document) from None
     scenario = Scenario(content, document, allow_code)
     for i, label in enumerate(scenario.variants):
         if label in scenario.variants[:i]:
@@ -97,6 +140,27 @@ def scenario_of(document: Document, allow_code: bool = False) -> Scenario:
     if content.expect:
         check_runs(content.expect, [*scenario.variants, _own_label(scenario.policy)], document)
     return scenario
+
+
+class Scenarios:
+    """The scenarios of one file under many settings; what settings do not touch is read and checked once.
+
+    Parameters
+    ----------
+    document : Document
+    allow_code : bool
+    """
+
+    def __init__(self, document: Document, allow_code: bool = False) -> None:
+        self.document, self.allow_code = document, allow_code
+        self._last: Scenario | None = None
+
+    def at(self, settings: Iterable[str], option: str = "--vary") -> Scenario:
+        """Return the scenario with ``KEY=VALUE`` texts; see `Document.with_settings` and `scenario_of`."""
+        document = self.document.with_settings(settings, option)
+        scenario = scenario_of(document, self.allow_code, self._last)
+        self._last = scenario  # threads of an executor may be here at once
+        return scenario
 
 
 @dataclass(frozen=True)
@@ -161,6 +225,15 @@ class Scenario:
     content: ScenarioFile
     document: Document
     allow_code: bool = False
+
+    def __repr__(self) -> str:
+        """Return its name."""
+        return f"<Scenario {self.name!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the name and the description, as it was typed."""
+        others = [f"compare: {', '.join(self.variants)}"] if self.variants else []
+        return card(self.name, others, text=(self.content.description or "").strip())
 
     @property
     def name(self) -> str:
@@ -373,7 +446,7 @@ class Scenario:
         scenario = self
         if entry.set:
             changed = self.document.with_values(entry.set, (*loc, "set"))
-            scenario = scenario_of(changed, self.allow_code)
+            scenario = scenario_of(changed, self.allow_code, self)
         spec = overlay(scenario.policy, entry)
         label = self.variants[i]
         expected = (

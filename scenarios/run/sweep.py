@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +37,7 @@ from scenarios.run.sweeps.sweep_points import Point, Row, column_of, points_of
 from sim.words.errors import InputError, MisfitError, RunError, SimError
 
 if TYPE_CHECKING:
-    from scenarios.run.load import Case
+    from scenarios.run.load import Case, Scenarios
 
 __all__ = ["Interrupted", "Point", "column_of", "fitting", "points_of", "run_point", "sweep"]
 
@@ -75,15 +76,13 @@ def fitting(
     InputError
         A point's settings make no scenario, or none of them fits.
     """
-    from scenarios.run.load import scenario_of
     from scenarios.work.workload import Workload
 
-    document = Document.read(path, allow_outside=allow_outside).with_settings(sets)
+    scenarios = _scenarios(path, tuple(sets), allow_code, allow_outside)
     found: list[Point] = []
     reasons: dict[str, int] = {}
     for i, point in enumerate(points):
-        vary = [f"{key}={value}" for key, value in point.settings]
-        scenario = scenario_of(document.with_settings(vary, "--vary"), allow_code)
+        scenario = scenarios.at([f"{key}={value}" for key, value in point.settings])
         if not i and type(scenario.content.workload).misfit is Workload.misfit:
             return list(points), {}
         reason = scenario.case(point.policy).misfit()
@@ -109,10 +108,12 @@ def run_point(
     allow_code: bool = False,
     allow_outside: bool = False,
     results: Sequence[str] = (),
+    stamp: str | None = None,
 ) -> Row:
     """Run one point; return its settings and its numbers, or what went wrong.
 
-    `results` are wanted besides, by the names that ``expect:`` has for them. A run whose memory is short only
+    `results` are wanted besides, by the names that ``expect:`` has for them. A file with the same `stamp` as
+    that of the last point is not read again. A run whose memory is short only
     when all is over (a training step) has its numbers, and an error.
 
     Raises
@@ -123,13 +124,12 @@ def run_point(
     """
     from scenarios.fields.results import result_of_run
     from scenarios.run.execute import run_case
-    from scenarios.run.load import load_scenario
     from sim.analysis.failed_ops import failure_text
 
     row: Row = {column_of(key): value for key, value in point.settings}
-    vary = [f"{key}={value}" for key, value in point.settings]
-    scenario = load_scenario(path, sets=sets, vary=vary, allow_code=allow_code, allow_outside=allow_outside)
-    case = scenario.case(point.policy)
+    how = (path, tuple(sets), allow_code, allow_outside)
+    scenarios = _scenarios(*how) if stamp is None else _same(*how, stamp)
+    case = scenarios.at([f"{key}={value}" for key, value in point.settings]).case(point.policy)
     try:
         result = run_case(case, fits=False)
     except InputError as error:
@@ -168,6 +168,18 @@ def run_point(
     except RunError as error:
         return row | {"error": str(error).partition("\n")[0]}
     return row | {"error": failure_text(result.trace) or None}
+
+
+def _scenarios(path: str, sets: tuple[str, ...], allow_code: bool, allow_outside: bool) -> Scenarios:
+    from scenarios.run.load import Scenarios
+
+    return Scenarios(Document.read(path, allow_outside=allow_outside).with_settings(sets), allow_code)
+
+
+@lru_cache(maxsize=1)
+def _same(path: str, sets: tuple[str, ...], allow_code: bool, allow_outside: bool, stamp: str) -> Scenarios:
+    """Return the scenarios of the sweep that this process has points of: its `stamp` says what they are."""
+    return _scenarios(path, sets, allow_code, allow_outside)
 
 
 def _rate(case: Case, summary: Mapping[str, Any]) -> tuple[str, float] | None:
@@ -249,14 +261,14 @@ def _sweep(
 ) -> list[Row]:
     """Run the points that a partial file does not have yet; return the rows of all in order."""
     allow_code, allow_outside = allowed
-    now = {} if partial is None else stamps(path, points, sets, allow_outside)
+    base, now = stamps(path, points if partial is not None else (), sets, allow_outside)
     columns = [column_of_result(name) for name in results]
     rows = {} if partial is None else finished(partial, now, columns)
     left = [point for point in points if point.key not in rows]
     try:
         done(len(rows), len(points))
         for point, row in _run(
-            path, left, (tuple(sets), allow_code, allow_outside, tuple(results)), executor
+            path, left, (tuple(sets), allow_code, allow_outside, tuple(results), base), executor
         ):
             rows[point.key] = row
             if partial is not None:

@@ -1,4 +1,4 @@
-"""The best trial as a scenario that can be run again: its settings, the plan it follows, what it reached."""
+"""What a search found as a scenario that can be run again: settings, the plan it follows, what it reached."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 import yaml
 
 from scenarios.fields.results import RESULTS
-from scenarios.tune.tune import Trial, Tuning
+from scenarios.file.document import Document
+from scenarios.tune.tune import Tuning
 from sim.files.atomic_files import check_writable, write_text
+from sim.trace import Trace
 from sim.words.errors import InputError
 
-__all__ = ["check_winner", "write_winner"]
+__all__ = ["check_winner", "write_found", "write_winner"]
 
 
 def check_winner(path: str, scenario: str) -> None:
@@ -42,32 +44,47 @@ def write_winner(tuning: Tuning, path: str) -> list[str]:
         A file cannot be written.
     """
     assert tuning.best is not None
-    best, written = tuning.trials[tuning.best], []
-    found: dict[str, Any] = {
-        key: value
-        for key, value in best.document.root.plain().items()
-        if key not in ("compare", "expect", "extends")
-    }
-    if best.follows is not None and tuning.trace is not None:
-        plan = Path(path).with_suffix(".plan.json")
-        write_text(plan, tuning.trace.plan().to_json())
-        written.append(str(plan))
-        found["policy"] = _following(best, plan.name)
-    goal = tuning.goal
+    best, goal = tuning.trials[tuning.best], tuning.goal
     unit = RESULTS[goal.what.partition(".")[0]].unit
-    found["expect"] = {goal.what: unit.show(best.row[goal.column])}
     least = "most" if goal.most else "least"
-    head = f"# Found by sim tune: the {least} {goal.what} of {len(tuning.trials):,} trials.\n"
-    write_text(path, head + yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=110))
+    return write_found(
+        path,
+        best.document,
+        tuning.trace if best.follows is not None else None,
+        best.follows,
+        expect={goal.what: unit.show(best.row[goal.column])},
+        head=f"Found by sim tune: the {least} {goal.what} of {len(tuning.trials):,} trials.",
+    )
+
+
+def write_found(
+    path: str, document: Document, trace: Trace | None, follows: str | None, *, expect: Any, head: str
+) -> list[str]:
+    """Write a scenario, and the plan of a run if it is to follow that; return the files.
+
+    Raises
+    ------
+    InputError
+        A file cannot be written.
+    """
+    left_out = ("compare", "expect", "extends")
+    found = {key: value for key, value in document.root.plain().items() if key not in left_out}
+    written = []
+    if trace is not None:
+        plan = Path(path).with_suffix(".plan.json")
+        write_text(plan, trace.plan().to_json())
+        written.append(str(plan))
+        replay = {"name": "replay", "file": plan.name}
+        found["policy"] = {**replay, "synchronisation": follows, "placement": replay, "streams": replay}
+    found["expect"] = expect
+    text = yaml.dump(found, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110)
+    write_text(path, f"# {head}\n{text}")
     return [path, *written]
 
 
-def _following(best: Trial, plan: str) -> dict[str, Any]:
-    """Return the policy that follows a plan."""
-    return {
-        "name": "replay",
-        "file": plan,
-        "synchronisation": best.follows,
-        "placement": {"name": "replay", "file": plan},
-        "streams": {"name": "replay", "file": plan},
-    }
+class _Plain(yaml.SafeDumper):
+    """Writes what stands twice twice, without anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Whether a value is written out wherever it stands."""
+        return True

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from policies.cp_search import solve
+from policies.cp_sat.activities import Activities
 from policies.pipeline.orders.action import Action, Phase
 from policies.pipeline.orders.pipeline_schedule import Programs, Schedule
 from policies.pipeline.timing.evaluate import evaluate
 from policies.pipeline.zero_bubble.zb_problem import Problem
-from sim.words.errors import InfeasibleError, extra
+from sim.words.errors import InfeasibleError
 from sim.words.units import NS_PER_S, format_duration
 
 __all__ = ["Optimum", "optimal_programs"]
@@ -80,42 +80,39 @@ def optimal_programs(
     InfeasibleError
         No order fits the memory limit, or none was found in time.
     """
-    with extra("opt", "the optimal order of zb-auto"):
-        from ortools.sat.python import cp_model
-    model = cp_model.CpModel()
     run = evaluate(hint, problem.times, transfer=problem.transfer) if hint is not None else None
     first = _first_starts(problem)
-    horizon = first[-1] + max(run.spans) if run is not None else _serial(problem)
-    start = {a: model.new_int_var(0, horizon, str(a)) for a in _actions(problem)}
-    _wait_for_inputs(model, problem, start)
-    _one_at_a_time(model, problem, start)
-    _within_memory(model, problem, start, horizon)
+    times = Activities(
+        "the optimal order of zb-auto", first[-1] + max(run.spans) if run is not None else _serial(problem)
+    )
+    start = {a: times.time(str(a)) for a in _actions(problem)}
+    _wait_for_inputs(times, problem, start)
+    for action, begin in start.items():
+        ns = problem.duration(action.stage, action.phase)
+        times.occupy(problem.placement[action.stage], begin, ns)
     for rank, at in enumerate(first):
-        model.add(start[Action(rank, "F", 0)] == at)
-    objective = _objective(model, problem, start, horizon)
+        times.limit(rank, 1)
+        times.last(at, 0, start[Action(rank, "F", 0)])
+    _within_memory(times, problem, start)
+    _ends(times, problem, start)
     if hint is not None and run is not None:
         for rank, program in enumerate(hint.programs):
-            for slot, at in zip(program, run.starts[rank], strict=True):
-                model.add_hint(start[slot.parts[0]], at)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_ns / NS_PER_S
-    solver.parameters.num_workers = 8
-    solver.parameters.random_seed = 0
-    status = solve(solver, model)
-    if status == cp_model.INFEASIBLE:
+            for slot, begins in zip(program, run.starts[rank], strict=True):
+                times.suppose(start[slot.parts[0]], begins)
+    found = times.solve(time_limit_ns)
+    if found.values is None and found.finished:
         raise InfeasibleError(
             f"no order fits: the memory limit {problem.limit} is too small; raise memory_limit"
         )
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    if found.values is None:
         raise InfeasibleError(
             f"no order found in {format_duration(time_limit_ns)}; raise time_limit, or use solver: greedy"
         )
     by_rank: list[list[tuple[int, Action]]] = [[] for _ in range(problem.ranks)]
     for action, variable in start.items():
-        by_rank[problem.placement[action.stage]].append((solver.value(variable), action))
+        by_rank[problem.placement[action.stage]].append((found.values(variable), action))
     programs = tuple(tuple(action for _, action in sorted(own)) for own in by_rank)
-    bound = round(solver.best_objective_bound)
-    return Optimum(programs, solver.value(objective), bound)
+    return Optimum(programs, found.values(times.longest), found.bound_ns)
 
 
 def _actions(problem: Problem) -> Iterator[Action]:
@@ -137,7 +134,7 @@ def _serial(problem: Problem) -> int:
     return work + 2 * problem.transfer * problem.micro_batches * problem.ranks * problem.chunks
 
 
-def _wait_for_inputs(model: Any, problem: Problem, start: dict[Action, Any]) -> None:
+def _wait_for_inputs(times: Activities, problem: Problem, start: dict[Action, Any]) -> None:
     last = problem.ranks * problem.chunks - 1
     for action, begin in start.items():
         stage, phase, k = action
@@ -151,48 +148,25 @@ def _wait_for_inputs(model: Any, problem: Problem, start: dict[Action, Any]) -> 
         for need in inputs:
             moved = problem.placement[need.stage] != problem.placement[stage]
             lag = problem.duration(need.stage, need.phase) + (problem.transfer if moved else 0)
-            model.add(begin >= start[need] + lag)
+            times.after(begin, start[need] + lag)
 
 
-def _one_at_a_time(model: Any, problem: Problem, start: dict[Action, Any]) -> None:
-    for rank in range(problem.ranks):
-        model.add_no_overlap(
-            model.new_fixed_size_interval_var(begin, problem.duration(a.stage, a.phase), f"i{a}")
-            for a, begin in start.items()
-            if problem.placement[a.stage] == rank
-        )
-
-
-def _within_memory(model: Any, problem: Problem, start: dict[Action, Any], horizon: int) -> None:
-    for rank in range(problem.ranks):
-        lives, demands = [], []
-        for action, begin in start.items():
-            stage, phase, k = action
-            if phase != "F" or problem.placement[stage] != rank:
-                continue
+def _within_memory(times: Activities, problem: Problem, start: dict[Action, Any]) -> None:
+    for (stage, phase, k), begin in start.items():
+        if phase == "F":
             grad = start[Action(stage, "I", k)] + problem.duration(stage, "I")
             end = start[Action(stage, "W", k)] + problem.duration(stage, "W")
-            held = problem.held[stage]
-            for name, since, until, demand in (
-                ("a", begin, grad, held.full),
-                ("w", grad, end, held.kept),
-            ):
-                length = model.new_int_var(0, horizon, f"{name}{action}")
-                lives.append(model.new_interval_var(since, length, until, f"{name}i{action}"))
-                demands.append(demand)
-        model.add_cumulative(lives, demands, problem.limit)
-
-
-def _objective(model: Any, problem: Problem, start: dict[Action, Any], horizon: int) -> Any:
-    longest = model.new_int_var(0, horizon, "objective")
+            memory, held = ("memory", problem.placement[stage]), problem.held[stage]
+            times.hold(memory, begin, grad, held.full)
+            times.hold(memory, grad, end, held.kept)
     for rank in range(problem.ranks):
-        own = [a for a in start if problem.placement[a.stage] == rank]
-        work = sum(problem.duration(a.stage, a.phase) for a in own)
-        first = start[Action(rank, "F", 0)]
-        model.add(longest >= work)
-        for a in own:
-            if a.micro_batch == problem.micro_batches - 1:
-                end = start[a] + problem.duration(a.stage, a.phase)
-                model.add(longest >= (end - first if problem.objective == "span" else end))
-    model.minimize(longest)
-    return longest
+        times.limit(("memory", rank), problem.limit)
+
+
+def _ends(times: Activities, problem: Problem, start: dict[Action, Any]) -> None:
+    """Let the longest be what the objective says; the last micro-batch ends each phase."""
+    for action, begin in start.items():
+        if action.micro_batch == problem.micro_batches - 1:
+            end = begin + problem.duration(action.stage, action.phase)
+            first = start[Action(problem.placement[action.stage], "F", 0)]
+            times.after(times.longest, end - first if problem.objective == "span" else end)

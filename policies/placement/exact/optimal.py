@@ -10,17 +10,16 @@ For the ten tasks of Topcuoglu et al. 2002 it proves 73, where HEFT finds 80.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
-from policies.cp_search import solve
+from policies.cp_sat.activities import Activities
 from policies.option_checks import whole
 from policies.placement.lists.heft import Heft
 from policies.placement.lists.list_schedule import ListPlacement, Schedule
 from policies.placement.problem import NEVER, Problem
-from sim.words.errors import extra
-from sim.words.units import NS_PER_S, format_duration
+from sim.words.units import format_duration
 
 __all__ = ["Optimal", "Optimum", "UnprovenWarning"]
 
@@ -114,20 +113,13 @@ class Optimal(ListPlacement):
         MissingExtraError
             OR-tools is not installed.
         """
-        with extra("opt", "searching for the optimal placement"):
-            from ortools.sat.python import cp_model
         start = Heft().schedule(problem)
-        model = _Model(cp_model, problem, start)
-        solver: Any = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = self.time_limit_ns / NS_PER_S
-        solver.parameters.num_workers = self.workers
-        solver.parameters.interleave_search = True  # deterministic, with however many workers
-        solver.parameters.random_seed = self.seed
-        status = solve(solver, model.model)
-        bound = max(_least_ns(problem), ceil(solver.best_objective_bound - 1e-6))
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):  # out of time before anything better
+        model = _Model(problem, start)
+        found = model.times.solve(self.time_limit_ns, self.workers, self.seed)
+        bound = max(_least_ns(problem), found.bound_ns)
+        if found.values is None:  # out of time before anything better
             return Optimum(start, bound)
-        return Optimum(model.schedule(solver), bound)
+        return Optimum(model.schedule(found.values), bound)
 
 
 def _least_ns(problem: Problem) -> int:
@@ -142,75 +134,62 @@ def _least_ns(problem: Problem) -> int:
 class _Model:
     """The constraints. Horizon and hint are those of a schedule that is known to work."""
 
-    def __init__(self, cp_model: Any, problem: Problem, known: Schedule) -> None:
+    def __init__(self, problem: Problem, known: Schedule) -> None:
         self.problem = problem
-        self.model = m = cp_model.CpModel()
-        self.horizon = known.makespan_ns
-        self.makespan = m.new_int_var(0, self.horizon, "makespan")
-        self.start = [m.new_int_var(0, self.horizon, f"start {op}") for op in range(problem.n)]
-        self.end = [m.new_int_var(0, self.horizon, f"end {op}") for op in range(problem.n)]
+        self.times = times = Activities("searching for the optimal placement", known.makespan_ns)
+        self.start = [times.time(f"start {op}") for op in range(problem.n)]
+        self.end = [times.time(f"end {op}") for op in range(problem.n)]
         self.on: list[dict[int, Any]] = [
-            {d: m.new_bool_var(f"{op} on {d}") for d in problem.devices_of[op]} for op in range(problem.n)
+            dict(zip(own, times.choice([f"{op} on {d}" for d in own]), strict=True))
+            for op, own in enumerate(problem.devices_of)
         ]
         self._devices()
         self._edges()
         for op, (begin, device) in enumerate(zip(known.start_ns, known.device, strict=True)):
-            m.add_hint(self.start[op], begin)
+            times.suppose(self.start[op], begin)
             for d, chosen in self.on[op].items():
-                m.add_hint(chosen, d == device)
-        m.minimize(self.makespan)
+                times.suppose(chosen, d == device)
 
     def _devices(self) -> None:
         """Each op on one device, one op on a lane; the load of a device is at most the makespan."""
-        m, problem = self.model, self.problem
-        intervals: list[list[Any]] = [[] for _ in range(problem.n_devices)]
-        load: list[list[Any]] = [[] for _ in range(problem.n_devices)]
-        for op in range(problem.n):
-            m.add_exactly_one(self.on[op].values())
-            m.add(self.end[op] <= self.makespan)
-            for d, chosen in self.on[op].items():
-                cost = problem.cost_ns[op][d]
-                intervals[d].append(
-                    m.new_optional_interval_var(self.start[op], cost, self.end[op], chosen, f"{op} on {d}")
-                )
-                load[d].append(cost * chosen)
+        times, problem = self.times, self.problem
+        for op, on in enumerate(self.on):
+            times.after(times.longest, self.end[op])
+            for d, chosen in on.items():
+                times.last(self.start[op], problem.cost_ns[op][d], self.end[op], chosen)
+                times.occupy(d, self.start[op], problem.cost_ns[op][d], chosen)
             leader = problem.group_of[op]
             if leader != op:
-                for d in problem.devices_of[op]:
-                    m.add(self.on[op][d] == self.on[leader][d])
-        for device, here, work in zip(problem.machine.devices, intervals, load, strict=True):
-            if device.lanes == 1:
-                m.add_no_overlap(here)
-            else:
-                m.add_cumulative(here, [1] * len(here), device.lanes)
-            m.add(sum(work) <= device.lanes * self.makespan)
+                times.together(on, self.on[leader])
+        for d, device in enumerate(problem.machine.devices):
+            times.limit(d, device.lanes)
 
     def _edges(self) -> None:
         """No op before its inputs are there."""
-        m, problem = self.model, self.problem
+        problem = self.problem
         for op in range(problem.n):
             for b, there in self.on[op].items():
                 for home, nbytes in problem.arrivals[op]:
-                    self._delay([there], 0, self.start[op], problem.travel_ns(home, b, nbytes))
+                    self._delay(0, self.start[op], problem.travel_ns(home, b, nbytes), there)
             for producer, nbytes in problem.producers[op]:
-                m.add(self.start[op] >= self.end[producer])
+                self.times.after(self.start[op], self.end[producer])
                 for a, here in self.on[producer].items():
                     for b, there in self.on[op].items():
                         delay = problem.travel_ns(a, b, nbytes)
                         if delay:
-                            self._delay([here, there], self.end[producer], self.start[op], delay)
+                            self._delay(self.end[producer], self.start[op], delay, here, there)
 
-    def _delay(self, condition: list[Any], from_ns: Any, to_ns: Any, delay_ns: int) -> None:
+    def _delay(self, from_ns: Any, to_ns: Any, delay_ns: int, *given: Any) -> None:
         if delay_ns >= NEVER:
-            self.model.add_bool_or([chosen.negated() for chosen in condition])
+            self.times.never(*given)
         else:
-            self.model.add(to_ns >= from_ns + delay_ns).only_enforce_if(condition)
+            self.times.after(to_ns, from_ns + delay_ns, *given)
 
-    def schedule(self, solver: Any) -> Schedule:
+    def schedule(self, value: Callable[[Any], int]) -> Schedule:
         """Read the solution, giving each op the first lane that is free at its start."""
         problem = self.problem
-        start = [solver.value(var) for var in self.start]
-        device = [next(d for d, chosen in row.items() if solver.boolean_value(chosen)) for row in self.on]
+        start = [value(var) for var in self.start]
+        device = [next(d for d, chosen in row.items() if chosen is None or value(chosen)) for row in self.on]
         end = [begin + problem.cost_ns[op][device[op]] for op, begin in enumerate(start)]
         free = [[0] * d.lanes for d in problem.machine.devices]
         lane = [0] * problem.n

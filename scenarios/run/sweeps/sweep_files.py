@@ -34,8 +34,10 @@ from sim.words.errors import InputError, extra
 __all__ = ["check_same_table", "finished", "remember", "same_as", "stamps", "sweeping", "write_rows"]
 
 
-def stamps(path: str, points: Sequence[Point], sets: Sequence[str], allow_outside: bool) -> dict[str, str]:
-    """Return a hash of what each point's results depend on, by its key.
+def stamps(
+    path: str, points: Sequence[Point], sets: Sequence[str], allow_outside: bool
+) -> tuple[str, dict[str, str]]:
+    """Return a hash of what all results depend on, and of what those of each point do, by its key.
 
     These are the scenario (with what it extends and what is set), this program, and the files that the
     scenario and the values of the point name.
@@ -63,7 +65,7 @@ def stamps(path: str, points: Sequence[Point], sets: Sequence[str], allow_outsid
                 for text in _texts(read_yaml_text(value, "--vary", places=False).plain()):
                     own.update(content(text))
         found[point.key] = own.hexdigest()
-    return found
+    return base.hexdigest(), found
 
 
 def _texts(value: Any) -> Iterator[str]:

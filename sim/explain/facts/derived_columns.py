@@ -14,6 +14,7 @@ then waits for other ranks until it begins.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class Facts:
     def __init__(self, trace: Record, policy: str | None = None) -> None:
         self.trace, self.job = trace, trace.job
         self.policy = policy or trace.policy
+        self.idle_pieces: dict[Any, Any] = {}  # by place, as `sim.explain.idle` found them
         self.machine = trace.job.machine
         self.devices, self.issuers = self.machine.devices, self.machine.issuers()
         tasks = trace.tasks

@@ -1,0 +1,213 @@
+"""How near to the best possible: the least makespan of a scenario, proven as far as the time allows.
+
+::
+
+    run the policies ──► the best ──► CP-SAT looks for less ──► run what it found
+                                      no run takes less than ... ──► gap
+
+The search is over orders and streams, on the devices that the scenario's policy has chosen, or over devices,
+too. What it finds is run as any scenario is, and only that counts: the bound is the solver's, the makespan
+the simulator's. `policies.optimum.job_model` says what the solver knows of a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from policies.optimum.follow import Follow
+from policies.optimum.job_model import JobModel, refuse_unmodelled
+from scenarios.run.execute import Result, run_case
+from scenarios.run.load import Case
+from scenarios.tune.schedules import Given
+from sim.analysis.bounds import bounds
+from sim.words.errors import SimError
+from sim.words.units import format_duration
+
+__all__ = ["OPTIMUM_SCHEMA", "Optimum", "find_optimum"]
+
+OPTIMUM_SCHEMA: Final = "sim.optimum/1"
+"""What ``"schema"`` says in the output of ``sim optimum --json``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Optimum:
+    """The best run that is known, and what no run can be below.
+
+    Attributes
+    ----------
+    base : Result
+        Under the scenario's own policy: the optimum is that of its job.
+    results : list of Result
+        Under all policies that were asked for.
+    found : Result or None
+        The run of what the solver found; None: it found nothing, or that cannot run.
+    why_not : str or None
+        Why there is no such run, or why it takes longer than the solver had thought.
+    lower_bound_ns : int
+    left_out : tuple of str
+        What the solver does not know of the job.
+    placed : bool
+        Whether ops stay where the scenario's policy has put them.
+    searched : bool
+        Whether the solver came to an end before its time was up.
+    """
+
+    base: Result
+    results: Sequence[Result]
+    found: Result | None
+    why_not: str | None
+    lower_bound_ns: int
+    left_out: tuple[str, ...]
+    placed: bool
+    searched: bool
+
+    @property
+    def best(self) -> Result:
+        """The run with the least makespan of those that the bound holds for."""
+        known = [self.found] if self.found else []
+        known += [result for result in self.results if self.unlike(result) is None]
+        return min(known, key=lambda result: result.trace.makespan_ns)
+
+    @property
+    def proven(self) -> bool:
+        """Whether no run can be better."""
+        return self.best.trace.makespan_ns == self.lower_bound_ns
+
+    @property
+    def gap(self) -> float:
+        """By which part of the lower bound the best is above it."""
+        return self.best.trace.makespan_ns / self.lower_bound_ns - 1 if self.lower_bound_ns else 0.0
+
+    def unlike(self, result: Result) -> str | None:
+        """Return why the bound is none of a run, in two words; None: it is."""
+        return None if result in (self.base, self.found) else _unlike(self.base, result, self.placed)
+
+    def told(self, limit_ns: int) -> str:
+        """Return in a sentence how good the best is known to be; see `find_optimum` for the limit."""
+        makespan, bound = format_duration(self.best.trace.makespan_ns), format_duration(self.lower_bound_ns)
+        if self.proven:
+            return f"the optimum is {makespan}: no order takes less"
+        gap = f"{100 * self.gap:.2g}%"
+        told = f"the best known takes {makespan}, and nothing takes less than {bound} (gap {gap})"
+        if self.searched:
+            return f"{told}; the search is over"
+        return f"{told}; after {format_duration(limit_ns)}, and a longer search may know more"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``sim optimum --json`` prints."""
+        return {
+            "schema": OPTIMUM_SCHEMA,
+            "scenario": self.base.scenario,
+            "policy": self.base.policy,
+            "placement": "fixed" if self.placed else "free",
+            "makespan_ns": self.best.trace.makespan_ns,
+            "lower_bound_ns": self.lower_bound_ns,
+            "gap": self.gap,
+            "proven": self.proven,
+            "searched": self.searched,
+            "found_by": "search" if self.best is self.found else self.best.policy,
+            "left_out": list(self.left_out),
+            "why_not": self.why_not,
+            "policies": [
+                {
+                    "policy": result.policy,
+                    "makespan_ns": result.trace.makespan_ns,
+                    "above_best": self._above(result),
+                    "unlike": self.unlike(result),
+                }
+                for result in self.results
+            ],
+        }
+
+    def _above(self, result: Result) -> float | None:
+        if self.unlike(result) or not self.lower_bound_ns:
+            return None
+        return result.trace.makespan_ns / self.best.trace.makespan_ns - 1
+
+
+def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = True, seed: int = 0) -> Optimum:
+    """Search for the least makespan of the first of some runs.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        Runs of the scenario; the first is the one that the optimum is of.
+    limit_ns : int
+        How long to search, by the clock on the wall. What is proven before is always the same.
+    placed : bool
+        Whether ops stay where they are in the first run.
+    seed : int
+        Of the solver.
+
+    Raises
+    ------
+    InputError
+        A scenario of which not even a bound can be searched for: control flow, ops that may fail, folds.
+    MissingExtraError
+        OR-tools is not installed.
+    """
+    base = results[0]
+    job, policy = base.trace.job, base.case.decisions.policy
+    refuse_unmodelled(job, placed)
+    alike = [base, *(other for other in results[1:] if not _unlike(base, other, placed))]
+    known = min(alike, key=lambda result: result.trace.makespan_ns)
+    # What holds for every order and all streams.
+    least_ns = bounds(job)._replace(stream_ns={}).lower_bound_ns if placed else 0
+    memory = base.trace.memory is not None
+    model = JobModel(job, policy, known.trace, placed=placed, memory=memory, least_ns=least_ns)
+    solved, timetable = model.solve(limit_ns, seed=seed)
+    found, why_not = None, "the search found no schedule in time" if timetable is None else None
+    if timetable is not None:
+        found, why_not = _run(base.case, Follow(timetable, policy.synchronisation), placed)
+    return Optimum(
+        base, results, found, why_not, max(least_ns, solved.bound_ns), model.left_out, placed, solved.finished
+    )
+
+
+def _run(case: Case, follow: Follow, placed: bool) -> tuple[Result | None, str | None]:
+    """Run what a solver found, on streams that suit it and on the scenario's; or say why that cannot run."""
+    found: list[Result] = []
+    why_not = None
+    decisions = case.decisions._replace(label="optimum", policy=follow, linearize=follow)
+    if not placed:
+        decisions = decisions._replace(placement=Given(follow.timetable.device))
+    for streams in (follow, case.decisions.streams):
+        try:
+            changed = replace(case, decisions=decisions._replace(streams=streams), expectations=())
+            found.append(run_case(changed))
+        except SimError as error:
+            why_not = f"what the search found cannot run: {error}".partition("\n")[0]
+    best = min(found, key=lambda result: result.trace.makespan_ns, default=None)
+    return best, why_not if best is None else None
+
+
+def _unlike(base: Result, other: Result, placed: bool) -> str | None:
+    """Return what sets a run apart, so that what bounds the first does not bound it; None: nothing."""
+    a, b = base.trace.job, other.trace.job
+    one, two = (result.case.decisions.policy.synchronisation for result in (base, other))
+    if base.case.scenario.machine_spec != other.case.scenario.machine_spec:
+        return "another machine"
+    if a.graph.op_names != b.graph.op_names or a.iterations != b.iterations:
+        return "another graph"
+    sizes = (a.graph.tensor_nbytes, b.graph.tensor_nbytes)
+    if _differ(sizes, *zip(a.graph.edges, b.graph.edges, strict=True)):
+        return "another graph"
+    if one != two:
+        return f"synchronisation: {two}"
+    if placed and _differ((a.device_of, b.device_of)):
+        return "other devices"
+    costs = [(a.duration_ns, b.duration_ns)]
+    if not placed:
+        costs = list(zip(a.known_costs_ns, b.known_costs_ns, strict=True))
+    times = [(a.noisy_ns, b.noisy_ns), (a.issue_ns, b.issue_ns), (a.record_ns, b.record_ns)]
+    return "other times" if _differ(*costs, *times) else None
+
+
+def _differ(*columns: tuple[Any, Any]) -> bool:
+    return not all(
+        (one is None) == (two is None) and (one is None or np.array_equal(one, two)) for one, two in columns
+    )
