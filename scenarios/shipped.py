@@ -139,12 +139,15 @@ def write_scenario(target: Path, text: str, *, force: bool = False) -> list[Path
     write_text(target, text)
     written = [target]
     files = {path.relative_to(_EXAMPLES).as_posix(): path for path in _EXAMPLES.rglob("*") if path.is_file()}
-    for name in dict.fromkeys(_strings(read_yaml_text(text, str(target), places=False).plain())):
+    names = list(_strings(read_yaml_text(text, str(target), places=False).plain()))
+    for name in names:  # they become more: a scenario that this one extends names files, too
         copy = target.parent / name
         if name in files and not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
             copyfile(files[name], copy)
             written.append(copy)
+            if name.endswith(".yaml"):
+                names += _strings(read_yaml(copy).plain())
     return written
 
 

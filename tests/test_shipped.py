@@ -40,6 +40,8 @@ def test_every_example_can_be_copied(tmp_path: Path) -> None:
         file.parent.mkdir()
         write_scenario(file, one.path.read_text(encoding="utf-8"))
         assert load_scenario(file).name == one.title
+    # The graph is named by the scenario that this one extends.
+    assert (tmp_path / "golden_schedules" / "graphs" / "inception_v1.json.gz").is_file()
 
 
 def test_nothing_is_replaced_in_silence(tmp_path: Path) -> None:
