@@ -14,6 +14,7 @@ then waits for other ranks until it begins.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +58,7 @@ class Facts:
         self.calls = tasks.get("calls_ns", np.zeros(self.n, np.int64))
         # An issuer passes a dead task by, as a worker would execute one that takes no time.
         self.by_worker = ~self.job.launched[tasks["op"]] | ~on_lane
+        self.idle: dict[Any, Any] = {}  # what `sim.explain.idle` has cut, by place and time
 
     # -- data ---------------------------------------------------------------------------------
 
