@@ -12,6 +12,7 @@ the file has a name that nobody else uses, and imports our packages only for wha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,9 +145,11 @@ class ScenarioTest(pytest.Item):
         from scenarios.regression.check import check_case
 
         checked: Checked = check_case(self.case, new_values=self.config.getoption("--sim-update"))
+        short = os.path.relpath(self.path, self.config.invocation_params.dir)
+        lines = [line.replace(f"{self.path}:", f"{short}:") for line in checked.messages]
         if checked.exit_status:
-            pytest.fail("\n".join(checked.messages), pytrace=False)
-        self.config.stash[_UPDATED] += checked.messages
+            pytest.fail("\n".join(lines), pytrace=False)
+        self.config.stash[_UPDATED] += lines
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Return where it comes from: the line of what is first expected of it."""

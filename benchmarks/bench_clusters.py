@@ -15,42 +15,14 @@ folded::
 
 from __future__ import annotations
 
-import argparse
-import tempfile
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from bench_command import MARGIN, SIM, needs_compiler, peak_gib, timeouts_each
+from bench_command import Large, needs_compiler, print_cases, run_of
 
 LAYERS = 250
 """Each has a forward, a backward for its input and its weight, and an update."""
-
-
-class Case(NamedTuple):
-    """What is run.
-
-    Attributes
-    ----------
-    ranks : int
-    machine : str
-        Of the scenario.
-    more : str
-        What else the scenario says.
-    n : int
-        By how many the time is divided: tasks, messages, ranks.
-    timeouts : float
-        Raw timeouts that each takes.
-    gib : float
-        Memory at its peak.
-    """
-
-    ranks: int
-    machine: str
-    more: str
-    n: int
-    timeouts: float
-    gib: float
 
 
 PLAIN = """\
@@ -69,20 +41,14 @@ DGX = """\
   collectives: {{model: nccl, gpu: h100, times: tuner}}
 """
 
-CASES = {
-    "1,024 ranks": Case(1024, PLAIN, "fold: false", 1024 * 1037, 11, 1.05),
-    "1,024 H100": Case(1024, H100.replace("{model}", "formula"), "fold: false", 1024 * 1037, 15, 1.75),
-    "64 ranks, flows": Case(64, H100.replace("{model}", "flows"), "fold: false", 64 * 4662, 36, 0.32),
-    "16,384 ranks, folded": Case(
-        16384, PLAIN, "noise: {devices: {gpu17: 1.2, gpu99: 1.5}}", 16384, 170, 0.15
-    ),
-    "16,384 in 2,048 nodes": Case(16384, DGX, "fold: true", 16384, 170, 0.15),
-}
+
+def cluster(folder: Path, ranks: int, machine: str, more: str, each: int = 1) -> tuple[list[str], int]:
+    """Return what runs a step on so many ranks, and how many ranks, tasks or messages it has."""
+    return run_of(scenario(ranks, machine, more), folder), ranks * each
 
 
-def scenario(case: Case) -> str:
+def scenario(ranks: int, machine: str, more: str) -> str:
     """Return the text of a scenario."""
-    n = case.ranks
     parameters = ", ".join(f"w{k}: 4MB" for k in range(LAYERS))
     ops = [
         f"    l{k}: {{kind: matmul, inputs: [{before}, w{k}], output: 4MB, duration: 50us}}"
@@ -90,46 +56,39 @@ def scenario(case: Case) -> str:
     ]
     return "\n".join(
         (
-            f"machine:\n{case.machine.format(ranks=case.ranks)}",
+            f"machine:\n{machine.format(ranks=ranks)}",
             f"workload:\n  inputs: {{x: 4MB}}\n  parameters: {{{parameters}}}\n  ops:",
             *ops,
-            f"policy: {{runtime: pytorch-distributed, compile: [training, {{name: ddp, ranks: {n}}}]}}",
-            case.more,
+            f"policy: {{runtime: pytorch-distributed, compile: [training, {{name: ddp, ranks: {ranks}}}]}}",
+            more,
         )
     )
 
 
-def command(case: Case, folder: Path) -> list[str]:
-    """Return what runs a case."""
-    path = folder / "scenario.yaml"
-    path.write_text(scenario(case), encoding="utf-8")
-    return [*SIM, "run", str(path), "--json"]
+def _large(timeouts: float, gib: float, **what: object) -> Large:
+    return Large(partial(cluster, **what), timeouts, gib)  # type: ignore[arg-type]
+
+
+ALL, FOLDED = "fold: false", "fold: true"
+SLOW = "noise: {devices: {gpu17: 1.2, gpu99: 1.5}}"
+CASES = {
+    "1,024 ranks": _large(11, 1.05, ranks=1024, machine=PLAIN, more=ALL, each=1037),
+    "1,024 H100": _large(
+        15, 1.75, ranks=1024, machine=H100.replace("{model}", "formula"), more=ALL, each=1037
+    ),
+    "64 ranks, flows": _large(
+        36, 0.32, ranks=64, machine=H100.replace("{model}", "flows"), more=ALL, each=4662
+    ),
+    "16,384 ranks, folded": _large(170, 0.15, ranks=16384, machine=PLAIN, more=SLOW),
+    "16,384 in 2,048 nodes": _large(170, 0.15, ranks=16384, machine=DGX, more=FOLDED),
+}
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_on_a_cluster(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    run = command(case, tmp_path)
-    assert timeouts_each(run, case.n, rounds=2)[1] <= MARGIN * case.timeouts
-    assert peak_gib(run) <= MARGIN * case.gib
-
-
-def main() -> None:
-    """Print a line a case."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help="the case to run")
-    only = parser.parse_args().only
-    for name, case in CASES.items():
-        if only in (None, name):
-            with tempfile.TemporaryDirectory() as folder:
-                run = command(case, Path(folder))
-                best, ratio = timeouts_each(run, case.n, rounds=2)
-                print(
-                    f"{name}: {best:.2f} s of CPU, {ratio:.1f} raw timeouts each, {peak_gib(run):.2f} GiB",
-                    flush=True,
-                )
+    CASES[name].hold(tmp_path)
 
 
 if __name__ == "__main__":
-    main()
+    print_cases(CASES, __doc__.splitlines()[0])

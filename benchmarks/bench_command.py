@@ -10,6 +10,7 @@ Run it where Python may write bytecode: what it measures is an installed package
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import statistics
@@ -17,9 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from bench_engine import layered, raw_timeouts
@@ -49,10 +52,6 @@ MARGIN = 1.3
 
 IMPORTS = 2.5
 """Imports of numpy that the small scenario takes."""
-TIMEOUTS = {"graph": 5.0, "pipeline": 4.3}
-"""Raw timeouts that a command takes for each op, or for each task and transfer."""
-GIB = {"graph": 0.8, "pipeline": 0.45}
-"""Memory at its peak."""
 
 
 def cpu_s(command: list[str]) -> float:
@@ -87,13 +86,22 @@ def imports_of_numpy(command: list[str], rounds: int = 9) -> float:
     return statistics.median(cpu_s(command) / cpu_s(numpy) for _ in range(rounds))
 
 
-def large(what: str, folder: Path) -> tuple[list[str], int]:
-    """Return a large command, and how many ops, or tasks and transfers, it runs."""
+def run_of(text: str, folder: Path) -> list[str]:
+    """Return the command that runs a scenario of this text."""
     scenario = folder / "scenario.yaml"
-    scenario.write_text(GRAPH if what == "graph" else PIPELINE, encoding="utf-8")
-    if what == "graph":
-        write_graph(layered(OPS), folder / "graph.json")
-    return [*SIM, "run", str(scenario), "--json"], OPS if what == "graph" else 4 * 256 * 512
+    scenario.write_text(text, encoding="utf-8")
+    return [*SIM, "run", str(scenario), "--json"]
+
+
+def graph(folder: Path) -> tuple[list[str], int]:
+    """Return what runs a graph file, and its number of ops."""
+    write_graph(layered(OPS), folder / "graph.json")
+    return run_of(GRAPH, folder), OPS
+
+
+def pipeline(folder: Path) -> tuple[list[str], int]:
+    """Return what runs a pipeline, and its number of tasks and transfers."""
+    return run_of(PIPELINE, folder), 4 * 256 * 512
 
 
 def timeout_s(n: int = 200_000) -> float:
@@ -109,6 +117,53 @@ def timeouts_each(command: list[str], n: int, rounds: int = 3) -> tuple[float, f
     return min(took for took, _ in pairs), statistics.median(took / n / timeout for took, timeout in pairs)
 
 
+class Large(NamedTuple):
+    """A large command.
+
+    Attributes
+    ----------
+    made : callable
+        Writes what it needs into a folder; returns the command, and by how many its time is divided: ops,
+        tasks, messages, ranks, events.
+    timeouts : float
+        Raw timeouts that each takes.
+    gib : float
+        Memory at its peak.
+    rounds : int
+        How often it is measured.
+    """
+
+    made: Callable[[Path], tuple[list[str], int]]
+    timeouts: float
+    gib: float
+    rounds: int = 2
+
+    def hold(self, folder: Path) -> None:
+        """Hold it to what it may take."""
+        command, n = self.made(folder)
+        assert timeouts_each(command, n, self.rounds)[1] <= MARGIN * self.timeouts
+        assert peak_gib(command) <= MARGIN * self.gib
+
+    def told(self, name: str) -> str:
+        """Return a line that says what it takes."""
+        with tempfile.TemporaryDirectory() as folder:
+            command, n = self.made(Path(folder))
+            best, ratio = timeouts_each(command, n, self.rounds)
+            gib = peak_gib(command)
+        return f"{name} ({n:,}): {best:.2f} s of CPU, {ratio:.1f} raw timeouts each, {gib:.2f} GiB"
+
+
+def print_cases(cases: Mapping[str, Large], title: str) -> None:
+    """Print a line a case, or that of the one that ``--only`` names."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--only", choices=cases, metavar="CASE", help="the case to run")
+    only = parser.parse_args().only
+    for name in cases if only is None else [only]:
+        print(cases[name].told(name), flush=True)
+
+
+CASES = {"graph": Large(graph, 5.0, 0.8, rounds=3), "pipeline": Large(pipeline, 4.3, 0.45, rounds=3)}
+
 needs_compiler = pytest.mark.skipif(not compiled(), reason="the kernel is not compiled")
 
 
@@ -118,22 +173,16 @@ def test_a_small_scenario_starts_at_once() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("what", ["graph", "pipeline"])
+@pytest.mark.parametrize("what", CASES)
 def test_a_large_command(what: str, tmp_path: Path) -> None:
-    command, n = large(what, tmp_path)
-    assert timeouts_each(command, n)[1] <= MARGIN * TIMEOUTS[what]
-    assert peak_gib(command) <= MARGIN * GIB[what]
+    CASES[what].hold(tmp_path)
 
 
 def main() -> None:
     """Print a line a command."""
     for name, command in {"sim run branches.yaml": SMALL, "sim --help": [*SIM, "--help"]}.items():
         print(f"{name}: {imports_of_numpy(command):.2f} x import numpy")
-    for what in TIMEOUTS:
-        with tempfile.TemporaryDirectory() as folder:
-            command, n = large(what, Path(folder))
-            best, ratio = timeouts_each(command, n)
-            print(f"{what}: {best:.2f} s of CPU, {ratio:.1f} raw timeouts each, {peak_gib(command):.2f} GiB")
+    print_cases(CASES, __doc__.splitlines()[0])
 
 
 if __name__ == "__main__":

@@ -14,15 +14,11 @@ The traces are made (`made_recordings.py`).
 
 from __future__ import annotations
 
-import argparse
 import subprocess
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from bench_command import MARGIN, SIM, needs_compiler, peak_gib, timeouts_each
+from bench_command import SIM, Large, needs_compiler, print_cases, run_of
 from made_recordings import write_recording
 
 SCENARIO = """\
@@ -52,53 +48,24 @@ def eight_ranks(folder: Path) -> tuple[list[str], int]:
 def tasks(folder: Path) -> tuple[list[str], int]:
     """Return what runs an imported recording, and its number of tasks: those of the GPU, and of the host."""
     write_recording(folder / "trace.json.gz", 56)
-    (folder / "scenario.yaml").write_text(SCENARIO, encoding="utf-8")
     out = folder / "graph.json.gz"
     subprocess.run([*SIM, "import", str(folder / "trace.json.gz"), "--out", str(out)], check=True)
     ops_of_step = 2 * 403 + 2  # tasks of the GPU and their launches, the host's work and its wait
-    return [*SIM, "run", str(folder / "scenario.yaml"), "--json"], 56 * ops_of_step
-
-
-class Case(NamedTuple):
-    """A command, how many raw timeouts it takes for each event or task, and its memory at its peak."""
-
-    made: Callable[[Path], tuple[list[str], int]]
-    timeouts: float
-    gib: float
+    return run_of(SCENARIO, folder), 56 * ops_of_step
 
 
 CASES = {
-    "a million events": Case(one_process, 18.5, 0.55),
-    "... of 8 ranks": Case(eight_ranks, 20.5, 0.56),
-    "45,248 tasks": Case(tasks, 35, 0.16),
+    "a million events": Large(one_process, 18.5, 0.55),
+    "... of 8 ranks": Large(eight_ranks, 20.5, 0.56),
+    "45,248 tasks": Large(tasks, 35, 0.16),
 }
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
 def test_a_large_recording(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    command, n = case.made(tmp_path)
-    assert timeouts_each(command, n, rounds=2)[1] <= MARGIN * case.timeouts
-    assert peak_gib(command) <= MARGIN * case.gib
-
-
-def main() -> None:
-    """Print a line a case."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help="the case to run")
-    only = parser.parse_args().only
-    for name, case in CASES.items():
-        if only in (None, name):
-            with tempfile.TemporaryDirectory() as folder:
-                command, n = case.made(Path(folder))
-                best, ratio = timeouts_each(command, n, rounds=2)
-                print(
-                    f"{name} ({n:,}): {best:.2f} s of CPU, {ratio:.1f} raw timeouts each, "
-                    f"{peak_gib(command):.2f} GiB",
-                    flush=True,
-                )
+    CASES[name].hold(tmp_path)
 
 
 if __name__ == "__main__":
-    main()
+    print_cases(CASES, __doc__.splitlines()[0])

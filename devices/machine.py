@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from devices.collectives.nodes import node_of
 from devices.cost.cost_description import make_cost
 from devices.describe.common_arguments import common_arguments
 from devices.describe.fields import (
@@ -321,7 +322,7 @@ def _machine_fields(spec: Mapping[str, Any], origin: Origin) -> tuple[dict[str, 
 def _described(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin) -> dict[str, dict[str, Any]]:
     nodes, given = over.get("nodes"), over.get("devices", {})
     with located("machine", "devices"):
-        alone = {name: spec for name, spec in given.items() if nodes is not None and _in_node(name)}
+        alone = {name: spec for name, spec in given.items() if nodes is not None and node_of(name)}
         each = {name: spec for name, spec in given.items() if name not in alone}
         described = _lay_over(base.get("devices", {}), each)
         if not described:
@@ -338,12 +339,6 @@ def _described(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin)
             with located("machine", "devices", _entry_of(name, over)):
                 read[id(device)] = _values(device, origin)
     return {name: read[id(device)] for name, device in described.items()}
-
-
-def _in_node(name: str) -> bool:
-    """Return whether a device is told with its node: ``node3/gpu0``."""
-    node, slash, _ = name.partition("/")
-    return bool(slash) and node.startswith("node") and node[4:].isdecimal()
 
 
 def _changed(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -191,6 +191,7 @@ def json_schema() -> dict[str, Any]:
     _share(schema)
     schema["$defs"] |= _SHARED
     with_names(schema)
+    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["extends"]}]  # which has it
     return {"$schema": SCHEMA_ID, **schema, "title": "A scenario of sim"}
 
 

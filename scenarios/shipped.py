@@ -2,7 +2,7 @@
 
 ::
 
-    scenarios/templates/gpu.yaml     preset: h100-sxm     #? Which GPU
+    scenarios/templates/gpu.yaml     preset: h100-sxm     #? GPU
                                              │               └ asked by `sim new`; the comment stays
                                              └ answered in its place
 

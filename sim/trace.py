@@ -41,6 +41,16 @@ class Trace(Record):
 
         return task_table(self, transfers=transfers)
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: makespan, lower bound, and how each device spent its time."""
+        from sim.export.result_rows import device_rows, summary_lines
+        from sim.metrics import summary
+        from sim.notebook import card
+
+        told = summary(self)
+        title = f"Trace of {self.job.graph.name} under {self.policy}"
+        return card(title, summary_lines(self, told), device_rows(told))
+
     def plan(self) -> Plan:
         """Return what the run decided: order on every stream, waits, order of issue."""
         from sim.record.plan import plan_of

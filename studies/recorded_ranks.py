@@ -172,7 +172,7 @@ def waiting_ns(trace: Trace) -> tuple[int, int, int]:
             if "recorded_wait_ns" in own:
                 recorded += own["recorded_wait_ns"]
                 waited += int(start[op]) - point.get(thread, 0)
-            work += int(end[op] - start[op])
+            work += int(end[op] - start[op]) if graph.kind(op) != "delay" else 0
             point[thread] = int(end[op])
     return recorded, waited, work
 

@@ -19,7 +19,7 @@ from devices.collectives.nccl.tuner import Tuner
 from devices.machine import make_machine
 from policies.issue.in_order import InOrder
 from policies.streams.recorded import Recorded
-from sim import GraphBuilder, Machine, simulate
+from sim import Device, GraphBuilder, Machine, simulate
 from sim.machine.communicators import Call
 from sim.words.errors import InputError, UnknownNameError
 
@@ -49,6 +49,19 @@ def test_neighbours_are_a_node() -> None:
     assert alone == Tuner(GENERATIONS["h100"], (1, 1)).choose("all_gather", 1 << 20)
     four = Nccl(per_node=4).choice(all_reduce(1 << 20, 8), sixteen)
     assert four == Tuner(GENERATIONS["h100"], (4, 4)).choose("all_reduce", 1 << 20)
+
+
+def test_ranks_of_a_recorded_job_name_no_nodes() -> None:
+    """``rank3/gpu0`` says not where a rank was: neighbours are a node, as without names."""
+    ranks = Machine(tuple(Device(f"rank{k}/gpu0") for k in range(16)))
+    nodes = Machine(tuple(Device(f"node{k}/gpu{j}") for k in range(4) for j in range(4)))
+    call, model = all_reduce(1 << 26, 16), Nccl("h100")
+    for machine, per_node in ((ranks, (8, 8)), (nodes, (4, 4, 4, 4))):
+        assert model.choice(call, machine) == Tuner(GENERATIONS["h100"], per_node).choose(*call[:2])
+    many = Machine(tuple(Device(f"node0/gpu{k}") for k in range(16)))
+    with pytest.raises(InputError, match="16 ranks on a node are more than the 8 that are modelled; say per"):
+        model.choice(call, many)
+    assert Nccl("h100", per_node=8).choice(call, many) == model.choice(call, ranks)
 
 
 def test_fitted_times_hold_within_a_node() -> None:

@@ -13,7 +13,7 @@ from scenario_texts import GOOD, changed, write
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.run.execute import run_scenario
-from scenarios.run.load import load_scenario
+from scenarios.run.load import load_scenario, read_scenario
 from sim.words.errors import GraphError, InfeasibleError, ScenarioError, SimError
 
 
@@ -147,3 +147,13 @@ def test_a_graph_file_is_no_scenario(tmp_path: Path) -> None:
 def test_errors_keep_what_they_are_about(error: SimError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (again.op, again.attribute, str(again)) == ("x", "trips", str(error))
+
+
+def test_a_text_is_a_scenario_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "name: base\nworkload: {ops: {a: {duration: 10us}}}\n", encoding="utf-8"
+    )
+    scenario = read_scenario("extends: base.yaml\nmachine: {devices: {d: {kind: gpu}}}\n", folder=tmp_path)
+    assert (scenario.name, len(scenario.graph)) == ("base", 1)
+    with pytest.raises(ScenarioError, match=r"scenario:2:9: policy.name: unknown policy 'fifoo'"):
+        read_scenario("extends: base.yaml\npolicy: fifoo\n", folder=tmp_path).case()

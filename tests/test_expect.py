@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
 from scenario_texts import GOOD, changed, write
 
-from scenarios.fields.results import RESULTS
-from scenarios.run.execute import Result, run_scenario
+from scenarios.expect.relative import read_relative, resolved
+from scenarios.fields.results import RESULTS, holds
+from scenarios.run import execute
+from scenarios.run.execute import Result, job_of, run_case, run_scenario
 from scenarios.run.load import load_scenario
 from sim.words.errors import ScenarioError
 
@@ -42,6 +48,8 @@ HOLDS = [
     "issue.d: 40us",
     "order: [a, b, c, d]",
     "order: [b, d]",
+    "order.cpu0: [a, d]",
+    "exposed_communication.cpu0: 0",
 ]
 
 
@@ -67,7 +75,8 @@ def test_what_holds(tmp_path: Path, expect: str) -> None:
         ("utilisation.cpu0: 99%", "utilisation.cpu0 is 0.7222222222, expected 0.99"),
         (
             "order: [b, a]",
-            "order is [a, b], expected [b, a]\n  'a' starts at 0 ns, before 'b', which starts at 10 us",
+            "order is [a, b], expected [b, a]\n  'a' starts at 0 ns, before 'b', which starts at 10 us\n"
+            "  at 0 ns 'b' needs 'a', which runs on cpu0/w0",
         ),
     ],
 )
@@ -92,6 +101,22 @@ def test_what_does_not_hold_says_what_came_out_and_where_it_stands(
         ("utilisation.cpu1: 1", "expect.utilisation.cpu1: unknown device 'cpu1'; did you mean 'cpu0'?"),
         ("start.aa: 1us", "expect.start.aa: unknown op 'aa'; did you mean 'a'?"),
         ("sent.x: 1B", "expect.sent.x: unknown link 'x'"),
+        ("order.cpu1: [a]", "expect.order.cpu1: unknown device 'cpu1'; did you mean 'cpu0'?"),
+        (
+            "makespan: {at_most: 1 x other}",
+            "expect.makespan.at_most: there is no other run 'other'; no other",
+        ),
+        ("other: {makespan: 1us}", "expect.other: unknown run or result 'other'; did you mean 'order'?"),
+        (
+            "ready-queue: 1us",
+            "expect.ready-queue: is a run; say which of its results, as in {makespan: 45us}",
+        ),
+        ("ready-queue: {makspan: 1us}", "expect.ready-queue.makspan: unknown result 'makspan'; did you mean"),
+        (
+            "ready-queue: {makespan: {at_mst: 1us}}",
+            "expect.ready-queue.makespan.at_mst: no such key; did you",
+        ),
+        ("makespan: {order: [a]}", "expect.makespan: is a result; give equals, at_most, at_least or"),
         ("order: [a, e]", "expect.order.1: unknown op 'e'; known: a, b, c, d"),
         ("order: [a, a]", "expect.order.1: names the op 'a' twice"),
         ("order: a", "expect.order.equals: 'a' is not a list of ops, as in [a, b, c]"),
@@ -116,6 +141,82 @@ def test_what_cannot_be_expected(tmp_path: Path, expect: str, says: str) -> None
     place, _, message = str(caught.value).partition(": ")
     assert message.startswith(says)
     assert place.startswith(f"{tmp_path}/s.yaml:12:")
+
+
+TWO = """\
+compare:
+  - {label: one core, set: {machine.devices.cpu0.cores: 1}}
+  - {label: two, name: ready-queue}
+"""
+"""One core takes 65 us, two take 45 us."""
+
+
+def held(folder: Path, expect: str) -> dict[str, list[str]]:
+    """Return what each run of the scenario says, by label."""
+    head, _, _ = GOOD.partition("expect:")
+    scenario = load_scenario(write(folder, f"{head}{TWO}expect: {expect}\n"))
+    results = [run_case(case) for case in scenario.expected()]
+    return {r.policy: [each.told if not each.passed else "" for each in r.outcomes] for r in results}
+
+
+def test_runs_are_held_to_one_another(tmp_path: Path) -> None:
+    assert held(tmp_path, "{two: {makespan: {at_most: 0.7 x one core, at_least: 0.69 x one core}}}") == {
+        "two": [""]
+    }
+    assert held(
+        tmp_path, "{one core: {makespan: {equals: 1.45 x two, tolerance: 1%}}, makespan: 1 x two}"
+    ) == {
+        "ready-queue": [""],
+        "one core": [""],
+    }
+    assert held(tmp_path, "{one core: {makespan: {at_most: 1.25 x two}, 'utilisation.cpu0': 1 x two}}") == {
+        "one core": [
+            "makespan is 65 us, expected at most 56.25 us (1.25 x two)",
+            "utilisation.cpu0 is 1, expected 0.7222222222 (1 x two)",
+        ]
+    }
+    with pytest.raises(ScenarioError, match="there is no other run 'two'; known: one core, ready-queue"):
+        held(tmp_path, "{two: {makespan: 1 x two}}")
+    with pytest.raises(
+        ScenarioError, match="'two' is a run; write how many times what it has, as in 1 x two"
+    ):
+        held(tmp_path, "{one core: {makespan: two}}")
+
+
+def test_a_run_that_others_name_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(
+        execute, "job_of", lambda case, **seed: ran.append(case.label) or job_of(case, **seed)
+    )
+    twice = "{makespan: {at_most: 1 x one core}, tasks: 1 x one core}"
+    assert held(tmp_path, f"{{two: {twice}}}") == {"two": ["", ""]}
+    assert ran == ["two", "one core"]
+
+
+@given(
+    st.fractions(0, 3, max_denominator=50).map(lambda f: Fraction(round(f * 100), 100)),
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+)
+@examples(40)
+def test_a_relative_bound_is_exact(times: Fraction, actual: int, other: int) -> None:
+    text = f"{float(times)} x other"
+    for key, exact in (("at_most", actual <= times * other), ("at_least", actual >= times * other)):
+        relative = read_relative(text)
+        assert relative is not None
+        assert relative.times == times
+        assert holds(actual, resolved({key: relative}, {"other": other})) == exact
+
+
+def test_what_is_said_of_a_late_start_and_of_an_op_elsewhere(tmp_path: Path) -> None:
+    [late] = run(tmp_path, "start.d: {at_most: 30us}").outcomes
+    assert late.told == (
+        "start.d is 40 us, expected at most 30 us\n  at 30 us 'd' needs 'c', which runs on cpu0/w1"
+    )
+    text = changed("cores: 2}", "cores: 2}\n    cpu1: {kind: cpu}")
+    text = changed("a: {duration: 10us", "a: {duration: 10us, device: cpu1", text)
+    [elsewhere] = run(tmp_path, "order.cpu0: [a, b]", text).outcomes
+    assert elsewhere.told == "order.cpu0 is [b], expected [a, b]\n  'a' does not run on cpu0"
 
 
 def test_names_are_looked_at_before_anything_runs(tmp_path: Path) -> None:

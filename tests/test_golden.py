@@ -102,3 +102,18 @@ def test_mistakes(tmp_path: Path, expect: str, message: str) -> None:
     assert result.exit_code == 2, result.stdout
     assert message in result.stdout
     assert sim("sweep", write(tmp_path, HEAD), "--vary", "seed=1,2", "--minimise", "schedule").exit_code == 2
+
+
+def test_a_host_that_issues_in_another_order(tmp_path: Path) -> None:
+    """Issuing takes as long as before: what has changed is who is issued first."""
+    text = """\
+machine: {devices: {gpu0: {kind: gpu, streams: 2, issue_cost: 1us}}}
+workload: {ops: {a: {duration: 9us}, b: {duration: 9us}}}
+policy: {name: ready-queue, order: fifo, streams: {name: per-branch, spread: next}}
+"""
+    assert sim("run", write(tmp_path, text), "--ops", tmp_path / "golden.csv").exit_code == 0
+    assert failure(tmp_path, changed("fifo", "lifo", text)).splitlines()[1:] == [
+        "the first to move is 'a', which starts at 2 us, not 1 us:",
+        "  in this run at 1 us 'a' is ready, and gpu0/host issues it",
+        "  in golden.csv 'a' comes before 'b', which is issued at 2 us there",
+    ]

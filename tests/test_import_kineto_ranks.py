@@ -146,6 +146,33 @@ def test_a_straggler_makes_the_others_wait(tmp_path: Path) -> None:
     assert late == [0, 190_000]
 
 
+def test_collectives_of_several_ranks_keep_their_sizes(tmp_path: Path) -> None:
+    """By the kernel, or by the range around its launch; only of an all-to-all they may differ."""
+    runs = together([[("collective", 20)] * 5] * 2, [[0] * 5] * 2, [10] * 5)
+    for rank, run in enumerate(runs):
+        kernels = [event for event in run.events if event["name"] == NCCL]
+        launches = {event["args"]["correlation"]: event for event in run.events if event not in kernels}
+        for n, event in enumerate(kernels):
+            if n == 0:
+                event["args"] |= {"dtype": "BFloat16", "In msg nelems": 8, "Out msg nelems": 8}
+            elif n == 1:
+                event["args"] |= {"dtype": "Float", "In msg nelems": 8 + rank, "Out msg nelems": 8}
+            elif n in (2, 3):
+                call = launches[event["args"]["correlation"]]
+                shape = {"Input Dims": [[3, 4 + rank * (n - 2)], [1]], "Input type": ["float", "long int"]}
+                name = ("nccl:all_reduce", "nccl:all_to_all")[n - 2]
+                run.events.append({**call, "cat": "user_annotation", "name": name, "args": shape})
+                event["name"] = (NCCL, "ncclKernel_SendRecv")[n - 2]
+    graph = load_graph(record(tmp_path, runs), format="kineto")
+    sizes = [
+        (int(graph.bytes_read[op]), int(graph.bytes_written[op]))
+        for op, own in sorted(graph.attributes.items(), key=lambda item: item[1]["recorded_start_ns"])
+        if "communicator" in own
+    ]
+    assert sizes == [(16, 16)] * 2 + [(0, 0)] * 2 + [(56, 56)] * 2 + [(56, 0), (68, 0)] + [(0, 0)] * 2
+    simulated(graph, 2)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_two_communicators(tmp_path: Path, named: bool) -> None:
     """By the process groups that the traces name, or by streams in the order of their first kernel.

@@ -323,7 +323,8 @@ def test_the_thread_of_gradients_and_its_caller_take_turns(trace: Load) -> None:
     own = operator(gradient, 165, 5, **{"Sequence number": 5})  # the caller runs gradients of its own
     assert edges(trace(*events, own)) == edges(graph)
     other = operator(gradient, 165, 5, tid=3, **{"Sequence number": 5})  # two GPUs, two threads: side by side
-    assert ("synchronize.1", "launch.2") not in edges(trace(*events, other))
+    with pytest.warns(UserWarning, match=r"2 thread\(s\) run gradients"):
+        assert ("synchronize.1", "launch.2") not in edges(trace(*events, other))
 
 
 def test_an_older_trace_numbers_the_thread_of_the_forward(trace: Load) -> None:
@@ -339,6 +340,27 @@ def test_an_older_trace_numbers_the_thread_of_the_forward(trace: Load) -> None:
         gpu("step", 3, 65, 10),
     ]
     assert edges(trace(*events)) >= {("launch.0", "launch.1"), ("launch.1", "launch.2")}
+
+
+def test_the_oldest_traces_do_not_number_operators(trace: Load) -> None:
+    """The caller of the backward is the only other thread that calls the GPU, and quiet meanwhile."""
+    events = [
+        operator("aten::mm", 0, 10),
+        host("cudaLaunchKernel", 1, 5, 5),
+        gpu("forward", 1, 10, 10),
+        operator("MmBackward", 30, 20, tid=2),
+        host("cudaLaunchKernel", 2, 40, 5, tid=2),
+        gpu("backward", 2, 45, 10),
+        operator("torch::autograd::AccumulateGrad", 52, 3, tid=2),
+        host("cudaLaunchKernel", 3, 60, 5),
+        gpu("step", 3, 65, 10),
+    ]
+    found = trace(*events)
+    assert edges(found) >= {("launch.0", "launch.1"), ("launch.1", "launch.2")}
+    assert sum(found.duration_ns[found.pin_code == found.pins.index("cpu")].tolist()) == 60_000
+    for busy in (host("cudaLaunchKernel", 4, 53, 1), host("cudaMemsetAsync", 4, 2, 1, tid=3)):
+        with pytest.warns(UserWarning, match=r"1 thread\(s\) run gradients, and it is not clear who waits"):
+            assert ("launch.1", "launch.2") not in edges(trace(*events, busy))
 
 
 @pytest.mark.parametrize(("apart", "waits"), [(8, True), (10, True), (11, False)])

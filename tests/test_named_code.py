@@ -73,3 +73,20 @@ def test_code_is_named_and_allowed(
     with pytest.raises(ScenarioError, match=rf"s\.yaml:{place}: .*--allow-code"):
         run_scenario(load_scenario(path))
     assert run_scenario(load_scenario(path, allow_code=True)).trace.makespan_ns == makespan_ns
+
+
+def test_code_that_has_changed_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook one edits a policy and runs it again; a mistake in between is said, and can be mended."""
+    monkeypatch.delitem(sys.modules, "edited_code", raising=False)
+    path = write(tmp_path, f"machine: edited_code:MACHINE\n{GIVEN}")
+
+    def run(code: str) -> int:
+        (tmp_path / "edited_code.py").write_text(code, encoding="utf-8")
+        return run_scenario(load_scenario(path, allow_code=True)).trace.makespan_ns
+
+    code = CODE.partition("DEVICE")[0] + CODE[CODE.index("MACHINE") :]
+    assert run(code) == run(code) == 15_000
+    assert run(code.replace("5us", "70us")) == 80_000
+    with pytest.raises(ScenarioError, match="cannot be imported: SyntaxError"):
+        run(code + "class:")
+    assert run(code) == 15_000

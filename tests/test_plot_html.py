@@ -23,7 +23,7 @@ from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
 from sim.analysis.transfers_on_links import link_loads
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.path import executed_path
-from sim.plot import save_html, save_page
+from sim.plot import gantt, save_html, save_page
 from sim.plot.bars import bars_of
 from sim.plot.colours import colour_of
 from sim.plot.html import gantt_data
@@ -91,7 +91,7 @@ def in_node(data: Any, expression: str) -> Any:
 
 
 STORIES = """data.map(page => page.rows.flatMap(row => {
-    row.bars = unpack(row.bars); row.lane_names = row.names.map(([, name]) => name);
+    row.bars = unpack(row.bars);
     return Array.from({ length: row.bars.n }, (_, k) => story(page, row, k));
 }))"""
 
@@ -156,6 +156,21 @@ def test_transfers_and_launches_have_lanes() -> None:
     assert names(gantt_data({"": over_a_link()}, links=False)["rows"][0]) == ["x/0", "y/0"]
     launched = gantt_data({"": chain()}, issuers=True)
     assert names(launched["rows"][0]) == ["gpu0/host", "gpu0/0", "gpu0/1"]
+
+
+def test_a_lane_on_which_nothing_is_seen_is_folded_away() -> None:
+    b = GraphBuilder("fed")
+    b.op("next", duration_ns=0, device="host")
+    b.op("work", duration_ns=10, device="gpu0", inputs=["next"])
+    trace = simulate(b.build(), Machine((Device("host"), Device("gpu0"))), ReadyQueue())
+    data = gantt_data({"": trace})
+    (row,) = data["rows"]
+    assert (names(row), row["lane_names"], op_names(data, row)) == (
+        ["gpu0/0"],
+        ["gpu0/0", "host/0"],
+        ["next", "work"],
+    )
+    assert [label.get_text() for label in gantt(trace).get_yticklabels()] == ["gpu0/0"]
 
 
 def test_runs_share_the_time_axis_and_the_legend() -> None:
@@ -230,7 +245,7 @@ def test_what_scripts_find() -> None:
         [data, edges.tolist()],
         """(([page, edges]) => {
             const row = page.rows[0], link = integrate(page.rows.at(-1).links[0]);
-            row.bars = unpack(row.bars); row.lane_names = row.names.map(([, name]) => name);
+            row.bars = unpack(row.bars);
             return [row.bars.n, ["A x/0", "transfer", "nothing", ""].map(f => [...matching(page, row, f)]),
                     edges.slice(1).map((to, k) => meanOf(link, edges[k], to)),
                     lanesOf(row.bars).map(lane => [lane.lane, ...lane.bars])];
@@ -444,7 +459,8 @@ def test_the_table_filters_sorts_and_shows_places(tmp_path: Path) -> None:
     told = run_in(
         tmp_path / "page.html",
         """
-        const ops = () => [...document.querySelectorAll("#ops tbody tr")].map(tr => tr.children[1].textContent).join("");
+        const cells = () => [...document.querySelectorAll("#ops tbody tr")].map(tr => tr.children[1]);
+        const ops = () => cells().map(td => td.textContent).join("");
         const search = document.querySelector("#ops input"), heads = document.querySelectorAll("#ops th");
         const found = [ops()];
         heads[5].onclick(); found.push(ops());                                  // the longest first

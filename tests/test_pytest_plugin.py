@@ -80,13 +80,13 @@ def test_scenarios_may_name_files_outside_their_folder_if_that_is_allowed(
     rest = "" if "extends" in text else head + tail[tail.index("policy:") :]
     write(tmp_path / "below", rest + text, "s.yaml")
     options = ("-v", "-p", "no:cacheprovider", "--sim-check", "below")
-    refused = pytester.runpytest_subprocess(*options)
+    refused = pytester.runpytest_inprocess(*options)
     assert refused.ret in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED)
     assert (
         "is outside the scenario's folder; allow it with --allow-outside (pytest: --sim-allow-outside)"
         in str(refused.stdout)
     )
     assert "Traceback" not in f"{refused.stdout}{refused.stderr}"
-    allowed = pytester.runpytest_subprocess(*options, "--sim-allow-outside")
+    allowed = pytester.runpytest_inprocess(*options, "--sim-allow-outside")
     assert allowed.ret == 0
     assert "s.yaml::ready-queue PASSED" in str(allowed.stdout)

@@ -235,6 +235,41 @@ def test_two_threads_launch_side_by_side(trace: Write) -> None:
     assert [found[name] for name in kernels] == [4_000, 14_000, 54_000, 27_000]
 
 
+def test_a_wait_for_kernels_that_the_file_lacks_is_unexplained(tmp_path: Path, trace: Write) -> None:
+    """It takes 3 us behind a kernel and 1,203 us without one, so that 1,200 of 2,029 us are left over."""
+    path = trace(
+        host("cudaLaunchKernel", 1, 0, 4),
+        gpu("a", 1, 4, 500),
+        host("cudaDeviceSynchronize", 2, 10, 497),
+        host("cudaDeviceSynchronize", 3, 517, 1203),
+        host("cudaLaunchKernel", 4, 1725, 4),
+        gpu("b", 4, 1729, 300),
+    )
+    graph = load_graph(path)
+    delay = graph.index("delay.call2")
+    assert (graph.duration_ns[delay], graph.duration_ns[graph.index("synchronize.2")]) == (1_200_000, 3_000)
+    run = run_recorded(graph)
+    run.check()
+    assert (run.makespan_ns, residue(run)) == (2_029_000, (1_200_000, 1_200 / 2_029, 1, 1_200_000))
+    assert idle_reasons(run)["cpu"]["unexplained"] == 1_200_000
+    found = json.loads(sim("whatif", path, "--also", "{host: x0}", "--only", "unexplained", "--json").stdout)
+    # without the delay; and with it, the kernels and the wait for the first one alone
+    assert [one["makespan_ns"] for one in found["what_ifs"]] == [829_000, 500_000 + 1_200_000 + 300_000]
+
+
+def test_a_copy_from_pageable_memory_waits_for_what_is_before_it(trace: Write) -> None:
+    """A large one: its call goes on from when the kernel ends, and has waited 80 us by then."""
+    graph = load_graph(
+        trace(
+            host("cudaLaunchKernel", 1, 0, 4),
+            gpu("a", 1, 4, 100),
+            host("cudaMemcpyAsync", 2, 24, 90),
+            gpu("Memcpy HtoD (Pageable -> Device)", 2, 105, 8),
+        )
+    )
+    assert graph.attributes[graph.index("launch.1")]["recorded_wait_ns"] == 80_000
+
+
 # -- the machine that was recorded ----------------------------------------------------------------
 
 GIVEN = """\

@@ -250,3 +250,13 @@ def test_an_editor_is_offered_names_and_the_options_of_each() -> None:
     }
     assert set(meanings["device-kind"]) == {"order", "soft", "follow"}
     assert meanings["device-kind"]["soft"]["description"].endswith("(bool; default false)")
+
+
+def test_an_editor_tells_what_every_key_means() -> None:
+    silent = [
+        f"{kind}.{key}"
+        for kind, of_kind in SCHEMA["$defs"].items()
+        for key, value in of_kind.get("properties", {}).items()
+        if not value.get("description") and "$ref" not in value
+    ]
+    assert silent == []

@@ -97,8 +97,8 @@ def test_questions_are_asked_until_the_answer_makes_sense(
     ):
         assert words in said
     text = (tmp_path / "mine.yaml").read_text()
-    assert "      preset: h200-sxm              # Which GPU" in text
-    assert "      streams: 2                    # How many streams" in text
+    assert "      preset: h200-sxm              # GPU" in text
+    assert "      streams: 2                    # Streams" in text
     assert "graph: model.onnx" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.yaml", "model.onnx"]
 

@@ -240,7 +240,7 @@ class Formula:
 
 
 def _nodes(call: Call, machine: Machine) -> list[list[int]]:
-    """Return the positions of the ranks on each node, which is what the names of its devices begin with."""
+    """Return the positions of the ranks on each node, or whatever the names of its devices begin with."""
     nodes: dict[str, list[int]] = {}
     for position, rank in enumerate(call.ranks):
         nodes.setdefault(machine.devices[rank].name.rpartition("/")[0], []).append(position)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from devices.collectives.formulas import Formula
 from devices.collectives.nccl.constants import GENERATIONS
 from devices.collectives.nccl.model import Nccl
+from devices.collectives.nodes import node_of
 from sim.machine.communicators import Call, CollectiveModel
 from sim.machine.device import Device
 from sim.machine.machine import Machine
@@ -91,7 +92,7 @@ def of_preset(model: CollectiveModel, devices: Sequence[Device], changed: str | 
         because = f"NCCL's are known of the preset's network, which machine.{changed} changes"
     elif unlike:
         because = f"NCCL's are known of the preset's GPUs, and {unlike[0]} is another"
-    elif max(Counter(gpu.name.rpartition("/")[0] for gpu in gpus).values()) > 8:
+    elif max(Counter(node_of(gpu.name) for gpu in gpus).values()) > 8:
         because = "NCCL's choice is known of nodes of 8 GPUs"
     else:
         return OfPreset(Formula(), model)

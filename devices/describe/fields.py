@@ -399,7 +399,8 @@ MACHINE_FIELDS: Final = _table(
     Field(
         "collectives",
         "mapping",
-        "how long collectives of communicators take that give no duration: model (default formula), options",
+        "how long collectives of communicators take that give no duration: model (default formula; of "
+        "presets with NVSwitches nccl), options",
         example="{model: formula, algorithm: ring}",
     ),
 )

@@ -44,7 +44,7 @@ __all__ = ["DataLoadingFields"]
 class DataLoadingFields(Builder):
     """An input pipeline: load and preprocess on a CPU, copy and train on GPUs, a batch an iteration."""
 
-    model: Literal["data-loading"]
+    model: Annotated[Literal["data-loading"], Field(description="which builder")]
     load: Duration
     preprocess: Duration = 0
     copy_: Annotated[

@@ -50,8 +50,8 @@ class LayerFields(Keys):
 class DataParallelFields(Builder):
     """Training steps on replicas that sum their gradients in buckets."""
 
-    model: Literal["data-parallel"]
-    replicas: Size
+    model: Annotated[Literal["data-parallel"], Field(description="which builder")]
+    replicas: Annotated[Size, Field(description="GPUs that each have the whole model")]
     layers: Annotated[list[LayerFields], Field(min_length=1, description="from the first to the last")]
     repeat: Annotated[Size, Field(description="how many times the list of layers is repeated")] = 1
     bandwidth: Annotated[

@@ -39,8 +39,8 @@ _MOST_PAIRS: Final = 100 * MOST_TASKS
 class Branchy(Builder):
     """Blocks of parallel chains between a fork and a join."""
 
-    model: Literal["branchy"]
-    blocks: Size = 1
+    model: Annotated[Literal["branchy"], Field(description="which builder")]
+    blocks: Annotated[Size, Field(description="blocks, one after another")] = 1
     branches: Annotated[Size, Field(description="parallel chains in a block")] = 4
     depth: Annotated[Size, Field(description="ops in a chain")] = 1
     duration: Annotated[Duration, Field(default="10us", description="duration of every op")]
@@ -111,8 +111,8 @@ def _two(default: list[Any]) -> Any:
 class RandomDag(Builder):
     """Layers of ops wired at random, the same for the same seed."""
 
-    model: Literal["random-dag"]
-    layers: Size = 10
+    model: Annotated[Literal["random-dag"], Field(description="which builder")]
+    layers: Annotated[Size, Field(description="how many layers of ops")] = 10
     width: Annotated[list[Size], _two([1, 4]), _Range({"type": "integer", "minimum": 1})]
     edge_probability: Annotated[
         float, Field(ge=0, le=1, strict=False, description="probability of each edge from an earlier layer")

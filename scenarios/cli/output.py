@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from scenarios.cli.stream_hints import stream_notes
-from scenarios.cli.text_tables import percent, print_table, size, strong
+from scenarios.cli.text_tables import print_table, strong
 from scenarios.cli.unused_notes import no_gap_notes, unused_notes
-from sim.analysis.failed_ops import attempt_lines, failure_text, late_lines
-from sim.explain.time_use import WORD_OF_REASON
+from sim.export.result_rows import device_rows, largest, percent, size, summary_lines
 from sim.words.units import format_duration
 
 if TYPE_CHECKING:
@@ -47,55 +46,14 @@ def print_result(result: Result) -> None:
     """Print what came out of one run."""
     summary = result.summary
     print(strong(f"{result.scenario}: {result.policy}"))
-    ran = "1 task ran" if summary["tasks"] == 1 else f"{summary['tasks']:,} tasks ran"
-    makespan = f"makespan {format_duration(summary['makespan_ns'])}"
-    if aborted := attempt_lines(result.trace):
-        told = summary["failures"]
-        done, lost = ("1 step" if n == 1 else f"{n:,} steps" for n in (told["steps"], told["steps_lost"]))
-        print("\n".join(aborted))
-        print(f"{makespan}; {done} done, {lost} lost; {ran}")
-    elif failed := failure_text(result.trace):
-        print(f"{failed}\n{makespan}, until all that ran had ended; {ran}")
-    else:
-        print(f"{makespan}, {_above_bound(summary)}")
-        print(f"critical path {format_duration(summary['critical_path_ns'])}; {ran}")
-    if (residue := summary.get("unexplained")) is not None:
-        print(f"unexplained {format_duration(residue['ns'])}, {percent(residue['share'])} of the makespan")
-    if late := late_lines(result.trace):
-        print("\n".join(late))
+    print("\n".join(summary_lines(result.trace, summary)))
     if result.tried:
         print(_tuned(result.tried))
     if "folded" in summary:
         print(_folded(summary["folded"]))
     print()
     unused = summary["unused_devices"]
-    cores = any(use["cores"] and use["time_ns"]["compute"] for use in summary["devices"].values())
-    print_table(
-        [
-            {
-                "device": name,
-                **{word: format_duration(ns) for word, ns in use["time_ns"].items()},
-                **(
-                    {"cores used": f"{percent(use['utilisation'])} of {use['cores']}" if use["cores"] else ""}
-                    if cores
-                    else {}
-                ),
-                "span": format_duration(use["span_ns"]),
-                "bubble": percent(use["bubble"]),
-                "peak memory": size(use["peak_memory_bytes"]),
-                "waits for": _largest(
-                    {
-                        reason: ns
-                        for reason, ns in use["idle_reasons"].items()
-                        if reason not in WORD_OF_REASON
-                    },
-                    most=3,
-                ),
-            }
-            for name, use in summary["devices"].items()
-            if "unused" not in use["idle_reasons"] or use["peak_memory_bytes"]
-        ]
-    )
+    print_table(device_rows(summary))
     for note in (*unused_notes({result.policy: unused}), *stream_notes([result]), *_model_notes([result])):
         print(note)
     _print_part(
@@ -235,8 +193,8 @@ def _print_pipeline(told: Mapping[str, Any]) -> None:
                 "span": format_duration(told["span_ns"][rank]),
                 "bubble": format_duration(told["idle_ns"][rank]),
                 "activations": str(told["peak_activations"][rank]),
-                "waits for": _largest(told["waits_for"][rank]),
-                "memory at the peak": _largest(told["memory_bytes"][rank], size),
+                "waits for": largest(told["waits_for"][rank]),
+                "memory at the peak": largest(told["memory_bytes"][rank], size),
             }
             for rank, device in enumerate(told["devices"])
         ]
@@ -285,44 +243,20 @@ def print_comparison(comparison: Comparison) -> None:
     """Print one table for all runs, the fastest first, and one line each on why they differ."""
     from scenarios.report.pipeline_compare import is_pipelines, pipeline_rows
 
-    ranked, fastest = comparison.ranked, comparison.fastest.trace.makespan_ns
+    ranked = comparison.ranked
     bound, loops = comparison.lower_bound_ns, comparison.loops_counted_once
     unequal = comparison.unequal
     print(
         strong(comparison.fastest.scenario)
         + (f": the runs use different numbers of devices ({unequal})" if unequal else "")
     )
-    rows = []
-    for result in ranked:
-        summary = result.summary
-        makespan = summary["makespan_ns"]
-        busiest = max(summary["devices"], key=lambda name: summary["devices"][name]["time_ns"]["compute"])
-        share = summary["devices"][busiest]["time_ns"]["compute"] / makespan if makespan else 0.0
-        rows.append(
-            {
-                "policy": result.policy,
-                "makespan": format_duration(makespan),
-                "vs fastest": f"{makespan / fastest:.3f}x" if fastest else "",
-                "above bound": percent(makespan / bound - 1) if bound and not loops else "",
-                "most compute": f"{busiest} {percent(share)}",
-                "highest peak memory": _highest_peak(summary),
-            }
-        )
-    rows.extend(
-        {**dict.fromkeys(rows[0], ""), "policy": failure.policy, "makespan": failure.what}
-        for failure in comparison.failures
-    )
-    print_table(rows)
+    print_table(comparison.rows)
     if is_pipelines(ranked):
         print()
         print_table(pipeline_rows(ranked))
     print()
-    lines = [(result.policy, comparison.why(result)) for result in ranked]
-    lines += [
-        (failure.policy, str(failure.error).partition("\n")[0].rstrip(":")) for failure in comparison.failures
-    ]
-    width = max(len(policy) for policy, _ in lines)
-    for policy, why in lines:
+    width = max(len(policy) for policy, _ in comparison.reasons)
+    for policy, why in comparison.reasons:
         print(f"{policy:{width}}  {why}")
     once = " (chains through loops counted once)" * loops
     print(_METHOD + (f" Lower bound of all runs: {format_duration(bound)}{once}." if bound else ""))
@@ -331,13 +265,6 @@ def print_comparison(comparison: Comparison) -> None:
     for note in (*no_gap, *unused, *stream_notes(ranked), *_model_notes(ranked)):
         print(note)
     _print_outcomes([outcome for result in ranked for outcome in result.outcomes])
-
-
-def _highest_peak(summary: Mapping[str, Any]) -> str:
-    """Return the device whose memory has the highest peak, and how high that is; no name if it is 0."""
-    peaks = {name: use["peak_memory_bytes"] for name, use in summary["devices"].items()}
-    device = max(peaks, key=lambda name: peaks[name])
-    return f"{device} {size(peaks[device])}" if peaks[device] else size(0)
 
 
 def _tuned(tried: Sequence[Tried]) -> str:
@@ -363,22 +290,6 @@ def _folded(told: Mapping[str, Any]) -> str:
     if len(into) > _MOST_FOLDED:
         lines.append(f"  ... and {len(into) - _MOST_FOLDED:,} more; --json has them all")
     return "\n".join(lines)
-
-
-def _above_bound(summary: Mapping[str, Any]) -> str:
-    bound = summary["lower_bound_ns"]
-    if summary["loops_counted_once"]:
-        return f"lower bound {format_duration(bound)} (chains through loops counted once)"
-    if summary["gap"] is None:
-        return f"no lower bound: {summary['no_gap']}"
-    share = summary["gap"]
-    return f"{percent(share) + ' above' if share else 'at'} the lower bound of {format_duration(bound)}"
-
-
-def _largest(parts: Mapping[str, int], show: Callable[[int], str] = format_duration, most: int = 2) -> str:
-    """Return the largest parts of something, the largest first."""
-    ranked = sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1])
-    return ", ".join(f"{part} {show(amount)}" for part, amount in ranked[:most])
 
 
 def _print_outcomes(outcomes: Sequence[Outcome]) -> None:

@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from unicodedata import east_asian_width
 
-from sim.words.units import format_bytes
-
-__all__ = ["percent", "print_list", "print_table", "size", "strong"]
+__all__ = ["print_list", "print_table", "strong"]
 
 _WIDTH: Final = 160
 """Columns of a list that goes to a file or a pipe."""
@@ -43,16 +41,6 @@ def print_table(rows: Sequence[Mapping[str, str]], *, left: int = 1) -> None:
         ]
         text = "  ".join(line).rstrip()
         print(strong(text) if n == 0 else text)
-
-
-def percent(share: float) -> str:
-    """Return a share as a percentage with one decimal."""
-    return f"{100 * share:.1f}%"
-
-
-def size(nbytes: int) -> str:
-    """Return an amount of memory."""
-    return format_bytes(nbytes, iec=True)
 
 
 def print_list(title: str, rows: Sequence[tuple[str, str]]) -> None:

@@ -169,7 +169,7 @@ class Expectation(NamedTuple):
     def _unknown(self, loc: Loc, of: str, name: str, known: Sequence[str]) -> ScenarioError:
         return self.document.error(loc, f"unknown {of} {name!r}{hint(name, known)}", key=True)
 
-    def hold(self, run: Run, other: Callable[[str], Run]) -> Outcome:
+    def hold(self, run: Run, other: Callable[[str], Run], *, new_tables: bool = False) -> Outcome:
         """Compare with what came out.
 
         Parameters
@@ -177,6 +177,8 @@ class Expectation(NamedTuple):
         run : Run
         other : callable
             Returns the run of a label, for what is expected beside it.
+        new_tables : bool
+            Whether a table of ops need not have the run yet, or not be there: then it does not hold.
 
         Raises
         ------
@@ -185,7 +187,7 @@ class Expectation(NamedTuple):
         """
         result = RESULTS[self._split()[0]]
         if result.unit is FILE:
-            return self._hold_schedule(run)
+            return self._hold_schedule(run, new_tables=new_tables)
         actual = self._result_of(run)
         references = {
             given.run: self._result_of(other(given.run), f"the run {given.run!r}")
@@ -208,22 +210,30 @@ class Expectation(NamedTuple):
         )
         passed = holds(actual, condition)
         told = f"{self.what} is {result.unit.show(actual)}, expected {wanted}"
-        if isinstance(actual, list) and not passed:
-            told += f"\n  {self._out_of_order(actual, run)}"
+        if not passed:
+            told += self._why(actual, condition, run)
         return Outcome(self, condition, actual, passed, told, references)
 
-    def _out_of_order(self, actual: Sequence[str], run: Run) -> str:
-        """Say of a list of ops which one comes first that should not."""
-        listed = self.condition["equals"]
-        assert isinstance(listed, list)
-        missing = [op for op in listed if op not in actual]
+    def _why(self, actual: Any, condition: Mapping[str, Any], run: Run) -> str:
+        """Say of an op that starts late, or of ops in another order, what held it up, on further lines."""
+        from scenarios.expect.why_not import why_not_at
+
+        kind, name = self._split()
+        if kind == "start":
+            meant = min(condition.get("equals", actual), condition.get("at_most", actual))
+            return why_not_at(run.trace, run.policy, name, meant) if meant < actual else ""
+        if not isinstance(actual, list):
+            return ""
+        missing = [op for op in condition["equals"] if op not in actual]
         if missing:
-            device = self._split()[1]
-            return f"{missing[0]!r} does not run{f' on {device}' if device else ''}"
-        early, late = next((a, b) for a, b in zip(actual, listed, strict=True) if a != b)
+            return f"\n  {missing[0]!r} does not run{f' on {name}' if name else ''}"
+        early, late = next((a, b) for a, b in zip(actual, condition["equals"], strict=True) if a != b)
         start = RESULTS["start"]
-        at = [start.unit.show(start.get(run.summary, run.trace, op)) for op in (early, late)]
-        return f"{early!r} starts at {at[0]}, before {late!r}, which starts at {at[1]}"
+        at, then = (int(start.get(run.summary, run.trace, op) or 0) for op in (early, late))  # type: ignore
+        if at == then:
+            return f"\n  {early!r} comes before {late!r}, and both start at {start.unit.show(at)}"
+        told = f"{early!r} starts at {start.unit.show(at)}, before {late!r}, which starts at"
+        return f"\n  {told} {start.unit.show(then)}" + why_not_at(run.trace, run.policy, late, at)
 
     def _result_of(self, run: Run, whose: str = "this run") -> Any:
         kind, name = self._split()
@@ -237,14 +247,15 @@ class Expectation(NamedTuple):
             raise self.document.error(self.loc, f"{whose} has no such result", key=True)
         return actual
 
-    def _hold_schedule(self, run: Run) -> Outcome:
+    def _hold_schedule(self, run: Run, *, new_tables: bool) -> Outcome:
         from sim.diff.golden import against_table
+        from sim.diff.ops_table import has_run
 
         assert self.table is not None
         golden = str(self.condition["equals"])
-        if not self.table.exists():
-            return Outcome(self, {"equals": golden}, "", False, f"{self.what}: {golden} is not there yet")
         with self.document.placing(*self.loc):
+            if new_tables and not has_run(self.table, run.policy):
+                return Outcome(self, {"equals": golden}, "", False, f"{self.what} is not in {golden} yet")
             differs = against_table(run.trace, self.table, run.policy)
         told = "\n  ".join([f"{self.what} is not that of {golden}", *differs])
         actual = "; ".join(line.strip() for line in differs) or golden

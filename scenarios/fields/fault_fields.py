@@ -186,7 +186,10 @@ class FaultFields(Strict):
         Duration | None,
         Field(description="... a collective, from its launch on a rank; default: 10min, as NCCL in PyTorch"),
     ] = None
-    health_check: Annotated[HealthCheckFields, Shorthand("interval", "duration")] | None = None
+    health_check: Annotated[
+        Annotated[HealthCheckFields, Shorthand("interval", "duration")] | None,
+        Field(description="how failures are noticed: an interval, or a mapping"),
+    ] = None
     restart: Annotated[
         Duration | None,
         Field(description="time to start all processes anew after a failure; default: the run ends"),

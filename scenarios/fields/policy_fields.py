@@ -66,9 +66,9 @@ _Value = Annotated[JsonValue, WithJsonSchema(_PLAIN)]
 class Condition(Strict):
     """What a result must be: values in the unit of the result, or as ``1.05 x gpipe``, of another run."""
 
-    equals: _Value = None
-    at_most: _Value = None
-    at_least: _Value = None
+    equals: Annotated[_Value, Field(description="exactly this, or within `tolerance` of it")] = None
+    at_most: Annotated[_Value, Field(description="no more than this")] = None
+    at_least: Annotated[_Value, Field(description="no less than this")] = None
     tolerance: Annotated[
         _Value, Field(description="how far from `equals` it may be: a quantity, or a share such as 1%")
     ] = None

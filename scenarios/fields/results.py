@@ -33,6 +33,7 @@ __all__ = [
     "column_of_result",
     "holds",
     "result_of_run",
+    "row_names",
     "shown_result",
     "task_names",
 ]
@@ -149,11 +150,11 @@ class _Result(NamedTuple):
     def get(self, summary: Summary, trace: Trace, name: str) -> Value | None:
         """Return what came out; None: the run has no such result."""
         if self.unit is ORDER:
-            return _row_names(trace, name)
+            return row_names(trace, name)
         if self.unit is FILE:
             return None
         if self.of == "op":
-            names = _row_names(trace)
+            names = row_names(trace)
             return int(trace.tasks[self.key][names.index(name)]) if name in names else None
         found: Any = summary
         if self.of == "recovery":
@@ -283,7 +284,7 @@ def shown_result(what: str, value: Value) -> str:
     return (unit.brief or unit.show)(value)
 
 
-def _row_names(trace: Trace, device: str = "") -> list[str]:
+def row_names(trace: Trace, device: str = "") -> list[str]:
     """Return what each row of the trace is called, in start order; of one device, if it is named."""
     names = task_names(trace.job)
     tasks = trace.tasks["iteration"] * len(trace.job.graph) + trace.tasks["op"]

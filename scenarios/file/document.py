@@ -100,6 +100,19 @@ class Document:
         root = _read(Path(path), allow_outside)
         return cls(root, Path(path), allow_outside=allow_outside)
 
+    @classmethod
+    def written(cls, text: str, folder: str | Path, *, allow_outside: bool = False) -> Document:
+        """Return what the text of a file in a folder would be.
+
+        Raises
+        ------
+        ScenarioError
+            As of a file.
+        """
+        path = Path(folder) / "scenario"
+        root = _whole(read_yaml_text(text, path.name), path, allow_outside, ())
+        return cls(root, path, allow_outside=allow_outside)
+
     @property
     def title(self) -> str:
         """What the scenario calls itself, else the name of its file."""
@@ -211,7 +224,11 @@ VERSIONS: Final = (1,)
 
 def _read(path: Path, allow_outside: bool, above: tuple[Path, ...] = ()) -> Node:
     """Read a file and those that it extends; `above` are the files that extend it."""
-    root = read_yaml(path)
+    return _whole(read_yaml(path), path, allow_outside, above)
+
+
+def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...]) -> Node:
+    """Return what a file says, laid over the one that it extends."""
     if not isinstance(root.value, dict):
         raise root.place.error("a scenario is a mapping: 'name: ...', 'machine: ...', 'workload: ...'")
     schema, version, extends = (root.child(key) for key in ("schema", "version", "extends"))

@@ -52,6 +52,7 @@ def _holds(key: str, actual: Value, condition: Mapping[str, Value]) -> bool:
 
 def _text(key: str, outcome: Outcome, value: Value, percent: bool) -> str:
     given, actual = outcome.expectation.condition, outcome.actual
+    result = RESULTS[outcome.expectation.what.partition(".")[0]]
     relative = given[key]
     if isinstance(relative, Relative):
         other = outcome.references[relative.run]
@@ -64,8 +65,11 @@ def _text(key: str, outcome: Outcome, value: Value, percent: bool) -> str:
     if isinstance(value, float):
         assert isinstance(actual, int | float)
         exact = Decimal(repr(actual)) if key == "equals" else _rounded(key).create_decimal(Decimal(actual))
-        return f"{(exact * 100).normalize():f}%" if percent else f"{exact.normalize():f}"
-    text = RESULTS[outcome.expectation.what.partition(".")[0]].unit.show(actual)
+        texts = [f"{(exact * 100).normalize():f}%"] * percent + [f"{exact.normalize():f}"]
+        return next(
+            text for text in texts if _holds(key, actual, {**outcome.condition, key: result.read_text(text)})
+        )
+    text = result.unit.show(actual)
     return text if isinstance(value, str) else text.replace(" ", "")
 
 

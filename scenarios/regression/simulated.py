@@ -132,7 +132,8 @@ class Simulated:
         failed = []
         for expectation in read_expectations(read.expect, document, ("expect",), list(others)):
             expectation.check_name(known, with_table=self.new_tables is None)
-            outcome = expectation.hold(self, others.__getitem__)
+            new_tables = self.new_tables is not None
+            outcome = expectation.hold(self, others.__getitem__, new_tables=new_tables)
             if outcome.passed:
                 continue
             if expectation.table is not None and self.new_tables is not None:

@@ -17,6 +17,7 @@ from devices.collectives.nccl.constants import GENERATIONS
 from devices.collectives.nccl.model import over_a_host
 from devices.collectives.nccl.rates import load_rates, taken_us
 from devices.collectives.nccl.tuner import Choice, Tuner
+from devices.collectives.nodes import node_of
 from devices.machine import make_machine
 from devices.presets import machine_preset
 from sim.machine.communicators import Call
@@ -166,7 +167,7 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> Ranks:
             raise InputError(f"--machine {preset} --nodes {nodes}: {error}") from error
     of_node: dict[str, list[int]] = {}
     for k in _accelerators(machine):
-        of_node.setdefault(machine.devices[k].name.rpartition("/")[0], []).append(k)
+        of_node.setdefault(node_of(machine.devices[k].name), []).append(k)
     devices = tuple(k for some in of_node.values() for k in some[:each])
     row = machine_preset(preset).get("topology", {}).get("shape", [1])[-1]
     group = each if nodes > 1 else row

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from scenarios.report.pipeline_compare import is_pipelines, pipeline_rows
 from scenarios.report.why import difference, makespan_parts, why_fast
 from scenarios.run.execute import Result
+from sim.export.result_rows import percent, size
+from sim.notebook import card
 from sim.words.errors import OutOfMemoryError, RunError, StuckError
+from sim.words.units import format_duration
 
 __all__ = ["COMPARISON_SCHEMA", "Comparison", "Failure"]
 
@@ -86,6 +90,50 @@ class Comparison:
         """Whether chains through loops count once in the bound of a run (`sim.analysis.bounds.Bounds`)."""
         return any(result.summary["loops_counted_once"] for result in self.results)
 
+    @cached_property
+    def rows(self) -> list[dict[str, str]]:
+        """A table for people: a row for each run, the fastest first, those that could not go on last."""
+        fastest, bound = self.fastest.trace.makespan_ns, self.lower_bound_ns
+        rows = []
+        for result in self.ranked:
+            devices, makespan = result.summary["devices"], result.trace.makespan_ns
+            computes = {name: use["time_ns"]["compute"] for name, use in devices.items()}
+            busiest = max(computes, key=lambda name: computes[name])
+            rows.append(
+                {
+                    "policy": result.policy,
+                    "makespan": format_duration(makespan),
+                    "vs fastest": f"{makespan / fastest:.3f}x" if fastest else "",
+                    "above bound": percent(makespan / bound - 1)
+                    if bound and not self.loops_counted_once
+                    else "",
+                    "most compute": f"{busiest} {percent(computes[busiest] / makespan if makespan else 0.0)}",
+                    "highest peak memory": _highest_peak(devices),
+                }
+            )
+        nothing = dict.fromkeys(rows[0], "")
+        return [
+            *rows,
+            *({**nothing, "policy": each.policy, "makespan": each.what} for each in self.failures),
+        ]
+
+    @cached_property
+    def reasons(self) -> list[tuple[str, str]]:
+        """Of each of these rows the policy, and in a line why it is as fast as it is, or could not go on."""
+        failed = ((each.policy, str(each.error).partition("\n")[0].rstrip(":")) for each in self.failures)
+        return [*((result.policy, self.why(result)) for result in self.ranked), *failed]
+
+    def __repr__(self) -> str:
+        """Return who was compared, and who was fastest."""
+        return f"<Comparison of {len(self.rows)} runs: fastest {self.fastest.policy!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: what ``sim compare`` prints."""
+        more = pipeline_rows(self.ranked) if is_pipelines(self.ranked) else []
+        rows = [{**row, "why": why} for row, (_, why) in zip(self.rows, self.reasons, strict=True)]
+        unequal = [f"the runs use different numbers of devices ({self.unequal})"] if self.unequal else []
+        return card(self.fastest.scenario, unequal, rows, more)
+
     def why(self, result: Result) -> str:
         """Return one line: why it is as fast as it is, or why it is slower than the fastest."""
         if result is self.fastest:
@@ -114,3 +162,10 @@ class Comparison:
                 for failure in self.failures
             ],
         }
+
+
+def _highest_peak(devices: Mapping[str, Any]) -> str:
+    """Return the device whose memory has the highest peak, and how high that is; no name if it is 0."""
+    peaks = {name: use["peak_memory_bytes"] for name, use in devices.items()}
+    device = max(peaks, key=lambda name: peaks[name])
+    return f"{device} {size(peaks[device])}" if peaks[device] else size(0)

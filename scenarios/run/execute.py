@@ -18,6 +18,7 @@ from scenarios.run.conditions.refuse import refuse_without_effect
 from scenarios.run.load import Case, Scenario
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.words import check_words
+from sim.export.result_rows import device_rows, summary_lines
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
 from sim.job.collectives.durations import told_of
@@ -25,6 +26,7 @@ from sim.job.job import Job, Placement, Tried
 from sim.kernel.choose import NotOnKernelError, run_job
 from sim.machine.machine import Machine
 from sim.metrics import summary
+from sim.notebook import card
 from sim.policy.processes import with_processes
 from sim.trace import Trace
 from sim.words.errors import (
@@ -62,6 +64,8 @@ class Result:
         What was asked of the allocator of each device, where that was written down.
     training : Training, optional
         The run of many steps, of which this is one.
+    new_tables : bool
+        Whether tables of ops that schedules are held to need not be there yet.
     """
 
     case: Case
@@ -70,6 +74,18 @@ class Result:
     tried: tuple[Tried, ...] = ()
     recordings: Recordings | None = None
     training: Training | None = None
+    new_tables: bool = False
+
+    def __repr__(self) -> str:
+        """Return who ran, and the makespan."""
+        return f"<Result of {self.scenario!r} under {self.policy!r}: {self.trace.makespan_ns} ns>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the first lines of what ``sim run`` prints."""
+        lines = summary_lines(self.trace, self.summary)
+        failed = [f"not as expected: {each.message}" for each in self.outcomes if not each.passed]
+        expected = ["all as expected"] if self.outcomes and not failed else failed
+        return card(f"{self.scenario}: {self.policy}", [*lines, *expected], device_rows(self.summary))
 
     @property
     def scenario(self) -> str:
@@ -109,7 +125,10 @@ class Result:
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each expectation."""
-        return tuple(expectation.hold(self, self._other) for expectation in self.expectations)
+        return tuple(
+            expectation.hold(self, self._other, new_tables=self.new_tables)
+            for expectation in self.expectations
+        )
 
     def _other(self, label: str) -> Result:
         """Return another run of the scenario, which is run once for all that is expected beside it."""
@@ -177,7 +196,7 @@ def run_case(
     A `seed` is in place of the scenario's. `record_memory` keeps `Result.recordings`; bytes are then counted
     where the scenario has no allocator. Unless it has to be one that `fits`, a run whose memory is short
     only when all is over is a result, too, as it is where the scenario says what it expects of that.
-    With `new_tables`, tables of ops that schedules are held to need not be there yet.
+    `new_tables` is `Result.new_tables`.
     """
     job = job_of(case, seed=seed)
     training = _training_of(case)
@@ -200,7 +219,7 @@ def run_case(
         case.work.fits(trace, True)
     placement = case.decisions.placement
     tried = () if placement is None else tuple(placement.tried)
-    return Result(case, trace, expectations, tried, recordings, training)
+    return Result(case, trace, expectations, tried, recordings, training, new_tables)
 
 
 def names_of(job: Job, recoveries: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -333,6 +352,10 @@ def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
     )
     if case.scenario.content.fold is True and machine.folding is None:
         message = "there are no ranks to fold: give policy.compile a rewrite that makes some, as ddp or fsdp2"
+        if work.graph.device_facts:
+            message = (
+                "the ranks of a recording are not folded: each has a GPU and a host, and both are simulated"
+            )
         raise document.error(("fold",), message)
     return graph, placement, machine
 

@@ -32,10 +32,11 @@ from scenarios.schema import ScenarioFile, model_for
 from scenarios.work.workload import Work
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
+from sim.notebook import card
 from sim.words import plugins
 from sim.words.errors import InputError, hint, shortened
 
-__all__ = ["Case", "Scenario", "Scenarios", "load_scenario", "scenario_of"]
+__all__ = ["Case", "Scenario", "Scenarios", "load_scenario", "read_scenario", "scenario_of"]
 
 
 def load_scenario(
@@ -73,6 +74,38 @@ def load_scenario(
     """
     document = Document.read(path, allow_outside=allow_outside)
     return scenario_of(document.with_settings(sets).with_settings(vary, "--vary"), allow_code)
+
+
+def read_scenario(
+    text: str,
+    *,
+    folder: str | Path = ".",
+    sets: Iterable[str] = (),
+    allow_code: bool = False,
+    allow_outside: bool = False,
+) -> Scenario:
+    """Return the scenario that a text is, in a program or a notebook.
+
+    Parameters
+    ----------
+    text : str
+    folder : path
+        Where the files are that it names.
+    sets, allow_code, allow_outside
+        As for `load_scenario`.
+
+    Examples
+    --------
+    >>> scenario = read_scenario('''
+    ... machine: {devices: {cpu0: {kind: cpu, cores: 2}}}
+    ... workload: {ops: {a: {duration: 10us}, b: {duration: 20us}}}
+    ... policy: ready-queue
+    ... ''')
+    >>> scenario.graph
+    <Graph 'scenario': 2 ops, 2 tensors, 0 edges>
+    """
+    document = Document.written(text, folder, allow_outside=allow_outside)
+    return scenario_of(document.with_settings(sets), allow_code)
 
 
 def scenario_of(document: Document, allow_code: bool = False, like: Scenario | None = None) -> Scenario:
@@ -199,6 +232,15 @@ class Scenario:
     content: ScenarioFile
     document: Document
     allow_code: bool = False
+
+    def __repr__(self) -> str:
+        """Return its name."""
+        return f"<Scenario {self.name!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the name and the description, as it was typed."""
+        others = [f"compare: {', '.join(self.variants)}"] if self.variants else []
+        return card(self.name, others, text=(self.content.description or "").strip())
 
     @property
     def name(self) -> str:
@@ -361,7 +403,10 @@ class Scenario:
                 f"{policy!r} is {what}, and {kind}; known: {', '.join(sorted(known))}"
             )
         everything = dict.fromkeys([*self.variants, *known, *runtimes])
-        raise Place("--policy").error(f"unknown policy {policy!r}{hint(policy, everything)}")
+        near = hint(policy, everything)
+        if "." in policy and "did you mean" not in near:
+            near = "; a class of your own is named MODULE:CLASS"
+        raise Place("--policy").error(f"unknown policy {policy!r}{near}")
 
     def cases(self) -> list[Case]:
         """Return every run that the scenario compares, or its own run when it compares nothing."""

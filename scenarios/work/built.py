@@ -42,12 +42,12 @@ __all__ = ["BUILDERS", "Build", "Builder"]
 class Gpt(Builder):
     """A decoder (GPT): the forward of a batch, or a training step with Adam."""
 
-    model: Literal["gpt", "transformer"]
-    layers: Size
-    hidden: Count
-    heads: Count
+    model: Annotated[Literal["gpt", "transformer"], Field(description="which builder")]
+    layers: Annotated[Size, Field(description="decoder layers")]
+    hidden: Annotated[Count, Field(description="width of the model")]
+    heads: Annotated[Count, Field(description="heads of attention")]
     sequence: Annotated[Count, Field(description="tokens per sample")]
-    vocabulary: Count = 50304
+    vocabulary: Annotated[Count, Field(description="words that it knows")] = 50304
     batch: Annotated[Count, Field(description="samples")] = 1
     dtype: Annotated[Name, Field(description="data type of weights, activations and gradients")] = "bf16"
     training: Annotated[bool, Field(description="include backward and optimizer")] = False
@@ -112,7 +112,7 @@ else:
 class Build(Workload):
     """A graph made from a few sizes."""
 
-    build_: Annotated[AnyBuilder, Field(alias="build")]
+    build_: Annotated[AnyBuilder, Field(alias="build", description="which builder, and its sizes")]
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Make the graph."""

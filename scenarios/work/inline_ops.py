@@ -40,7 +40,7 @@ __all__ = ["InlineOps", "Op"]
 class Reference(Strict):
     """What an op reads or waits for."""
 
-    source: Annotated[Name, Field(alias="from")]
+    source: Annotated[Name, Field(alias="from", description="op, or op:1 for its second output")]
     distance: Annotated[Whole, Field(description="how many iterations earlier the input was made")] = 0
 
 
@@ -94,24 +94,35 @@ class Op(Strict):
 
     kind: Annotated[Name, Field(description="matmul, conv, copy, all_reduce, ...")] = "op"
     duration: Durations
-    inputs: References
-    after: References
+    inputs: Annotated[
+        References,
+        Field(description="tensors that it reads: an op, op:1 for its second output, or a mapping"),
+    ]
+    after: Annotated[References, Field(description="ops that it waits for without reading anything of them")]
     output: Annotated[Bytes | None, Field(description="size of its only output")] = None
     outputs: Annotated[list[Bytes] | None, Field(description="sizes of its outputs")] = None
     device: Annotated[Name | None, Field(description="device, or kind of device, that it must run on")] = None
     flops: Flops = 0
     bytes_read: Annotated[Bytes | None, Field(description="default: size of its inputs")] = None
     bytes_written: Annotated[Bytes | None, Field(description="default: size of its outputs")] = None
-    dtype: Name | None = None
-    stage: Whole | None = None
-    micro_batch: Whole | None = None
-    phase: Name | None = None
+    dtype: Annotated[
+        Name | None, Field(description="data type in which it computes; default: that of the device")
+    ] = None
+    stage: Annotated[Whole | None, Field(description="stage of a pipeline, for reports and pictures")] = None
+    micro_batch: Annotated[Whole | None, Field(description="its micro-batch, likewise")] = None
+    phase: Annotated[Name | None, Field(description="F, B, I, W or R, likewise")] = None
     split: Annotated[Count, Field(le=100_000, description="run as this many equal parts")] = 1
     fails: Annotated[
         Fails,
         Field(description="true, {at: [steps, from 0]} or {probability: 0.1}: its consumers then never run"),
     ] = False
-    attributes: Annotated[dict[str, JsonValue], Field(default_factory=dict)]
+    attributes: Annotated[
+        dict[str, JsonValue],
+        Field(
+            description="what policies and cost models read: shapes, priority, stream, communicator, ...",
+            default_factory=dict,
+        ),
+    ]
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Op:
@@ -144,7 +155,7 @@ class FunctionOps(Strict):
     inputs: Annotated[
         list[Name], Field(default_factory=list, description="names that its ops use for the inputs")
     ]
-    ops: Annotated[dict[Name, Op], Field(min_length=1)]
+    ops: Annotated[dict[Name, Op], Field(description="its ops, by name", min_length=1)]
     results: Annotated[
         list[Name], Field(min_length=1, description="outputs of its ops, or inputs, that it returns")
     ]
@@ -160,7 +171,7 @@ class FunctionOps(Strict):
 class InlineOps(Workload):
     """Ops written out in the scenario."""
 
-    ops: Annotated[dict[Name, Op], Field(min_length=1)]
+    ops: Annotated[dict[Name, Op], Field(description="ops by name", min_length=1)]
     inputs: Annotated[
         dict[Name, AnyExternal],
         Field(

@@ -69,7 +69,7 @@ class SessionSpec(Strict):
 class Sessions(Workload):
     """Several models that run at once, each with its batches."""
 
-    sessions: Annotated[dict[Name, SessionSpec], Field(min_length=1)]
+    sessions: Annotated[dict[Name, SessionSpec], Field(description="models by name", min_length=1)]
     processes: Annotated[
         Literal["each", "one"],
         Field(

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -47,7 +48,7 @@ def against_table(trace: Record, path: StrPath, policy: str | None = None) -> li
     several = len(runs_in(table)) > 1
     golden = schedule_of_table(path, table, policy if several else None)
     d = differences(golden, schedule_of(trace, "", policy=policy))
-    return [] if d.same else [*_counts(d), *_first(d, golden.title)]
+    return [] if d.same else [*_counts(d), *_first(d, Path(path).name)]
 
 
 def _counts(d: Differences) -> list[str]:

@@ -19,7 +19,7 @@ from sim.explain.told.sentences import blame, row_text
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration
 
-__all__ = ["OF_NO_RECORDING", "UNEXPLAINED", "Held", "began_ns", "held_at", "waits_of"]
+__all__ = ["OF_NO_RECORDING", "UNEXPLAINED", "Held", "began_ns", "held_at", "issued_ns", "waits_of"]
 
 UNEXPLAINED: Final = "unexplained"
 """In a recording: nothing that was recorded held the op up any more."""
@@ -71,6 +71,14 @@ def began_ns(schedule: Schedule, row: int, reason: str) -> int | None:
     reason : str
     """
     return next((begin for word, begin, ns in _pieces(schedule, row) if word == reason and ns), None)
+
+
+def issued_ns(schedule: Schedule, row: int) -> int | None:
+    """Return when a row was issued, if that is known."""
+    if schedule.told is not None:
+        return int(schedule.told.issue_ns[row])
+    f = schedule.facts
+    return None if f is None or row >= f.n else int(f.trace.tasks["issue_ns"][row])
 
 
 def held_at(schedule: Schedule, row: int, at_ns: int) -> Held | None:

@@ -22,7 +22,7 @@ from sim.words.errors import InputError, UnknownNameError, extra, hint
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["read_ops_table", "runs_in", "schedule_of_table"]
+__all__ = ["has_run", "read_ops_table", "runs_in", "schedule_of_table"]
 
 _NEEDED: Final = ("op", "start_ns", "end_ns")
 
@@ -84,6 +84,20 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
 def runs_in(table: pd.DataFrame) -> list[str]:
     """Return the policies of which a table holds runs, in order; none where it holds one."""
     return [] if "policy" not in table.columns else [str(each) for each in dict.fromkeys(table["policy"])]
+
+
+def has_run(path: StrPath, policy: str) -> bool:
+    """Whether there is a table, and what it holds is one run without a name, or a run of that name.
+
+    Raises
+    ------
+    InputError
+        There is something else.
+    """
+    if not os.path.exists(path):
+        return False
+    runs = runs_in(read_ops_table(path))
+    return not runs or policy in runs
 
 
 def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = None) -> Schedule:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sim.diff.differences import Differences
-from sim.diff.held import Held, began_ns, held_at, waits_of
+from sim.diff.held import Held, began_ns, held_at, issued_ns, waits_of
 from sim.words.arrays import UNSET
 from sim.words.units import format_duration
 
@@ -161,7 +161,9 @@ class _Chain:
         if row == UNSET:
             return _Change("unknown")
         if row == late:
-            return self._cost(late, early, reason)
+            return (self._overtaken(late, early) if reason == "issue" else None) or self._cost(
+                late, early, reason
+            )
         name = self.late.name_of(row)
         other = self.partner.get(row)
         if other is None and not self.late.compared[row]:
@@ -183,6 +185,20 @@ class _Chain:
         if abs(lasted[0] - lasted[1]) > over:
             return _Change("duration", f"{name} lasts {self._both(*lasted)}")
         return _Change("wait", self._does_not_wait(x, name, late, early, reason))
+
+    def _overtaken(self, late: int, early: int) -> _Change | None:
+        """Say which op its issuer takes before it here and after it in the other schedule, if any."""
+        f = self.late.facts
+        ahead = UNSET if f is None or late >= f.n else int(f.before_at_issuer[late])
+        other = self.partner.get(ahead)
+        if ahead == UNSET or other is None:
+            return None
+        mine, its = issued_ns(self.early, early), issued_ns(self.early, other)
+        if mine is None or its is None or its <= mine:
+            return None
+        x, name = self.late.name_of(late), self.late.name_of(ahead)
+        when = f"is issued at {format_duration(its)} there"
+        return _Change("order", f"in {self.in_early} {x} comes before {name}, which {when}")
 
     def _cost(self, late: int, early: int, reason: str) -> _Change:
         """Compare what issuing or launching took; what took as long began later, and waited before."""

@@ -157,13 +157,13 @@ def idle_pieces(trace: Record, facts: Facts | None = None, where: Where = EVERYW
         What counts. A lane is idle for the sake of its own tasks. Stretches are cut at the ends of the time.
     """
     f = facts or Facts(trace)
-    if where not in f.idle:
-        f.idle[where] = _cut(f, where)
-    pieces: IdlePieces = f.idle[where]
-    return pieces
+    if where not in f.idle_pieces:
+        f.idle_pieces[where] = _pieces(f, where)
+    found: IdlePieces = f.idle_pieces[where]
+    return found
 
 
-def _cut(f: Facts, where: Where) -> IdlePieces:
+def _pieces(f: Facts, where: Where) -> IdlePieces:
     tasks = np.flatnonzero(where.tasks(f))
     device, start, end, row = _gaps(f, tasks)
     start, end = (np.clip(at, where.from_ns, where.end_ns(f)) for at in (start, end))

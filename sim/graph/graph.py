@@ -27,8 +27,10 @@ import numpy as np
 
 from sim.graph.csr import Csr
 from sim.graph.walks import Dag, Edges, a_cycle, least_index_first
+from sim.notebook import card, columns_that_speak
 from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.errors import GraphError, UnknownNameError
+from sim.words.units import format_bytes, format_duration, format_flops
 
 __all__ = ["Graph", "Role"]
 
@@ -124,6 +126,28 @@ class Graph:
     def __repr__(self) -> str:
         """Return name and sizes."""
         return f"<Graph {self.name!r}: {len(self)} ops, {self.n_tensors} tensors, {self.n_edges} edges>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: sizes, and the ops of each kind, the most frequent first."""
+        parameters = int(self.tensor_nbytes[self.tensor_role == Role.PARAMETER].sum())
+        sizes = f"{len(self):,} ops, {self.n_tensors:,} tensors, {self.n_edges:,} edges"
+        nbytes = self.outputs.sums(self.tensor_nbytes)
+
+        def of_kind(code: int) -> dict[str, str]:
+            ops = self.kind_code == code
+            flops, made, ns = (int(of[ops].clip(0).sum()) for of in (self.flops, nbytes, self.duration_ns))
+            return {
+                "kind": self.kinds[code],
+                "ops": f"{ops.sum():,}",
+                "flops": format_flops(flops) if flops else "",
+                "outputs": format_bytes(made) if made else "",
+                "duration": format_duration(ns) if ns else "",
+            }
+
+        count = np.bincount(self.kind_code, minlength=len(self.kinds))
+        rows = [of_kind(code) for code in np.argsort(-count, kind="stable").tolist() if count[code]]
+        held = f", {format_bytes(parameters)} of parameters" if parameters else ""
+        return card(f"Graph {self.name}", [sizes + held], columns_that_speak(rows))
 
     @property
     def n_tensors(self) -> int:

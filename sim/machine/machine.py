@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,8 +16,10 @@ from sim.machine.folding import Folding
 from sim.machine.link import Link, Network
 from sim.machine.routing import SHORTEST, Router, Routing
 from sim.machine.task import Issuer
+from sim.notebook import alike, card, columns_that_speak
 from sim.words.arrays import IntArray, distinct_rows
 from sim.words.errors import InputError, UnknownNameError
+from sim.words.units import format_bytes, format_duration
 
 __all__ = ["Host", "Machine"]
 
@@ -85,6 +87,23 @@ class Machine:
     collectives: CollectiveModel | None = None
     routing: Routing = SHORTEST
     folding: Folding | None = None
+
+    def __repr__(self) -> str:
+        """Return how many devices of which kind there are, and how many links."""
+        return f"<Machine: {self._sizes}>"
+
+    @property
+    def _sizes(self) -> str:
+        kinds = Counter(device.kind for device in self.devices)
+        links = [f"{len(self.links):,} links"] if self.links else []
+        return ", ".join([*(f"{count:,} {kind}" for kind, count in kinds.items()), *links])
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the devices and the links, those alike in one row."""
+        devices = alike(self.devices, _device_row, lambda device: device.name)
+        kind = {device.name: device.kind for device in self.devices}
+        links = alike(self.links, lambda link: _link_row(link, kind), lambda link: link.name)
+        return card(f"Machine: {self._sizes}", [], columns_that_speak(devices), columns_that_speak(links))
 
     def __post_init__(self) -> None:
         """Refuse doubled and unknown names."""
@@ -268,3 +287,32 @@ class Machine:
         found: dict[tuple[int, int, tuple[int, ...]], int] = {}
         of = [found.setdefault((a, b, self.route(a, b, *flow)), len(found)) for a, b, *flow in different]
         return list(found), np.array(of, np.int64)[which]
+
+
+def _device_row(device: Device) -> dict[str, str]:
+    """Return what a notebook shows of a device; what costs nothing, and has no limit, is left out."""
+    lanes = ("worker", device.workers) if device.workers else ("stream", device.streams)
+    times = {
+        "issue": device.issue_ns,
+        "launch": device.launch_latency_ns,
+        "gap": device.gap_ns,
+        "event": device.event_ns,
+    }
+    return {
+        "kind": device.kind,
+        "lanes": f"{lanes[1]} {lanes[0]}{'s' * (lanes[1] != 1)}" if device.kind != "switch" else "",
+        "cores": str(device.cores) if device.cores else "",
+        "memory": "" if device.memory_bytes is None else format_bytes(device.memory_bytes, iec=True),
+        **{word: format_duration(ns) if ns else "" for word, ns in times.items()},
+    }
+
+
+def _link_row(link: Link, kind: Mapping[str, str]) -> dict[str, str]:
+    """Return what a notebook shows of a link between devices of some kinds."""
+    rate = link.bandwidth_bytes_per_s
+    return {
+        "between": f"{kind[link.source]} to {kind[link.destination]}",
+        "bandwidth": "unlimited" if rate is None else f"{format_bytes(rate)}/s",
+        "latency": format_duration(link.latency_ns) if link.latency_ns else "",
+        "sharing": link.sharing,
+    }

@@ -62,6 +62,25 @@ class Bars:
     def _columns(self) -> tuple[IntArray, ...]:
         return self.lane, self.kind, self.start, self.end, self.level, self.n_levels, self.row
 
+    def empty_last(self) -> tuple[Bars, int]:
+        """Return the bars with all lanes on which nothing is seen behind the others, and how many those are.
+
+        Nothing is seen of ops that take no time. Where no lane has any other, all count as seen.
+        """
+        seen = np.zeros(len(self.lanes), bool)
+        seen[self.lane[self.end > self.start]] = True
+        if not seen.any():
+            return self, len(self.lanes)
+        order = np.argsort(~seen, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return replace(self, lanes=[self.lanes[k] for k in order], lane=place[self.lane]), int(seen.sum())
+
+    def seen(self) -> Bars:
+        """Return the bars without lanes on which nothing is seen."""
+        bars, n = self.empty_last()
+        return replace(bars.some(np.flatnonzero(bars.lane < n)), lanes=bars.lanes[:n])
+
     def packed(self, until_ns: int, limit: int = 10_000) -> Bars:
         """Return fewer bars that look the same, when more than `limit` are too narrow to be seen.
 

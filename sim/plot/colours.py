@@ -54,7 +54,7 @@ _KNOWN: Final = {
 }
 _LIGHTNESS: Final = (0.35, 0.5, 0.65)
 _ATTEMPTS: Final = 20
-_APART: Final = 0.2
+_APART: Final = 0.15
 """Least distance, in the cube of red, green and blue, of a colour by checksum from those that are known."""
 _OF_GRADIENTS: Final = {"_input_grad": 0.3, "_weight_grad": 0.5, "_grad": 0.35, "_backward": 0.35}
 """Endings of what computes gradients, and how much darker than its op it is (lighter, where that is dark)."""

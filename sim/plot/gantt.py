@@ -26,7 +26,7 @@ from sim.plot.colours import LAUNCH, TRANSFER, WAITING, kind_colours
 from sim.plot.figure import new_figure, scale_time, time_unit
 from sim.plot.memory import draw_strip
 from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Strips, band_labels, coloured_strips
-from sim.plot.theme import hatches, ink, paper, plain, shade
+from sim.plot.theme import hatches, ink, paper, plain, printed, shade
 from sim.record.record import Record
 from sim.words.arrays import UNSET, BoolArray, IntArray
 
@@ -102,7 +102,7 @@ def gantt(
     (['gpu0/0'], 'time (ns)')
     """
     folded = links and _negligible(trace)
-    bars = bars_of(trace, links=links and not folded, issuers=issuers)
+    bars = bars_of(trace, links=links and not folded, issuers=issuers).seen()
     if ax is None:
         _, (ax,) = new_figure(height=min(20.0, 0.9 + _LANE_INCHES * max(2, len(bars.lanes))))
     until = until_ns or max(trace.makespan_ns, 1)
@@ -178,7 +178,7 @@ def compare_gantt(
     until = max(max(trace.makespan_ns for trace in runs), 1)
     folded = [links and _negligible(trace) for trace in runs]
     bars = [
-        bars_of(trace, links=links and not fold, issuers=issuers)
+        bars_of(trace, links=links and not fold, issuers=issuers).seen()
         for trace, fold in zip(runs, folded, strict=True)
     ]
     held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory)
@@ -331,7 +331,7 @@ def _names(
     micro-batch: the lane says the stage, the colour the phase. Where some rows are `marked`, the names of
     the others are as pale as their bars. In print hatches take the room of names.
     """
-    if any(hatches(colours).values()):
+    if printed():
         return
     strong = None if marked is None else set(marked.tolist())
     points = ax.get_position().width * ax.get_figure(root=True).get_size_inches()[0] * 72  # type: ignore[union-attr]

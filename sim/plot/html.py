@@ -219,13 +219,15 @@ def gantt_data(
     stories: list[_Data] = []
     for (name, trace), all_bars, below in zip(traces.items(), every, held, strict=True):
         title = f"{name}: " * bool(name) + f"{trace.makespan_ns / unit:,.4g} {word}{folded_note(trace)}"
+        all_bars, n_lanes = all_bars.empty_last()
         bars = all_bars.packed(until, _NARROW // len(every))
         bars = bars.some(np.flatnonzero((bars.end > bars.start) | (bars.row != UNSET)))
         entry = np.array([labels.index(kind) for kind in bars.kinds])
         row = {
             "title": title,
             "run": name,
-            "names": [[(k + 0.5) / len(bars.lanes), lane] for k, lane in enumerate(bars.lanes)],
+            "names": [[(k + 0.5) / n_lanes, lane] for k, lane in enumerate(bars.lanes[:n_lanes])],
+            "lane_names": bars.lanes,
             "makespan_ns": trace.makespan_ns,
             "arrows": np.stack(arrows_of(trace, bars), axis=1).tolist() if arrows else [],
             "frames": list(trace.frames) or [""],

@@ -23,7 +23,7 @@ from sim.words.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["hatches", "ink", "paper", "plain", "shade", "theme"]
+__all__ = ["hatches", "ink", "is_dark", "paper", "plain", "printed", "shade", "theme"]
 
 _INK: Final = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 _PAPER: Final = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
@@ -77,6 +77,13 @@ def paper() -> Any:
     return matplotlib.rcParams["axes.facecolor"]
 
 
+def is_dark() -> bool:
+    """Whether plots are on dark paper."""
+    from matplotlib.colors import to_rgb
+
+    return sum(to_rgb(paper())) < 1.5
+
+
 def shade(colour: str) -> str:
     """Return a colour as it is drawn on the paper: black is the ink, what would vanish stands out a little.
 
@@ -92,13 +99,18 @@ def shade(colour: str) -> str:
 
     if colour == "black":
         return to_hex(ink())
-    if sum(to_rgb(paper())) > 1.5:
+    if not is_dark():
         return colour
     red, green, blue = to_rgb(colour)
     luma = 0.3 * red + 0.59 * green + 0.11 * blue
     if luma > 0.85:  # pale on white is meant to be hardly seen
         return "#3a3d44"
-    return to_hex((0.35 + 0.65 * red, 0.35 + 0.65 * green, 0.35 + 0.65 * blue)) if luma < 0.35 else colour
+    return to_hex((0.35 + 0.65 * red, 0.35 + 0.65 * green, 0.35 + 0.65 * blue)) if luma < 0.25 else colour
+
+
+def printed() -> bool:
+    """Whether plots have to do without colour."""
+    return _hatched.get()
 
 
 def hatches(labels: Iterable[str]) -> dict[str, str]:
@@ -110,7 +122,7 @@ def hatches(labels: Iterable[str]) -> dict[str, str]:
         Of all that is seen together.
     """
     seen = list(dict.fromkeys(labels))
-    return {label: _HATCHES[k % len(_HATCHES)] if _hatched.get() else "" for k, label in enumerate(seen)}
+    return {label: _HATCHES[k % len(_HATCHES)] if printed() else "" for k, label in enumerate(seen)}
 
 
 def plain(ax: Axes, title: str | None = None) -> None:

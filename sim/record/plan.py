@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from sim.graph.csr import Csr
+from sim.notebook import card
 from sim.words.arrays import UNSET, BoolArray, IntArray, by_first_use
 from sim.words.errors import InputError
 
@@ -122,6 +123,16 @@ class Plan:
             f"<Plan of {self.graph!r}: {len(self)} tasks on {len(self.streams)} streams, "
             f"{len(self.waits.indices)} waits, {self.digest[:12]}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: what each stream runs, and how many waits it has for others."""
+        tasks = np.bincount(self.stream, minlength=len(self.streams))
+        waits = np.bincount(self.stream, weights=self.waits.counts(), minlength=len(self.streams))
+        rows = [
+            {"stream": name, "device": self.devices[k], "tasks": f"{tasks[k]:,}", "waits": f"{waits[k]:,.0f}"}
+            for k, name in enumerate(self.streams)
+        ]
+        return card(f"Plan of {self.graph}", [f"{len(self):,} tasks"], rows)
 
     def __getitem__(self, k: int) -> PlannedTask:
         """Return task number `k`."""

@@ -355,15 +355,26 @@ def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLik
         raise UnknownNameError(f"attribute of the module {module_name!r}", attributes, public) from None
 
 
+_files: dict[str, tuple[int, int]] = {}
+"""Of modules that were imported here: when the file was changed last, and its size."""
+
+
 def _import(name: str, directory: str | PathLike[str] | None) -> ModuleType:
-    """Import a module, looking into `directory` first."""
+    """Import a module, looking into `directory` first; anew if its file has changed, as in a notebook."""
     importlib.invalidate_caches()  # the file may be younger than the import system's last look
     if directory is None:
         return import_module(name)
     folder = str(Path(directory).resolve())
     sys.path.insert(0, folder)
     try:
+        before = sys.modules.get(name)
         module = import_module(name)
+        if module.__file__ is not None:
+            file = Path(module.__file__).stat()
+            found = file.st_mtime_ns, file.st_size
+            if module is before and _files.get(name, found) != found:
+                module = importlib.reload(module)
+            _files[name] = found
     finally:
         sys.path.remove(folder)
     # Python keeps one module a name: a second scenario's my_policy.py must not silently be the first one's.

@@ -48,6 +48,7 @@ __all__ = [
     "NS_PER_S",
     "format_bytes",
     "format_duration",
+    "format_flops",
     "parse_bandwidth",
     "parse_bytes",
     "parse_duration",
@@ -252,6 +253,17 @@ def format_bytes(nbytes: int | float | Fraction | None, *, iec: bool = False, di
     """
     prefixes = ["", *IEC_PREFIXES] if iec else [prefix for prefix in SI_PREFIXES if prefix != "K"]
     return _format(nbytes, [prefix + "B" for prefix in prefixes], 1024 if iec else 1000, digits)
+
+
+def format_flops(flops: int | float | Fraction, *, digits: int | None = 4) -> str:
+    """Write an amount of computation with SI prefixes.
+
+    Examples
+    --------
+    >>> format_flops(3_210_000_000)
+    '3.21 GFLOP'
+    """
+    return _format(flops, [prefix + "FLOP" for prefix in SI_PREFIXES if prefix != "K"], 1000, digits)
 
 
 def _parse(value: object, dimension: Dimension, what: str) -> int:

@@ -117,8 +117,8 @@ BARE: Final = Fit(1.0, 0.0)
 """Nothing but the schedule."""
 
 
-def measured() -> list[Measured]:
-    """Return the 48 rows, with the order of each.
+def measured(*models: str) -> list[Measured]:
+    """Return the 48 rows, or those of some models, with the order of each.
 
     Examples
     --------
@@ -128,7 +128,8 @@ def measured() -> list[Measured]:
     """
     with _FILE.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
-    return [_row(line, name, i % 3) for i, line in enumerate(lines) for name in SCHEDULES]
+    of_models = [(i, line) for i, line in enumerate(lines) if not models or line["model"] in models]
+    return [_row(line, name, i % 3) for i, line in of_models for name in SCHEDULES]
 
 
 def _row(line: Mapping[str, str], name: str, group: int) -> Measured:

@@ -18,6 +18,7 @@ from annotated_types import Ge
 from devices.collectives.nccl.constants import GENERATIONS
 from devices.collectives.nccl.rates import known_us, load_rates, taken_us
 from devices.collectives.nccl.tuner import Choice, Tuner
+from devices.collectives.nodes import node_of
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
 from sim.words.errors import InputError
@@ -37,7 +38,7 @@ class Nccl:
     gpu : str
         ``a100``, ``h100``, ``h200`` or ``b200``; ``auto``: by the number of SMs of the ranks' GPUs.
     per_node : int, optional
-        How many neighbouring GPUs of the machine form a node; by default those whose names begin alike
+        How many neighbouring GPUs of the machine form a node; by default those of a node by name
         (``node3/gpu0``), and on a machine that names no nodes 8.
     times : str
         ``tuner``: what NCCL expects; ``fitted``: by rates fitted to measured times (within a node, for
@@ -125,7 +126,8 @@ class Nccl:
         key = name, tuple(sorted(map(len, on_node.values())))
         if key not in self._tuners:
             if key[1][-1] > _MOST_PER_NODE:
-                raise InputError(f"{key[1][-1]} ranks on a node are more than the 8 that are modelled")
+                most = f"{key[1][-1]} ranks on a node are more than the 8 that are modelled"
+                raise InputError(f"{most}; say per_node, if neighbours are on nodes of their own")
             self._tuners[key] = Tuner(GENERATIONS[name], key[1], self.nvls)
         return self._tuners[key]
 
@@ -133,7 +135,7 @@ class Nccl:
         """Return the node of each GPU."""
         if id(machine) not in self._nodes:
             gpus = [d for d, device in enumerate(machine.devices) if device.kind == "gpu"]
-            names = [machine.devices[d].name.rpartition("/")[0] for d in gpus]
+            names = [node_of(machine.devices[d].name) for d in gpus]
             if self.per_node is None and any(names):
                 number = {name: k for k, name in enumerate(dict.fromkeys(names))}
                 found = {d: number[name] for d, name in zip(gpus, names, strict=True)}

@@ -42,7 +42,7 @@ __all__ = ["DataLoaderFields"]
 class DataLoaderFields(InputPipeline):
     """Training on batches from PyTorch's DataLoader."""
 
-    model: Literal["data-loader"]
+    model: Annotated[Literal["data-loader"], Field(description="which builder")]
     num_workers: Annotated[Whole, Field(description="worker processes; 0: the script loads by itself")] = 0
     prefetch_factor: Annotated[
         Size | None,

@@ -45,7 +45,7 @@ _BUFFER = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 0, "maxim
 class TfDataFields(InputPipeline):
     """Training on batches from tf.data: a parallel map and a prefetch."""
 
-    model: Literal["tf-data"]
+    model: Annotated[Literal["tf-data"], Field(description="which builder")]
     parallel_calls: Annotated[
         Size | None,
         Field(

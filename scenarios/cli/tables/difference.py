@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from scenarios.cli.text_tables import percent, print_table, strong
+from scenarios.cli.text_tables import print_table, strong
 from scenarios.diff.answer import Answer
 from sim.diff.differences import Differences
 from sim.diff.why import Why, told_apart
+from sim.export.result_rows import percent
 from sim.words.errors import shortened
 from sim.words.units import format_duration
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from scenarios.cli.text_tables import percent, print_table, strong
+from scenarios.cli.text_tables import print_table, strong
 from scenarios.run.execute import Result
 from scenarios.tune.optimum import Optimum
+from sim.export.result_rows import percent
 from sim.words.units import format_duration
 
 __all__ = ["print_optimum"]

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from scenarios.cli.text_tables import percent, print_table, size
+from scenarios.cli.text_tables import print_table
 from scenarios.cli.unused_notes import no_gap_notes, unused_notes
 from scenarios.fields.goals import Goal
 from scenarios.fields.results import shown_result
+from sim.export.result_rows import percent, size
 from sim.words.units import format_duration
 
 __all__ = ["print_answer", "print_left_out", "print_rows"]

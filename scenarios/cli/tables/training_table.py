@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from scenarios.cli.text_tables import percent, print_table
+from scenarios.cli.text_tables import print_table
 from scenarios.training_run.plan import Plan
+from sim.export.result_rows import percent
 from sim.words.units import format_duration
 
 __all__ = ["print_training"]

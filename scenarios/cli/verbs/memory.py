@@ -97,7 +97,8 @@ def memory(
 
 
 def _print(reports: list[dict[str, Any]]) -> None:
-    from scenarios.cli.text_tables import print_table, size
+    from scenarios.cli.text_tables import print_table
+    from sim.export.result_rows import size
 
     print_table(
         [

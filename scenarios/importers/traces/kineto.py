@@ -99,8 +99,9 @@ def load(
     Warns
     -----
     UserWarning
-        Tasks whose launch is not in the trace; they wait only for their streams. Kernels of ranks that
-        communicate in pairs; they do not meet.
+        Tasks whose launch is not in the trace; they wait only for their streams. Threads that run gradients
+        of which nobody knows who waits for them. Kernels of ranks that communicate in pairs; they do not
+        meet.
     """
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
     paths = all_files(path, "kineto")
@@ -192,6 +193,7 @@ class _Process:
             yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
             launcher = own.launcher
             held = delays(trace, self.streams, own.issued_ns, begin_ns, self.overheads)
+            self._warn_of_gradients(len(trace.uncalled))
             self._warn_of_early([task for i, task in enumerate(trace.tasks) if i not in launcher])
         for i, task in enumerate(trace.tasks):
             pin = {"device": self.gpus[task.device]}
@@ -221,7 +223,7 @@ class _Process:
             attributes |= {"communicator": meeting.communicator, "recorded_ns": duration_ns}
             duration_ns = meeting.transfer_ns
         kind = kind_of(task.name)
-        message = task.message if meeting is None else (0, 0)  # of ranks that met it may differ
+        message = task.message if meeting is None else meeting.message
         return {
             "kind": kind,
             "duration_ns": duration_ns,
@@ -229,6 +231,14 @@ class _Process:
             "bytes_written": task.nbytes or message[1],
             "attributes": attributes | task.facts,
         }
+
+    def _warn_of_gradients(self, threads: int) -> None:
+        if threads:
+            warnings.warn(
+                f"{self.path}: {threads} thread(s) run gradients, and it is not clear who waits for each; "
+                "the time that the caller of backward waits for them counts as its own work",
+                stacklevel=3,
+            )
 
     def _warn_of_early(self, missing: Sequence[GpuTask]) -> None:
         if missing:

@@ -29,6 +29,9 @@ A call that launches is done, for its task, when the task begins: what is left o
 Attributes say which part of an op is its own launch call (``call_ns``), and the rest of the one before
 (``rest_of_call_ns``); what else it lasts is work of the host between calls.
 
+What a call that only waits takes itself is known from those that were recorded to wait. One that takes three
+times as long, and 100 us, waited for something that is not in the trace: that time is an op ``delay``.
+
 A copy that waits was issued at the beginning of its call. How long that takes shows only where nothing had to
 be waited for; elsewhere it is the median of such copies, or of all launches in the trace.
 
@@ -58,6 +61,8 @@ Record = dict[str, Any]
 
 _APART_NS: Final = 10_000
 """What the clocks of host and device may be apart; on an MI300X, tasks ended 8.5 us after calls that wait."""
+_LONG_NS: Final = 100_000
+"""No call that waits for nothing takes longer; a host may lose its core for some time, though."""
 _ALL: Final = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
 _STREAM: Final = re.compile(r"(cuda|hip|cu)StreamSynchronize")
 _EVENT: Final = re.compile(r"(cuda|hip|cu)EventSynchronize")
@@ -121,8 +126,10 @@ class Host:
         for i, task in enumerate(trace.tasks):
             self._launches[task.correlation].append(i)
         self._issuing_ns = self._usual_issue_ns()
+        self._waits: list[int] = []  # which of the ops are calls that only wait
         for n, call in enumerate(trace.calls):
             self._take(n, call)
+        self._split_waits()
 
     def _take(self, n: int, call: HostCall) -> None:
         tasks = self._launches.get(call.correlation, [])
@@ -133,13 +140,14 @@ class Host:
         elif (awaited := self._awaited(call)) is not None:
             self._reach(n, call)
             self._wait(n, call, awaited)
+            self._waits.append(len(self.ops) - 1)
 
     # -- launches ----------------------------------------------------------------------------------
 
     def _launch(self, n: int, call: HostCall, tasks: list[int]) -> None:
         """Add a launch, and its wait."""
         first = min(tasks, key=lambda i: self._trace.tasks[i].start_ns)
-        task, name, after = self._trace.tasks[first], f"launch.{n}", []
+        task, name, after, waits = self._trace.tasks[first], f"launch.{n}", [], None
         until = self._issued(call, task)
         awaited = self._in_time(call, tasks) if _waits_for_copy(call, task) else []
         if awaited and self._is_held(call, first):
@@ -147,8 +155,9 @@ class Host:
         elif not awaited and _FROM_PAGEABLE.search(task.name) and call.end_ns >= task.start_ns:
             self._reach(n, call)
             after = self._in_time(call, self._streams.at((task.device, task.stream), call.correlation))
-            self._pass(call, after)
-        self._add(call, name, until, after)
+            if waited_ns := self._pass(call, after):
+                waits = {"recorded_wait_ns": waited_ns}
+        self._add(call, name, until, after, waits)
         self._called[self._control(call)] = 0 if awaited else call.end_ns
         self.launcher |= dict.fromkeys(tasks, self._prefix + name)
         self.issued_ns |= dict.fromkeys(tasks, self._point[self._control(call)])
@@ -205,6 +214,24 @@ class Host:
         """Add a wait: it lasts what is left of its call when what it waits for has ended."""
         waited_ns = self._pass(call, awaited)
         self._add(call, f"synchronize.{n}", call.end_ns, awaited, {"recorded_wait_ns": waited_ns})
+
+    def _split_waits(self) -> None:
+        """Put a delay before each call that waited for something that is not in the trace."""
+        waits = [self.ops[at][1] for at in self._waits]
+        left = sorted(op["duration_ns"] for op in waits if op["attributes"]["recorded_wait_ns"])
+        usual_ns = left[len(left) // 2] if left else 0
+        most_ns = max(3 * usual_ns, _LONG_NS)
+        for at in reversed(self._waits):
+            start_ns, op = self.ops[at]
+            own = op["attributes"]
+            if op["duration_ns"] <= most_ns or "rest_of_call_ns" in own:
+                continue
+            held_ns = op["duration_ns"] - usual_ns
+            name = op["name"].replace("synchronize.", "delay.call")
+            delay = op | {"name": name, "kind": "delay", "duration_ns": held_ns}
+            later = {"recorded_start_ns": own["recorded_start_ns"] + held_ns, "recorded_wait_ns": 0}
+            op = op | {"duration_ns": usual_ns, "after": [name], "attributes": own | later}
+            self.ops[at : at + 1] = (start_ns, delay), (start_ns + held_ns, op)
 
     # -- threads -----------------------------------------------------------------------------------
 

@@ -41,10 +41,13 @@ class Meeting(NamedTuple):
     communicator : str
     transfer_ns : int
         From the start of the last rank to the end.
+    message : tuple of int
+        Bytes that it takes and gives on this rank; 0: not recorded, or ranks disagree.
     """
 
     communicator: str
     transfer_ns: int
+    message: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,9 @@ def _meetings(
                     f"{paths[gone]}: a collective of communicator {name!r} ended on rank {gone} "
                     f"{apart / 1e6:.3f} ms before it began on rank {last}: of different steps or jobs"
                 )
+            sizes = {max(task.message) for task in tasks.values()}
+            agree = len(sizes) == 1 or (kind_of(tasks[last].name) == "all_to_all" and 0 not in sizes)
             for rank, i in met.items():
-                found[rank][i] = Meeting(name, tasks[last].duration_ns)
+                message = tasks[rank].message if agree else (0, 0)
+                found[rank][i] = Meeting(name, tasks[last].duration_ns, message)
     return found

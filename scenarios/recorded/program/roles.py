@@ -1,7 +1,7 @@
 """What the ops of a recorded graph are: tasks of a GPU, calls of the host, copies, collectives.
 
 By attributes that importers of recordings write: ``stream`` for what ran on a GPU, ``thread`` for what the
-host did. A ``delay`` on a stream is neither: it stands for idle time that nothing explains.
+host did. A ``delay`` on either is neither: it stands for idle time that nothing explains.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def tasks(graph: Graph) -> BoolArray:
 
 def host_ops(graph: Graph) -> BoolArray:
     """Return which ops are the host's own work; what it did before its recording began is unknown."""
-    return has_key(graph, "thread") & ~graph.is_kind("before")
+    return has_key(graph, "thread") & ~graph.is_kind("before", "delay")
 
 
 def launches(graph: Graph) -> BoolArray:

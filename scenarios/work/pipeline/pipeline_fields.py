@@ -108,11 +108,13 @@ class DataParallel(Strict):
 class ModelFields(Strict):
     """A transformer, from which times and sizes of the stages are computed."""
 
-    layers: Size
-    hidden: Count
-    heads: Count
-    sequence: Count
-    vocabulary: Whole = 0
+    layers: Annotated[Size, Field(description="layers of the model")]
+    hidden: Annotated[Count, Field(description="width of the model")]
+    heads: Annotated[Count, Field(description="heads of attention")]
+    sequence: Annotated[Count, Field(description="tokens of a sample")]
+    vocabulary: Annotated[
+        Whole, Field(description="words of embedding and head; default: neither is there")
+    ] = 0
     micro_batch: Annotated[Count, Field(description="samples in a micro-batch")] = 1
     dtype: Annotated[Name, Field(description="data type in which it computes")] = "bf16"
     recompute: Annotated[
@@ -194,7 +196,7 @@ class PipelineFields(StageFields):
             "innermost (devices in a server, then servers)",
         ),
     ] = None
-    micro_batches: Size
+    micro_batches: Annotated[Size, Field(description="into how many parts a batch is cut")]
     batch: Annotated[
         Count | None,
         Field(description="samples; split as tensor.chunk does, into fewer micro-batches if uneven"),
@@ -216,8 +218,13 @@ class PipelineFields(StageFields):
     copy_streams: Annotated[
         bool, Field(description="copies overlap with computation; false: they block both ends")
     ] = True
-    optimizer: Annotated[Optimizer, Shorthand("time", "duration")] | None = None
-    data_parallel: DataParallel | None = None
+    optimizer: Annotated[
+        Annotated[Optimizer, Shorthand("time", "duration")] | None,
+        Field(description="the step at the end: its time, or a mapping"),
+    ] = None
+    data_parallel: Annotated[
+        DataParallel | None, Field(description="replicas whose gradients are summed")
+    ] = None
     devices: Annotated[
         list[Name] | None, Field(description="device of each rank; default: those of the machine, in order")
     ] = None

@@ -42,10 +42,10 @@ class ModelFields(Strict):
     """A language model: a name, and sizes that replace those of the name."""
 
     name: Annotated[Name | None, Field(description="a known model, whose sizes the others replace")] = None
-    layers: Size | None = None
-    hidden: Count | None = None
-    heads: Count | None = None
-    vocabulary: Count | None = None
+    layers: Annotated[Size | None, Field(description="layers of the model")] = None
+    hidden: Annotated[Count | None, Field(description="width of the model")] = None
+    heads: Annotated[Count | None, Field(description="heads of attention")] = None
+    vocabulary: Annotated[Count | None, Field(description="words of embedding and head")] = None
     kv_heads: Annotated[Count | None, Field(description="heads of keys and values; default: as heads")] = None
     head: Annotated[Count | None, Field(description="width of a head; default: hidden / heads")] = None
     middle: Annotated[
@@ -57,8 +57,10 @@ class ModelFields(Strict):
     rotary: Annotated[bool | None, Field(description="rotary positions")] = None
     biases: Annotated[bool | None, Field(description="products and norms have biases")] = None
     experts: Annotated[Size | None, Field(description="experts of a layer")] = None
-    experts_per_token: Size | None = None
-    expert_middle: Count | None = None
+    experts_per_token: Annotated[Size | None, Field(description="experts that each token goes to")] = None
+    expert_middle: Annotated[Count | None, Field(description="width between the products of an expert")] = (
+        None
+    )
     shared_middle: Annotated[Whole | None, Field(description="width of the shared experts together")] = None
     dense_layers: Annotated[Whole | None, Field(description="first layers, which have no experts")] = None
     q_rank: Annotated[Whole | None, Field(description="latent attention: width of compressed queries")] = None
@@ -121,12 +123,14 @@ class Measured(Strict):
     product: Annotated[list[Count] | None, Field(description="m, k, n, and groups of a grouped product")] = (
         None
     )
-    part: Literal["F", "I", "W"] = "F"
+    part: Annotated[
+        Literal["F", "I", "W"], Field(description="forward, input gradient or weight gradient of a product")
+    ] = "F"
     attention: Annotated[
         list[Count] | None, Field(description="batch, sequence, heads, kv heads, width of queries, of values")
     ] = None
-    backward: bool = False
-    efficiency: Share
+    backward: Annotated[bool, Field(description="whether attention ran backward")] = False
+    efficiency: Annotated[Share, Field(description="part of the peak that it reached")]
 
     @model_validator(mode="after")
     def _one(self) -> Measured:
@@ -142,7 +146,7 @@ class Measured(Strict):
 class CalibrationFields(Strict):
     """What one kind of GPU reaches."""
 
-    description: str | None = None
+    description: Annotated[str | None, Field(description="what was calibrated, in a line")] = None
     device: Annotated[
         Name | None, Field(description="a device preset, for peak, bandwidth and memory that are not given")
     ] = None
@@ -150,8 +154,10 @@ class CalibrationFields(Strict):
     bandwidth: Annotated[Bandwidth | None, Field(description="of the memory")] = None
     memory: Annotated[Bytes | None, Field(description="of a GPU")] = None
     product: Annotated[Share, Field(description="part of the peak that large products reach")] = 1.0
-    attention_forward: Share = 1.0
-    attention_backward: Share = 1.0
+    attention_forward: Annotated[
+        Share, Field(description="part of the peak that attention reaches, forward")
+    ] = 1.0
+    attention_backward: Annotated[Share, Field(description="... backward")] = 1.0
     passes: Annotated[
         Kinds,
         Field(default_factory=dict, description="part of the bandwidth: elementwise, permute, cross-entropy"),

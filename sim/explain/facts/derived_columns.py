@@ -41,6 +41,7 @@ class Facts:
     def __init__(self, trace: Record, policy: str | None = None) -> None:
         self.trace, self.job = trace, trace.job
         self.policy = policy or trace.policy
+        self.idle_pieces: dict[Any, Any] = {}  # by place, as `sim.explain.idle` found them
         self.machine = trace.job.machine
         self.devices, self.issuers = self.machine.devices, self.machine.issuers()
         tasks = trace.tasks
@@ -58,7 +59,6 @@ class Facts:
         self.calls = tasks.get("calls_ns", np.zeros(self.n, np.int64))
         # An issuer passes a dead task by, as a worker would execute one that takes no time.
         self.by_worker = ~self.job.launched[tasks["op"]] | ~on_lane
-        self.idle: dict[Any, Any] = {}  # what `sim.explain.idle` has cut, by place and time
 
     # -- data ---------------------------------------------------------------------------------
 

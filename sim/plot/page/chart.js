@@ -22,12 +22,11 @@ function makeRow(height, row) {
 for (const row of page.rows) {
   if (row.bars) {
     row.bars = unpack(row.bars);
-    row.lane_names = row.names.map(([, name]) => name);
     row.lanes = lanesOf(row.bars);
     row.onPath = new Uint8Array(row.bars.n);
-    row.lane_height = row.lane_names.length > MANY ? THIN : LANE;
+    row.lane_height = row.names.length > MANY ? THIN : LANE;
     for (const k of row.path ? row.path.bar : []) if (k >= 0) row.onPath[k] = 1;
-    makeRow(row.lane_height * Math.max(1, row.lane_names.length), row);
+    makeRow(row.lane_height * Math.max(1, row.names.length), row);
   } else if (row.links) {
     row.links.forEach(integrate);
     makeRow(LINK * row.links.length, row);
@@ -61,7 +60,7 @@ function dress() {
   [paper, ink, faint, grid, heat] = ["--paper", "--ink", "--faint", "--grid", "--heat"].map(value);
   const dark = light(paper.length === 4 ? "#ffffff" : paper) < 128;
   for (const entry of page.legend) {
-    entry.fill = entry.colour === "black" ? ink : dark && light(entry.colour) < 90 ? tinted(entry.colour, 0.35) : entry.colour;
+    entry.fill = entry.colour === "black" ? ink : dark && light(entry.colour) < 64 ? tinted(entry.colour, 0.35) : entry.colour;
     if (entry.pale) entry.fill = dark ? "#3a3d44" : entry.colour;
     entry.text = light(entry.fill.length === 4 ? "#222222" : entry.fill) > 140 ? "#000" : "#fff";
   }
@@ -98,10 +97,9 @@ function ticks() {
   for (let k = Math.ceil(view[0] / page.unit / step); k * step * page.unit <= view[1]; k++) found.push(k * step);
   return [found, step];
 }
+const trail = (c, points) => points.forEach(([px, py], k) => k ? c.lineTo(px, py) : c.moveTo(px, py));
 function line(c, points) {
-  c.beginPath();
-  points.forEach(([px, py], k) => k ? c.lineTo(px, py) : c.moveTo(px, py));
-  c.stroke();
+  c.beginPath(); trail(c, points); c.stroke();
 }
 function drawGrid(c, row) {
   c.strokeStyle = grid; c.lineWidth = 1;
@@ -195,18 +193,19 @@ function drawArrows(c, row) {
 /** The critical path: bars with a frame, and a line from each to the next, along the lane of what waits. */
 function drawPath(c, row) {
   const path = row.path, b = row.bars, pieces = [[]];
-  c.strokeStyle = ink; c.lineWidth = 1.5;
+  c.strokeStyle = ink; c.lineWidth = 1.5; c.beginPath();
   for (let at = Math.max(0, firstAtLeast(path.end, view[0]) - 1); at < path.end.length; at++) {
     const k = path.bar[at], left = x(path.start[at]), right = x(path.end[at]), y = (path.lane[at] + 0.5) * row.lane_height;
     pieces.at(-1).push([left, y]);
     if (path.start[at] > view[1]) break;
     if (k >= 0 && right - left > 3) {                        // no line through its name
       const [top, height] = boxOf(row, k);
-      c.strokeRect(x(b.start[k]), top, x(b.end[k]) - x(b.start[k]), height);
+      c.rect(x(b.start[k]), top, x(b.end[k]) - x(b.start[k]), height);
       pieces.push([]);
     }
     pieces.at(-1).push([right, y]);
   }
+  c.stroke();
   pieces.forEach((points, at) => {                           // from edge to edge of bars
     const shift = (end, next) => { end[1] += Math.sign(next[1] - end[1]) * HEIGHT / 2 * row.lane_height; };
     if (points.length < 2) return;
@@ -215,8 +214,9 @@ function drawPath(c, row) {
     if (at < pieces.length - 1) shift(last, points.length > 2 ? before : [0, first[1]]);
   });
   for (const [style, thick] of [[paper, 3.5], [ink, 1.5]]) {   // a rim sets it off from bars of any colour
-    c.strokeStyle = style; c.lineWidth = thick;
-    for (const points of pieces) if (points.length > 1) line(c, points);
+    c.strokeStyle = style; c.lineWidth = thick; c.beginPath();
+    for (const points of pieces) if (points.length > 1) trail(c, points);
+    c.stroke();
   }
 }
 function drawMemory(c, row) {

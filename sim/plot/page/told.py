@@ -36,7 +36,8 @@ def told(facts: Facts, title: str) -> dict[str, Any]:
     alike: dict[tuple[tuple[str, float], ...], list[str]] = {}
     for name, parts in use_of_devices(trace, facts).items():
         shares = tuple((part, round(ns / total, 6)) for part, ns in parts.items() if ns)
-        alike.setdefault(shares, []).append(name)
+        if shares != (("idle", 1.0),):  # it has no work at all
+            alike.setdefault(shares, []).append(name)
     use = [
         [f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0], shares]
         for shares, names in list(alike.items())[:_DEVICES]

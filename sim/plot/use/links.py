@@ -17,7 +17,7 @@ import numpy as np
 from sim.analysis.transfers_on_links import LinkLoad, link_loads
 from sim.plot.colours import OKABE_ITO
 from sim.plot.figure import new_figure, scale_time
-from sim.plot.theme import ink, paper, plain
+from sim.plot.theme import ink, is_dark, paper, plain
 from sim.record.record import Record
 from sim.words.errors import InputError
 
@@ -78,7 +78,8 @@ def link_heat_map(
     scale = scale_time(ax, until)
     edges = np.unique(np.linspace(0, max(trace.makespan_ns, 1), _COLUMNS + 1).round().astype(np.int64))
     shares = np.stack([load.means(edges) for load in shown])
-    colours = LinearSegmentedColormap.from_list("load", [paper(), OKABE_ITO[4], OKABE_ITO[0]])
+    blues = [OKABE_ITO[0], OKABE_ITO[4]] if is_dark() else [OKABE_ITO[4], OKABE_ITO[0]]
+    colours = LinearSegmentedColormap.from_list("load", [paper(), *blues])
     rows = np.arange(len(shown) + 1) - 0.5
     drawn = ax.pcolormesh(edges / scale, rows, 100 * shares, cmap=colours, vmin=0, vmax=100, rasterized=True)
     ax.hlines(rows[1:-1], 0, until / scale, color=ink(), linewidth=0.2, alpha=0.5)

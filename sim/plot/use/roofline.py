@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import cycle
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from sim.machine.device import CostModel, Device
 from sim.plot.colours import colour_of
 from sim.plot.figure import new_figure
-from sim.plot.theme import ink, plain, shade
+from sim.plot.theme import ink, plain, printed, shade
 from sim.record.record import Record
 from sim.words.arrays import UNSET, FloatArray, IntArray
 from sim.words.errors import InputError
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["OpPoints", "op_points", "roofline"]
 
 _MARKERS: Final = "osD^v<>Ph"
-"""Of kinds of device, one after another."""
+"""Of sorts of device, one after another; in print of kinds of op."""
 _NAMED: Final = 12
 """Kinds of op that the legend names, those that take most time."""
 
@@ -149,35 +148,35 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
     if ax is None:
         _, (ax,) = new_figure(width=9.0, height=5.0)
     graph = trace.job.graph
-    kinds: dict[str, int] = {}
+    time_ns = np.zeros(len(graph.kinds), np.int64)
     for points in sorts:
-        for kind, ns in zip((graph.kind(k) for k in points.op.tolist()), points.ns.tolist(), strict=True):
-            kinds[kind] = kinds.get(kind, 0) + ns
-    handles = [
-        Line2D([], [], color=shade(colour_of(kind)), marker="o", linestyle="none", markersize=6, label=kind)
-        for kind in sorted(kinds, key=lambda kind: (-kinds[kind], kind))[:_NAMED]
-    ]
-    for points, marker in zip(sorts, cycle(_MARKERS), strict=False):
-        colours = [shade(colour_of(graph.kind(k))) for k in points.op.tolist()]
-        ax.scatter(
-            points.intensity,
-            points.flop_per_s,
-            s=18 + 250 * points.ns / points.ns.sum(),
-            c=colours,
-            marker=marker,
-            alpha=0.7,
-            edgecolors=ink(),
-            linewidths=0.2,
-            rasterized=len(points.op) > 5_000,
-            zorder=3,
-        )
-        if len(sorts) > 1:
-            name = points.devices[0] + (f" and {len(points.devices) - 1} more" if points.devices[1:] else "")
-            handles.append(
-                Line2D(
-                    [], [], color=ink(), marker=marker, markerfacecolor="none", linestyle="none", label=name
-                )
+        np.add.at(time_ns, graph.kind_code[points.op], points.ns)
+    ranked = [k for k in np.argsort(-time_ns, kind="stable").tolist() if time_ns[k]]
+    handles: list[Any] = []
+    for place, k in enumerate(ranked):
+        colour = shade(colour_of(graph.kinds[k]))
+        for number, points in enumerate(sorts):
+            here = graph.kind_code[points.op] == k
+            marker = _MARKERS[(place if printed() else number) % len(_MARKERS)]
+            ax.scatter(
+                points.intensity[here],
+                points.flop_per_s[here],
+                s=18 + 250 * points.ns[here] / points.ns.sum(),
+                color=colour,
+                marker=marker,
+                alpha=0.7,
+                edgecolors=ink(),
+                linewidths=0.2,
+                rasterized=len(points.op) > 5_000,
+                zorder=3,
             )
+        if place < _NAMED:
+            dot: dict[str, Any] = {"marker": marker, "linestyle": "none", "markersize": 6}
+            handles.append(Line2D([], [], color=colour, label=graph.kinds[k], **dot))
+    for number, points in enumerate(sorts if len(sorts) > 1 and not printed() else ()):
+        name = points.devices[0] + (f" and {len(points.devices) - 1} more" if points.devices[1:] else "")
+        shape: dict[str, Any] = {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": "none"}
+        handles.append(Line2D([], [], color=ink(), markerfacecolor="none", label=name, **shape))
     ax.set(xscale="log", yscale="log", xlabel="flop per byte of memory", ylabel="")
     ax.margins(0.08)
     ax.autoscale_view()

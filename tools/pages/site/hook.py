@@ -12,6 +12,7 @@ written for readers of the repository, and rewritten here.
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -63,7 +64,16 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
         if path.endswith(".md"):
             waiting += _links(path)
+    _add_what_the_navigation_leaves_out(config, files)
     return files
+
+
+def _add_what_the_navigation_leaves_out(config: MkDocsConfig, files: Files) -> None:
+    """Put pages of docs/ that `mkdocs.yml` does not name at its end, so that none is lost."""
+    named = json.dumps(config.nav)
+    left = [file.src_uri for file in files.documentation_pages() if f'"{file.src_uri}"' not in named]
+    if left and config.nav is not None:
+        config.nav.append({"More": left})
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:

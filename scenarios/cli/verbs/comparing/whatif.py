@@ -100,8 +100,9 @@ def _asked(text: str) -> Trial:
 
 
 def _print(name: str, recorded_ns: int | None, outcomes: Sequence[Outcome]) -> None:
-    from scenarios.cli.text_tables import percent, print_table, strong
+    from scenarios.cli.text_tables import print_table, strong
     from scenarios.report.what_ifs import ranked, written
+    from sim.export.result_rows import percent
     from sim.words.units import format_duration
 
     base, *others = ranked(outcomes)

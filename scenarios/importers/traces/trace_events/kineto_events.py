@@ -35,7 +35,7 @@ from scenarios.importers.traces.trace_events.event_fields import (
     whole,
     wholes,
 )
-from scenarios.importers.traces.trace_events.gradients import SEQUENCE, Numbered, callers, is_gradient
+from scenarios.importers.traces.trace_events.gradients import NODE, SEQUENCE, Numbered, callers, is_gradient
 from scenarios.importers.traces.trace_events.kineto_rows import (
     GpuTask,
     HostCall,
@@ -44,6 +44,7 @@ from scenarios.importers.traces.trace_events.kineto_rows import (
     Thread,
     Trace,
 )
+from scenarios.importers.traces.trace_events.messages import given, message, taken
 from scenarios.importers.traces.trace_events.noted_waits import Noted, noted_wait, resolved
 from scenarios.importers.traces.trace_events.operators import UNNUMBERED, Operators
 from scenarios.importers.traces.trace_events.wanted import wanted
@@ -66,11 +67,6 @@ _ROLES: Final[Mapping[object, str | None]] = {
 """What events are, by their category."""
 _COLLECTIVE: Final = ("c10d::", "nccl:", "record_param_comms")
 """How operators begin in which a process group launches its kernels."""
-_ELEMENT = {
-    "Byte": 1, "Char": 1, "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Half": 2, "BFloat16": 2,
-    "Short": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
-}  # fmt: skip
-"""Bytes of an element, by what PyTorch calls its type there (c10/core/ScalarType.h)."""
 _FACTS: Final = {
     "grid": "grid", "block": "block", "registers": "registers per thread", "shared_memory": "shared memory",
 }  # fmt: skip
@@ -128,8 +124,10 @@ class _Reader:
         self._host_waits: dict[int, HostWait] = {}
         self._inside: dict[Thread, list[tuple[int, int]]] = defaultdict(list)
         self._operators = Operators()
+        self._collectives = Operators()  # what process groups call them, with the bytes that they take
         self._external: dict[int, int] = {}  # task → number of its operator, if it has one of its own
         self._numbered: list[Numbered] = []
+        self._nodes: dict[Thread, list[tuple[int, int]]] = defaultdict(list)
         self._roles = {**_ROLES}
 
     def take(self, events: Sequence[Any]) -> None:
@@ -159,6 +157,9 @@ class _Reader:
             return None
         if role is not _GPU and role is not _HOST and str(event.get("name")).startswith(_COLLECTIVE):
             self._inside[_thread_of(event)].append(span(event))
+            if role is None and (nbytes := taken(event)):
+                name = text(event, "name")
+                self._collectives.add([_thread_of(event)], [(*span(event), name, nbytes)])
         return role
 
     def _note(self, event: Event) -> None:
@@ -185,6 +186,9 @@ class _Reader:
             Numbered(times[0][n], threads[n], number, is_gradient(names[n], args[n]))
             for n, number in zip(counted, sequence, strict=True)
         ]
+        for name, thread, start_ns, end_ns in zip(names, threads, *times, strict=True):
+            if NODE.match(name):
+                self._nodes[thread].append((start_ns, end_ns))
 
     def _take_calls(self, events: Sequence[Event]) -> None:
         if events:
@@ -204,7 +208,7 @@ class _Reader:
         ):
             place = name, device, stream, correlation, start_ns, end_ns - start_ns
             self._tasks.append(
-                GpuTask(*place, copied, _facts(args), _group(args), _is_pair(args), _message(args), size)
+                GpuTask(*place, copied, _facts(args), _group(args), _is_pair(args), message(args), size)
             )
         for key in ("External id", "external id"):
             has = [args for args in noted if key in args]
@@ -216,9 +220,9 @@ class _Reader:
         self._tasks.sort(key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
         self._calls.sort(key=lambda call: (call.start_ns, call.thread, call.correlation))
         launches = self._launches()
+        self._add_messages(launches)
         operators = self._operators_of(launches)
         inside = defaultdict(list, {thread: _apart(spans) for thread, spans in self._inside.items()})
-        caller_of = callers(self._numbered)
         waits = []
         records = [call.correlation for call in self._calls if RECORD.match(call.name)]
         for wait in resolved(self._noted, sorted(records)):
@@ -228,23 +232,19 @@ class _Reader:
             else:
                 sure = wait.recorded >= 0
                 waits.append(StreamWait(wait.device, wait.stream, wait.call, wait.on_stream, recorded, sure))
-        return Trace(
-            *(
-                self._tasks,
-                self._calls,
-                waits,
-                operators,
-                self._host_waits,
-                caller_of,
-                inside,
-                rank,
-                world_size,
-            )
-        )
+        host = self._host_waits, *callers(self._numbered, self._nodes, self._calls)
+        return Trace(self._tasks, self._calls, waits, operators, *host, inside, rank, world_size)
+
+    def _add_messages(self, launches: Mapping[int, HostCall]) -> None:
+        """Add what collectives take, where it is not noted with their kernels."""
+        taken_by = self._collectives.around(launches.values())
+        for i, task in enumerate(self._tasks):
+            if task.communicates and task.message == (0, 0) and task.correlation in taken_by:
+                self._tasks[i] = task._replace(message=given(*taken_by[task.correlation], task.group_size))
 
     def _operators_of(self, launches: Mapping[int, HostCall]) -> list[str | None]:
         """Return the operator of each task: around its launch, or by number if that is not in the trace."""
-        found: dict[int, str] = self._operators.around(launches.values())
+        found = {n: name for n, (name, _) in self._operators.around(launches.values()).items()}
         lost = {n: external for n, external in self._external.items() if n not in launches}
         if lost:
             numbered = self._operators.numbered()
@@ -307,15 +307,6 @@ def _group(args: Event) -> tuple[str, str] | None:
 
 def _is_pair(args: Event) -> bool:
     return args.get("Collective name") in ("send", "recv")
-
-
-def _message(args: Event) -> tuple[int, int]:
-    """Return how many bytes a collective takes and gives."""
-    if "dtype" not in args:
-        return 0, 0
-    size = _ELEMENT.get(str(args["dtype"]), 0)
-    given, made = (whole(args, key) if key in args else 0 for key in ("In msg nelems", "Out msg nelems"))
-    return size * given, size * made
 
 
 def _thread_of(event: Event) -> Thread:

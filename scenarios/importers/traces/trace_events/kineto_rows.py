@@ -109,6 +109,8 @@ class Trace:
         By correlation of the call.
     callers : dict
         Thread that only runs gradients → the thread that waits for it meanwhile.
+    uncalled : list
+        Threads that run gradients of another one, which is not known to wait for them alone.
     inside : dict
         By thread: begin and end of every operator in which a process group launches its kernels.
     rank, world_size : int or None
@@ -121,6 +123,7 @@ class Trace:
     operators: list[str | None] = field(default_factory=list)
     host_waits: dict[int, HostWait] = field(default_factory=dict)
     callers: dict[Thread, Thread] = field(default_factory=dict)
+    uncalled: list[Thread] = field(default_factory=list)
     inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     rank: int | None = None
     world_size: int | None = None

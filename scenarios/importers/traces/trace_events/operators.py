@@ -42,16 +42,17 @@ class Operators:
             word = words.setdefault(name, len(words))
             self._rows[thread].extend((start_ns, end_ns, word, number))
 
-    def around(self, calls: Iterable[HostCall]) -> dict[int, str]:
-        """Return the operators around calls, by correlation; of a call that has none, nothing."""
+    def around(self, calls: Iterable[HostCall]) -> dict[int, tuple[str, int]]:
+        """Return name and number of the operators around calls, by correlation; some calls have none."""
         of_thread: dict[Thread, list[HostCall]] = defaultdict(list)
         for call in calls:
             if call.thread in self._rows:
                 of_thread[call.thread].append(call)
         names, found = [*self._words], {}
         for thread, own in of_thread.items():
-            for call, word in _innermost(self._rows[thread], sorted(own, key=lambda call: call.start_ns)):
-                found[call.correlation] = names[word]
+            own.sort(key=lambda call: call.start_ns)
+            for call, word, number in _innermost(self._rows[thread], own):
+                found[call.correlation] = names[word], number
         return found
 
     def numbered(self) -> dict[int, str]:
@@ -61,21 +62,21 @@ class Operators:
         return {number: names[word] for number, word in rows if number != UNNUMBERED}
 
 
-def _innermost(rows: array[int], calls: list[HostCall]) -> Iterable[tuple[HostCall, int]]:
-    """Yield calls that are inside an operator, with the word of the innermost."""
+def _innermost(rows: array[int], calls: Iterable[HostCall]) -> Iterable[tuple[HostCall, int, int]]:
+    """Yield calls, in order, that are inside an operator, with word and number of the innermost."""
     table = np.frombuffer(rows, np.int64).reshape(-1, 4)
     order = np.lexsort((-table[:, 1], table[:, 0]))
-    starts, ends, words = (table[order, column].tolist() for column in range(3))
-    begun: list[tuple[int, int]] = []  # those that may not have ended, outermost first
+    starts, ends, words, numbers = (table[order, column].tolist() for column in range(4))
+    begun: list[tuple[int, int, int]] = []  # those that may not have ended, outermost first
     n, of = 0, len(starts)
     for call in calls:
         while n < of and starts[n] <= call.start_ns:
             while begun and begun[-1][0] <= starts[n]:
                 begun.pop()
-            begun.append((ends[n], words[n]))
+            begun.append((ends[n], words[n], numbers[n]))
             n += 1
         inside_ns = min(call.start_ns + 1, call.end_ns)  # one that begins where an operator ends is outside
         while begun and begun[-1][0] < inside_ns:
             begun.pop()
         if begun:
-            yield call, begun[-1][1]
+            yield call, *begun[-1][1:]

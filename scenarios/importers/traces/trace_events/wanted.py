@@ -15,7 +15,7 @@ from typing import Any, Final, TypedDict
 
 from scenarios.importers.streamed_json import Decode
 
-__all__ = ["ARGS", "EVENT", "wanted"]
+__all__ = ["ARGS", "EVENT", "SELDOM", "parsed", "wanted"]
 
 EVENT: Final = "ph", "cat", "name", "pid", "tid", "ts", "dur"
 ARGS: Final = (
@@ -23,9 +23,10 @@ ARGS: Final = (
     *("bytes", "grid", "block", "registers per thread", "shared memory"),
     *("wait_on_stream", "wait_on_cuda_event_id", "wait_on_cuda_event_record_corr_id"),
     *("Process Group Name", "Process Group Ranks", "Group size", "Collective name", "dtype"),
-    *("In msg nelems", "Out msg nelems", "In split size", "Out split size"),
+    *("In msg nelems", "Out msg nelems"),
 )
-"""All that `kineto_events` and `noted_waits` read of an event, and of its ``args``."""
+SELDOM: Final = "Input Dims", "Input type"
+"""All that is read of an event, and of its ``args``; of some it is read of few events (`parsed`)."""
 
 
 @cache
@@ -36,7 +37,8 @@ def wanted() -> Decode:
     import msgspec
 
     typed: Any = TypedDict  # whose members are known here only
-    args = typed("Args", dict.fromkeys(ARGS, Any), total=False)
+    members = {**dict.fromkeys(ARGS, Any), **dict.fromkeys(SELDOM, msgspec.Raw)}
+    args = typed("Args", members, total=False)
     event = typed("Event", {**dict.fromkeys(EVENT, Any), "args": args}, total=False)
     decode: Decode = msgspec.json.Decoder(types.GenericAlias(list, (event,))).decode
 
@@ -47,3 +49,8 @@ def wanted() -> Decode:
             return json.loads(text)  # type: ignore[no-any-return]
 
     return decoded
+
+
+def parsed(value: Any) -> Any:
+    """Return the value of a member that is read `SELDOM`."""
+    return value if value is None or isinstance(value, list) else json.loads(bytes(value))

@@ -1,0 +1,103 @@
+"""What a notebook shows of our objects: a title, what there is to say, tables.
+
+Jupyter asks an object for ``_repr_html_``. Each class says itself what its title, facts and rows are; here
+they become HTML. It names no colours, so that it looks right on all themes, dark ones among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from typing import Final, TypeVar
+
+__all__ = ["alike", "card", "columns_that_speak"]
+
+Rows = Sequence[Mapping[str, str]]
+
+_T = TypeVar("_T")
+
+_MOST_ROWS: Final = 20
+"""Of more rows a table shows so many, and says how many it leaves out."""
+
+
+_AS_TYPED: Final = "background:none;font-family:monospace;white-space:pre;overflow-x:auto"
+
+
+def card(title: str, facts: Iterable[str] = (), *tables: Rows, text: str = "") -> str:
+    """Return HTML of a title, facts of a line each, a text as it was typed, and tables, where there are any.
+
+    Parameters
+    ----------
+    title : str
+    facts : iterable of str
+    *tables : sequence of mappings
+        Rows, whose keys are the columns of their table. Columns of numbers are set to the right.
+    text : str
+        Its lines and blanks stay.
+
+    Examples
+    --------
+    >>> print(card("a < b", ["1 op"], [{"op": "a", "ns": "10"}]))
+    <div><strong>a &lt; b</strong><br>1 op
+    <table><thead>
+    <tr><th style="text-align:left">op</th><th style="text-align:right">ns</th></tr></thead><tbody>
+    <tr><td style="text-align:left">a</td><td style="text-align:right">10</td></tr>
+    </tbody></table></div>
+    """
+    lines = "<br>".join([f"<strong>{escape(title)}</strong>", *map(escape, facts)])
+    typed = [f'<pre style="{_AS_TYPED}">{escape(text)}</pre>'] if text else []
+    return "\n".join([f"<div>{lines}", *typed, *(_table(rows) for rows in tables if rows)]) + "</div>"
+
+
+def _table(rows: Rows) -> str:
+    shown, columns = rows[:_MOST_ROWS], list(rows[0])
+    sides = {column: "right" if _of_numbers(shown, column) else "left" for column in columns}
+    lines = [
+        "".join(f'<td style="text-align:{sides[column]}">{escape(row[column])}</td>' for column in columns)
+        for row in shown
+    ]
+    if len(rows) > len(shown):
+        lines.append(
+            f'<td style="text-align:left" colspan="{len(columns)}">... {len(rows) - len(shown):,} more</td>'
+        )
+    head = "".join(f'<th style="text-align:{sides[column]}">{escape(column)}</th>' for column in columns)
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead>\n<tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+
+
+def _of_numbers(rows: Rows, column: str) -> bool:
+    """Whether each cell that says something is a number, with its unit perhaps: no sentence."""
+    cells = [row[column] for row in rows if row[column]]
+    return bool(cells) and all(cell.lstrip("-+")[:1].isdigit() and len(cell) < 24 for cell in cells)
+
+
+def alike(things: Iterable[_T], row: Callable[[_T], Mapping[str, str]], name: Callable[[_T], str]) -> Rows:
+    """Return a row for all things that look the same, under the names of the first and the last of them.
+
+    Examples
+    --------
+    >>> alike(["a", "b", "x"], lambda letter: {"late": "yes" if letter > "w" else ""}, str.upper)
+    [{'': 'A ... B (2)', 'late': ''}, {'': 'X', 'late': 'yes'}]
+    """
+    groups: dict[tuple[str, ...], list[_T]] = {}
+    for thing in things:
+        groups.setdefault(tuple(row(thing).values()), []).append(thing)
+    return [
+        {
+            "": name(some[0]) + (f" ... {name(some[-1])} ({len(some):,})" if len(some) > 1 else ""),
+            **row(some[0]),
+        }
+        for some in groups.values()
+    ]
+
+
+def columns_that_speak(rows: Rows) -> Rows:
+    """Return rows without the columns in which no cell says anything.
+
+    Examples
+    --------
+    >>> columns_that_speak([{"device": "gpu0", "gap": ""}])
+    [{'device': 'gpu0'}]
+    """
+    said = [column for column in (rows[0] if rows else ()) if any(row[column] for row in rows)]
+    return [{column: row[column] for column in said} for row in rows]
