@@ -212,6 +212,17 @@ def test_a_scenario_s_machine_is_changed_too(tmp_path: Path) -> None:
         "'a' twice as fast": 12_000,
         "'b' twice as fast": 15_000,
     }
+    halved = ["workload.ops.a.duration=5us", "workload.ops.b.duration=2us"]
+    by_hand = {
+        "all kernels twice as fast": halved,
+        "gpu0 twice as fast": halved,
+        "issuing and launching take no time": ["machine.devices.gpu0.issue_cost=0us"],
+        "one more stream on gpu0": ["machine.devices.gpu0.streams=2"],
+    }
+    assert told["what_ifs"][0]["label"] in by_hand
+    for label, sets in by_hand.items():
+        again = sim("run", path, *(word for one in sets for word in ("--set", one)), "--json")
+        assert json.loads(again.stdout)["makespan_ns"] == found[label]
 
 
 @pytest.mark.filterwarnings("ignore:.*have no measured cost")

@@ -145,9 +145,7 @@ def test_devices_are_chosen_too() -> None:
 @pytest.mark.parametrize(
     ("name", "placed", "best_us"),
     [
-        ("head_of_line", True, 50),
-        ("ten_tasks", True, 80),  # on the devices that HEFT chose
-        ("ten_tasks", False, 73),  # Topcuoglu et al. 2002: HEFT 80
+        ("ten_tasks", True, 80),  # on the devices that HEFT chose; the least on any is 73 (`test_tune.py`)
         ("gpipe", True, 33_000),
         ("custom_order", True, 17_000),
     ],

@@ -11,6 +11,10 @@ from cli_runner import sim
 from scenarios.regression.check import check_file, scenario_files
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from sim.explain.facts.derived_columns import Facts
+from sim.explain.facts.where import Where
+from sim.explain.idle import idle_reasons
+from sim.explain.told.gaps import grouped_gaps
 
 FOLDER = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
 FILES = [path for path in scenario_files([FOLDER]) if path.parent.name != "zero_bubble"]
@@ -41,12 +45,42 @@ def test_none_is_missing() -> None:
     assert shipped >= {"topological", "branches", "head_of_line", "split", "synchronous", "quickstart"}
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
-def test_the_folder_passes_as_a_whole() -> None:
-    result = sim("check", *FILES)
+def test_files_pass_as_a_whole() -> None:
+    result = sim("check", *(FOLDER / f"{name}.yaml" for name in ("topological", "branches", "split")))
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1].endswith("runs, all as expected")
+
+
+def idle_ns(facts: Facts, device: int, lane: int | None, from_ns: int, to_ns: int) -> int:
+    """Return for how long no task of a device, or of one of its lanes, runs, one task after another."""
+    here = facts.device == device
+    if lane is not None:
+        here &= facts.lane == facts.machine.first_stream[device] + lane
+    busy, idle = from_ns, 0
+    spans = zip(facts.begins[here].tolist(), facts.trace.occupied_until_ns[here].tolist(), strict=True)
+    for begin, end in sorted(spans):
+        idle += max(0, min(begin, to_ns) - busy)
+        busy = max(busy, min(end, to_ns))
+    return idle + max(0, to_ns - busy)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* data-sheet rooflines", "ignore:.*have no measured cost")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_blame_adds_up_to_what_is_idle_on_every_device_grouped_and_in_any_place(path: Path) -> None:
+    trace = run_scenario(load_scenario(path)).trace
+    facts, end = Facts(trace), trace.makespan_ns
+    for from_ns, to_ns in ((0, end), (end // 3, end - end // 4)):
+        where = Where(from_ns=from_ns, to_ns=to_ns)
+        reasons = idle_reasons(trace, facts, where)
+        for d, device in enumerate(facts.devices):
+            assert sum(reasons[device.name].values()) == idle_ns(facts, d, None, from_ns, to_ns)
+        over = sum(why.get("finished", 0) + why.get("unused", 0) for why in reasons.values())
+        grouped = sum(group.total_ns * len(group.devices) for group in grouped_gaps(facts, where))
+        assert grouped == sum(sum(why.values()) for why in reasons.values()) - over
+    first = Where(device=0, lane=0, from_ns=end // 3)
+    why = idle_reasons(trace, facts, first)[facts.devices[0].name]
+    assert sum(why.values()) == idle_ns(facts, 0, 0, end // 3, end)
 
 
 def test_head_of_line_blocking_is_told_in_words() -> None:

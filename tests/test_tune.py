@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -14,7 +15,10 @@ from cli_runner import sim
 
 from scenarios.fields.goals import read_goal
 from scenarios.file.document import Document
+from scenarios.run.execute import run_case
+from scenarios.run.load import load_scenario
 from scenarios.tune.methods import METHODS, Ask
+from scenarios.tune.optimum import find_optimum
 from scenarios.tune.tune import Tuner
 from sim.words.errors import InputError, MissingExtraError
 
@@ -23,12 +27,17 @@ def ask_all(method: str, sizes: list[int], budget: int, levels: int = 1, seed: i
     """Return what a method asks for, if a point costs the distance of its values from 2, 1, 2, 1, ..."""
     search = METHODS[method](sizes, levels, budget, seed)
     asked: list[Ask] = []
-    try:
-        ask = next(search)
-        while True:
+
+    def costs(asks: list[Ask]) -> Iterator[float | None]:
+        for ask in asks[: budget - len(asked)]:
             asked.append(ask)
             cost = sum(abs(value - (2 - k % 2)) for k, value in enumerate(ask.at))
-            ask = search.send(None if sum(ask.at) % 5 == 4 else float(cost))
+            yield None if sum(ask.at) % 5 == 4 else float(cost)
+
+    try:
+        asks = next(search)
+        while True:
+            asks = search.send(costs(asks))
     except StopIteration:
         return asked
 
@@ -89,7 +98,6 @@ def tuner(path: Path, **more: Any) -> Tuner:
 @pytest.mark.parametrize(
     ("name", "best_us"),
     [
-        # The lower bound of each, which is reached; ten_tasks: what CP-SAT proves to be the least.
         ("head_of_line", 50),
         ("branches", 60),
         ("fusion", 35),
@@ -104,6 +112,9 @@ def test_small_graphs_get_their_optimum(name: str, best_us: int) -> None:
     assert tuning.best is not None
     assert len(tuning.trials) <= 100
     assert tuning.trials[tuning.best].row["makespan_ns"] == best_us * 1000
+    if find_spec("ortools") is not None:  # which proves it
+        base = run_case(load_scenario(EXAMPLES / f"{name}.yaml").case())
+        assert find_optimum([base], limit_ns=20 * 10**9, placed=False).lower_bound_ns == best_us * 1000
 
 
 @pytest.mark.filterwarnings("ignore:h200-sxm.*have no measured cost")
@@ -132,6 +143,25 @@ def test_the_winner_is_a_scenario_that_does_the_same(tmp_path: Path) -> None:
     assert sim("check", out).exit_code == 0
     assert pd.read_csv(table)["makespan_ns"].min() == best
     assert plot.stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_finds_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO)
+    settings = [
+        "--vary",
+        "machine.devices.cpu0.cores=1,2,4",
+        "--vary",
+        "workload.ops.b.duration=10us,20us,30us",
+    ]
+    told = []
+    for jobs in (1, 2):
+        table = tmp_path / f"{jobs}.csv"
+        words = [*settings, "--method", "local", "--schedules", "--budget", 40, "--jobs", jobs, "--json"]
+        told.append((sim("tune", path, *words, "--table", table).stdout, table.read_bytes()))
+    assert told[0] == told[1]
+    assert {"settings", "list"} < set(pd.read_csv(tmp_path / "2.csv")["what"])
 
 
 def test_settings_are_searched_within_limits(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -153,13 +153,16 @@ class Scenarios:
 
     def __init__(self, document: Document, allow_code: bool = False) -> None:
         self.document, self.allow_code = document, allow_code
-        self._last: Scenario | None = None
+        self._last: tuple[tuple[str, ...], Scenario] | None = None
 
-    def at(self, settings: Iterable[str], option: str = "--vary") -> Scenario:
+    def at(self, settings: Sequence[str], option: str = "--vary") -> Scenario:
         """Return the scenario with ``KEY=VALUE`` texts; see `Document.with_settings` and `scenario_of`."""
+        last, key = self._last, (option, *settings)  # threads of an executor may be here at once
+        if last is not None and last[0] == key:
+            return last[1]
         document = self.document.with_settings(settings, option)
-        scenario = scenario_of(document, self.allow_code, self._last)
-        self._last = scenario  # threads of an executor may be here at once
+        scenario = scenario_of(document, self.allow_code, None if last is None else last[1])
+        self._last = key, scenario
         return scenario
 
 
@@ -207,6 +210,10 @@ class Case:
     def label(self) -> str:
         """What results call it."""
         return self.decisions.label
+
+    def deciding(self, **decisions: Any) -> Case:
+        """Return the same case with other decisions."""
+        return replace(self, decisions=self.decisions._replace(**decisions))
 
 
 @dataclass(frozen=True, eq=False)

@@ -261,14 +261,14 @@ def _sweep(
 ) -> list[Row]:
     """Run the points that a partial file does not have yet; return the rows of all in order."""
     allow_code, allow_outside = allowed
-    base, now = stamps(path, points if partial is not None else (), sets, allow_outside)
+    stamp, now = stamps(path, points, sets, allow_outside)
     columns = [column_of_result(name) for name in results]
     rows = {} if partial is None else finished(partial, now, columns)
     left = [point for point in points if point.key not in rows]
     try:
         done(len(rows), len(points))
         for point, row in _run(
-            path, left, (tuple(sets), allow_code, allow_outside, tuple(results), base), executor
+            path, left, (tuple(sets), allow_code, allow_outside, tuple(results), stamp), executor
         ):
             rows[point.key] = row
             if partial is not None:

@@ -15,14 +15,15 @@ A method never asks for a point twice at one level, and is the same for the same
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from sim.words.errors import extra
 
-__all__ = ["METHODS", "Ask", "Method", "Search"]
+__all__ = ["AHEAD", "METHODS", "Ask", "Method", "Search"]
 
 At = tuple[int, ...]
 """The number of a value of each axis."""
@@ -35,8 +36,12 @@ class Ask(NamedTuple):
     level: int = 0
 
 
-Search = Generator[Ask, float | None, None]
-"""Yields what it asks; is sent the cost of that, which is to be small, or None: it is no answer."""
+Search = Generator[list[Ask], Iterator[float | None], None]
+"""Yields what it asks; is sent the cost of each in turn, which is to be small, or None: it is no answer.
+
+Costs are worked out as they are taken, so that who has heard enough stops, and nothing more is run. They end
+with the budget.
+"""
 
 Method = Callable[[Sequence[int], int, int, int], Search]
 """``method(sizes of the axes, levels, budget, seed)``."""
@@ -47,15 +52,23 @@ _KEPT: Final = 3
 _WORSE: Final = 0.05
 """So much worse, relatively, is accepted by `local` at first; less and less so."""
 
+AHEAD: Final = 8
+"""So many neighbours are asked for at once: what follows them does not depend on how many are run at once."""
+
 
 def _grid(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
-    for number in range(min(math.prod(sizes), budget)):
-        yield Ask(_at(number, sizes), levels - 1)
+    numbers = range(min(math.prod(sizes), budget))
+    yield from _all([Ask(_at(number, sizes), levels - 1) for number in numbers])
 
 
 def _random(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
-    for number in _drawn(sizes, budget, random.Random(seed)):
-        yield Ask(_at(number, sizes), levels - 1)
+    numbers = _drawn(sizes, budget, random.Random(seed))
+    yield from _all([Ask(_at(number, sizes), levels - 1) for number in numbers])
+
+
+def _all(asks: list[Ask]) -> Search:
+    for _ in (yield asks):
+        pass
 
 
 def _halving(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
@@ -63,37 +76,32 @@ def _halving(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Searc
     first = max(1, int(budget / sum(1 / kept for kept in rounds)))
     points = [_at(number, sizes) for number in _drawn(sizes, first, random.Random(seed))]
     for level in range(levels):
-        found: list[tuple[float, At]] = []
-        for at in points:
-            cost = yield Ask(at, level)
-            if cost is not None:
-                found.append((cost, at))
+        costs = yield [Ask(at, level) for at in points]
+        found = [(cost, at) for at, cost in zip(points, costs, strict=False) if cost is not None]
         points = [at for _, at in sorted(found)[: max(1, len(points) // _KEPT)]]
 
 
 def _local(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
     rng = random.Random(seed)
     seen: set[At] = set()
-    asked, size = 0, math.prod(sizes)
-    while asked < budget and len(seen) < size:
+    size, patience = math.prod(sizes), 4 * sum(sizes)
+    while len(seen) < min(budget, size):
         at = _unseen(sizes, seen, rng)
         seen.add(at)
-        asked += 1
-        now = yield Ask(at, levels - 1)
+        now = next((yield [Ask(at, levels - 1)]), None)
         failed = 0
-        while asked < budget and failed < 4 * sum(sizes):
-            near = _neighbour(at, sizes, rng)
-            if near in seen:
-                failed += 1
-                continue
-            seen.add(near)
-            asked += 1
-            cost = yield Ask(near, levels - 1)
-            allowed = 1 + _WORSE * (1 - asked / budget)
-            if cost is not None and (now is None or cost <= now * allowed):
-                failed = 0 if now is None or cost < now else failed + 1
-                at, now = near, cost
-            else:
+        while len(seen) < budget and failed < patience:
+            drawn = (_neighbour(at, sizes, rng) for _ in range(patience - failed))
+            ahead = list(itertools.islice(dict.fromkeys(near for near in drawn if near not in seen), AHEAD))
+            if not ahead:
+                break
+            for near, cost in zip(ahead, (yield [Ask(near, levels - 1) for near in ahead]), strict=False):
+                seen.add(near)
+                allowed = 1 + _WORSE * (1 - len(seen) / budget)
+                if cost is not None and (now is None or cost <= now * allowed):
+                    failed = 0 if now is None or cost < now else failed + 1
+                    at, now = near, cost
+                    break
                 failed += 1
 
 
@@ -109,7 +117,7 @@ def _optuna(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search
         trial = study.ask()
         at = tuple(trial.suggest_int(str(axis), 0, size - 1) for axis, size in enumerate(sizes))
         if at not in known:
-            known[at] = yield Ask(at, levels - 1)
+            known[at] = next((yield [Ask(at, levels - 1)]), None)
         cost = known[at]
         if cost is None:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from scenarios.tune.tune import Trial, Tuning
+from sim.analysis.bounds import bounds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,11 +28,21 @@ def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
         },
         "trials": len(trials),
         "answers": sum(tuning.goal.allows(trial.row) for trial in trials if trial.level is None),
-        "best": None if tuning.best is None else _plain(tuning, tuning.best),
+        "best": None if tuning.best is None else _plain(tuning, tuning.best) | _bound(tuning),
         "starts": [_plain(tuning, k) for k, trial in enumerate(trials) if trial.what == "start"],
         "improvements": [_plain(tuning, k) for k in improvements(tuning)],
     }
     return told if against is None else told | {"front": [_plain(tuning, k) for k in tuning.front(against)]}
+
+
+def _bound(tuning: Tuning) -> dict[str, Any]:
+    """Return how far the makespan of the best is above its lower bound; see `sim.metrics.summary`."""
+    limits, makespan_ns = bounds(tuning.trace), tuning.trace.makespan_ns
+    return {
+        "lower_bound_ns": limits.lower_bound_ns,
+        "gap": limits.gap(makespan_ns),
+        "no_gap": limits.no_gap,
+    }
 
 
 def improvements(tuning: Tuning) -> list[int]:

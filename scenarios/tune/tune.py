@@ -16,27 +16,29 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
-from policies.issue.out_of_order import OutOfOrder
 from policies.linearize.critical_path_first import CriticalPathFirst
 from policies.linearize.memory_aware import MemoryAware
 from policies.streams.per_branch import PerBranch
 from scenarios.fields.goals import Goal, front
-from scenarios.fields.results import Value, column_of_result, result_of_run
+from scenarios.fields.results import column_of_result
 from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
-from scenarios.run.load import Case, scenario_of
-from scenarios.tune.methods import METHODS
+from scenarios.run.load import Case
+from scenarios.tune.attempts import Attempt, Row, Runner
+from scenarios.tune.methods import AHEAD, METHODS, Ask
 from scenarios.tune.schedules import Given, Order, Schedule, Space
-from sim.analysis.failed_ops import failure_text
 from sim.graph.frames import has_control_flow
 from sim.trace import Trace
-from sim.words.errors import InputError, RunError, SimError, UnknownNameError
+from sim.words.errors import InputError, RunError, UnknownNameError
 
-__all__ = ["Trial", "Tuner", "Tuning"]
+__all__ = ["Trial", "Tuner", "Tuning", "results_of"]
 
 _WORSE: Final = 0.005
 """So much worse, relatively, a schedule may be at first to be gone on from."""
@@ -89,24 +91,30 @@ class Tuning:
         In the order in which they were run.
     best : int or None
         Index of the best trial: the first of equal ones.
-    trace : Trace or None
-        Of the best trial.
+    case : Case or None
+        What the best trial ran.
     """
 
     goal: Goal
     trials: list[Trial] = field(default_factory=list)
     best: int | None = None
-    trace: Trace | None = None
+    case: Case | None = None
 
-    def add(self, trial: Trial, result: Result | None) -> float | None:
+    @cached_property
+    def trace(self) -> Trace:
+        """The run of the best trial, which runs again: it may have been in another process."""
+        assert self.case is not None
+        return run_case(self.case, fits=False).trace
+
+    def add(self, trial: Trial, case: Case) -> float | None:
         """Put a trial down and return its cost: small is good; None: it is no answer."""
         self.trials.append(trial)
         if not self.goal.allows(trial.row):
             return None
         cost = self.cost(trial)
         if trial.level is None and (self.best is None or cost < self.cost(self.trials[self.best])):
-            self.best = len(self.trials) - 1
-            self.trace = None if result is None else result.trace
+            self.best, self.case = len(self.trials) - 1, case
+            vars(self).pop("trace", None)
         return cost
 
     def cost(self, trial: Trial) -> float:
@@ -145,6 +153,10 @@ class Tuner:
     allow_code : bool
     tell : callable
         Told after each trial.
+    executor : Executor, optional
+    jobs : int
+        Where trials run, and how many at once (`scenarios.tune.attempts.Runner`). What is found does not
+        depend on it.
     """
 
     def __init__(
@@ -159,10 +171,12 @@ class Tuner:
         seed: int = 0,
         allow_code: bool = False,
         tell: Callable[[Tuning], None] = lambda tuning: None,
+        executor: Executor | None = None,
+        jobs: int = 1,
     ) -> None:
         self.document, self.goal, self.seed, self.allow_code = document, goal, seed, allow_code
         self.axes, self.policies, self.levels, self.tell = axes or {}, list(policies), levels, tell
-        self.results = tuple(dict.fromkeys([*goal.results, *results]))
+        self.runner = Runner(document, allow_code, results_of(goal, results), executor, jobs)
         self.tuning = Tuning(goal)
 
     # -- settings -----------------------------------------------------------------------------
@@ -199,28 +213,27 @@ class Tuner:
                 else f"--level is for --method halving, not {method}"
             )
         sizes = [len(values) for values in self.axes.values()] + [len(self.policies)]
-        n_levels = 1 if self.levels is None else len(self.levels[1])
-        search = METHODS[method](sizes, n_levels, budget, self.seed)
-        cost: float | None = None
-        for _ in range(budget):
-            try:
-                ask = search.send(cost) if self.tuning.trials else next(search)
-            except StopIteration:
-                return
-            settings = [
-                f"{key}={values[k]}" for (key, values), k in zip(self.axes.items(), ask.at, strict=False)
-            ]
-            level = None
-            if self.levels is not None:
-                key, values = self.levels
-                settings.append(f"{key}={values[ask.level]}")
-                level = ask.level if ask.level < n_levels - 1 else None
-            case = self._case(settings, self.policies[ask.at[-1]])
-            cost, _ = self._run(case, "settings", settings, level=level)
+        search = METHODS[method](sizes, 1 if self.levels is None else len(self.levels[1]), budget, self.seed)
+        with suppress(StopIteration):
+            asks = next(search)
+            while True:
+                asks = search.send(self._costs(asks, budget))
 
-    def _case(self, settings: Sequence[str], policy: str | None) -> Case:
-        document = self.document.with_settings(settings, "--vary")
-        return scenario_of(document, self.allow_code).case(policy)
+    def _costs(self, asks: Sequence[Ask], budget: int) -> Iterator[float | None]:
+        """Yield the cost of each point, as far as the budget goes."""
+        asks = asks[: budget - len(self.tuning.trials)]
+        attempts = [Attempt(self._settings(ask), self.policies[ask.at[-1]]) for ask in asks]
+        with closing(self.runner.rows(attempts)) as rows:
+            for ask, attempt, row in zip(asks, attempts, rows, strict=True):
+                exact = self.levels is None or ask.level == len(self.levels[1]) - 1
+                yield self._put_down("settings", attempt, row, level=None if exact else ask.level)
+
+    def _settings(self, ask: Ask) -> tuple[str, ...]:
+        settings = [f"{key}={values[k]}" for (key, values), k in zip(self.axes.items(), ask.at, strict=False)]
+        if self.levels is not None:
+            key, values = self.levels
+            settings.append(f"{key}={values[ask.level]}")
+        return tuple(settings)
 
     # -- schedules ----------------------------------------------------------------------------
 
@@ -234,33 +247,33 @@ class Tuner:
         RunError
             Nothing to start from could run.
         """
-        started: list[tuple[float, Case, list[str], Result]] = []
-        for case, settings in self._starts():
+        started: list[tuple[float, Attempt, Result]] = []
+        for start in self._starts():
             if len(self.tuning.trials) < budget:
-                cost, result = self._run(case, "start", settings)
+                cost, result = self._begin("start", start, self.runner.case(start))
                 if cost is not None and result is not None:
-                    started.append((cost, case, settings, result))
+                    started.append((cost, start, result))
         if not started:
             raise RunError(f"nothing to start from is an answer: {self._why_not()}")
-        _, case, settings, result = min(started, key=lambda start: start[0])
-        self._walk(case, settings, result, budget)
+        _, start, result = min(started, key=lambda each: each[0])
+        self._walk(start, result, budget)
 
     def _why_not(self) -> str:
         trial = self.tuning.trials[-1]
         limits = ", ".join(map(str, self.goal.limits))
         return trial.row["error"] or f"{trial.policy} does not keep to {limits}"
 
-    def _starts(self) -> list[tuple[Case, list[str]]]:
+    def _starts(self) -> list[Attempt]:
         if self.tuning.best is not None:
             best = self.tuning.trials[self.tuning.best]
             label = best.policy if any(policy is not None for policy in self.policies) else None
-            return [(self._case(best.settings, label), list(best.settings))]
-        scenario = scenario_of(self.document, self.allow_code)
-        if self.policies != [None]:
-            return [(scenario.case(policy), []) for policy in self.policies]
-        return [(case, []) for case in (scenario.case(), *scenario.cases())]
+            return [Attempt(best.settings, label)]
+        policies = self.policies
+        if policies == [None]:
+            policies = [None, *self.runner.scenarios.at(()).variants]
+        return [Attempt((), policy) for policy in policies]
 
-    def _walk(self, case: Case, settings: list[str], result: Result, budget: int) -> None:
+    def _walk(self, start: Attempt, result: Result, budget: int) -> None:
         """Change the schedule of a run, again and again, until the budget is used up."""
         trace = result.trace
         if trace.job.machine.folding is not None:
@@ -268,71 +281,69 @@ class Tuner:
         if has_control_flow(trace.job.graph):
             raise InputError("ops of conditions and loops have no one order that could be searched")
         given = Given(trace.job.device_of.tolist())
-        synchronisation = case.decisions.policy.synchronisation
-        policy = OutOfOrder(synchronisation=synchronisation)
-
-        def attempt(what: str, **decisions: Any) -> tuple[float, Result | None]:
-            changed = case.decisions._replace(policy=policy, **decisions)
-            cost, found = self._run(replace(case, decisions=changed), what, settings, synchronisation)
-            return math.inf if cost is None else cost, found
-
         own = Schedule.of(trace)
         now, cost = own, math.inf
+        case = self.runner.case(start._replace(schedule=own)).deciding(placement=given)
         for linearize, streams in [(Order(own.order), own), *itertools.product(_ORDERS, (own, PerBranch()))]:
             if len(self.tuning.trials) < budget:
-                there, found = attempt("list", linearize=linearize, streams=streams, placement=given)
-                if found is not None and there < cost:
+                listed = case.deciding(linearize=linearize, streams=streams)
+                there, found = self._begin("list", start._replace(schedule=own), listed)
+                if found is not None and there is not None and there < cost:
                     now, cost = Schedule.of(found.trace), there
         space = Space(trace.job, given.problem)
         rng = random.Random(self.seed)
         seen = {now}
         neighbours = space.neighbours(now, rng)
         for _ in range(20 * budget):
-            if len(self.tuning.trials) >= budget:
+            ahead = self._ahead(neighbours, seen, budget - len(self.tuning.trials))
+            if not ahead:
                 return
-            what, near = next(neighbours, ("", now))
-            if not what:
-                return
-            if near in seen:
-                continue
-            seen.add(near)
-            there, _ = attempt(what, linearize=Order(near.order), streams=near, placement=near.placement)
-            left = 1 - len(self.tuning.trials) / budget
-            if there < math.inf and (cost == math.inf or there <= cost + abs(cost) * _WORSE * left):
-                now, cost = near, there
-                neighbours = space.neighbours(now, rng)
+            attempts = [start._replace(schedule=near) for _, near in ahead]
+            with closing(self.runner.rows(attempts)) as rows:
+                for (what, near), attempt, row in zip(ahead, attempts, rows, strict=True):
+                    seen.add(near)
+                    there = self._put_down(what, attempt, row)
+                    left = 1 - len(self.tuning.trials) / budget
+                    if there is not None and there <= cost + abs(cost) * _WORSE * left:
+                        now, cost = near, there
+                        neighbours = space.neighbours(now, rng)
+                        break
+
+    @staticmethod
+    def _ahead(
+        neighbours: Iterator[tuple[str, Schedule]], seen: Collection[Schedule], most: int
+    ) -> list[tuple[str, Schedule]]:
+        """Return some changed schedules that were not seen, and what was changed."""
+        found: dict[Schedule, str] = {}
+        for what, near in itertools.islice(neighbours, 20 * AHEAD):
+            if near not in seen:
+                found.setdefault(near, what)
+            if len(found) >= AHEAD:
+                break
+        return [(what, near) for near, what in found.items()][: max(0, most)]
 
     # -- both ---------------------------------------------------------------------------------
 
-    def _run(
-        self,
-        case: Case,
-        what: str,
-        settings: Sequence[str],
-        follows: str | None = None,
-        level: int | None = None,
-    ) -> tuple[float | None, Result | None]:
-        """Run a case and put the trial down; what cannot run is one that says why."""
-        row: dict[str, Any] = {"error": None}
-        result: Result | None = None
-        try:
-            result = run_case(case, fits=False)
-            row |= {column_of_result(name): self._result(name, result) for name in self.results}
-            case.work.fits(result.trace, False)
-            row["error"] = failure_text(result.trace) or None
-        except SimError as error:
-            if isinstance(error, InputError) and what in ("settings", "start"):
-                raise  # the scenario is wrong, not only what was changed of its schedule
-            row["error"] = str(error).partition("\n")[0]
-        changed = case.label != case.base.case().label or case.scenario.document is not case.base.document
-        if what == "start" and changed:
-            follows = case.decisions.policy.synchronisation
-        trial = Trial(what, tuple(settings), case.label, row, case.scenario.document, level, follows)
-        cost = self.tuning.add(trial, result)
-        self.tell(self.tuning)
-        return cost, result
+    def _begin(self, what: str, attempt: Attempt, case: Case) -> tuple[float | None, Result | None]:
+        """Run a case here and put it down; what comes of it is needed, too."""
+        row, result = self.runner.run(case, changed=what != "start")
+        return self._put_down(what, attempt, row, case), result
 
-    def _result(self, name: str, result: Result) -> Value:
-        if name == "makespan":  # without all the numbers of a summary
-            return result.trace.makespan_ns
-        return result_of_run(name, result.summary, result.trace)
+    def _put_down(
+        self, what: str, attempt: Attempt, row: Row, case: Case | None = None, level: int | None = None
+    ) -> float | None:
+        """Put a trial down and return its cost; None: it is no answer."""
+        case = case or self.runner.case(attempt)
+        scenario, follows = case.scenario, None
+        changed = case.label != case.base.case().label or scenario.document is not case.base.document
+        if attempt.schedule is not None or (what == "start" and changed):
+            follows = case.decisions.policy.synchronisation
+        trial = Trial(what, attempt.settings, case.label, row, scenario.document, level, follows)
+        cost = self.tuning.add(trial, case)
+        self.tell(self.tuning)
+        return cost
+
+
+def results_of(goal: Goal, more: Sequence[str]) -> tuple[str, ...]:
+    """Return what the rows of a search tell: what its goal asks for, and more."""
+    return tuple(dict.fromkeys([*goal.results, *more]))

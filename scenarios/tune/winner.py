@@ -50,7 +50,7 @@ def write_winner(tuning: Tuning, path: str) -> list[str]:
     return write_found(
         path,
         best.document,
-        tuning.trace if best.follows is not None else None,
+        None if best.follows is None else tuning.trace,
         best.follows,
         expect={goal.what: unit.show(best.row[goal.column])},
         head=f"Found by sim tune: the {least} {goal.what} of {len(tuning.trials):,} trials.",

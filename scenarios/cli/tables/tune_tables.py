@@ -12,6 +12,8 @@ from scenarios.cli.text_tables import print_table
 from scenarios.fields.results import column_of_result, shown_result
 from scenarios.tune.report import improvements
 from scenarios.tune.tune import Trial, Tuning
+from sim.analysis.bounds import bounds
+from sim.export.result_rows import percent
 from sim.words.units import format_duration
 
 __all__ = ["Ticker", "print_tuning"]
@@ -56,6 +58,7 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
         typer.echo(f"  {', '.join(best.settings)}")
     if best.what not in ("settings", "start"):
         typer.echo("  with an order of its own: --out FILE.yaml keeps it")
+    typer.echo(f"  {_above(tuning)}")
     typer.echo()
     better = improvements(tuning)
     shown = better if len(better) <= _SHOWN else [*better[:2], *better[-(_SHOWN - 2) :]]
@@ -63,6 +66,15 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
     if against is not None:
         typer.echo(f"\nPareto front of {goal.what} and {against}")
         print_table([_line(tuning, k, goal.what, against) for k in tuning.front(against)])
+
+
+def _above(tuning: Tuning) -> str:
+    """Say how far the makespan of the best is above its lower bound."""
+    limits, makespan_ns = bounds(tuning.trace), tuning.trace.makespan_ns
+    gap = limits.gap(makespan_ns)
+    if gap is None:
+        return f"no lower bound: {limits.no_gap}"
+    return f"{percent(gap)} above the lower bound of these devices and streams ({limits.binding})"
 
 
 def _gain(tuning: Tuning) -> str:

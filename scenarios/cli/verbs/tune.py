@@ -61,6 +61,9 @@ def tune(
         str | None,
         typer.Option("--against", metavar="RESULT", help="Also show what is best in both: the Pareto front."),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, metavar="N", help="How many processes to run on.")
+    ] = 1,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the search.")] = 0,
     out: Annotated[
         str | None,
@@ -83,17 +86,24 @@ def tune(
     """Search for the best settings of a scenario, or for its best schedule; by default the least makespan.
 
     With --vary settings are searched; else, or with --schedules besides, the order of ops, where they run and
-    on which streams, from the best of the scenario's policies on. Each trial is run as by sim run. Ctrl-C
-    ends the search and keeps the best so far. Exit status 1 means that nothing kept to the limits.
+    on which streams, from the best of the scenario's policies on. Each trial is run as by sim run; what is
+    found is the same on any number of processes. Ctrl-C ends the search and keeps the best so far. Exit
+    status 1 means that nothing kept to the limits.
     """
+    from contextlib import ExitStack
+    from functools import partial
+
     from scenarios.cli.output import print_json
     from scenarios.cli.tables.tune_tables import Ticker, print_tuning
+    from scenarios.cli.warned import show_warnings
     from scenarios.fields.goals import read_goal
     from scenarios.file.document import Document
     from scenarios.report.outputs import PICTURES, check_path
+    from scenarios.run.sweeps.sweep_executors import process_executor
     from scenarios.run.sweeps.sweep_points import axes_of
+    from scenarios.tune.attempts import begin_there
     from scenarios.tune.report import trial_table, tuning_report
-    from scenarios.tune.tune import Tuner
+    from scenarios.tune.tune import Tuner, results_of
     from scenarios.tune.winner import check_winner, write_winner
     from sim.export.tables import TABLE_ENDINGS, write_table
     from sim.words.errors import InputError
@@ -111,25 +121,35 @@ def tune(
     if against is not None:
         read_goal(against, None)
     levels = None if level is None else next(iter(axes_of([level], "--level").items()))
+    document = Document.read(scenario, allow_outside=allow_outside).with_settings(sets or ())
+    more = [] if against is None else [against]
+    stack = ExitStack()
+    executor = None
+    if jobs > 1:
+        begin = partial(begin_there, show_warnings, document, allow_code, results_of(goal, more))
+        executor = stack.enter_context(process_executor(min(jobs, budget), begin))
     tuner = Tuner(
-        Document.read(scenario, allow_outside=allow_outside).with_settings(sets or ()),
+        document,
         goal,
         axes=axes_of(vary or []),
         policies=policy or [None],
-        results=[] if against is None else [against],
+        results=more,
         levels=levels,
         seed=seed,
         allow_code=allow_code,
         tell=Ticker(budget),
+        executor=executor,
+        jobs=jobs,
     )
     interrupted: KeyboardInterrupt | None = None
     try:
-        if vary:
-            tuner.settings(method, budget if not schedules else max(1, budget // 2))
-        if schedules or not vary:
-            if method is not None and not vary:
-                raise InputError(f"--method {method} is for settings: give --vary")
-            tuner.schedules(budget)
+        with stack:
+            if vary:
+                tuner.settings(method, budget if not schedules else max(1, budget // 2))
+            if schedules or not vary:
+                if method is not None and not vary:
+                    raise InputError(f"--method {method} is for settings: give --vary")
+                tuner.schedules(budget)
     except KeyboardInterrupt as stopped:
         interrupted = stopped
     tuning = tuner.tuning

@@ -47,7 +47,7 @@ def stamps(
 
     @cache
     def content(name: str) -> bytes:
-        with suppress(InputError):  # most texts name no file
+        with suppress(InputError, OSError):  # most texts name no file, and some are too long for a name
             path = document.file(name)
             files = [path / each for each in files_in(path)] if path.is_dir() else [path]
             read = (read_bytes(file, unpack=False) for file in files)
