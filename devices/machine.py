@@ -39,12 +39,15 @@ from sim.machine.device import Device
 from sim.machine.link import Link
 from sim.machine.machine import Host, Machine
 from sim.machine.routing import SHORTEST
-from sim.words.errors import InputError, UnknownNameError, located
+from sim.words.errors import InputError, UnknownNameError, hint, located
 from sim.words.plugins import Origin
 
 __all__ = ["DEVICE_KINDS", "described_devices", "make_device", "make_machine"]
 
 DEVICE_KINDS: Final = ("cpu", "gpu", "npu")
+SWITCH: Final = "switch"
+"""The kind of a device that only passes on what links carry."""
+
 _BUILDERS: Final = {kind: f"devices.kinds.{kind}" for kind in DEVICE_KINDS}
 """The module whose ``build`` makes a device of the kind; imported when a machine has one."""
 
@@ -110,12 +113,12 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin, own_kinds: Coll
         raise InputError("this is one device; only a machine has several of a sort", path=("count",))
     kind = values["kind"]
     family = kind if kind in _BUILDERS else "other"
-    meant = difflib.get_close_matches(kind.lower(), _BUILDERS, n=1, cutoff=0.85)
-    if family == "other" and meant:
+    meant = difflib.get_close_matches(kind.lower(), (*_BUILDERS, SWITCH), n=1, cutoff=0.85)
+    if family == "other" and meant and kind != SWITCH:
         # Any other word is a device with streams: a slip of the pen would be silent.
         raise InputError(
             f"there is no kind {kind!r}; did you mean {meant[0]!r}? (A kind of one's own, a "
-            "device with streams and no more, needs a name that looks like none of cpu, gpu, npu.)",
+            "device with streams and no more, needs a name that looks like none of cpu, gpu, npu, switch.)",
             path=("kind",),
         )
     for key in values:
@@ -218,9 +221,11 @@ def make_machine(
     names = [device.name for device in devices]
     with located("machine"):
         links = make_links(
-            base.get("links", ()), over.get("links", ()), names, ideal=ideal, nodes=nodes is not None
+            *(base.get("links", ()), over.get("links", ()), names),
+            ideal=ideal,
+            nodes=nodes is not None,
+            wires=wires,
         )
-        links = (*links, *wires)
         if "network" in over:
             links = as_network(links, over["network"])
     hosts = []
@@ -367,6 +372,9 @@ def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
         if name in merged and name not in base:
             merged[name] = merge(merged[name], _mapping(spec), DEVICE_FIELDS)  # a single one of a count
         elif name not in base:
+            if base and isinstance(spec, Mapping) and spec.keys().isdisjoint(("kind", "preset")):
+                message = "the preset has no such device, and one of your own needs a kind or a preset"
+                raise InputError(f"{message}{hint(name, (*base, *merged))}", path=(name,))
             new = _write_out(name, spec)
             for one in new:
                 if one in merged:

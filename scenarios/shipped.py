@@ -134,17 +134,20 @@ def write_scenario(target: Path, text: str, *, force: bool = False) -> list[Path
     if target.exists() and not force:
         raise InputError(f"{target}: is there already; name another file, or replace it with --force")
     schema = target.with_name("scenario.schema.json")
-    where = "./scenario.schema.json" if schema.is_file() else (_FOLDER / schema.name).as_posix()
+    where = "./scenario.schema.json" if schema.is_file() else (_FOLDER / schema.name).resolve().as_uri()
     text = f"{_SCHEMA}{where}\n{text.partition(chr(10))[2]}".replace("FILE", target.name)
     write_text(target, text)
     written = [target]
     files = {path.relative_to(_EXAMPLES).as_posix(): path for path in _EXAMPLES.rglob("*") if path.is_file()}
-    for name in dict.fromkeys(_strings(read_yaml_text(text, str(target), places=False).plain())):
+    names = list(_strings(read_yaml_text(text, str(target), places=False).plain()))
+    for name in names:  # they become more: a scenario that this one extends names files, too
         copy = target.parent / name
         if name in files and not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
             copyfile(files[name], copy)
             written.append(copy)
+            if name.endswith(".yaml"):
+                names += _strings(read_yaml(copy).plain())
     return written
 
 

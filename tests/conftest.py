@@ -18,6 +18,7 @@ if not compiled():  # its source runs where it would
     os.environ.setdefault("SIM_PURE", "1")
 
 load_profile()
+collect_ignore_glob = ["*.yaml"]  # what tests read; `pytest tests` checks none of it as a scenario
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -98,7 +98,7 @@ def test_every_command_that_takes_time_has_a_limit() -> None:
     }
     assert {"run", "sweep", "calibrate", "validate"} <= set(options)
     without = [verb for verb, names in options.items() if "--limit" not in names]
-    assert without == ["policies", "devices", "runtimes", "schema"]
+    assert without == ["new", "list", "policies", "devices", "runtimes", "schema"]
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_bugs_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_kind_of_device_that_is_nearly_one_of_ours(tmp_path: Path) -> None:
-    for kind, meant in (("GPU", "gpu"), ("cpuu", "cpu"), ("gpus", "gpu")):
+    for kind, meant in (("GPU", "gpu"), ("cpuu", "cpu"), ("gpus", "gpu"), ("swich", "switch")):
         text = f"machine: {{devices: {{d: {{kind: {kind}}}}}}}\nworkload: {{ops: {{a: {{duration: 1us}}}}}}\n"
         done = sim("run", write(tmp_path, text + "policy: in-order\n"))
         assert done.exit_code == 2

@@ -21,10 +21,12 @@ from sim.words.units import round_half_up
 NBYTES = 2**25
 
 
-def ns(machine: Machine, kind: str = "all_reduce", ranks: tuple[int, ...] | None = None) -> int:
+def ns(
+    machine: Machine, kind: str = "all_reduce", ranks: tuple[int, ...] | None = None, nbytes: int = NBYTES
+) -> int:
     ranks = ranks or tuple(map(machine.device_index, machine.accelerators))
     assert machine.collectives is not None
-    return machine.collectives.time_ns(Call(kind, NBYTES, ranks, ranks[0]), machine)
+    return machine.collectives.time_ns(Call(kind, nbytes, ranks, ranks[0]), machine)
 
 
 def told(machine: Machine) -> str:
@@ -126,3 +128,23 @@ def test_it_is_said_where_it_counts_and_nobody_chose_it(tmp_path: Path) -> None:
         "machine: {preset: dgx-h100}\nworkload: {ops: {a: {duration: 1us, device: gpu0}}}\npolicy: in-order\n"
     )
     assert "collectives" not in run_scenario(load_scenario(path)).summary
+
+
+def test_channels_fit_into_the_partition_of_their_stream(tmp_path: Path) -> None:
+    """24 channels on 8 SMs: NCCL's thread blocks share them; they used to wait for SMs that never came."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {preset: dgx-h100, devices: {gpu: {streams: 2, partitions: {a: 120, b: 8}, "
+        "stream_partitions: [b, a]}}}\n"
+        "workload:\n  ops:\n"
+        + "".join(
+            f"    sum{k}: {{kind: all_reduce, bytes_read: 64MB, device: gpu{k}, "
+            "attributes: {communicator: dp, stream: 0}}\n"
+            for k in range(2)
+        )
+        + "policy: {name: in-order, streams: recorded}\n",
+        encoding="utf-8",
+    )
+    result = run_scenario(load_scenario(path))
+    alone = ns(result.case.work.machine, nbytes=64_000_000, ranks=(2, 3))
+    assert result.trace.tasks["end_ns"].tolist() == (result.trace.tasks["start_ns"] + alone).tolist()

@@ -257,7 +257,7 @@ RATES = {"load": "6us", "copy": "1us", "pin_memory": "1us", "train": "4us", "run
         ({"pin_memory": "5us"}, "pin thread", 5, 5),
         ({"copy": "7us"}, "copy", 7, 7),
         ({"copy": "3us", "run_ahead": 0}, "training step", 7, 7),  # one after the other
-        ({"num_workers": 0, "run_ahead": 0}, "workers", 12, 12),
+        ({"num_workers": 0, "run_ahead": 0}, "main process", 12, 12),
         ({"size": "10kB", "storage": "1GB/s", "load": "0us"}, "storage", 10, 10),
         # Workers that began together read together, and while they load nobody reads: 4 * 10 + 6 for four.
         ({"size": "10kB", "storage": "1GB/s"}, "storage", 10, 11.5),

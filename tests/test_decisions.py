@@ -177,7 +177,7 @@ def test_names_on_the_command_line(tmp_path: Path) -> None:
         scenario.case("some_module:Policy")
     assert str(caught.value) == (
         "--policy some_module:Policy: the policy 'some_module:Policy' is code, which a scenario may not "
-        "load; allow it with --allow-code (pytest: --sim-allow-code)"
+        "load; allow it with --allow-code (pytest: --sim-allow-code, Python: allow_code=True)"
     )
 
 

@@ -299,7 +299,7 @@ def with_weight(*reads: str) -> Graph:
 @pytest.mark.parametrize(
     ("make", "more", "message"),
     [
-        (forward, {"wrap": "mlp"}, "no op of the forward has 'mlp' in its name"),
+        (forward, {"wrap": "mlp"}, "no op of the forward has a name that matches mlp"),
         (forward, {"wrap": "("}, "must be a regular expression"),
         (forward, {"size": 3}, "2 ranks cannot be divided into groups of 3"),
         (one_by_one, {"wrap": r"moe\.experts\.(\d+)", "experts": 2}, "is of expert '2'"),

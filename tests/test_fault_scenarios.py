@@ -129,7 +129,10 @@ def test_causes_that_were_counted_are_the_same_as_their_mtbf(tmp_path: Path) -> 
             "{failures: {x: {device: gpu0, at: [1ns], mtbf: 1h}}}",
             r"faults.failures.x: needs one of at, mtbf, count, causes; found at and mtbf",
         ),
-        ("{failures: {x: {device: gpu7, at: [1ns]}}}", r"x.device: unknown device 'gpu7'; did you mean"),
+        (
+            "{failures: {x: {device: gpu7, at: [1ns]}}}",
+            r"x.device: unknown device 'gpu7'; known: gpu0 to gpu1",
+        ),
         ("{failures: {x: {worker: job, at: [1ns]}}}", r"x.worker: unknown worker 'job'; known: worker0"),
         ("{failures: {x: {link: gpu0, at: [1ns]}}}", r"x.link: unknown link 'gpu0'"),
         ("{failures: {x: {device: gpu0, mtbf: 0s}}}", r"x.mtbf: should be more than 0"),

@@ -21,8 +21,9 @@ from sim.words.errors import InputError, UnknownNameError
 
 
 def blocks(root: Path) -> dict[str, str]:
-    """Return the code of the page by language; each occurs once."""
-    text = (root / "docs" / "extending.md").read_text(encoding="utf-8")
+    """Return the code of the page's section by language; each occurs once."""
+    page = (root / "docs" / "extending.md").read_text(encoding="utf-8")
+    text = page.partition("\n## A device and its kernels")[2].partition("\n## ")[0]
     found = re.findall(r"^```(\w+)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     assert len({language for language, _ in found}) == len(found)
     return dict(found)

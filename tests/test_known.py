@@ -99,6 +99,22 @@ def test_one_policy_is_told_with_options_and_source() -> None:
     assert [one["what"] for one in found] == ["placement", "stream assignment"]
 
 
+def undocumented(window, width: float = 1.5, *, later: Whatever = None): ...  # type: ignore # noqa: F821
+
+
+def test_who_writes_no_docstring_is_told_by_the_signature() -> None:
+    plugins.register("sim.policies", "mine", undocumented)
+    (mine,) = known_as("mine")
+    told = sim("policies", "mine").stdout
+    plugins.unregister("sim.policies", "mine")
+    assert [option[:5] for option in mine.options] == [
+        ("window", "", True, None, ""),
+        ("width", "float", False, 1.5, ""),
+        ("later", "Whatever", False, None, ""),
+    ]
+    assert "\n  window    needed\n  width     float; default 1.5\n  later     Whatever\n" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

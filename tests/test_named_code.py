@@ -9,7 +9,7 @@ import pytest
 from scenario_texts import write
 
 from scenarios.run.execute import run_scenario
-from scenarios.run.load import load_scenario
+from scenarios.run.load import load_scenario, read_scenario
 from sim.words.errors import ScenarioError
 
 CODE = """
@@ -90,3 +90,11 @@ def test_code_that_has_changed_is_loaded_anew(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ScenarioError, match="cannot be imported: SyntaxError"):
         run(code + "class:")
     assert run(code) == 15_000
+
+
+def test_a_class_of_the_notebook_or_script_can_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "MINE", {"devices": {"d": {"kind": "gpu"}}}, raising=False)
+    scenario = read_scenario(f"machine: __main__:MINE\n{GIVEN}", folder=tmp_path, allow_code=True)
+    assert run_scenario(scenario).trace.makespan_ns == 10_000

@@ -121,3 +121,22 @@ def test_a_rewrite_on_a_preset_needs_no_streams(tmp_path: Path) -> None:
     run_scenario(load_scenario(write(tmp_path, shares)))
     with pytest.raises(ScenarioError, match="max_resident: has no effect"):
         run_scenario(load_scenario(write(tmp_path, shares + "  streams: per-branch\n")))
+
+
+@pytest.mark.parametrize(
+    ("rewrites", "says"),
+    [
+        (
+            "{name: ddp, ranks: [gpu0, gpu8]}",
+            r"compile\.1\.ranks: ddp: unknown device 'gpu8'\. Known: gpu0 to gpu7",
+        ),
+        (
+            "ddp, {name: rank-order, devices: [gpu0, gpu1, gpu2, gpu3, gpu4, gpu5, gpu6, gpuu]}",
+            r"compile\.2\.devices: rank-order: unknown device 'gpuu'; did you mean",
+        ),
+    ],
+)
+def test_ranks_on_devices_that_there_are_not(tmp_path: Path, rewrites: str, says: str) -> None:
+    text = (DDP % "").replace("[training, ddp]", f"[training, {rewrites}]")
+    with pytest.raises(ScenarioError, match=says):
+        run_scenario(load_scenario(write(tmp_path, text)))

@@ -162,7 +162,7 @@ def test_parts_and_their_updates() -> None:
         ({"shard": 3}, "2 ranks cannot be divided into groups of 3"),
         ({"wrap": "("}, "must be a regular expression"),
         ({"wrap": 3}, "must be a regular expression"),
-        ({"wrap": "block"}, "no op that reads a parameter has 'block' in its name"),
+        ({"wrap": "block"}, "no op that reads a parameter has a name that matches block"),
         ({"forward_prefetch": -1}, "whole number of at least 0"),
     ],
 )

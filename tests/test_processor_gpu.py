@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from examples import examples
 from gpu_blocks import raise_together
 from gpu_kernels import Launch, kernels, run, spans
 from hypothesis import given
@@ -299,10 +300,13 @@ def test_wrong_attributes_are_refused_before_time_0(attributes: dict[str, Any], 
         ),
         (
             {"sms": 4, "sharing": "sm", "partitions": {"a": 4}, "stream_partitions": ["a", "a"]},
-            "for 1 streams",
+            "2 partitions for 1 stream; say streams: 2",
         ),
         ({"sms": 4, "sharing": "sm", "stream_partitions": ["a"]}, "there are no partitions"),
-        ({"sms": 4, "sharing": "sm", "stream_priorities": [0, 0]}, "there are only 1 streams"),
+        (
+            {"sms": 4, "sharing": "sm", "stream_priorities": [0, 0]},
+            "2 priorities for 1 stream; say streams: 2",
+        ),
     ],
 )
 def test_wrong_devices_are_refused(spec: dict[str, Any], message: str) -> None:
@@ -352,6 +356,7 @@ def test_traffic_bounds_a_shared_gpu() -> None:
     assert bounds(trace).device_ns["gpu0"] == trace.makespan_ns == 30
 
 
+@examples(100)
 @given(st.lists(kernels, min_size=1, max_size=12), st.sampled_from(["sm", "sm+dram"]))
 def test_no_run_beats_the_bound(launches: list[Launch], sharing: str) -> None:
     trace = run(sorted(launches, key=lambda k: k.ready_ns), sms=8, sharing=sharing, bandwidth="1GB/s")

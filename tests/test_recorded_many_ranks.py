@@ -77,6 +77,13 @@ def test_transfers_are_the_shortest_of_their_size(tmp_path: Path) -> None:
     assert kept.duration_ns[calls].tolist() == [40_000, 4000, 40_000, 4000]
 
 
+def test_recorded_ranks_are_not_folded(tmp_path: Path) -> None:
+    trace(tmp_path, *STEP)
+    done = sim("run", scenario(tmp_path, "{parallel: {dp: 2}}", "fold: true"))
+    assert done.exit_code == 2
+    assert "fold: ranks of a recording are not folded: each has a host beside its GPU" in done.stderr
+
+
 def test_equal_ranks_are_what_a_recording_of_all_would_be(tmp_path: Path) -> None:
     """Against the importer of several ranks: two equal recordings of one program."""
     folder = tmp_path / "job"

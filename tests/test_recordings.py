@@ -128,6 +128,15 @@ def test_gaps_latency_and_hop_by_hand(trace: Write) -> None:
     ]
 
 
+def test_kernels_that_overlap_make_the_mean_gap_shorter(trace: Write) -> None:
+    """In a CUDA graph: gaps of 3, -1, 3 and -1 us are 1 us each, so that the last kernel ends as recorded."""
+    starts_at = [20, 33, 42, 55, 64]
+    events = [gpu(f"k{n}", 1, at, 10) for n, at in enumerate(starts_at)]
+    graph = load_graph(trace(host("cudaGraphLaunch", 1, 0, 5), *events))
+    assert graph.device_facts["gpu"]["gap"] == "1000ns"
+    assert run_recorded(graph).makespan_ns == 74_000
+
+
 def test_a_long_gap_leaves_what_is_usual_to_the_device(trace: Write) -> None:
     """40 us between d and f: 2 before the delay, 2 after it, and 36 that nothing explains."""
     events = [host("cudaLaunchKernel", 7, 21, 4), gpu("f", 7, 252, 10)]

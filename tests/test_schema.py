@@ -142,7 +142,8 @@ def test_code_is_loaded_only_when_allowed(tmp_path: Path) -> None:
     (tmp_path / "my_policy_of_test_schema.py").write_text(code)
     text = changed("ready-queue", "'my_policy_of_test_schema:Mine'")
     assert failure(tmp_path, text).endswith(
-        "is code, which a scenario may not load; allow it with --allow-code (pytest: --sim-allow-code)"
+        "is code, which a scenario may not load; allow it with --allow-code "
+        "(pytest: --sim-allow-code, Python: allow_code=True)"
     )
     scenario = load_scenario(write(tmp_path, text), allow_code=True)
     assert type(scenario.case().decisions.policy).__name__ == "Mine"

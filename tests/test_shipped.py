@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from cli_runner import sim
@@ -24,8 +25,8 @@ def test_a_template_is_written_with_its_files_and_runs_at_once(tmp_path: Path, t
     made = sim("new", file, "--template", template)
     assert made.stdout.splitlines()[-1] == f"sim run {file}"
     text = file.read_text()
-    schema = Path(text.splitlines()[0].removeprefix("# yaml-language-server: $schema="))
-    assert json.loads(schema.read_text())["title"] == "A scenario of sim"
+    schema = text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
+    assert json.loads(urlopen(schema).read())["title"] == "A scenario of sim"
     assert "#?" not in text
     assert "sim compare mine.yaml" in text
     scenario = load_scenario(file)
@@ -39,6 +40,8 @@ def test_every_example_can_be_copied(tmp_path: Path) -> None:
         file.parent.mkdir()
         write_scenario(file, one.path.read_text(encoding="utf-8"))
         assert load_scenario(file).name == one.title
+    # The graph is named by the scenario that this one extends.
+    assert (tmp_path / "golden_schedules" / "graphs" / "inception_v1.json.gz").is_file()
 
 
 def test_nothing_is_replaced_in_silence(tmp_path: Path) -> None:
@@ -118,3 +121,10 @@ def test_the_list_tells_of_each_in_a_line_and_of_one_at_length() -> None:
     assert "set_modules_to_forward_prefetch" in sim("list", "fsdp2").stdout
     found = json.loads(sim("list", "--json").stdout)
     assert {"name", "title", "description", "path", "is_template"} == set(found[0])
+
+
+def test_a_schema_beside_the_scenario_is_the_one_it_names(tmp_path: Path) -> None:
+    (tmp_path / "scenario.schema.json").touch()
+    sim("new", tmp_path / "mine.yaml", "--template", "branches")
+    first = (tmp_path / "mine.yaml").read_text().splitlines()[0]
+    assert first == "# yaml-language-server: $schema=./scenario.schema.json"

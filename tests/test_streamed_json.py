@@ -122,7 +122,7 @@ EVENTS = st.lists(
 )
 
 
-@examples(150)
+@examples(60)
 @given(EVENTS)
 def test_what_is_wanted_of_events_is_what_json_reads(events: list[Any]) -> None:
     """To the last bit of a number; or `json` reads all, as where something is no event."""

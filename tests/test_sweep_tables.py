@@ -21,6 +21,7 @@ def test_pipelines_show_throughput_bubble_and_memory() -> None:
         ["33", "ms", "37.5%", "242.4", "72.7%", "27.3%", "76.29", "MiB", "rank0"],
     ]
     assert lines[0].split("  ")[-1].strip() == "peak memory"
+    assert lines[3] == "* shortest makespan"
 
 
 def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:

@@ -325,6 +325,56 @@ def test_a_wrong_topology_is_told(topology: dict[str, Any], says: str) -> None:
         cluster(8, topology)
 
 
+def test_single_links_of_a_preset_are_changed_by_name() -> None:
+    def rates(*links: dict[str, Any], **more: Any) -> dict[str, tuple[int | None, int]]:
+        spec = {"preset": "dgx-h100", "nodes": 2, "links": list(links), **more}
+        return {each.name: (each.bandwidth_bytes_per_s, each.latency_ns) for each in make_machine(spec).links}
+
+    usual = rates()
+    leaf, nvlink = "node0/gpu0->leaf0", "nvlink node0/gpu0->node0/nvswitch"
+    changed = {leaf: (10**9, usual[leaf][1]), nvlink: (usual[nvlink][0], 7)}
+    found = rates({"name": leaf, "bandwidth": "8Gb/s"}, {"name": nvlink, "latency": "7ns"})
+    assert found == usual | changed
+    assert list(found) == list(usual)
+    pattern = rates({"name": "leaf0->*", "bandwidth": "1GB/s", "latency": 0})
+    assert [name for name in usual if pattern[name] != usual[name]] == [
+        "leaf0->node0/gpu0", "leaf0->node1/gpu0", "leaf0->spine0", "leaf0->spine1"
+    ]  # fmt: skip
+    # All of an entry, as ever; then one of these.
+    both = rates({"name": "nvlink", "bandwidth": "9GB/s"}, {"name": nvlink, "bandwidth": "1GB/s"})
+    assert sum(both[name][0] != usual[name][0] for name in usual) == 32
+    assert both[nvlink][0] == 10**9
+
+
+@pytest.mark.parametrize(
+    ("link", "says"),
+    [
+        (
+            {"name": "nvlnk", "bandwidth": "1GB/s"},
+            r"links\[0\].name: unknown link 'nvlnk'; did you mean 'nvlink'",
+        ),
+        ({"name": "node0/gpu8->leaf0", "bandwidth": "1GB/s"}, "did you mean 'node0/gpu0->leaf0'"),
+        ({"name": "leaf8->spine0", "bandwidth": "1GB/s"}, "Known: leaf0->spine0 to leaf7->spine0"),
+        (
+            {"name": "leaf0->spine0", "sharing": "serial"},
+            r"links\[0\].sharing: of single links bandwidth and",
+        ),
+        (
+            {"name": "leaf0->spine0"},
+            r"links\[0\]: says nothing of 'leaf0->spine0'; give bandwidth or latency",
+        ),
+        ({"name": ["leaf0"], "bandwidth": "1GB/s"}, r"links\[0\].name: "),
+        (
+            {"from": "node0/gpu0", "to": "leaf0"},
+            "two links are called 'node0/gpu0->leaf0'; to change that of the topology",
+        ),
+    ],
+)
+def test_a_wrong_change_of_a_link_is_told(link: dict[str, Any], says: str) -> None:
+    with pytest.raises(SimError, match=says):
+        make_machine({"preset": "dgx-h100", "nodes": 2, "links": [link]})
+
+
 def test_uneven_rails_and_unknown_devices_of_nodes() -> None:
     with pytest.raises(
         SimError, match="as many devices in each node: 2 beside node0/gpu0, 1 beside node1/gpu0"
@@ -336,7 +386,7 @@ def test_uneven_rails_and_unknown_devices_of_nodes() -> None:
                 "topology": {"kind": "rail-optimised", "ends": ["node0/gpu*", "node1/gpu0"]},
             }
         )
-    with pytest.raises(SimError, match=r"node2/gpu0.*did you mean"):
+    with pytest.raises(SimError, match=r"unknown device 'node2/gpu0'\. Known: node0/gpu0 to node1/gpu0"):
         make_machine({"preset": "dgx-h100", "nodes": 2, "devices": {"node2/gpu0": {"streams": 2}}})
     with pytest.raises(SimError, match="a PCIe host needs a CPU among its ends"):
         make_machine({"devices": {"gpu": {"kind": "gpu", "count": 2}}, "topology": {"kind": "pcie"}})

@@ -86,6 +86,13 @@ def test_what_stands_in_another_file_stays(tmp_path: Path) -> None:
     assert "expect: {tasks: 4}" in over.read_text()
 
 
+def test_a_tolerance_in_per_cent_makes_no_percentage(tmp_path: Path) -> None:
+    text = changed("makespan: 45us", "utilisation.cpu0: {equals: 0.5, tolerance: 1%}")
+    path = write(tmp_path, text)
+    assert sim("check", "--update", path).exit_code == 0
+    assert "utilisation.cpu0: {equals: 0.7222222222222222, tolerance: 1%}" in path.read_text()
+
+
 def test_what_no_value_mends_stays(tmp_path: Path) -> None:
     text = changed("makespan: 45us", "one: {makespan: 1 x ready-queue, tasks: 1.0 x ready-queue}")
     compare = "compare: [{label: one, set: {workload.ops.d.duration: 123.457ms}}]\n"
@@ -208,7 +215,7 @@ def test_a_new_value_holds_once_it_is_read(
     )
     if outcome.passed or (beside and key == "equals"):
         return
-    [(written, text)] = new_values(outcome, percent=percent).items()
+    [(written, text)] = new_values(outcome, percent={key} if percent else ()).items()
     read = read_relative(text) or RESULTS[what.partition(".")[0]].read_text(text)
     again = resolved({written: read}, {"o": other})
     assert written == key

@@ -199,5 +199,5 @@ def test_the_pure_python_loader_reads_the_same(tree: dict[str, object]) -> None:
     text = yaml.safe_dump(tree, default_flow_style=False)
     with pytest.MonkeyPatch.context() as patch:
         expected = read(text)
-        patch.setattr("scenarios.file.yaml_read._Loader", yaml.SafeLoader)
+        patch.setattr("scenarios.file.yaml_read.LOADER", yaml.SafeLoader)
         assert read(text) == expected

@@ -63,7 +63,9 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
     if sharing == "sm+dram" and values.get("bandwidth") is None:
         raise InputError("kernels share the memory's bandwidth, which is not given", path=("sharing",))
     if len(values.get("stream_priorities", ())) > streams:
-        raise InputError(f"there are only {streams} streams", path=("stream_priorities",))
+        n = len(values["stream_priorities"])
+        message = f"{n} priorities for {streams} stream{'s' * (streams > 1)}; say streams: {n} or more"
+        raise InputError(message, path=("stream_priorities",))
     dram = values["bandwidth"] if sharing == "sm+dram" else None
     values = {**values, "sms_in_use": used, "dram_bytes_per_s": dram}
     for_streams = partial(_for_streams, values)
@@ -130,7 +132,10 @@ def _partitions(
     names = list(partitions)
     given = values.get("stream_partitions") or [names[s % len(names)] for s in range(streams)]
     if len(given) != streams:
-        raise InputError(f"{len(given)} partitions for {streams} streams", path=("stream_partitions",))
+        message = (
+            f"{len(given)} partitions for {streams} stream{'s' * (streams > 1)}; say streams: {len(given)}"
+        )
+        raise InputError(message, path=("stream_partitions",))
     for partition in given:
         if partition not in partitions:
             raise UnknownNameError(f"partition of {name}", partition, names)

@@ -184,7 +184,9 @@ class FaultFields(Strict):
     ] = None
     collective_timeout: Annotated[
         Duration | None,
-        Field(description="... a collective, from its launch on a rank; default: 10min, as NCCL in PyTorch"),
+        Field(
+            description="... a collective, from the call of a rank's host; default: 10min, as NCCL in PyTorch"
+        ),
     ] = None
     health_check: Annotated[
         Annotated[HealthCheckFields, Shorthand("interval", "duration")] | None,

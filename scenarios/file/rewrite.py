@@ -17,7 +17,7 @@ from typing import Final
 
 import yaml
 
-from scenarios.file.yaml_read import read_yaml_text
+from scenarios.file.yaml_read import LOADER, read_yaml_text
 from sim.files.atomic_files import write_bytes
 
 __all__ = ["replace_scalars", "rewrite_file"]
@@ -66,7 +66,7 @@ def replace_scalars(text: str, new: Mapping[tuple[int, int], str]) -> str:
 
 def _scalars(text: str) -> Iterator[tuple[int, int, tuple[int, int]]]:
     """Yield where each scalar begins and ends, and its line and column."""
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.ScalarEvent):
             start, end = event.start_mark, event.end_mark
             assert start is not None

@@ -28,7 +28,7 @@ import yaml
 from sim.files.reading import FileTooLargeError, read_bytes
 from sim.words.errors import LONGEST_NAME, InputError, ScenarioError, shortened
 
-__all__ = ["MAX_ALIASED", "MAX_DEPTH", "Node", "Place", "Scalar", "read_yaml", "read_yaml_text"]
+__all__ = ["LOADER", "MAX_ALIASED", "MAX_DEPTH", "Node", "Place", "Scalar", "read_yaml", "read_yaml_text"]
 
 MAX_BYTES: Final = 16 * 2**20
 """Largest file read. Large graphs belong in graph files, which are read a thousand times faster."""
@@ -41,7 +41,7 @@ MAX_ALIASED: Final = 20_000
 
 Scalar = str | int | float | bool | None
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _WORDS: Final[Mapping[str, Scalar]] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
@@ -176,7 +176,7 @@ def read_yaml_text(text: str, source: str, *, places: bool = True) -> Node:
     """
     composer = _Composer(source, places)
     try:
-        for event in yaml.parse(text, Loader=_Loader):
+        for event in yaml.parse(text, Loader=LOADER):
             composer.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

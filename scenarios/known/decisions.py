@@ -223,7 +223,9 @@ _PLAIN: Final = ("builtins", "collections.abc", "inspect", "pathlib")
 
 
 def _in_words(annotation: Any) -> str:
-    """Return what values of an annotation are, where no docstring says it."""
+    """Return what values of an annotation are, where no docstring says it; nothing, if there is none."""
+    if annotation is inspect.Parameter.empty:
+        return ""
     if get_origin(annotation) is Literal:
         return f"{{{', '.join(map(json.dumps, get_args(annotation)))}}}"
     if get_origin(annotation) is Annotated or not get_args(annotation):

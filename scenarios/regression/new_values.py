@@ -6,7 +6,7 @@ another run get four digits, rounded to the side on which the bound holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
 from typing import Final
@@ -22,15 +22,15 @@ _DIGITS: Final = 4
 _ROUNDING: Final = {"equals": ROUND_HALF_EVEN, "at_most": ROUND_CEILING, "at_least": ROUND_FLOOR}
 
 
-def new_values(outcome: Outcome, *, percent: bool = False) -> dict[str, str]:
+def new_values(outcome: Outcome, *, percent: Collection[str] = ()) -> dict[str, str]:
     """Return the keys of a condition that do not hold, and what they should say.
 
     Parameters
     ----------
     outcome : Outcome
         Of a value: no order, no schedule.
-    percent : bool
-        Whether shares are written in per cent.
+    percent : collection of str
+        Keys whose share is written in per cent.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def new_values(outcome: Outcome, *, percent: bool = False) -> dict[str, str]:
         No short text says it: what came out is no multiple of what another run has.
     """
     return {
-        key: _text(key, outcome, value, percent)
+        key: _text(key, outcome, value, percent=key in percent)
         for key, value in outcome.condition.items()
         if key in _ROUNDING and not _holds(key, outcome.actual, outcome.condition)
     }
@@ -50,7 +50,7 @@ def _holds(key: str, actual: Value, condition: Mapping[str, Value]) -> bool:
     return holds(actual, {each: condition[each] for each in keys if each in condition})
 
 
-def _text(key: str, outcome: Outcome, value: Value, percent: bool) -> str:
+def _text(key: str, outcome: Outcome, value: Value, *, percent: bool) -> str:
     given, actual = outcome.expectation.condition, outcome.actual
     result = RESULTS[outcome.expectation.what.partition(".")[0]]
     relative = given[key]

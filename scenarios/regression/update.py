@@ -80,7 +80,7 @@ def _rewritten(outcome: Outcome) -> str:
     else:
         whole = not isinstance(there.value, dict)
         nodes = {"equals": there} if whole else dict(there.value)  # type: ignore[arg-type]
-        percent = any(str(node.value).endswith("%") for node in nodes.values())
+        percent = {key for key, node in nodes.items() if str(node.value).endswith("%")}
         values = [(nodes[key], text) for key, text in new_values(outcome, percent=percent).items()]
         told = ", ".join(f"{text} in place of {node.value}" for node, text in values)
     rewrite_file(path, {(node.place.line, node.place.column): text for node, text in values})
@@ -103,9 +103,9 @@ def _reordered(outcome: Outcome, there: Node) -> list[tuple[Node, str]]:
     listed = there.value["equals"].value if isinstance(there.value, dict) else there.value
     assert isinstance(listed, list)
     assert isinstance(outcome.actual, list)
-    if len(listed) != len(outcome.actual):
-        missing = next(str(node.value) for node in listed if str(node.value) not in outcome.actual)
-        raise InputError(f"{missing!r} is not among them")
+    missing = [str(node.value) for node in listed if str(node.value) not in outcome.actual]
+    if missing:  # it never ran, or was folded into another rank
+        raise InputError(f"{missing[0]!r} is not among them")
     pairs = zip(listed, outcome.actual, strict=True)
     return [(node, name) for node, name in pairs if str(node.value) != name]
 

@@ -22,7 +22,6 @@ from devices.machine import make_machine
 from devices.presets import machine_preset
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
-from sim.plot.colours import OKABE_ITO
 from sim.words.errors import InputError
 from sim.words.units import format_bytes, round_half_up
 
@@ -214,11 +213,17 @@ def _tuner(gpu: str, per_node: tuple[int, ...]) -> Tuner:
 
 
 _MARKS: Final = {"ll": "o", "ll128": "s", "simple": "^", "none": "o", "": "o"}
-_BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW = OKABE_ITO
 _HUES: Final = {
-    "ring": _BLUE, "tree": _GREEN, "nvls": _ORANGE, "nvls-tree": _PINK, "pat": _SKY, "direct": _BLUE,
-    "halving-doubling": _RED, "hierarchical": _YELLOW, "none": "#777777",
-}  # fmt: skip
+    "ring": 0,
+    "direct": 0,
+    "nvls": 1,
+    "tree": 2,
+    "nvls-tree": 3,
+    "pat": 4,
+    "halving-doubling": 5,
+    "hierarchical": 6,
+}
+"""Places among Okabe and Ito's colours; what has none is grey."""
 
 
 def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
@@ -230,6 +235,7 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
     title : str
     ax : Axes, optional
     """
+    from sim.plot.colours import OKABE_ITO
     from sim.plot.figure import new_figure
     from sim.plot.theme import ink, plain
 
@@ -239,7 +245,11 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
         ("NCCL's own estimate", {"color": "0.6"}, [row.tuner_us for row in rows]),
         ("by the links", {"color": "0.6"}, [row.links_us for row in rows]),
         ("fitted", {"color": ink()}, [row.fitted_us for row in rows]),
-        ("measured", {"color": _RED, "marker": "x", "linestyle": "none"}, [row.measured_us for row in rows]),
+        (
+            "measured",
+            {"color": OKABE_ITO[5], "marker": "x", "linestyle": "none"},
+            [row.measured_us for row in rows],
+        ),
     )
     for name, style, times in lines:
         known = [(row.nbytes, row.bus_gb_per_s(us)) for row, us in zip(rows, times, strict=True) if us]
@@ -253,7 +263,7 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
             [row.nbytes for row in here],
             [row.bus_gb_per_s(row.tuner_us or row.links_us) or 0.0 for row in here],
             marker=_MARKS[protocol],
-            color=_HUES[algorithm],
+            color=OKABE_ITO[_HUES[algorithm]] if algorithm in _HUES else "0.5",
             s=22,
             label=f"{algorithm}, {protocol}" if protocol else algorithm,
             zorder=2,

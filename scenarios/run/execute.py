@@ -353,9 +353,7 @@ def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
     if case.scenario.content.fold is True and machine.folding is None:
         message = "there are no ranks to fold: give policy.compile a rewrite that makes some, as ddp or fsdp2"
         if work.graph.device_facts:
-            message = (
-                "the ranks of a recording are not folded: each has a GPU and a host, and both are simulated"
-            )
+            message = "ranks of a recording are not folded: each has a host beside its GPU"
         raise document.error(("fold",), message)
     return graph, placement, machine
 

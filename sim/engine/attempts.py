@@ -37,6 +37,7 @@ from sim.trace import Trace
 from sim.words.arrays import IntArray
 from sim.words.errors import InputError, RunError
 from sim.words.limits import LATEST_NS, MOST_TASKS
+from sim.words.units import format_duration
 
 __all__ = ["refuse_with_faults", "run_attempts"]
 
@@ -112,9 +113,15 @@ def run_attempts(
             reached, in_vain = step + done, 0
         in_vain += 1
         if in_vain > _MOST_IN_VAIN or run * len(job.graph) > MOST_TASKS or begin_ns > LATEST_NS:
+            last = trace.detection
+            ended = (
+                ""
+                if last is None
+                else f" ({last.how} at {last.by}, {format_duration(last.time_ns)}: {last.what})"
+            )
             raise RunError(
                 f"too much fails: after {len(attempts):,} attempts {reached:,} of {job.iterations:,} steps "
-                f"are done; the last {in_vain - 1:,} attempts came no further"
+                f"are done; the last {in_vain - 1:,} attempts came no further{ended}"
             )
         if trace.detection is None:
             break

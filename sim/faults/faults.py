@@ -12,9 +12,10 @@ from sim.words.units import NS_PER_S
 __all__ = ["NCCL_TIMEOUT_NS", "Cause", "Detection", "Failed", "Faults", "HealthCheck", "PartKind"]
 
 NCCL_TIMEOUT_NS: Final = 600 * NS_PER_S
-"""How long PyTorch lets a collective over NCCL take by default: 10 minutes, counted from its launch
+"""How long PyTorch lets a collective over NCCL take by default: 10 minutes, counted from the host's call
 (pytorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp: ``kProcessGroupNCCLDefaultTimeout``;
-ProcessGroupNCCL.cpp: ``WorkNCCL::checkTimeout``). Its watchdog looks every 100 ms; here it looks at once."""
+ProcessGroupNCCL.cpp: ``workStartTime_``, set when a ``WorkNCCL`` is made, and ``checkTimeout``). Its
+watchdog looks every 100 ms; here it looks at once."""
 
 PartKind = Literal["device", "worker", "link"]
 

@@ -12,7 +12,7 @@ from sim.graph.graph import Graph
 from sim.job.job import Placement
 from sim.machine.machine import Machine
 from sim.words.arrays import UNSET, BoolArray, IntArray
-from sim.words.errors import InputError
+from sim.words.errors import InputError, hint
 
 __all__ = ["PinnedPlacement", "allowed_devices", "first_able"]
 
@@ -94,8 +94,7 @@ def _devices_of_pins(graph: Graph, machine: Machine) -> list[list[int]]:
         if pin not in meant and (graph.pin_code == code).any():
             op = graph.op_names[int((graph.pin_code == code).argmax())]
             raise InputError(
-                f"op {op!r} is pinned to {pin!r}, which is no device of the machine; "
-                f"known: {', '.join(sorted(meant))}"
+                f"op {op!r} is pinned to {pin!r}, which is no device of the machine{hint(pin, meant)}"
             ).about(op)
     return [meant.get(pin, []) for pin in graph.pins]
 

@@ -47,7 +47,7 @@ __all__ = ["gantt_data", "save_html", "save_page"]
 
 _NARROW: Final = 150_000
 """Bars too narrow to be seen that all runs together may have; more become fewer (`Bars.packed`)."""
-_INSTANTS: Final = 6_000
+_INSTANTS: Final = 16_000
 """Instants that all strips together tell apart; each takes up to three steps of each band."""
 _LOADS: Final = 2_000
 """Instants that a link's load tells apart; more become means over as many equal parts of the run."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -179,9 +180,9 @@ class UnknownNameError(InputError):
 
     def __init__(self, what: str, name: str, known: Iterable[str], *, path: Iterable[str | int] = ()) -> None:
         names = sorted(known)
-        close = nearest(name, names)
+        close = None if (counted := _counted(name, names)) else nearest(name, names)
         hint = f"; did you mean {shortened(close)!r}?" if close else "."
-        shown = ", ".join(map(shortened, names[:40])) + (", ..." if len(names) > 40 else "")
+        shown = counted or ", ".join(map(shortened, names[:40])) + (", ..." if len(names) > 40 else "")
         super().__init__(f"unknown {what} {shortened(name)!r}{hint} Known: {shown or '(none)'}", path=path)
         self.what, self.name, self.known = what, name, names
 
@@ -305,18 +306,35 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
 def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
     """Return the end of a message about an unknown name: the nearest known one, else all of them.
 
+    Where only the number in the name is none that there is, the nearest are those with other numbers.
+
     Examples
     --------
     >>> hint("windw", ["window", "order"]), hint("x", ["window", "order"]), hint("x", [])
     ("; did you mean 'window'?", '; known: order, window', '')
+    >>> hint("gpu8", ["cpu0", "gpu1", "gpu0"]), hint("node4/gpu0", ["node0/gpu0", "node1/gpu0"])
+    ('; known: gpu0 to gpu1', '; known: node0/gpu0 to node1/gpu0')
     """
-    names = sorted(known)
+    names = sorted(set(known))
+    if counted := _counted(name, names):
+        return f"; known: {counted}"
     close = nearest(name, names)
     if close:
         return f"; did you mean {shortened(close)!r}?"
     if not names:
         return ""
     return f"; known: {', '.join(map(shortened, names[:shown]))}" + (", ..." if len(names) > shown else "")
+
+
+def _counted(name: str, known: Iterable[str]) -> str:
+    """Return 'gpu0 to gpu7' where these are the known names that differ from `name` by a number alone."""
+    for number in re.finditer(r"\d+", name):
+        before, after = re.escape(name[: number.start()]), re.escape(name[number.end() :])
+        others = (re.fullmatch(rf"{before}(\d+){after}", each) for each in known)
+        counted = sorted((int(other[1]), other[0]) for other in others if other)
+        if len(counted) > 1 and counted[-1][0] - counted[0][0] == len(counted) - 1:
+            return f"{shortened(counted[0][1])} to {shortened(counted[-1][1])}"
+    return ""
 
 
 LONGEST_NAME = 80

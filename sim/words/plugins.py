@@ -337,7 +337,7 @@ def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLik
     if not allow_code:
         raise InputError(
             f"the {what} {name!r} is code, which a scenario may not load; allow it with --allow-code "
-            "(pytest: --sim-allow-code)"
+            "(pytest: --sim-allow-code, Python: allow_code=True)"
         )
     module_name, _, attributes = name.partition(":")
     if not module_name or not attributes:
@@ -369,8 +369,9 @@ def _import(name: str, directory: str | PathLike[str] | None) -> ModuleType:
     try:
         before = sys.modules.get(name)
         module = import_module(name)
-        if module.__file__ is not None:
-            file = Path(module.__file__).stat()
+        source = getattr(module, "__file__", None)
+        if source is not None and name != "__main__":  # which is a script or notebook that runs now
+            file = Path(source).stat()
             found = file.st_mtime_ns, file.st_size
             if module is before and _files.get(name, found) != found:
                 module = importlib.reload(module)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Any
 
@@ -21,13 +22,19 @@ from devices.describe.fields import LINK_FIELDS, merge, read_fields
 from devices.describe.network.patterns import filled, found, pairs
 from devices.describe.network.transports import TRANSPORTS
 from sim.machine.link import Link
-from sim.words.errors import InputError, located
+from sim.words.errors import InputError, UnknownNameError, located
 
 __all__ = ["as_network", "links_between", "make_links"]
 
 
 def make_links(
-    base: object, over: object, devices: Sequence[str], *, ideal: bool = False, nodes: bool = False
+    base: object,
+    over: object,
+    devices: Sequence[str],
+    *,
+    ideal: bool = False,
+    nodes: bool = False,
+    wires: Sequence[Link] = (),
 ) -> tuple[Link, ...]:
     """Build links from two lists of descriptions.
 
@@ -36,44 +43,90 @@ def make_links(
     base : sequence of mapping
         Links of a preset.
     over : sequence of mapping
-        Further ones. One that has the ``name`` of a link in `base` and no ends of its own changes that one.
+        Further ones. One without ends changes what its ``name`` says: an entry of `base`, or else single
+        links by their names, as results show them, or a pattern of these.
     devices : sequence of str
         The devices that patterns can mean.
     ideal : bool
         Drop latencies and losses of `base`.
     nodes : bool
         Whether the devices are those of several nodes, so that entries describe each of them.
+    wires : sequence of Link
+        Those of the topology.
 
     Raises
     ------
     InputError
-        An end that is no device, a link from a device to itself, two links of one name, a wrong quantity.
+        An end that is no device, a name that no link has, a link from a device to itself, two links of one
+        name, a wrong quantity.
 
     Examples
     --------
     >>> [link.name for link in make_links([], [{"from": "gpu*", "to": "cpu0"}], ["cpu0", "gpu0", "gpu1"])]
     ['gpu0->cpu0', 'cpu0->gpu0', 'gpu1->cpu0', 'cpu0->gpu1']
+    >>> slow = {"name": "gpu1->cpu0", "bandwidth": "1GB/s"}
+    >>> base = [{"from": "gpu*", "to": "cpu0", "bandwidth": "9GB/s"}]
+    >>> [link.bandwidth_bytes_per_s for link in make_links(base, [slow], ["cpu0", "gpu0", "gpu1"])]
+    [9000000000, 9000000000, 1000000000, 9000000000]
     """
     with located("links"):
         specs = [merge(spec, {}, LINK_FIELDS, ideal=ideal) for spec in _list(base)]
         n_base = len(specs)
         named = {spec["name"]: i for i, spec in enumerate(specs) if "name" in spec}
         said: dict[int, int] = {}  # index in specs → in `over`
+        single: dict[int, Mapping[str, Any]] = {}  # index in `over` → change of single links
         for i, spec in enumerate(_list(over)):
-            place = named.get(spec.get("name", "")) if "from" not in spec and "to" not in spec else None
+            changes = isinstance(spec.get("name"), str) and spec.keys().isdisjoint(("from", "to"))
+            place = named.get(spec["name"]) if changes else None
+            if changes and place is None:
+                single[i] = spec
+                continue
             said[len(specs) if place is None else place] = i
             if place is None:
                 specs.append(dict(spec))
             else:
                 specs[place] = merge(specs[place], spec, LINK_FIELDS)
+        wired = {wire.name: wire for wire in wires}
         links: dict[str, Link] = {}
         for i, spec in enumerate(specs):
             with located(*([said[i]] if i in said else [])):
                 for link in _expand(spec, devices, nodes, needed=i >= n_base):
-                    if link.name in links:
-                        raise InputError(f"two links are called {link.name!r}; give one of them another name")
+                    if link.name in links or link.name in wired:
+                        way_out = "give one of them another name"
+                        if link.name in wired:
+                            way_out = "to change that of the topology, give its name and no ends"
+                        raise InputError(f"two links are called {link.name!r}; {way_out}")
                     links[link.name] = link
+        links |= wired
+        for i, spec in single.items():
+            with located(i):
+                links |= _changed(spec, links, named)
         return tuple(links.values())
+
+
+def _changed(spec: Mapping[str, Any], links: Mapping[str, Link], entries: Iterable[str]) -> dict[str, Link]:
+    """Return the links whose names fit that of an entry without ends, changed as it says."""
+    values = read_fields(spec, LINK_FIELDS)
+    name = values["name"]
+    fitting = [link for link in links.values() if link.name == name or fnmatchcase(link.name, name)]
+    if not fitting:
+        raise UnknownNameError("link", name, [*links, *entries]).under("name")
+    for key in values:
+        if key not in ("name", "bandwidth", "latency"):
+            raise InputError(
+                "of single links bandwidth and latency can be changed; say it where all are described",
+                path=(key,),
+            )
+    if len(values) == 1:
+        raise InputError(f"says nothing of {name!r}; give bandwidth or latency")
+    return {
+        link.name: replace(
+            link,
+            latency_ns=values.get("latency", link.latency_ns),
+            bandwidth_bytes_per_s=values.get("bandwidth", link.bandwidth_bytes_per_s),
+        )
+        for link in fitting
+    }
 
 
 def links_between(spec: Mapping[str, Any], ends: Iterable[tuple[str, str, Mapping[str, str]]]) -> list[Link]:

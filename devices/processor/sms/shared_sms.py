@@ -17,8 +17,8 @@
   its shares: its loads in flight draw ``load_bytes_per_s`` each, and slow down together when they get less.
 * Partitions (green contexts) split the SMs: each has its own pending kernels. DRAM stays shared.
 
-* A collective of a communicator starts when it has all the SMs that it asks for, and holds them to its
-  end.
+* A collective of a communicator starts when it has all the SMs that it asks for, at most those of its
+  partition, and holds them to its end.
 
 A task *starts* when its first load is dispatched; until then its stream waits with it (``resources``).
 An SM changes hands at whole nanoseconds, the first at or after the end of a block, once all that ends and
@@ -85,7 +85,8 @@ class SharedSMs:
         machine = context.job.machine
         here = machine.device_index(device.name)
         self._first_stream = machine.first_stream[here]
-        self._free: list[int] = list(details.partition_sms or [sms_in_use(device)])
+        self._sizes: list[int] = list(details.partition_sms or [sms_in_use(device)])
+        self._free = list(self._sizes)
         self._partition_of: list[int] = list(details.partition_of or [0] * device.lanes)
         priorities = list(details.stream_priorities)
         self._priority: list[int] = priorities + [0] * (device.lanes - len(priorities))
@@ -114,6 +115,7 @@ class SharedSMs:
         partition = self._partition_of[stream]
         kernel: Kernel
         if held:
+            held = min(held, self._sizes[partition])
             kernel = self._holding[task.id] = HeldSms(task, held, rank, partition, self._context.now_ns)
         else:
             asked = self._demands[task.op]

@@ -96,7 +96,7 @@ class Modules:
             found[self.of_parameter.get(each.name, ROOT)].parameters.append(each)
         self.all = [module for module in found.values() if module.parameters]
         if wrap is not None and {module.name for module in self.all} <= {ROOT}:
-            raise InputError(f"no op that reads a parameter has {wrap!r} in its name", path=("wrap",))
+            raise InputError(f"no op that reads a parameter has a name that matches {wrap}", path=("wrap",))
         for place, record in enumerate(step.work[self.turn :], start=self.turn):
             for tensor, _ in record.inputs:
                 producer = step.records.producer(tensor)
@@ -158,5 +158,5 @@ def pattern_of(wrap: str | None, option: str = "wrap") -> re.Pattern[str] | None
     try:
         return None if wrap is None else re.compile(wrap)
     except (re.error, TypeError) as error:
-        message = f"must be a regular expression for names of ops; found {wrap!r}: {error}"
+        message = f"must be a regular expression for names of ops; found {wrap}: {error}"
         raise InputError(message, path=(option,)) from None

@@ -34,7 +34,7 @@ Shares = Mapping[str, tuple[Sequence[str], int]]
 
 _NAMES = {
     "read": "storage",
-    "load": "workers",
+    "load": "main process",  # which loads by itself where there are no workers
     "pin_memory": "pin thread",
     "copy": "copy",
     "train": "training step",

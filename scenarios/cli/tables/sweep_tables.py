@@ -58,6 +58,8 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str]) -> None:
                 row["unused_devices"].split(", ") if row["unused_devices"] else []
             )
     print_table(lines, left=len(settings) + 1)
+    if best is not None:
+        print("* shortest makespan")
     for note in (*unused_notes(unused), *no_gap_notes(row.get("no_gap") for row in rows)):
         print(note)
     if failures:  # below the table: a long story in a column of its own would leave no room for the others

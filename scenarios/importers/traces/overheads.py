@@ -10,7 +10,8 @@ A task starts a little after its launch, the task before it on its stream and th
 for allow it. How much shows where one of the three came long after the others: b and c were launched long
 before, so theirs is the *gap*; d found an idle stream, and has the *launch latency*; behind a task of another
 stream it is the *event hop*. What is usual is the mean of those that are no longer than three medians, so
-that all usual ones together keep their length.
+that all usual ones together keep their length; a gap that is less than none, in a CUDA graph, counts with its
+sign.
 
 What starts later was held by something that the trace does not show (a kernel that the profiler left out, SMs
 that another kernel had, a launch before the trace): the time stays, as a delay.
@@ -29,6 +30,8 @@ __all__ = ["Delay", "Overheads", "Usual", "delays", "overheads"]
 
 _LONG_NS: Final = 20_000
 """No GPU takes longer; what does says nothing about it."""
+_OVERLAP_NS: Final = 1_000
+"""In a CUDA graph a kernel may begin before the last blocks of the one before end: by less than that."""
 _CERTAIN_NS: Final = 10_000
 """A cause that came so much later than all others held a task alone."""
 
@@ -80,7 +83,7 @@ def overheads(trace: Trace, streams: Streams) -> Overheads:
         name = max(causes, key=causes.__getitem__)
         late_ns = task.start_ns - causes[name]
         certain = all(causes[name] - ns >= _CERTAIN_NS for other, ns in causes.items() if other != name)
-        if certain and 0 <= late_ns <= _LONG_NS:
+        if certain and (-_OVERLAP_NS if name == "gap" else 0) <= late_ns <= _LONG_NS:
             samples[name].append(late_ns)
     if not samples["event_hop"]:
         samples["event_hop"] = samples["gap"]
@@ -129,10 +132,9 @@ def _causes(trace: Trace, streams: Streams, i: int, issued_ns: int | None) -> di
 
 
 def _usual(samples: Sequence[int]) -> Usual:
-    if not samples:
+    late = sorted(ns for ns in samples if ns >= 0)
+    if not late:
         return Usual()
-    most = (
-        3 * sorted(samples)[(len(samples) - 1) // 2]
-    )  # of an even number the lower median: what is odd is long
+    most = 3 * late[(len(late) - 1) // 2]  # of an even number the lower median: what is odd is long
     kept = [ns for ns in samples if ns <= most]
-    return Usual(round_half_up(sum(kept) / len(kept)), most)
+    return Usual(max(0, round_half_up(sum(kept) / len(kept))), most)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from policies.compile.distributed_session import DistributedSession
-from policies.compile.parallel.grid.combined import warn_of_unsummed
+from policies.compile.parallel.grid.combined import RankOrder, warn_of_unsummed
 from policies.compile.parallel.grid.ranked import OnRanks, Ranked
 from policies.compile.parallel.parameter_server import ParameterServer
 from scenarios.run.decisions import Step
@@ -27,7 +27,7 @@ from sim.job.build_job import make_job
 from sim.job.job import Placement
 from sim.machine.machine import Machine
 from sim.words.arrays import IntArray
-from sim.words.errors import InputError, ScenarioError
+from sim.words.errors import InputError, ScenarioError, UnknownNameError
 
 if TYPE_CHECKING:
     from scenarios.file.document import Document
@@ -74,6 +74,10 @@ def compile_graph(
                     ranked = Ranked.of(graph, machine.accelerators)
                 _keep_failures(graph, None)
                 ranked = rewrite.ranked(ranked)
+                for name in ranked.devices or ():
+                    if name not in machine.positions:
+                        key = "devices" if isinstance(rewrite, RankOrder) else "ranks"
+                        raise UnknownNameError("device", name, machine.accelerators).under(key)
                 if k + 1 == len(steps) or not isinstance(steps[k + 1].rewrite, OnRanks):
                     warn_of_unsummed(ranked)
                     graph, machine = make_ranks(ranked, step)

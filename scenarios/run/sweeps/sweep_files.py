@@ -37,7 +37,7 @@ __all__ = ["check_same_table", "finished", "remember", "same_as", "stamps", "swe
 def stamps(
     path: str, points: Sequence[Point], sets: Sequence[str], allow_outside: bool
 ) -> tuple[str, dict[str, str]]:
-    """Return a hash of what all results together depend on, and of what those of each point do, by its key.
+    """Return a hash of what all results depend on, and of what those of each point do, by its key.
 
     These are the scenario (with what it extends and what is set), this program, and the files that the
     scenario and the values of the point name.
@@ -47,7 +47,7 @@ def stamps(
 
     @cache
     def content(name: str) -> bytes:
-        with suppress(InputError, OSError):  # most texts name no file, and some could not
+        with suppress(InputError, OSError):  # most texts name no file, and some are too long for a name
             path = document.file(name)
             files = [path / each for each in files_in(path)] if path.is_dir() else [path]
             read = (read_bytes(file, unpack=False) for file in files)
@@ -65,7 +65,7 @@ def stamps(
                 for text in _texts(read_yaml_text(value, "--vary", places=False).plain()):
                     own.update(content(text))
         found[point.key] = own.hexdigest()
-    return hashlib.sha256(json.dumps([base.hexdigest(), found]).encode()).hexdigest(), found
+    return base.hexdigest(), found
 
 
 def _texts(value: Any) -> Iterator[str]:

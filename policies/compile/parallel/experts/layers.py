@@ -125,7 +125,7 @@ class Layers:
                 layer.expert[record.name] = self._number(record, match.group(1))
         self.all = [layer for layer in found.values() if layer.forward]
         if not self.all:
-            raise InputError(f"no op of the forward has {wrap!r} in its name", path=("wrap",))
+            raise InputError(f"no op of the forward has a name that matches {wrap}", path=("wrap",))
         self._leave_out_sums()
         self._sum_here()
         self.own = self._parameters()

@@ -236,10 +236,10 @@ class Plan:
                 try:
                     found = [name for name in self.product if re.search(pattern, name)]
                 except (re.error, TypeError) as error:
-                    message = f"must be regular expressions for names of ops; found {pattern!r}: {error}"
+                    message = f"must be regular expressions for names of ops; found {pattern}: {error}"
                     raise InputError(message, path=(role,)) from None
                 if not found:
-                    message = f"no product with a weight has {pattern!r} in its name"
+                    message = f"no product with a weight has a name that matches {pattern}"
                     raise InputError(message, path=(role,))
                 for name in found:
                     if self.role.get(name, role) != role:

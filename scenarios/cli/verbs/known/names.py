@@ -153,10 +153,11 @@ def _tell(known: Mapping[str, Any]) -> None:
         by_default = (
             "needed" if one["required"] else "" if one["default"] is None else f"default {_word(one)}"
         )
-        rows.append((one["name"], "; ".join(filter(None, (one["type"], by_default))) + f". {one['meaning']}"))
+        kind = "; ".join(filter(None, (one["type"], by_default)))
+        rows.append((one["name"], ". ".join(filter(None, (kind, one["meaning"])))))
     print_list("options", rows)
-    print(f"\nrule and source ({known['code']})\n")
-    print("\n".join(f"  {line}".rstrip() for line in known["rule"].splitlines()))
+    print(f"\nrule and source ({known['code']})")
+    print("\n".join(f"  {line}".rstrip() for line in ["", *known["rule"].splitlines()]))
 
 
 def _word(option: Mapping[str, Any]) -> str:
