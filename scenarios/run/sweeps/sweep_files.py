@@ -37,7 +37,7 @@ __all__ = ["check_same_table", "finished", "remember", "same_as", "stamps", "swe
 def stamps(
     path: str, points: Sequence[Point], sets: Sequence[str], allow_outside: bool
 ) -> tuple[str, dict[str, str]]:
-    """Return a hash of what all results depend on, and of what those of each point do, by its key.
+    """Return a hash of what all results together depend on, and of what those of each point do, by its key.
 
     These are the scenario (with what it extends and what is set), this program, and the files that the
     scenario and the values of the point name.
@@ -65,7 +65,7 @@ def stamps(
                 for text in _texts(read_yaml_text(value, "--vary", places=False).plain()):
                     own.update(content(text))
         found[point.key] = own.hexdigest()
-    return base.hexdigest(), found
+    return hashlib.sha256(json.dumps([base.hexdigest(), found]).encode()).hexdigest(), found
 
 
 def _texts(value: Any) -> Iterator[str]:
