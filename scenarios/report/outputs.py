@@ -132,7 +132,7 @@ def _write_chart(results: Sequence[Result], path: str, what: str, **shown: bool)
 
     traces = {result.policy: result.trace for result in results}
     if what == "html":
-        save_page(traces, path, **shown)
+        save_page(traces, path, title=results[0].scenario, **shown)
     elif _is_html(path):
         save_html(traces, path, **shown)
     else:
