@@ -136,13 +136,11 @@ def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
     if any(files.values()):
         from scenarios.report.outputs import write_outputs
 
-        written = []
+        written: list[str] = []
+        shown = {"arrows": charts.arrows, "critical_path": charts.critical_path}
         try:
             with progress("writing files"):
-                for path in write_outputs(
-                    results, files, arrows=charts.arrows, critical_path=charts.critical_path
-                ):
-                    written.append(path)
+                write_outputs(results, files, **shown, wrote=written.append)
         finally:
             for path in written:
                 typer.echo(f"wrote {path}", err=True)

@@ -84,11 +84,14 @@ def _each(files: Files) -> list[tuple[str, str]]:
 
 
 def write_outputs(
-    results: Sequence[Result], files: Files, *, arrows: bool = False, critical_path: bool = False
-) -> Iterator[str]:
-    """Write what is wanted, each file whole or not at all; yield each when it is there.
-
-    What cannot be drawn costs nobody the other files.
+    results: Sequence[Result],
+    files: Files,
+    *,
+    arrows: bool = False,
+    critical_path: bool = False,
+    wrote: Callable[[str], object] = lambda path: None,
+) -> None:
+    """Write what is wanted, each file whole or not at all; what cannot be drawn costs nobody the others.
 
     Parameters
     ----------
@@ -97,6 +100,8 @@ def write_outputs(
         As for `check_outputs`.
     arrows, critical_path : bool
         Whether Gantt charts have arrows from producers to consumers, and show the critical path.
+    wrote : callable
+        Called with each file that is there.
 
     Raises
     ------
@@ -113,7 +118,7 @@ def write_outputs(
         except InputError as error:
             refused = refused or error
         else:
-            yield path
+            wrote(path)
     if refused:
         raise refused
 
