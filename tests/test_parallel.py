@@ -14,9 +14,13 @@ from parallel_helpers import by_stream, layers, run
 
 from policies.compile.parallel.buckets import closed_before_overflow, closed_when_full
 from policies.compile.parallel.ddp import DistributedDataParallel
+from policies.compile.parallel.fsdp2 import FullyShard
+from policies.compile.parallel.grid.combined import DataParallel
 from policies.compile.parallel.grid.rank_grid import Grid
 from policies.compile.parallel.grid.ranked import Ranked
 from policies.compile.parallel.training_step import TrainingStep
+from policies.compile.parallel.zero.stage_3 import ZeroThree
+from policies.compile.parallel.zero.stages_1_and_2 import ZeroTwo
 from policies.compile.records import Records, read, write
 from policies.compile.training.training_step import Training
 from scenarios.build.gpt import gpt_graph
@@ -239,6 +243,29 @@ def test_graphs_that_are_no_step_of_one_device(made, message: str) -> None:  # t
     made(b)
     with pytest.raises(GraphError, match=message):
         DistributedDataParallel(2).apply(b.build())
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "name"),
+    [
+        (DistributedDataParallel(2), "all_reduce0"),
+        (ZeroTwo(2), "reduce0"),
+        (ZeroThree(2, param_persistence_threshold=0), "all_gather0"),
+        (FullyShard(2), "a/reduce_scatter"),
+    ],
+)
+def test_an_op_of_the_graph_may_have_the_name_of_a_collective(rewrite: DataParallel, name: str) -> None:
+    def step(name: str) -> Graph:
+        b = GraphBuilder("g")
+        b.input("x", 40), b.parameter("w", 40)
+        b.op(name, inputs=["x"], outputs=40, duration_ns=5, phase="F")
+        b.op("a", kind="matmul", inputs=[name, "w"], outputs=40, duration_ns=7, phase="F")
+        return rewrite.apply(Training().apply(b.build()))
+
+    found, expected = step(name), step("other")
+    renamed = [each.replace(name, f"{name}.2").replace("other", name) for each in expected.op_names]
+    assert found.op_names == renamed
+    assert found.inputs.lists() == expected.inputs.lists()
 
 
 @pytest.mark.parametrize("ranks", [0, -1, True, "gpu0", [], ["a", "a"], [1, 2], 10**30])

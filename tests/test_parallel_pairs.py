@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
+from functools import cache
 
 import pytest
 from parallel_helpers import layers, run
@@ -20,6 +22,7 @@ from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
 from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.parallel.zero.stage_3 import ZeroThree
 from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne, ZeroTwo
+from policies.compile.records import Record, read, write
 from policies.compile.training.training_step import Training
 from scenarios.build.gpt import gpt_graph
 from scenarios.build.transformer import Transformer
@@ -57,9 +60,16 @@ EACH = ("fsdp2", "hsdp", "zero-2", "zero-3")
 """Who sums the gradients of every micro-batch."""
 
 
+@cache
+def one_device() -> Ranked:
+    """Return one device with a training step of two stages."""
+    return Ranked.of(Training().apply(Stages(["layer1"]).apply(GPT)))
+
+
+@cache
 def made(split: str) -> Ranked:
     """Return the ranks that share one step."""
-    there = Ranked.of(Training().apply(Stages(["layer1"]).apply(GPT)))
+    there = one_device()
     for rewrite in SPLITS[split]:
         there = rewrite.ranked(there)
     return there
@@ -127,6 +137,77 @@ def check_bytes(there: Ranked, ranked: Ranked, graph: Graph, split: str, replica
             assert found["reduce_scatter"] == times * padded
         if replicas == "hsdp":
             assert found["all_reduce"] == times * padded // n
+
+
+@pytest.mark.parametrize(
+    ("split", "replicas"),
+    [
+        ("sp", FullyShard(2, shard=1)),
+        pytest.param("sp", FullyShard(2), marks=pytest.mark.slow),
+        pytest.param("tp-cp", FullyShard(1), marks=pytest.mark.slow),
+        pytest.param("tp-pp", FullyShard(2), marks=pytest.mark.slow),
+        pytest.param("tp-accumulated", FullyShard(4, shard=2), marks=pytest.mark.slow),
+    ],
+)
+def test_collectives_whose_names_others_have(split: str, replicas: DataParallel) -> None:
+    """``norm1/all_gather`` is of sequence parallelism and of the module ``norm1``: as if names differed."""
+    there = made(split)
+
+    def other_names(one: Graph) -> Graph:
+        records = read(one)
+        names = {
+            name: name.replace("/", "~") for name, r in records.ops.items() if "dimension" in r.attributes
+        }
+        moved = {
+            r.tensor(k): Record.tensor(replace(r, name=names[r.name]), k)
+            for r in records.ops.values()
+            if r.name in names
+            for k in range(len(r.outputs))
+        }
+        for record in records.ops.values():
+            record.name = names.get(record.name, record.name)
+            record.inputs = [(moved.get(tensor, tensor), d) for tensor, d in record.inputs]
+            record.after = [(names.get(name, name), d) for name, d in record.after]
+        return write(records)
+
+    found, expected = replicas.ranked(there).graph(), replicas.ranked(there.each(other_names)).graph()
+    assert len(found) == len(expected)
+    assert any(name.endswith(".2") for name in found.op_names)
+    assert not any(name.endswith(".2") for name in expected.op_names)
+    times = [
+        sorted((name.replace("~", "/").removesuffix(".2"), *at) for name, *at in at_times(graph))
+        for graph in (found, expected)
+    ]
+    assert times[0] == times[1]
+
+
+def at_times(graph: Graph) -> list[tuple[str, int, int]]:
+    """Return when each op runs."""
+    tasks = run(graph, len(graph.pins), streams=12).tasks
+    rows = zip(*(tasks[key].tolist() for key in ("op", "start_ns", "end_ns")), strict=True)
+    return [(graph.op_names[op], start, end) for op, start, end in rows]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "says"),
+    [
+        (FullyShard(2), ContextParallel(2), "has stages or replicas already; context-parallel comes before"),
+        (PipelineParallel(2, 3), ContextParallel(2), "has stages or replicas already"),
+        (FullyShard(2), TensorParallel(2), "has ranks already; tensor-parallel comes before"),
+        (ZeroThree(2), FullyShard(2), "one rewrite for replicas, such as expert-parallel, is enough"),
+    ],
+)
+def test_the_other_order_is_refused(first: OnRanks, then: OnRanks, says: str) -> None:
+    with pytest.raises(GraphError, match=says):
+        then.ranked(first.ranked(one_device()))
+
+
+@pytest.mark.parametrize("replicas", [FullyShard(2), ZeroTwo(2), ZeroThree(2)])
+def test_sums_of_parts_are_in_the_type_of_the_gradients(replicas: DataParallel) -> None:
+    """So that a device whose peak is of that type alone can run them."""
+    graph = replicas.apply(GradientAccumulation(2).apply(layers([40, 40])))
+    sums = [op for op, name in enumerate(graph.op_names) if name.endswith(("/accumulate", "/keep_part"))]
+    assert {graph.dtypes[graph.dtype_code[op]] for op in sums if graph.flops[op]} == {"fp32"}
 
 
 def test_accumulation_with_fully_shard() -> None:

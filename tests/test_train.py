@@ -11,6 +11,7 @@ from cli_runner import sim
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.calibration import Calibration, Reach
@@ -20,9 +21,15 @@ from scenarios.build.train.layout import Group, Layout
 from scenarios.build.train.models import MODELS
 from scenarios.build.train.step import step_ns
 from scenarios.build.train.training import Training
-from scenarios.work.train.calibrations import calibration_names, named_calibration, read_calibration
+from scenarios.work.train.calibrations import (
+    calibration_names,
+    named_calibration,
+    read_calibration,
+    to_calibration,
+)
 from scenarios.work.train.fits import changes_that_fit, check_fits
 from scenarios.work.train.simumax import from_simumax
+from scenarios.work.train.train_fields import CalibrationFields
 from sim.words.errors import InputError, OutOfMemoryError
 
 GPT = Architecture(layers=8, hidden=1024, heads=16, vocabulary=51200)
@@ -420,6 +427,22 @@ def test_calibrations_of_the_project_can_be_read() -> None:
         of = named_calibration(name)
         assert of.memory
         assert of.peak > 1e14
+
+
+def test_messages_between_nodes_take_nccls_latencies_unless_told() -> None:
+    def reach(**more: object) -> Reach:
+        between = {"bandwidth": "50GB/s", "efficiency": {"default": 0.8}, **more}
+        given = {"device": "h100-sxm", "node": {"bandwidth": "1GB/s"}, "between": between}
+        return to_calibration(CalibrationFields.model_validate(given), "c").between
+
+    fixed = {"default": "3us"}
+    assert reach() == reach(latency="nccl") == named_calibration("h100-sxm").between
+    none = reach(latency={"default": "0us"}, fixed=fixed)
+    assert (none.nccl, none.hop_ns("send"), none.call_ns("send", 2)) == (False, 0.0, 3000.0)
+    with pytest.raises(ValidationError, match="give fixed together with latency"):
+        reach(fixed=fixed)
+    with pytest.raises(ValidationError, match="give fixed together with latency"):
+        reach(latency="nccl", fixed=fixed)
 
 
 def test_a_calibration_file_says_where_it_is_wrong(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ class _Host:
             return
         if forward and self.copied_out:
             self.may_gather = [self.copied_out]
-        name = f"{gathered.removesuffix('all_gather')}copy_out"
+        name = f"{gathered.rpartition('all_gather')[0]}copy_out"
         sizes = [each.nbytes for each in module.parameters]
         copied = self.program.add(name, "copy_out", [gathered], sizes)
         for k, each in enumerate(module.parameters):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain, count
 from typing import Any, Final
 
 from policies.compile.parallel.training_step import Parameter, TrainingStep
@@ -48,6 +49,7 @@ class Program:
     def __init__(self, step: TrainingStep, name: str) -> None:
         self.records = Records(f"{step.records.name} ({name})", {}, dict(step.records.externals))
         self.instead: dict[str, str] = {}
+        self._of_step = step.records
 
     def compute(self, record: Record, after: Iterable[str | Edge | None] = ()) -> None:
         """Issue an op of the step."""
@@ -68,18 +70,42 @@ class Program:
         stream: str = COMPUTE,
         **attributes: Any,
     ) -> str:
-        """Issue an op that moves bytes; return its name."""
+        """Issue an op that moves bytes; return its name: another one if an op or a tensor has this one.
+
+        The rewrites before may have used it: with sequence parallelism a tensor-parallel rank has an op
+        ``layer0.norm1/all_gather``, so the gather of fsdp2's module is ``layer0.norm1/all_gather.2``.
+        """
+        given = {"stream": stream, **attributes}
+        return self._write(self._free(name), kind, reads, outputs, after, given).name
+
+    def _free(self, name: str) -> str:
+        taken = (self.records.ops, self._of_step.ops, self._of_step.externals)
+        names = chain([name], (f"{name}.{k}" for k in count(2)))
+        return next(each for each in names if not any(each in row for row in taken))
+
+    def _write(
+        self,
+        name: str,
+        kind: str,
+        reads: Sequence[str],
+        outputs: Sequence[int],
+        after: Iterable[str | Edge | None],
+        attributes: dict[str, Any],
+    ) -> Record:
         record = Record(name, kind, _edges(reads), _edges(after), tuple(outputs), bytes_written=sum(outputs))
         record.bytes_read = sum(self.records.nbytes(tensor) for tensor in reads)
-        record.attributes = {"stream": stream, **attributes}
+        record.attributes = attributes
         self.records.ops[name] = record
-        return name
+        return record
 
     def add_parts(self, prefix: str, parameter: Parameter, reads: Sequence[str], n: int, stream: str) -> str:
-        """Add a rank's part of a gradient to those of earlier micro-batches; return the name of the op."""
-        sizes = [shard_nbytes(parameter, n)]
-        name = self.add(f"{prefix}{parameter.name}/accumulate", "add", reads, sizes, stream=stream)
-        self.records.ops[name].flops = -(-parameter.elements // n)
+        """Add a rank's part of a gradient to those of earlier micro-batches; return the name of the op.
+
+        That is the name of the op of the step that it is instead of, which adds whole gradients.
+        """
+        sizes, name = [shard_nbytes(parameter, n)], f"{prefix}{parameter.name}/accumulate"
+        record = self._write(name, "add", reads, sizes, (), {"stream": stream})
+        record.flops, record.dtype = -(-parameter.elements // n), parameter.dtype
         return name
 
     def shard(self, step: TrainingStep, n: int, *, parameters: bool = True) -> list[Record]:

@@ -6,7 +6,7 @@ import json
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
@@ -119,7 +119,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         memory_bandwidth=float(bandwidth),
         memory=memory,
         node=_reach(fields.node),
-        between=_reach(fields.between),
+        between=_reach(fields.between, "nccl"),
         product=fields.product,
         attention_forward=fields.attention_forward,
         attention_backward=fields.attention_backward,
@@ -133,11 +133,11 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
     )
 
 
-def _reach(fields: ReachFields | None) -> Reach:
+def _reach(fields: ReachFields | None, unsaid: Literal["nccl"] | None = None) -> Reach:
     if fields is None:  # the calibration has another source of times
         return Reach(float("inf"))
-    given = {} if fields.latency == "nccl" else fields.latency
-    latency = {kind: float(ns) for kind, ns in given.items()}
+    given = unsaid if fields.latency is None else fields.latency
+    latency = {kind: float(ns) for kind, ns in given.items()} if isinstance(given, dict) else {}
     fixed = {kind: float(ns) for kind, ns in fields.fixed.items()}
     bandwidth = float(fields.bandwidth or 0) or float("inf")
-    return Reach(bandwidth, fields.efficiency, latency, fixed, nccl=fields.latency == "nccl")
+    return Reach(bandwidth, fields.efficiency, latency, fixed, nccl=given == "nccl")

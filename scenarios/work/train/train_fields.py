@@ -106,12 +106,12 @@ class ReachFields(Strict):
     bandwidth: Annotated[Bandwidth, Field(description="of a rank, each way")]
     efficiency: Annotated[Kinds, Field(default_factory=dict, description="part of it, by kind or `default`")]
     latency: Annotated[
-        Times | Literal["nccl"],
+        Times | Literal["nccl"] | None,
         Field(
-            default_factory=dict,
-            description="of a message, by kind or `default`; `nccl`, of `between`: those of NCCL's protocols",
+            description="of a message, by kind or `default`; `nccl`, of `between`: those of NCCL's "
+            "protocols; default: of `between` nccl, of `node` none"
         ),
-    ]
+    ] = None
     fixed: Annotated[
         Times, Field(default_factory=dict, description="of a call, by kind, or kind/ranks as in all_to_all/4")
     ]
@@ -192,6 +192,11 @@ class CalibrationFields(Strict):
                 raise fault(f"nccl says what collectives take: leave {name} out")
         if self.node is not None and self.node.latency == "nccl":
             raise fault("latency: nccl is of between, where messages cross nodes; give node a time")
+        if self.between is not None and self.between.fixed and not isinstance(self.between.latency, dict):
+            raise fault(
+                "between: NCCL's latencies, the default, are all that a call takes besides its bytes; "
+                "give fixed together with latency: {default: 5us}, or of 0us"
+            )
         return self
 
 

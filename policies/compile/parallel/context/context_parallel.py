@@ -68,8 +68,8 @@ class ContextParallel(OnRanks):
     InputError
         Another method or other chunks.
     GraphError
-        There is no op of kind attention, a product of two tensors that are no parameters, or heads that ranks
-        cannot share (when applied).
+        There is no op of kind attention, a product of two tensors that are no parameters, heads that ranks
+        cannot share, or there are stages or replicas already (when applied).
 
     Examples
     --------
@@ -92,6 +92,9 @@ class ContextParallel(OnRanks):
         name = there.programs[0].name
         if has_control_flow(there.programs[0]):
             raise GraphError(f"graph {name!r} has control flow; what ranks exchange must be known before")
+        if there.grid.sizes.keys() & {"dp", "pp"}:
+            message = "has stages or replicas already; context-parallel comes before what makes them"
+            raise GraphError(f"graph {name!r} {message}")
         c = there.room("context-parallel", self.ranks)
         return there.multiplied({"cp": c}, self._program, names=self.ranks.names, varies=True)
 

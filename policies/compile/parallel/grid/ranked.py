@@ -139,7 +139,10 @@ class Ranked:
         """
         for name in added:
             if name in self.grid.sizes:
-                raise GraphError(f"graph {self.programs[0].name!r} is divided into {name} already")
+                more = (
+                    "; one rewrite for replicas, such as expert-parallel, is enough" if name == "dp" else ""
+                )
+                raise GraphError(f"graph {self.programs[0].name!r} is divided into {name} already{more}")
         grid = Grid({**self.grid.sizes, **added}).ordered(_ORDER)
         made: dict[tuple[int, ...], Graph] = {}
         placed = []

@@ -158,10 +158,11 @@ class _Host:
         name, names = f"micro{k}/keep_part", [each.name for each in self.step.parameters]
         reads = [*(kept[each] for each in names if k), *(self.gradients[each] for each in names)]
         parts = [shard_nbytes(each, self.n) for each in self.step.parameters]
-        self.program.add(name, "add_n" if k else "copy", reads, parts)
+        name = self.program.add(name, "add_n" if k else "copy", reads, parts)
         record = self.program.records.ops[name]
         record.bytes_read = sum(parts) * (2 if k else 1)
         record.flops = sum(-(-each.elements // self.n) for each in self.step.parameters) if k else 0
+        record.dtype = self.step.parameters[0].dtype
         self.gradients = {each: f"{name}:{i}" if i else name for i, each in enumerate(names)}
         self.last = name
 
