@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,11 +73,10 @@ def test_alone_flows_take_what_the_formula_says(
     kind: str, algorithm: str, n: int, nbytes: int, sharing: str
 ) -> None:
     """But for the rounding of each step up to a ns, and of each message up to a byte (1 ns at 1 GB/s)."""
-    model = {"algorithm": algorithm} | ({"pieces": 3} if algorithm == "double-tree" else {})
+    model: dict[str, Any] = {"algorithm": algorithm} | ({"pieces": 3} if algorithm == "double-tree" else {})
     on = machine(n, {"model": "flows", **model}, sharing)
-    formula = machine(n, {"model": "formula", **model}, sharing)
     flows_ns = call(kind, nbytes, n, on).makespan_ns
-    formula_ns = call(kind, nbytes, n, formula).makespan_ns
+    formula_ns = Formula(**model).time_ns(Call(kind, nbytes, tuple(range(n))), on)
     steps = 2 * n + 20
     messages = n + 1  # that one port carries, and the last of them once more
     assert formula_ns - 1 <= flows_ns <= formula_ns + steps * (1 + messages)

@@ -102,9 +102,10 @@ def _with_stream(names: set[str]) -> Callable[[Device], Device]:
     def changed(device: Device) -> Device:
         if device.name not in names:
             return device
-        if device.for_streams is not None:
-            return device.for_streams(device, device.streams + 1)
-        return replace(device, streams=device.streams + 1)
+        made = device.for_streams or device.with_streams
+        return (
+            replace(device, streams=device.streams + 1) if made is None else made(device, device.streams + 1)
+        )
 
     return changed
 
