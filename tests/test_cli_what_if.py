@@ -13,7 +13,8 @@ from cuda_programs import ran
 from import_helpers import recorded
 
 from scenarios.report.what_ifs import draw_what_ifs
-from scenarios.run.trials.trials import Outcome, base_of
+from scenarios.run.trials.machine_trials import machine_trials
+from scenarios.run.trials.trials import Outcome, base_of, try_all
 from sim.words.units import format_duration
 
 FOLDER = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
@@ -223,6 +224,53 @@ def test_a_scenario_s_machine_is_changed_too(tmp_path: Path) -> None:
     for label, sets in by_hand.items():
         again = sim("run", path, *(word for one in sets for word in ("--set", one)), "--json")
         assert json.loads(again.stdout)["makespan_ns"] == found[label]
+
+
+@pytest.mark.parametrize(
+    ("streams", "attributes", "takes"),
+    [
+        (None, "", None),  # all on the first one
+        ("single", "", None),
+        ("{name: per-kind, streams: {relu: 1}}", "", None),
+        ("recorded", ", attributes: {stream: 7}", None),
+        ("per-branch", "", 10_000),  # it spreads over those that there are: one, and now two
+        ("per-kind", "", 10_000),
+    ],
+)
+def test_one_more_stream_is_tried_where_ops_would_go_there(
+    tmp_path: Path, streams: str | None, attributes: str, takes: int | None
+) -> None:
+    """A GPU that says no streams has as many as its ops name. Two ops of 10 and 4 us are independent."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {devices: {gpu0: {kind: gpu}}}\n"
+        "workload:\n"
+        "  ops:\n"
+        f"    a: {{kind: matmul, duration: 10us{attributes}}}\n"
+        f"    b: {{kind: relu, duration: 4us{attributes.replace('7', '9')}}}\n"
+        f"policy: {{name: in-order{f', streams: {streams}' if streams else ''}}}\n"
+    )
+    base = base_of(str(path))
+    tried = [each for each in machine_trials(base.trace) if each.label == "one more stream on gpu0"]
+    outcomes = [each.makespan_ns for each in try_all(base, tried)]
+    assert outcomes[1:] == ([] if takes is None else [takes])
+
+
+def test_one_more_stream_shares_the_sms_of_a_gpu(tmp_path: Path) -> None:
+    """The preset's kernels share SMs: two of 1 ms on two streams take as long as where the file says two."""
+    path, made = tmp_path / "s.yaml", {}
+    for more in ("", ", streams: 1", ", streams: 2"):
+        path.write_text(
+            f"machine: {{devices: {{gpu0: {{preset: h100-sxm{more}}}}}}}\n"
+            "workload: {ops: {a: {kind: matmul, duration: 1ms}, b: {kind: relu, duration: 1ms}}}\n"
+            "policy: {name: in-order, streams: per-branch}\n"
+        )
+        made[more] = base_of(str(path))
+    *ones, two = made.values()
+    for one in ones:
+        (tried,) = [each for each in machine_trials(one.trace) if each.label == "one more stream on gpu0"]
+        (_, outcome) = try_all(one, [tried])
+        assert outcome.makespan_ns == two.trace.makespan_ns > 2_000_000
 
 
 @pytest.mark.filterwarnings("ignore:.*have no measured cost")

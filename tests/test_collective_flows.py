@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from scenario_texts import write
 
 from devices.collectives.flows import Flows
 from devices.collectives.formulas import Formula
+from devices.collectives.ring_order import ring_order
 from devices.machine import make_machine
 from policies.issue.in_order import InOrder
 from scenarios.run.execute import run_scenario
@@ -71,11 +73,10 @@ def test_alone_flows_take_what_the_formula_says(
     kind: str, algorithm: str, n: int, nbytes: int, sharing: str
 ) -> None:
     """But for the rounding of each step up to a ns, and of each message up to a byte (1 ns at 1 GB/s)."""
-    model = {"algorithm": algorithm} | ({"pieces": 3} if algorithm == "double-tree" else {})
+    model: dict[str, Any] = {"algorithm": algorithm} | ({"pieces": 3} if algorithm == "double-tree" else {})
     on = machine(n, {"model": "flows", **model}, sharing)
-    formula = machine(n, {"model": "formula", **model}, sharing)
     flows_ns = call(kind, nbytes, n, on).makespan_ns
-    formula_ns = call(kind, nbytes, n, formula).makespan_ns
+    formula_ns = Formula(**model).time_ns(Call(kind, nbytes, tuple(range(n))), on)
     steps = 2 * n + 20
     messages = n + 1  # that one port carries, and the last of them once more
     assert formula_ns - 1 <= flows_ns <= formula_ns + steps * (1 + messages)
@@ -269,3 +270,69 @@ def test_messages_hold_serial_links_one_at_a_time() -> None:
     early[-1, Message._fields.index("start_ns")] -= 1
     with pytest.raises(InvariantError, match="a message of a collective started at 1000699 ns on link"):
         replace(trace, messages=early).check()
+
+
+# -- rings on a torus or grid: from neighbour to neighbour ----------------------------------------------
+
+
+def grid(shape: tuple[int, ...], model: dict[str, object], *, wrap: bool = True) -> Machine:
+    link = {"latency": "1us", "bandwidth": "1GB/s"}
+    return make_machine(
+        {
+            "devices": {"gpu": {"kind": "gpu", "count": prod(shape), "streams": 2}},
+            "topology": {"kind": "torus", "shape": list(shape), "wrap": wrap, "link": link},
+            "collectives": model,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "wrap", "farthest"),
+    [
+        ((2, 2), True, 1),
+        ((4, 4), True, 1),
+        ((2, 2, 2), True, 1),
+        ((4, 3), False, 1),
+        ((3, 3), True, 1),
+        ((3, 3), False, 2),  # nine places of a chessboard, of which five are black: one hop takes two links
+    ],
+)
+def test_a_ring_on_a_torus_has_each_link_for_itself(
+    shape: tuple[int, ...], wrap: bool, farthest: int
+) -> None:
+    """2 (n - 1) steps, each 1 MB at 1 GB/s after 1 us; in the order of ranks 2 x 2 would take 12 ms."""
+    n = prod(shape)
+    ring = {"algorithm": "ring"}
+    by_formula = grid(shape, {"model": "formula", **ring}, wrap=wrap)
+    took = call("all_reduce", n * 10**6, n, by_formula).makespan_ns
+    assert took == 2 * (n - 1) * (10**6 + farthest * 1000)
+    on = grid(shape, {"model": "flows", **ring}, wrap=wrap)
+    trace = call("all_reduce", n * 10**6, n, on)
+    used = link_use(trace)
+    assert all(use.transfers in (0, 2 * (n - 1)) and not use.contended_ns for use in used.values())
+    assert sum(use.transfers > 0 for use in used.values()) == n + farthest - 1
+    if farthest == 1:  # ... and otherwise only the last messages wait for the long hop
+        assert trace.makespan_ns == took
+
+
+def test_a_chain_on_a_torus_begins_at_its_root() -> None:
+    """A broadcast from rank 5 in 16 pieces of 1 MB: the last one arrives after 2 x 15 hops."""
+    on = grid((4, 4), {"model": "flows", "algorithm": "ring"})
+    trace = call("broadcast", 16 * 10**6, 16, on, root="gpu5")
+    assert trace.makespan_ns == 30 * (10**6 + 1000)
+
+
+@examples(40)
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=3), st.booleans(), st.integers(0, 124))
+def test_a_ring_on_any_grid_is_as_short_as_can_be(shape: list[int], wrap: bool, root: int) -> None:
+    n = prod(shape)
+    sides = [size for size in shape if size > 1]
+    if len(sides) < 2:
+        return
+    on = grid(tuple(shape), {}, wrap=wrap)
+    order = ring_order(Call("broadcast", n, tuple(range(n)), root % n), on).tolist()
+    assert sorted(order) == list(range(n))
+    assert order[root % n] == root % n
+    hops = sorted(len(on.route(a, b)) for a, b in zip(order, [*order[1:], order[0]], strict=True))
+    bipartite_and_odd = n % 2 == 1 and not wrap
+    assert hops == [1] * (n - 1) + [2 if bipartite_and_odd else 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import log2
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from devices.collectives.by_name import make_collectives
 from devices.collectives.formulas import Formula
+from devices.collectives.ring_order import ring_order
 from devices.collectives.schedules import ALGORITHMS, steps_of
 from devices.collectives.two_trees import double_tree, rounds_of, tree
 from devices.machine import make_machine
@@ -367,6 +369,34 @@ def test_a_ring_leaves_a_node_where_it_enters_the_next() -> None:
     assert step.destination.tolist() == [1, 2, 0]
     chain = ring.best(Call("broadcast", 9_000, tuple(range(9)), 0), machine)
     assert chain[0].source.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("described", "order"),
+    [
+        ({"preset": "dgx-1v"}, [0, 1, 2, 3, 7, 6, 5, 4]),  # both faces of its cube, and across
+        ({"preset": "dgx-h100"}, range(8)),
+        ({"preset": "atlas-800"}, range(8)),
+        ({"preset": "atlas-800t-a2"}, range(8)),
+        ({"devices": {"gpu": {"kind": "gpu", "count": 9}}, "topology": {"kind": "fat-tree"}}, range(9)),
+        ({"devices": {"gpu": {"kind": "gpu", "count": 6}}, "topology": {"kind": "mesh"}}, range(6)),
+        ({"devices": {"gpu": {"kind": "gpu", "count": 6}}, "topology": {"kind": "ring"}}, range(6)),
+        ({"preset": "dgx-1v", "nodes": 2}, [*range(8), *range(15, 7, -1)]),
+    ],
+)  # fmt: skip
+def test_a_ring_elsewhere_keeps_its_order(described: dict[str, object], order: Sequence[int]) -> None:
+    machine = make_machine(described)
+    ranks = tuple(map(machine.device_index, machine.accelerators))
+    assert ring_order(Call("all_reduce", 8_000, ranks), machine).tolist() == list(order)
+
+
+def test_a_part_of_a_torus_is_a_grid() -> None:
+    """Two columns of three on 4 x 4; ranks in a shuffled order, or with one missing, keep their order."""
+    torus = {"kind": "torus", "shape": [4, 4], "link": {"bandwidth": "1GB/s"}}
+    machine = make_machine({"devices": {"gpu": {"kind": "gpu", "count": 16}}, "topology": torus})
+    assert ring_order(Call("all_reduce", 6, (0, 1, 4, 5, 8, 9)), machine).tolist() == [0, 2, 4, 5, 3, 1]
+    assert ring_order(Call("all_reduce", 6, (0, 5, 4, 1)), machine).tolist() == [0, 1, 2, 3]
+    assert ring_order(Call("all_reduce", 6, (0, 1, 4, 5, 8)), machine).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_auto_sums_within_nodes_first() -> None:

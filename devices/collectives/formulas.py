@@ -25,13 +25,15 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Final, Literal, NamedTuple
 
-import numpy as np
 from annotated_types import Ge
 
+from devices.collectives.nodes import by_node
+from devices.collectives.ring_order import ring_order
 from devices.collectives.schedules import ALGORITHMS, Step, Steps, steps_of, uneven
 from devices.describe.field_types import Bandwidth
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
+from sim.words.arrays import IntArray
 from sim.words.errors import InputError
 from sim.words.units import NS_PER_S, round_half_up
 
@@ -63,10 +65,16 @@ class _Part(NamedTuple):
 _Times = list[tuple[int, list[_Part]]]
 """Of each step: how often it comes, and what may be slowest in it."""
 
-_ALL: Final = "auto"
 
-_IN_ANY_ORDER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
-"""What a ring does whatever the order of its ranks is: all of them do the same."""
+class _Way(NamedTuple):
+    """An algorithm that may run a call, its steps and how long they take."""
+
+    name: str
+    steps: Steps
+    times: _Times
+
+
+_ALL: Final = "auto"
 
 _FEW: Final = 32
 """More ranks do not send to one another all at once unless they are told to: messages would be too many."""
@@ -108,7 +116,7 @@ class Formula:
     pieces: Annotated[int, Ge(1)] | None = None
     latency_ns: int = 0
     bandwidth: Bandwidth | None = None
-    _known: dict[Hashable, tuple[Machine, list[_Times]]] = field(
+    _known: dict[Hashable, tuple[Machine, list[_Way]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -127,7 +135,7 @@ class Formula:
     def time_ns(self, call: Call, machine: Machine) -> int:
         """Return the ns that a call takes once all its ranks are there."""
         self._check_links(machine)
-        return round_half_up(min(_total(times, call.nbytes) for times in self._ways_ns(call, machine)))
+        return round_half_up(min(_total(way.times, call.nbytes) for way in self._timed(call, machine)))
 
     def _check_links(self, machine: Machine) -> None:
         if not machine.links and self.bandwidth is None and not self.latency_ns:
@@ -138,29 +146,27 @@ class Formula:
 
     def best(self, call: Call, machine: Machine) -> Steps:
         """Return the steps of a call by the algorithm that `time_ns` is of."""
-        return self._best(call, machine)[1]
+        return self._best(call, machine).steps
 
     def name_of(self, call: Call, machine: Machine) -> str:
         """Return the algorithm that `time_ns` is of; a message goes directly by any."""
-        return "direct" if call.kind in ("send", "recv") else self._best(call, machine)[0]
+        return "direct" if call.kind in ("send", "recv") else self._best(call, machine).name
 
-    def _best(self, call: Call, machine: Machine) -> tuple[str, Steps]:
-        ns = [_total(times, call.nbytes) for times in self._ways_ns(call, machine)]
-        return self.ways(call, machine)[ns.index(min(ns))]
+    def _best(self, call: Call, machine: Machine) -> _Way:
+        return min(self._timed(call, machine), key=lambda way: _total(way.times, call.nbytes))
 
-    def _ways_ns(self, call: Call, machine: Machine) -> list[_Times]:
-        key = (id(machine), call.kind, call.ranks, call.root, call.sends)
+    def _timed(self, call: Call, machine: Machine) -> list[_Way]:
+        key = (id(machine), call.kind, call.ranks, call.root, call.sends and (call.sends, call.nbytes))
         if key not in self._known:
-            self._known[key] = (
-                machine,
-                [self._times(steps, call, machine) for _, steps in self.ways(call, machine)],
-            )
+            ways = self.ways(call, machine)
+            timed = [_Way(name, steps, self._times(steps, call, machine)) for name, steps in ways]
+            self._known[key] = machine, timed
         return self._known[key][1]
 
     def ways(self, call: Call, machine: Machine) -> list[tuple[str, Steps]]:
         """Return the algorithms that may run a call, and the steps of each."""
         return [
-            (name, _on_rails(steps, call, machine) if name == "ring" else steps)
+            (name, _in_order(steps, ring_order(call, machine)) if name == "ring" else steps)
             for name, steps in self._forms(call, machine)
         ]
 
@@ -239,36 +245,16 @@ class Formula:
         return list(found.values())
 
 
-def _nodes(call: Call, machine: Machine) -> list[list[int]]:
-    """Return the positions of the ranks on each node, or whatever the names of its devices begin with."""
-    nodes: dict[str, list[int]] = {}
-    for position, rank in enumerate(call.ranks):
-        nodes.setdefault(machine.devices[rank].name.rpartition("/")[0], []).append(position)
-    return list(nodes.values())
-
-
 def _ranks_of_a_node(call: Call, machine: Machine) -> int:
     """Return how many neighbouring ranks are on each node; 0: not equally many, or all on one."""
-    nodes = _nodes(call, machine)
+    nodes = by_node(call, machine)
     each = len(nodes[0])
     alike = all(here == list(range(k * each, (k + 1) * each)) for k, here in enumerate(nodes))
     return each if alike and 1 < each < len(call.ranks) else 0
 
 
-def _on_rails(steps: Steps, call: Call, machine: Machine) -> Steps:
-    """Return the steps of a ring that goes through every second node in reverse.
-
-    So it leaves a node where the next one is entered: from GPU 7 to GPU 7, from GPU 0 to GPU 0, on one rail.
-    In the order of ranks all hops between nodes would go from the last GPU to the first, and share the links
-    between their rails. NCCL has each ring keep to a network card, too (NCCL_CROSS_NIC in its documentation).
-    """
-    if call.kind not in _IN_ANY_ORDER:
-        return steps
-    nodes = _nodes(call, machine)
-    if len(nodes) < 2 or len(nodes) == len(call.ranks):
-        return steps
-    turns = [here[:: -1 if k % 2 else 1] for k, here in enumerate(nodes)]
-    order = np.array([position for here in turns for position in here])
+def _in_order(steps: Steps, order: IntArray) -> Steps:
+    """Return the steps of a ring that goes through its ranks in an order."""
     return [step._replace(source=order[step.source], destination=order[step.destination]) for step in steps]
 
 

@@ -11,7 +11,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["node_of"]
+from sim.machine.communicators import Call
+from sim.machine.machine import Machine
+
+__all__ = ["by_node", "node_of"]
 
 _NODE: Final = re.compile(r"node\d+(?=/)")
 
@@ -26,3 +29,11 @@ def node_of(name: str) -> str:
     """
     found = _NODE.match(name)
     return "" if found is None else found[0]
+
+
+def by_node(call: Call, machine: Machine) -> list[list[int]]:
+    """Return the positions of the ranks on each node, or whatever the names of its devices begin with."""
+    nodes: dict[str, list[int]] = {}
+    for position, rank in enumerate(call.ranks):
+        nodes.setdefault(machine.devices[rank].name.rpartition("/")[0], []).append(position)
+    return list(nodes.values())

@@ -73,6 +73,7 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
         **common_arguments(name, values),
         cost=make_cost(values, peak_share=share, origin=origin),
         for_streams=for_streams if values.keys().isdisjoint(("streams", "stream_partitions")) else None,
+        with_streams=None if "stream_partitions" in values else for_streams,
         for_processes=partial(_for_processes, values),
     )
     return for_streams(device, streams)

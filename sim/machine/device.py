@@ -66,6 +66,9 @@ class Device:
         ``for_streams(device, n)`` returns the device with n streams, where its description does not say how
         many it has: then it has as many as are assigned, as a GPU has as many as a program makes. None: it
         has `streams`.
+    with_streams : callable or None
+        ``with_streams(device, n)`` returns the device with n streams whatever its description says, as
+        what-ifs ask. None: nothing else of it depends on how many there are.
     for_processes : callable or None
         ``for_processes(device, n)`` returns the device as n processes have it that do not know of one
         another, with the streams of all of them, one process after another. None: they have its streams
@@ -94,6 +97,7 @@ class Device:
     supports: frozenset[str] | None = None
     least_ns: Callable[..., int] | None = None
     for_streams: Callable[[Device, int], Device] | None = None
+    with_streams: Callable[[Device, int], Device] | None = None
     for_processes: Callable[[Device, int], Device] | None = None
     details: Details = field(default_factory=Details)
 

@@ -19,6 +19,7 @@ import numpy as np
 from scenarios.run.trials.standard import Trial
 from sim.explain.path import executed_path
 from sim.graph.graph import Graph
+from sim.job.job import Job
 from sim.machine.device import Device
 from sim.machine.machine import Machine
 from sim.trace import Trace
@@ -92,12 +93,33 @@ def _by_device(trace: Trace) -> Iterator[Trial]:
         here = np.isin(job.device_of, devices)
         yield Trial(f"{name} twice as fast", change=_faster(here & ~job.meets))
         if not job.machine.devices[devices[0]].workers:
-            names = {job.machine.devices[d].name for d in devices}
-            yield _trial(f"one more stream on {name}", _with_stream(names))
+            more = _with_stream({job.machine.devices[d].name for d in devices})
+            if _counts(job, more):
+                yield _trial(f"one more stream on {name}", more)
 
 
 def _with_stream(names: set[str]) -> Callable[[Device], Device]:
-    return lambda device: replace(device, streams=device.streams + 1) if device.name in names else device
+    def changed(device: Device) -> Device:
+        if device.name not in names:
+            return device
+        made = device.for_streams or device.with_streams
+        return (
+            replace(device, streams=device.streams + 1) if made is None else made(device, device.streams + 1)
+        )
+
+    return changed
+
+
+def _counts(job: Job, more: Callable[[Device], Device]) -> bool:
+    """Whether one more stream may have ops: where the number is open, ops have as many as they ask for."""
+    devices = job.machine.devices
+    wider = tuple(map(more, devices))
+    if any(new is not old and old.for_streams is None for new, old in zip(wider, devices, strict=True)):
+        return True
+    if job.streams is None:
+        return False
+    lane = replace(job, machine=replace(job.machine, devices=wider)).lane
+    return bool((lane >= np.array([device.lanes for device in devices])[job.device_of]).any())
 
 
 def _trial(label: str, change: Callable[[Device], Device]) -> Trial:
