@@ -348,6 +348,18 @@ def test_what_cannot_be_drawn(tmp_path: Path, options: list[str], told: str) -> 
     assert not list(tmp_path.glob("out*"))
 
 
+def test_what_cannot_be_drawn_costs_nobody_the_other_files(tmp_path: Path) -> None:
+    names = {"ops": tmp_path / "ops.csv"} | {
+        option: tmp_path / f"{option}.png" for option in ("links", "roofline", "gantt")
+    }
+    options = [word for option, path in names.items() for word in (f"--{option}", path)]
+    result = sim("run", write(tmp_path, GOOD), *options)
+    assert result.exit_code == 2
+    assert [name for name, path in names.items() if path.exists()] == ["ops", "gantt"]
+    assert f"wrote {names['ops']}\n" in result.stderr
+    assert result.stderr.endswith("there is nothing to draw: no link with a bandwidth carries anything\n")
+
+
 # ---- what a browser draws, where there is one --------------------------------------------------
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -22,34 +22,26 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from policies.cp_sat.activities import Activities, Solved
+from policies.optimum.first_come import Move, Moved, Order, first_come, never_wait_on_purpose
+from policies.optimum.unmodelled import refuse_unmodelled
 from policies.placement.problem import NEVER, Problem
 from sim import Job, Policy, Trace
 from sim.analysis.bounds import least_durations_ns
-from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
 from sim.job.pageable import holding_ops, host_groups
 from sim.job.transfers import Flow
 from sim.job.travel import travel_ns
 from sim.kernel.layout.shared import ProcessorInColumns, SharedCores
-from sim.readiness.strictness import non_strict_ops
 from sim.words.arrays import UNSET
-from sim.words.errors import InputError
 
-__all__ = ["JobModel", "Timetable", "refuse_unmodelled"]
-
-_MOST_TASKS: Final = 20_000
-"""A larger problem takes minutes to write down, and is not solved."""
+__all__ = ["JobModel", "Timetable"]
 
 _MOST_PAIRS: Final = 20_000
 """Transfers over one link, or tasks of one stream, taken two by two: of more their order is left out."""
 
 _MOST_NAMED: Final = 4
 """Devices and links that are named of those that something is left out of."""
-
-
-_Moved = tuple[int, int]
-"""A transfer: its iteration, and its number in the flow."""
 
 
 class Timetable(NamedTuple):
@@ -67,34 +59,6 @@ class Timetable(NamedTuple):
     taken_ns: list[list[int]]
     start_ns: list[list[int]]
     device: list[int]
-
-
-def refuse_unmodelled(job: Job, placed: bool = True) -> None:
-    """Refuse a job of which not even a lower bound can be said in this way; see `JobModel`.
-
-    Raises
-    ------
-    InputError
-        Saying what stands in the way.
-    """
-    graph = job.graph
-    tasks = len(graph) * job.iterations
-    reasons = {
-        "it has control flow, and what runs is decided during the run": has_control_flow(graph),
-        "some of its ops may fail": job.failures is not None,
-        "parts of its machine may fail or become slow": job.faults is not None,
-        "its ranks are folded, and all of a kind have one schedule: set fold: false": (
-            job.machine.folding is not None
-        ),
-        "some of its ops start with the first of their inputs (strict: false)": bool(
-            non_strict_ops(graph).any()
-        ),
-        "its ranks meet in collectives, and so stay on their devices": not placed and bool(job.meets.any()),
-        f"it has {tasks:,} tasks, and more than {_MOST_TASKS:,} are hopeless": tasks > _MOST_TASKS,
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise InputError(f"the optimum of {graph.name!r} cannot be searched for: {reason}")
 
 
 class JobModel:
@@ -136,7 +100,7 @@ class JobModel:
         self.memory = memory
         self._need: dict[int, dict[int, int]] = {}
         self._senders: dict[int, list[tuple[int, int]]] = {}
-        self.orders: list[tuple[_Moved, _Moved, Any]] = []
+        self.orders: list[Order] = []
         self.times = Activities("the optimum of a scenario", known.makespan_ns)
         self._costs(known)
         self._tasks()
@@ -427,7 +391,7 @@ class JobModel:
         if not len(flow.tensor):
             return
         routes, way = self.machine.distinct_routes(flow.source, flow.destination, flow.tensor)
-        over: dict[int, list[_Moved]] = {}
+        over: dict[int, list[Moved]] = {}
         for t, which in enumerate(way.tolist()):
             for link in dict.fromkeys(self.machine.channels[link] for link in routes[which][2]):
                 self._note(
@@ -451,56 +415,23 @@ class JobModel:
         self._note(bool(pairs) and not known, "the order of transfers over a link")
         if not known:
             return
-        ends: dict[_Moved, list[Any]] = {}
-        for one, other in sorted(pairs):
-            self._first_come(one, other, ends)
-        if engines or self.job.carried.any():
-            return
-        for moved, tight in ends.items():  # nobody lets a transfer wait on purpose
-            at_once = self.times.literal(f"{moved} at once")
-            for producer, i in self._sent_by(moved):
-                self.times.after(self.end[i][producer], self._begin(moved), at_once)
-            if not self._sent_by(moved):
-                self.times.after(0, self._begin(moved), at_once)
-            self.times.some([at_once, *tight])
+        moves = {moved: self._move(*moved) for moved in dict.fromkeys(itertools.chain(*sorted(pairs)))}
+        self.orders = first_come(self.times, moves, sorted(pairs))
+        if not engines and not self.job.carried.any():
+            never_wait_on_purpose(self.times, moves, self.orders)
 
-    def _begin(self, moved: _Moved) -> Any:
-        i, t = moved
-        return self.start[i][self.n_ops + t]
-
-    def _sent_by(self, moved: _Moved) -> list[tuple[int, int]]:
-        """Return the op that makes what a transfer carries, and its iteration; none where it is there."""
-        i, t = moved
-        return [(p, i - d) for p, d in self._sources(self.n_ops + t) if i >= d]
-
-    def _first_come(self, one: _Moved, other: _Moved, ends: dict[_Moved, list[Any]]) -> None:
-        """Let the one of two transfers over a link that is sent first go first; of one op the first read.
-
-        In `ends` is put down who may begin when another one ends.
-        """
-        same = self._sent_by(one) == self._sent_by(other) != []
-        first, second = (None, None) if same else self.times.choice([f"{one} first", f"{other} first"])
-        if not same:
-            self.orders.append((one, other, first))
-        for earlier, later, before in ((one, other, first), (other, one, second))[: 1 if same else 2]:
-            end = self._begin(earlier) + self.travels[earlier[1]]
-            self.times.after(self._begin(later), end, before)
-            for (p, i), (q, j) in itertools.product(self._sent_by(earlier), self._sent_by(later)):
-                if (p, i) != (q, j):
-                    self.times.after(self.end[j][q], self.end[i][p], before)
-            tight = self.times.literal(f"{later} behind {earlier}")
-            self.times.after(end, self._begin(later), tight)
-            if before is not None:
-                self.times.implies(tight, before)
-            ends.setdefault(later, []).append(tight)
-            ends.setdefault(earlier, [])
+    def _move(self, i: int, t: int) -> Move:
+        """Return a transfer, with the op that makes what it carries: none where that is there."""
+        node = self.n_ops + t
+        sent = [(p, i - d) for p, d in self._sources(node) if i >= d]
+        return Move(self.start[i][node], self.travels[t], {(p, j): self.end[j][p] for p, j in sent})
 
     # -- the run that is known ------------------------------------------------------------------
 
     def _hint(self, known: Trace) -> None:
         """Let the search begin with a run."""
         tasks, moved = known.tasks, known.transfers
-        sent: dict[_Moved, int] = {}
+        sent: dict[Moved, int] = {}
         costs = issue_costs_ns(known.job)
         self.times.suppose(self.times.longest, known.makespan_ns)
         launched = known.job.launched
@@ -525,8 +456,9 @@ class JobModel:
                 i, node = divmod(id_, self.n)
                 self.times.suppose(self.start[i][node], start)
                 sent[i, node - self.n_ops] = start
-            for one, other, first in self.orders:
-                self.times.suppose(first, sent[one] <= sent[other])
+            for order in self.orders:
+                if order.chosen is not None:
+                    self.times.suppose(order.chosen, sent[order.one] <= sent[order.other])
 
     def _note(self, holds: bool, what: str, of: str = "") -> None:
         if holds:

@@ -136,10 +136,16 @@ def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
     if any(files.values()):
         from scenarios.report.outputs import write_outputs
 
-        with progress("writing files"):
-            written = write_outputs(results, files, arrows=charts.arrows, critical_path=charts.critical_path)
-        for path in written:
-            typer.echo(f"wrote {path}", err=True)
+        written = []
+        try:
+            with progress("writing files"):
+                for path in write_outputs(
+                    results, files, arrows=charts.arrows, critical_path=charts.critical_path
+                ):
+                    written.append(path)
+        finally:
+            for path in written:
+                typer.echo(f"wrote {path}", err=True)
     if charts.open and results:
         for path in files["html"] or ():
             _open_page(path)

@@ -85,8 +85,10 @@ def _each(files: Files) -> list[tuple[str, str]]:
 
 def write_outputs(
     results: Sequence[Result], files: Files, *, arrows: bool = False, critical_path: bool = False
-) -> list[str]:
-    """Write what is wanted, each file whole or not at all; return the files.
+) -> Iterator[str]:
+    """Write what is wanted, each file whole or not at all; yield each when it is there.
+
+    What cannot be drawn costs nobody the other files.
 
     Parameters
     ----------
@@ -95,15 +97,25 @@ def write_outputs(
         As for `check_outputs`.
     arrows, critical_path : bool
         Whether Gantt charts have arrows from producers to consumers, and show the critical path.
+
+    Raises
+    ------
+    InputError
+        The first of those that cannot be drawn, after all others were written.
     """
-    written = []
+    refused = None
     for what, path in _each(files):
-        if what in CHARTS:
-            _write_chart(results, path, what, arrows=arrows, critical_path=critical_path)
+        try:
+            if what in CHARTS:
+                _write_chart(results, path, what, arrows=arrows, critical_path=critical_path)
+            else:
+                _WRITERS[what](results, path)
+        except InputError as error:
+            refused = refused or error
         else:
-            _WRITERS[what](results, path)
-        written.append(path)
-    return written
+            yield path
+    if refused:
+        raise refused
 
 
 def check_path(option: str, path: str, endings: tuple[str, ...]) -> Path:
@@ -132,7 +144,7 @@ def _write_chart(results: Sequence[Result], path: str, what: str, **shown: bool)
 
     traces = {result.policy: result.trace for result in results}
     if what == "html":
-        save_page(traces, path, **shown)
+        save_page(traces, path, title=results[0].scenario, **shown)
     elif _is_html(path):
         save_html(traces, path, **shown)
     else:

@@ -19,7 +19,8 @@ from typing import Any, Final
 import numpy as np
 
 from policies.optimum.follow import Follow
-from policies.optimum.job_model import JobModel, refuse_unmodelled
+from policies.optimum.job_model import JobModel
+from policies.optimum.unmodelled import refuse_unmodelled
 from scenarios.run.execute import Result, run_case
 from scenarios.run.load import Case
 from scenarios.tune.schedules import Given

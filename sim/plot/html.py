@@ -111,6 +111,7 @@ def save_page(
     traces: Record | Mapping[str, Record],
     path: str | os.PathLike[str],
     *,
+    title: str | None = None,
     arrows: bool = False,
     critical_path: bool = False,
 ) -> None:
@@ -124,6 +125,8 @@ def save_page(
     ----------
     traces : Trace, or mapping of str to Trace
     path : path
+    title : str, optional
+        Of the page; by default the names of the graphs.
     arrows : bool
         Whether arrows lead from producers to consumers on other lanes.
     critical_path : bool
@@ -135,12 +138,14 @@ def save_page(
         A directory that does not exist.
     """
     named = {"": traces} if isinstance(traces, Record) else traces
-    _write(path, named, gantt_data(named, arrows=arrows, path_shown=critical_path, whole=True))
+    _write(path, named, gantt_data(named, arrows=arrows, path_shown=critical_path, whole=True), title)
 
 
-def _write(path: str | os.PathLike[str], traces: Mapping[str, Record], data: _Data) -> None:
+def _write(
+    path: str | os.PathLike[str], traces: Mapping[str, Record], data: _Data, title: str | None = None
+) -> None:
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    title = html.escape(", ".join(dict.fromkeys(trace.job.graph.name for trace in traces.values())))
+    title = html.escape(title or ", ".join(dict.fromkeys(trace.job.graph.name for trace in traces.values())))
     folder = Path(__file__).with_name("page")
     part = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css")}
     scripts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in ("columns", "chart", "told")]

@@ -38,7 +38,7 @@ def optimum(
     simulated. What is proven within the time is always the same; what is not depends on how fast this
     machine is.
     """
-    from policies.optimum.job_model import refuse_unmodelled
+    from policies.optimum.unmodelled import refuse_unmodelled
     from scenarios.cli.output import print_json
     from scenarios.cli.progress import progress
     from scenarios.cli.running import compare_all
