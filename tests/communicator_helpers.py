@@ -12,11 +12,16 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "broadcast")
 
 
 def draw_collectives(
-    rng: np.random.Generator, ranks: int, steps: int, distances: bool = False, crossing: bool = False
+    rng: np.random.Generator,
+    ranks: int,
+    steps: int,
+    distances: bool = False,
+    crossing: bool = False,
+    copies: bool = False,
 ) -> Graph:
     """Return a graph in which all ranks have the same collectives in one order, among other ops.
 
-    With `crossing`, ops also read what other ranks have made.
+    With `crossing`, ops also read what other ranks have made; with `copies`, every third op is a copy in.
     """
     b = GraphBuilder(f"{ranks} ranks")
     groups = {
@@ -47,7 +52,7 @@ def draw_collectives(
     for step in range(steps):
         for r in range(ranks):
             if rng.random() < 0.5:
-                add(f"f{step}", r, "matmul")
+                add(f"f{step}", r, "copy_in" if copies and step % 3 == 0 else "matmul")
         name = list(groups)[int(rng.integers(0, len(groups)))]
         here = groups[name]
         if len(here) > 1 and rng.random() < 0.3:

@@ -404,11 +404,16 @@ def test_one_communicator_for_two_streams_is_named() -> None:
 
 def test_a_host_that_is_late_is_named() -> None:
     """PyTorch issue 163153: all_gathers do not overlap, as the host issues them late."""
-    first = sim("explain", EXAMPLES / "fsdp2.yaml").stdout.splitlines()[2]
+    text = sim("explain", EXAMPLES / "fsdp2.yaml").stdout
+    first = text.splitlines()[2]
     assert first.startswith("Held up most: ")
     assert "is ready, and gpu0/host is busy with other tasks, for " in first
     ahead = sim("explain", EXAMPLES / "fsdp2.yaml", "--policy", "host ahead").stdout
     assert "host is busy" not in ahead.partition("Executed")[0]
+    # Of each of 4 gathers 35 us fit beside 3 kernels of 20 us that are 5 us apart; of 3 reduce_scatters
+    # 20 us fit beside one kernel, and 1 us is hidden as it is.
+    assert "gpu0 and 1 more      432 us  host late 197 us, bandwidth 235 us\n" in text
+    assert "gpu0 and 1 more       79 us  bandwidth 79 us\n" in ahead
 
 
 def test_a_kernel_behind_a_kernel_is_no_cause() -> None:

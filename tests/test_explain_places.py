@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +16,11 @@ from examples import examples, seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.recorded import Recorded
 from sim import Device, GraphBuilder, Machine, Trace, simulate
+from sim.explain import exposed
 from sim.explain.exposed import exposed_communication
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.facts.where import Where
@@ -92,16 +95,16 @@ def test_blame_adds_up_to_what_is_idle_in_any_place_and_time(seed: int) -> None:
 def test_exposed_communication_adds_up(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ranks = int(rng.integers(1, 5))
-    graph = draw_collectives(rng, ranks, int(rng.integers(1, 12)), crossing=rng.random() < 0.4)
+    graph = draw_collectives(rng, ranks, int(rng.integers(1, 12)), crossing=rng.random() < 0.4, copies=True)
     with suppress(StuckError):
         trace = simulate(
             graph, draw_ranks(rng, ranks), ReadyQueue(synchronisation="issue"), streams=Recorded()
         )
         f, use = Facts(trace), time_use(trace)
-        exposed = exposed_communication(f)
+        of_device = exposed_communication(f)
         moves = communicates(trace)
         for d, device in enumerate(f.devices):
-            parts = exposed.get(device.name, {})
+            parts = of_device.get(device.name, {})
             waits, runs = (np.zeros(trace.makespan_ns, bool) for _ in range(2))
             for row in np.flatnonzero((f.device == d) & ~trace.alone).tolist():
                 runs[int(f.begins[row]) : int(f.end[row])] = True
@@ -154,6 +157,51 @@ def test_exposed_communication_is_charged_to_the_host_that_came_late() -> None:
     # a runs 25-55, c 55-100, the collective is issued 55-80 and runs 80-110: 10 ns are exposed, of 25 late.
     assert trace.tasks["start_ns"].tolist() == [25, 55, 80]
     assert exposed_communication(Facts(trace)) == {"gpu0": {"host late": 10}}
+
+
+@pytest.mark.parametrize(
+    ("reads", "shared", "parts"),
+    [
+        # From 50 on the copy could run, and the gather from 55 to 115: 15 ns are exposed then, and not 60.
+        (["a"], False, {"host late": 45, "bandwidth": 15}),
+        # From time 0 on: it is enough that the gather ends with c.
+        ([], False, {"host late": 60}),
+        # When c has ended there is nothing left to hide behind.
+        (["c"], False, {"bandwidth": 60}),
+        # What an op that computes reads, too, is no part of the communication: its 15 ns alone help nobody.
+        (["a"], True, {"bandwidth": 60}),
+    ],
+)
+def test_a_copy_that_the_host_launches_late_delays_what_it_prepares(
+    reads: list[str], shared: bool, parts: dict[str, int]
+) -> None:
+    """The host launches an op in 20 ns, and all in this order::
+
+    stream 0   ├20 a 50┤├50 c 100┤
+    stream 1                        ├100 copy 105┤
+    stream 2                                        ├120 gather 180┤
+    """
+    b = GraphBuilder("copy in")
+    b.op("a", duration_ns=30, outputs=4, attributes={"stream": 0})
+    b.op("c", duration_ns=50, outputs=4, attributes={"stream": 0})
+    for name in ("n", "m"):  # which keep the host
+        b.op(name, duration_ns=0, attributes={"stream": 0})
+    b.op("copy", kind="copy_in", duration_ns=5, inputs=reads, outputs=4, attributes={"stream": 1})
+    b.op("gather", kind="all_gather", duration_ns=60, inputs=["copy"], attributes={"stream": 2})
+    if shared:
+        b.op("reader", duration_ns=0, inputs=["copy"], attributes={"stream": 0})
+    machine = Machine((Device("gpu0", issue_ns=20, streams=3),))
+    trace = simulate(b.build(), machine, InOrder(synchronisation="issue"), streams=Recorded())
+    starts = {
+        trace.job.graph.op_names[op]: at
+        for op, at in zip(trace.tasks["op"].tolist(), trace.tasks["start_ns"].tolist(), strict=True)
+    }
+    assert (starts["a"], starts["c"], starts["copy"], starts["gather"]) == (20, 50, 100, 120)
+    assert exposed_communication(Facts(trace)) == {"gpu0": parts}
+
+
+def test_the_example_of_exposed_communication() -> None:
+    assert not doctest.testmod(exposed).failed
 
 
 def test_the_life_of_an_op() -> None:

@@ -12,11 +12,23 @@ last one first, and each is charged with what is less exposed then, beside the s
 without any delay needs its time: bandwidth. The exposed time in which it waits for a late rank is charged to
 that rank. What two collectives expose at once is charged to the one that began first, and a transfer comes
 before a wait. All parts together are the ``communicate`` of `sim.explain.time_use` and the exposed waiting.
+
+A copy that only communication reads prepares it, and moves with it. So the delays of a collective go on with
+those of the copy that made its data::
+
+    host         ├compute┤├others┤├copy in┤├gather┤
+    compute               ▇▇▇▇▇▇▇▇▇▇▇▇
+    copy in                                ▇
+    gather                                         ▇▇▇▇▇▇▇▇   late, as the host launched the copy late
+                              ▇▇▇▇▇▇▇▇                        early enough
+
+A delay may reach back to when nothing computed yet: parameters are there at time 0. So it may also be taken
+away in part, just so far that the transfer ends with the computing before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -25,7 +37,7 @@ from sim.explain.facts.derived_columns import Facts
 from sim.explain.facts.where import EVERYWHERE, Where
 from sim.explain.idle import held_up, idle_reasons
 from sim.explain.time_use import communicates
-from sim.words.arrays import IntArray
+from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.intervals import Cover, Intervals, union
 
 __all__ = ["PARTS", "exposed_communication"]
@@ -46,6 +58,9 @@ _PART_OF: Final = {
 }
 """Reason of a delay (`sim.explain.idle.REASONS`) -> the part; else other waits."""
 
+_COPIES: Final = ("copy_in", "concat", "copy", "cast")
+"""Kinds of op that may prepare communication: they bring data into the place or form that it reads."""
+
 
 def exposed_communication(
     facts: Facts, where: Where = EVERYWHERE, reasons: Mapping[str, Mapping[str, int]] | None = None
@@ -65,29 +80,37 @@ def exposed_communication(
     >>> from sim import Device, GraphBuilder, Machine, simulate
     >>> from policies.issue.ready_queue import ReadyQueue
     >>> b = GraphBuilder("late host")
-    >>> _ = b.op("backward", duration_ns=50, outputs=4)
-    >>> _ = b.op("reduce", kind="all_reduce", duration_ns=30, inputs=["backward"])
+    >>> _ = b.op("forward", duration_ns=50)
+    >>> _ = b.op("gather", kind="all_gather", duration_ns=60)
     >>> machine = Machine((Device("gpu0", issue_ns=20, streams=2),))
     >>> exposed_communication(Facts(simulate(b.build(), machine, ReadyQueue())))
-    {'gpu0': {'host late': 20, 'bandwidth': 10}}
+    {'gpu0': {'host late': 20, 'stream order': 30, 'bandwidth': 10}}
     """
     f, begin, end = facts, where.from_ns, where.end_ns(facts)
     moves = communicates(f.trace)
     rows = np.flatnonzero(where.tasks(f) & moves & ~f.trace.alone)
     started, begun, ended = (np.clip(at, begin, end) for at in (f.start, f.begins, f.end))
-    computes = np.flatnonzero(~moves)
-    hidden = Intervals(begun[computes], ended[computes], f.device[computes])
-    transfers = _Alone(Intervals(begun[rows], ended[rows], f.device[rows]), hidden, f)
+    prepares = _prepares(f, moves)
+
+    def beside(computes: BoolArray) -> _Alone:
+        hidden = Intervals(begun[computes], ended[computes], f.device[computes])
+        return _Alone(Intervals(begun[rows], ended[rows], f.device[rows]), hidden, f)
+
     everything = Intervals(begun, np.where(f.trace.alone & moves, begun, ended), f.device)
     waiting = _Alone(Intervals(started[rows], begun[rows], f.device[rows]), everything, f).exposed(0)
+    transfers = beside(~moves)
     moving = transfers.exposed(0)
+    if prepares.any():
+        transfers = beside(~moves & ~prepares)
 
     parts = {part: np.zeros(len(f.devices), np.int64) for part in PARTS}
     np.add.at(parts["straggler"], f.device[rows], waiting)
-    earlier = np.zeros(len(rows), np.int64)
-    for reason, _, ns in reversed(list(held_up(f, rows, f.data[rows], f.begins[rows]))):
-        earlier = earlier + ns
-        left = np.minimum(moving, transfers.exposed(earlier))
+    earlier, enough = np.zeros(len(rows), np.int64), transfers.to_computing
+    for reason, which, ns in _delays(f, rows, prepares):
+        earlier[which] += ns
+        left = moving
+        for shift in (np.minimum(earlier, enough), earlier):
+            left = np.minimum(left, transfers.exposed(shift))
         np.add.at(parts[_PART_OF.get(reason, "other waits")], f.device[rows], moving - left)
         moving = left
     np.add.at(parts["bandwidth"], f.device[rows], moving)
@@ -100,18 +123,57 @@ def exposed_communication(
     }
 
 
+def _prepares(f: Facts, moves: BoolArray) -> BoolArray:
+    """Return which tasks copy what only communication reads."""
+    copies: BoolArray = f.job.graph.is_kind(*_COPIES)[f.trace.tasks["op"]]
+    if copies.any():
+        producer, consumer, _ = f.edges
+        rows = len(f.row_end)
+        moving = np.append(moves, np.zeros(rows - f.n, bool))  # who reads over links is not seen here
+        read, otherwise = np.zeros(rows, bool), np.zeros(rows, bool)
+        read[producer] = True
+        otherwise[producer[~moving[consumer]]] = True
+        copies &= (read & ~otherwise)[: f.n]
+    return copies
+
+
+def _delays(f: Facts, rows: IntArray, prepares: BoolArray) -> Iterator[tuple[str, IntArray, IntArray]]:
+    """Yield the delays of tasks and of what prepared them: a reason, which of the tasks, ns; last first."""
+    which = np.arange(len(rows))
+    while len(rows):
+        for reason, _, ns in reversed(list(held_up(f, rows, f.data[rows], f.begins[rows]))):
+            if ns.any():
+                yield reason, which, ns
+        before = f.last_producer[rows]
+        own = (before != UNSET) & (before < f.n)
+        own[own] = prepares[before[own]] & (f.device[before[own]] == f.device[rows[own]])
+        rows, which = before[own], which[own]
+
+
 class _Alone:
     """Parts of intervals in which none runs that began before, and what of them nothing else covers."""
 
     def __init__(self, intervals: Intervals, others: Intervals, f: Facts) -> None:
         start, self.end, self.device = intervals
-        apart = self.device * (f.trace.makespan_ns + 1)
+        self.apart = f.trace.makespan_ns + 1
+        apart = self.device * self.apart
         order = np.lexsort((start, self.device))
         reach = np.maximum.accumulate((self.end + apart)[order])
         later = order[1:]
         self.start = start.copy()
         self.start[later] = np.clip(reach[:-1] - apart[later], start[later], self.end[later])
-        self.others = Cover(union(*others), f.trace.makespan_ns)
+        self.merged = union(*others)
+        self.others = Cover(self.merged, f.trace.makespan_ns)
+
+    @property
+    def to_computing(self) -> IntArray:
+        """How much earlier each has to be to end with the last of the others that began before it."""
+        start, end, device = self.merged
+        if not len(start):
+            return np.zeros(len(self.start), np.int64)
+        k = np.searchsorted(start + device * self.apart, self.start + self.device * self.apart) - 1
+        there = (k >= 0) & (device[k] == self.device)
+        return np.where(there, np.maximum(self.end - end[k], 0), 0)
 
     def exposed(self, earlier: IntArray | int) -> IntArray:
         """Return how much of each nothing covers, were it earlier by so much."""
