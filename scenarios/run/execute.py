@@ -15,8 +15,8 @@ from scenarios.file.document import dotted
 from scenarios.ops.costless import refuse_costless
 from scenarios.recorded.residue import residue
 from scenarios.run.conditions.refuse import refuse_without_effect
-from scenarios.run.load import Case, Scenario
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
+from scenarios.run.scenario import Case, Scenario
 from scenarios.run.words import check_words
 from sim.export.result_rows import device_rows, summary_lines
 from sim.graph.graph import Graph
