@@ -176,7 +176,7 @@ def run_scenario(
     --------
     >>> from scenarios.run.load import load_scenario
     >>> run_scenario(load_scenario("scenarios/examples/topological.yaml")).trace.makespan_ns
-    30000
+    50000
     """
     return run_case(scenario.case(policy), observers=observers, check=check)
 
