@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -125,10 +126,19 @@ class Result:
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each expectation."""
+        recorded = self.new_tables or any(each.table is not None for each in self.expectations)
+        unrecorded = "" if recorded else self._in_commands
         return tuple(
-            expectation.hold(self, self._other, new_tables=self.new_tables)
+            expectation.hold(self, self._other, new_tables=self.new_tables, unrecorded=unrecorded)
             for expectation in self.expectations
         )
+
+    @property
+    def _in_commands(self) -> str:
+        """The file, and the policy where it is not the scenario's own."""
+        base = self.case.base
+        words = ["--policy", self.policy] if self.policy in base.variants else []
+        return shlex.join([str(base.document.path), *words])
 
     def _other(self, label: str) -> Result:
         """Return another run of the scenario, which is run once for all that is expected beside it."""
