@@ -143,8 +143,8 @@ def test_formats(tmp_path: Path) -> None:
     where = f"file={path},line=13,col=13,title=sim check%3A ready-queue"
     unknown = "what moved is unknown, as no schedule is recorded"
     assert github.stdout.splitlines()[1:3] == [
-        f"::error {where}::makespan is 45 us, expected 44 us%0A  {unknown}: `sim run {path} --ops golden.csv` "
-        f"where this still holds, then `sim diff golden.csv {path}`",
+        f"::error {where}::makespan is 45 us, expected 44 us%0A"
+        f"  {unknown}: `sim run {path} --ops golden.csv` where this still holds, then `sim diff golden.csv {path}`",
         f"::error {where.replace('13,col=13', '14,col=10')}::order is [a, b], expected [b, a]%0A"
         "  'a' starts at 0 ns, before 'b', which starts at 10 us%0A"
         "  at 0 ns 'b' needs 'a', which runs on cpu0/w0",
