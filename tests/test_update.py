@@ -144,7 +144,8 @@ def test_formats(tmp_path: Path) -> None:
     unknown = "what moved is unknown, as no schedule is recorded"
     assert github.stdout.splitlines()[1:3] == [
         f"::error {where}::makespan is 45 us, expected 44 us%0A"
-        f"  {unknown}: `sim run {path} --ops golden.csv` where this still holds, then `sim diff golden.csv {path}`",
+        f"  {unknown}: `sim run {path} --ops golden.csv` where this still holds, "
+        f"then `sim diff golden.csv {path}`",
         f"::error {where.replace('13,col=13', '14,col=10')}::order is [a, b], expected [b, a]%0A"
         "  'a' starts at 0 ns, before 'b', which starts at 10 us%0A"
         "  at 0 ns 'b' needs 'a', which runs on cpu0/w0",
