@@ -87,7 +87,9 @@ def test_what_does_not_hold_says_what_came_out_and_where_it_stands(
     assert not result.passed
     [outcome] = result.outcomes
     place, _, message = outcome.message.partition(": ")
+    message, _, unknown = message.partition("\n  what moved is unknown, as no schedule is recorded: ")
     assert message == says
+    assert bool(unknown) == expect.startswith("makespan")
     assert place.startswith(f"{tmp_path}/s.yaml:12:")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from collections.abc import Callable
 from decimal import Decimal
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sim.words.units
 from sim.words.errors import UnitError
 from sim.words.units import (
     format_bytes,
@@ -242,7 +240,3 @@ def test_any_text_is_read_or_refused(text: str) -> None:
             assert parse(text) >= 0
         except UnitError as error:
             assert "accepted" in str(error) or repr(text)[:20] in str(error)  # noqa: PT017
-
-
-def test_the_examples_of_the_documentation() -> None:
-    assert doctest.testmod(sim.words.units).failed == 0

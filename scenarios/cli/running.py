@@ -11,7 +11,8 @@ import typer
 
 from scenarios.cli.progress import progress
 from scenarios.run.execute import Result, run_case
-from scenarios.run.load import Case, load_scenario
+from scenarios.run.load import load_scenario
+from scenarios.run.scenario import Case
 from sim.words.errors import InputError, OutOfMemoryError, RunError, SimError, StuckError
 
 if TYPE_CHECKING:

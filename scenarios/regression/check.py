@@ -13,7 +13,8 @@ from scenarios.file.document import Document
 from scenarios.file.yaml_read import Place
 from scenarios.regression.update import Updated, update
 from scenarios.run.execute import run_case
-from scenarios.run.load import Case, load_scenario
+from scenarios.run.load import load_scenario
+from scenarios.run.scenario import Case
 from sim.analysis.unused_devices import unused_devices
 from sim.words.errors import InputError, InvariantError, RunError, SimError
 

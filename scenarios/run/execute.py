@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,8 +16,8 @@ from scenarios.file.document import dotted
 from scenarios.ops.costless import refuse_costless
 from scenarios.recorded.residue import residue
 from scenarios.run.conditions.refuse import refuse_without_effect
-from scenarios.run.load import Case, Scenario
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
+from scenarios.run.scenario import Case, Scenario
 from scenarios.run.words import check_words
 from sim.export.result_rows import device_rows, summary_lines
 from sim.graph.graph import Graph
@@ -125,10 +126,19 @@ class Result:
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each expectation."""
+        recorded = self.new_tables or any(each.table is not None for each in self.expectations)
+        unrecorded = "" if recorded else self._in_commands
         return tuple(
-            expectation.hold(self, self._other, new_tables=self.new_tables)
+            expectation.hold(self, self._other, new_tables=self.new_tables, unrecorded=unrecorded)
             for expectation in self.expectations
         )
+
+    @property
+    def _in_commands(self) -> str:
+        """The file, and the policy where it is not the scenario's own."""
+        base = self.case.base
+        words = ["--policy", self.policy] if self.policy in base.variants else []
+        return shlex.join([str(base.document.path), *words])
 
     def _other(self, label: str) -> Result:
         """Return another run of the scenario, which is run once for all that is expected beside it."""
@@ -176,7 +186,7 @@ def run_scenario(
     --------
     >>> from scenarios.run.load import load_scenario
     >>> run_scenario(load_scenario("scenarios/examples/topological.yaml")).trace.makespan_ns
-    30000
+    50000
     """
     return run_case(scenario.case(policy), observers=observers, check=check)
 

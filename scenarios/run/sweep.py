@@ -37,7 +37,8 @@ from scenarios.run.sweeps.sweep_points import Point, Row, column_of, points_of
 from sim.words.errors import InputError, MisfitError, RunError, SimError
 
 if TYPE_CHECKING:
-    from scenarios.run.load import Case, Scenarios
+    from scenarios.run.load import Scenarios
+    from scenarios.run.scenario import Case
 
 __all__ = ["Interrupted", "Point", "column_of", "fitting", "points_of", "run_point", "sweep"]
 
