@@ -35,6 +35,8 @@ class PipelineStage:
         The part of it that I leaves for W; by default all of it.
     parameter_nbytes, gradient_nbytes, optimizer_nbytes : int
         Resident weights, their gradients, and what the optimizer keeps.
+    working_nbytes : int
+        What B (or I) needs besides while it runs: gradients of activations, and what it computes again.
     checkpoint_nbytes : int, optional
         What a recomputed micro-batch keeps from F to R; by default the boundary activation.
     collective_ns : int
@@ -46,6 +48,7 @@ class PipelineStage:
     boundary_nbytes: int = 0
     activation_nbytes: int = 0
     weight_grad_nbytes: int | None = None
+    working_nbytes: int = 0
     parameter_nbytes: int = 0
     gradient_nbytes: int = 0
     optimizer_nbytes: int = 0

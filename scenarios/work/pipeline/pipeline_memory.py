@@ -28,11 +28,12 @@ from sim.words.units import format_bytes
 
 __all__ = ["BANDS", "band_of_tensors", "bands_over_time", "memory_bands", "reserved_bytes", "too_much"]
 
-BANDS: Final = (*RESIDENT, "activations", "stage inputs", "recomputed", "skips", "buffers")
+BANDS: Final = (*RESIDENT, "activations", "stage inputs", "recomputed", "skips", "buffers", "working")
 """What memory is for. Stage inputs are what a recomputed micro-batch keeps; buffers are what is sent and
-received: boundary activations, their gradients, and copies under way."""
+received: boundary activations, their gradients, and copies under way; working is what a backward needs besides
+while it runs."""
 
-_ACTIVATIONS, _INPUTS, _RECOMPUTED, _SKIPS, _BUFFERS = range(len(RESIDENT), len(BANDS))
+_ACTIVATIONS, _INPUTS, _RECOMPUTED, _SKIPS, _BUFFERS, _WORKING = range(len(RESIDENT), len(BANDS))
 
 
 def band_of_tensors(trace: Trace) -> IntArray:
@@ -46,6 +47,8 @@ def band_of_tensors(trace: Trace) -> IntArray:
     op = producer[made]
     k = made - graph.first_output[op]
     again = np.zeros(len(graph), dtype=bool)
+    unread = np.ones(graph.n_tensors, dtype=bool)
+    unread[graph.inputs.indices] = False
     for phase, name in enumerate(graph.phases):
         here = graph.phase_code[op] == phase
         if name == "F" or "+" in name:  # of an overlapped pair the forward comes first
@@ -55,6 +58,8 @@ def band_of_tensors(trace: Trace) -> IntArray:
         elif name == "R":
             band[made[here & (k > 0)]] = _RECOMPUTED
             again[op[here]] = True
+        if "B" in name or "I" in name:  # what else these make, gradients of skips, is read
+            band[made[here & (k > 0) & unread[made]]] = _WORKING
     return _without_recompute(trace, band, made[k == 1], again)
 
 

@@ -89,7 +89,7 @@ class Pipeline(Workload):
     def asks_cost_models(self) -> bool:
         """Whether stages are timed where they run: those of a graph, or of a model that gives no rate."""
         model = self.pipeline.model
-        return self.pipeline.graph is not None or (model is not None and model.rate is None)
+        return self.pipeline.graph is not None or (model is not None and model.by_device)
 
     def work(
         self, document: Document, machine: Machine | None, policy: Policy, loc: Loc, *, seed: int = 0
@@ -141,7 +141,7 @@ def _work(
         schedule = without_backward_dependency(schedule)
     if machine is not None:
         stages = place_stages(fields, document, stages, schedule, able)
-    around = _around(fields, stages.each, schedule.chunks if fields.ranks is not None else 1)
+    around = _around(fields, stages, schedule.chunks if fields.ranks is not None else 1)
     if machine is None:
         streams, transfer, dispatch = 1 + around.own_stream, fields.transfer or 0, fields.dispatch or 0
         pairs = crossings(schedule, around)
@@ -267,9 +267,16 @@ def _limit(given: Any, activation: int | list[int], resident: int) -> int | None
     return total - resident
 
 
-def _around(fields: PipelineFields, stages: list[PipelineStage], shared_by: int) -> Around:
+def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
     """Return what is around the schedule; times of a rank are shared by its chunks."""
-    optimizer, data = fields.optimizer, fields.data_parallel
+    optimizer, data, stages = fields.optimizer, fields.data_parallel, of.each
+    steps: tuple[int, ...] = ()
+    synchronisation: int | None = None
+    if optimizer is not None:
+        steps = (round_half_up(Fraction(optimizer.time, shared_by)),) * len(stages)
+        synchronisation = optimizer.synchronisation
+    elif of.end is not None and any(of.end[0]):
+        steps, synchronisation = of.end
     reduce: tuple[int, ...] = ()
     if data is not None and data.all_reduce is not None:
         reduce = (round_half_up(Fraction(data.all_reduce, shared_by)),) * len(stages)
@@ -288,8 +295,8 @@ def _around(fields: PipelineFields, stages: list[PipelineStage], shared_by: int)
         skips=tuple(Skip(skip.source, skip.to, skip.size) for skip in fields.skips),
         portals=fields.portals,
         copy_streams=fields.copy_streams,
-        optimizer_ns=(round_half_up(Fraction(optimizer.time, shared_by)),) * len(stages) if optimizer else (),
-        synchronisation_ns=optimizer.synchronisation if optimizer else None,
+        optimizer_ns=steps,
+        synchronisation_ns=synchronisation,
         all_reduce_ns=reduce,
         overlap=data.overlap if data else True,
         buckets=data.buckets if data else 1,

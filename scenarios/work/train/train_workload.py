@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 from policies.compile.parallel.experts.routing import Routes
 from policies.pipeline import Schedule
 from scenarios.build.train.architecture import Architecture
-from scenarios.build.train.calibration import Calibration
 from scenarios.build.train.layout import Layout
 from scenarios.build.train.models import MODELS
 from scenarios.build.train.step import is_layered, peaks_of, step_graph
 from scenarios.build.train.training import Training, default_schedule
 from scenarios.file.document import Document, Loc
 from scenarios.work.pipeline.pipeline_report import pipeline_report
-from scenarios.work.train.calibrations import named_calibration, read_calibration, to_calibration
+from scenarios.work.calibrations.calibrations import calibration_of
 from scenarios.work.train.fits import check_fits
 from scenarios.work.train.report import train_report
 from scenarios.work.train.train_fields import ModelFields, TrainFields
@@ -142,7 +141,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
     with located("model"):
         model = _architecture(fields.model)
     with located("calibration"):
-        calibration = _calibration(fields, document)
+        calibration = calibration_of(fields.calibration, document, fields.precision, fields.gradients)
     parallel = fields.parallel
     with located("parallel"):
         layout = Layout(
@@ -224,12 +223,3 @@ def _architecture(fields: ModelFields) -> Architecture:
     if sizes.get("dense_layers", 0) > sizes["layers"]:
         sizes["dense_layers"] = sizes["layers"]
     return Architecture(**sizes)
-
-
-def _calibration(fields: TrainFields, document: Document) -> Calibration:
-    given = fields.calibration
-    if not isinstance(given, str):
-        return to_calibration(given, "calibration", fields.precision)
-    if given.removesuffix(".gz").endswith((".yaml", ".yml", ".json")):
-        return read_calibration(document.file(given), fields.precision, fields.gradients)
-    return named_calibration(given, fields.precision)

@@ -1,0 +1,132 @@
+"""A transformer as pipeline stages: the step that `workload: {train: ...}` predicts, on the machine's own devices.
+
+::
+
+    model ─► layers as a rank runs them ─► stages: times, memory        scenarios.build.train
+    times    rate:         the model's own flop at that rate, and nothing else
+             calibration:  as `train` takes them
+             neither       the cost model of the device that a stage is on, as for `build`
+
+Layers, memory and the end of the step (`scenarios.build.train.training`) are the same under all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scenarios.build.device_times import at_rate, on_device
+from scenarios.build.pipeline.pipeline_stage import PipelineStage
+from scenarios.build.train.architecture import Architecture
+from scenarios.build.train.calibration import Calibration
+from scenarios.build.train.layout import Layout
+from scenarios.build.train.training import Training
+from scenarios.file.document import Document
+from scenarios.work.calibrations.calibrations import calibration_of
+from scenarios.work.pipeline.pipeline_fields import ModelFields, PipelineFields
+from sim.machine.device import Device
+from sim.words.errors import InputError
+from sim.words.units import format_bytes
+
+__all__ = ["EndOfStep", "model_stages"]
+
+EndOfStep = tuple[tuple[int, ...], int]
+"""What the optimizer takes on each stage, in ns, and the synchronisation of all ranks before it."""
+
+
+def model_stages(
+    fields: PipelineFields, document: Document, homes: Sequence[Device | None]
+) -> tuple[list[PipelineStage], EndOfStep]:
+    """Return equal stages of a transformer, each timed by the device it is on, and the end of the step.
+
+    Parameters
+    ----------
+    fields : PipelineFields
+    document : Document
+        Finds a calibration's file.
+    homes : sequence of Device or None
+        The device of each stage; None: there is no machine.
+
+    Raises
+    ------
+    InputError
+        Layers or heads that cannot be shared, nothing that tells a time, or a calibration of another GPU.
+    """
+    model = fields.model
+    assert model is not None
+    if model.layers % len(homes):
+        raise InputError(f"{model.layers} layers cannot be shared evenly by {len(homes)} stages")
+    if model.heads % model.tensor_parallel:
+        raise InputError(f"{model.heads} heads cannot be shared by {model.tensor_parallel} devices")
+    on = {"" if device is None else device.name: device for device in homes}
+    steps = {name: _training(fields, len(homes), _times(model, document, of)) for name, of in on.items()}
+    mine = [steps["" if device is None else device.name] for device in homes]
+    return (
+        [step.pipeline_stages[s] for s, step in enumerate(mine)],
+        (
+            tuple(step.around.optimizer_ns[s] for s, step in enumerate(mine)),
+            max(step.around.synchronisation_ns or 0 for step in mine),
+        ),
+    )
+
+
+def _times(model: ModelFields, document: Document, device: Device | None) -> Calibration:
+    if model.rate is not None:
+        return at_rate(model.rate, model.tensor_bandwidth)
+    if model.calibration is not None:
+        found = calibration_of(model.calibration, document, model.dtype, model.gradients)
+        if device is not None:
+            _check_same_gpu(found, model, device)
+        return found
+    return on_device(device or Device("rank"), model.dtype, model.tensor_bandwidth)
+
+
+def _check_same_gpu(calibration: Calibration, model: ModelFields, device: Device) -> None:
+    """Refuse the calibration of another GPU than the one it is to time: nothing else would tell."""
+    from sim import GraphBuilder
+
+    if device.cost is None:
+        return
+    builder = GraphBuilder("product")
+    builder.op("product", kind="matmul", flops=1, dtype=model.dtype)
+    roofs = device.cost.roofs(builder.build(), device)
+    mine = calibration.peak, calibration.memory_bandwidth
+    theirs = float(roofs.flop_per_s[0]), roofs.bytes_per_s
+    if any(abs(a - b) > 0.01 * b for a, b in zip(mine, theirs, strict=True)):  # nan: the device has no such number
+        raise InputError(
+            f"model.calibration: {calibration.name} is of a GPU of {_rates(*mine)}, and {device.name} has "
+            f"{_rates(*theirs)}; take the calibration of that GPU, or none"
+        )
+
+
+def _rates(peak: float, bandwidth: float) -> str:
+    return f"{peak / 1e12:,.4g} TFLOP/s and {format_bytes(bandwidth)}/s"
+
+
+def _training(fields: PipelineFields, stages: int, times: Calibration) -> Training:
+    model, data = fields.model, fields.data_parallel
+    assert model is not None
+    replicas = (data.replicas or 1) if data is not None else 1
+    return Training(
+        Architecture(
+            layers=model.layers,
+            hidden=model.hidden,
+            heads=model.heads,
+            vocabulary=model.vocabulary,
+            positions=model.sequence if model.vocabulary else 0,
+        ),
+        Layout(
+            tp=model.tensor_parallel,
+            pp=stages,
+            dp=replicas,
+            sequence_parallel=False,
+            sharding="zero-1" if data is not None and data.sharded else "none",
+        ),
+        times,
+        sequence=model.sequence,
+        micro_batch=model.micro_batch,
+        global_batch=model.micro_batch * replicas,
+        recompute=model.recompute,
+        gradient_bytes=4 if model.gradients == "fp32" else 2,
+        flash=model.flash,
+        dropout=model.dropout,
+    )
