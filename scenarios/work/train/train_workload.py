@@ -101,12 +101,15 @@ class Train(Workload):
         names = [device.name for device in devices.devices]
 
         def report(trace: Trace) -> dict[str, Any]:
-            held = {name: {"peak_memory_bytes": of.nbytes} for name, of in zip(names, peaks, strict=True)}
+            held = {name: {"peak_memory_bytes": at.nbytes} for name, at in zip(names, peaks, strict=True)}
             told = {"train": train_report(trace, training, schedule, peaks), "devices": held}
             if is_layered(training):
                 return told
-            stages = training.pipeline_stages
-            return {**pipeline_report(trace, schedule=schedule, stages=stages, devices=names), **told}
+            of = pipeline_report(trace, schedule=schedule, stages=training.pipeline_stages, devices=names)
+            of["pipeline"]["memory_bytes"] = [  # buffers included, which are no tensors of the graph
+                {part: nbytes for part, nbytes in peak.parts.items() if nbytes} for peak in peaks
+            ]
+            return {**of, **told}
 
         def fits(trace: Trace, advise: bool) -> None:
             check_fits(training, peaks, trace.makespan_ns if advise else None)
@@ -118,8 +121,10 @@ def _schedule(training: Training, policy: Policy) -> Schedule:
     assert policy.name is not None
     schedule = training.schedule_of(policy.name, **policy.options)
     if schedule.stages != training.stages:
+        ranks = training.layout.pp
         raise MisfitError(
-            f"{policy.name} has {schedule.stages} stages, and pp·vpp = {training.stages}",
+            f"{policy.name} has {schedule.stages} stages on {ranks} ranks, and pp·vpp = {training.stages}; "
+            f"set parallel.vpp: {schedule.stages // ranks}",
             reason=f"{policy.name} has other stages than pp·vpp",
         )
     return schedule
