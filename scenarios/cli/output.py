@@ -90,8 +90,8 @@ def print_result(result: Result) -> None:
 
 
 def _model_notes(results: Sequence[Result]) -> list[str]:
-    """Return which model of collectives counts where nobody chose one."""
-    told = (result.summary.get("collectives") for result in results)
+    """Return what a run's times rest on where nobody chose it: the model of collectives, what kernels take."""
+    told = (result.summary.get(key) for result in results for key in ("collectives", "note"))
     return list(dict.fromkeys(line for line in told if line))
 
 

@@ -21,13 +21,13 @@ from scenarios.build.train.calibration import Calibration
 from scenarios.build.train.layout import Layout
 from scenarios.build.train.training import Training
 from scenarios.file.document import Document
+from scenarios.work.calibrations.calibrated_device import calibration_for, why_another_gpu
 from scenarios.work.calibrations.calibrations import calibration_of
 from scenarios.work.pipeline.pipeline_fields import ModelFields, PipelineFields
 from sim.machine.device import Device
 from sim.words.errors import InputError
-from sim.words.units import format_bytes
 
-__all__ = ["EndOfStep", "model_stages"]
+__all__ = ["EndOfStep", "model_stages", "note_on_times"]
 
 EndOfStep = tuple[tuple[int, ...], int]
 """What the optimizer takes on each stage, in ns, and the synchronisation of all ranks before it."""
@@ -74,32 +74,39 @@ def _times(model: ModelFields, document: Document, device: Device | None) -> Cal
         return at_rate(model.rate, model.tensor_bandwidth)
     if model.calibration is not None:
         found = calibration_of(model.calibration, document, model.dtype, model.gradients)
-        if device is not None:
-            _check_same_gpu(found, model, device)
+        if device is not None and (why := why_another_gpu(found, device, model.dtype)):
+            raise InputError(f"model.calibration: {why}; take the calibration of that GPU, or none")
         return found
     return on_device(device or Device("rank"), model.dtype, model.tensor_bandwidth)
 
 
-def _check_same_gpu(calibration: Calibration, model: ModelFields, device: Device) -> None:
-    """Refuse the calibration of another GPU than the one it is to time: nothing else would tell."""
-    from sim import GraphBuilder
+def note_on_times(fields: PipelineFields, stages: Sequence[PipelineStage], device: Device | None) -> str | None:
+    """Return in a line what the times of a model's stages leave out, beside those of `train`; None: nothing.
 
-    if device.cost is None:
-        return
-    builder = GraphBuilder("product")
-    builder.op("product", kind="matmul", flops=1, dtype=model.dtype)
-    roofs = device.cost.roofs(builder.build(), device)
-    mine = calibration.peak, calibration.memory_bandwidth
-    theirs = float(roofs.flop_per_s[0]), roofs.bytes_per_s
-    if any(abs(a - b) > 0.01 * b for a, b in zip(mine, theirs, strict=True)):  # nan: the device has no such number
-        raise InputError(
-            f"model.calibration: {calibration.name} is of a GPU of {_rates(*mine)}, and {device.name} has "
-            f"{_rates(*theirs)}; take the calibration of that GPU, or none"
-        )
-
-
-def _rates(peak: float, bandwidth: float) -> str:
-    return f"{peak / 1e12:,.4g} TFLOP/s and {format_bytes(bandwidth)}/s"
+    Parameters
+    ----------
+    fields : PipelineFields
+    stages : sequence of PipelineStage
+        As `model_stages` returned them.
+    device : Device or None
+        Of the first stage.
+    """
+    model = fields.model
+    if model is None or model.calibration is not None:
+        return None
+    if model.rate is not None:
+        return None if fields.optimizer else "the optimizer takes no time beside a rate; optimizer: 10ms gives it one"
+    found = None if device is None else calibration_for(device, model.dtype)
+    if found is None:
+        return None
+    assert device is not None
+    first = _training(fields, len(stages), found).pipeline_stages[0].times
+    mine = stages[0].times
+    times = (first.of("F") + first.of("B")) / (mine.of("F") + mine.of("B"))
+    return (
+        f"kernels take the cost model of {device.name}, each as if alone, as for `build`; a stage takes {times:.2f} times "
+        f"as long with model.calibration: {found.name}, which is fitted to published training steps, as for `train`"
+    )
 
 
 def _training(fields: PipelineFields, stages: int, times: Calibration) -> Training:

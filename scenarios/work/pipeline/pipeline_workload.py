@@ -34,6 +34,7 @@ from scenarios.build.pipeline.pipeline_stage import Around, PipelineStage, Skip
 from scenarios.file.document import Document, Loc
 from scenarios.work.pipeline.pipeline_devices import candidates, rank_devices
 from scenarios.work.pipeline.pipeline_fields import PipelineFields
+from scenarios.work.pipeline.pipeline_model import note_on_times
 from scenarios.work.pipeline.pipeline_report import check_memory, pipeline_report
 from scenarios.work.pipeline.pipeline_stages import Stages, make_stages, place_stages
 from scenarios.work.workload import Work, Workload
@@ -44,6 +45,7 @@ from sim.words.errors import InputError, ScenarioError, UnknownNameError
 from sim.words.units import NS_PER_S, format_bytes, parse_bytes, round_half_up
 
 if TYPE_CHECKING:
+    from sim.trace import Trace
     from scenarios.fields.policy_fields import Policy
 
 __all__ = ["Pipeline", "micro_batch_sizes"]
@@ -161,10 +163,16 @@ def _work(
     graph = pipeline_graph(schedule, stages.each, devices, around=around, copy_ns=copy_ns, shares=share)
     if not around.copy_streams:
         machine = replace(machine, links=(), network=None)
+    first = machine.devices[machine.device_index(devices[schedule.rank_of(0, 0)])]
+
+    def report(trace: Trace) -> dict[str, Any]:
+        told = pipeline_report(trace, schedule=schedule, stages=stages.each, devices=devices)
+        return {**told, "note": note_on_times(fields, stages.each, first)}
+
     return Work(
         graph,
         machine,
-        partial(pipeline_report, schedule=schedule, stages=stages.each, devices=devices),
+        report,
         partial(check_memory, schedule=schedule, stages=stages.each, devices=devices),
     )
 
