@@ -13,6 +13,7 @@ Layers, memory and the end of the step (`scenarios.build.train.training`) are th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from scenarios.build.device_times import at_rate, on_device
 from scenarios.build.pipeline.pipeline_stage import PipelineStage
@@ -27,7 +28,7 @@ from scenarios.work.pipeline.pipeline_fields import ModelFields, PipelineFields
 from sim.machine.device import Device
 from sim.words.errors import InputError
 
-__all__ = ["EndOfStep", "model_stages", "note_on_times"]
+__all__ = ["EndOfStep", "model_stages", "note_on_times", "smaller_stages"]
 
 EndOfStep = tuple[tuple[int, ...], int]
 """What the optimizer takes on each stage, in ns, and the synchronisation of all ranks before it."""
@@ -107,6 +108,27 @@ def note_on_times(fields: PipelineFields, stages: Sequence[PipelineStage], devic
         f"kernels take the cost model of {device.name}, each as if alone, as for `build`; a stage takes {times:.2f} times "
         f"as long with model.calibration: {found.name}, which is fitted to published training steps, as for `train`"
     )
+
+
+def smaller_stages(
+    fields: PipelineFields, document: Document, stages: int
+) -> list[tuple[str, list[PipelineStage]]]:
+    """Return a model's stages under settings that keep less, in the order of what they cost; their times do not count.
+
+    Where attention keeps its scores, that is a fused kernel, then what selective recomputation drops (Korthikanti et
+    al., arXiv 2205.05198, section 4); at last each layer is computed again.
+    """
+    model = fields.model
+    if model is None:
+        return []
+    changes: list[tuple[str, dict[str, Any]]] = []
+    if not model.flash:
+        changes.append(("model.flash: true", {"flash": True}))
+        changes += [("model.recompute: selective", {"recompute": "selective"})] * (model.recompute == "none")
+    if model.recompute != "full":
+        changes.append(("model.recompute: full", {"recompute": "full"}))
+    made = [(what, fields.model_copy(update={"model": model.model_copy(update=to)})) for what, to in changes]
+    return [(what, _training(of, stages, at_rate(1)).pipeline_stages) for what, of in made]
 
 
 def _training(fields: PipelineFields, stages: int, times: Calibration) -> Training:

@@ -32,7 +32,7 @@ import numpy as np
 from policies.pipeline import Schedule, closed_form, peak_activations
 from scenarios.build.pipeline.pipeline_stage import PipelineStage
 from scenarios.work.pipeline.pipeline_blame import is_compute, waits_for
-from scenarios.work.pipeline.pipeline_memory import memory_bands, reserved_bytes, too_much
+from scenarios.work.pipeline.pipeline_memory import Others, memory_bands, reserved_bytes, too_much
 from sim.explain.time_use import COMMUNICATION
 from sim.trace import Trace
 from sim.words.intervals import union
@@ -115,6 +115,7 @@ def check_memory(
     schedule: Schedule,
     stages: Sequence[PipelineStage],
     devices: Sequence[str],
+    others: Others = tuple,
 ) -> None:
     """Refuse a run that needs more memory than a device has.
 
@@ -125,7 +126,7 @@ def check_memory(
     OutOfMemoryError
         Telling what takes it, and what would help.
     """
-    error = too_much(trace, schedule, stages, devices)
+    error = too_much(trace, schedule, stages, devices, others)
     if error is not None:
         raise error
 

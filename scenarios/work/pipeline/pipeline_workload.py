@@ -34,7 +34,7 @@ from scenarios.build.pipeline.pipeline_stage import Around, PipelineStage, Skip
 from scenarios.file.document import Document, Loc
 from scenarios.work.pipeline.pipeline_devices import candidates, rank_devices
 from scenarios.work.pipeline.pipeline_fields import PipelineFields
-from scenarios.work.pipeline.pipeline_model import note_on_times
+from scenarios.work.pipeline.pipeline_model import note_on_times, smaller_stages
 from scenarios.work.pipeline.pipeline_report import check_memory, pipeline_report
 from scenarios.work.pipeline.pipeline_stages import Stages, make_stages, place_stages
 from scenarios.work.workload import Work, Workload
@@ -173,7 +173,13 @@ def _work(
         graph,
         machine,
         report,
-        partial(check_memory, schedule=schedule, stages=stages.each, devices=devices),
+        partial(
+            check_memory,
+            schedule=schedule,
+            stages=stages.each,
+            devices=devices,
+            others=partial(smaller_stages, fields, document, len(stages.each)),
+        ),
     )
 
 
