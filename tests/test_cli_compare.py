@@ -31,7 +31,7 @@ def test_the_peak_shown_is_that_of_the_device_with_the_highest(tmp_path: Path) -
     header, row = shown.splitlines()[1:3]
     assert header.endswith("highest peak memory")
     assert "cpu0 100.0%" in row
-    assert row.endswith("gpu0 76.29 MiB")
+    assert row.endswith("gpu0 76.29 MiB of 95.37 MiB")
     nothing = TEXT.replace(", output: 40MB", "").replace(", output: 1MB", "")
     assert (
         sim("compare", write(tmp_path, nothing), "--policy", "in-order")

@@ -152,7 +152,7 @@ def test_a_pipeline_is_the_step_of_train(ranks: int, micro_batches: int) -> None
 
 @pytest.mark.filterwarnings("ignore::devices.cost.unreliable.UnreliableCostWarning")
 def test_a_pipeline_of_one_is_the_step_of_build() -> None:
-    """By one cost model: all but the optimizer within 2 %; memory within 5 % with gradients as `build` has them."""
+    """By one cost model: all but the optimizer within 2 %; memory within 8 %, as its gradients are there from the start."""
     pipeline = by_pipeline(1, 1, ", gradients: bf16")
     build = ran(
         "machine: {devices: {gpu0: {preset: h100-sxm}}}\npolicy: {runtime: pytorch-eager}\nworkload: {build: "
@@ -166,7 +166,7 @@ def test_a_pipeline_of_one_is_the_step_of_build() -> None:
 
     assert without_optimizer(pipeline) == pytest.approx(without_optimizer(build), rel=0.02)
     assert pipeline.trace.makespan_ns == pytest.approx(build.trace.makespan_ns, rel=0.06)  # it clips, too
-    assert max(peaks(pipeline)) == pytest.approx(max(peaks(build)), rel=0.05)
+    assert max(peaks(pipeline)) == pytest.approx(max(peaks(build)), rel=0.08)
     assert "as for `build`" in pipeline.summary["note"]
     assert "as if alone" in build.summary["note"]
 
