@@ -137,13 +137,18 @@ def by_train(ranks: int, micro_batches: int) -> Result:
 
 
 def peaks(result: Result) -> list[int]:
-    return [use["peak_memory_bytes"] for use in result.summary["devices"].values() if use["peak_memory_bytes"]]
+    return [
+        use["peak_memory_bytes"] for use in result.summary["devices"].values() if use["peak_memory_bytes"]
+    ]
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 1), (8, 16)])
 def test_a_pipeline_is_the_step_of_train(ranks: int, micro_batches: int) -> None:
     """The same model, calibration and schedule: times within 0.5 %, memory within 4 % (workspaces of `train`)."""
-    pipeline, train = by_pipeline(ranks, micro_batches, ", calibration: h100-sxm"), by_train(ranks, micro_batches)
+    pipeline, train = (
+        by_pipeline(ranks, micro_batches, ", calibration: h100-sxm"),
+        by_train(ranks, micro_batches),
+    )
     assert pipeline.trace.makespan_ns == pytest.approx(train.trace.makespan_ns, rel=0.005)
     assert peaks(pipeline) == pytest.approx(peaks(train), rel=0.04)
     assert peaks(train) == [sum(bands.values()) for bands in train.summary["pipeline"]["memory_bytes"]]
@@ -172,7 +177,9 @@ def test_a_pipeline_of_one_is_the_step_of_build() -> None:
 
 
 def test_the_calibration_of_another_gpu_is_refused() -> None:
-    with pytest.raises(ScenarioError, match=r"h100-sxm is of a GPU of .* 3.35 TB/s, and gpu0 has .* 4.8 TB/s"):
+    with pytest.raises(
+        ScenarioError, match=r"h100-sxm is of a GPU of .* 3.35 TB/s, and gpu0 has .* 4.8 TB/s"
+    ):
         ran(
             "machine: {preset: dgx-h200}\npolicy: 1f1b\nworkload: {pipeline: {ranks: 2, micro_batches: 2, model: "
             f"{{{SIZES}, sequence: 2048, calibration: h100-sxm}}}}}}"

@@ -207,7 +207,9 @@ def _print_train(told: Mapping[str, Any]) -> None:
     fits = ""
     if limit is not None:
         fits = f"; fits {size(limit)}, {size(limit - peak)} ({percent(1 - peak / limit)}) free{little_room(peak, limit)}"
-    folded = f"; each rank below stands for {same:,} GPUs that do the same at the same time" if same > 1 else ""
+    folded = (
+        f"; each rank below stands for {same:,} GPUs that do the same at the same time" if same > 1 else ""
+    )
     print(
         f"\nstep {format_duration(told['step_ns'])} on {told['gpus']:,} GPUs: "
         f"{told['tokens_per_s']:,.0f} tokens/s, {told['tokens_per_s_per_gpu']:,.0f} a GPU, "

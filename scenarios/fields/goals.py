@@ -88,7 +88,9 @@ class Goal(NamedTuple):
         }
 
 
-def alike(rows: Sequence[Mapping[str, Any]], ranked: Sequence[int], settings: Sequence[str]) -> list[list[int]]:
+def alike(
+    rows: Sequence[Mapping[str, Any]], ranked: Sequence[int], settings: Sequence[str]
+) -> list[list[int]]:
     """Return answers in groups, in their order: those of a group are the same in every number but the settings.
 
     Parameters

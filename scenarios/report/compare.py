@@ -176,4 +176,8 @@ def _highest_peak(result: Result) -> str:
     limit = next(each.memory_bytes for each in result.trace.job.machine.devices if each.name == device)
     if "train" in result.summary:
         limit = result.summary["train"]["memory_limit_bytes"]
-    return f"{device} {size(peaks[device])}" + (f" of {size(limit)}" if limit else "") if peaks[device] else size(0)
+    return (
+        f"{device} {size(peaks[device])}" + (f" of {size(limit)}" if limit else "")
+        if peaks[device]
+        else size(0)
+    )

@@ -81,7 +81,9 @@ def _times(model: ModelFields, document: Document, device: Device | None) -> Cal
     return on_device(device or Device("rank"), model.dtype, model.tensor_bandwidth)
 
 
-def note_on_times(fields: PipelineFields, stages: Sequence[PipelineStage], device: Device | None) -> str | None:
+def note_on_times(
+    fields: PipelineFields, stages: Sequence[PipelineStage], device: Device | None
+) -> str | None:
     """Return in a line what the times of a model's stages leave out, beside those of `train`; None: nothing.
 
     Parameters
@@ -96,7 +98,11 @@ def note_on_times(fields: PipelineFields, stages: Sequence[PipelineStage], devic
     if model is None or model.calibration is not None:
         return None
     if model.rate is not None:
-        return None if fields.optimizer else "the optimizer takes no time beside a rate; optimizer: 10ms gives it one"
+        return (
+            None
+            if fields.optimizer
+            else "the optimizer takes no time beside a rate; optimizer: 10ms gives it one"
+        )
     found = None if device is None else calibration_for(device, model.dtype)
     if found is None:
         return None
