@@ -79,8 +79,8 @@ def test_an_entry_that_cannot_be_built_is_a_row_that_names_the_way_out(tmp_path:
     text = """\
 name: one stage a rank
 workload:
-  train: {model: {layers: 8, hidden: 256, heads: 4, vocabulary: 1000}, calibration: h100-sxm, parallel: {pp: 2},
-          sequence: 256, global_batch: 4}
+  train: {model: {layers: 8, hidden: 256, heads: 4, vocabulary: 1000}, calibration: h100-sxm,
+          parallel: {pp: 2}, sequence: 256, global_batch: 4}
 policy: 1f1b
 compare: [1f1b, zb-v, interleaved-1f1b]
 """

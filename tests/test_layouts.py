@@ -269,7 +269,7 @@ def test_the_first_of_equal_rows_is_the_best() -> None:
 
 
 def test_points_that_are_the_same_in_every_number_are_one_answer(scenario: str) -> None:
-    """FSDP in a pipeline is ZeRO-1; a limit is told in the user's unit, and memory that is nearly full as such."""
+    """FSDP in a pipeline is ZeRO-1; a limit is told in the user's unit, and memory that is nearly full."""
     vary = varied(f"{OF}.parallel.sharding=zero-1,fsdp", f"{OF}.parallel.pp=2", f"{OF}.micro_batch=1,2")
     found = ("--minimise", "step_time", "--subject-to", "step_memory<=20GiB")
     told = json.loads(sim("sweep", scenario, *vary, *found, "--json").stdout)

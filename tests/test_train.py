@@ -21,15 +21,15 @@ from scenarios.build.train.layout import Group, Layout
 from scenarios.build.train.models import MODELS
 from scenarios.build.train.step import step_ns
 from scenarios.build.train.training import Training
+from scenarios.work.calibrations.calibration_fields import CalibrationFields
 from scenarios.work.calibrations.calibrations import (
     calibration_names,
     named_calibration,
     read_calibration,
     to_calibration,
 )
-from scenarios.work.train.fits import changes_that_fit, check_fits
 from scenarios.work.calibrations.simumax import from_simumax
-from scenarios.work.calibrations.calibration_fields import CalibrationFields
+from scenarios.work.train.fits import changes_that_fit, check_fits
 from sim.words.errors import InputError, OutOfMemoryError
 
 GPT = Architecture(layers=8, hidden=1024, heads=16, vocabulary=51200)

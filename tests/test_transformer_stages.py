@@ -1,4 +1,4 @@
-"""A transformer as pipeline stages, against published numbers, and beside `build` and `train` of the same sizes."""
+"""A transformer as pipeline stages, against published numbers, and beside `build` and `train`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stages_of(stages: int = 8, **model: Any) -> list[PipelineStage]:
 
 
 def test_activations_of_a_layer() -> None:
-    """arXiv 2205.05198, table 2: sbh(10 + 24/t + 5as/(ht)), sbh(10 + 24/t), 2sbh; and 8 bytes a token of two norms."""
+    """arXiv 2205.05198, table 2: sbh(10 + 24/t + 5as/(ht)), sbh(10 + 24/t), 2sbh; 8s bytes of two norms."""
 
     def kept(**model: Any) -> int:
         return stages_of(96, **{"flash": False, "dropout": True, **model})[1].activation_nbytes
@@ -68,7 +68,7 @@ def test_times_at_a_rate_are_the_models_own_flop(recompute: str, again: int) -> 
 
 
 def test_a_model_as_workload(tmp_path: Path) -> None:
-    """By a rate, and by the cost model of a device; the optimizer takes time only where something tells how long."""
+    """By a rate, and by the cost model of a device; a rate tells nothing of the optimizer."""
     text = """\
 workload:
   pipeline:
@@ -124,15 +124,15 @@ def ran(text: str) -> Result:
 
 def by_pipeline(ranks: int, micro_batches: int, more: str = "") -> Result:
     return ran(
-        f"machine: {{preset: dgx-h100}}\npolicy: 1f1b\nworkload: {{pipeline: {{ranks: {ranks}, micro_batches: "
-        f"{micro_batches}, model: {{{SIZES}, sequence: 2048, micro_batch: 4{more}}}}}}}"
+        f"machine: {{preset: dgx-h100}}\npolicy: 1f1b\nworkload: {{pipeline: {{ranks: {ranks}, "
+        f"micro_batches: {micro_batches}, model: {{{SIZES}, sequence: 2048, micro_batch: 4{more}}}}}}}"
     )
 
 
 def by_train(ranks: int, micro_batches: int) -> Result:
     return ran(
-        f"policy: 1f1b\nworkload: {{train: {{model: {{{SIZES}, positions: 2048}}, calibration: h100-sxm, sequence: 2048, "
-        f"micro_batch: 4, global_batch: {4 * micro_batches}, parallel: {{pp: {ranks}}}}}}}"
+        f"policy: 1f1b\nworkload: {{train: {{model: {{{SIZES}, positions: 2048}}, calibration: h100-sxm, "
+        f"sequence: 2048, micro_batch: 4, global_batch: {4 * micro_batches}, parallel: {{pp: {ranks}}}}}}}"
     )
 
 
@@ -144,7 +144,7 @@ def peaks(result: Result) -> list[int]:
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 1), (8, 16)])
 def test_a_pipeline_is_the_step_of_train(ranks: int, micro_batches: int) -> None:
-    """The same model, calibration and schedule: times within 0.5 %, memory within 4 % (workspaces of `train`)."""
+    """The same model, calibration and schedule: times within 0.5 %, memory within 4 % (`train`'s buffers)."""
     pipeline, train = (
         by_pipeline(ranks, micro_batches, ", calibration: h100-sxm"),
         by_train(ranks, micro_batches),
@@ -157,7 +157,7 @@ def test_a_pipeline_is_the_step_of_train(ranks: int, micro_batches: int) -> None
 
 @pytest.mark.filterwarnings("ignore::devices.cost.unreliable.UnreliableCostWarning")
 def test_a_pipeline_of_one_is_the_step_of_build() -> None:
-    """By one cost model: all but the optimizer within 2 %; memory within 8 %, as its gradients are there from the start."""
+    """By one cost model: all but the optimizer within 2 %; memory within 8 %: gradients are always there."""
     pipeline = by_pipeline(1, 1, ", gradients: bf16")
     build = ran(
         "machine: {devices: {gpu0: {preset: h100-sxm}}}\npolicy: {runtime: pytorch-eager}\nworkload: {build: "
@@ -181,8 +181,8 @@ def test_the_calibration_of_another_gpu_is_refused() -> None:
         ScenarioError, match=r"h100-sxm is of a GPU of .* 3.35 TB/s, and gpu0 has .* 4.8 TB/s"
     ):
         ran(
-            "machine: {preset: dgx-h200}\npolicy: 1f1b\nworkload: {pipeline: {ranks: 2, micro_batches: 2, model: "
-            f"{{{SIZES}, sequence: 2048, calibration: h100-sxm}}}}}}"
+            "machine: {preset: dgx-h200}\npolicy: 1f1b\nworkload: {pipeline: {ranks: 2, micro_batches: 2, "
+            f"model: {{{SIZES}, sequence: 2048, calibration: h100-sxm}}}}}}"
         )
 
 

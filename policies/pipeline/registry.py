@@ -41,7 +41,8 @@ def schedules() -> list[tuple[str, str]]:
 def default_chunks(name: str) -> int:
     """Return how many stages a rank has of a schedule when nothing is said: 2 where there may be several, else 1.
 
-    With one chunk an interleaved schedule is the plain one (Narayanan et al., arXiv 2104.04473, section 2.2).
+    With one chunk an interleaved schedule is the plain one (arXiv 2104.04473, section 2.2).
+    section 2.2).
 
     Raises
     ------

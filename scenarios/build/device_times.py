@@ -5,8 +5,8 @@
     Product     a matmul with its shape          Attention   attention, or attention_grad, with its shape
     Pass        an op that reads and writes      Collective  a ring at one bandwidth, which nothing hides
 
-Each takes the device's gap besides. The facts of an op are those of `scenarios.build.gpt`, so that a layer costs
-the same whether its ops run one by one or stand behind the time of a stage.
+Each takes the device's gap besides. The facts of an op are those of `scenarios.build.gpt`, so that a layer
+costs the same whether its ops run one by one or stand behind the time of a stage.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["at_rate", "on_device"]
 
 
 def at_rate(rate: int, bandwidth: int | None = None) -> Calibration:
-    """Return what a device reaches that does the model's own flop at `rate` and takes no time for anything else.
+    """Return what a device reaches that does the model's own flop at `rate`, and all else in no time.
 
-    Attention's backward counts twice its forward, as MFU does (`scenarios.build.train.architecture`): what a kernel
-    computes again is in the rate.
+    Attention's backward counts twice its forward, as in MFU (`scenarios.build.train.architecture`): what a
+    kernel computes again is in the rate.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ def on_device(device: Device, dtype: str, bandwidth: int | None = None) -> Calib
     """
     if device.cost is None:
         raise InputError(
-            "nothing tells how long its products take: give the model a rate (150TFLOP/s) or a calibration, or the "
-            "scenario a machine whose devices have a cost model"
+            "nothing tells how long its products take: give the model a rate (150TFLOP/s) or a calibration, "
+            "or the scenario a machine whose devices have a cost model"
         )
     check_dtype(dtype)
 

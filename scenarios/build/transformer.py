@@ -1,4 +1,4 @@
-"""The sizes of a decoder (GPT) as `scenarios.build.gpt` writes it: learned positions, a middle 4h wide, tied words.
+"""Sizes of a GPT as `scenarios.build.gpt` writes it: learned positions, a middle 4h wide, tied words.
 
 ::
 

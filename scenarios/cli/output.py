@@ -90,7 +90,7 @@ def print_result(result: Result) -> None:
 
 
 def _model_notes(results: Sequence[Result]) -> list[str]:
-    """Return what a run's times rest on where nobody chose it: the model of collectives, what kernels take."""
+    """Return what times rest on where nobody chose it: the model of collectives, what kernels take."""
     told = (result.summary.get(key) for result in results for key in ("collectives", "note"))
     return list(dict.fromkeys(line for line in told if line))
 
@@ -206,7 +206,8 @@ def _print_train(told: Mapping[str, Any]) -> None:
     limit, peak, same = told["memory_limit_bytes"], told["peak_bytes"], told["folded"]["each_stands_for"]
     fits = ""
     if limit is not None:
-        fits = f"; fits {size(limit)}, {size(limit - peak)} ({percent(1 - peak / limit)}) free{little_room(peak, limit)}"
+        free = f"{size(limit - peak)} ({percent(1 - peak / limit)}) free"
+        fits = f"; fits {size(limit)}, {free}{little_room(peak, limit)}"
     folded = (
         f"; each rank below stands for {same:,} GPUs that do the same at the same time" if same > 1 else ""
     )

@@ -62,10 +62,10 @@ def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Resul
 
 
 def compare_all(cases: Sequence[Case]) -> Comparison:
-    """Run cases as `run_all` does; one that runs out of memory, gets stuck or cannot be built does not stop the others.
+    """Run cases as `run_all` does; one that runs out of memory, or cannot be built, does not stop the others.
 
-    Nor does one in which an op fails, which is not compared: it is not the same work. The whole story of each
-    goes to stderr.
+    Nor does one that gets stuck, or in which an op fails, which is not compared: it is not the same work. The
+    whole story of each goes to stderr.
 
     Raises
     ------

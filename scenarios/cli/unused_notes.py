@@ -1,4 +1,4 @@
-"""What every command says beside its results: unused devices, bounds that say nothing, memory that is nearly full."""
+"""What commands say beside results: unused devices, bounds that say nothing, memory that is nearly full."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def no_gap_notes(reasons: Iterable[str | None]) -> list[str]:
 
 
 def little_room(peak: int, limit: int) -> str:
-    """Return what to know where a peak of tensors leaves less than a twentieth of the memory free; else nothing.
+    """Return what to know where a peak of tensors leaves less than a twentieth of memory free; else nothing.
 
     PyTorch's caching allocator needed a device 3 % larger than the tensors of a ResNet-50, TensorFlow's 9 %
     (docs/memory.md); a CUDA context and NCCL's buffers come on top.
@@ -61,8 +61,8 @@ def little_room(peak: int, limit: int) -> str:
     if limit - peak >= limit / 20:
         return ""
     return (
-        ", too little to rely on: an allocator leaves gaps between tensors (PyTorch's needed 3% more, docs/memory.md), "
-        "CUDA and NCCL take some"
+        ", too little to rely on: an allocator leaves gaps between tensors (PyTorch's needed 3% more, "
+        "docs/memory.md), CUDA and NCCL take some"
     )
 
 

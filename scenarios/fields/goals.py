@@ -91,7 +91,7 @@ class Goal(NamedTuple):
 def alike(
     rows: Sequence[Mapping[str, Any]], ranked: Sequence[int], settings: Sequence[str]
 ) -> list[list[int]]:
-    """Return answers in groups, in their order: those of a group are the same in every number but the settings.
+    """Return answers in groups, in their order: those of a group are the same in every number they came to.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def alike(
     --------
     FSDP in a pipeline is ZeRO-1:
 
-    >>> rows = [{"sharding": "zero-1", "step": 7}, {"sharding": "fsdp", "step": 7}, {"sharding": "none", "step": 9}]
+    >>> rows = [{"sharding": name, "step": ns} for name, ns in (("zero-1", 7), ("fsdp", 7), ("none", 9))]
     >>> alike(rows, [0, 1, 2], ["sharding"])
     [[0, 1], [2]]
     """

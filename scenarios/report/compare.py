@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -167,7 +167,7 @@ class Comparison:
 
 
 def _highest_peak(result: Result) -> str:
-    """Return the device whose memory has the highest peak, how high that is, and of how much, where that is known.
+    """Return the device whose memory has the highest peak, how high it is, and of how much, where known.
 
     A peak of 0 has no name.
     """

@@ -69,8 +69,8 @@ class Gpt(Builder):
         if found is None:
             return {}
         return {
-            "note": f"kernels take the cost model of {used.name}, each as if alone; published training steps took "
-            f"longer, to which `train` is fitted (calibration: {found.name}, docs/builders.md)"
+            "note": f"kernels take the cost model of {used.name}, each as if alone; published training steps "
+            f"took longer, to which `train` is fitted (calibration: {found.name}, docs/builders.md)"
         }
 
 

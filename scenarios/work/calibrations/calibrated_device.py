@@ -11,7 +11,7 @@ __all__ = ["calibration_for", "why_another_gpu"]
 
 
 def why_another_gpu(calibration: Calibration, device: Device, dtype: str) -> str | None:
-    """Return in words how the GPU of a calibration differs from a device; None: it does not, or nothing tells.
+    """Return how the GPU of a calibration differs from a device; None: it does not, or nothing tells.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def why_another_gpu(calibration: Calibration, device: Device, dtype: str) -> str
 
 
 def calibration_for(device: Device, dtype: str) -> Calibration | None:
-    """Return the calibration that comes with this project for the GPU that a device is; None: there is none."""
+    """Return the shipped calibration of the GPU that a device is; None: there is none."""
     if any(roof != roof for roof in _roofs(device, dtype)):
         return None
     for name in calibration_names():

@@ -17,9 +17,9 @@ from scenarios.file.document import Document
 from scenarios.file.faults import scenario_error
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.importers.files import in_file, read_bytes
+from scenarios.work.calibrations.calibration_fields import CalibrationFields, ReachFields
 from scenarios.work.calibrations.nccl_times import nccl_times
 from scenarios.work.calibrations.simumax import from_simumax, is_simumax
-from scenarios.work.calibrations.calibration_fields import CalibrationFields, ReachFields
 from sim.words.errors import InputError, hint
 from sim.words.units import parse_bandwidth, parse_bytes, parse_flop_rate
 

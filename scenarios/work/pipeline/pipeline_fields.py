@@ -136,8 +136,8 @@ class ModelFields(Strict):
     calibration: Annotated[
         Name | CalibrationFields | None,
         Field(
-            description="instead of rate: what the GPU reaches in training, as in `train`: a name, a file, or "
-            "numbers; default: the machine's cost model, as for `build`"
+            description="instead of rate: what the GPU reaches in training, as in `train`: a name, a file, "
+            "or numbers; default: the machine's cost model, as for `build`"
         ),
     ] = None
 

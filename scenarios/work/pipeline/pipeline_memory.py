@@ -38,8 +38,8 @@ __all__ = [
 
 BANDS: Final = (*RESIDENT, "activations", "stage inputs", "recomputed", "skips", "buffers", "working")
 """What memory is for. Stage inputs are what a recomputed micro-batch keeps; buffers are what is sent and
-received: boundary activations, their gradients, and copies under way; working is what a backward needs besides
-while it runs."""
+received: boundary activations, their gradients, and copies under way; working is what a backward needs
+besides while it runs."""
 
 _ACTIVATIONS, _INPUTS, _RECOMPUTED, _SKIPS, _BUFFERS, _WORKING = range(len(RESIDENT), len(BANDS))
 

@@ -1,4 +1,4 @@
-"""A transformer as pipeline stages: the step that `workload: {train: ...}` predicts, on the machine's own devices.
+"""A transformer as pipeline stages: the step of `workload: {train: ...}`, on the machine's own devices.
 
 ::
 
@@ -98,11 +98,8 @@ def note_on_times(
     if model is None or model.calibration is not None:
         return None
     if model.rate is not None:
-        return (
-            None
-            if fields.optimizer
-            else "the optimizer takes no time beside a rate; optimizer: 10ms gives it one"
-        )
+        note = "the optimizer takes no time beside a rate; optimizer: 10ms gives it one"
+        return None if fields.optimizer else note
     found = None if device is None else calibration_for(device, model.dtype)
     if found is None:
         return None
@@ -111,18 +108,19 @@ def note_on_times(
     mine = stages[0].times
     times = (first.of("F") + first.of("B")) / (mine.of("F") + mine.of("B"))
     return (
-        f"kernels take the cost model of {device.name}, each as if alone, as for `build`; a stage takes {times:.2f} times "
-        f"as long with model.calibration: {found.name}, which is fitted to published training steps, as for `train`"
+        f"kernels take the cost model of {device.name}, each as if alone, as for `build`; a stage takes "
+        f"{times:.2f} times as long with model.calibration: {found.name}, which is fitted to published "
+        "training steps, as for `train`"
     )
 
 
 def smaller_stages(
     fields: PipelineFields, document: Document, stages: int
 ) -> list[tuple[str, list[PipelineStage]]]:
-    """Return a model's stages under settings that keep less, in the order of what they cost; their times do not count.
+    """Return a model's stages under settings that keep less, the cheapest first; their times do not count.
 
-    Where attention keeps its scores, that is a fused kernel, then what selective recomputation drops (Korthikanti et
-    al., arXiv 2205.05198, section 4); at last each layer is computed again.
+    Where attention keeps its scores, that is a fused kernel, then what selective recomputation drops
+    (Korthikanti et al., arXiv 2205.05198, section 4); at last each layer is computed again.
     """
     model = fields.model
     if model is None:

@@ -62,8 +62,8 @@ def make_stages(fields: PipelineFields, document: Document, devices: Sequence[De
     if fields.model is not None:
         count = _count(fields, chunks)
         homes = loop_devices(count, chunks, devices) if devices else [None] * count
-        each, end = model_stages(fields, document, homes)
-        return Stages(each, end=end)
+        made, end = model_stages(fields, document, homes)
+        return Stages(made, end=end)
     if fields.layers is not None or fields.profile is not None or fields.graph is not None:
         return _cut(fields, document, devices, chunks)
     if fields.ranks is not None:

@@ -45,8 +45,8 @@ from sim.words.errors import InputError, ScenarioError, UnknownNameError
 from sim.words.units import NS_PER_S, format_bytes, parse_bytes, round_half_up
 
 if TYPE_CHECKING:
-    from sim.trace import Trace
     from scenarios.fields.policy_fields import Policy
+    from sim.trace import Trace
 
 __all__ = ["Pipeline", "micro_batch_sizes"]
 

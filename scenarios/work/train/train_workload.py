@@ -21,8 +21,8 @@ from scenarios.build.train.models import MODELS
 from scenarios.build.train.step import is_layered, peaks_of, step_graph
 from scenarios.build.train.training import Training, default_schedule
 from scenarios.file.document import Document, Loc
-from scenarios.work.pipeline.pipeline_report import pipeline_report
 from scenarios.work.calibrations.calibrations import calibration_of
+from scenarios.work.pipeline.pipeline_report import pipeline_report
 from scenarios.work.train.fits import check_fits
 from scenarios.work.train.report import train_report
 from scenarios.work.train.train_fields import ModelFields, TrainFields
