@@ -39,10 +39,9 @@ def schedules() -> list[tuple[str, str]]:
 
 
 def default_chunks(name: str) -> int:
-    """Return how many stages a rank has of a schedule when nothing is said: 2 where there may be several, else 1.
+    """Return how many stages a rank has when nothing is said: 2 where a schedule may have several, else 1.
 
-    With one chunk an interleaved schedule is the plain one (arXiv 2104.04473, section 2.2).
-    section 2.2).
+    With one chunk an interleaved schedule would be the plain one (arXiv 2104.04473, section 2.2).
 
     Raises
     ------
