@@ -13,6 +13,7 @@ from scenario_texts import GOOD, changed, write
 
 from scenarios.expect.relative import read_relative, resolved
 from scenarios.fields.results import RESULTS, holds
+from scenarios.fields.throughput import RATES
 from scenarios.run import execute
 from scenarios.run.execute import Result, job_of, run_case, run_scenario
 from scenarios.run.load import load_scenario
@@ -278,5 +279,5 @@ def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
     for kind, row in RESULTS.items():
         if row.of not in ("link", "recovery") and kind != "schedule":  # compared by tests/test_golden.py
             value = row.get(result.summary, result.trace, names[row.of])
-            others = (*OF_PIPELINES, *OF_TRAINING, *OF_FAILURES, *OF_PARALLEL, "peak_reserved")
+            others = (*RATES, *OF_PIPELINES, *OF_TRAINING, *OF_FAILURES, *OF_PARALLEL, "peak_reserved")
             assert value is not None or kind in others

@@ -12,6 +12,7 @@ from devices.kinds.launches import launched
 from policies.issue.loader_queues import refuse_undecided
 from scenarios.expect.expectation import Expectation, Outcome
 from scenarios.fields.results import task_names
+from scenarios.fields.throughput import throughput
 from scenarios.file.document import dotted
 from scenarios.ops.costless import refuse_costless
 from scenarios.recorded.residue import residue
@@ -100,7 +101,7 @@ class Result:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The numbers: see `sim.metrics.summary`."""
+        """The numbers: see `sim.metrics.summary`, and `scenarios.fields.throughput`."""
         found = summary(self.trace)
         if self.trace.memory is not None:
             from sim.analysis.allocator_log import memory_report
@@ -116,7 +117,9 @@ class Result:
         told = self.case.work.report(self.trace)
         for name, more in told.pop("devices", {}).items():
             found["devices"][name] |= more
-        return {**found, **told}
+        found |= told
+        content = self.case.scenario.content
+        return found | throughput(found, content.iterations, getattr(content.workload, "batch", None))
 
     @cached_property
     def lives(self) -> Mapping[str, Life]:

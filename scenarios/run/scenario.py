@@ -196,8 +196,8 @@ class Scenario:
             )
         everything = dict.fromkeys([*self.variants, *known, *runtimes])
         near = hint(policy, everything)
-        if "." in policy and "did you mean" not in near:
-            near = "; a class of your own is named MODULE:CLASS"
+        if "did you mean" not in near:
+            near = ("" if "." in policy else near) + "; a class of your own is named MODULE:CLASS"
         raise Place("--policy").error(f"unknown policy {policy!r}{near}")
 
     def cases(self) -> list[Case]:
