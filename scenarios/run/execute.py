@@ -148,6 +148,11 @@ class Result:
         result: Result = known[label]
         return result
 
+    def share(self) -> None:
+        """Let this be the run that expectations of others name; one under other decisions is none."""
+        if self.case.decisions.loc:  # the scenario's own, or an entry of compare
+            self.case.base.other_runs.setdefault(self.policy, self)
+
     @property
     def passed(self) -> bool:
         """Whether everything expected came out."""

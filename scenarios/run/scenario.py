@@ -215,7 +215,7 @@ class Scenario:
 
     @cached_property
     def other_runs(self) -> dict[str, Any]:
-        """What came out of runs that expectations of others name, by label; who runs them writes here."""
+        """What came out of runs that expectations of others may name, by label; who runs them writes here."""
         return {}
 
     def called(self, label: str) -> Case:
