@@ -16,7 +16,8 @@ from scenarios.expect.relative import read_relative, resolved
 from scenarios.fields.results import RESULTS, holds
 from scenarios.regression.check import check_file
 from scenarios.run import execute
-from scenarios.run.execute import Result, job_of, run_case, run_scenario
+from scenarios.run.case_job import job_of
+from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
 from sim.words.errors import ScenarioError
 
