@@ -261,6 +261,11 @@ workload:
 """
     expect = "sent.wire: 1kB, link_busy.wire: 2us, start.b: 12us, peak_memory.gpu0: {at_least: 1kB}"
     assert run(tmp_path, expect, text).passed
+    (outcome,) = run(tmp_path, "peak_memory.gpu1: 500B", text).outcomes
+    assert outcome.told.splitlines() == [
+        "peak_memory.gpu1 is 1 kB, expected 500 B",
+        "  at 10 us, at the peak, gpu1 holds 'a' (1 kB)",
+    ]
 
 
 def test_to_json_has_base_units(tmp_path: Path) -> None:

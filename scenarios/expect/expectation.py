@@ -223,10 +223,12 @@ class Expectation(NamedTuple):
         return Outcome(self, condition, actual, passed, told, references)
 
     def _why(self, actual: Any, condition: Mapping[str, Any], run: Run) -> str:
-        """Say of an op that starts late, or of ops in another order, what held it up, on further lines."""
-        from scenarios.expect.why_not import why_not_at
+        """Say what held up an op, or was in memory, on further lines."""
+        from scenarios.expect.why_not import held_at_the_peak, why_not_at
 
         kind, name = self._split()
+        if kind == "peak_memory":
+            return held_at_the_peak(run.trace, name, actual)
         if kind == "start":
             meant = min(condition.get("equals", actual), condition.get("at_most", actual))
             return why_not_at(run.trace, run.policy, name, meant) if meant < actual else ""
