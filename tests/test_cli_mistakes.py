@@ -9,7 +9,7 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, changed, write
 
-import scenarios.run.execute
+import scenarios.run.case_job
 
 MISTAKES = {
     "cycle": (changed("inputs: [a]", "inputs: [d]"), "{file}:8:8: workload.ops.b: "),
@@ -159,7 +159,7 @@ def test_warnings_are_one_line_on_stderr(tmp_path: Path, monkeypatch: pytest.Mon
         warnings.warn("the sky is falling", stacklevel=1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scenarios.run.execute, "make_job", warn)
+    monkeypatch.setattr(scenarios.run.case_job, "make_job", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         result = sim("run", write(tmp_path))
@@ -168,7 +168,7 @@ def test_warnings_are_one_line_on_stderr(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_bugs_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenarios.run.execute, "make_job", None)
+    monkeypatch.setattr(scenarios.run.case_job, "make_job", None)
     path = write(tmp_path)
     done = sim("run", path)
     assert done.exit_code == 3

@@ -11,7 +11,7 @@ from scenario_texts import GOOD, changed, write
 
 from devices.describe.field_types import TYPES, quantity_schema
 from scenarios.file.yaml_read import read_yaml
-from scenarios.run.execute import job_of
+from scenarios.run.case_job import job_of
 from scenarios.run.load import load_scenario
 from scenarios.shipped import shipped
 from sim.words.dimensions import BYTES, DIMENSIONS, DURATION
