@@ -14,11 +14,14 @@ what is left of it then; so it waits in a simulation as long as it has to, and n
 ====================================  ==========================================================
 call                                  waits for
 ====================================  ==========================================================
-DeviceSynchronize, CtxSynchronize     all that was launched before it
+DeviceSynchronize, CtxSynchronize     all that was launched before it, on the device that the profiler
+                                      noted (``cuda_sync``), or else on any
+cudaFree, cudaFreeHost, hipFree       the same, if all of it was recorded to end by then
 StreamSynchronize                     the stream that the profiler noted (``cuda_sync``), or else the one
                                       on which its thread launched last
 EventSynchronize                      what was launched before the event that the profiler noted was
-                                      recorded, or else before its thread recorded one last
+                                      recorded, or else before the last one that its thread recorded of
+                                      those that were through when the call returned
 copies that are synchronous           the copy
 copies from the device to pageable    the copy
 copies from pageable to the device    the task before the copy on its stream, if the call was recorded to
@@ -39,7 +42,9 @@ The thread that runs gradients and the one that called ``backward`` take turns, 
 here they are one.
 
 Sources: CUDA driver API, "API synchronization behavior"
-(https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html); PyTorch's autograd engine
+(https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html); "Using the NVIDIA CUDA Stream-Ordered
+Memory Allocator, Part 1" (NVIDIA technical blog, 2021: ``cudaFree`` synchronizes); HIP API, ``hipFree``,
+``hipFreeHost`` ("an implicit hipDeviceSynchronize() call"); PyTorch's autograd engine
 (torch/csrc/autograd/engine.cpp: ``Engine::execute`` waits for the graph's future).
 """
 
@@ -47,7 +52,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from scenarios.importers.traces.kineto_waits import Streams
@@ -64,6 +69,7 @@ _APART_NS: Final = 10_000
 _LONG_NS: Final = 100_000
 """No call that waits for nothing takes longer; a host may lose its core for some time, though."""
 _ALL: Final = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
+_FREE: Final = re.compile(r"(cuda|hip)(Host)?Free(?!Async)|cuMemFree(?!Async)")
 _STREAM: Final = re.compile(r"(cuda|hip|cu)StreamSynchronize")
 _EVENT: Final = re.compile(r"(cuda|hip|cu)EventSynchronize")
 _COPY: Final = re.compile(r"(cuda|hip|cu)Memcpy(?!.*(Async|Peer))")
@@ -121,7 +127,7 @@ class Host:
         self._called: dict[Thread, int] = {}  # when the last launch call of each thread ended
         self._threads: dict[Thread, str] = {}
         self._mine: dict[Thread, tuple[int, int]] = {}  # the stream on which each thread launched last
-        self._marked: dict[Thread, tuple[tuple[int, int], int]] = {}  # and when it recorded its last event
+        self._marked: dict[Thread, list[tuple[tuple[int, int], int]]] = {}  # and when it recorded events
         self._launches: dict[int, list[int]] = defaultdict(list)
         for i, task in enumerate(trace.tasks):
             self._launches[task.correlation].append(i)
@@ -136,11 +142,13 @@ class Host:
         if tasks:
             self._launch(n, call, tasks)
         elif RECORD.match(call.name) and call.thread in self._mine:
-            self._marked[call.thread] = self._mine[call.thread], call.correlation
+            marks = self._marked.setdefault(call.thread, [])
+            marks.append((self._mine[call.thread], call.correlation))
         elif (awaited := self._awaited(call)) is not None:
             self._reach(n, call)
             self._wait(n, call, awaited)
-            self._waits.append(len(self.ops) - 1)
+            if not _FREE.match(call.name):  # which works, too
+                self._waits.append(len(self.ops) - 1)
 
     # -- launches ----------------------------------------------------------------------------------
 
@@ -193,22 +201,31 @@ class Host:
 
     def _awaited(self, call: HostCall) -> list[int] | None:
         """Return the tasks that a call waits for that launches nothing; None: it does not wait."""
-        if _ALL.match(call.name):
-            return self._in_time(call, self._streams.all_at(call.correlation))
-        if (noted := self._trace.host_waits.get(call.correlation)) is not None:
-            stream: tuple[int, int] | None = (noted.device, noted.stream)
-            recorded = noted.recorded
-        elif _STREAM.match(call.name):
-            stream, recorded = self._mine.get(call.thread), call.correlation
-        elif _EVENT.match(call.name):
-            stream, recorded = self._marked.get(call.thread, (None, 0))
-        else:
-            return None
-        return [] if stream is None else self._in_time(call, self._streams.at(stream, recorded))
+        noted = self._trace.host_waits.get(call.correlation)
+        if _ALL.match(call.name) or (noted is not None and noted.stream < 0):
+            device = None if noted is None else noted.device
+            return self._in_time(call, self._streams.all_at(call.correlation, device))
+        if noted is not None:
+            return self._in_time(call, self._streams.at((noted.device, noted.stream), noted.recorded))
+        if _FREE.match(call.name):
+            return self._through(call, self._streams.all_at(call.correlation)) or None
+        if _STREAM.match(call.name):
+            mine = self._mine.get(call.thread)
+            return [] if mine is None else self._in_time(call, self._streams.at(mine, call.correlation))
+        if _EVENT.match(call.name):
+            marks = reversed(self._marked.get(call.thread, []))
+            before = (self._through(call, self._streams.at(*mark)) for mark in marks)
+            return next((tasks for tasks in before if tasks), [])
+        return None
 
     def _in_time(self, call: HostCall, tasks: Iterable[int]) -> list[int]:
         """Return the tasks that had ended when a call returned: for others it cannot have waited."""
         return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns + _APART_NS]
+
+    def _through(self, call: HostCall, tasks: Sequence[int]) -> list[int]:
+        """Return tasks if all of them had ended when a call returned, else none."""
+        found = self._in_time(call, tasks)
+        return found if len(found) == len(tasks) else []
 
     def _wait(self, n: int, call: HostCall, awaited: list[int]) -> None:
         """Add a wait: it lasts what is left of its call when what it waits for has ended."""

@@ -115,9 +115,10 @@ class Streams:
         awaited = self.at((wait.device, wait.on_stream), wait.recorded)
         return all(trace.tasks[i].end_ns <= start_ns for i in awaited)
 
-    def all_at(self, correlation: int) -> tuple[int, ...]:
-        """Return the positions of all streams before a call."""
-        return tuple(dict.fromkeys(i for stream in self.known for i in self.at(stream, correlation)))
+    def all_at(self, correlation: int, device: int | None = None) -> tuple[int, ...]:
+        """Return the positions of all streams, or of those of a device, before a call."""
+        known = (stream for stream in self.known if device is None or stream[0] == device)
+        return tuple(dict.fromkeys(i for stream in known for i in self.at(stream, correlation)))
 
 
 def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:

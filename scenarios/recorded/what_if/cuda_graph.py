@@ -38,7 +38,7 @@ LAUNCH_NS: Final = 2500
 NODE_NS: Final = 1
 """and how much more each task in it."""
 
-_FROM_HOST: Final = re.compile(r"Memcpy HtoD")
+_FROM_HOST: Final = re.compile(r"Memcpy HtoD|CopyHostToDevice")
 
 
 def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int = NODE_NS) -> Graph:
