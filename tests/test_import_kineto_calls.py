@@ -142,3 +142,21 @@ def test_copies_as_rocm_calls_them(trace: Callable[..., Graph]) -> None:
     )
     assert starts(graph, scale={"a": "x0.5"})["b.2"] == 75
     assert starts(graph, remove=["transfers"])["b.2"] == 105
+
+
+@pytest.mark.parametrize("call", ["cudaStreamSynchronize", "cudaEventSynchronize"])
+def test_what_was_through_when_a_wait_was_over_was_waited_for(trace: Callable[..., Graph], call: str) -> None:
+    """A copy on a stream of its own, in an older trace; the thread launched last on another one."""
+    graph = trace(
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("copied", 1, 5, 100, stream=20),
+        host("cudaLaunchKernel", 2, 5, 5),
+        gpu("a", 2, 10, 10),
+        host("cudaEventRecord", 3, 10, 1),
+        host(call, 4, 12, 95),
+        host("cudaLaunchKernel", 5, 110, 5),
+        gpu("b", 5, 115, 5),
+    )
+    assert starts(graph)["b.2"] == 115
+    assert starts(graph, scale={"copied": "x0.5"})["b.2"] == 65
+    assert starts(graph, scale={"a": "x5"})["b.2"] == 115

@@ -18,10 +18,12 @@ DeviceSynchronize, CtxSynchronize     all that was launched before it, on the de
                                       noted (``cuda_sync``), or else on any
 cudaFree, cudaFreeHost, hipFree       the same, if all of it was recorded to end by then
 StreamSynchronize                     the stream that the profiler noted (``cuda_sync``), or else the one
-                                      on which its thread launched last
+                                      on which its thread launched last, or another one if that was through
+                                      just before the call returned, and the first long before
 EventSynchronize                      what was launched before the event that the profiler noted was
                                       recorded, or else before the last one that its thread recorded of
-                                      those that were through when the call returned
+                                      those that were through when the call returned; or another stream,
+                                      as above
 copies that are synchronous           the copy
 copies from the device to pageable    the copy
 copies from pageable to the device    the task before the copy on its stream, if the call was recorded to
@@ -66,6 +68,8 @@ Record = dict[str, Any]
 
 _APART_NS: Final = 10_000
 """What the clocks of host and device may be apart; on an MI300X, tasks ended 8.5 us after calls that wait."""
+_MARKS: Final = 64
+"""Of so many recorded events one is the one that a call waits for, if the profiler did not note which."""
 _LONG_NS: Final = 100_000
 """No call that waits for nothing takes longer; a host may lose its core for some time, though."""
 _ALL: Final = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
@@ -211,12 +215,36 @@ class Host:
             return self._through(call, self._streams.all_at(call.correlation)) or None
         if _STREAM.match(call.name):
             mine = self._mine.get(call.thread)
-            return [] if mine is None else self._in_time(call, self._streams.at(mine, call.correlation))
+            told = [] if mine is None else self._in_time(call, self._streams.at(mine, call.correlation))
+            return self._likeliest(call, told, [call.correlation])
         if _EVENT.match(call.name):
-            marks = reversed(self._marked.get(call.thread, []))
+            marks = self._marked.get(call.thread, [])[::-1]
             before = (self._through(call, self._streams.at(*mark)) for mark in marks)
-            return next((tasks for tasks in before if tasks), [])
+            told = next((tasks for tasks in before if tasks), [])
+            return self._likeliest(call, told, [recorded for _, recorded in marks[:_MARKS]])
         return None
+
+    def _likeliest(self, call: HostCall, told: list[int], recorded: Sequence[int]) -> list[int]:
+        """Return what a call waits for: another stream, if one was through just before it returned.
+
+        Parameters
+        ----------
+        call : HostCall
+        told : list of int
+            The tasks that it seems to wait for.
+        recorded : sequence of int
+            Calls at which it may be told to wait for another stream.
+        """
+        if self._left_ns(call, told) <= _APART_NS:
+            return told
+        positions = (self._streams.at(stream, at) for at in recorded for stream in self._streams.known)
+        others = [tasks for position in positions if (tasks := self._through(call, position))]
+        likeliest = min(others, key=lambda tasks: self._left_ns(call, tasks), default=told)
+        return likeliest if self._left_ns(call, likeliest) <= _APART_NS else told
+
+    def _left_ns(self, call: HostCall, tasks: Iterable[int]) -> int:
+        """Return what is left of a call when tasks have ended."""
+        return call.end_ns - max([call.start_ns, *(self._trace.tasks[i].end_ns for i in tasks)])
 
     def _in_time(self, call: HostCall, tasks: Iterable[int]) -> list[int]:
         """Return the tasks that had ended when a call returned: for others it cannot have waited."""
