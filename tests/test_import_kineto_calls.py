@@ -160,3 +160,27 @@ def test_what_was_through_when_a_wait_was_over_was_waited_for(trace: Callable[..
     assert starts(graph)["b.2"] == 115
     assert starts(graph, scale={"copied": "x0.5"})["b.2"] == 65
     assert starts(graph, scale={"a": "x5"})["b.2"] == 115
+
+
+@pytest.mark.parametrize("prefetched", [True, False])
+def test_a_stream_waits_for_the_event_that_held_it(trace: Callable[..., Graph], prefetched: bool) -> None:
+    """An older trace of FSDP: b waits for the first all-gather, while the second one runs already.
+
+    If it had not begun so late, when nothing else held it, nobody would know of the wait.
+    """
+    at = 106 if prefetched else 136
+    graph = trace(
+        host("cudaLaunchKernelExC", 1, 0, 5),
+        gpu("gather", 1, 5, 100, stream=20),
+        host("cudaEventRecord", 2, 5, 1),
+        host("cudaLaunchKernelExC", 3, 6, 5),
+        gpu("gather", 3, 105, 100, stream=20),
+        host("cudaEventRecord", 4, 11, 1),
+        host("cudaStreamWaitEvent", 5, 12, 1),
+        host("cudaLaunchKernel", 6, 13, 5),
+        gpu("b", 6, at, 50),
+    )
+    known = starts(graph)["b.2"]  # without the 1 us from the end of one stream to the start on another
+    assert known == (105 if prefetched else 136)
+    assert starts(graph, scale={"gather.0": "x0.5"})["b.2"] == (55 if prefetched else 136)
+    assert starts(graph, scale={"gather.1": "x0.5"})["b.2"] == known
