@@ -184,3 +184,35 @@ def test_a_stream_waits_for_the_event_that_held_it(trace: Callable[..., Graph], 
     assert known == (105 if prefetched else 136)
     assert starts(graph, scale={"gather.0": "x0.5"})["b.2"] == (55 if prefetched else 136)
     assert starts(graph, scale={"gather.1": "x0.5"})["b.2"] == known
+
+
+def full_queue(kernel_us: int, most: int = 1000, kernels: int = 1200) -> list[dict[str, Any]]:
+    """Launch kernels every 8 us; a launch waits for a place if there are so many that have not ended."""
+    events, ends, now = [], [0], 0
+    for n in range(kernels):
+        called = now + 3
+        now = called + 5 if n < most else max(called, ends[n - most + 1]) + 5
+        start = max(now, ends[-1])
+        ends.append(start + kernel_us)
+        events += [host("cudaLaunchKernel", n, called, now - called), gpu("k", n, start, kernel_us)]
+    return events
+
+
+def test_a_launch_waits_for_a_place_in_a_full_queue(trace: Callable[..., Graph]) -> None:
+    """Of 1,200 kernels 1,000 at most can wait: the last launch waits for kernel 199."""
+    graph = trace(*full_queue(100))
+    assert sum("recorded_wait_ns" in own for own in graph.attributes.values()) == 118
+    for change, kernel_us in ((None, 100), ({"scale": {"k": "x0.5"}}, 50)):
+        after = graph if change is None else applied(graph, [WhatIf.model_validate(change)])
+        _, end_ns = starts_and_ends(after)
+        assert end_ns["k.1199"] == (5 + 1200 * kernel_us) * US
+        assert end_ns["launch.1199"] == end_ns["k.199"] + 5 * US
+    one = applied(graph, [WhatIf.model_validate({"cuda_graph": {"launch": "5us", "node": 0}})])
+    assert [name for name in one.op_names if name.startswith("launch")] == ["launch.0"]
+
+
+def test_a_queue_that_was_never_full_holds_nothing(trace: Callable[..., Graph]) -> None:
+    graph = trace(
+        *full_queue(100, most=800, kernels=850)
+    )  # no GPU's queue is so short: it was something else
+    assert not any("recorded_wait_ns" in own for own in graph.attributes.values())

@@ -28,6 +28,7 @@ copies that are synchronous           the copy
 copies from the device to pageable    the copy
 copies from pageable to the device    the task before the copy on its stream, if the call was recorded to
                                       return after the copy had begun (only large ones do)
+calls that launch                     a place in the launch queue, where it is full (`LaunchQueue`)
 ====================================  ==========================================================
 
 A call that launches is done, for its task, when the task begins: what is left of it then is the next op's.
@@ -57,7 +58,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from scenarios.importers.traces.kineto_waits import Streams
+from scenarios.importers.traces.kineto_waits import LaunchQueue, Streams
 from scenarios.importers.traces.trace_events.kineto_events import RECORD
 from scenarios.importers.traces.trace_events.kineto_rows import GpuTask, HostCall, Thread, Trace
 
@@ -135,6 +136,7 @@ class Host:
         self._launches: dict[int, list[int]] = defaultdict(list)
         for i, task in enumerate(trace.tasks):
             self._launches[task.correlation].append(i)
+        self._queue = LaunchQueue(trace)
         self._issuing_ns = self._usual_issue_ns()
         self._waits: list[int] = []  # which of the ops are calls that only wait
         for n, call in enumerate(trace.calls):
@@ -169,6 +171,9 @@ class Host:
             after = self._in_time(call, self._streams.at((task.device, task.stream), call.correlation))
             if waited_ns := self._pass(call, after):
                 waits = {"recorded_wait_ns": waited_ns}
+        elif not awaited and (freed := self._queue.freed_by(call)) is not None:
+            self._reach(n, call)
+            after, waits = [freed], {"recorded_wait_ns": self._pass(call, [freed])}
         self._add(call, name, until, after, waits)
         self._called[self._control(call)] = 0 if awaited else call.end_ns
         self.launcher |= dict.fromkeys(tasks, self._prefix + name)

@@ -28,12 +28,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from scenarios.importers.traces.trace_events.kineto_rows import Thread, Trace
+from scenarios.importers.traces.trace_events.kineto_rows import HostCall, Thread, Trace
 
-__all__ = ["EventWait", "Streams", "event_waits"]
+__all__ = ["EventWait", "LaunchQueue", "Streams", "event_waits"]
 
 _RECORDS: Final = 64
 """Of so many recorded events one is the one that a call waits for, if the profiler did not note which."""
+_QUEUE: Final = 900
+"""A queue of NVIDIA's GPUs holds about 1,024 launches (1,022 at most in public recordings)."""
+_RETURN_NS: Final = 10_000
+"""So soon after a place was free the call returned that waited for it."""
 _HELD_NS: Final = 20_000
 """A task that was held begins at most so long after what it waited for."""
 _STREAM_WAIT: Final = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
@@ -144,6 +148,45 @@ class Streams:
         """Return the positions of all streams, or of those of a device, before a call."""
         known = (stream for stream in self.known if device is None or stream[0] == device)
         return tuple(dict.fromkeys(i for stream in known for i in self.at(stream, correlation)))
+
+
+class LaunchQueue:
+    """The launches that have not ended: if there are too many, the next one waits until one has.
+
+    ::
+
+        host       [launch 1023                ][launch 1024    ]
+        stream 7   [ kernel 1                ][ kernel 2     ][ kernel 3
+
+    How many there may be is the most that there were, if these are as many as a queue holds.
+
+    Parameters
+    ----------
+    trace : Trace
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        last: dict[int, tuple[int, int]] = {}
+        for i, task in enumerate(trace.tasks):
+            last[task.correlation] = max(last.get(task.correlation, (0, 0)), (task.end_ns, i))
+        self._launches, self._ends = sorted(last), sorted(last.values())
+        most = max(
+            (self._left(call, call.start_ns) for call in trace.calls if call.correlation in last), default=0
+        )
+        self._full = 0.95 * most if most >= _QUEUE else float("inf")
+
+    def _left(self, call: HostCall, at_ns: int) -> int:
+        """Return how many launches before a call had not ended."""
+        launched = bisect.bisect_left(self._launches, call.correlation)
+        return launched - bisect.bisect_right(self._ends, (at_ns, sys.maxsize))
+
+    def freed_by(self, call: HostCall) -> int | None:
+        """Return the task that made a place for a launch that waited for one, as it was recorded."""
+        if self._left(call, call.end_ns) < self._full:
+            return None
+        ended = bisect.bisect_right(self._ends, (call.end_ns, sys.maxsize))
+        end_ns, task = self._ends[ended - 1] if ended else (0, 0)
+        return task if call.start_ns < end_ns and call.end_ns - end_ns <= _RETURN_NS else None
 
 
 def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
