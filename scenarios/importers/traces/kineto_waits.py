@@ -173,7 +173,7 @@ class LaunchQueue:
         most = max(
             (self._left(call, call.start_ns) for call in trace.calls if call.correlation in last), default=0
         )
-        self._full = 0.95 * most if most >= _QUEUE else float("inf")
+        self._full = 0.95 * most if most >= _QUEUE else None
 
     def _left(self, call: HostCall, at_ns: int) -> int:
         """Return how many launches before a call had not ended."""
@@ -182,7 +182,7 @@ class LaunchQueue:
 
     def freed_by(self, call: HostCall) -> int | None:
         """Return the task that made a place for a launch that waited for one, as it was recorded."""
-        if self._left(call, call.end_ns) < self._full:
+        if self._full is None or self._left(call, call.end_ns) < self._full:
             return None
         ended = bisect.bisect_right(self._ends, (call.end_ns, sys.maxsize))
         end_ns, task = self._ends[ended - 1] if ended else (0, 0)
