@@ -162,6 +162,20 @@ def test_what_was_through_when_a_wait_was_over_was_waited_for(trace: Callable[..
     assert starts(graph, scale={"a": "x5"})["b.2"] == 115
 
 
+def test_an_event_that_another_thread_recorded(trace: Callable[..., Graph]) -> None:
+    """One thread launches, another one waits for what comes of it, in an older trace."""
+    graph = trace(
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 100),
+        host("cudaEventRecord", 2, 5, 1),
+        host("cudaEventSynchronize", 3, 6, 101, tid=2),
+        host("cudaLaunchKernel", 4, 110, 5, tid=2),
+        gpu("b", 4, 115, 5, stream=20),
+    )
+    assert starts(graph)["b.1"] == 115
+    assert starts(graph, scale={"a": "x0.5"})["b.1"] == 65
+
+
 @pytest.mark.parametrize("prefetched", [True, False])
 def test_a_stream_waits_for_the_event_that_held_it(trace: Callable[..., Graph], prefetched: bool) -> None:
     """An older trace of FSDP: b waits for the first all-gather, while the second one runs already.

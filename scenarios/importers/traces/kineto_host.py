@@ -133,6 +133,7 @@ class Host:
         self._threads: dict[Thread, str] = {}
         self._mine: dict[Thread, tuple[int, int]] = {}  # the stream on which each thread launched last
         self._marked: dict[Thread, list[tuple[tuple[int, int], int]]] = {}  # and when it recorded events
+        self._recorded: list[int] = []  # calls of any thread that recorded events
         self._launches: dict[int, list[int]] = defaultdict(list)
         for i, task in enumerate(trace.tasks):
             self._launches[task.correlation].append(i)
@@ -147,9 +148,11 @@ class Host:
         tasks = self._launches.get(call.correlation, [])
         if tasks:
             self._launch(n, call, tasks)
-        elif RECORD.match(call.name) and call.thread in self._mine:
-            marks = self._marked.setdefault(call.thread, [])
-            marks.append((self._mine[call.thread], call.correlation))
+        elif RECORD.match(call.name):
+            self._recorded.append(call.correlation)
+            if call.thread in self._mine:
+                marks = self._marked.setdefault(call.thread, [])
+                marks.append((self._mine[call.thread], call.correlation))
         elif (awaited := self._awaited(call)) is not None:
             self._reach(n, call)
             self._wait(n, call, awaited)
@@ -226,7 +229,7 @@ class Host:
             marks = self._marked.get(call.thread, [])[::-1]
             before = (self._through(call, self._streams.at(*mark)) for mark in marks)
             told = next((tasks for tasks in before if tasks), [])
-            return self._likeliest(call, told, [recorded for _, recorded in marks[:_MARKS]])
+            return self._likeliest(call, told, self._recorded[: -_MARKS - 1 : -1])
         return None
 
     def _likeliest(self, call: HostCall, told: list[int], recorded: Sequence[int]) -> list[int]:
