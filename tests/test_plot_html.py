@@ -24,7 +24,7 @@ from sim.analysis.transfers_on_links import link_loads
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.path import executed_path
 from sim.plot import gantt, save_html, save_page
-from sim.plot.bars import bars_of
+from sim.plot.chart.bars import bars_of
 from sim.plot.colours import colour_of
 from sim.plot.html import gantt_data
 from sim.plot.use.devices import use_of_devices
@@ -104,10 +104,8 @@ def names(row: dict[str, Any]) -> list[str]:
 def test_bars_in_the_colours_of_the_picture() -> None:
     data = gantt_data({"run": chain()})
     (row,) = data["rows"]
-    assert [(entry["label"], entry["colour"]) for entry in seen(data)] == [
-        ("conv", colour_of("conv")),
-        ("relu", colour_of("relu")),
-    ]
+    assert data["legend"] == [{"label": "conv", "kinds": [0]}, {"label": "relu", "kinds": [1]}]
+    assert [kind["colour"] for kind in data["kinds"][:2]] == [colour_of("conv"), colour_of("relu")]
     assert column(row, "entry") == [0, 1, 0]
     assert spans(row) == [(2_000, 12_000, 0), (12_000, 22_000, 1), (22_000, 32_000, 0)]
     assert (data["word"], data["unit"], data["until"]) == ("µs", 1_000, 32_000)
@@ -178,7 +176,7 @@ def test_runs_share_the_time_axis_and_the_legend() -> None:
     assert [row["title"] for row in data["rows"]] == ["one: 32 µs", "two: 92 µs"]
     assert (data["until"], [row["makespan_ns"] for row in data["rows"]]) == (92_000, [32_000, 92_000])
     assert spans(data["rows"][1]) == [(2_000, 32_000, 0), (32_000, 62_000, 1), (62_000, 92_000, 0)]
-    assert [entry["label"] for entry in seen(data)] == ["conv", "relu"]
+    assert [entry["label"] for entry in data["legend"]] == ["conv", "relu"]
     assert len(data["names"]) == 3, "names of both runs stand once"
 
 
@@ -202,7 +200,7 @@ def test_every_bar_of_some_width_is_there_once(seed: int) -> None:
 def test_every_kind_is_in_the_legend() -> None:
     kinds = [f"kind{k}" for k in range(10)]
     data = gantt_data({"": chain(kinds)})
-    assert sorted(entry["label"] for entry in seen(data)) == kinds
+    assert sorted(entry["label"] for entry in data["legend"]) == kinds
     assert sorted(column(data["rows"][0], "entry")) == list(range(10))
 
 
@@ -371,11 +369,6 @@ def browse(page: Path, *options: str) -> str:
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,700"]
     command += [f"--user-data-dir={page.parent / 'profile'}", *options, page.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-
-
-def seen(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what the legend shows."""
-    return [entry for entry in data["legend"] if "unseen" not in entry]
 
 
 def run_in(path: Path, script: str) -> Any:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from scenarios.training_run.plan import STATES, Life
-from sim.plot.bars import Bars
+from sim.plot.chart.bars import Bars
+from sim.plot.chart.drawn import draw_bars
 from sim.plot.colours import OKABE_ITO
 from sim.plot.figure import new_figure, scale_time
-from sim.plot.gantt import draw_bars
 from sim.plot.theme import plain
 
 if TYPE_CHECKING:
