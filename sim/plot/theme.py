@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
-    *("THEMES", "check_theme", "chosen", "hatches", "ink", "is_dark", "paper", "plain", "printed", "shade"),
-    "theme",
+    *("THEMES", "chosen", "hatches", "ink", "is_dark", "paper", "plain", "printed", "shade", "theme"),
 ]
 
 _INK: Final = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
@@ -59,31 +58,14 @@ def theme(name: str) -> Iterator[None]:
     """
     import matplotlib
 
-    check_theme(name)
+    if name not in THEMES:
+        raise UnknownNameError("theme", name, THEMES)
     token = _chosen.set(name)
     try:
         with matplotlib.rc_context(THEMES[name]):
             yield
     finally:
         _chosen.reset(token)
-
-
-def check_theme(name: str) -> None:
-    """Refuse a name that is no theme's.
-
-    Raises
-    ------
-    UnknownNameError
-        It names the nearest.
-
-    Examples
-    --------
-    >>> check_theme("drak")
-    Traceback (most recent call last):
-    sim.words.errors.UnknownNameError: unknown theme 'drak'; did you mean 'dark'? Known: dark, light, print
-    """
-    if name not in THEMES:
-        raise UnknownNameError("theme", name, THEMES)
 
 
 def chosen() -> str | None:
