@@ -94,8 +94,7 @@ def diff_gantt(differences: Differences) -> Figure:
         seen |= set(bars.kind[bars.end > bars.start].tolist())
         scale = scale_time(ax, until)
         draw_bars(ax, bars.packed(until), colours, scale, until)
-        if not printed():
-            _names(ax, schedule, bars, scale, until)
+        _names(ax, schedule, bars, scale, until)
         name_lanes(ax, lanes, 72 * _LANE_INCHES)
         ax.set_xlim(0, until / scale)
         plain(ax, f"{letter}  {schedule.title}: {told_time(schedule.makespan_ns, until)}")
@@ -133,7 +132,7 @@ def _changes(d: Differences) -> tuple[IntArray, IntArray]:
     for way, far, near in ((-1, _EARLIER, _EARLIER_A_LITTLE), (1, _LATER, _LATER_A_LITTLE)):
         by = np.where(d.moved, way * d.moved_ns, 0)
         of_pair[by > 0] = near
-        of_pair[(by > 0) & (_LITTLE * by >= np.abs(d.moved_ns).max())] = far
+        of_pair[(by > 0) & (_LITTLE * by >= np.abs(d.moved_ns).max(initial=0))] = far
     changes = []
     for schedule, paired in ((d.a, d.pairs.a), (d.b, d.pairs.b)):
         change = np.where(schedule.compared, _ONLY, _FILLER)
@@ -188,7 +187,7 @@ def _legend(figure: Figure, seen: set[int], d: Differences) -> None:
         Patch(
             facecolor=shade(_COLOURS[change]),
             edgecolor=paper(),
-            hatch=2 * hatch[_WORDS[change]] or None,
+            hatch=hatch[_WORDS[change]] or None,
             linewidth=0,
             label=_WORDS[change],
         )
@@ -200,4 +199,5 @@ def _legend(figure: Figure, seen: set[int], d: Differences) -> None:
                 [], [], color=ink(), marker="v", linestyle="--", linewidth=0.9, label="the first that moved"
             )
         )
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    roomy = {"handlelength": 3.0, "handleheight": 1.7} if printed() else {}
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8, **roomy)

@@ -108,14 +108,16 @@ def time_unit(longest_ns: int) -> tuple[int, str]:
 
 
 def told_time(ns: int, longest_ns: int) -> str:
-    """Return a time in the unit of an axis up to `longest_ns`, as titles say it.
+    """Return a time in the unit of an axis up to `longest_ns`, as titles say it; in its own if far shorter.
 
     Examples
     --------
-    >>> told_time(1_576_200, 1_576_200), told_time(500, 10_000), told_time(3, 3)
-    ('1,576 µs', '0.5 µs', '3 ns')
+    >>> told_time(1_576_200, 1_576_200), told_time(500, 10_000), told_time(3, 3), told_time(7, 10**9)
+    ('1,576 µs', '0.5 µs', '3 ns', '7 ns')
     """
     scale, unit = time_unit(longest_ns)
+    if 100 * ns < scale:
+        scale, unit = time_unit(ns)
     value = ns / scale
     return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.4g} {unit}"
 

@@ -234,7 +234,7 @@ def _lines_of_memory(runs: Sequence[Strips]) -> dict[str, Any]:
         handles["reserved"] = Line2D([], [], color=shade(RESERVED), linewidth=1)
         handles["reserved, not in use"] = Patch(color=shade(IN_VAIN))
     if any(strip.is_nearly_full for strip in strips):
-        handles["capacity"] = Line2D([], [], color=CAPACITY, linewidth=1, linestyle="--")
+        handles["capacity"] = Line2D([], [], color=shade(CAPACITY), linewidth=1, linestyle="--")
     return handles
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from sim.plot.chart.bars import Bars
 from sim.plot.colours import LAUNCH, TRANSFER, WAITING, kind_colours
 from sim.plot.figure import elided
-from sim.plot.theme import hatches, paper, shade
+from sim.plot.theme import hatches, paper, printed, shade
 from sim.record.record import Record
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def colours_of(traces: Sequence[Record]) -> dict[str, str]:
         np.add.at(lasted, code, trace.tasks["end_ns"] - trace.tasks["start_ns"])
         for kind, ns in zip(kinds, lasted.tolist(), strict=True):
             busy[kind] = busy.get(kind, 0) + ns
-    return kind_colours([WAITING, LAUNCH, TRANSFER, *sorted(busy, key=lambda kind: (-busy[kind], kind))])
+    return kind_colours([*sorted(busy, key=lambda kind: (-busy[kind], kind)), WAITING, LAUNCH, TRANSFER])
 
 
 def legend_of(bars: Sequence[Bars], colours: Mapping[str, str]) -> list[Entry]:
@@ -172,7 +172,7 @@ def handles_of(entries: Iterable[Entry], colours: Mapping[str, str]) -> dict[str
 
     def patch(kind: str) -> Artist:
         return Patch(
-            facecolor=shade(colours[kind]), edgecolor=paper(), hatch=2 * hatch[kind] or None, linewidth=0
+            facecolor=shade(colours[kind]), edgecolor=paper(), hatch=hatch[kind] or None, linewidth=0
         )
 
     handles: dict[str, Any] = {}
@@ -203,4 +203,6 @@ def add_legend(where: Axes | Figure, handles: Mapping[str, Any], *, alone: bool 
     if not isinstance(where, Figure):
         place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
     several = {tuple: HandlerTuple(ndivide=None, pad=0)}
+    if printed():  # a hatch needs room to be recognised
+        place |= {"handlelength": 3.0, "handleheight": 1.7, "labelspacing": 0.8}
     where.legend(handles.values(), handles.keys(), frameon=False, fontsize=8, handler_map=several, **place)

@@ -38,6 +38,8 @@ THEMES: Final[dict[str, dict[Any, Any]]] = {
     "print": _LIGHT | {"hatch.linewidth": 0.6},
 }
 """Names of themes, and what they set in matplotlib."""
+_SEEN: Final = 0.42
+"""Luma of what is seen on dark paper: three times its luminance, which graphics need (WCAG 2.2, 1.4.11)."""
 _HATCHES: Final = ("", "////", "\\\\\\\\", "----", "||||", "xxxx", "....", "++++", "oo")
 _chosen: ContextVar[str | None] = ContextVar("theme", default=None)
 
@@ -95,7 +97,10 @@ def is_dark() -> bool:
 
 
 def shade(colour: str) -> str:
-    """Return a colour as it is drawn on the paper: black is the ink, what would vanish stands out a little.
+    """Return a colour as it is drawn on the paper: black is the ink; on dark paper dark ones are lighter.
+
+    They become as light as it takes to be seen, and no lighter, so that they remain apart. What is pale on
+    white, and meant to be hardly seen, is hardly seen there, too.
 
     Examples
     --------
@@ -103,7 +108,7 @@ def shade(colour: str) -> str:
     ('#332288', '#eeeeee')
     >>> with theme("dark"):
     ...     shade("#332288"), shade("#eeeeee"), shade("#E69F00")
-    ('#7a6fb2', '#3a3d44', '#E69F00')
+    ('#6c5ea8', '#3a3d44', '#E69F00')
     """
     from matplotlib.colors import to_hex, to_rgb
 
@@ -113,9 +118,11 @@ def shade(colour: str) -> str:
         return colour
     red, green, blue = to_rgb(colour)
     luma = 0.3 * red + 0.59 * green + 0.11 * blue
-    if luma > 0.85:  # pale on white is meant to be hardly seen
+    if luma > 0.85:
         return "#3a3d44"
-    return to_hex((0.35 + 0.65 * red, 0.35 + 0.65 * green, 0.35 + 0.65 * blue)) if luma < 0.25 else colour
+    white = (_SEEN - luma) / (1 - luma)
+    mixed = (red + white * (1 - red), green + white * (1 - green), blue + white * (1 - blue))
+    return to_hex(mixed) if white > 0 else colour
 
 
 def printed() -> bool:

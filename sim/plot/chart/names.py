@@ -15,7 +15,7 @@ import numpy as np
 
 from sim.plot.chart.bars import Bars, name_of
 from sim.plot.chart.drawn import HEIGHT, points_of
-from sim.plot.theme import ink, printed
+from sim.plot.theme import ink, paper, printed
 from sim.record.record import Record
 from sim.words.arrays import UNSET, BoolArray, IntArray
 
@@ -48,7 +48,7 @@ def names_in_bars(
 
     In a pipeline whose slots are too narrow for all their names (``3F12``), all have the number of their
     micro-batch: the lane says the stage, the colour the phase. Where some rows are `marked`, the names of
-    the others are as pale as their bars. In print hatches take the room of names.
+    the others are as pale as their bars. In print names stand on white.
 
     Parameters
     ----------
@@ -63,8 +63,6 @@ def names_in_bars(
         Height of a lane, in points.
     marked : array of int64, optional
     """
-    if printed():
-        return
     graph, length = trace.job.graph, bars.end - bars.start
     roomy = np.flatnonzero((length * points_of(ax)[0] > until * 6) & (bars.row != UNSET))
     slot = np.full(len(bars), UNSET)
@@ -165,7 +163,9 @@ def write_names(
         faint = pale is not None and bool(pale[k])
         middle = (bars.start[k] + bars.end[k]) / 2 / scale
         where: dict[str, Any] = {"ha": "center", "va": "center", "clip_on": True}
-        colour = ink() if faint else ink_on(fills[int(bars.kind[k])])
+        colour = ink() if faint or printed() else ink_on(fills[int(bars.kind[k])])
+        if printed():  # hatches would be read as letters
+            where["bbox"] = {"facecolor": paper(), "linewidth": 0, "pad": 0.6, "clip_on": True}
         ax.text(middle, y, text, fontsize=size, color=colour, alpha=0.4 if faint else 1.0, **where)
 
 

@@ -62,13 +62,18 @@ function inkOn(colour) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
 }
 const light = colour => [1, 3, 5].reduce((sum, at, k) => sum + [0.3, 0.59, 0.11][k] * parseInt(colour.slice(at, at + 2), 16), 0);
+/** A colour on dark paper: as light as it takes to be seen, as in pictures (sim.plot.theme.shade). */
+function lifted(colour) {
+  const luma = light(colour) / 255;
+  return luma < 0.42 ? tinted(colour, (0.42 - luma) / (1 - luma)) : colour;
+}
 function dress() {
   const style = getComputedStyle(document.documentElement), value = name => style.getPropertyValue(name).trim();
   [paper, ink, faint, grid, heat] = ["--paper", "--ink", "--faint", "--grid", "--heat"].map(value);
   const dark = light(paper.length === 4 ? "#ffffff" : paper) < 128;
   const apart = [...new Set(page.kinds.map(kind => kind.colour))];
   for (const kind of page.kinds) {
-    kind.fill = kind.colour === "black" ? ink : dark && light(kind.colour) < 64 ? tinted(kind.colour, 0.35) : kind.colour;
+    kind.fill = kind.colour === "black" ? ink : dark ? lifted(kind.colour) : kind.colour;
     if (kind.pale) kind.fill = dark ? "#3a3d44" : kind.colour;
     kind.text = inkOn(kind.fill.length === 4 ? "#222222" : kind.fill);
     kind.hatch = HATCHES[apart.indexOf(kind.colour) % HATCHES.length];
