@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli_runner import sim
 from drawn_runs import draw_run
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
+from scenario_texts import GOOD, write
+from typer import Context
+from typer.main import get_group
 
 from devices.cost.cost_models import FirstCost, FixedCost, RooflineCost
 from devices.cost.tiled_cost import TiledCost
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
+from scenarios.cli import app
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
 from sim.analysis.transfers_on_links import link_loads
 from sim.metrics import link_use
 from sim.plot import compare_gantt, gantt, link_heat_map, roofline, theme, utilisation
-from sim.plot.colours import _KNOWN, FAMILIES, LAUNCH, OKABE_ITO, TRANSFER, colour_of
+from sim.plot.colours import _KNOWN, FAMILIES, LAUNCH, OKABE_ITO, TRANSFER, WAITING, colour_of
+from sim.plot.html import gantt_data
 from sim.plot.theme import shade
 from sim.plot.use.devices import USE_COLOURS
 from sim.plot.use.roofline import op_points
@@ -149,6 +158,52 @@ def test_dark_paper_and_print() -> None:
         theme("drak"),
     ):
         pass
+
+
+def test_every_verb_that_draws_takes_a_theme(tmp_path: Path) -> None:
+    verbs = get_group(app)
+    drawing = {
+        name
+        for name in verbs.list_commands(Context(verbs))
+        for param in verbs.commands[name].params
+        if any(word in (getattr(param, "help", "") or "") for word in (".svg", "page (.html)"))
+    }
+    themed = {name for name in drawing if any(param.name == "theme" for param in verbs.commands[name].params)}
+    assert themed == drawing >= {"run", "compare", "diff", "whatif", "tune", "sweep", "collectives"}
+    scenario = write(tmp_path, GOOD)
+    dark, light, page = (tmp_path / name for name in ("dark.png", "light.png", "page.html"))
+    assert sim("run", scenario, "--theme", "dark", "--gantt", dark, "--html", page).exit_code == 0
+    assert sim("run", scenario, "--theme", "light", "--gantt", light).exit_code == 0
+    corner = [[round(255 * part) for part in imread(path)[-1, -1, :3].tolist()] for path in (dark, light)]
+    assert corner == [[0x1C, 0x1E, 0x22], [255, 255, 255]]
+    assert '"theme":"dark"' in page.read_text(encoding="utf-8")
+    assert gantt_data({"": computed()})["theme"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            ["--theme", "drak", "--gantt", "a.png"],
+            "--theme: unknown theme 'drak'; did you mean 'dark'? Known",
+        ),
+        (["--theme", "dark"], "--theme dark: is how a picture looks; name the file of one (--gantt, --html"),
+    ],
+)
+def test_a_theme_in_vain(tmp_path: Path, options: list[str], told: str) -> None:
+    result = sim("run", write(tmp_path, GOOD), *options)
+    assert (result.exit_code, result.stderr[: len(told)]) == (2, told)
+
+
+def test_dark_paper_turns_greys_over_and_lifts_what_is_dark() -> None:
+    with theme("dark"):
+        assert [shade(colour) for colour in (colour_of(TRANSFER), colour_of(WAITING))] == [
+            "#dddddd",
+            "#3a3d44",
+        ]
+        lifted = to_rgb(shade(colour_of("all_reduce")))
+        assert 0.3 * lifted[0] + 0.59 * lifted[1] + 0.11 * lifted[2] == pytest.approx(0.42, abs=0.01)
+    assert shade(colour_of(TRANSFER)) == colour_of(TRANSFER)
 
 
 _EYES = {

@@ -36,7 +36,7 @@ FAMILIES: Final = {
     "#999933": "elementwise add add_n bias_add sub mul div dropout",
     "#CC6677": "softmax log_softmax softmax_cross_entropy sparse_softmax_cross_entropy loss",
     "#117733": "layer_norm rms_norm batch_norm group_norm instance_norm lrn",
-    "#C7E9B4": "max_pool average_pool global_max_pool global_average_pool",
+    "#AB7DD9": "max_pool average_pool global_max_pool global_average_pool",
     "#50A555": "copy copy_in copy_out fill concat split slice pad transpose gather embedding",
     "#6A5BE0": "optimizer sgd momentum adam",
     "#882255": "all_reduce all_gather reduce_scatter all_to_all alltoall broadcast collective",

@@ -24,7 +24,7 @@ _UNITS: Final = (
     *((86_400 * _SECOND, "d"), (3_600 * _SECOND, "h"), (60 * _SECOND, "min"), (_SECOND, "s")),
     *((1_000_000, "ms"), (1_000, "µs"), (1, "ns")),
 )
-_LONGEST_NAME: Final = 36
+_LONGEST_NAME: Final = 30
 """Letters of a name beside a plot; longer ones would leave the plot no room."""
 
 

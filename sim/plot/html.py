@@ -265,10 +265,7 @@ def gantt_data(
         "until": until,
         "unit": unit,
         "word": word,
-        "kinds": [
-            {"label": each, "colour": colours[each]} | ({"pale": True} if each == _NOT_IN_USE else {})
-            for each in labels
-        ],
+        "kinds": [{"label": each, "colour": colours[each]} for each in labels],
         "legend": [
             {"label": entry.label, "kinds": [labels.index(kind) for kind in entry.kinds]} for entry in key
         ],

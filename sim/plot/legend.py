@@ -136,13 +136,15 @@ def with_bands(entries: Sequence[Entry], labels: Sequence[str], colours: Mapping
         Of the bands, from bottom to top.
     colours : mapping of str to str
     """
-    groups = {entry.colours[0]: list(entry.kinds) for entry in entries if len(entry.colours) == 1}
-    rest = [entry for entry in entries if len(entry.colours) > 1]
+    beside: dict[str, list[str]] = {}
     for label in labels:
-        kinds = groups.setdefault(colours[label], [])
-        if label not in kinds:
-            kinds.append(label)
-    return [Entry(_told(kinds), tuple(kinds), (colour,)) for colour, kinds in groups.items()] + rest
+        beside.setdefault(colours[label], []).append(label)
+    found = []
+    for entry in entries:
+        more = beside.pop(entry.colours[0], []) if len(entry.colours) == 1 else []
+        kinds = tuple(dict.fromkeys([*entry.kinds, *more]))
+        found.append(Entry(_told(kinds), kinds, entry.colours) if more else entry)
+    return found + [Entry(_told(kinds), tuple(kinds), (colour,)) for colour, kinds in beside.items()]
 
 
 def _told(kinds: Sequence[str]) -> str:

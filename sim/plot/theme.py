@@ -40,6 +40,8 @@ THEMES: Final[dict[str, dict[Any, Any]]] = {
 """Names of themes, and what they set in matplotlib."""
 _SEEN: Final = 0.42
 """Luma of what is seen on dark paper: three times its luminance, which graphics need (WCAG 2.2, 1.4.11)."""
+_GREY: Final = 0.15
+"""Red, green and blue of a grey differ by less."""
 _HATCHES: Final = ("", "////", "\\\\\\\\", "----", "||||", "xxxx", "....", "++++", "oo")
 _chosen: ContextVar[str | None] = ContextVar("theme", default=None)
 
@@ -99,8 +101,8 @@ def is_dark() -> bool:
 def shade(colour: str) -> str:
     """Return a colour as it is drawn on the paper: black is the ink; on dark paper dark ones are lighter.
 
-    They become as light as it takes to be seen, and no lighter, so that they remain apart. What is pale on
-    white, and meant to be hardly seen, is hardly seen there, too.
+    They become as light as it takes to be seen, and no lighter, so that they remain apart. Of greys, what is
+    nearly black becomes nearly white; what is pale, and meant to be hardly seen, is hardly seen there, too.
 
     Examples
     --------
@@ -118,8 +120,11 @@ def shade(colour: str) -> str:
         return colour
     red, green, blue = to_rgb(colour)
     luma = 0.3 * red + 0.59 * green + 0.11 * blue
-    if luma > 0.85:
-        return "#3a3d44"
+    if max(red, green, blue) - min(red, green, blue) < _GREY:
+        if luma > 0.8:
+            return "#3a3d44"
+        if luma < 0.2:  # as good as ink
+            return to_hex((1 - red, 1 - green, 1 - blue))
     white = (_SEEN - luma) / (1 - luma)
     mixed = (red + white * (1 - red), green + white * (1 - green), blue + white * (1 - blue))
     return to_hex(mixed) if white > 0 else colour

@@ -64,7 +64,11 @@ function inkOn(colour) {
 const light = colour => [1, 3, 5].reduce((sum, at, k) => sum + [0.3, 0.59, 0.11][k] * parseInt(colour.slice(at, at + 2), 16), 0);
 /** A colour on dark paper: as light as it takes to be seen, as in pictures (sim.plot.theme.shade). */
 function lifted(colour) {
-  const luma = light(colour) / 255;
+  const luma = light(colour) / 255, parts = [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16));
+  if (Math.max(...parts) - Math.min(...parts) < 0.15 * 255) {
+    if (luma > 0.8) return "#3a3d44";
+    if (luma < 0.2) return "#" + parts.map(part => (255 - part).toString(16).padStart(2, "0")).join("");
+  }
   return luma < 0.42 ? tinted(colour, (0.42 - luma) / (1 - luma)) : colour;
 }
 function dress() {
@@ -74,7 +78,6 @@ function dress() {
   const apart = [...new Set(page.kinds.map(kind => kind.colour))];
   for (const kind of page.kinds) {
     kind.fill = kind.colour === "black" ? ink : dark ? lifted(kind.colour) : kind.colour;
-    if (kind.pale) kind.fill = dark ? "#3a3d44" : kind.colour;
     kind.text = inkOn(kind.fill.length === 4 ? "#222222" : kind.fill);
     kind.hatch = HATCHES[apart.indexOf(kind.colour) % HATCHES.length];
   }
