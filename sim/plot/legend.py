@@ -144,7 +144,8 @@ def with_bands(entries: Sequence[Entry], labels: Sequence[str], colours: Mapping
         more = beside.pop(entry.colours[0], []) if len(entry.colours) == 1 else []
         kinds = tuple(dict.fromkeys([*entry.kinds, *more]))
         found.append(Entry(_told(kinds), kinds, entry.colours) if more else entry)
-    return found + [Entry(_told(kinds), tuple(kinds), (colour,)) for colour, kinds in beside.items()]
+    memory = "memory: " * bool(entries)  # what is resident, and what other kinds hold
+    return found + [Entry(memory + _told(kinds), tuple(kinds), (colour,)) for colour, kinds in beside.items()]
 
 
 def _told(kinds: Sequence[str]) -> str:
