@@ -130,10 +130,13 @@ def _name_apart(
     That is no point, no other name, and not the line. From a name that is farther away a thin line leads to
     its point.
     """
-    from matplotlib.transforms import Bbox
+    from matplotlib.patches import ConnectionPatch
+    from matplotlib.transforms import Bbox, offset_copy
 
     ax.autoscale_view()
-    points = 72 / ax.get_figure(root=True).dpi  # type: ignore[union-attr]  # in a pixel
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    points = 72 / figure.dpi  # in a pixel
     at = [(points * x, points * y) for x, y in (ax.transData.transform(place) for _, place in names)]
     frame = Bbox(points * ax.get_window_extent().get_points())
     taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in at]
@@ -154,15 +157,14 @@ def _name_apart(
         best = free[0] if free else 0
         taken.append(boxes[best])
         dx, dy = beside[best]
-        far = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
-        ax.annotate(
-            name,
-            place,
-            (dx, dy + 2),
-            textcoords="offset points",
-            fontsize=8,
-            arrowprops=far if best >= _NEAR else None,
-        )
+        ax.annotate(name, place, (dx, dy + 2), textcoords="offset points", fontsize=8)
+        if best >= _NEAR:
+            side = dy if dy > 0 else dy + height
+            there = offset_copy(ax.transData, figure, x=dx + width / 2, y=side, units="points")
+            line_to = ConnectionPatch(
+                place, place, ax.transData, there, shrinkA=4, color="0.6", linewidth=0.6
+            )
+            ax.add_artist(line_to)
 
 
 def draw_pareto(results: Sequence[Result], path: str) -> None:
