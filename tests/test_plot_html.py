@@ -23,8 +23,9 @@ from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
 from sim.analysis.transfers_on_links import link_loads
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.path import executed_path
-from sim.plot import gantt, save_html, save_page
+from sim.plot import gantt, save_html, save_page, theme
 from sim.plot.chart.bars import bars_of
+from sim.plot.chart.names import forms
 from sim.plot.colours import colour_of
 from sim.plot.html import gantt_data
 from sim.plot.use.devices import use_of_devices
@@ -255,6 +256,18 @@ def test_what_scripts_find() -> None:
     assert lanes == [[0, 0], [1, 1], [2, 2]]
 
 
+@with_node
+def test_names_have_the_forms_of_the_picture() -> None:
+    names = [
+        ("gpu0/ffn/up", "gpu0/0"),
+        ("serve/2/head/0", "cpu0/w1"),
+        ("gpu0/x", "gpu0→gpu1"),
+        ("gpu0/", "gpu0/0"),
+    ]
+    shown = in_node(names, "data.map(([name, lane]) => forms(name, lane))")
+    assert shown == [forms(name, lane.rpartition("/")[0]) for name, lane in names]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_page_has_the_executed_path_and_shares_that_add_up(seed: int) -> None:
     trace = draw_run(seed)
@@ -445,6 +458,23 @@ def test_dragging_at_the_left_edge_keeps_the_range(tmp_path: Path) -> None:
     assert right[1] - right[0] == 8_000
     assert right[0] > 0
     assert end == [24_000, 32_000]
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_an_entry_of_the_legend_hides_all_its_kinds_and_a_theme_begins(tmp_path: Path) -> None:
+    path = tmp_path / "legend.html"
+    with theme("print"):
+        save_html(chain(("all_gather", "relu", "reduce_scatter")), path)
+    told = run_in(
+        path,
+        """
+        const [both] = document.querySelectorAll("#legend button"), found = [both.textContent, printing];
+        for (let k = 0; k < 2; k++) { both.click(); found.push([...hidden].join(), both.ariaPressed); }
+        document.getElementById("theme").onclick();
+        return [...found, printing, document.documentElement.dataset.theme];""",
+    )
+    assert told == ["all_gather, reduce_scatter", True, "0,1", "false", "", "true", False, "dark"]
 
 
 @pytest.mark.slow
