@@ -23,12 +23,14 @@ graph is the recording's, if no other is given.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Final
 
 from scenarios.recorded.program.program import Program
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
+from sim.words.units import format_duration
 
 __all__ = ["LAUNCH_NS", "NODE_NS", "with_cuda_graphs"]
 
@@ -59,6 +61,12 @@ def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int =
     if not program.tasks_of:
         raise InputError("this recording has no launch calls of the host, so nothing can be captured")
     captured = [part for thread in program.threads.values() for part in _captured(program, thread)]
+    if gone_ns := sum(_dispatch_ns(program, part) for part in captured):
+        warnings.warn(
+            f"{format_duration(gone_ns)} that the host worked between launches is taken for dispatch, "
+            "which a replay does not repeat: this is the most that CUDA graphs can give",
+            stacklevel=3,
+        )
     for part in captured:
         _as_one_launch(program, part, launch_ns, node_ns)
     program.contract({name: [(first, 0)] for first, *others in captured for name in others})
@@ -84,6 +92,13 @@ def _captured(program: Program, thread: list[str]) -> Iterator[list[str]]:
             length = len(part) if is_launch else length
     if length:
         yield part[:length]
+
+
+def _dispatch_ns(program: Program, part: list[str]) -> int:
+    """Return what the host does between the first launch of a graph and its last one, but for launching."""
+    calls_ns = sum(program.call_ns(name) for name in part if name in program.tasks_of)
+    before_ns = (program.records.ops[part[0]].duration_ns or 0) - program.call_ns(part[0])
+    return sum(program.records.ops[name].duration_ns or 0 for name in part) - calls_ns - before_ns
 
 
 def _brings_input(program: Program, launch: str) -> bool:
