@@ -51,8 +51,8 @@ Sources: CUDA driver API, "API synchronization behavior"
 Memory Allocator, Part 1" (NVIDIA technical blog, 2021: ``cudaFree`` synchronizes); HIP API, ``hipFree``,
 ``hipFreeHost`` ("an implicit hipDeviceSynchronize() call"), ``hipMemcpyWithStream`` ("akin to hipMemcpyAsync
 + hipStreamSynchronize"), ``hipMemcpyAsync`` ("If host or dst are not pinned, the memory copy will be
-performed synchronously"); PyTorch's autograd engine (torch/csrc/autograd/engine.cpp: ``Engine::execute`` waits
-for the graph's future).
+performed synchronously"); PyTorch's autograd engine (torch/csrc/autograd/engine.cpp: ``Engine::execute``
+waits for the graph's future).
 """
 
 from __future__ import annotations
