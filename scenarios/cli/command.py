@@ -29,6 +29,7 @@ from typer.main import get_group
 from scenarios.cli.process.limit import with_limit
 from scenarios.cli.process.terminal import terminal
 from scenarios.cli.process.whose import place_of_other_code
+from scenarios.cli.themed import with_theme
 from scenarios.cli.warned import show_warnings
 from sim.words import plugins
 from sim.words.errors import SimError, UnknownNameError
@@ -141,7 +142,7 @@ class _Sim(TyperGroup):
             if info.cls in (None, TyperCommand):
                 info.cls = _Verb
             if info.callback is not None and info.name not in _AT_ONCE:
-                info.callback = with_limit(info.callback)
+                info.callback = with_limit(with_theme(info.callback))
         for name, verb in get_group(part).commands.items():
             first = self._of.setdefault(name, plugin)
             if first == plugin:

@@ -39,7 +39,8 @@ def sweep_plot(
         Nothing to draw: every point failed.
     """
     from sim.plot.colours import OKABE_ITO
-    from sim.plot.figure import new_figure
+    from sim.plot.figure import elided, new_figure
+    from sim.plot.legend import add_legend
     from sim.plot.theme import plain
 
     column = column_of_result(what)
@@ -55,7 +56,7 @@ def sweep_plot(
     order = list(dict.fromkeys(str(row[settings[0]]) for row in rows))
     place = _places(order)
     if ax is None:
-        _, (ax,) = new_figure(width=7.0, height=4.2)
+        _, (ax,) = new_figure(width=8.0, height=4.2)
     for k, (name, points) in enumerate(lines.items()):
         style = ("o-", "s--", "^:", "D-.")[k % 4]  # lines may lie on one another
         at = [place[value] for value, _ in points]
@@ -65,11 +66,12 @@ def sweep_plot(
     ax.set_xticks([place[value] for value in order], order)
     ax.set_xlabel(settings[0])
     ax.set_ylabel(what)
-    ax.yaxis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y))
+    ax.yaxis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y) if y else "0")
     ax.set_ylim(bottom=0)
     plain(ax)
     if lines.keys() != {""}:
-        ax.legend(frameon=False, fontsize=8)
+        handles = {elided(str(line.get_label())): line for line in ax.get_lines()}
+        add_legend(ax, handles, alone=True)
     return ax
 
 
