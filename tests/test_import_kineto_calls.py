@@ -176,6 +176,35 @@ def test_an_event_that_another_thread_recorded(trace: Callable[..., Graph]) -> N
     assert starts(graph, scale={"a": "x0.5"})["b.1"] == 65
 
 
+@pytest.mark.parametrize(("call", "waits"), [("hipMemcpyWithStream", True), ("hipMemcpy", False)])
+def test_a_copy_within_the_device_that_waits(trace: Callable[..., Graph], call: str, waits: bool) -> None:
+    """It came back 1 us after the copy had ended, which for the other one was by chance."""
+    graph = trace(
+        host("hipLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 100),
+        host(call, 2, 10, 106),
+        gpu("Memcpy DtoD (Device -> Device)", 2, 105, 10, category="gpu_memcpy"),
+        host("hipLaunchKernel", 3, 120, 5),
+        gpu("b", 3, 125, 10),
+    )
+    assert starts(graph, scale={"a": "x0.5"})["b.2"] == (75 if waits else 125)
+
+
+@pytest.mark.parametrize(("memory", "came_back"), [("pageable", 116), ("pinned", 15)])
+def test_a_copy_of_rocm_tells_its_memory_by_when_its_call_came_back(
+    trace: Callable[..., Graph], memory: str, came_back: int
+) -> None:
+    graph = trace(
+        host("hipLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 100),
+        host("hipMemcpyAsync", 2, 10, came_back - 10),
+        gpu("Memcpy DtoH (Device -> Host)", 2, 105, 10, category="gpu_memcpy"),
+        host("hipLaunchKernel", 3, 120, 5),
+        gpu("b", 3, 125, 10),
+    )
+    assert starts(graph, scale={"a": "x0.5"})["b.2"] == (75 if memory == "pageable" else 125)
+
+
 @pytest.mark.parametrize("prefetched", [True, False])
 def test_a_stream_waits_for_the_event_that_held_it(trace: Callable[..., Graph], prefetched: bool) -> None:
     """An older trace of FSDP: b waits for the first all-gather, while the second one runs already.

@@ -24,8 +24,10 @@ EventSynchronize                      what was launched before the event that th
                                       recorded, or else before the last one that its thread recorded of
                                       those that were through when the call returned; or another stream,
                                       as above
-copies that are synchronous           the copy
+copies that are synchronous           the copy, but for one within the device (``hipMemcpyWithStream``: any)
 copies from the device to pageable    the copy
+``hipMemcpyAsync``, from or to a host  the copy, if it was recorded to be held and to end before the call did:
+                                      AMD's profiler does not tell pageable memory
 copies from pageable to the device    the task before the copy on its stream, if the call was recorded to
                                       return after the copy had begun (only large ones do)
 calls that launch                     a place in the launch queue, where it is full (`LaunchQueue`)
@@ -47,8 +49,10 @@ here they are one.
 Sources: CUDA driver API, "API synchronization behavior"
 (https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html); "Using the NVIDIA CUDA Stream-Ordered
 Memory Allocator, Part 1" (NVIDIA technical blog, 2021: ``cudaFree`` synchronizes); HIP API, ``hipFree``,
-``hipFreeHost`` ("an implicit hipDeviceSynchronize() call"); PyTorch's autograd engine
-(torch/csrc/autograd/engine.cpp: ``Engine::execute`` waits for the graph's future).
+``hipFreeHost`` ("an implicit hipDeviceSynchronize() call"), ``hipMemcpyWithStream`` ("akin to hipMemcpyAsync
++ hipStreamSynchronize"), ``hipMemcpyAsync`` ("If host or dst are not pinned, the memory copy will be
+performed synchronously"); PyTorch's autograd engine (torch/csrc/autograd/engine.cpp: ``Engine::execute``
+waits for the graph's future).
 """
 
 from __future__ import annotations
@@ -78,6 +82,7 @@ _FREE: Final = re.compile(r"(cuda|hip)(Host)?Free(?!Async)|cuMemFree(?!Async)")
 _STREAM: Final = re.compile(r"(cuda|hip|cu)StreamSynchronize")
 _EVENT: Final = re.compile(r"(cuda|hip|cu)EventSynchronize")
 _COPY: Final = re.compile(r"(cuda|hip|cu)Memcpy(?!.*(Async|Peer))")
+_WITH_STREAM: Final = re.compile(r"hipMemcpyWithStream")
 _ON_DEVICE: Final = re.compile(r"DtoD|DeviceToDevice|PtoP")
 _TO_PAGEABLE: Final = re.compile(r"Device -> Pageable")
 _FROM_PAGEABLE: Final = re.compile(r"Pageable -> Device")
@@ -166,7 +171,8 @@ class Host:
         first = min(tasks, key=lambda i: self._trace.tasks[i].start_ns)
         task, name, after, waits = self._trace.tasks[first], f"launch.{n}", [], None
         until = self._issued(call, task)
-        awaited = self._in_time(call, tasks) if _waits_for_copy(call, task) else []
+        waits_for_copy = _waits_for_copy(call, task) or self._was_unpinned(call, first)
+        awaited = self._in_time(call, tasks) if waits_for_copy else []
         if awaited and self._is_held(call, first):
             until = min(until, call.start_ns + self._issuing_ns)
         elif not awaited and _FROM_PAGEABLE.search(task.name) and call.end_ns >= task.start_ns:
@@ -195,6 +201,12 @@ class Host:
         """Whether a task was recorded to wait for another one when its call began."""
         return any(self._trace.tasks[i].end_ns > call.start_ns for i in self._streams.before[task])
 
+    def _was_unpinned(self, call: HostCall, task: int) -> bool:
+        """Whether a copy of AMD's was recorded to be waited for, as those of pageable memory are."""
+        copy = self._trace.tasks[task]
+        asked = call.name.startswith("hipMemcpy") and not _ON_DEVICE.search(copy.name)
+        return asked and call.end_ns >= copy.end_ns and self._is_held(call, task)
+
     def _usual_issue_ns(self) -> int:
         """Return how long it takes to issue a copy that waits: one without a wait, or else any launch."""
         copies, launches = [], []
@@ -203,7 +215,7 @@ class Host:
                 task = self._trace.tasks[i]
                 took = max(0, self._issued(call, task) - call.start_ns)
                 if not _waits_for_copy(call, task):
-                    launches.append(took)
+                    launches.extend([] if self._was_unpinned(call, i) else [took])
                 elif not self._is_held(call, i):
                     copies.append(took)
         known = sorted(copies or launches)
@@ -341,6 +353,5 @@ class Host:
 
 def _waits_for_copy(call: HostCall, task: GpuTask) -> bool:
     """Whether a call that launches a task returns only when it has ended."""
-    return bool(
-        (_COPY.match(call.name) and not _ON_DEVICE.search(task.name)) or _TO_PAGEABLE.search(task.name)
-    )
+    waits = _COPY.match(call.name) and not _ON_DEVICE.search(task.name)
+    return bool(waits or _WITH_STREAM.match(call.name) or _TO_PAGEABLE.search(task.name))
