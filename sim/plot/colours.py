@@ -52,7 +52,7 @@ _KNOWN: Final = {
     "I": _RED,
     "W": _GREEN,
     "R": _PINK,
-    "op": _SKY,
+    **dict.fromkeys(("op", "train", "step"), _SKY),
     **{kind: colour for colour, kinds in FAMILIES.items() for kind in kinds.split()},
     LAUNCH: "#BBBBBB",
     TRANSFER: "#222222",
@@ -61,7 +61,7 @@ _KNOWN: Final = {
     OTHER: "#999999",  # memory of small kinds
 }
 _LIGHTNESS: Final = (0.35, 0.5, 0.65)
-_SATURATION: Final = (0.55, 0.4, 0.75)
+_SATURATION: Final = (0.55, 0.4, 0.65)
 _ATTEMPTS: Final = 40
 _APART: Final = 0.2
 """Least distance, in the cube of red, green and blue, of a colour by checksum from those that are known."""

@@ -14,8 +14,10 @@ from pydantic import ValidationError
 from scenarios.file.faults import input_error
 from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.what_if.changes import WhatIf, applied
-from scenarios.run.execute import job_of, run_case
-from scenarios.run.load import Case, load_scenario
+from scenarios.run.case_job import job_of
+from scenarios.run.execute import run_case
+from scenarios.run.load import load_scenario
+from scenarios.run.scenario import Case
 from scenarios.run.trials.standard import Trial
 from scenarios.work.graph_files import ImportedFile
 from sim.graph.graph import Graph
