@@ -157,10 +157,10 @@ def test_a_picture(tmp_path: Path) -> None:
         (["nothing.json"], "nothing.json: no such file"),
         ([STEP, "--only", "hots"], "unknown what-if 'hots'; did you mean 'host'?"),
         ([STEP, "--also", "3"], "--also 3: should be a what-if"),
-        ([STEP, "--also", "hots: x2"], "what_if.hots: no such key; did you mean 'host'?"),
+        ([STEP, "--also", "hots: x2"], "--also hots: x2: what_if.hots: no such key; did you mean 'host'?"),
         (
-            [STEP, "--also", "remove: [relu]"],
-            "remove[0]: unknown op, kind, kernel, operator or device 'relu'",
+            [STEP, "--also", "host: x0.5", "--also", "remove: [relu]"],
+            "--also {remove: [relu]}: remove[0]: unknown op, kind, kernel, operator or device 'relu'",
         ),
         ([STEP, "--plot", "x.txt"], "--plot x.txt: should end in .png, .svg, .pdf"),
         ([STEP, "--set", "workload.hots=none"], "workload.hots: no such key; did you mean 'host'?"),

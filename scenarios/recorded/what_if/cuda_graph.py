@@ -38,7 +38,7 @@ LAUNCH_NS: Final = 2500
 NODE_NS: Final = 1
 """and how much more each task in it."""
 
-_FROM_HOST: Final = re.compile(r"Memcpy HtoD")
+_FROM_HOST: Final = re.compile(r"Memcpy HtoD|CopyHostToDevice")
 
 
 def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int = NODE_NS) -> Graph:
@@ -72,8 +72,10 @@ def _captured(program: Program, thread: list[str]) -> Iterator[list[str]]:
     length = 0  # up to the last launch
     for name in thread:
         is_launch = name in program.tasks_of
-        waits = any(before not in mine for before, _ in ops[name].after) or ops[name].kind == "synchronize"
-        if waits or (is_launch and (program.wait_of(name) is not None or _brings_input(program, name))):
+        alone = is_launch and (program.wait_of(name) is not None or _brings_input(program, name))
+        queued = is_launch and "recorded_wait_ns" in ops[name].attributes  # in a full launch queue
+        waits = not queued and any(before not in mine for before, _ in ops[name].after)
+        if alone or waits or ops[name].kind == "synchronize":
             if length:
                 yield part[:length]
             part, length = [], 0
@@ -98,4 +100,7 @@ def _as_one_launch(program: Program, part: list[str], launch_ns: int, node_ns: i
     call_ns = launch_ns + node_ns * nodes
     record.duration_ns = (record.duration_ns or 0) - program.call_ns(first) + call_ns
     record.attributes = {**record.attributes, "call": "cudaGraphLaunch", "call_ns": call_ns}
+    if "recorded_wait_ns" in record.attributes:  # a graph takes one place in the launch queue
+        del record.attributes["recorded_wait_ns"]
+        record.after = [edge for edge in record.after if edge[0] not in program.tasks]
     program.end_call(part[-1])
