@@ -236,7 +236,7 @@ def _seen(colour: str, eyes: str) -> np.ndarray[Any, Any]:
 
 _FIRSTS = [kinds.split()[0] for kinds in FAMILIES.values()]
 _WITH_GRADIENTS = [
-    kind for kind in _FIRSTS if kind not in ("conv", "copy", "optimizer", "all_reduce", "send")
+    kind for kind in _FIRSTS if kind not in ("conv", "copy", "optimizer", "all_reduce", "send", "load")
 ]
 
 
@@ -277,5 +277,5 @@ def test_no_kind_is_mistaken_for_a_known_one() -> None:
     for k in range(200):
         colour = colour_of(f"kernel{k}")
         rgb = np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)])
-        near += bool(np.linalg.norm(known - rgb, axis=1).min() < 0.14)
+        near += bool(np.linalg.norm(known - rgb, axis=1).min() < 0.19)
     assert near == 0

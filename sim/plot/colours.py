@@ -41,6 +41,7 @@ FAMILIES: Final = {
     "#6A5BE0": "optimizer sgd momentum adam",
     "#882255": "all_reduce all_gather reduce_scatter all_to_all alltoall broadcast collective",
     "#4A331C": "send recv",
+    "#DDCC77": "load read",
 }
 """Kinds of op that have one colour, because they do the like; a legend names them side by side."""
 
@@ -51,7 +52,7 @@ _KNOWN: Final = {
     "I": _RED,
     "W": _GREEN,
     "R": _PINK,
-    "op": _SKY,
+    **dict.fromkeys(("op", "train", "step"), _SKY),
     **{kind: colour for colour, kinds in FAMILIES.items() for kind in kinds.split()},
     LAUNCH: "#BBBBBB",
     TRANSFER: "#222222",
@@ -60,8 +61,9 @@ _KNOWN: Final = {
     OTHER: "#999999",  # memory of small kinds
 }
 _LIGHTNESS: Final = (0.35, 0.5, 0.65)
-_ATTEMPTS: Final = 20
-_APART: Final = 0.15
+_SATURATION: Final = (0.55, 0.4, 0.65)
+_ATTEMPTS: Final = 40
+_APART: Final = 0.2
 """Least distance, in the cube of red, green and blue, of a colour by checksum from those that are known."""
 _OF_GRADIENTS: Final = {"_input_grad": 0.3, "_weight_grad": 0.5, "_grad": 0.5, "_backward": 0.5}
 """Endings of what computes gradients, and how much darker than its op it is (lighter, where that is dark)."""
@@ -91,7 +93,8 @@ def _by_checksum(kind: str) -> str:
     """Return the first colour of some that follow from the name which is not mistaken for a known one."""
     for attempt in range(_ATTEMPTS):
         turns, hue = divmod(crc32(f"{kind}{attempt or ''}".encode()), 360)
-        rgb = hls_to_rgb(hue / 360, _LIGHTNESS[turns % len(_LIGHTNESS)], 0.55)
+        rest, lightness = divmod(turns, len(_LIGHTNESS))
+        rgb = hls_to_rgb(hue / 360, _LIGHTNESS[lightness], _SATURATION[rest % len(_SATURATION)])
         if min(dist(rgb, _rgb(known)) for known in _KNOWN.values()) > _APART:
             break
     return _hex(rgb)

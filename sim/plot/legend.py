@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -33,6 +34,8 @@ __all__ = ["Entry", "add_legend", "colours_of", "entries_of", "handles_of", "leg
 
 MOST: Final = 10
 """Entries of a legend: more colours than that nobody tells apart."""
+_WIDTH: Final = 32
+"""Letters of a line of the legend."""
 _NAMED: Final = 3
 """Kinds of one colour that are named; of more, the rest is counted."""
 SLICES: Final = 4
@@ -208,4 +211,5 @@ def add_legend(where: Axes | Figure, handles: Mapping[str, Any], *, alone: bool 
     several = {tuple: HandlerTuple(ndivide=None, pad=0)}
     if printed():  # a hatch needs room to be recognised
         place |= {"handlelength": 3.0, "handleheight": 1.7, "labelspacing": 0.8}
-    where.legend(handles.values(), handles.keys(), frameon=False, fontsize=8, handler_map=several, **place)
+    labels = [fill(label, _WIDTH, break_long_words=False) for label in handles]
+    where.legend(handles.values(), labels, frameon=False, fontsize=8, handler_map=several, **place)

@@ -110,7 +110,7 @@ def shade(colour: str) -> str:
     ('#332288', '#eeeeee')
     >>> with theme("dark"):
     ...     shade("#332288"), shade("#eeeeee"), shade("#E69F00")
-    ('#6c5ea8', '#3a3d44', '#E69F00')
+    ('#6c5fa9', '#3a3d44', '#E69F00')
     """
     from matplotlib.colors import to_hex, to_rgb
 
