@@ -75,6 +75,21 @@ def test_a_sweep_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "s.png").stat().st_size > 5000
 
 
+def test_of_many_lines_the_best_have_names() -> None:
+    from scenarios.report.sweep_plot import sweep_plot
+
+    rows = [
+        {"a": a, "b": b, "policy": "p", "makespan_ns": 100 - b, "error": None}
+        for b in range(9)
+        for a in (1, 2)
+    ]
+    for most, named in ((False, "2345678"), (True, "0123456")):
+        legend = sweep_plot(rows, ["a", "b"], most=most).get_legend()
+        assert legend is not None
+        names = [text.get_text() for text in legend.get_texts()]
+        assert sorted(names) == ["2 others", *(f"b={b}" for b in named)]
+
+
 def test_nothing_to_draw_says_so(tmp_path: Path) -> None:
     from scenarios.report.sweep_plot import sweep_plot
     from sim.words.errors import InputError

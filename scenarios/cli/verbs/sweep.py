@@ -136,7 +136,8 @@ def sweep(
         from scenarios.report.sweep_plot import sweep_plot
         from sim.plot.figure import save
 
-        save(sweep_plot(rows, settings, "makespan" if goal is None else goal.what), plot)
+        drawn = () if goal is None else (goal.what,)
+        save(sweep_plot(rows, settings, *drawn, most=goal is not None and goal.most), plot)
     for path in (out, plot):
         if path is not None:
             typer.echo(f"wrote {path}", err=True)
