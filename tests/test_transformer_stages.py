@@ -18,6 +18,8 @@ from scenarios.work.pipeline.pipeline_fields import PipelineFields
 from scenarios.work.pipeline.pipeline_model import model_stages
 from sim.words.errors import OutOfMemoryError, ScenarioError, SimError
 
+pytestmark = pytest.mark.filterwarnings("ignore::devices.cost.unreliable.UnreliableCostWarning")
+
 GPT3 = {"layers": 96, "hidden": 12288, "heads": 96, "sequence": 2048}
 
 
@@ -155,7 +157,6 @@ def test_a_pipeline_is_the_step_of_train(ranks: int, micro_batches: int) -> None
     assert pipeline.summary["note"] is None
 
 
-@pytest.mark.filterwarnings("ignore::devices.cost.unreliable.UnreliableCostWarning")
 def test_a_pipeline_of_one_is_the_step_of_build() -> None:
     """By one cost model: all but the optimizer within 2 %; memory within 8 %: gradients are always there."""
     pipeline = by_pipeline(1, 1, ", gradients: bf16")

@@ -11,6 +11,7 @@ costs the same whether its ops run one by one or stand behind the time of a stag
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from math import inf
 
@@ -22,7 +23,7 @@ from sim import Device, Graph, GraphBuilder
 from sim.job.costs import costs_ns
 from sim.words.errors import InputError
 
-__all__ = ["at_rate", "on_device"]
+__all__ = ["at_rate", "kernels_graph", "on_device"]
 
 
 def at_rate(rate: int, bandwidth: int | None = None) -> Calibration:
@@ -76,7 +77,7 @@ def on_device(device: Device, dtype: str, bandwidth: int | None = None) -> Calib
 
     @cache
     def time(kernel: Product | Attention | Pass) -> float:
-        graph = _op(kernel, dtype)
+        graph = kernels_graph([kernel], dtype)
         ns = int(costs_ns(graph, device)[0])
         if ns < 0:
             raise InputError(
@@ -88,33 +89,37 @@ def on_device(device: Device, dtype: str, bandwidth: int | None = None) -> Calib
     return Calibration(device.name, inf, inf, node=reach, between=reach, hiding=0.0, kernel=time)
 
 
-def _op(kernel: Product | Attention | Pass, dtype: str) -> Graph:
-    """Return a graph of one op that stands for a kernel."""
-    builder = GraphBuilder("kernel")
-    if isinstance(kernel, Pass):
-        read = kernel.nbytes // 2
-        builder.op("pass", kind="add", bytes_read=read, bytes_written=kernel.nbytes - read, dtype=dtype)
-        return builder.build()
+def kernels_graph(kernels: Iterable[Product | Attention | Pass], dtype: str) -> Graph:
+    """Return a graph with an op for each kernel, which a cost model can be asked about."""
+    builder = GraphBuilder("kernels")
+    for number, kernel in enumerate(kernels):
+        name = f"{type(kernel).__name__.lower()} {number}"
+        if isinstance(kernel, Pass):
+            read = kernel.nbytes // 2
+            builder.op(name, kind="add", bytes_read=read, bytes_written=kernel.nbytes - read, dtype=dtype)
+        else:
+            facts = _facts(kernel, dtype)
+            builder.op(name, **op_arguments(facts, name, facts.attributes), dtype=dtype)
+    return builder.build()
 
+
+def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
     def tensor(*shape: int) -> TensorFacts:
         return TensorFacts(shape, nbytes(shape, dtype))
 
     if isinstance(kernel, Product):
-        facts = OpFacts(
+        return OpFacts(
             "matmul",
             (tensor(kernel.m, kernel.k), tensor(kernel.k, kernel.n)),
             (tensor(kernel.m, kernel.n),),
             {},
         )
-    else:
-        q = tensor(kernel.batch, kernel.heads, kernel.sequence, kernel.query_head)
-        k = tensor(kernel.batch, kernel.kv_heads, kernel.sequence, kernel.query_head)
-        v = tensor(kernel.batch, kernel.kv_heads, kernel.sequence, kernel.value_head)
-        o = tensor(kernel.batch, kernel.heads, kernel.sequence, kernel.value_head)
-        if kernel.backward:  # of the output's gradient and the output; it writes three gradients
-            made = tensor(kernel.batch, kernel.sequence, 3 * kernel.heads * kernel.query_head)
-            facts = OpFacts("attention_grad", (q, k, v, o, o), (made,), {})
-        else:
-            facts = OpFacts("attention", (q, k, v), (o,), {"is_causal": True})
-    builder.op("kernel", **op_arguments(facts, "kernel", facts.attributes), dtype=dtype)
-    return builder.build()
+    q = tensor(kernel.batch, kernel.heads, kernel.sequence, kernel.query_head)
+    k = tensor(kernel.batch, kernel.kv_heads, kernel.sequence, kernel.query_head)
+    v = tensor(kernel.batch, kernel.kv_heads, kernel.sequence, kernel.value_head)
+    o = tensor(kernel.batch, kernel.heads, kernel.sequence, kernel.value_head)
+    if not kernel.backward:
+        return OpFacts("attention", (q, k, v), (o,), {"is_causal": True})
+    # of queries, keys, values, the output's gradient and the output; it writes three gradients
+    made = tensor(kernel.batch, kernel.sequence, 3 * kernel.heads * kernel.query_head)
+    return OpFacts("attention_grad", (q, k, v, o, o), (made,), {})
