@@ -58,9 +58,9 @@ def model_stages(
         raise InputError(f"{model.layers} layers cannot be shared evenly by {len(homes)} stages")
     if model.heads % model.tensor_parallel:
         raise InputError(f"{model.heads} heads cannot be shared by {model.tensor_parallel} devices")
-    on = {"" if device is None else device.name: device for device in homes}
-    steps = {name: _training(fields, len(homes), _times(model, document, of)) for name, of in on.items()}
-    mine = [steps["" if device is None else device.name] for device in homes]
+    on = {_timer(device): device for device in homes}
+    steps = {key: _training(fields, len(homes), _times(model, document, of)) for key, of in on.items()}
+    mine = [steps[_timer(device)] for device in homes]
     return (
         [step.pipeline_stages[s] for s, step in enumerate(mine)],
         (
@@ -68,6 +68,13 @@ def model_stages(
             max(step.around.synchronisation_ns or 0 for step in mine),
         ),
     )
+
+
+def _timer(device: Device | None) -> object:
+    """Return what devices share that take the same times: one is asked for all of them."""
+    if device is None or device.cost is None or device.cost.by_name:
+        return None if device is None else device.name
+    return id(device.cost), device.gap_ns
 
 
 def _times(model: ModelFields, document: Document, device: Device | None) -> Calibration:
