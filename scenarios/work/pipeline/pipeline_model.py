@@ -58,7 +58,7 @@ def model_stages(
         raise InputError(f"{model.layers} layers cannot be shared evenly by {len(homes)} stages")
     if model.heads % model.tensor_parallel:
         raise InputError(f"{model.heads} heads cannot be shared by {model.tensor_parallel} devices")
-    on = {_timer(device): device for device in homes}
+    on = {_timer(device): device for device in reversed(homes)}  # of those that are alike the first
     steps = {key: _training(fields, len(homes), _times(model, document, of)) for key, of in on.items()}
     mine = [steps[_timer(device)] for device in homes]
     return (
