@@ -16,6 +16,7 @@ from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_machine, d
 from examples import seeds
 
 from devices.network import make_network
+from policies.cp_sat.translate import translate
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.optimum.follow import Follow
@@ -57,7 +58,7 @@ def test_every_run_keeps_to_the_model(seed: int) -> None:
     solver: Any = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.fix_variables_to_their_hinted_value = True
-    assert solver.solve(model.times.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    assert solver.solve(translate(model.times.problem).model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
 # -- brute force -------------------------------------------------------------------------------

@@ -15,13 +15,15 @@ least time that the model allows. What is left out is told (`JobModel.left_out`)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from policies.cp_sat.activities import Activities, Solved
+from policies.cp_sat.windows import windows
+from policies.cp_sat.words import Time
 from policies.optimum.first_come import Move, Moved, Order, first_come, never_wait_on_purpose
 from policies.optimum.unmodelled import refuse_unmodelled
 from policies.placement.problem import NEVER, Problem
@@ -117,15 +119,28 @@ class JobModel:
     def solve(self, limit_ns: int, seed: int = 0) -> tuple[Solved, Timetable | None]:
         """Return what was found; see `Activities.solve`."""
         found = self.times.solve(limit_ns, seed=seed)
-        if found.values is None:
-            return found, None
-        value = found.values
+        return found, None if found.values is None else self._timetable(found.values)
+
+    def improve(self, seed: int = 0) -> Generator[Timetable, Trace | None, None]:
+        """Yield what is better in a part; what is sent back, a run that is better than any before, is gone on from."""
+        activities = [
+            list(dict.fromkeys(Time(time.index) for time in (start[k], taken[k], end[k])))
+            for start, taken, end in zip(self.start, self.taken, self.end, strict=True)
+            for k in range(self.n)
+        ]
+        for values in windows(self.times.problem, activities, seed):
+            known = yield self._timetable(values)
+            if known is not None:
+                self._hint(known)
+
+    def _timetable(self, value: Callable[[Any], int]) -> Timetable:
+        """Return the times of a solution."""
 
         def read(rows: list[list[Any]]) -> list[list[int]]:
             return [[int(value(time)) for time in row] for row in rows]
 
         device = [next(d for d, chosen in on.items() if chosen is None or value(chosen)) for on in self.on]
-        return found, Timetable(read(self.taken), read(self.start), device)
+        return Timetable(read(self.taken), read(self.start), device)
 
     # -- numbers ------------------------------------------------------------------------------
 
@@ -433,7 +448,7 @@ class JobModel:
         tasks, moved = known.tasks, known.transfers
         sent: dict[Moved, int] = {}
         costs = issue_costs_ns(known.job)
-        self.times.suppose(self.times.longest, known.makespan_ns)
+        self.times.within(known.makespan_ns)
         launched = known.job.launched
         for op, i, issue, start in zip(
             tasks["op"].tolist(),

@@ -24,6 +24,7 @@ from sim.analysis.lower_bounds.heads_tails import Ways, launch_latencies_ns, way
 from sim.analysis.lower_bounds.one_machine import between_ns
 from sim.graph.csr import Csr
 from sim.graph.frames import has_control_flow
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.job.tensor_places import crossing_reads
@@ -73,13 +74,10 @@ class Bounds(NamedTuple):
 
     @property
     def _all(self) -> dict[str, int]:
-        named = {
-            "critical path": self.critical_path_ns,
-            "critical path with launches": self.issued_path_ns,
-        }
+        named = {"critical path": self.critical_path_ns}
         for what in ("device", "stream", "issuer", "link"):
             named.update({f"{what} {name}": ns for name, ns in getattr(self, f"{what}_ns").items()})
-        return named
+        return {**named, "critical path with launches": self.issued_path_ns}
 
     @property
     def lower_bound_ns(self) -> int:
@@ -163,15 +161,20 @@ def bounds(
         stream_ns=_streams(load) if job.launched.any() else {},
         issuer_ns=_hosts(load) if job.launched.any() else {},
         link_ns=_links(job, load, flow) if static else {},
-        issued_path_ns=around.longest_ns,
+        issued_path_ns=0 if flow is None else around.longest_ns,
         loops_counted_once=not static and bool((runs > job.iterations).any()),
     )
 
 
 def _flow(what: Job | Record) -> Flow | None:
-    """Return what heads and tails are of; None: there are too many nodes, or ops start with some inputs."""
+    """Return what heads and tails are of.
+
+    None: there are too many, ops start with some of their inputs, or what is sent may never be asked for.
+    """
     job = what.job if isinstance(what, Record) else what
-    if len(job.graph) + job.graph.inputs.counts().sum() > _MOST or non_strict_ops(job.graph).any():
+    graph = job.graph
+    many = len(graph) + graph.inputs.counts().sum() > _MOST
+    if many or non_strict_ops(graph).any() or rendezvous_keys(graph).sends:
         return None
     return what.flow if isinstance(what, Record) else make_flow(job)
 
@@ -388,7 +391,7 @@ def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
         out[link.name] = by_sharing[link.sharing]
     if flow is not None:
         for k, ns in _serial_links(job, flow, load.ways).items():
-            out[machine.links[k].name] = max(out[machine.links[k].name], ns)
+            out[machine.links[k].name] = max(out.get(machine.links[k].name, 0), ns)
     return out
 
 
