@@ -14,6 +14,7 @@ Godard 2007, "Self-adapting large neighborhood search", MISTA).
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
@@ -34,17 +35,20 @@ Values = Callable[[Any], int]
 
 
 def windows(
-    problem: Problem, activities: Sequence[Sequence[Time]], seed: int = 0
+    problem: Problem, activities: Sequence[Sequence[Time]], until: float, seed: int = 0
 ) -> Generator[Values, None, None]:
     """Yield better solutions, each from the one that the hints of a problem give when it is asked for.
 
-    It ends when the next window would be all there is.
+    It ends when the next window would be all there is, or with its time. Only that depends on a clock: with
+    more time the same solutions come first.
 
     Parameters
     ----------
     problem : Problem
     activities : sequence of sequence of Time
         Times that are free together; the first tells where in the schedule they are.
+    until : float
+        Of `time.monotonic`.
     seed : int
         In which order windows are tried.
     """
@@ -59,10 +63,13 @@ def windows(
         for place in places:
             order = sorted(range(len(activities)), key=lambda k: (known.at(activities[k][0]), k))
             window, behind = (
-                [time.index for k in part for time in activities[k]]
+                [each.index for k in part for each in activities[k]]
                 for part in (order[place : place + size], order[place + size :])
             )
-            found = _solve(Part(known, touching, window, behind), _EFFORT * size, seed)
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            found = _solve(Part(known, touching, window, behind), _EFFORT * size, left, seed)
             if found is not None:
                 yield found
                 known = Known(problem)
@@ -70,7 +77,7 @@ def windows(
             size *= 2
 
 
-def _solve(part: Part, effort: float, seed: int) -> Values | None:
+def _solve(part: Part, effort: float, left_s: float, seed: int) -> Values | None:
     """Return an earlier solution, which differs from what is known in a window."""
     from ortools.sat.python import cp_model
 
@@ -78,6 +85,7 @@ def _solve(part: Part, effort: float, seed: int) -> Values | None:
         return None
     solver: Any = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = effort
+    solver.parameters.max_time_in_seconds = left_s
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     written = part.written()

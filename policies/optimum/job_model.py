@@ -121,14 +121,14 @@ class JobModel:
         found = self.times.solve(limit_ns, seed=seed)
         return found, None if found.values is None else self._timetable(found.values)
 
-    def improve(self, seed: int = 0) -> Generator[Timetable, Trace | None, None]:
-        """Yield what is better in a part; what is sent back, a run that is better than any before, is gone on from."""
+    def improve(self, until: float, seed: int = 0) -> Generator[Timetable, Trace | None, None]:
+        """Yield what is better in a part, and go on from what is sent back: the best run so far, or none."""
         activities = [
             list(dict.fromkeys(Time(time.index) for time in (start[k], taken[k], end[k])))
             for start, taken, end in zip(self.start, self.taken, self.end, strict=True)
             for k in range(self.n)
         ]
-        for values in windows(self.times.problem, activities, seed):
+        for values in windows(self.times.problem, activities, until, seed):
             known = yield self._timetable(values)
             if known is not None:
                 self._hint(known)
