@@ -13,6 +13,7 @@ known, in one part of it after another (`policies.cp_sat.windows`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
@@ -160,12 +161,13 @@ class Activities:
         It is the same for the same problem, however many strategies take turns, unless its time is up before
         it is sure.
         """
+        until = time.monotonic() + limit_ns / NS_PER_S
+        written = translate(self.problem)
         solver: Any = self._cp.CpSolver()
-        solver.parameters.max_time_in_seconds = limit_ns / NS_PER_S
+        solver.parameters.max_time_in_seconds = max(0.0, until - time.monotonic())
         solver.parameters.num_workers = workers
         solver.parameters.interleave_search = workers > 1  # deterministic, with however many workers
         solver.parameters.random_seed = seed
-        written = translate(self.problem)
         status = solve(solver, written.model)
         bound = max(0, ceil(solver.best_objective_bound - 1e-6))
         if status in (self._cp.OPTIMAL, self._cp.FEASIBLE):

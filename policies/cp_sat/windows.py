@@ -28,8 +28,8 @@ __all__ = ["windows"]
 _FIRST: Final = 32
 """So many activities are in the first windows."""
 
-_EFFORT: Final = 0.004
-"""So much deterministic time the solver has for each activity of a window, of which one is about a second."""
+_EFFORT: Final = 0.002
+"""So much deterministic time the solver has for each activity of a window, of which one is a second or more."""
 
 Values = Callable[[Any], int]
 

@@ -167,8 +167,10 @@ def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = Tru
     search = _Search(base.case, alike, placed)
     for case in list_schedules(base.case, job, placed):
         search.run(case)
-    # What holds for every order and all streams.
-    least_ns = bounds(base.trace)._replace(stream_ns={}).lower_bound_ns if placed else 0
+    least_ns = 0
+    if placed:  # what holds for every order and all streams
+        limits = bounds(base.trace, synchronisation=policy.synchronisation)
+        least_ns = limits._replace(stream_ns={}).lower_bound_ns
     memory = base.trace.memory is not None
     model = JobModel(job, policy, search.known.trace, placed=placed, memory=memory, least_ns=least_ns)
     windows = model.improve(until - _WHOLE * limit_ns / NS_PER_S, seed)

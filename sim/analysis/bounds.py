@@ -1,12 +1,14 @@
 """Lower bounds: no schedule of this job, under any policy, ends earlier.
 
-Five reasons why a job takes time, each a bound of its own::
+Four reasons why a job takes time, each a bound of its own::
 
     critical path   the longest chain of ops and transfers        a ──► b ──► c
-    device          its work, spread over all its lanes or cores  ▇▇▇▇ / 2 lanes
-    stream, host    what must go one after another                ▇ ▇ ▇ ▇
-    link            its bytes at full bandwidth
+    device          its work, spread over all its lanes or cores  ──► ▇▇▇▇ / 2 lanes ──►
+    stream, host    what must go one after another                ──► ▇ ▇ ▇ ▇ ──►
+    link            its bytes at full bandwidth                   ──► ▇▇▇ ──►
 
+To the work of the last three belongs what has to come before and after it, whichever part of it one takes
+(`sim.analysis.lower_bounds`). Of large jobs only the launch of each op is looked at (`_MOST`).
 They hold for the job as it was placed and assigned to streams; another placement has other bounds.
 List scheduling is never worse than (2 - 1/m) times the greatest of the first two on m equal lanes
 (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969).
@@ -129,8 +131,8 @@ def bounds(
     duration_ns : array of int64, optional
         One duration per op instead of the job's.
     synchronisation : str, optional
-        When ops of a job become eligible (`sim.policy.policy.Policy`); by default the bounds hold for any. A
-        trace knows.
+        When ops become eligible (`sim.policy.policy.Policy`), where the bounds are to hold for policies with
+        that alone: a host that waits for each kernel pays for the next one after it.
 
     Examples
     --------
@@ -151,8 +153,6 @@ def bounds(
     static = not has_control_flow(job.graph)
     cost = issue_costs_ns(job)
     flow = _flow(what) if static else None
-    if isinstance(what, Record):
-        synchronisation = what.synchronisation
     around = _ways(job, flow, ns, cost, synchronisation)
     load = _Load(job, ns, cost, runs - _alone(what), around, flow is None)
     return Bounds(
