@@ -191,7 +191,9 @@ def test_what_is_around_the_work_of_a_machine_counts() -> None:
         b.op(f"first{k}", duration_ns=7, device="a")
         b.op(f"middle{k}", duration_ns=10, device="b", inputs=[f"first{k}"])
         b.op(f"last{k}", duration_ns=5, device="c", inputs=[f"middle{k}"])
-    machine = Machine(tuple(Device(name, "cpu", workers=workers) for name, workers in zip("abc", (2, 1, 2), strict=True)))
+    machine = Machine(
+        tuple(Device(name, "cpu", workers=workers) for name, workers in zip("abc", (2, 1, 2), strict=True))
+    )
     trace = simulate(b.build(), machine, ReadyQueue())
     assert (bounds(trace).device_ns["b"], bounds(trace).binding) == (7 + 20 + 5, "device b")
     assert trace.makespan_ns == 32

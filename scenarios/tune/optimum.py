@@ -176,7 +176,7 @@ def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = Tru
     windows = model.improve(until - _WHOLE * limit_ns / NS_PER_S, seed)
     timetable = None if search.known.trace.makespan_ns == least_ns else next(windows, None)
     while timetable is not None:
-        better = search.follow(Follow(timetable, policy.synchronisation))
+        better = search.follow(timetable)
         if search.known.trace.makespan_ns == least_ns:
             break
         timetable = _sent(windows, better.trace if better else None)
@@ -186,7 +186,7 @@ def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = Tru
         solved, timetable = model.solve(left_ns, seed=seed)
         least_ns, searched = max(least_ns, solved.bound_ns), solved.finished
         if timetable is not None:
-            search.follow(Follow(timetable, policy.synchronisation))
+            search.follow(timetable)
     why_not = search.why_not if search.found is None else None
     return Optimum(base, results, search.found, why_not, least_ns, model.left_out, placed, searched)
 
@@ -223,12 +223,18 @@ class _Search:
         self.known = result
         return result
 
-    def follow(self, follow: Follow) -> Result | None:
-        """Run what a solver found, on streams that suit it, and on the scenario's if that is no better."""
-        case = self.case.deciding(policy=follow, linearize=follow)
-        if not self.placed:
-            case = case.deciding(placement=Given(follow.timetable.device))
-        return self.run(case.deciding(streams=follow)) or self.run(case)
+    def follow(self, timetable: Timetable) -> Result | None:
+        """Run what a solver found, on streams that suit it or the scenario's; return the best run, if it is new."""
+        before, how = self.known, self.case.decisions.policy.synchronisation
+        for by_start in (True, False):
+            follow = Follow(timetable, how, by_start=by_start)
+            case = self.case.deciding(policy=follow, linearize=follow)
+            if not self.placed:
+                case = case.deciding(placement=Given(timetable.device))
+            self.run(case.deciding(streams=follow))
+        if self.known is before:
+            self.run(case)
+        return None if self.known is before else self.known
 
 
 def _unlike(base: Result, other: Result, placed: bool) -> str | None:
