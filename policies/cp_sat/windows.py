@@ -29,7 +29,7 @@ _FIRST: Final = 32
 """So many activities are in the first windows."""
 
 _EFFORT: Final = 0.002
-"""So much deterministic time the solver has for each activity of a window, of which one is a second or more."""
+"""So much of the solver's deterministic time goes to each activity of a window; 1 is a second or more."""
 
 Values = Callable[[Any], int]
 

@@ -88,7 +88,7 @@ def _links(tasks: Tasks, known: bool) -> list[Order]:
                 "transfers that share the bandwidth of links",
                 links[link].name,
             )
-            if links[link].sharing != "serial" or t in tasks.on_request:
+            if links[link].sharing != "serial" or t in tasks.unsure:
                 continue
             for i in range(tasks.job.iterations):
                 tasks.times.occupy(("link", link), tasks.start[i][tasks.n_ops + t], tasks.travels[t])

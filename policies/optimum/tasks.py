@@ -88,9 +88,9 @@ class Tasks:
             self.notes.setdefault(what, {})[of] = None
 
     @cached_property
-    def on_request(self) -> frozenset[int]:
-        """The transfers of what is sent by key: nobody knows whether, and for whom, they are."""
-        sends = rendezvous_keys(self.job.graph).sends
+    def unsure(self) -> frozenset[int]:
+        """The transfers of what is sent by key, and maybe not asked for: they need not be."""
+        sends = rendezvous_keys(self.job.graph).unsure
         producer = self.job.graph.tensor_producer[self.flow.tensor].tolist()
         return frozenset(t for t, op in enumerate(producer) if op in sends)
 
@@ -167,7 +167,7 @@ class Tasks:
             for t, ns in enumerate(self.travels):
                 end[self.n_ops + t] = start[self.n_ops + t] + ns
             for node in range(self.n):
-                if node - self.n_ops not in self.on_request:
+                if node - self.n_ops not in self.unsure:
                     times.after(times.longest, end[node])
             self.taken.append(taken)
             self.start.append(start)

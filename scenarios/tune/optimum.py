@@ -38,8 +38,11 @@ __all__ = ["OPTIMUM_SCHEMA", "Optimum", "find_optimum"]
 OPTIMUM_SCHEMA: Final = "sim.optimum/1"
 """What ``"schema"`` says in the output of ``sim optimum --json``."""
 
-_WHOLE: Final = 0.3
-"""So much of its time the search keeps for the whole, after the windows."""
+_EVEN: Final = 400
+"""So many tasks get as much time in windows as in the whole, fewer less, and more more."""
+
+_MISSES: Final = 10
+"""Windows that the solver found better, and the simulator did not: after more, what is left out matters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +162,7 @@ def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = Tru
     MissingExtraError
         OR-tools is not installed.
     """
-    until = time.monotonic() + limit_ns / NS_PER_S
+    began, limit_s = time.monotonic(), limit_ns / NS_PER_S
     base = results[0]
     job, policy = base.trace.job, base.case.decisions.policy
     refuse_unmodelled(job, placed)
@@ -173,16 +176,19 @@ def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = Tru
         least_ns = limits._replace(stream_ns={}).lower_bound_ns
     memory = base.trace.memory is not None
     model = JobModel(job, policy, search.known.trace, placed=placed, memory=memory, least_ns=least_ns)
-    windows = model.improve(until - _WHOLE * limit_ns / NS_PER_S, seed)
+    tasks = len(job.graph) * job.iterations
+    windows = model.improve(began + limit_s * tasks / (tasks + _EVEN), seed)
     timetable = None if search.known.trace.makespan_ns == least_ns else next(windows, None)
+    misses = 0
     while timetable is not None:
         better = search.follow(timetable)
-        if search.known.trace.makespan_ns == least_ns:
+        misses = 0 if better else misses + 1
+        if search.known.trace.makespan_ns == least_ns or misses > _MISSES:
             break
         timetable = _sent(windows, better.trace if better else None)
     searched = search.known.trace.makespan_ns == least_ns
     if not searched:
-        left_ns = max(1, round((until - time.monotonic()) * NS_PER_S))
+        left_ns = max(1, round((began + limit_s - time.monotonic()) * NS_PER_S))
         solved, timetable = model.solve(left_ns, seed=seed)
         least_ns, searched = max(least_ns, solved.bound_ns), solved.finished
         if timetable is not None:
@@ -224,7 +230,7 @@ class _Search:
         return result
 
     def follow(self, timetable: Timetable) -> Result | None:
-        """Run what a solver found, on streams that suit it or the scenario's; return the best run, if it is new."""
+        """Run what a solver found, on streams that suit it or the scenario's; return the best run, if new."""
         before, how = self.known, self.case.decisions.policy.synchronisation
         for by_start in (True, False):
             follow = Follow(timetable, how, by_start=by_start)

@@ -174,7 +174,7 @@ def _flow(what: Job | Record) -> Flow | None:
     job = what.job if isinstance(what, Record) else what
     graph = job.graph
     many = len(graph) + graph.inputs.counts().sum() > _MOST
-    if many or non_strict_ops(graph).any() or rendezvous_keys(graph).sends:
+    if many or non_strict_ops(graph).any() or rendezvous_keys(graph).unsure:
         return None
     return what.flow if isinstance(what, Record) else make_flow(job)
 

@@ -5,8 +5,9 @@
     head  ──────────►│ taken ─issue─► launch ─► start ▇▇▇▇ end │◄────────── tail
 
 Only what no policy can avoid counts: durations, transfers, and what is paid between an op's inputs and its
-start, which a worker always pays, and a host for each op of a chain only where none is issued before its inputs
-are computed (`synchronisation`). Heads are of the first iteration and tails of the last, and so hold for every one.
+start, which a worker always pays, and a host for each op of a chain only where none is issued before its
+inputs are computed (`synchronisation`). Heads are of the first iteration and tails of the last, and so hold
+for every one.
 """
 
 from __future__ import annotations
