@@ -13,9 +13,9 @@ known, in one part of it after another (`policies.cp_sat.windows`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Mapping, Sequence
 from math import ceil
+from time import monotonic
 from typing import Any, NamedTuple
 
 from policies.cp_sat.search import solve
@@ -78,12 +78,16 @@ class Activities:
     def time(self, name: str) -> Time:
         """Return an unknown time."""
         self.problem.times.append(name)
-        return Time(len(self.problem.times) - 1)
+        time = Time(len(self.problem.times) - 1)
+        self.problem.unknowns.append(time)
+        return time
 
     def literal(self, name: str) -> Literal:
         """Return something that holds or does not."""
         self.problem.literals.append(name)
-        return Literal(len(self.problem.literals) - 1)
+        literal = Literal(len(self.problem.literals) - 1)
+        self.problem.unknowns.append(literal)
+        return literal
 
     def some(self, literals: Sequence[Literal]) -> None:
         """Let one of them hold at least."""
@@ -161,10 +165,10 @@ class Activities:
         It is the same for the same problem, however many strategies take turns, unless its time is up before
         it is sure.
         """
-        until = time.monotonic() + limit_ns / NS_PER_S
+        until = monotonic() + limit_ns / NS_PER_S
         written = translate(self.problem)
         solver: Any = self._cp.CpSolver()
-        solver.parameters.max_time_in_seconds = max(0.0, until - time.monotonic())
+        solver.parameters.max_time_in_seconds = max(0.0, until - monotonic())
         solver.parameters.num_workers = workers
         solver.parameters.interleave_search = workers > 1  # deterministic, with however many workers
         solver.parameters.random_seed = seed

@@ -42,8 +42,13 @@ def translate(problem: Problem) -> Written:
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    times = [model.new_int_var(0, problem.horizon_ns, name) for name in problem.times]
-    literals = [model.new_bool_var(name) for name in problem.literals]
+    times: list[Any] = []
+    literals: list[Any] = []
+    for unknown in problem.unknowns:  # in the order in which they were made, which is that of the search
+        if isinstance(unknown, Time):
+            times.append(model.new_int_var(0, problem.horizon_ns, problem.times[unknown.index]))
+        else:
+            literals.append(model.new_bool_var(problem.literals[unknown.index]))
     written = Written(model, times, literals)
 
     def at(time: Time | int) -> Any:

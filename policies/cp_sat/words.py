@@ -87,6 +87,8 @@ class Problem:
         All is over by then.
     times, literals : list of str
         Their names; the first time is the end of all.
+    unknowns : list of Time or Literal
+        Both, in the order in which they were made.
     after, last : list of After, of Last
     taken, held : dict of resource to list of Taken, of Held
     capacity : dict of resource to int
@@ -95,13 +97,14 @@ class Problem:
         Exactly one of each holds.
     any_of : list of list of (Literal, bool)
         At least one of each is as it says.
-    hints : dict
+    time_hints, literal_hints : dict
         Values of times and of literals, by index, to begin with.
     """
 
     horizon_ns: int
     times: list[str] = field(default_factory=lambda: ["longest"])
     literals: list[str] = field(default_factory=list)
+    unknowns: list[Time | Literal] = field(default_factory=lambda: [LONGEST])
     after: list[After] = field(default_factory=list)
     last: list[Last] = field(default_factory=list)
     taken: dict[Hashable, list[Taken]] = field(default_factory=dict)
