@@ -172,7 +172,7 @@ def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = Tru
         search.run(case)
     least_ns = 0
     if placed:  # what holds for every order and all streams
-        limits = bounds(base.trace, synchronisation=policy.synchronisation)
+        limits = bounds(base.trace, synchronisation=policy.synchronisation, exact=True)
         least_ns = limits._replace(stream_ns={}).lower_bound_ns
     memory = base.trace.memory is not None
     model = JobModel(job, policy, search.known.trace, placed=placed, memory=memory, least_ns=least_ns)

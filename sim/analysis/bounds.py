@@ -23,7 +23,7 @@ import numpy as np
 
 from sim.analysis.critical_path import longest_chain_ns
 from sim.analysis.lower_bounds.heads_tails import Ways, launch_latencies_ns, ways
-from sim.analysis.lower_bounds.one_machine import between_ns
+from sim.analysis.lower_bounds.one_machine import around_ns, between_ns
 from sim.graph.csr import Csr
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import rendezvous_keys
@@ -119,7 +119,11 @@ class Bounds(NamedTuple):
 
 
 def bounds(
-    what: Job | Record, duration_ns: IntArray | None = None, synchronisation: str | None = None
+    what: Job | Record,
+    duration_ns: IntArray | None = None,
+    synchronisation: str | None = None,
+    *,
+    exact: bool = False,
 ) -> Bounds:
     """Return all lower bounds of a job, or of the job that a trace ran.
 
@@ -133,6 +137,8 @@ def bounds(
     synchronisation : str, optional
         When ops become eligible (`sim.policy.policy.Policy`), where the bounds are to hold for policies with
         that alone: a host that waits for each kernel pays for the next one after it.
+    exact : bool
+        Whether all sets of tasks of a machine are looked at, which takes longer.
 
     Examples
     --------
@@ -154,7 +160,7 @@ def bounds(
     cost = issue_costs_ns(job)
     flow = _flow(what) if static else None
     around = _ways(job, flow, ns, cost, synchronisation)
-    load = _Load(job, ns, cost, runs - _alone(what), around, flow is None)
+    load = _Load(job, ns, cost, runs - _alone(what), around, exact)
     return Bounds(
         critical_path_ns=longest_chain_ns(job, np.where(runs > 0, ns, 0)),
         device_ns=_devices(load),
@@ -240,7 +246,7 @@ _Least = Callable[[int, int], int]
 class _Load(NamedTuple):
     """What each op asks for: its duration, its issue cost, and how many times; and what is around it.
 
-    Of `many` tasks of a machine all are taken together, and no subset.
+    `exact` bounds are over all sets of tasks of a machine.
     """
 
     job: Job
@@ -248,7 +254,13 @@ class _Load(NamedTuple):
     cost: IntArray
     runs: IntArray
     ways: Ways
-    many: bool
+    exact: bool
+
+    def between(self, head: IntArray, body: IntArray, tail: IntArray, capacity: int = 1) -> int:
+        """Return the least time of a machine with some tasks."""
+        if self.exact:
+            return between_ns(head.tolist(), body.tolist(), tail.tolist(), capacity)
+        return around_ns(head, body, tail, capacity)
 
     def least(self, of: IntArray, n: int, *, head: IntArray, body: IntArray, tail: IntArray) -> _Least:
         """Return what bounds some machines, `of` being that of each op."""
@@ -258,11 +270,7 @@ class _Load(NamedTuple):
 
         def of_machine(k: int, capacity: int) -> int:
             ops = rows.row(k)
-            if not len(ops):
-                return 0
-            if self.many:
-                return int(head[ops].min() + tail[ops].min()) - (-int(body[ops].sum()) // capacity)
-            return between_ns(head[ops].tolist(), body[ops].tolist(), tail[ops].tolist(), capacity)
+            return self.between(head[ops], body[ops], tail[ops], capacity)
 
         return of_machine
 
@@ -390,13 +398,14 @@ def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
         by_sharing = {"serial": held[k], "shared": flows, "fifo": flows, "independent": longest[k]}
         out[link.name] = by_sharing[link.sharing]
     if flow is not None:
-        for k, ns in _serial_links(job, flow, load.ways).items():
+        for k, ns in _serial_links(load, flow).items():
             out[machine.links[k].name] = max(out.get(machine.links[k].name, 0), ns)
     return out
 
 
-def _serial_links(job: Job, flow: Flow, around: Ways) -> dict[int, int]:
+def _serial_links(load: _Load, flow: Flow) -> dict[int, int]:
     """Bound each serial link by its transfers, and by what is before and after them."""
+    job, around = load.job, load.ways
     routes, way = job.machine.distinct_routes(flow.source, flow.destination, flow.tensor)
     over: dict[int, list[int]] = {}
     for t, which in enumerate(way.tolist()):
@@ -404,10 +413,6 @@ def _serial_links(job: Job, flow: Flow, around: Ways) -> dict[int, int]:
             if job.machine.links[k].sharing == "serial":
                 over.setdefault(k, []).append(flow.n_ops + t)
     return {
-        k: between_ns(
-            around.start[nodes].tolist(),
-            (around.ns[nodes] * job.iterations).tolist(),
-            around.tail[nodes].tolist(),
-        )
+        k: load.between(around.start[nodes], around.ns[nodes] * job.iterations, around.tail[nodes])
         for k, nodes in over.items()
     }

@@ -16,7 +16,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-__all__ = ["between_ns"]
+import numpy as np
+
+from sim.words.arrays import IntArray
+
+__all__ = ["around_ns", "between_ns"]
+
+
+def around_ns(head: IntArray, body: IntArray, tail: IntArray, capacity: int = 1) -> int:
+    """Return as `between_ns` what the tasks of a machine take at least; of fewer sets, in array operations.
+
+    These are all tasks from some head on, and all from some tail on.
+
+    Examples
+    --------
+    >>> around_ns(np.array([2, 0]), np.array([3, 5]), np.array([4, 1]))
+    9
+    """
+    if not len(head):
+        return 0
+    longest = 0
+    for one, other in ((head, tail), (tail, head)):
+        order = np.argsort(one, kind="stable")[::-1]
+        work = np.cumsum(body[order])
+        least = one[order] + np.minimum.accumulate(other[order])
+        longest = max(longest, int((least - -work // capacity).max()))
+    return longest
 
 
 def between_ns(head: Sequence[int], body: Sequence[int], tail: Sequence[int], capacity: int = 1) -> int:
@@ -33,7 +58,7 @@ def between_ns(head: Sequence[int], body: Sequence[int], tail: Sequence[int], ca
     Examples
     --------
     >>> between_ns([2, 0], [3, 5], [4, 1])
-    12
+    9
     >>> between_ns([0, 0, 0], [10, 10, 10], [0, 0, 0], capacity=2)
     15
     """
