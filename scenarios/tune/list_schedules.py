@@ -18,7 +18,7 @@ from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.placement.lists.heft import Heft
 from policies.placement.problem import Problem
-from scenarios.run.load import Case
+from scenarios.run.scenario import Case
 from scenarios.tune.schedules import Order
 from sim.graph.walks import least_first
 from sim.job.job import Job
