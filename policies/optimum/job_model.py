@@ -93,7 +93,7 @@ class JobModel:
         wait_for_inputs(self.tasks)
         self.orders = share(self.tasks, memory)
         self.times.after(self.times.longest, least_ns)
-        self._hint(known)
+        self.begin_with(known)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class JobModel:
         for values in windows(self.times.problem, activities, until, seed):
             known = yield self._timetable(values)
             if known is not None:
-                self._hint(known)
+                self.begin_with(known)
 
     def _timetable(self, value: Callable[[Any], int]) -> Timetable:
         """Return the times of a solution."""
@@ -128,7 +128,7 @@ class JobModel:
         ]
         return Timetable(read(self.tasks.taken), read(self.tasks.start), device)
 
-    def _hint(self, known: Trace) -> None:
+    def begin_with(self, known: Trace) -> None:
         """Let the search begin with a run."""
         tasks, ran, moved = self.tasks, known.tasks, known.transfers
         sent: dict[Moved, int] = {}

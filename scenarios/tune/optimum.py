@@ -2,10 +2,11 @@
 
 ::
 
-    run the policies,   ──► the best ──► CP-SAT looks for less, window by window ──► run what it found
-    and list schedules      ▲                                                            │
-                            └────────────────────────────────────────────────────────────┘
-                        ──► ... and in the whole: no run takes less than ... ──► gap
+    policies ───────┐
+    list schedules ─┼─► the best ──► CP-SAT makes windows of it shorter ──► run that ──┐
+    CP-SAT, whole ──┘      ▲                                                           │
+         │                 └───────────────────────────────────────────────────────────┘
+         └─► no run takes less than ... ──► gap
 
 The search is over orders and streams, on the devices that the scenario's policy has chosen, or over devices,
 too. What it finds is run as any scenario is, and only that counts: the bound is the solver's, the makespan
@@ -39,7 +40,7 @@ OPTIMUM_SCHEMA: Final = "sim.optimum/1"
 """What ``"schema"`` says in the output of ``sim optimum --json``."""
 
 _EVEN: Final = 400
-"""So many tasks get as much time in windows as in the whole, fewer less, and more more."""
+"""So many tasks are searched for as long in the whole as in windows after it, fewer longer, and more less."""
 
 _MISSES: Final = 10
 """Windows that the solver found better, and the simulator did not: after more, what is left out matters."""
@@ -162,12 +163,13 @@ def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = Tru
     MissingExtraError
         OR-tools is not installed.
     """
-    began, limit_s = time.monotonic(), limit_ns / NS_PER_S
+    began = time.monotonic()
     base = results[0]
     job, policy = base.trace.job, base.case.decisions.policy
     refuse_unmodelled(job, placed)
     alike = [base, *(other for other in results[1:] if not _unlike(base, other, placed))]
     search = _Search(base.case, alike, placed)
+    known = search.known.trace
     for case in list_schedules(base.case, job, placed):
         search.run(case)
     least_ns = 0
@@ -175,33 +177,35 @@ def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = Tru
         limits = bounds(base.trace, synchronisation=policy.synchronisation, exact=True)
         least_ns = limits._replace(stream_ns={}).lower_bound_ns
     memory = base.trace.memory is not None
-    model = JobModel(job, policy, search.known.trace, placed=placed, memory=memory, least_ns=least_ns)
-    tasks = len(job.graph) * job.iterations
-    windows = model.improve(began + limit_s * tasks / (tasks + _EVEN), seed)
-    timetable = None if search.known.trace.makespan_ns == least_ns else next(windows, None)
-    misses = 0
-    while timetable is not None:
-        better = search.follow(timetable)
-        misses = 0 if better else misses + 1
-        if search.known.trace.makespan_ns == least_ns or misses > _MISSES:
-            break
-        timetable = _sent(windows, better.trace if better else None)
+    model = JobModel(job, policy, known, placed=placed, memory=memory, least_ns=least_ns)
     searched = search.known.trace.makespan_ns == least_ns
     if not searched:
-        left_ns = max(1, round((began + limit_s - time.monotonic()) * NS_PER_S))
-        solved, timetable = model.solve(left_ns, seed=seed)
+        tasks = len(job.graph) * job.iterations
+        solved, timetable = model.solve(max(1, round(limit_ns * _EVEN / (tasks + _EVEN))), seed=seed)
         least_ns, searched = max(least_ns, solved.bound_ns), solved.finished
         if timetable is not None:
             search.follow(timetable)
+    if not searched and search.known.trace.makespan_ns > least_ns:
+        model.begin_with(search.known.trace)
+        _improve(search, model.improve(began + limit_ns / NS_PER_S, seed), least_ns)
+    searched = searched or search.known.trace.makespan_ns == least_ns
     why_not = search.why_not if search.found is None else None
     return Optimum(base, results, search.found, why_not, least_ns, model.left_out, placed, searched)
 
 
-def _sent(windows: Generator[Timetable, Trace | None, None], trace: Trace | None) -> Timetable | None:
-    try:
-        return windows.send(trace)
-    except StopIteration:
-        return None
+def _improve(search: _Search, windows: Generator[Timetable, Trace | None, None], least_ns: int) -> None:
+    """Run what windows find, as long as the simulator agrees now and then, and there is something to gain."""
+    misses = 0
+    timetable = next(windows, None)
+    while timetable is not None:
+        better = search.follow(timetable)
+        misses = 0 if better else misses + 1
+        if search.known.trace.makespan_ns == least_ns or misses > _MISSES:
+            return
+        try:
+            timetable = windows.send(better.trace if better else None)
+        except StopIteration:
+            return
 
 
 class _Search:
