@@ -24,9 +24,14 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
-from scenarios.importers.traces.trace_events.kineto_rows import Thread, Trace
+import numpy as np
+
+from scenarios.importers.traces.trace_events.kineto_rows import Trace
+from sim.graph.csr import Csr
+from sim.words.arrays import UNSET
 
 __all__ = ["EventWait", "Streams", "event_waits"]
 
@@ -68,35 +73,35 @@ class Streams:
 
     Attributes
     ----------
-    before : list of tuple of int
-        What each task waits for.
+    before : Csr
+        What each task waits for: first the one before it on its stream.
     """
 
     def __init__(self, trace: Trace, waits: Iterable[EventWait] = ()) -> None:
-        self.before: list[tuple[int, ...]] = [()] * len(trace.tasks)
+        before: list[tuple[int, ...]] = [()] * len(trace.tasks)
         self._history: dict[tuple[int, int], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        order = np.lexsort((np.arange(len(before)), trace.correlation))
         told: list[tuple[int, int, EventWait | None]]
-        told = [(task.correlation, i, None) for i, task in enumerate(trace.tasks)]
-        steps = sorted([*told, *((wait.at, -1, wait) for wait in waits)], key=lambda step: step[:2])
-        for correlation, i, wait in steps:
-            on = trace.tasks[i] if wait is None else wait
-            stream = on.device, on.stream
-            position = self._now(stream)
+        told = [*zip(trace.correlation[order].tolist(), order.tolist(), repeat(None))]
+        if own := [(wait.at, -1, wait) for wait in waits]:
+            told = sorted([*own, *told], key=lambda step: step[:2])
+        streams = [(task.device, task.stream) for task in trace.tasks]
+        for correlation, i, wait in told:
+            stream = streams[i] if wait is None else (wait.device, wait.stream)
+            history = self._history[stream]
+            position = history[-1][1] if history else ()
             if wait is None:
-                self.before[i], position = position, (i,)
+                before[i], position = position, (i,)
             else:
                 other = self.at((wait.device, wait.on_stream), wait.recorded)
                 position = tuple(dict.fromkeys((*position, *other)))
-            self._history[stream].append((correlation, position))
+            history.append((correlation, position))
+        self.before = Csr.of_rows(before)
 
     @property
     def known(self) -> list[tuple[int, int]]:
         """The streams, as device and number."""
         return [*self._history]
-
-    def _now(self, stream: tuple[int, int]) -> tuple[int, ...]:
-        history = self._history.get(stream)
-        return history[-1][1] if history else ()
 
     def at(self, stream: tuple[int, int], correlation: int) -> tuple[int, ...]:
         """Return the position of a stream of a device before a call."""
@@ -126,8 +131,7 @@ def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
     A wait that one rank cannot have had is none on the others, if all ranks call it as often.
     """
     found = [list(_waits(trace)) for trace in traces]
-    calls = [sum(_STREAM_WAIT.match(call.name) is not None for call in trace.calls) for trace in traces]
-    if len(set(calls)) == 1:
+    if len({int(trace.calls.named(_STREAM_WAIT).sum()) for trace in traces}) == 1:
         wrong = {wait.key for waits in found for wait in waits if not wait.fits}
         return [[wait for wait in waits if wait.key not in wrong] for waits in found]
     return [[wait for wait in waits if wait.fits] for waits in found]
@@ -135,6 +139,9 @@ def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
 
 def _waits(trace: Trace) -> Iterator[EventWait]:
     """Yield every wait, as recorded or, without a record, as inferred."""
+    calls = np.flatnonzero(trace.calls.named(_STREAM_WAIT)).tolist()
+    if not (trace.waits or calls):
+        return
     streams = Streams(trace)
     if trace.waits:
         for n, told in enumerate(trace.waits):
@@ -142,18 +149,17 @@ def _waits(trace: Trace) -> Iterator[EventWait]:
             wait = EventWait(key, told.after, told.device, told.stream, told.on_stream, told.recorded)
             yield wait if told.sure else wait._replace(fits=streams.fits(trace, wait))
         return
-    threads, call_of = _launched_by(trace), {call.correlation: call for call in trace.calls}
-    calls = (call for call in trace.calls if _STREAM_WAIT.match(call.name))
-    for n, call in enumerate(calls):
-        mine = threads[trace.callers.get(call.thread, call.thread)]
-        at = bisect.bisect_left(mine, (call.correlation, -1))
+    launched = _launched_by(trace)
+    for n, call in enumerate(map(trace.calls.__getitem__, calls)):
+        mine = launched.get(int(trace.control[call.thread]), [])
+        at = bisect.bisect_left(mine, call.correlation, key=trace.correlation.__getitem__)
         if at == len(mine):
             continue
-        if at and trace.tasks[mine[at - 1][1]].communicates:
-            launch = call_of[mine[at - 1][0]]
-            if _in_one(trace.inside.get(call.thread, []), launch.start_ns, call.start_ns):
+        if at and trace.tasks[mine[at - 1]].communicates:
+            launch_ns = int(trace.calls.start_ns[trace.launch[mine[at - 1]]])
+            if _in_one(trace.inside.get(call.thread, ()), launch_ns, call.start_ns):
                 continue
-        waiting = trace.tasks[mine[at][1]]
+        waiting = trace.tasks[mine[at]]
         for device, stream in streams.known:
             if device == waiting.device and stream != waiting.stream:
                 key, now = (n, stream), call.correlation
@@ -162,20 +168,18 @@ def _waits(trace: Trace) -> Iterator[EventWait]:
                     yield wait._replace(fits=streams.fits(trace, wait))
 
 
-def _launched_by(trace: Trace) -> dict[Thread, list[tuple[int, int]]]:
-    """Return the tasks that each thread launched, in that order, with their correlations.
+def _launched_by(trace: Trace) -> dict[int, list[int]]:
+    """Return the tasks that each thread launched, in that order.
 
     A thread that runs gradients goes on with the streams of the one that waits for it, and the other way.
     """
-    thread_of = {call.correlation: trace.callers.get(call.thread, call.thread) for call in trace.calls}
-    threads: dict[Thread, list[tuple[int, int]]] = defaultdict(list)
-    for correlation, i in sorted((task.correlation, i) for i, task in enumerate(trace.tasks)):
-        if correlation in thread_of:
-            threads[thread_of[correlation]].append((correlation, i))
-    return threads
+    tasks = np.flatnonzero(trace.launch != UNSET)
+    tasks = tasks[np.argsort(trace.correlation[tasks], kind="stable")]
+    control = trace.control[trace.calls.thread[trace.launch[tasks]]]
+    return {thread: tasks[control == thread].tolist() for thread in np.unique(control).tolist()}
 
 
-def _in_one(spans: list[tuple[int, int]], first_ns: int, then_ns: int) -> bool:
+def _in_one(spans: Sequence[tuple[int, int]], first_ns: int, then_ns: int) -> bool:
     """Whether two instants are in one of several spans, which are apart and in order.
 
     Of a process group's operator: what waits there after the kernel's launch are streams of its own. NCCL

@@ -16,7 +16,18 @@ import numpy as np
 from sim.words.arrays import IntArray
 from sim.words.limits import LATEST_NS
 
-__all__ = ["arguments", "ns", "span", "spans", "text", "texts", "thread_of", "whole", "wholes"]
+__all__ = [
+    "all_arguments",
+    "arguments",
+    "ns",
+    "span",
+    "spans",
+    "text",
+    "texts",
+    "thread_of",
+    "whole",
+    "wholes",
+]
 
 Fields = Mapping[str, Any]
 
@@ -68,6 +79,16 @@ def whole(of: Fields, key: str) -> int:
     return number
 
 
+def size(of: Fields, key: str, each: int = 1) -> int:
+    """Return a number of bytes, of so many elements of `each`; 0: it is not noted."""
+    nbytes = each * whole(of, key) if key in of else 0
+    if nbytes < 0:
+        raise ValueError(f"{key}: {of[key]!r:.40} is no size: it has a negative size of {nbytes} bytes")
+    if nbytes >= 2**63:
+        raise ValueError(f"{key}: {of[key]!r:.40} elements of {each} bytes are a size beyond 64 bits")
+    return nbytes
+
+
 def ns(of: Fields, key: str) -> int:
     """Return a time in microseconds as whole ns, rounded half up, exactly."""
     value = of[key]
@@ -80,28 +101,33 @@ def ns(of: Fields, key: str) -> int:
 # -- of many --------------------------------------------------------------------------------------
 
 
+def all_arguments(events: Sequence[Fields], missing: Fields | None = None) -> Sequence[Fields]:
+    """Return what is noted about events; `missing` where there is nothing, if given."""
+    found = [event["args"] if missing is None else event.get("args", missing) for event in events]
+    return found if {*map(type, found)} <= {dict} else [arguments({"args": each}) for each in found]
+
+
 def texts(events: Sequence[Fields], key: str) -> list[str]:
     """Return names, as `text`."""
     found = [event[key] for event in events]
-    return [*map(sys.intern, found)] if {*map(type, found)} <= {str} else [text(e, key) for e in events]
+    return found if {*map(type, found)} <= {str} else [text(event, key) for event in events]
 
 
-def wholes(of: Sequence[Fields], key: str, missing: int | None = None) -> list[int]:
+def wholes(of: Sequence[Fields], key: str, missing: int | None = None) -> IntArray:
     """Return whole numbers, as `whole`; `missing` where there is none, if given."""
-    found: list[int] = [fields[key] if missing is None else fields.get(key, missing) for fields in of]
-    usual = {*map(type, found)} == {int} and min(found) >= -(2**63) and max(found) < 2**63
-    if usual:
-        return found
-    return [whole(fields, key) if missing is None or key in fields else missing for fields in of]
+    found = [fields[key] if missing is None else fields.get(key, missing) for fields in of]
+    if not {*map(type, found)} <= {int} or min(found, default=0) < -(2**63) or max(found, default=0) >= 2**63:
+        found = [whole(fields, key) if missing is None or key in fields else missing for fields in of]
+    return np.array(found, np.int64)
 
 
-def spans(events: Sequence[Fields]) -> tuple[list[int], list[int]]:
+def spans(events: Sequence[Fields]) -> tuple[IntArray, IntArray]:
     """Return begins and ends, as `span`."""
     start, took = _all_ns(events, "ts"), _all_ns(events, "dur")
     if start is None or took is None or (start + took > LATEST_NS).any():
-        found = [span(event) for event in events]
-        return [begin for begin, _ in found], [end for _, end in found]
-    return start.tolist(), (start + took).tolist()
+        start, end = np.array([span(event) for event in events], np.int64).reshape(-1, 2).T
+        return start, end
+    return start, start + took
 
 
 def _all_ns(events: Sequence[Fields], key: str) -> IntArray | None:
