@@ -220,7 +220,8 @@ def _graph(name: str, processes: Sequence[_Ops]) -> Graph:
 def _coded(words: Sequence[str | None]) -> tuple[list[str], IntArray]:
     """Return the different words, and which of them each is; `UNSET` for None."""
     codes = Codes[str]()
-    return [*codes], np.array([UNSET if word is None else codes[word] for word in words], np.int64)
+    numbers = np.array([UNSET if word is None else codes[word] for word in words], np.int64)
+    return [*codes], numbers
 
 
 @dataclass(frozen=True)
