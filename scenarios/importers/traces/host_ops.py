@@ -1,7 +1,7 @@
 """The host's ops: from what calls do to their threads, one after another.
 
-A thread only ever moves on. So what a call does is a step that holds its thread until a time, if that is later
-than what was before, and where a thread is after each step is their running maximum::
+A thread only ever moves on. So what a call does is a step that holds its thread until a time, if that is
+later than what was before, and where a thread is after each step is their running maximum::
 
     until    4    launch: its task began at 5, with a latency of 1
              9    host: until the next call begins (no op, if the thread is there already)

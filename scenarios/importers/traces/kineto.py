@@ -193,7 +193,7 @@ def _graph(name: str, processes: Sequence[_Ops]) -> Graph:
     order = np.argsort([row.start_ns for row in rows], kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    columns = _Row(*zip(*(rows[i] for i in order.tolist()), strict=True))
+    columns: Any = _Row(*zip(*(rows[i] for i in order.tolist()), strict=True))  # type: ignore[arg-type]
     after = Csr.joined([ops.after for ops in processes]).take(order)
     made = Csr.of_rows(columns.outputs)
     read = Csr.joined([ops.inputs for ops in processes])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -116,9 +117,11 @@ def texts(events: Sequence[Fields], key: str) -> list[str]:
 def wholes(of: Sequence[Fields], key: str, missing: int | None = None) -> IntArray:
     """Return whole numbers, as `whole`; `missing` where there is none, if given."""
     found = [fields[key] if missing is None else fields.get(key, missing) for fields in of]
-    if not {*map(type, found)} <= {int} or min(found, default=0) < -(2**63) or max(found, default=0) >= 2**63:
-        found = [whole(fields, key) if missing is None or key in fields else missing for fields in of]
-    return np.array(found, np.int64)
+    if {*map(type, found)} <= {int}:
+        with suppress(OverflowError):
+            return np.array(found, np.int64)
+    looked_at = [whole(fields, key) if missing is None or key in fields else missing for fields in of]
+    return np.array(looked_at, np.int64)
 
 
 def spans(events: Sequence[Fields]) -> tuple[IntArray, IntArray]:

@@ -71,7 +71,8 @@ class Operators:
     def around(self, calls: Calls, which: IntArray) -> dict[int, tuple[str, int]]:
         """Return name and number of the operators around some of the calls, by correlation."""
         thread, start_ns, end_ns, word, number = self.columns()
-        names, found = [*self.words], {}
+        names = [*self.words]
+        found: dict[int, tuple[str, int]] = {}
         for code in np.unique(calls.thread[which]).tolist():
             of_thread, own = np.flatnonzero(thread == code), which[calls.thread[which] == code]
             order = of_thread[np.lexsort((-end_ns[of_thread], start_ns[of_thread]))]

@@ -115,9 +115,16 @@ class Taken:
         for event in of_role[_SYNC]:
             self._take_sync(event)
         self._take_others(of_role[_OTHER])
-        self._take_operators(of_role[_OPERATOR])
-        self._take_calls(of_role[_HOST])
-        self._take_tasks(of_role[_GPU])
+        operators, calls, tasks = (of_role[role] for role in (_OPERATOR, _HOST, _GPU))
+        try:
+            start_ns, end_ns = spans([*operators, *calls, *tasks])
+        except (KeyError, ValueError):  # of an operator that never ended the profiler makes up an end
+            operators = [event for event in operators if _has_span(event)]
+            start_ns, end_ns = spans([*operators, *calls, *tasks])
+        at, then = len(operators), len(operators) + len(calls)
+        self._take_operators(operators, start_ns[:at], end_ns[:at])
+        self._take_calls(calls, start_ns[at:then], end_ns[at:then])
+        self._take_tasks(tasks, start_ns[then:], end_ns[then:])
 
     def _take_sync(self, event: Event) -> None:
         args, name = arguments(event), event["name"]
@@ -133,22 +140,17 @@ class Taken:
         for event, thread in zip(groups, self._threads_of(groups).tolist(), strict=True):
             self.inside[thread].append(span(event))
             if nbytes := taken(event):
-                row = np.array([[thread], *([ns] for ns in span(event)), [nbytes]])
-                self.collectives.add(*row[:3], [text(event, "name")], row[3])
+                begin_ns, end_ns, given = np.array([*span(event), nbytes], np.int64).reshape(3, 1)
+                self.collectives.add(np.array([thread]), begin_ns, end_ns, [text(event, "name")], given)
 
-    def _take_operators(self, events: Sequence[Event]) -> None:
-        try:
-            times = spans(events)
-        except (KeyError, ValueError):  # of one that never ended the profiler makes up an end
-            events = [event for event in events if _has_span(event)]
-            times = spans(events)
+    def _take_operators(self, events: Sequence[Event], start_ns: IntArray, end_ns: IntArray) -> None:
         args = all_arguments(events, {})
         names, threads = texts(events, "name"), self._threads_of(events)
-        self.operators.add(threads, *times, names, wholes(args, "External id", UNNUMBERED))
+        self.operators.add(threads, start_ns, end_ns, names, wholes(args, "External id", UNNUMBERED))
         counted = [n for n, own in enumerate(args) if SEQUENCE in own]
         sequence = wholes([args[n] for n in counted], SEQUENCE)
         gradient = np.array([is_gradient(names[n], args[n]) for n in counted], np.int64)
-        self._numbered.append(np.stack((threads[counted], times[0][counted], sequence, gradient)))
+        self._numbered.append(np.stack((threads[counted], start_ns[counted], sequence, gradient)))
 
     def _threads_of(self, events: Sequence[Event]) -> IntArray:
         """Return the threads of operators; of one that has none, a thread that calls nothing."""
@@ -157,19 +159,23 @@ class Taken:
             return self.threads.of(zip(processes, threads, strict=True))  # type: ignore[arg-type]
         return self.threads.of(map(_thread_of, events))
 
-    def _take_calls(self, events: Sequence[Event]) -> None:
+    def _take_calls(self, events: Sequence[Event], start_ns: IntArray, end_ns: IntArray) -> None:
         numbers = wholes(all_arguments(events), "correlation")
         threads = zip(wholes(events, "pid").tolist(), wholes(events, "tid").tolist(), strict=True)
-        columns = self._names.of(texts(events, "name")), self.threads.of(threads), numbers, *spans(events)
+        columns = self._names.of(texts(events, "name")), self.threads.of(threads), numbers, start_ns, end_ns
         self._calls.append(np.stack(columns))
 
-    def _take_tasks(self, events: Sequence[Event]) -> None:
+    def _take_tasks(self, events: Sequence[Event], start_ns: IntArray, end_ns: IntArray) -> None:
         noted = all_arguments(events)
-        starts, ends = spans(events)
         numbers = (wholes(noted, key).tolist() for key in ("device", "stream", "correlation"))
         nbytes, ranks = [size(args, "bytes") for args in noted], wholes(noted, "Group size", 0).tolist()
         rows = zip(
-            *(map(sys.intern, texts(events, "name")), *numbers, starts.tolist(), (ends - starts).tolist()),
+            *(
+                map(sys.intern, texts(events, "name")),
+                *numbers,
+                start_ns.tolist(),
+                (end_ns - start_ns).tolist(),
+            ),
             *(
                 nbytes,
                 map(_facts, noted),
