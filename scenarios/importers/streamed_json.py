@@ -38,7 +38,7 @@ _TOKEN: Final = 16
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _NEXT: Final = re.compile(r"[ \t\n\r]*([,\]}])[ \t\n\r]*")
 _BETWEEN: Final = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*\{")
-_TOGETHER: Final = 2**18
+_TOGETHER: Final = 2**17
 """Characters parsed together: what is made of them should fit into a processor's cache."""
 _TRIES: Final = 100
 """How many braces at the end of a piece are looked at for one that is followed by another item."""
@@ -120,6 +120,8 @@ class _Text:
             return
         unclear = -1  # up to where the text was read of which no more items are parsed together
         while True:
+            if len(self._text) - self._at < _TOGETHER and not self._over:
+                self._more(1)  # items at the end are torn, and would be tried in vain
             read = self._before + len(self._text)
             many = self._together(decode) if read > unclear else []
             if not many:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,11 @@ from scenarios.importers.traces.trace_events.kineto_rows import Calls, Thread
 from scenarios.importers.traces.trace_events.operators import Spans
 from sim.words.arrays import Codes, IntArray, by_first_use
 
-__all__ = ["NODE", "SEQUENCE", "Numbered", "callers", "is_gradient"]
+__all__ = ["FORWARD_THREAD", "NODE", "SEQUENCE", "Numbered", "callers", "is_gradient"]
 
 SEQUENCE: Final = "Sequence number"
 _GRADIENT: Final = "autograd::engine::evaluate_function"
-_FORWARD_THREAD: Final = "Fwd thread id"
+FORWARD_THREAD: Final = "Fwd thread id"
 """0, unless the operator is a gradient. Older traces have no `_GRADIENT` around it."""
 
 NODE: Final = re.compile(r"torch::autograd::|\w+Backward\d*$")
@@ -43,9 +43,9 @@ class Numbered(NamedTuple):
     is_gradient: IntArray
 
 
-def is_gradient(name: str, args: Mapping[str, Any]) -> bool:
+def is_gradient(name: str, forward_thread: object) -> bool:
     """Whether an operator with a sequence number is a gradient."""
-    return name.startswith(_GRADIENT) or bool(args.get(_FORWARD_THREAD))
+    return bool(forward_thread) or name.startswith(_GRADIENT)
 
 
 def callers(

@@ -52,33 +52,46 @@ def read_events(path: StrPath) -> Trace:
         No such file, not JSON, no ``traceEvents``, or an event without what it must have (with its index).
     """
     others: dict[str, Any] = {}
-    found, before = Taken(), 0
-    for events in lists(path, "a trace", "traceEvents", others, wanted()):
-        try:
+    found = Taken()
+    try:
+        for events in lists(path, "a trace", "traceEvents", others, wanted()):
             found.take(events)
-        except _WRONG:
-            raise _first_wrong(path, events, before) from None
-        before += len(events)
+        found.look()
+    except _WRONG:
+        raise _first_wrong(path) from None
     rank, world_size = _place(path, others)
     with in_file(path):
         return _trace(found, rank, world_size)
 
 
-def _first_wrong(path: StrPath, events: Sequence[Any], before: int) -> InputError:
-    """Return what is wrong with the first event of some that is."""
-    fine, wrong = 0, len(events)
-    reason: Any = ""
-    while fine < wrong:
-        middle = (fine + wrong) // 2
-        try:
-            Taken().take(events[fine : middle + 1])
-        except _WRONG as error:
-            wrong, reason = middle, f"no {error}" if isinstance(error, KeyError) else error
-        else:
-            fine = middle + 1
-    event = events[fine]
-    name = f" ({event['name']!s:.60})" if isinstance(event, dict) and "name" in event else ""
-    return InputError(f"{path}: traceEvents[{before + fine}]{name}: {reason}")
+def _first_wrong(path: StrPath) -> InputError:
+    """Return what is wrong with the first event of a trace that is."""
+    before = 0
+    for events in lists(path, "a trace", "traceEvents", {}, wanted()):
+        fine, wrong, reason = 0, len(events) + 1, ""
+        while fine + 1 < wrong:  # so many are fine, and so many are not
+            middle = (fine + wrong) // 2
+            if found := _wrong(events[:middle]):
+                wrong, reason = middle, found
+            else:
+                fine = middle
+        if reason:
+            event = events[fine]
+            name = f" ({event['name']!s:.60})" if isinstance(event, dict) and "name" in event else ""
+            return InputError(f"{path}: traceEvents[{before + fine}]{name}: {reason}")
+        before += len(events)
+    raise AssertionError("no event is wrong by itself")
+
+
+def _wrong(events: Sequence[Any]) -> str:
+    """Return what is wrong with one of some events; nothing, if none is."""
+    try:
+        found = Taken()
+        found.take(events)
+        found.look()
+    except _WRONG as error:
+        return f"no {error}" if isinstance(error, KeyError) else str(error)
+    return ""
 
 
 def _trace(found: Taken, rank: int | None, world_size: int | None) -> Trace:

@@ -14,7 +14,6 @@ from typing import Any, Final
 import numpy as np
 
 from scenarios.importers.traces.trace_events.event_fields import (
-    all_arguments,
     arguments,
     size,
     span,
@@ -25,12 +24,12 @@ from scenarios.importers.traces.trace_events.event_fields import (
     whole,
     wholes,
 )
-from scenarios.importers.traces.trace_events.gradients import SEQUENCE, Numbered, is_gradient
+from scenarios.importers.traces.trace_events.gradients import FORWARD_THREAD, SEQUENCE, Numbered, is_gradient
 from scenarios.importers.traces.trace_events.kineto_rows import Calls, GpuTask, HostWait, Thread
 from scenarios.importers.traces.trace_events.messages import message, taken
 from scenarios.importers.traces.trace_events.noted_waits import Noted, noted_wait
 from scenarios.importers.traces.trace_events.operators import UNNUMBERED, Operators, Spans
-from sim.words.arrays import Codes, IntArray
+from sim.words.arrays import Codes
 
 __all__ = ["Taken", "is_collective"]
 
@@ -50,6 +49,8 @@ _FACTS: Final = {
     "grid": "grid", "block": "block", "registers": "registers per thread", "shared_memory": "shared memory",
 }  # fmt: skip
 """Our names of what is recorded about a kernel."""
+_TOGETHER: Final = 2**16
+"""Events that are looked at together."""
 
 
 class _Roles(dict[str, int]):
@@ -61,8 +62,20 @@ class _Roles(dict[str, int]):
         return role
 
 
+class _Kept(list[list[Any]]):
+    """Values of events: a list for each of some fields."""
+
+    def __init__(self, fields: int) -> None:
+        super().__init__([] for _ in range(fields))
+
+    def add(self, *fields: list[Any]) -> None:
+        """Keep the values of further events."""
+        for kept, values in zip(self, fields, strict=True):
+            kept += values
+
+
 class Taken:
-    """Takes events, and keeps what matters.
+    """Takes events, and keeps what matters; all is there after `look`.
 
     Attributes
     ----------
@@ -91,6 +104,15 @@ class Taken:
         self._roles = _Roles()
         self._names: Codes[str] = Codes()
         self._calls, self._numbered = [np.zeros((5, 0), np.int64)], [np.zeros((4, 0), np.int64)]
+        self._forget()
+
+    def _forget(self) -> None:
+        self._waiting, self._of_tasks, self._of_calls, self._of_operators = (
+            0,
+            list[Event](),
+            _Kept(6),
+            _Kept(8),
+        )
 
     def take(self, events: Sequence[Any]) -> None:
         """Keep what matters of some events.
@@ -98,7 +120,7 @@ class Taken:
         Raises
         ------
         KeyError, TypeError, ValueError
-            One has not what it must have.
+            One of these, or of earlier ones, has not what it must have.
         """
         if wrong := {*map(type, events)} - {dict}:
             raise ValueError(f"a {wrong.pop().__name__} is no event")
@@ -114,17 +136,22 @@ class Taken:
                 raise ValueError(f"{what}; the profiler writes 'X'")
         for event in of_role[_SYNC]:
             self._take_sync(event)
-        self._take_others(of_role[_OTHER])
-        operators, calls, tasks = (of_role[role] for role in (_OPERATOR, _HOST, _GPU))
-        try:
-            start_ns, end_ns = spans([*operators, *calls, *tasks])
-        except (KeyError, ValueError):  # of an operator that never ended the profiler makes up an end
-            operators = [event for event in operators if _has_span(event)]
-            start_ns, end_ns = spans([*operators, *calls, *tasks])
-        at, then = len(operators), len(operators) + len(calls)
-        self._take_operators(operators, start_ns[:at], end_ns[:at])
-        self._take_calls(calls, start_ns[at:then], end_ns[at:then])
-        self._take_tasks(tasks, start_ns[then:], end_ns[then:])
+        for event in of_role[_OTHER]:
+            if is_collective(str(event.get("name"))):
+                self._take_range(event)
+        self._keep_operators(of_role[_OPERATOR])
+        self._keep_calls(of_role[_HOST])
+        self._of_tasks += of_role[_GPU]
+        self._waiting += len(events)
+        if self._waiting >= _TOGETHER:
+            self.look()
+
+    def look(self) -> None:
+        """Look at all that was kept so far; raises what `take` does."""
+        self._look_at_operators(*self._of_operators)
+        self._look_at_calls(*self._of_calls)
+        self._look_at_tasks(self._of_tasks)
+        self._forget()
 
     def _take_sync(self, event: Event) -> None:
         args, name = arguments(event), event["name"]
@@ -134,63 +161,72 @@ class Taken:
             call = whole(args, "correlation")
             self.host_waits[call] = HostWait(whole(args, "device"), whole(args, "stream"), call)
 
-    def _take_others(self, events: Sequence[Event]) -> None:
-        """Take the ranges of process groups."""
-        groups = [event for event in events if is_collective(str(event.get("name")))]
-        for event, thread in zip(groups, self._threads_of(groups).tolist(), strict=True):
-            self.inside[thread].append(span(event))
-            if nbytes := taken(event):
-                begin_ns, end_ns, given = np.array([*span(event), nbytes], np.int64).reshape(3, 1)
-                self.collectives.add(np.array([thread]), begin_ns, end_ns, [text(event, "name")], given)
+    def _take_range(self, event: Event) -> None:
+        """Take a range of a process group."""
+        thread = self.threads[_thread_of(event.get("pid"), event.get("tid"))]
+        self.inside[thread].append(span(event))
+        if nbytes := taken(event):
+            begin_ns, end_ns, given = np.array([*span(event), nbytes], np.int64).reshape(3, 1)
+            self.collectives.add(np.array([thread]), begin_ns, end_ns, [text(event, "name")], given)
 
-    def _take_operators(self, events: Sequence[Event], start_ns: IntArray, end_ns: IntArray) -> None:
-        args = all_arguments(events, {})
-        names, threads = texts(events, "name"), self._threads_of(events)
-        self.operators.add(threads, start_ns, end_ns, names, wholes(args, "External id", UNNUMBERED))
-        counted = [n for n, own in enumerate(args) if SEQUENCE in own]
-        sequence = wholes([args[n] for n in counted], SEQUENCE)
-        gradient = np.array([is_gradient(names[n], args[n]) for n in counted], np.int64)
-        self._numbered.append(np.stack((threads[counted], start_ns[counted], sequence, gradient)))
+    def _keep_operators(self, events: Sequence[Event]) -> None:
+        args = [event.get("args", {}) for event in events]
+        if not {*map(type, args)} <= {dict}:
+            args = [arguments(event) if "args" in event else {} for event in events]
+        self._of_operators.add(
+            *([event.get(key) for event in events] for key in ("ts", "dur", "pid", "tid")),
+            [event["name"] for event in events],
+            [own.get("External id", UNNUMBERED) for own in args],
+            *([own.get(key) for own in args] for key in (SEQUENCE, FORWARD_THREAD)),
+        )
 
-    def _threads_of(self, events: Sequence[Event]) -> IntArray:
-        """Return the threads of operators; of one that has none, a thread that calls nothing."""
-        processes, threads = [event.get("pid") for event in events], [event.get("tid") for event in events]
-        if {*map(type, processes), *map(type, threads)} <= {int}:
-            return self.threads.of(zip(processes, threads, strict=True))  # type: ignore[arg-type]
-        return self.threads.of(map(_thread_of, events))
+    def _look_at_operators(self, ts: Any, dur: Any, pid: Any, tid: Any, *others: Any) -> None:
+        try:
+            start_ns, end_ns = spans(ts, dur)
+        except ValueError:  # of one that never ended the profiler makes up an end
+            rows = zip(ts, dur, pid, tid, *others, strict=True)
+            whole_ones = _Kept(4 + len(others))
+            whole_ones.add(*([*column] for column in zip(*filter(_ends, rows), strict=True)))
+            return self._look_at_operators(*whole_ones)
+        names, numbers, sequence, forward = others
+        usual = {*map(type, pid), *map(type, tid)} <= {int}
+        thread = self.threads.of(zip(pid, tid, strict=True) if usual else map(_thread_of, pid, tid))
+        self.operators.add(thread, start_ns, end_ns, texts(names, "name"), wholes(numbers, "External id"))
+        has = [n for n, own in enumerate(sequence) if own is not None]
+        gradient = np.array([is_gradient(names[n], forward[n]) for n in has], np.int64)
+        counted = wholes([sequence[n] for n in has], SEQUENCE)
+        self._numbered.append(np.stack((thread[has], start_ns[has], counted, gradient)))
 
-    def _take_calls(self, events: Sequence[Event], start_ns: IntArray, end_ns: IntArray) -> None:
-        numbers = wholes(all_arguments(events), "correlation")
-        threads = zip(wholes(events, "pid").tolist(), wholes(events, "tid").tolist(), strict=True)
-        columns = self._names.of(texts(events, "name")), self.threads.of(threads), numbers, start_ns, end_ns
-        self._calls.append(np.stack(columns))
+    def _keep_calls(self, events: Sequence[Event]) -> None:
+        fields = ([event[key] for event in events] for key in ("ts", "dur", "pid", "tid", "name"))
+        self._of_calls.add(*fields, [own["correlation"] for own in _all_arguments(events)])
 
-    def _take_tasks(self, events: Sequence[Event], start_ns: IntArray, end_ns: IntArray) -> None:
-        noted = all_arguments(events)
-        numbers = (wholes(noted, key).tolist() for key in ("device", "stream", "correlation"))
-        nbytes, ranks = [size(args, "bytes") for args in noted], wholes(noted, "Group size", 0).tolist()
+    def _look_at_calls(self, ts: Any, dur: Any, pid: Any, tid: Any, name: Any, correlation: Any) -> None:
+        threads = zip(wholes(pid, "pid").tolist(), wholes(tid, "tid").tolist(), strict=True)
+        numbers = self._names.of(texts(name, "name")), self.threads.of(threads)
+        self._calls.append(np.stack((*numbers, wholes(correlation, "correlation"), *spans(ts, dur))))
+
+    def _look_at_tasks(self, events: Sequence[Event]) -> None:
+        args = _all_arguments(events)
+        ts, dur, name = ([event[key] for event in events] for key in ("ts", "dur", "name"))
+        device, stream, correlation = (
+            wholes([own[key] for own in args], key).tolist() for key in ("device", "stream", "correlation")
+        )
+        start_ns, end_ns = spans(ts, dur)
+        place = map(sys.intern, texts(name, "name")), device, stream, correlation, start_ns.tolist()
         rows = zip(
-            *(
-                map(sys.intern, texts(events, "name")),
-                *numbers,
-                start_ns.tolist(),
-                (end_ns - start_ns).tolist(),
-            ),
-            *(
-                nbytes,
-                map(_facts, noted),
-                map(_group, noted),
-                map(_is_pair, noted),
-                map(message, noted),
-                ranks,
-            ),
+            *place,
+            (end_ns - start_ns).tolist(),
+            *(map(found, args) for found in (_nbytes, _facts, _group, _is_pair, message)),
+            wholes([own.get("Group size", 0) for own in args], "Group size").tolist(),
             strict=True,
         )
         self.tasks += map(GpuTask._make, rows)
         for key in ("External id", "external id"):
-            has = [args for args in noted if key in args]
-            numbered = zip(wholes(has, "correlation").tolist(), wholes(has, key).tolist(), strict=True)
-            self.external |= {n: external for n, external in numbered if external != n}
+            has = [n for n, own in enumerate(args) if key in own]
+            for n, external in zip(has, wholes([args[n][key] for n in has], key).tolist(), strict=True):
+                if external != correlation[n]:
+                    self.external[correlation[n]] = external
 
     def calls(self) -> Calls:
         """Return the calls, in order of time, then of threads and numbers."""
@@ -214,21 +250,30 @@ def is_collective(name: str) -> bool:
     return name.startswith(_COLLECTIVE)
 
 
-def _has_span(event: Event) -> bool:
+def _all_arguments(events: Sequence[Event]) -> Sequence[Event]:
+    found = [event["args"] for event in events]
+    return found if {*map(type, found)} <= {dict} else [arguments(event) for event in events]
+
+
+def _ends(row: Sequence[Any]) -> bool:
+    """Whether an operator has a begin and an end."""
     try:
-        span(event)
-    except (KeyError, ValueError):
+        span({"ts": row[0], "dur": row[1]})
+    except ValueError:
         return False
     return True
 
 
-def _thread_of(event: Event) -> Thread:
+def _thread_of(process: Any, thread: Any) -> Thread:
     """Return process and thread of an operator; of one that has none, a thread that calls nothing."""
-    process, thread = event.get("pid"), event.get("tid")
     if type(process) is int and type(thread) is int:
         return process, thread
     known = str(process).isdecimal() and str(thread).isdecimal()
-    return thread_of(event) if known else (-1, -1)
+    return thread_of({"pid": process, "tid": thread}) if known else (-1, -1)
+
+
+def _nbytes(args: Event) -> int:
+    return size(args, "bytes")
 
 
 def _facts(args: Event) -> dict[str, Any]:
