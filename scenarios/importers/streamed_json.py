@@ -38,7 +38,7 @@ _TOKEN: Final = 16
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _NEXT: Final = re.compile(r"[ \t\n\r]*([,\]}])[ \t\n\r]*")
 _BETWEEN: Final = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*\{")
-_TOGETHER: Final = 2**17
+_TOGETHER: Final = 2**16
 """Characters parsed together: what is made of them should fit into a processor's cache."""
 _TRIES: Final = 100
 """How many braces at the end of a piece are looked at for one that is followed by another item."""

@@ -49,7 +49,7 @@ _FACTS: Final = {
     "grid": "grid", "block": "block", "registers": "registers per thread", "shared_memory": "shared memory",
 }  # fmt: skip
 """Our names of what is recorded about a kernel."""
-_TOGETHER: Final = 2**16
+_TOGETHER: Final = 2**13
 """Events that are looked at together."""
 
 
