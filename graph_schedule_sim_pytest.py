@@ -23,7 +23,7 @@ import pytest
 if TYPE_CHECKING:
     from scenarios.regression.check import Checked
     from scenarios.regression.simulate import Simulate
-    from scenarios.run.load import Case
+    from scenarios.run.scenario import Case
 
 __all__ = ["ScenarioFile", "ScenarioTest", "simulate"]
 

@@ -112,7 +112,7 @@ def filled(text: str, ask: Ask, target: Path) -> str:
 def _refuse_wrong(text: str, value: str, default: str, target: Path) -> None:
     """Refuse an answer that makes no scenario, or names no file where the default is one."""
     from devices.machine import make_machine
-    from scenarios.run.load import scenario_of
+    from scenarios.run.scenario import scenario_of
 
     document = Document(read_yaml_text(text, "the answer", places=False), target)
     if (_EXAMPLES / default).is_file() and not document.file(value).is_file():

@@ -21,7 +21,7 @@ from scenarios.importers import load_graph
 from scenarios.ops.control_flow import while_loop
 from scenarios.run.decisions import resolve
 from scenarios.run.execute import run_case
-from scenarios.run.load import Case, Scenario
+from scenarios.run.scenario import Case, Scenario
 from scenarios.schema import ScenarioFile
 from scenarios.work.workload import Work
 from sim import Graph, GraphBuilder, Machine, Trace

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import pytest
 from parallel_helpers import run
 
-from policies.compile import attention
 from policies.compile.attention import FuseAttention
 from policies.compile.parallel.context.context_parallel import ContextParallel
 from policies.compile.parallel.ddp import DistributedDataParallel
@@ -74,7 +72,3 @@ def test_what_is_not_attention_stays_and_is_told() -> None:
     for graph in (layer(False), layer(True, again=True), Training().apply(layer(True))):
         with pytest.raises(GraphError, match="has no softmax between two products of data"):
             FuseAttention().apply(graph)
-
-
-def test_examples() -> None:
-    assert not doctest.testmod(attention).failed

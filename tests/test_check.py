@@ -25,7 +25,9 @@ def test_every_run_that_expects_something_is_checked(tmp_path: Path) -> None:
     own, in_order, one_core = check_file(path)
     assert [one.label for one in (own, in_order, one_core)] == ["ready-queue", "in-order", "one core"]
     assert [one.exit_status for one in (own, in_order, one_core)] == [0, 0, 1]
-    assert one_core.messages == [f"{path}:16:80: makespan is 65 us, expected 1 us"]
+    assert one_core.messages[0] == f"{path}:16:80: makespan is 65 us, expected 1 us"
+    assert f"`sim run {path} --policy 'one core' --ops golden.csv`" in one_core.messages[1]
+    assert f"`sim diff golden.csv {path} --policy 'one core'`" in one_core.messages[1]
 
 
 def test_a_file_that_is_wrong_and_one_that_expects_nothing(tmp_path: Path) -> None:

@@ -61,9 +61,11 @@ def test_run_says_what_is_not_as_expected_with_exit_status_1(tmp_path: Path) -> 
     assert result.exit_code == 1
     assert sim("run", path, "--set", "seed=1").exit_code == 0  # no longer what the file says
     assert sim("compare", path).exit_code == sim("run", path, "--json").exit_code == 1
-    assert (
-        result.stdout.splitlines()[-1] == f"not as expected: {path}:13:13: makespan is 65 us, expected 45 us"
-    )
+    assert result.stdout.splitlines()[-2:] == [
+        f"not as expected: {path}:13:13: makespan is 65 us, expected 45 us",
+        f"  what moved is unknown, as no schedule is recorded: `sim run {path} --ops golden.csv` where this "
+        f"still holds, then `sim diff golden.csv {path}`",
+    ]
 
 
 def test_compare_ranks_the_policies_and_says_why(tmp_path: Path) -> None:

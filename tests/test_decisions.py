@@ -16,7 +16,8 @@ from policies.linearize.depth_first import DepthFirst
 from policies.streams.per_branch import PerBranch
 from policies.streams.single import Single
 from scenarios.run.execute import run_scenario
-from scenarios.run.load import Case, Scenario, load_scenario
+from scenarios.run.load import load_scenario
+from scenarios.run.scenario import Case, Scenario
 from sim import Policy
 from sim.words import plugins
 from sim.words.errors import ScenarioError

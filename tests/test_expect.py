@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from cli_runner import sim
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,11 @@ from scenario_texts import GOOD, changed, write
 
 from scenarios.expect.relative import read_relative, resolved
 from scenarios.fields.results import RESULTS, holds
+from scenarios.fields.throughput import RATES
+from scenarios.regression.check import check_file
 from scenarios.run import execute
-from scenarios.run.execute import Result, job_of, run_case, run_scenario
+from scenarios.run.case_job import job_of
+from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
 from sim.words.errors import ScenarioError
 
@@ -87,7 +91,9 @@ def test_what_does_not_hold_says_what_came_out_and_where_it_stands(
     assert not result.passed
     [outcome] = result.outcomes
     place, _, message = outcome.message.partition(": ")
+    message, _, unknown = message.partition("\n  what moved is unknown, as no schedule is recorded: ")
     assert message == says
+    assert bool(unknown) == expect.startswith("makespan")
     assert place.startswith(f"{tmp_path}/s.yaml:12:")
 
 
@@ -191,6 +197,14 @@ def test_a_run_that_others_name_runs_once(tmp_path: Path, monkeypatch: pytest.Mo
     twice = "{makespan: {at_most: 1 x one core}, tasks: 1 x one core}"
     assert held(tmp_path, f"{{two: {twice}}}") == {"two": ["", ""]}
     assert ran == ["two", "one core"]
+    ran.clear()
+    both = f"{{one core: {{tasks: 4}}, two: {twice}}}"
+    path = write(tmp_path, f"{GOOD.partition('expect:')[0]}{TWO}expect: {both}\n")
+    assert sim("compare", path).exit_code == 0
+    assert ran == ["one core", "two"]
+    ran.clear()
+    assert [(each.label, each.exit_status) for each in check_file(path)] == [("one core", 0), ("two", 0)]
+    assert ran == ["one core", "two"]
 
 
 @given(
@@ -248,6 +262,11 @@ workload:
 """
     expect = "sent.wire: 1kB, link_busy.wire: 2us, start.b: 12us, peak_memory.gpu0: {at_least: 1kB}"
     assert run(tmp_path, expect, text).passed
+    (outcome,) = run(tmp_path, "peak_memory.gpu1: 500B", text).outcomes
+    assert outcome.told.splitlines() == [
+        "peak_memory.gpu1 is 1 kB, expected 500 B",
+        "  at 10 us, at the peak, gpu1 holds 'a' (1 kB)",
+    ]
 
 
 def test_to_json_has_base_units(tmp_path: Path) -> None:
@@ -271,5 +290,5 @@ def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
     for kind, row in RESULTS.items():
         if row.of not in ("link", "recovery") and kind != "schedule":  # compared by tests/test_golden.py
             value = row.get(result.summary, result.trace, names[row.of])
-            others = (*OF_PIPELINES, *OF_TRAINING, *OF_FAILURES, *OF_PARALLEL, "peak_reserved")
+            others = (*RATES, *OF_PIPELINES, *OF_TRAINING, *OF_FAILURES, *OF_PARALLEL, "peak_reserved")
             assert value is not None or kind in others

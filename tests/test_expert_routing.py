@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -200,10 +198,3 @@ def test_damaged_npz_files(tmp_path: Path) -> None:
 def test_wrong_routing(form: object, more: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         route(form, **more)
-
-
-@pytest.mark.parametrize("name", ["routing", "expert_parallel"])
-def test_examples(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"policies.compile.parallel.experts.{name}"))
-    assert result.attempted
-    assert not result.failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,6 @@ from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.recorded import Recorded
 from sim import Device, GraphBuilder, Machine, Trace, simulate
-from sim.explain import exposed
 from sim.explain.exposed import exposed_communication
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.facts.where import Where
@@ -198,10 +196,6 @@ def test_a_copy_that_the_host_launches_late_delays_what_it_prepares(
     }
     assert (starts["a"], starts["c"], starts["copy"], starts["gather"]) == (20, 50, 100, 120)
     assert exposed_communication(Facts(trace)) == {"gpu0": parts}
-
-
-def test_the_example_of_exposed_communication() -> None:
-    assert not doctest.testmod(exposed).failed
 
 
 def test_the_life_of_an_op() -> None:

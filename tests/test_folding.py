@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -287,11 +285,6 @@ def test_a_folded_device_and_its_ops_may_be_expected(tmp_path: Path) -> None:
     assert ran(tmp_path / "a.yaml", {**content, "expect": expect}, True).passed
     with pytest.raises(ScenarioError, match="unknown device 'gpu9'"):
         ran(tmp_path / "a.yaml", {**content, "expect": {"idle.gpu9": "0ns"}}, True)
-
-
-@pytest.mark.parametrize("name", ["sim.machine.folding", "policies.compile.parallel.fold.folding"])
-def test_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 def test_a_folded_run_has_as_many_devices_as_others(tmp_path: Path) -> None:

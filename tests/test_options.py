@@ -14,7 +14,8 @@ from policies.pipeline.families.gpipe import gpipe
 from policies.pipeline.zero_bubble.zb_auto import zb_auto
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
-from scenarios.run.load import load_scenario, scenario_of
+from scenarios.run.load import load_scenario
+from scenarios.run.scenario import scenario_of
 from sim.words import plugins
 from sim.words.errors import InfeasibleError, InputError, ScenarioError
 from sim.words.options import checked, parameters

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 from dataclasses import replace
 
 import pytest
@@ -277,10 +275,3 @@ def test_wrong_ranks(ranks: object) -> None:
 def test_more_ops_than_fit_are_refused() -> None:
     with pytest.raises(InputError, match="ops are more than"):
         DistributedDataParallel(100_000).apply(layers([40] * 40))
-
-
-@pytest.mark.parametrize("name", ["buckets", "ddp", "ranks"])
-def test_examples(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"policies.compile.parallel.{name}"))
-    assert result.attempted
-    assert not result.failed

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from parallel_helpers import by_stream, layers, run
 
 from policies.compile.parallel.context.context_parallel import ContextParallel
 from policies.compile.parallel.ddp import DistributedDataParallel
 from policies.compile.parallel.megatron_ddp import MegatronDDP
-from policies.compile.parallel.micro_batches import accumulation
 from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
 from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
 from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne
@@ -70,7 +67,3 @@ def test_wrong_places_and_numbers() -> None:
         GradientAccumulation(2).apply(GradientAccumulation(2).apply(THREE))
     with pytest.raises(InputError, match="micro_batches must be a whole number of at least 1; found 0"):
         GradientAccumulation(0)
-
-
-def test_examples() -> None:
-    assert not doctest.testmod(accumulation).failed

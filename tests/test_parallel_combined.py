@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 from itertools import product
 
 import pytest
@@ -121,8 +119,3 @@ def test_what_cannot_be_combined_is_refused() -> None:
     b.op("gpu1/a", inputs=["gpu0/r"], device="gpu1")
     with pytest.raises(GraphError, match="gpu1 reads 'gpu0/r' of another rank"):
         RankOrder().apply(b.build())
-
-
-@pytest.mark.parametrize("name", ["grid.ranked", "grid.rank_grid", "ranks", "fold.folding"])
-def test_examples(name: str) -> None:
-    assert not doctest.testmod(importlib.import_module(f"policies.compile.parallel.{name}")).failed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 from collections import Counter
 from fractions import Fraction
 from itertools import product
@@ -297,8 +295,3 @@ def test_what_cannot_be_is_refused() -> None:
         ContextParallel(3, "all-to-all").apply(STEP)
     with pytest.raises(GraphError, match="tensor-parallel comes before"):
         TensorParallel(2).apply(ContextParallel(2).apply(STEP))
-
-
-@pytest.mark.parametrize("name", ["chunks", "context_parallel"])
-def test_examples(name: str) -> None:
-    assert not doctest.testmod(importlib.import_module(f"policies.compile.parallel.context.{name}")).failed

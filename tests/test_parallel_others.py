@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import json
 from pathlib import Path
 
@@ -171,18 +169,3 @@ def test_servers_take_parameters_in_turn() -> None:
     assert updates == ["ps0/w0/update", "ps1/w1/update", "ps0/w2/update"]
     with pytest.raises(InputError, match="servers must be a list of devices"):
         ParameterServer(1, 2)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "policies.compile.parallel.megatron_ddp",
-        "policies.compile.parallel.parameter_server",
-        "sim.analysis.training.expert_load",
-        "sim.analysis.training.staleness",
-    ],
-)
-def test_examples(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(name))
-    assert result.attempted
-    assert not result.failed

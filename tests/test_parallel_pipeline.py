@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections import Counter
 
 import pytest
@@ -11,7 +10,6 @@ from parallel_helpers import by_stream
 from devices.cost.cost_models import FixedCost
 from policies.compile.parallel.ddp import DistributedDataParallel
 from policies.compile.parallel.megatron_ddp import MegatronDDP
-from policies.compile.parallel.micro_batches import stages
 from policies.compile.parallel.micro_batches.pipeline_parallel import PipelineParallel
 from policies.compile.parallel.micro_batches.stages import Stages
 from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
@@ -196,7 +194,3 @@ def test_what_cannot_be_is_refused() -> None:
         Stages(["layer9"]).apply(gpt_graph(GPT))
     with pytest.raises(GraphError, match="comes before the rewrite that makes them"):
         PipelineParallel(2, 2).apply(DistributedDataParallel(2).apply(chain(2)))
-
-
-def test_examples() -> None:
-    assert not doctest.testmod(stages).failed

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
-
 import pytest
 from parallel_helpers import by_stream, layers, run
 
@@ -359,10 +356,3 @@ def test_zero_3_keeps_to_what_may_be_live() -> None:
 def test_zero_3_without_streams_of_its_own() -> None:
     graph = ZeroThree(2, param_persistence_threshold=0, overlap_comm=False).apply(layers(FOUR))
     assert list(by_stream(run(graph, 2))) == ["compute"]
-
-
-@pytest.mark.parametrize("name", ["fsdp2", "program", "zero.stages_1_and_2", "zero.stage_3"])
-def test_examples(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"policies.compile.parallel.{name}"))
-    assert result.attempted
-    assert not result.failed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import warnings
 from collections import Counter
 from fractions import Fraction
@@ -400,11 +398,6 @@ def test_gradients_are_those_of_one_device(data: st.DataObject) -> None:
             whole = parts[name] == 4 * values[name].size
             for each in [*found] if whole else [np.concatenate(found, axis[name])]:
                 np.testing.assert_allclose(each, alone[0][f"{name}/update"], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["tensor_parallel", "plan"])
-def test_examples(name: str) -> None:
-    assert not doctest.testmod(importlib.import_module(f"policies.compile.parallel.tensor.{name}")).failed
 
 
 def test_what_is_kept_for_the_backward_falls() -> None:

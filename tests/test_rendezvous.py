@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections import Counter, defaultdict
 from contextlib import suppress
 from itertools import pairwise
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from program_helpers import programs
 from rendezvous_helpers import rendezvous_keys
 
-import sim.graph.rendezvous_keys
 from devices.machine import make_machine
 from devices.memory.memory_description import MemorySpec
 from devices.memory.run.tensors import tensor_memory
@@ -574,7 +572,3 @@ def test_recvs_on_gpus_keep_the_invariants(g: Graph, hop: int, streams: int, lin
                 np.append(0, level)[np.searchsorted(time_ns, at, side="right")] for time_ns, level in levels
             )
             assert taken.tolist() == needed.tolist()
-
-
-def test_the_example_of_the_page() -> None:
-    assert doctest.testmod(sim.graph.rendezvous_keys).failed == 0

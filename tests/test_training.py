@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -359,19 +357,3 @@ def test_inception_v3_as_a_step_of_training(data_dir: Path) -> None:
     assert (makespan >= machine["bound_ms"]).all()
     assert makespan["auto-tuned"] <= makespan.min()
     assert training_step(step) is step
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("batch", "partition", "simplify.batch_norm", "simplify.prune"),
-        *("training.backward", "training.gradients", "training.training_step"),
-    ],
-)
-def test_examples_of_rewrites(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"policies.compile.{name}")).failed == 0
-
-
-@pytest.mark.parametrize("name", ["placements", "runtimes_study"])
-def test_examples_of_studies(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"studies.{name}")).failed == 0

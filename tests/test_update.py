@@ -117,6 +117,10 @@ def test_tables_are_written_anew(tmp_path: Path) -> None:
         assert sim("check", "--update", one).exit_code == 0
         assert sim("check", one).exit_code == 0
         assert (tmp_path / "golden.csv").read_text().startswith("op,")
+    both = write(tmp_path, HEAD_OF_LINE + "expect: {schedule: golden.csv, makespan: 1us}\n", "both.yaml")
+    told = sim("check", both).stdout
+    assert "expected 1 us" in told
+    assert "what moved is unknown" not in told
     expect = "expect: {schedule: golden.csv}"
     several = f"compare: [{{name: in-order, {expect}}}, {{name: out-of-order, window: 4, {expect}}}]\n"
     two = write(tmp_path, HEAD_OF_LINE + several)
@@ -137,8 +141,11 @@ def test_formats(tmp_path: Path) -> None:
     github = sim("check", "--format", "github", path)
     assert github.exit_code == 1
     where = f"file={path},line=13,col=13,title=sim check%3A ready-queue"
+    unknown = "what moved is unknown, as no schedule is recorded"
     assert github.stdout.splitlines()[1:3] == [
-        f"::error {where}::makespan is 45 us, expected 44 us",
+        f"::error {where}::makespan is 45 us, expected 44 us%0A"
+        f"  {unknown}: `sim run {path} --ops golden.csv` where this still holds, "
+        f"then `sim diff golden.csv {path}`",
         f"::error {where.replace('13,col=13', '14,col=10')}::order is [a, b], expected [b, a]%0A"
         "  'a' starts at 0 ns, before 'b', which starts at 10 us%0A"
         "  at 0 ns 'b' needs 'a', which runs on cpu0/w0",

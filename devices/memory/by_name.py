@@ -123,7 +123,7 @@ def make_allocator(
     --------
     >>> make_allocator("bfc", 1 << 30, allow_growth=True).alloc(1000).nbytes
     1024
-    >>> make_allocator("bcf")  # doctest: +ELLIPSIS
+    >>> make_allocator("bcf")
     Traceback (most recent call last):
     sim.words.errors.UnknownNameError: unknown allocator 'bcf'; did you mean 'bfc'? Known: bfc, caching, ...
     """

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from policies.compile.records import Edge, Record, Records, read, write
+from policies.compile.records import Edge, Record, Records, by_name, read, write
 from sim import Graph, Machine
 from sim.machine.machine import Host
 from sim.words.errors import InputError, UnknownNameError, located
@@ -103,7 +103,7 @@ class DistributedSession:
         replies = [(record.name, 0) for record in end]
         end.append(self._op("step/done", self.master, replies))
         end.append(self._op("step/return", self.client, [("step/done", 0)]))
-        records.ops = {record.name: record for record in (*begin, *records.ops.values(), *end)}
+        records.ops = by_name((*begin, *records.ops.values(), *end))
         return write(records)
 
     def _op(self, name: str, device: str, inputs: Sequence[Edge] = ()) -> Record:

@@ -63,12 +63,12 @@ class Layout:
         """Put a transpose before the first input and after the first output of ops in the other format."""
         current = differing[0].attributes["data_format"]
         nbytes = [records.nbytes(record.inputs[0][0]) for record in differing]
-        moved = {record.name: f"{record.name}/to_{current}" for record in differing}
+        moved = {record.name: records.free(f"{record.name}/to_{current}") for record in differing}
         for reader in records.ops.values():  # whoever follows an op still follows the op itself
             reader.inputs = [(moved.get(tensor, tensor), d) for tensor, d in reader.inputs]
         for record, size in zip(differing, nbytes, strict=True):
             record.attributes["data_format"] = self.prefer
-            before = f"{record.name}/to_{self.prefer}"
+            before = records.free(f"{record.name}/to_{self.prefer}")
             _transpose(before, record.inputs[0], (current, self.prefer), size, record, records)
             record.inputs[0] = (before, 0)
             size = record.outputs[0]
@@ -134,7 +134,7 @@ class _Transposes:
         self._read(record, [producer.inputs[0] for producer in transposes])
         for producer in transposes:
             self._drop(producer)
-        below = f"{record.name}/to_{way[1]}"
+        below = self.records.free(f"{record.name}/to_{way[1]}")
         _transpose(below, (record.name, 0), way, record.outputs[0], record, self.records)
         self._add(below)
         self.followers[below] = []

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any, Final
 
-from policies.compile.records import Edge, Record, Records, frames_given, read, write
+from policies.compile.records import Edge, Record, Records, by_name, frames_given, read, write
 from sim import Graph, Policy
 from sim.graph.frames import FrameStructure, frame_structure, has_control_flow
 from sim.words.errors import InputError
@@ -130,7 +130,7 @@ class _Cut:
         """Return all ops, old and new."""
         ops = self.records.ops
         in_order = (record for name in ops for record in (*self.before[name], ops[name]))
-        self.records.ops = {record.name: record for record in in_order}
+        self.records.ops = by_name(in_order)
         return self.records
 
     def edges(self, record: Record) -> None:

@@ -6,9 +6,9 @@ turns the graph into `Record` values by name, changes those, and builds a new gr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from typing import Any
 
 from policies.compile.stateful_kinds import IN_PLACE, STATEFUL
@@ -17,8 +17,9 @@ from sim.graph.csr import Csr
 from sim.graph.frames import FrameStructure
 from sim.graph.graph import Role
 from sim.words.arrays import UNSET, IntArray
+from sim.words.errors import GraphError
 
-__all__ = ["Edge", "External", "Record", "Records", "frames_given", "read", "write"]
+__all__ = ["Edge", "External", "Record", "Records", "by_name", "frames_given", "free_name", "read", "write"]
 
 
 Edge = tuple[str, int]
@@ -90,6 +91,23 @@ class Records:
     ops: dict[str, Record]
     externals: dict[str, External]
     device_facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def make(self, record: Record) -> Record:
+        """Add an op under a name that others count on.
+
+        Raises
+        ------
+        GraphError
+            An op or a tensor has this name.
+        """
+        if record.name in self.ops or record.name in self.externals:
+            raise _taken(record.name)
+        self.ops[record.name] = record
+        return record
+
+    def free(self, name: str) -> str:
+        """Return a name for a new op: see `free_name`."""
+        return free_name(name, self.ops, self.externals)
 
     def producer(self, tensor: str) -> Record | None:
         """Return the op that makes a tensor; None for a graph input or parameter."""
@@ -168,6 +186,39 @@ class Records:
                     users[producer.name] -= 1
                     if producer.name in candidates and not users[producer.name]:
                         unused.append(producer.name)
+
+
+def free_name(name: str, *taken: Container[str]) -> str:
+    """Return a name for an op that a rewrite makes: another one if an op or a tensor has this one.
+
+    Examples
+    --------
+    >>> free_name("a/update", {"a/update", "a/update.2"})
+    'a/update.3'
+    """
+    names = chain([name], (f"{name}.{k}" for k in count(2)))
+    return next(each for each in names if not any(each in row for row in taken))
+
+
+def by_name(made: Iterable[Record]) -> dict[str, Record]:
+    """Return ops by name, in their order.
+
+    Raises
+    ------
+    GraphError
+        Two have the same name.
+    """
+    found: dict[str, Record] = {}
+    for record in made:
+        if record.name in found:
+            raise _taken(record.name)
+        found[record.name] = record
+    return found
+
+
+def _taken(name: str) -> GraphError:
+    message = f"two ops would be called {name!r}, the graph's and one that the rewrite makes"
+    return GraphError(f"{message}; give the graph's another name").about(name)
 
 
 def read(graph: Graph) -> Records:

@@ -41,7 +41,7 @@ def stream_notes(results: Sequence[Result]) -> list[str]:
     >>> from scenarios.run.execute import run_scenario
     >>> changes = ["policy=in-order", "machine.ideal=true"]
     >>> scenario = load_scenario("scenarios/examples/quickstart.yaml", sets=changes)
-    >>> stream_notes([run_scenario(scenario)])  # doctest: +ELLIPSIS
+    >>> stream_notes([run_scenario(scenario)])
     ['gpu0 used 1 of 4 streams; to use more, set policy.streams (per-branch, per-kind, ...)']
     """
     found = _recorded_in_vain(results)

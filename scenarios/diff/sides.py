@@ -32,7 +32,7 @@ from sim.record.plan import SCHEMA as PLAN
 from sim.words.errors import InputError
 
 if TYPE_CHECKING:
-    from scenarios.run.load import Case, Scenario
+    from scenarios.run.scenario import Case, Scenario
     from sim.graph.graph import Graph
     from sim.trace import Trace
 

@@ -169,7 +169,9 @@ class Expectation(NamedTuple):
     def _unknown(self, loc: Loc, of: str, name: str, known: Sequence[str]) -> ScenarioError:
         return self.document.error(loc, f"unknown {of} {name!r}{hint(name, known)}", key=True)
 
-    def hold(self, run: Run, other: Callable[[str], Run], *, new_tables: bool = False) -> Outcome:
+    def hold(
+        self, run: Run, other: Callable[[str], Run], *, new_tables: bool = False, unrecorded: str = ""
+    ) -> Outcome:
         """Compare with what came out.
 
         Parameters
@@ -179,6 +181,8 @@ class Expectation(NamedTuple):
             Returns the run of a label, for what is expected beside it.
         new_tables : bool
             Whether a table of ops need not have the run yet, or not be there: then it does not hold.
+        unrecorded : str
+            Of a run whose schedule is held to no table: how commands name it, for how to find what moved.
 
         Raises
         ------
@@ -212,13 +216,19 @@ class Expectation(NamedTuple):
         told = f"{self.what} is {result.unit.show(actual)}, expected {wanted}"
         if not passed:
             told += self._why(actual, condition, run)
+            if self.what == "makespan" and unrecorded and not references:
+                record = f"`sim run {unrecorded} --ops golden.csv` where this still holds"
+                told += f"\n  what moved is unknown, as no schedule is recorded: {record}, then "
+                told += f"`sim diff golden.csv {unrecorded}`"
         return Outcome(self, condition, actual, passed, told, references)
 
     def _why(self, actual: Any, condition: Mapping[str, Any], run: Run) -> str:
-        """Say of an op that starts late, or of ops in another order, what held it up, on further lines."""
-        from scenarios.expect.why_not import why_not_at
+        """Say what held up an op, or was in memory, on further lines."""
+        from scenarios.expect.why_not import held_at_the_peak, why_not_at
 
         kind, name = self._split()
+        if kind == "peak_memory":
+            return held_at_the_peak(run.trace, name, actual)
         if kind == "start":
             meant = min(condition.get("equals", actual), condition.get("at_most", actual))
             return why_not_at(run.trace, run.policy, name, meant) if meant < actual else ""

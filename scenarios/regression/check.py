@@ -13,7 +13,8 @@ from scenarios.file.document import Document
 from scenarios.file.yaml_read import Place
 from scenarios.regression.update import Updated, update
 from scenarios.run.execute import run_case
-from scenarios.run.load import Case, load_scenario
+from scenarios.run.load import load_scenario
+from scenarios.run.scenario import Case
 from sim.analysis.unused_devices import unused_devices
 from sim.words.errors import InputError, InvariantError, RunError, SimError
 
@@ -127,6 +128,7 @@ def check_case(case: Case, *, new_values: bool = False) -> Checked:
     path = str(case.scenario.document.path)
     try:
         result = run_case(case, check=True, new_tables=new_values)
+        result.share()
         updated = tuple(update(result)) if new_values else None
         return Checked(path, case.label, result.outcomes, None, tuple(unused_devices(result.trace)), updated)
     except (InputError, RunError, InvariantError) as error:

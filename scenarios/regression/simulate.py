@@ -20,7 +20,8 @@ from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.regression.simulated import Simulated, in_short
 from scenarios.run.execute import run_case
-from scenarios.run.load import load_scenario, scenario_of
+from scenarios.run.load import load_scenario
+from scenarios.run.scenario import scenario_of
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.metrics import summary
@@ -30,7 +31,7 @@ from sim.words.errors import InputError
 from sim.words.plugins import lookup
 
 if TYPE_CHECKING:
-    from scenarios.run.load import Scenario
+    from scenarios.run.scenario import Scenario
 
 __all__ = ["Simulate"]
 

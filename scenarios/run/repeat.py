@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from scenarios.run.execute import Result, run_case
-from scenarios.run.load import Case
+from scenarios.run.scenario import Case
 from sim.words.errors import InputError
 from sim.words.limits import MOST_RUNS, at_most
 

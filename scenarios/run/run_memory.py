@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from devices.memory.memory_description import MemorySpec
     from devices.memory.run.device_memories import Recordings
     from devices.memory.run.tensors import TensorMemories
-    from scenarios.run.load import Scenario
+    from scenarios.run.scenario import Scenario
 
 __all__ = ["RUNTIME", "exact_memory", "exceeds_memory", "memory_of"]
 

@@ -17,7 +17,8 @@ from policies.issue.out_of_order import OutOfOrder
 from scenarios.fields.results import Value, column_of_result, result_of_run
 from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
-from scenarios.run.load import Case, Scenarios
+from scenarios.run.load import Scenarios
+from scenarios.run.scenario import Case
 from scenarios.run.sweeps.sweep_executors import without_interrupts
 from scenarios.tune.schedules import Order, Schedule
 from sim.analysis.failed_ops import failure_text
@@ -36,7 +37,7 @@ class Attempt(NamedTuple):
     settings : tuple of str
         ``KEY=VALUE`` of what is varied.
     policy : str or None
-        See `scenarios.run.load.Scenario.case`.
+        See `scenarios.run.scenario.Scenario.case`.
     schedule : Schedule, optional
         What runs in place of the policy's own.
     """

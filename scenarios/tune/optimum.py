@@ -22,7 +22,7 @@ from policies.optimum.follow import Follow
 from policies.optimum.job_model import JobModel
 from policies.optimum.unmodelled import refuse_unmodelled
 from scenarios.run.execute import Result, run_case
-from scenarios.run.load import Case
+from scenarios.run.scenario import Case
 from scenarios.tune.schedules import Given
 from sim.analysis.bounds import bounds
 from sim.words.errors import SimError

@@ -30,7 +30,7 @@ from scenarios.fields.goals import Goal, front
 from scenarios.fields.results import column_of_result
 from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
-from scenarios.run.load import Case
+from scenarios.run.scenario import Case
 from scenarios.tune.attempts import Attempt, Row, Runner
 from scenarios.tune.methods import AHEAD, METHODS, Ask
 from scenarios.tune.schedules import Given, Order, Schedule, Space

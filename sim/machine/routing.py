@@ -66,7 +66,7 @@ def hashed(seed: int, source: str, destination: str, flow: int, at: str) -> int:
     Examples
     --------
     >>> hashed(0, "gpu0", "gpu1", 0, "leaf0") % 4, hashed(0, "gpu0", "gpu1", 1, "leaf0") % 4
-    (2, 1)
+    (0, 1)
     """
     text = "\0".join((str(seed), source, destination, str(flow), at))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

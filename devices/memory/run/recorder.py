@@ -32,8 +32,8 @@ class Recorder(Allocator):
     >>> recorder = Recorder(PoolAllocator(100), events)
     >>> recorder.free(recorder.alloc(30, owner="x")), recorder.try_alloc(200, owner="y"), recorder.in_use
     ((), None, 0)
-    >>> [tuple(event) for event in events]
-    [('alloc', 'x', 30, 0), ('free', 'x', 0, 0)]
+    >>> [(event.op, event.id, event.nbytes) for event in events]
+    [('alloc', 'x', 30), ('free', 'x', 0)]
     """
 
     kind = "recorded"

@@ -75,7 +75,7 @@ def read_json_lines(text: str, source: str) -> list[MemoryEvent]:
     [MemoryEvent(op='alloc', id=7, nbytes=512, stream=0, dtype='', returned=False)]
     >>> read_json_lines('{"op": "alloc", "id": 7, "bytes": 512}', "t")
     Traceback (most recent call last):
-    sim.words.errors.InputError: t:1: unknown key 'bytes'; did you mean 'nbytes'? Known: id, nbytes, op,
+    sim.words.errors.UnknownNameError: t:1: unknown key 'bytes'; did you mean 'nbytes'? Known: id, nbytes, op,
     stream
     """
     return list(checked_events(_lines(text, source)))

@@ -94,7 +94,7 @@ class ParameterServer:
                 inputs = [pulled.get(tensor, (f"{worker}/{tensor}", d)) for tensor, d in record.inputs]
                 after: list[Edge] = [(f"{worker}/{name}", 0) for name, d in record.after if not d]
                 name = f"{worker}/{record.name}"
-                made.ops[name] = replace(record, name=name, inputs=inputs, after=after, device=worker)
+                made.make(replace(record, name=name, inputs=inputs, after=after, device=worker))
         for k, update in enumerate(step.updates):
             self._serve(made, step, update, self.servers[k % len(self.servers)], workers)
         return write(made)
@@ -132,14 +132,16 @@ class ParameterServer:
             inputs = [(moved.get(tensor, f"{server}/{tensor}"), d) for tensor, d in update.inputs]
             after = [(f"{server}/{other}", d) for other, d in update.after]
             given = {**update.attributes, UPDATES: f"{server}/{update.name}", **attributes}
-            made.ops[name] = replace(
-                update,
-                name=name,
-                inputs=inputs,
-                after=after,
-                outputs=outputs,
-                device=server,
-                attributes=given,
+            made.make(
+                replace(
+                    update,
+                    name=name,
+                    inputs=inputs,
+                    after=after,
+                    outputs=outputs,
+                    device=server,
+                    attributes=given,
+                )
             )
 
         if self.asynchronous:
@@ -149,7 +151,7 @@ class ParameterServer:
             return
         sums: dict[str, str] = {}
         for each in own:
-            name = f"{server}/{each.name}/sum"
+            name = made.free(f"{server}/{each.name}/sum")
             read = [(f"{worker}/{each.gradient}", 0) for worker in workers]
             sums[each.gradient] = name
             n = len(read)

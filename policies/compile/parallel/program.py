@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain, count
 from typing import Any, Final
 
 from policies.compile.parallel.training_step import Parameter, TrainingStep
-from policies.compile.records import Edge, Record, Records, write
+from policies.compile.records import Edge, Record, Records, free_name, write
 from sim import Graph
 from sim.words.units import round_half_up
 
@@ -76,12 +75,8 @@ class Program:
         ``layer0.norm1/all_gather``, so the gather of fsdp2's module is ``layer0.norm1/all_gather.2``.
         """
         given = {"stream": stream, **attributes}
-        return self._write(self._free(name), kind, reads, outputs, after, given).name
-
-    def _free(self, name: str) -> str:
-        taken = (self.records.ops, self._of_step.ops, self._of_step.externals)
-        names = chain([name], (f"{name}.{k}" for k in count(2)))
-        return next(each for each in names if not any(each in row for row in taken))
+        name = free_name(name, self.records.ops, self._of_step.ops, self._of_step.externals)
+        return self._write(name, kind, reads, outputs, after, given).name
 
     def _write(
         self,

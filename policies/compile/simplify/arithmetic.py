@@ -80,7 +80,7 @@ def _repeated_sums(records: Records, order: list[str]) -> None:
             sums = [op for tensor, _ in reader.inputs if (op := inner(tensor, reader)) is not None]
             gone += [op.name for op in sums]
             stack += sums
-        factor, value = f"{record.name}/times", {"value": tree.times}
+        factor, value = records.free(f"{record.name}/times"), {"value": tree.times}
         records.ops[factor] = Record(
             factor, "const", [], [], (SCALAR_BYTES,), duration_ns=0, device=record.device, attributes=value
         )

@@ -245,6 +245,6 @@ def _group(records: Records) -> None:
                 by_device.setdefault(there, []).append(edge)
         for there, edges in by_device.items():
             if len(edges) > 1:
-                name = f"{record.name}/after_{there}"
+                name = records.free(f"{record.name}/after_{there}")
                 records.ops[name] = Record(name, "no_op", [], edges, (), duration_ns=0, device=there)
                 record.after = [*(edge for edge in record.after if edge not in edges), (name, 0)]

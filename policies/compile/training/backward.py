@@ -268,7 +268,7 @@ class Backward:
         """Add an op of the backward of `op`: `work` times its flop, and its duration where it has one."""
         share = work or _ONE
         record = Record(
-            name,
+            self.records.free(name),
             kind,
             [(tensor, 0) for tensor in reads],
             [],

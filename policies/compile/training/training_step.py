@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.compile.records import External, Record, Records, read, write
+from policies.compile.records import External, Record, Records, by_name, read, write
 from policies.compile.training.backward import Backward, differentiable, elements
 from policies.compile.training.gradients import CUT, OPTIMISERS
 from policies.option_checks import one_of
@@ -99,8 +99,7 @@ class Training:
             read_ = [updates[tensor] for tensor, _ in record.inputs if tensor in updates]
             record.after = [*record.after, *dict.fromkeys((update.name, 1) for update in read_)]
         records.name += " (training)"
-        made = [*backward.made, *updates.values()]
-        records.ops |= {record.name: record for record in made}
+        records.ops = by_name((*forward, *backward.made, *updates.values()))
         return write(records)
 
     def _loss(self, records: Records, active: set[str]) -> str:
@@ -131,12 +130,12 @@ class Training:
             gradient = backward.gradient(name)
             if given.role != Role.PARAMETER or gradient is None:
                 continue
-            kept = [f"{name}/{state}" for state in states]
+            kept = [records.free(f"{name}/{state}") for state in states]
             for state in kept:
                 records.externals[state] = External(given.nbytes, Role.PARAMETER, given.device)
             reader = readers[name]
             updates[name] = Record(
-                f"{name}/update",
+                records.free(f"{name}/update"),
                 self.optimiser,
                 [(tensor, 0) for tensor in (gradient, *kept, name)],
                 [],

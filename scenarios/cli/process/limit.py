@@ -2,8 +2,8 @@
 
 ::
 
-    0 ──────────── SECONDS ──────────── + 2 s
-                   interrupt             what does not listen is ended
+    0 ──────────── SECONDS ──── + 1 s ──── + 2 s
+                   interrupt    again      what does not listen is ended
 """
 
 from __future__ import annotations
@@ -92,10 +92,16 @@ def _watch(seconds: float, said: str, up: threading.Event, over: threading.Event
     if over.wait(seconds):
         return
     up.set()
+    for _ in range(2):  # one that arrives in a finaliser or a callback of the garbage collector is lost
+        _interrupt()
+        if over.wait(_GRACE_S / 2):
+            return
+    print(said, file=sys.stderr, flush=True)
+    os._exit(TimeLimitError.exit_status)
+
+
+def _interrupt() -> None:
     if hasattr(signal, "pthread_kill"):  # a signal also ends waiting for a lock or a pipe
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
         interrupt_main()
-    if not over.wait(_GRACE_S):
-        print(said, file=sys.stderr, flush=True)
-        os._exit(TimeLimitError.exit_status)

@@ -22,23 +22,19 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import repeat
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
+from typing import Any, Literal
 
 from scenarios.importers.execution_graph.kernels import Told
 from scenarios.importers.files import StrPath, all_files, choice, fixed_batch, in_file, job_name, stem
-from scenarios.importers.traces.host_ops import HostOps, host_ops, no_host
 from scenarios.importers.traces.kernel_names import kind_of, short_name
-from scenarios.importers.traces.kineto_host import host_steps
+from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
-from scenarios.importers.traces.kineto_tensors import told_of
+from scenarios.importers.traces.kineto_tensors import add_told, told_of
 from scenarios.importers.traces.kineto_waits import Streams, event_waits
-from scenarios.importers.traces.overheads import NO_DELAYS, Overheads, delays, overheads
+from scenarios.importers.traces.overheads import OVERLAP_NS, Delay, Overheads, delays, overheads
 from scenarios.importers.traces.rank_groups import process_group
 from scenarios.importers.traces.simulated.load import is_simulated
 from scenarios.importers.traces.simulated.load import load as load_simulated
@@ -46,13 +42,15 @@ from scenarios.importers.traces.trace_events.kineto_events import read_events
 from scenarios.importers.traces.trace_events.kineto_rows import GpuTask
 from scenarios.importers.traces.trace_events.other_traces import what_it_is
 from sim.graph.builder import GraphBuilder
-from sim.graph.csr import Csr
 from sim.graph.graph import Graph
-from sim.words.arrays import UNSET, Codes, IntArray
 from sim.words.collector import collector_paused
 from sim.words.errors import InputError
 
 __all__ = ["load", "recognises"]
+
+
+_Place = tuple[int, int, int, int]
+"""Where an op stands in the graph: time, rank, the host before the GPU, number."""
 
 
 def recognises(name: str, head: bytes) -> bool:
@@ -90,8 +88,9 @@ def load(
         its ops are called ``rank3/...``. Attributes of an op: ``recorded_start_ns`` (from the beginning, by
         the clock of the lowest rank); of a task: ``stream``, ``kernel`` (its full name), ``operator``,
         ``grid``, ``block``, ``registers``, ``shared_memory``; of a collective of ranks ``communicator`` and
-        ``recorded_ns``, with the time that it waited. Of a host's op that waits: ``recorded_wait_ns``; of one
-        that launches: ``call_ns`` (`scenarios.importers.traces.kineto_host`).
+        ``recorded_ns``, with the time that it waited; of a kernel that began before the one before it on its
+        stream ended, ``recorded_ns``, with what they overlap. Of a host's op that waits:
+        ``recorded_wait_ns``; of one that launches: ``call_ns`` (`scenarios.importers.traces.kineto_host`).
 
     Raises
     ------
@@ -147,81 +146,14 @@ def _load(
         for rank in ranks
     ]
     begin_ns = min(rank.trace.begin_ns for rank in ranks)
-    parts = [process.ops(begin_ns, host) for process in processes]
-    facts = {gpu: each.overheads.described() for each in processes for gpu in each.gpus.values()}
-    with in_file(paths[0] if one else name):
-        return replace(_graph(name, parts), device_facts=facts)
-
-
-class _Row(NamedTuple):
-    """An op, but for what it follows."""
-
-    name: str
-    kind: str
-    device: str
-    start_ns: int
-    duration_ns: int
-    attributes: dict[str, Any]
-    bytes_read: int = UNSET
-    bytes_written: int = UNSET
-    flops: int = 0
-    dtype: str | None = None
-    outputs: Sequence[int] = (0,)
-
-
-class _Ops(NamedTuple):
-    """The ops of a process, those of one time in order, and what each follows and reads.
-
-    Attributes
-    ----------
-    rows : list of _Row
-    after, inputs : Csr
-        Row → rows that it follows, and those of which it reads a tensor.
-    outputs : array
-        Which of their tensors these are.
-    """
-
-    rows: list[_Row]
-    after: Csr
-    inputs: Csr
-    outputs: IntArray
-
-
-def _graph(name: str, processes: Sequence[_Ops]) -> Graph:
-    """Return the graph of all ops, in order of time, then of ranks."""
-    rows = [row for ops in processes for row in ops.rows]
-    order = np.argsort([row.start_ns for row in rows], kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    columns: Any = _Row(*zip(*(rows[i] for i in order.tolist()), strict=True))  # type: ignore[arg-type]
-    after = Csr.joined([ops.after for ops in processes]).take(order)
-    made = Csr.of_rows(columns.outputs)
-    read = Csr.joined([ops.inputs for ops in processes])
-    output = read._replace(indices=np.concatenate([ops.outputs for ops in processes])).take(order).indices
-    read = read.take(order)
+    rows = [row for process in processes for row in process.rows(begin_ns, host)]
+    rows.sort(key=lambda row: row[0])
     builder = GraphBuilder(name)
-    builder.extend(
-        columns.name,
-        kind=_coded(columns.kind),
-        inputs=read._replace(indices=made.indptr[place[read.indices]] + output),
-        outputs=made,
-        duration_ns=np.array(columns.duration_ns),
-        device=_coded(columns.device),
-        after=after._replace(indices=place[after.indices]),
-        dtype=_coded(columns.dtype),
-        flops=np.array(columns.flops),
-        bytes_read=np.array(columns.bytes_read),
-        bytes_written=np.array(columns.bytes_written),
-        attributes=dict(enumerate(columns.attributes)),
-    )
-    return builder.build()
-
-
-def _coded(words: Sequence[str | None]) -> tuple[list[str], IntArray]:
-    """Return the different words, and which of them each is; `UNSET` for None."""
-    codes = Codes[str]()
-    numbers = np.array([UNSET if word is None else codes[word] for word in words], np.int64)
-    return [*codes], numbers
+    with in_file(paths[0] if one else name):
+        for _, record in rows:
+            builder.op(**record)
+        facts = {gpu: each.overheads.described() for each in processes for gpu in each.gpus.values()}
+        return replace(builder.build(), device_facts=facts)
 
 
 @dataclass(frozen=True)
@@ -249,58 +181,35 @@ class _Process:
     def _number(self) -> str:
         return "" if self.rank.number is None else str(self.rank.number)
 
-    def ops(self, begin_ns: int, host: str) -> _Ops:
-        """Return its ops: those of the host, delays of tasks, and tasks."""
+    def rows(self, begin_ns: int, host: str) -> Iterator[tuple[_Place, Record]]:
+        """Yield the ops with what puts them in order."""
         trace, rank = self.rank.trace, self.rank.number
         prefix = "" if rank is None else f"rank{rank}/"
-        own, held = no_host(len(trace.tasks)), NO_DELAYS
+        names = [f"{prefix}{short_name(task.name)}.{i}" for i, task in enumerate(trace.tasks)]
+        launcher: Mapping[int, str] = {}
+        held: Mapping[int, Delay] = {}
         if host == "calls":
-            steps = host_steps(trace, self.streams, self.overheads.launch_latency.usual_ns)
-            own = host_ops(trace, steps, begin_ns, prefix)
+            latency_ns = self.overheads.launch_latency.usual_ns
+            own = Host(trace, names, self.streams, begin_ns, latency_ns, prefix, f"cpu{self._number}")
+            yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
+            launcher = own.launcher
             held = delays(trace, self.streams, own.issued_ns, begin_ns, self.overheads)
-            self._warn_of_gradients(trace.uncalled)
-            self._warn_of_early(np.flatnonzero(own.launcher == UNSET).tolist())
-        cpu = repeat(f"cpu{self._number}")
-        times = own.start_ns.tolist(), own.duration_ns.tolist()
-        rows = [*map(_Row, own.names, own.kinds, cpu, *times, own.attributes)]
-        for i, since_ns, ns in zip(*(column.tolist() for column in held), strict=True):
-            task = trace.tasks[i]
-            where = {"stream": task.stream, "recorded_start_ns": since_ns - begin_ns}
-            rows.append(_Row(f"{prefix}delay.{i}", "delay", self.gpus[task.device], since_ns, ns, where))
+            self._warn_of_gradients(len(trace.uncalled))
+            self._warn_of_early([task for i, task in enumerate(trace.tasks) if i not in launcher])
         for i, task in enumerate(trace.tasks):
-            row = self._row(i, task, f"{prefix}{short_name(task.name)}.{i}", begin_ns)
-            rows.append(_with_told(row, self.told[i]) if self.told else row)
-        read = [*repeat((), len(rows) - len(self.told)), *(one.flow.inputs for one in self.told)]
-        first = len(rows) - len(trace.tasks)
-        inputs = Csr.of_rows([[first + task for task, _ in row] for row in read])
-        outputs = np.array([output for row in read for _, output in row], np.int64)
-        return _Ops(rows, self._after(own, held.task), inputs, outputs)
+            pin = {"device": self.gpus[task.device]}
+            after = [*([launcher[i]] if i in launcher else []), *(names[p] for p in self.streams.before[i])]
+            if i in held:
+                since_ns, ns = held[i]
+                delay: Record = {"name": f"{prefix}delay.{i}", "kind": "delay", "after": after}
+                where = {"stream": task.stream, "recorded_start_ns": since_ns - begin_ns}
+                delay |= {"duration_ns": ns, "attributes": where}
+                yield (since_ns, rank or 0, 1, i), delay | pin
+                after = [*after, delay["name"]]
+            op = {"name": names[i], "after": after} | pin | self._op(i, task, begin_ns)
+            yield (task.start_ns, rank or 0, 2, i), add_told(op, self.told[i], names) if self.told else op
 
-    def _after(self, own: HostOps, held: IntArray) -> Csr:
-        """Return what each op follows: of a delay what its task follows, and of the task the delay, too."""
-        before, n_host = self.streams.before, len(own.names)
-        first = n_host + len(held)
-        delay = np.full(first + len(own.launcher), UNSET)
-        delay[first + held] = n_host + np.arange(len(held))
-        launched, mine = np.flatnonzero(own.launcher != UNSET), np.flatnonzero(own.before != UNSET)
-        edges = (
-            (mine, own.before[mine]),
-            (own.awaited[0], first + own.awaited[1]),
-            (first + launched, own.launcher[launched]),
-            (first + before.rows(), first + before.indices),
-        )
-        op, other = np.concatenate(edges, axis=1)
-        is_held = delay[op] != UNSET
-        op = np.concatenate((op, delay[op[is_held]], first + held))
-        after = Csr.group(op, np.concatenate((other, other[is_held], delay[first + held])), len(delay))
-        if not self.told:
-            return after
-        rows = after.lists()
-        for i, one in enumerate(self.told, start=first):
-            rows[i] = [*dict.fromkeys([*rows[i], *(first + n for n in one.flow.after)])]
-        return Csr.of_rows(rows)
-
-    def _row(self, i: int, task: GpuTask, name: str, begin_ns: int) -> _Row:
+    def _op(self, i: int, task: GpuTask, begin_ns: int) -> Record:
         attributes: dict[str, Any] = {
             "stream": task.stream,
             "kernel": task.name,
@@ -310,15 +219,37 @@ class _Process:
             attributes["operator"] = operator
         if task.group is not None and task.communicates:
             attributes |= process_group(*task.group, task.group_size)
-        meeting, duration_ns = self.rank.meetings.get(i), task.duration_ns
+        meeting, duration_ns = self.rank.meetings.get(i), self._alone_ns(i, task)
         if meeting is not None:
-            attributes |= {"communicator": meeting.communicator, "recorded_ns": duration_ns}
+            attributes["communicator"] = meeting.communicator
             duration_ns = meeting.transfer_ns
+        if meeting is not None or duration_ns != task.duration_ns:
+            attributes["recorded_ns"] = task.duration_ns
         kind = kind_of(task.name)
         message = task.message if meeting is None else meeting.message
-        nbytes = task.nbytes if kind == "copy" else message[0], task.nbytes or message[1]
-        attributes |= task.facts
-        return _Row(name, kind, self.gpus[task.device], task.start_ns, duration_ns, attributes, *nbytes)
+        return {
+            "kind": kind,
+            "duration_ns": duration_ns,
+            "bytes_read": task.nbytes if kind == "copy" else message[0],
+            "bytes_written": task.nbytes or message[1],
+            "attributes": attributes | task.facts,
+        }
+
+    def _alone_ns(self, i: int, task: GpuTask) -> int:
+        """Return how long a task lasts, without what it overlaps with the one before it on its stream.
+
+        By programmatic dependent launch a kernel begins while the one before it still runs, and waits for it
+        before it reads what that writes (CUDA C++ Programming Guide, "Programmatic Dependent Launch and
+        Synchronization"); in the simulation it begins then. Less than `OVERLAP_NS` is part of the gap, if
+        there is one.
+        """
+        on = task.device, task.stream
+        before = (self.rank.trace.tasks[p] for p in self.streams.before[i])
+        free_ns = max((each.end_ns for each in before if (each.device, each.stream) == on), default=0)
+        gap_ns = self.overheads.gap.usual_ns
+        if free_ns - task.start_ns <= (OVERLAP_NS if gap_ns else 0):
+            return task.duration_ns
+        return max(0, task.end_ns - free_ns - gap_ns)
 
     def _warn_of_gradients(self, threads: int) -> None:
         if threads:
@@ -328,17 +259,10 @@ class _Process:
                 stacklevel=3,
             )
 
-    def _warn_of_early(self, missing: Sequence[int]) -> None:
+    def _warn_of_early(self, missing: Sequence[GpuTask]) -> None:
         if missing:
-            first = self.rank.trace.tasks[missing[0]].name
             warnings.warn(
                 f"{self.path}: {len(missing)} of {len(self.rank.trace.tasks)} GPU tasks were launched before "
-                f"the trace begins (the first is {first[:60]!r}); they wait only for their streams",
+                f"the trace begins (the first is {missing[0].name[:60]!r}); they wait only for their streams",
                 stacklevel=3,
             )
-
-
-def _with_told(row: _Row, one: Told) -> _Row:
-    """Return an op with what is told of it; a copy keeps its own bytes."""
-    facts = {} if row.kind in ("copy", "fill") else one.facts
-    return row._replace(**facts, outputs=one.flow.outputs or (0,), attributes=row.attributes | one.attributes)

@@ -14,18 +14,31 @@ what is left of it then; so it waits in a simulation as long as it has to, and n
 ====================================  ==========================================================
 call                                  waits for
 ====================================  ==========================================================
-DeviceSynchronize, CtxSynchronize     all that was launched before it
+DeviceSynchronize, CtxSynchronize     all that was launched before it, on the device that the profiler
+                                      noted (``cuda_sync``), or else on any
+cudaFree, cudaFreeHost, hipFree       the same, if all of it was recorded to end by then
 StreamSynchronize                     the stream that the profiler noted (``cuda_sync``), or else the one
-                                      on which its thread launched last
+                                      on which its thread launched last, or another one if that was through
+                                      just before the call returned, and the first long before
 EventSynchronize                      what was launched before the event that the profiler noted was
-                                      recorded, or else before its thread recorded one last
-copies that are synchronous           the copy
+                                      recorded, or else before the last one that its thread recorded of
+                                      those that were through when the call returned; or another stream,
+                                      as above
+copies that are synchronous           the copy, but for one within the device (``hipMemcpyWithStream``: any)
 copies from the device to pageable    the copy
+``hipMemcpyAsync``, from or to a host  the copy, if it was recorded to be held and to end before the call did:
+                                      AMD's profiler does not tell pageable memory
 copies from pageable to the device    the task before the copy on its stream, if the call was recorded to
                                       return after the copy had begun (only large ones do)
+calls that launch                     a place in the launch queue, where it is full (`LaunchQueue`)
 ====================================  ==========================================================
 
 A call that launches is done, for its task, when the task begins: what is left of it then is the next op's.
+Attributes say which part of an op is its own launch call (``call_ns``), and the rest of the one before
+(``rest_of_call_ns``); what else it lasts is work of the host between calls.
+
+What a call that only waits takes itself is known from those that were recorded to wait. One that takes three
+times as long, and 100 us, waited for something that is not in the trace: that time is an op ``delay``.
 
 A copy that waits was issued at the beginning of its call. How long that takes shows only where nothing had to
 be waited for; elsewhere it is the median of such copies, or of all launches in the trace.
@@ -34,159 +47,311 @@ The thread that runs gradients and the one that called ``backward`` take turns, 
 here they are one.
 
 Sources: CUDA driver API, "API synchronization behavior"
-(https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html); PyTorch's autograd engine
-(torch/csrc/autograd/engine.cpp: ``Engine::execute`` waits for the graph's future).
+(https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html); "Using the NVIDIA CUDA Stream-Ordered
+Memory Allocator, Part 1" (NVIDIA technical blog, 2021: ``cudaFree`` synchronizes); HIP API, ``hipFree``,
+``hipFreeHost`` ("an implicit hipDeviceSynchronize() call"), ``hipMemcpyWithStream`` ("akin to hipMemcpyAsync
++ hipStreamSynchronize"), ``hipMemcpyAsync`` ("If host or dst are not pinned, the memory copy will be
+performed synchronously"); PyTorch's autograd engine (torch/csrc/autograd/engine.cpp: ``Engine::execute``
+waits for the graph's future).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
-import numpy as np
-
-from scenarios.importers.traces.host_ops import COPY, HOST, LAUNCH, PASS, SYNC, Steps, last_of_thread
-from scenarios.importers.traces.kineto_waits import Streams
+from scenarios.importers.traces.kineto_waits import LaunchQueue, Streams
 from scenarios.importers.traces.trace_events.kineto_events import RECORD
-from scenarios.importers.traces.trace_events.kineto_rows import NEVER, Trace
-from sim.words.arrays import UNSET, IntArray
+from scenarios.importers.traces.trace_events.kineto_rows import GpuTask, HostCall, Thread, Trace
 
-__all__ = ["host_steps"]
+__all__ = ["Host", "Record"]
+
+Record = dict[str, Any]
+"""The arguments of `GraphBuilder.op`."""
 
 _APART_NS: Final = 10_000
 """What the clocks of host and device may be apart; on an MI300X, tasks ended 8.5 us after calls that wait."""
+_MARKS: Final = 64
+"""Of so many recorded events one is the one that a call waits for, if the profiler did not note which."""
+_LONG_NS: Final = 100_000
+"""No call that waits for nothing takes longer; a host may lose its core for some time, though."""
 _ALL: Final = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
+_FREE: Final = re.compile(r"(cuda|hip)(Host)?Free(?!Async)|cuMemFree(?!Async)")
 _STREAM: Final = re.compile(r"(cuda|hip|cu)StreamSynchronize")
 _EVENT: Final = re.compile(r"(cuda|hip|cu)EventSynchronize")
 _COPY: Final = re.compile(r"(cuda|hip|cu)Memcpy(?!.*(Async|Peer))")
+_WITH_STREAM: Final = re.compile(r"hipMemcpyWithStream")
 _ON_DEVICE: Final = re.compile(r"DtoD|DeviceToDevice|PtoP")
 _TO_PAGEABLE: Final = re.compile(r"Device -> Pageable")
 _FROM_PAGEABLE: Final = re.compile(r"Pageable -> Device")
 
 
-def host_steps(trace: Trace, streams: Streams, latency_ns: int = 0) -> Steps:
-    """Return what the calls of a process do to their threads.
+class Host:
+    """The host's ops, in order of time.
 
     Parameters
     ----------
     trace : Trace
+    names : list of str
+        The ops of its tasks.
     streams : Streams
         What tasks, and streams, wait for on the GPU.
+    begin_ns : int
+        Time 0 of every thread. An op ``before.thread0`` lasts until the trace begins, if that is later.
     latency_ns : int
         From the end of a launch to the earliest start of its task.
-    """
-    calls, host = trace.calls, _Host(trace, streams)
-    launches = np.flatnonzero(host.first != UNSET)
-    task = host.first[launches]
-    copies = (calls.named(_COPY)[launches] & ~trace.named(_ON_DEVICE)[task]) | trace.named(_TO_PAGEABLE)[task]
-    buffered = trace.named(_FROM_PAGEABLE)[task] & (calls.end_ns[launches] >= trace.start_ns[task])
-    issued_ns = _issued(trace, launches, task, latency_ns)
-    took_ns = np.maximum(0, issued_ns - calls.start_ns[launches])
-    free = [k for k in np.flatnonzero(copies).tolist() if not host.holds(int(launches[k]), int(task[k]))]
-    usual_ns = _median(took_ns[free] if free else took_ns[~copies])
-    rows = np.stack((launches, np.full(len(launches), LAUNCH), issued_ns))
-    parts, awaited = [rows[:, ~(copies | buffered)]], {}
-    for k in np.flatnonzero(copies | buffered).tolist():
-        n, i, until_ns = int(launches[k]), int(task[k]), int(issued_ns[k])
-        tasks = host.ended(n, np.flatnonzero(trace.correlation == trace.correlation[i])) if copies[k] else []
-        if tasks:  # what it issued, and waits for
-            if host.holds(n, i):
-                until_ns = min(until_ns, int(calls.start_ns[n]) + usual_ns)
-            end_ns = int(calls.end_ns[n])
-            steps = [(LAUNCH, until_ns), (PASS, host.end_ns(tasks)), (COPY, end_ns)]
-        elif buffered[k]:  # what the copy waits for, too
-            tasks = host.ended(n, streams.at(host.stream_of(i), int(trace.correlation[i])))
-            steps = [(HOST, int(calls.start_ns[n])), (PASS, host.end_ns(tasks)), (LAUNCH, until_ns)]
-        else:
-            steps = [(LAUNCH, until_ns)]
-        awaited[n] = tasks
-        parts.append(np.array([(n, *step) for step in steps], np.int64).T)
-    for n in host.may_wait():
-        if (found := host.awaited(n)) is not None:
-            awaited[n] = found
-            begin_ns, end_ns = int(calls.start_ns[n]), int(calls.end_ns[n])
-            steps = [(HOST, begin_ns), (PASS, host.end_ns(found)), (SYNC, end_ns)]
-            parts.append(np.array([(n, *step) for step in steps], np.int64).T)
-    call, kind, until = np.concatenate(parts, axis=1)
-    order = np.argsort(call, kind="stable")
-    return Steps(call[order], kind[order], until[order], awaited)
-
-
-class _Host:
-    """What calls launched, and wait for.
+    prefix : str
+        Of the names of ops.
+    device : str
+        What they are pinned to.
 
     Attributes
     ----------
-    first : array
-        Call → the first of the tasks that it launched; `UNSET`: none.
+    ops : list of (int, Record)
+        With their starts.
+    launcher : dict
+        Task → the op that launches it.
+    issued_ns : dict
+        Task → the end of that op.
     """
 
-    def __init__(self, trace: Trace, streams: Streams) -> None:
-        self._trace, self._streams = trace, streams
-        calls = trace.calls
-        correlation, first = np.unique(trace.correlation, return_index=True)
-        at = np.minimum(np.searchsorted(correlation, calls.correlation), len(correlation) - 1)
-        self.first: IntArray = np.where(correlation[at] == calls.correlation, first[at], UNSET)
-        self._records = calls.named(RECORD) & (self.first == UNSET)
-        self._launched = last_of_thread(calls.thread, self.first != UNSET)
-        self._recorded = last_of_thread(calls.thread, self._records)
+    def __init__(
+        self,
+        trace: Trace,
+        names: list[str],
+        streams: Streams,
+        begin_ns: int,
+        latency_ns: int = 0,
+        prefix: str = "",
+        device: str = "cpu",
+    ) -> None:
+        self.ops: list[tuple[int, Record]] = []
+        self.launcher: dict[int, str] = {}
+        self.issued_ns: dict[int, int] = {}
+        self._trace, self._names, self._streams, self._begin_ns = trace, names, streams, begin_ns
+        self._latency_ns, self._prefix, self._device = latency_ns, prefix, device
+        self._point: dict[Thread, int] = {}  # until when each thread is accounted for
+        self._last: dict[Thread, str] = {}
+        self._called: dict[Thread, int] = {}  # when the last launch call of each thread ended
+        self._threads: dict[Thread, str] = {}
+        self._mine: dict[Thread, tuple[int, int]] = {}  # the stream on which each thread launched last
+        self._marked: dict[Thread, list[tuple[tuple[int, int], int]]] = {}  # and when it recorded events
+        self._recorded: list[int] = []  # calls of any thread that recorded events
+        self._launches: dict[int, list[int]] = defaultdict(list)
+        for i, task in enumerate(trace.tasks):
+            self._launches[task.correlation].append(i)
+        self._queue = LaunchQueue(trace)
+        self._issuing_ns = self._usual_issue_ns()
+        self._waits: list[int] = []  # which of the ops are calls that only wait
+        for n, call in enumerate(trace.calls):
+            self._take(n, call)
+        self._split_waits()
 
-    def stream_of(self, task: int) -> tuple[int, int]:
-        """Return device and stream of a task."""
-        return self._trace.tasks[task].device, self._trace.tasks[task].stream
+    def _take(self, n: int, call: HostCall) -> None:
+        tasks = self._launches.get(call.correlation, [])
+        if tasks:
+            self._launch(n, call, tasks)
+        elif RECORD.match(call.name):
+            self._recorded.append(call.correlation)
+            if call.thread in self._mine:
+                marks = self._marked.setdefault(call.thread, [])
+                marks.append((self._mine[call.thread], call.correlation))
+        elif (awaited := self._awaited(call)) is not None:
+            self._reach(n, call)
+            self._wait(n, call, awaited)
+            if not _FREE.match(call.name):  # which works, too
+                self._waits.append(len(self.ops) - 1)
 
-    def holds(self, call: int, task: int) -> bool:
+    # -- launches ----------------------------------------------------------------------------------
+
+    def _launch(self, n: int, call: HostCall, tasks: list[int]) -> None:
+        """Add a launch, and its wait."""
+        first = min(tasks, key=lambda i: self._trace.tasks[i].start_ns)
+        task, name, after, waits = self._trace.tasks[first], f"launch.{n}", [], None
+        until = self._issued(call, task)
+        waits_for_copy = _waits_for_copy(call, task) or self._was_unpinned(call, first)
+        awaited = self._in_time(call, tasks) if waits_for_copy else []
+        if awaited and self._is_held(call, first):
+            until = min(until, call.start_ns + self._issuing_ns)
+        elif not awaited and _FROM_PAGEABLE.search(task.name) and call.end_ns >= task.start_ns:
+            self._reach(n, call)
+            after = self._in_time(call, self._streams.at((task.device, task.stream), call.correlation))
+            if waited_ns := self._pass(call, after):
+                waits = {"recorded_wait_ns": waited_ns}
+        elif not awaited and (freed := self._queue.freed_by(call)) is not None:
+            self._reach(n, call)
+            after, waits = [freed], {"recorded_wait_ns": self._pass(call, [freed])}
+        self._add(call, name, until, after, waits)
+        self._called[self._control(call)] = 0 if awaited else call.end_ns
+        self.launcher |= dict.fromkeys(tasks, self._prefix + name)
+        self.issued_ns |= dict.fromkeys(tasks, self._point[self._control(call)])
+        self._mine[call.thread] = task.device, task.stream
+        if awaited:
+            self._wait(n, call, awaited)
+
+    def _issued(self, call: HostCall, task: GpuTask) -> int:
+        """Return when a launch took effect: a latency before its task began, if that was within the call."""
+        if task.start_ns >= call.end_ns:
+            return call.end_ns
+        return max(min(call.start_ns, task.start_ns), task.start_ns - self._latency_ns)
+
+    def _is_held(self, call: HostCall, task: int) -> bool:
         """Whether a task was recorded to wait for another one when its call began."""
-        before = self._streams.before.row(task)
-        return bool((self._trace.end_ns[before] > self._trace.calls.start_ns[call]).any())
+        return any(self._trace.tasks[i].end_ns > call.start_ns for i in self._streams.before[task])
 
-    def ended(self, call: int, tasks: Iterable[int]) -> list[int]:
-        """Return the tasks that had ended when a call returned: for others it cannot have waited."""
-        latest_ns = self._trace.calls.end_ns[call] + _APART_NS
-        return [int(i) for i in tasks if self._trace.end_ns[i] <= latest_ns]
+    def _was_unpinned(self, call: HostCall, task: int) -> bool:
+        """Whether a copy of AMD's was recorded to be waited for, as those of pageable memory are."""
+        copy = self._trace.tasks[task]
+        asked = call.name.startswith("hipMemcpy") and not _ON_DEVICE.search(copy.name)
+        return asked and call.end_ns >= copy.end_ns and self._is_held(call, task)
 
-    def end_ns(self, tasks: Iterable[int]) -> int:
-        """Return when the last of some tasks ended."""
-        return max((int(self._trace.end_ns[i]) for i in tasks), default=NEVER)
+    def _usual_issue_ns(self) -> int:
+        """Return how long it takes to issue a copy that waits: one without a wait, or else any launch."""
+        copies, launches = [], []
+        for call in self._trace.calls:
+            for i in self._launches.get(call.correlation, [])[:1]:
+                task = self._trace.tasks[i]
+                took = max(0, self._issued(call, task) - call.start_ns)
+                if not _waits_for_copy(call, task):
+                    launches.extend([] if self._was_unpinned(call, i) else [took])
+                elif not self._is_held(call, i):
+                    copies.append(took)
+        known = sorted(copies or launches)
+        return known[len(known) // 2] if known else 0
 
-    def may_wait(self) -> list[int]:
-        """Return the calls that may wait for something that they did not launch."""
-        calls = self._trace.calls
-        noted = np.isin(calls.correlation, [*self._trace.host_waits])
-        named = calls.named(_ALL) | calls.named(_STREAM) | calls.named(_EVENT)
-        return np.flatnonzero((noted | named) & (self.first == UNSET)).tolist()
+    # -- waits -------------------------------------------------------------------------------------
 
-    def awaited(self, n: int) -> list[int] | None:
+    def _awaited(self, call: HostCall) -> list[int] | None:
         """Return the tasks that a call waits for that launches nothing; None: it does not wait."""
-        call = self._trace.calls[n]
-        stream, recorded = self._launched_on(n), call.correlation
-        if self._records[n] and stream is not None:
-            return None
-        if _ALL.match(call.name):
-            return self.ended(n, self._streams.all_at(call.correlation))
-        if (noted := self._trace.host_waits.get(call.correlation)) is not None:
-            stream, recorded = (noted.device, noted.stream), noted.recorded
-        elif _EVENT.match(call.name):
-            record = int(self._recorded[n])
-            stream = None if record == UNSET else self._launched_on(record)
-            recorded = int(self._trace.calls.correlation[record])
-        elif not _STREAM.match(call.name):
-            return None
-        return [] if stream is None else self.ended(n, self._streams.at(stream, recorded))
+        noted = self._trace.host_waits.get(call.correlation)
+        if _ALL.match(call.name) or (noted is not None and noted.stream < 0):
+            device = None if noted is None else noted.device
+            return self._in_time(call, self._streams.all_at(call.correlation, device))
+        if noted is not None:
+            return self._in_time(call, self._streams.at((noted.device, noted.stream), noted.recorded))
+        if _FREE.match(call.name):
+            return self._through(call, self._streams.all_at(call.correlation)) or None
+        if _STREAM.match(call.name):
+            mine = self._mine.get(call.thread)
+            told = [] if mine is None else self._in_time(call, self._streams.at(mine, call.correlation))
+            return self._likeliest(call, told, [call.correlation])
+        if _EVENT.match(call.name):
+            marks = self._marked.get(call.thread, [])[::-1]
+            before = (self._through(call, self._streams.at(*mark)) for mark in marks)
+            told = next((tasks for tasks in before if tasks), [])
+            return self._likeliest(call, told, self._recorded[: -_MARKS - 1 : -1])
+        return None
 
-    def _launched_on(self, n: int) -> tuple[int, int] | None:
-        """Return the stream on which the thread of a call launched last."""
-        last = self._launched[n]
-        return None if last == UNSET else self.stream_of(int(self.first[last]))
+    def _likeliest(self, call: HostCall, told: list[int], recorded: Sequence[int]) -> list[int]:
+        """Return what a call waits for: another stream, if one was through just before it returned.
+
+        Parameters
+        ----------
+        call : HostCall
+        told : list of int
+            The tasks that it seems to wait for.
+        recorded : sequence of int
+            Calls at which it may be told to wait for another stream.
+        """
+        if self._left_ns(call, told) <= _APART_NS:
+            return told
+        positions = (self._streams.at(stream, at) for at in recorded for stream in self._streams.known)
+        others = [tasks for position in positions if (tasks := self._through(call, position))]
+        likeliest = min(others, key=lambda tasks: self._left_ns(call, tasks), default=told)
+        return likeliest if self._left_ns(call, likeliest) <= _APART_NS else told
+
+    def _left_ns(self, call: HostCall, tasks: Iterable[int]) -> int:
+        """Return what is left of a call when tasks have ended."""
+        return call.end_ns - max([call.start_ns, *(self._trace.tasks[i].end_ns for i in tasks)])
+
+    def _in_time(self, call: HostCall, tasks: Iterable[int]) -> list[int]:
+        """Return the tasks that had ended when a call returned: for others it cannot have waited."""
+        return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns + _APART_NS]
+
+    def _through(self, call: HostCall, tasks: Sequence[int]) -> list[int]:
+        """Return tasks if all of them had ended when a call returned, else none."""
+        found = self._in_time(call, tasks)
+        return found if len(found) == len(tasks) else []
+
+    def _wait(self, n: int, call: HostCall, awaited: list[int]) -> None:
+        """Add a wait: it lasts what is left of its call when what it waits for has ended."""
+        waited_ns = self._pass(call, awaited)
+        self._add(call, f"synchronize.{n}", call.end_ns, awaited, {"recorded_wait_ns": waited_ns})
+
+    def _split_waits(self) -> None:
+        """Put a delay before each call that waited for something that is not in the trace."""
+        waits = [self.ops[at][1] for at in self._waits]
+        left = sorted(op["duration_ns"] for op in waits if op["attributes"]["recorded_wait_ns"])
+        usual_ns = left[len(left) // 2] if left else 0
+        most_ns = max(3 * usual_ns, _LONG_NS)
+        for at in reversed(self._waits):
+            start_ns, op = self.ops[at]
+            own = op["attributes"]
+            if op["duration_ns"] <= most_ns or "rest_of_call_ns" in own:
+                continue
+            held_ns = op["duration_ns"] - usual_ns
+            name = op["name"].replace("synchronize.", "delay.call")
+            delay = op | {"name": name, "kind": "delay", "duration_ns": held_ns}
+            later = {"recorded_start_ns": own["recorded_start_ns"] + held_ns, "recorded_wait_ns": 0}
+            op = op | {"duration_ns": usual_ns, "after": [name], "attributes": own | later}
+            self.ops[at : at + 1] = (start_ns, delay), (start_ns + held_ns, op)
+
+    # -- threads -----------------------------------------------------------------------------------
+
+    def _control(self, call: HostCall) -> Thread:
+        return self._trace.callers.get(call.thread, call.thread)
+
+    def _reach(self, n: int, call: HostCall) -> None:
+        """Account for the host's own time until a call begins."""
+        if call.start_ns > self._point.get(self._control(call), self._begin_ns):
+            self._add(call, f"host.{n}", call.start_ns)
+
+    def _pass(self, call: HostCall, awaited: list[int]) -> int:
+        """Account for the time until tasks have ended; return how long that is."""
+        thread = self._control(call)
+        since = self._point.get(thread, self._begin_ns)
+        self._point[thread] = max([since, *(self._trace.tasks[i].end_ns for i in awaited)])
+        return self._point[thread] - since
+
+    def _add(
+        self, call: HostCall, name: str, end_ns: int, awaited: Iterable[int] = (), more: Record | None = None
+    ) -> None:
+        """Add an op of a call's thread: it lasts from where the thread was until `end_ns`."""
+        thread, kind = self._control(call), name.partition(".")[0]
+        if thread not in self._threads:
+            self._threads[thread] = f"thread{len(self._threads)}"
+            if self._trace.begin_ns > self._begin_ns:
+                self._add(call, f"before.{self._threads[thread]}", self._trace.begin_ns)
+        start = self._point.get(thread, self._begin_ns)
+        attributes: dict[str, Any] = {
+            "thread": self._threads[thread],
+            "recorded_start_ns": start - self._begin_ns,
+        }
+        if kind == "launch":
+            attributes["call_ns"] = max(0, end_ns - max(start, call.start_ns))
+        own_ns = call.start_ns if kind == "launch" else end_ns
+        if (rest_ns := min(self._called.get(thread, 0), own_ns, end_ns) - start) > 0:
+            attributes["rest_of_call_ns"] = rest_ns
+        op: Record = {
+            "name": self._prefix + name,
+            "kind": kind,
+            "duration_ns": max(0, end_ns - start),
+            "after": [*([self._last[thread]] if thread in self._last else []), *self._named(awaited)],
+            "device": self._device,
+            "attributes": attributes
+            | ({} if kind in ("host", "before") else {"call": call.name})
+            | (more or {}),
+        }
+        self.ops.append((start, op))
+        self._point[thread], self._last[thread] = max(start, end_ns), op["name"]
+
+    def _named(self, tasks: Iterable[int]) -> Iterator[str]:
+        return (self._names[i] for i in tasks)
 
 
-def _issued(trace: Trace, calls: IntArray, tasks: IntArray, latency_ns: int) -> IntArray:
-    """Return when launches took effect: a latency before their tasks began, if that was within the call."""
-    start_ns, end_ns, began_ns = trace.calls.start_ns[calls], trace.calls.end_ns[calls], trace.start_ns[tasks]
-    within: IntArray = np.maximum(np.minimum(start_ns, began_ns), began_ns - latency_ns)
-    return np.where(began_ns >= end_ns, end_ns, within)
-
-
-def _median(values: IntArray) -> int:
-    return int(np.sort(values)[len(values) // 2]) if len(values) else 0
+def _waits_for_copy(call: HostCall, task: GpuTask) -> bool:
+    """Whether a call that launches a task returns only when it has ended."""
+    waits = _COPY.match(call.name) and not _ON_DEVICE.search(task.name)
+    return bool(waits or _WITH_STREAM.match(call.name) or _TO_PAGEABLE.search(task.name))

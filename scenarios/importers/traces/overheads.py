@@ -19,22 +19,18 @@ that another kernel had, a launch before the trace): the time stays, as a delay.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from scenarios.importers.traces.kineto_waits import Streams
-from scenarios.importers.traces.trace_events.kineto_rows import NEVER, Trace
-from sim.words.arrays import UNSET, Codes, IntArray
+from scenarios.importers.traces.trace_events.kineto_rows import Trace
 from sim.words.units import round_half_up
 
-__all__ = ["NO_DELAYS", "Delays", "Overheads", "Usual", "delays", "overheads"]
+__all__ = ["OVERLAP_NS", "Delay", "Overheads", "Usual", "delays", "overheads"]
 
-_CAUSES: Final = ("launch_latency", "gap", "event_hop")
 _LONG_NS: Final = 20_000
 """No GPU takes longer; what does says nothing about it."""
-_OVERLAP_NS: Final = 1_000
+OVERLAP_NS: Final = 1_000
 """In a CUDA graph a kernel may begin before the last blocks of the one before end: by less than that."""
 _CERTAIN_NS: Final = 10_000
 """A cause that came so much later than all others held a task alone."""
@@ -65,68 +61,73 @@ class Overheads(NamedTuple):
         return {name: f"{one.usual_ns}ns" for name, one in zip(self._fields, self, strict=True)}
 
 
-class Delays(NamedTuple):
-    """Idle time of streams that nothing in the trace explains: before which task, since when, how long."""
+class Delay(NamedTuple):
+    """Idle time of a stream before a task that nothing in the trace explains."""
 
-    task: IntArray
-    since_ns: IntArray
-    duration_ns: IntArray
-
-
-NO_DELAYS: Final = Delays(*[np.zeros(0, np.int64)] * 3)
+    since_ns: int
+    duration_ns: int
 
 
 def overheads(trace: Trace, streams: Streams) -> Overheads:
     """Return what the GPUs of a process took themselves."""
-    ends = np.where(trace.launch == UNSET, NEVER, np.append(trace.calls.end_ns, NEVER)[trace.launch])
-    causes = _causes(trace, streams, ends)
-    *_, second_ns, last_ns = np.sort(causes, axis=0)
-    late_ns, which = trace.start_ns - last_ns, np.argmax(causes, axis=0)
-    known = np.flatnonzero(last_ns != NEVER)
-    _, begun = np.unique(trace.correlation[known], return_index=True)
-    shows = (causes[1:] != NEVER).any(axis=0)  # of the tasks of one CUDA graph only the first shows a latency
-    shows[known[begun]] = True
-    shows &= (last_ns - second_ns >= _CERTAIN_NS) & (late_ns <= _LONG_NS)
-    shows &= late_ns >= np.where(which == _CAUSES.index("gap"), -_OVERLAP_NS, 0)
-    samples = {name: late_ns[shows & (which == n)].tolist() for n, name in enumerate(_CAUSES)}
-    samples["event_hop"] = samples["event_hop"] or samples["gap"]
-    return Overheads(**{name: _usual(late) for name, late in samples.items()})
+    samples: dict[str, list[int]] = {name: [] for name in Overheads._fields}
+    ends = {call.correlation: call.end_ns for call in trace.calls}
+    begun: set[int] = (
+        set()
+    )  # launches whose first task has started: the others of a CUDA graph show no latency
+    for i, task in enumerate(trace.tasks):
+        causes = _causes(trace, streams, i, ends.get(task.correlation))
+        if not causes or (task.correlation in begun and causes.keys() == {"launch_latency"}):
+            continue
+        begun.add(task.correlation)
+        name = max(causes, key=causes.__getitem__)
+        late_ns = task.start_ns - causes[name]
+        certain = all(causes[name] - ns >= _CERTAIN_NS for other, ns in causes.items() if other != name)
+        if certain and (-OVERLAP_NS if name == "gap" else 0) <= late_ns <= _LONG_NS:
+            samples[name].append(late_ns)
+    if not samples["event_hop"]:
+        samples["event_hop"] = samples["gap"]
+    return Overheads(*map(_usual, samples.values()))
 
 
-def delays(trace: Trace, streams: Streams, issued_ns: IntArray, begin_ns: int, known: Overheads) -> Delays:
-    """Return what held tasks that the trace does not show.
+def delays(
+    trace: Trace, streams: Streams, issued_ns: Mapping[int, int], begin_ns: int, known: Overheads
+) -> dict[int, Delay]:
+    """Return what held tasks that the trace does not show, by task.
 
     Parameters
     ----------
     trace : Trace
     streams : Streams
         What tasks wait for on the GPU.
-    issued_ns : array
-        The end of each task's launch; `NEVER` of those that were before the trace.
+    issued_ns : mapping
+        Task → the end of its launch; those of others were before the trace.
     begin_ns : int
         When the first task may start.
     known : Overheads
         What the GPU takes itself, once more behind the delay.
     """
-    since_ns, jitter_ns = np.full(len(trace.tasks), begin_ns), np.zeros(len(trace.tasks), np.int64)
-    for name, came_ns in zip(_CAUSES, _causes(trace, streams, issued_ns), strict=True):
-        usual_ns, most_ns = getattr(known, name)
-        later = came_ns + usual_ns >= since_ns
-        since_ns[later], jitter_ns[later] = came_ns[later] + usual_ns, most_ns - usual_ns
-    late_ns = trace.start_ns - since_ns
-    held = np.flatnonzero(late_ns > np.maximum(jitter_ns, known.gap.usual_ns))
-    return Delays(held, since_ns[held], late_ns[held] - known.gap.usual_ns)
+    found = {}
+    for i, task in enumerate(trace.tasks):
+        since_ns, jitter_ns = begin_ns, 0
+        for name, ns in _causes(trace, streams, i, issued_ns.get(i)).items():
+            one: Usual = getattr(known, name)
+            if ns + one.usual_ns >= since_ns:
+                since_ns, jitter_ns = ns + one.usual_ns, one.most_ns - one.usual_ns
+        late_ns = task.start_ns - since_ns
+        if late_ns > max(jitter_ns, known.gap.usual_ns):
+            found[i] = Delay(since_ns, late_ns - known.gap.usual_ns)
+    return found
 
 
-def _causes(trace: Trace, streams: Streams, issued_ns: IntArray) -> IntArray:
-    """Return since when each of `_CAUSES` let each task start; `NEVER` where it was none."""
-    tasks, others = streams.before.rows(), streams.before.indices
-    lane = Codes[tuple[int, int]]().of((task.device, task.stream) for task in trace.tasks)
-    same = lane[tasks] == lane[others]
-    causes = np.full((len(_CAUSES), len(trace.tasks)), NEVER)
-    causes[0] = issued_ns
-    np.maximum.at(causes[1], tasks[same], trace.end_ns[others[same]])
-    np.maximum.at(causes[2], tasks[~same], trace.end_ns[others[~same]])
+def _causes(trace: Trace, streams: Streams, i: int, issued_ns: int | None) -> dict[str, int]:
+    """Return since when each of the three let a task start, as far as it is known."""
+    task = trace.tasks[i]
+    causes = {} if issued_ns is None else {"launch_latency": issued_ns}
+    for p in streams.before[i]:
+        other = trace.tasks[p]
+        name = "gap" if (other.device, other.stream) == (task.device, task.stream) else "event_hop"
+        causes[name] = max(causes.get(name, 0), other.end_ns)
     return causes
 
 

@@ -9,7 +9,7 @@ from scenarios.run.conditions.rule import Rule
 
 if TYPE_CHECKING:
     from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-    from scenarios.run.load import Case
+    from scenarios.run.scenario import Case
 
 __all__ = ["OF_DECISIONS"]
 

@@ -14,7 +14,7 @@ from scenarios.run.conditions.rule import Rule
 from sim.words.arrays import UNSET
 
 if TYPE_CHECKING:
-    from scenarios.run.load import Case
+    from scenarios.run.scenario import Case
     from sim.machine.device import Device
 
 __all__ = ["OF_DEVICES"]

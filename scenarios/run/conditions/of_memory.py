@@ -9,7 +9,7 @@ from scenarios.file.document import Loc
 from scenarios.run.conditions.rule import Rule
 
 if TYPE_CHECKING:
-    from scenarios.run.load import Case
+    from scenarios.run.scenario import Case
 
 __all__ = ["OF_MEMORY"]
 

@@ -11,7 +11,7 @@ from sim.words.units import parse_duration
 
 if TYPE_CHECKING:
     from scenarios.build.loading.input_pipeline import InputPipeline
-    from scenarios.run.load import Case
+    from scenarios.run.scenario import Case
 
 __all__ = ["OF_WORKLOADS"]
 

@@ -30,7 +30,7 @@ from scenarios.run.conditions.rule import Rule
 from sim.words.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from scenarios.run.load import Case
+    from scenarios.run.scenario import Case
 
 __all__ = ["RULES", "refuse_without_effect"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from scenarios.file.document import Loc
 
 if TYPE_CHECKING:
-    from scenarios.run.load import Case
+    from scenarios.run.scenario import Case
 
 __all__ = ["Rule"]
 

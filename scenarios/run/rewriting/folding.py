@@ -34,7 +34,7 @@ from policies.streams.recorded import Recorded
 from policies.streams.round_robin import RoundRobin
 from policies.streams.single import Single
 from scenarios.run.decisions import Step
-from scenarios.run.load import Case
+from scenarios.run.scenario import Case
 from sim.graph.graph import Graph
 from sim.job.pins import PinnedPlacement
 from sim.machine.machine import Machine

@@ -44,7 +44,7 @@ class Point:
     settings : tuple of (str, str)
         Key and value, as for ``--set``.
     policy : str or None
-        See `scenarios.run.load.Scenario.case`.
+        See `scenarios.run.scenario.Scenario.case`.
     """
 
     settings: tuple[tuple[str, str], ...]

@@ -76,17 +76,19 @@ class Ring(Tokens):
         """Add what is received to what was computed; without a cost where the op has a duration."""
         timed = g.duration_ns is not None or g.duration_by_kind
         self.last = name
-        self.records.ops[name] = replace(
-            part_of(g, Fraction(0)),
-            name=name,
-            kind="add",
-            inputs=[(tensor, 0) for tensor in reads],
-            outputs=(nbytes,),
-            flops=elements(nbytes, g.dtype),
-            bytes_read=2 * nbytes,
-            bytes_written=nbytes,
-            duration_ns=0 if timed else None,
-            duration_by_kind={},
-            attributes={"stream": COMPUTE},
+        self.records.make(
+            replace(
+                part_of(g, Fraction(0)),
+                name=name,
+                kind="add",
+                inputs=[(tensor, 0) for tensor in reads],
+                outputs=(nbytes,),
+                flops=elements(nbytes, g.dtype),
+                bytes_read=2 * nbytes,
+                bytes_written=nbytes,
+                duration_ns=0 if timed else None,
+                duration_by_kind={},
+                attributes={"stream": COMPUTE},
+            )
         )
         return name

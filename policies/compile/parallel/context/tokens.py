@@ -50,7 +50,7 @@ class Tokens(ABC):
         for op in graph.topological_order.tolist():
             record = self.old.ops[graph.op_names[op]]
             if record.name in updates:
-                self.records.ops[record.name] = replace(record, inputs=self._of_all_tokens(record))
+                self.records.make(replace(record, inputs=self._of_all_tokens(record)))
             elif record.kind in ("attention", "attention_grad"):
                 found = True
                 for k, nbytes in enumerate(record.outputs):
@@ -75,13 +75,13 @@ class Tokens(ABC):
         inputs = list(update.inputs)
         for k, (tensor, distance) in enumerate(inputs):
             if tensor in self.on_tokens:
-                name, nbytes = f"{update.name}/pad", self.old.nbytes(tensor)
+                name, nbytes = self.records.free(f"{update.name}/pad"), self.old.nbytes(tensor)
                 padded = replace(
                     update, name=name, kind="pad", inputs=[(tensor, 0)], outputs=(nbytes,), flops=0
                 )
                 read_ = self.nbytes(tensor)
-                self.records.ops[name] = replace(
-                    padded, bytes_read=read_, bytes_written=nbytes, attributes={"stream": COMPUTE}
+                self.records.make(
+                    replace(padded, bytes_read=read_, bytes_written=nbytes, attributes={"stream": COMPUTE})
                 )
                 inputs[k] = (name, distance)
         return inputs
@@ -101,7 +101,7 @@ class Tokens(ABC):
         if record.attributes.get("stream", COMPUTE) == COMPUTE:
             self.last = record.name
         if not any(tensor in self.on_tokens for tensor in tensors):
-            self.records.ops[record.name] = replace(record, attributes=_on_compute(record.attributes))
+            self.records.make(replace(record, attributes=_on_compute(record.attributes)))
             return
         made = [record.tensor(k) for k in range(len(record.outputs))]
         if record.kind in ("matmul", "gemm") and record.phase in (None, "F"):
@@ -120,12 +120,14 @@ class Tokens(ABC):
                 attributes[key] = -(-attributes[key] // self.c)
         if "nbytes" in attributes:
             attributes["nbytes"] = _scaled(attributes["nbytes"], *read_)
-        self.records.ops[record.name] = replace(
-            part_of(record, Fraction(1, self.c)),
-            outputs=outputs,
-            bytes_read=_scaled(record.bytes_read, *read_),
-            bytes_written=_scaled(record.bytes_written, sum(outputs), sum(record.outputs)),
-            attributes=attributes,
+        self.records.make(
+            replace(
+                part_of(record, Fraction(1, self.c)),
+                outputs=outputs,
+                bytes_read=_scaled(record.bytes_read, *read_),
+                bytes_written=_scaled(record.bytes_written, sum(outputs), sum(record.outputs)),
+                attributes=attributes,
+            )
         )
 
     # -- attention ------------------------------------------------------------------------------
@@ -166,14 +168,16 @@ class Tokens(ABC):
         """Write a part of an attention; a table of measurements knows it only if it has a shape."""
         self.last, inputs = name, list(dict.fromkeys(reads))
         kept = {key: value for key, value in of.attributes.items() if key not in SHAPE}
-        self.records.ops[name] = replace(
-            part_of(of, part),
-            name=name,
-            inputs=[(tensor, 0) for tensor in inputs],
-            outputs=tuple(outputs),
-            bytes_read=sum(map(self.records.nbytes, inputs)),
-            bytes_written=sum(outputs),
-            attributes={**kept, **shape, "stream": COMPUTE},
+        self.records.make(
+            replace(
+                part_of(of, part),
+                name=name,
+                inputs=[(tensor, 0) for tensor in inputs],
+                outputs=tuple(outputs),
+                bytes_read=sum(map(self.records.nbytes, inputs)),
+                bytes_written=sum(outputs),
+                attributes={**kept, **shape, "stream": COMPUTE},
+            )
         )
         return name
 
@@ -181,16 +185,18 @@ class Tokens(ABC):
         """Write, under the name of an op, that its outputs are there: parts that lie side by side."""
         outputs = tuple(self.nbytes(of.tensor(k)) for k in range(len(of.outputs)))
         self.last = of.name
-        self.records.ops[of.name] = replace(
-            part_of(of, Fraction(0)),
-            kind="concat",
-            inputs=[(tensor, 0) for tensor in reads],
-            outputs=outputs,
-            bytes_read=0,
-            bytes_written=0,
-            duration_ns=0,
-            duration_by_kind={},
-            attributes={"stream": COMPUTE},
+        self.records.make(
+            replace(
+                part_of(of, Fraction(0)),
+                kind="concat",
+                inputs=[(tensor, 0) for tensor in reads],
+                outputs=outputs,
+                bytes_read=0,
+                bytes_written=0,
+                duration_ns=0,
+                duration_by_kind={},
+                attributes={"stream": COMPUTE},
+            )
         )
 
     def collective(
@@ -204,25 +210,27 @@ class Tokens(ABC):
         **more: Any,
     ) -> str:
         """Write what ranks exchange."""
-        self.records.ops[name] = Record(
-            name,
-            kind,
-            [(tensor, 0) for tensor in dict.fromkeys(reads)],
-            [(each, 0) for each in more.pop("after", ())],
-            tuple(outputs),
-            bytes_read=nbytes,
-            bytes_written=sum(outputs),
-            dtype=of.dtype,
-            stage=of.stage,
-            micro_batch=of.micro_batch,
-            phase=of.phase,
-            attributes={
-                "communicator": GROUP,
-                "dimension": "cp",
-                "stream": COMPUTE,
-                "nbytes": nbytes,
-                **more,
-            },
+        self.records.make(
+            Record(
+                name,
+                kind,
+                [(tensor, 0) for tensor in dict.fromkeys(reads)],
+                [(each, 0) for each in more.pop("after", ())],
+                tuple(outputs),
+                bytes_read=nbytes,
+                bytes_written=sum(outputs),
+                dtype=of.dtype,
+                stage=of.stage,
+                micro_batch=of.micro_batch,
+                phase=of.phase,
+                attributes={
+                    "communicator": GROUP,
+                    "dimension": "cp",
+                    "stream": COMPUTE,
+                    "nbytes": nbytes,
+                    **more,
+                },
+            )
         )
         return name
 

@@ -224,6 +224,7 @@ class Layers:
                 name, parts = record.name, len(record.inputs)
                 if len(tensors) < parts:
                     name = f"{name}/{layer.name}" + ("" if expert is None else f".{expert}")
+                    name = records.free(name)
                     edges = [(tensor, 0) for tensor in tensors]
                     here = scaled(record, Fraction(len(tensors) - 1, parts - 1))
                     records.ops[name] = replace(here, name=name, inputs=edges, after=[])

@@ -102,8 +102,8 @@ class OneRank:
     def _exchange(self, layer: Layer, turns: dict[str, float]) -> None:
         """Add dispatch and combine, forward and backward."""
         out, back = self.routing.between[self.place], self.routing.between[:, self.place]
-        ops = self.step.records.ops
-        name = layer.name
+        given = self.step.records
+        ops, name = given.ops, layer.name
         moved = self.moved[name] = {}
         ends = (
             ("dispatch", layer.forward, layer.enters, out, True),
@@ -114,9 +114,7 @@ class OneRank:
         for what, where, tensors, counts, inwards in ends:
             if not tensors:
                 continue
-            op = f"{name}/{what}"
-            if op in ops:
-                raise GraphError(f"the graph has an op {op!r} already").about(op)
+            op = given.free(f"{name}/{what}")
             turns[op] = turns[where[0]] - 0.5 if inwards else turns[where[-1]] + 0.5
             each = self._token_nbytes(layer, tensors)
             local = [t for t in tensors if self._is_here(layer, t)]

@@ -78,7 +78,7 @@ class GradientAccumulation(OnRanks):
             made.externals |= {own[n]: e for n, e in step.records.externals.items() if n in own}
             for record in step.work:
                 copied = renamed(record, own, k)
-                made.ops[copied.name] = copied
+                made.make(copied)
                 for output in range(len(record.outputs)):
                     gradient = parameters.get(record.tensor(output))
                     if gradient is not None:
@@ -87,10 +87,10 @@ class GradientAccumulation(OnRanks):
                         if before is not None:
                             name = f"micro{k}/{gradient.name}/accumulate"
                             total[gradient.gradient] = name
-                            made.ops[name] = added(copied, name, before, output, gradient.elements)
+                            made.make(added(copied, name, before, output, gradient.elements))
         for update in step.updates:
             inputs = [(total.get(tensor, tensor), d) for tensor, d in update.inputs]
-            made.ops[update.name] = replace(update, inputs=inputs)
+            made.make(replace(update, inputs=inputs))
         return write(made)
 
 

@@ -202,7 +202,7 @@ class _Rank:
             copied = renamed(record, own, k)
             stream = record.attributes["stream"] if "communicator" in record.attributes else COMPUTE
             copied.attributes["stream"] = stream
-            self.records.ops[copied.name] = copied
+            self.records.make(copied)
             if stream == COMPUTE:
                 self.last = copied.name
             for output in range(len(record.outputs)):
@@ -217,7 +217,7 @@ class _Rank:
                         self.total[gradient, slot.stage] = name
                         sum_ = added(copied, name, before, output, elements[gradient].elements)
                         sum_.attributes = {"stream": COMPUTE}
-                        self.records.ops[name] = sum_
+                        self.records.make(sum_)
 
         for tensor in made:
             for (source, sink, _), tensors in self.crossing.items():
@@ -255,19 +255,21 @@ class _Rank:
             "stream": word,
             "nbytes": nbytes,
         }
-        self.records.ops[name] = Record(
-            name,
-            kind,
-            [(f"micro{k}/{tensor}", 0)] if kind == "send" else [],
-            [(self.last, 0)] if self.last and self.last != f"micro{k}/{tensor}" else [],
-            (nbytes,) if kind == "recv" else (),
-            bytes_read=nbytes,
-            bytes_written=nbytes if kind == "recv" else 0,
-            dtype=producer.dtype,
-            stage=sink if kind == "recv" else source,
-            micro_batch=k,
-            phase=producer.phase,
-            attributes={**attributes, "peer": str(peer)},
+        self.records.make(
+            Record(
+                name,
+                kind,
+                [(f"micro{k}/{tensor}", 0)] if kind == "send" else [],
+                [(self.last, 0)] if self.last and self.last != f"micro{k}/{tensor}" else [],
+                (nbytes,) if kind == "recv" else (),
+                bytes_read=nbytes,
+                bytes_written=nbytes if kind == "recv" else 0,
+                dtype=producer.dtype,
+                stage=sink if kind == "recv" else source,
+                micro_batch=k,
+                phase=producer.phase,
+                attributes={**attributes, "peer": str(peer)},
+            )
         )
 
     # -- updates --------------------------------------------------------------------------------
@@ -298,14 +300,16 @@ class _Rank:
             moved = {**self._finished, **here}
             inputs = [(moved.get(t, t), d) for t, d in update.inputs if self._resolved(t) not in gone]
             self.records.externals |= {t: self.old.externals[t] for t, _ in inputs if t in self.old.externals}
-            self.records.ops[update.name] = replace(
-                update,
-                inputs=inputs,
-                after=[(name, d) for name, d in update.after if d],
-                flops=round_half_up(update.flops * part),
-                bytes_read=round_half_up(update.bytes_read * part),
-                bytes_written=round_half_up(update.bytes_written * part),
-                attributes={**update.attributes, "stream": COMPUTE},
+            self.records.make(
+                replace(
+                    update,
+                    inputs=inputs,
+                    after=[(name, d) for name, d in update.after if d],
+                    flops=round_half_up(update.flops * part),
+                    bytes_read=round_half_up(update.bytes_read * part),
+                    bytes_written=round_half_up(update.bytes_written * part),
+                    attributes={**update.attributes, "stream": COMPUTE},
+                )
             )
         kept = self.records.ops
         for record in kept.values():
@@ -336,18 +340,20 @@ class _Rank:
             self._finished = {**self._finished, record.tensor(old): made}
 
     def _collective(self, name: str, reads: list[str], sizes: list[int], word: str, dimension: str) -> None:
-        self.records.ops[name] = Record(
-            name,
-            "all_reduce",
-            [(tensor, 0) for tensor in reads],
-            [],
-            tuple(sizes),
-            bytes_read=sum(sizes),
-            bytes_written=sum(sizes),
-            attributes={
-                "communicator": word,
-                "dimension": dimension,
-                "stream": COMPUTE,
-                "nbytes": sum(sizes),
-            },
+        self.records.make(
+            Record(
+                name,
+                "all_reduce",
+                [(tensor, 0) for tensor in reads],
+                [],
+                tuple(sizes),
+                bytes_read=sum(sizes),
+                bytes_written=sum(sizes),
+                attributes={
+                    "communicator": word,
+                    "dimension": dimension,
+                    "stream": COMPUTE,
+                    "nbytes": sum(sizes),
+                },
+            )
         )

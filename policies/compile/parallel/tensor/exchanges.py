@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from policies.compile.parallel.program import COMPUTE
-from policies.compile.records import Record, Records
+from policies.compile.records import Record, Records, free_name
 
 __all__ = ["PART", "SEQUENCE", "SPLIT", "WHOLE", "Exchanges"]
 
@@ -66,6 +66,10 @@ class Exchanges:
         """Return what a tensor is on this rank; from an iteration before: as it is given."""
         return self.state.get(tensor, WHOLE)
 
+    def free(self, name: str) -> str:
+        """Return a name for an op that one device does not have: see `free_name`."""
+        return free_name(name, self.records.ops, self.old.ops, self.old.externals)
+
     def reduced(self, tensor: str) -> str:
         """Sum the parts of a tensor: all of it, or with sequence parallelism some tokens."""
         producer = self.old.producer(tensor)
@@ -86,7 +90,7 @@ class Exchanges:
 
     def _scatter(self, tensor: str, producer: Record) -> None:
         """Copy some tokens of a tensor (``scatter_to_sequence_parallel_region``)."""
-        name, kept = f"{tensor}/scatter", self.share(self.old.nbytes(tensor))
+        name, kept = self.free(f"{tensor}/scatter"), self.share(self.old.nbytes(tensor))
         self.records.ops[name] = replace(
             producer,
             name=name,
@@ -126,6 +130,7 @@ class Exchanges:
         self, name: str, kind: str, source: str, nbytes: int, kept: int, of: Record, *, beside: bool = False
     ) -> str:
         """Write what ranks exchange; `beside`: on a stream that waits for what was issued before only."""
+        name = self.free(name)
         self.records.ops[name] = Record(
             name,
             kind,

@@ -141,7 +141,7 @@ class Writer(Exchanges):
         parts = [tensor for tensor, state in zip(tensors, states, strict=True) if state == PART]
         if record.kind in _SUMS and len(parts) > 1 and len(parts) < len(tensors):
             nbytes = self.old.nbytes(parts[0])
-            name = f"{record.name}/parts"
+            name = self.free(f"{record.name}/parts")
             own = Record(name, "add_n", [(part, 0) for part in parts], [], (nbytes,), phase=record.phase)
             own.flops = (len(parts) - 1) * elements(nbytes, record.dtype)
             own.bytes_read, own.bytes_written, own.dtype = len(parts) * nbytes, nbytes, record.dtype
@@ -264,8 +264,9 @@ class Writer(Exchanges):
                 self.moved[tensor] = self.whole(tensor, backward=True)
         parts = [tensor for tensor in read_ if self.of(tensor) == PART]
         if parts:
-            name, sizes = "gradients/all_reduce", [self.old.nbytes(tensor) for tensor in parts]
-            self.collective(name, "all_reduce", parts[0], sum(sizes), sum(sizes), updates[0])
+            sizes = [self.old.nbytes(tensor) for tensor in parts]
+            total = sum(sizes)
+            name = self.collective("gradients/all_reduce", "all_reduce", parts[0], total, total, updates[0])
             record = self.records.ops[name]
             record.inputs, record.outputs = [(part, 0) for part in parts], tuple(sizes)
             record.bytes_read = sum(sizes)

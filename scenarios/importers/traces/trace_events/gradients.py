@@ -50,8 +50,8 @@ def is_gradient(name: str, forward_thread: object) -> bool:
 
 def callers(
     threads: Sequence[Thread], numbered: Numbered, nodes: Spans, calls: Calls
-) -> tuple[dict[int, int], int]:
-    """Return who waits for the threads that only run gradients, and of how many that is not known.
+) -> tuple[dict[int, int], list[int]]:
+    """Return who waits for the threads that only run gradients, and of which that is not known.
 
     A process with several such threads, one a GPU, runs them at once; then nobody waits for one alone.
 
@@ -66,7 +66,7 @@ def callers(
     """
     waits_for = _by_number(threads, numbered) if len(numbered.number) else _by_name(threads, nodes, calls)
     known = {own[0]: whose for whose, own in waits_for.items() if whose is not None and len(own) == 1}
-    return known, sum(map(len, waits_for.values())) - len(known)
+    return known, [thread for own in waits_for.values() for thread in own if thread not in known]
 
 
 def _by_number(threads: Sequence[Thread], numbered: Numbered) -> dict[int | None, list[int]]:

@@ -19,6 +19,7 @@ and the times of operators stay (`taken`).
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -99,6 +100,9 @@ def _trace(found: Taken, rank: int | None, world_size: int | None) -> Trace:
     tasks = sorted(found.tasks, key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
     calls, host_waits, waits = found.calls(), found.host_waits, []
     launches = _launches(tasks, calls)
+    inner = np.isin(calls.correlation, calls.correlation[launches])
+    inner[launches] = False
+    calls, launches = calls.only(~inner), np.searchsorted(np.flatnonzero(~inner), launches)
     _add_messages(tasks, found.collectives.around(calls, launches))
     operators = _operators_of(tasks, found, calls, launches)
     inside = found.inside
@@ -114,9 +118,19 @@ def _trace(found: Taken, rank: int | None, world_size: int | None) -> Trace:
             waits.append(StreamWait(wait.device, wait.stream, wait.call, wait.on_stream, recorded, sure))
     threads = [*found.threads]
     waits_for, uncalled = callers(threads, found.numbered(), found.operators.spans(NODE.match), calls)
-    control = np.array([waits_for.get(code, code) for code in range(len(threads))], np.int64)
-    merged = {thread: _apart(spans) for thread, spans in inside.items()}
-    return Trace(tasks, calls, waits, operators, host_waits, control, uncalled, merged, rank, world_size)
+    merged = defaultdict(list, {threads[thread]: _apart(spans) for thread, spans in inside.items()})
+    return Trace(
+        tasks,
+        calls.rows(threads),
+        waits,
+        operators,
+        host_waits,
+        {threads[thread]: threads[whose] for thread, whose in waits_for.items()},
+        [threads[thread] for thread in uncalled],
+        merged,
+        rank,
+        world_size,
+    )
 
 
 def _add_messages(tasks: list[GpuTask], taken_by: Mapping[int, tuple[str, int]]) -> None:
@@ -147,10 +161,11 @@ def _launches(tasks: Sequence[GpuTask], calls: Calls) -> IntArray:
     first = which[first]
     other = calls.thread[which] != calls.thread[first[same]]
     for n in np.flatnonzero(other | (calls.start_ns[which] > calls.end_ns[first[same]])).tolist():
-        one, two = calls[first[same[n]]], calls[which[n]]
+        one, two = (calls.names[calls.name[at]] for at in (first[same[n]], which[n]))
+        correlation = int(calls.correlation[which[n]])
         raise InputError(
-            f"{one.name} and {two.name} both have correlation {two.correlation}, so that "
-            f"nobody knows which launched {launched[two.correlation].name:.60}; of several "
+            f"{one} and {two} both have correlation {correlation}, so that "
+            f"nobody knows which launched {launched[correlation].name:.60}; of several "
             "processes each needs a trace of its own"
         )
     return np.sort(first)

@@ -1,21 +1,18 @@
-"""What is known of a recorded process: GPU tasks and waits as rows, host calls as columns."""
+"""What is known of a recorded process, as plain rows: host calls, GPU tasks, and waits."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Final, NamedTuple
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.words.arrays import UNSET, BoolArray, Codes, IntArray
+from sim.words.arrays import BoolArray, IntArray
 
-__all__ = ["NEVER", "Calls", "GpuTask", "HostCall", "HostWait", "StreamWait", "Thread", "Trace"]
-
-NEVER: Final = -(2**61)
-"""In a column of times: it did not happen."""
+__all__ = ["Calls", "GpuTask", "HostCall", "HostWait", "StreamWait", "Thread", "Trace"]
 
 Thread = tuple[int, int]
 """Process and thread, as the system numbers them."""
@@ -73,7 +70,7 @@ class HostCall(NamedTuple):
     """A call of the CUDA runtime or driver."""
 
     name: str
-    thread: int
+    thread: Thread
     correlation: int
     start_ns: int
     end_ns: int
@@ -81,14 +78,14 @@ class HostCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls of the CUDA runtime or driver, in order of time: a row each.
+    """Calls as columns, in order of time: there are hundreds of thousands, and few are looked at one by one.
 
     Attributes
     ----------
     names : sequence of str
         Of which `name` has the numbers.
     name, thread, correlation, start_ns, end_ns : array
-        Threads are numbers, too: see `Trace.control`.
+        Threads are numbers, too.
     """
 
     names: Sequence[str]
@@ -98,23 +95,28 @@ class Calls:
     start_ns: IntArray
     end_ns: IntArray
 
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self.name)
-
-    def __getitem__(self, n: int) -> HostCall:
-        """Return one of them."""
-        own = (self.thread, self.correlation, self.start_ns, self.end_ns)
-        return HostCall(self.names[self.name[n]], *(int(column[n]) for column in own))
-
     def named(self, pattern: re.Pattern[str]) -> BoolArray:
         """Whether the name of each begins so."""
         fits: BoolArray = np.array([pattern.match(name) is not None for name in self.names], bool)[self.name]
         return fits
 
-    def later(self, ns: int) -> Calls:
-        """Return them by a clock that shows `ns` more."""
-        return replace(self, start_ns=self.start_ns + ns, end_ns=self.end_ns + ns)
+    def only(self, which: BoolArray) -> Calls:
+        """Return some of them."""
+        return replace(
+            self,
+            name=self.name[which],
+            thread=self.thread[which],
+            correlation=self.correlation[which],
+            start_ns=self.start_ns[which],
+            end_ns=self.end_ns[which],
+        )
+
+    def rows(self, threads: Sequence[Thread]) -> list[HostCall]:
+        """Return them as rows."""
+        names = map(self.names.__getitem__, self.name.tolist())
+        of = map(threads.__getitem__, self.thread.tolist())
+        numbers = (self.correlation.tolist(), self.start_ns.tolist(), self.end_ns.tolist())
+        return [*map(HostCall, names, of, *numbers)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,77 +145,48 @@ class HostWait:
     """It waits for what was launched before this correlation."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Trace:
     """Everything that matters here, in order of time.
 
     Attributes
     ----------
-    tasks : list of GpuTask
-    calls : Calls
-    waits : list of StreamWait
+    tasks, calls, waits
     operators : list of str or None
         What launched each task (``"aten::addmm"``), if the trace says.
     host_waits : dict
         By correlation of the call.
-    control : array
-        Thread → the thread that waits for it meanwhile, if it only runs gradients, or else itself.
-    uncalled : int
+    callers : dict
+        Thread that only runs gradients → the thread that waits for it meanwhile.
+    uncalled : list
         Threads that run gradients of another one, which is not known to wait for them alone.
-    inside : mapping
+    inside : dict
         By thread: begin and end of every operator in which a process group launches its kernels.
     rank, world_size : int or None
         Of a distributed job.
     """
 
-    tasks: Sequence[GpuTask]
-    calls: Calls
-    waits: Sequence[StreamWait]
-    operators: Sequence[str | None]
-    host_waits: Mapping[int, HostWait]
-    control: IntArray
-    uncalled: int
-    inside: Mapping[int, Sequence[tuple[int, int]]]
+    tasks: list[GpuTask] = field(default_factory=list)
+    calls: list[HostCall] = field(default_factory=list)
+    waits: list[StreamWait] = field(default_factory=list)
+    operators: list[str | None] = field(default_factory=list)
+    host_waits: dict[int, HostWait] = field(default_factory=dict)
+    callers: dict[Thread, Thread] = field(default_factory=dict)
+    uncalled: list[Thread] = field(default_factory=list)
+    inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     rank: int | None = None
     world_size: int | None = None
-
-    @cached_property
-    def start_ns(self) -> IntArray:
-        """When each task started."""
-        return np.array([task.start_ns for task in self.tasks], np.int64)
-
-    @cached_property
-    def end_ns(self) -> IntArray:
-        """When each task ended."""
-        return self.start_ns + np.array([task.duration_ns for task in self.tasks], np.int64)
-
-    @cached_property
-    def correlation(self) -> IntArray:
-        """Number of the launch of each task."""
-        return np.array([task.correlation for task in self.tasks], np.int64)
-
-    @cached_property
-    def launch(self) -> IntArray:
-        """The call that launched each task, the innermost of several in one another; `UNSET`: none."""
-        order = np.argsort(self.calls.correlation, kind="stable")
-        known = self.calls.correlation[order]
-        last = np.searchsorted(known, self.correlation, side="right") - 1
-        found = (last >= 0) & (known[last] == self.correlation) if len(known) else np.zeros(len(last), bool)
-        return np.where(found, order[last] if len(order) else UNSET, UNSET)
-
-    def named(self, pattern: re.Pattern[str]) -> BoolArray:
-        """Whether something in the name of each task fits."""
-        names = Codes[str]()
-        name = names.of(task.name for task in self.tasks)
-        fits: BoolArray = np.array([pattern.search(name) is not None for name in names], bool)[name]
-        return fits
 
     @property
     def begin_ns(self) -> int:
         """When the first task or call began."""
-        return int(min([*self.start_ns[:1], *self.calls.start_ns[:1]]))
+        starts = [task.start_ns for task in self.tasks[:1]] + [call.start_ns for call in self.calls[:1]]
+        return min(starts)
 
     def later(self, ns: int) -> Trace:
         """Return it by a clock that shows `ns` more."""
-        tasks = [task._replace(start_ns=task.start_ns + ns) for task in self.tasks]
-        return replace(self, tasks=tasks, calls=self.calls.later(ns))
+        return replace(
+            self,
+            tasks=[task._replace(start_ns=task.start_ns + ns) for task in self.tasks],
+            calls=[one._replace(start_ns=one.start_ns + ns, end_ns=one.end_ns + ns) for one in self.calls],
+        )

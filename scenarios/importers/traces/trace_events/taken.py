@@ -157,9 +157,10 @@ class Taken:
         args, name = arguments(event), event["name"]
         if name == "Stream Wait Event" or (name == "Event Sync" and "wait_on_stream" in args):
             self.noted.append(noted_wait({**args, "stream": -1} if name == "Event Sync" else args))
-        elif name in ("Event Sync", "Stream Sync"):
+        elif name in ("Event Sync", "Stream Sync", "Context Sync"):
             call = whole(args, "correlation")
-            self.host_waits[call] = HostWait(whole(args, "device"), whole(args, "stream"), call)
+            stream = -1 if name == "Context Sync" else whole(args, "stream")
+            self.host_waits[call] = HostWait(whole(args, "device"), stream, call)
 
     def _take_range(self, event: Event) -> None:
         """Take a range of a process group."""
@@ -229,12 +230,12 @@ class Taken:
                     self.external[correlation[n]] = external
 
     def calls(self) -> Calls:
-        """Return the calls, in order of time, then of threads and numbers."""
+        """Return the calls, in order of time, then of threads and numbers, the outer first."""
         name, thread, *columns = np.concatenate(self._calls, axis=1)
         rank = np.argsort(
             np.array(sorted(range(len(self.threads)), key=[*self.threads].__getitem__), np.int64)
         )
-        order = np.lexsort((columns[0], rank[thread], columns[1]))
+        order = np.lexsort((-columns[2], columns[0], rank[thread], columns[1]))
         return Calls([*self._names], name[order], thread[order], *(column[order] for column in columns))
 
     def numbered(self) -> Numbered:

@@ -1,0 +1,381 @@
+"""What a scenario is, and what follows from it: its machine and graph, and the runs that it describes.
+
+::
+
+    Document ──schema──► ScenarioFile ──► Scenario: machine, graph, policy ──► Case: one run
+                                          (cached: what nobody asks for is not built)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from devices.over_presets import described_devices
+from scenarios.expect.expectation import Expectation
+from scenarios.expect.reading import check_runs, read_expectations
+from scenarios.fields.policy_fields import Policy
+from scenarios.file.document import Document, Loc
+from scenarios.file.faults import scenario_error
+from scenarios.file.renamed import refuse_renamed
+from scenarios.file.yaml_read import Node, Place
+from scenarios.recorded.setup import AS_RECORDED, POLICY
+from scenarios.run.decisions import Decisions, overlay, resolve, resolve_schedule
+from scenarios.run.scenario_machine import build_machine, given_machine, meant_machine, with_intra_op_threads
+from scenarios.schema import ScenarioFile, model_for
+from scenarios.work.workload import Work
+from sim.graph.graph import Graph
+from sim.machine.machine import Machine
+from sim.notebook import card
+from sim.words import plugins
+from sim.words.errors import hint, shortened
+
+__all__ = ["Case", "Scenario", "scenario_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """A scenario file that keeps the schema.
+
+    Attributes
+    ----------
+    content : ScenarioFile
+        What it says.
+    document : Document
+        How it says it: where each thing stands.
+    allow_code : bool
+    """
+
+    content: ScenarioFile
+    document: Document
+    allow_code: bool = False
+
+    def __repr__(self) -> str:
+        """Return its name."""
+        return f"<Scenario {self.name!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the name and the description, as it was typed."""
+        others = [f"compare: {', '.join(self.variants)}"] if self.variants else []
+        return card(self.name, others, text=(self.content.description or "").strip())
+
+    @property
+    def name(self) -> str:
+        """Its name, else the name of its file."""
+        return self.content.name or self.document.path.stem
+
+    @property
+    def origin(self) -> plugins.Origin:
+        """What the scenario may name, and from where."""
+        return plugins.Origin(self.document.directory, self.allow_code, self.document.allow_outside)
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The machine.
+
+        Raises
+        ------
+        ScenarioError
+            There is none, or its description contradicts itself.
+        """
+        return self._machine_of(self.machine_spec)
+
+    def machine_with(self, intra_op_threads: int | None) -> Machine:
+        """Return the machine with so many threads in the intra-op pool of each CPU; None: as it is described.
+
+        Raises
+        ------
+        ScenarioError
+            As for `machine`; a CPU with an ``intra_op_pool`` already, or several CPUs of one process.
+        """
+        if intra_op_threads is None:
+            return self.machine
+        hosts, described = self.machine.hosts, self.described_devices
+        return self._machine_of(
+            with_intra_op_threads(self.machine_spec, described, hosts, intra_op_threads, self.document)
+        )
+
+    def _machine_of(self, spec: dict[str, Any]) -> Machine:
+        return build_machine(spec, self.content, self.document, self.origin)
+
+    @cached_property
+    def machine_spec(self) -> dict[str, Any]:
+        """What the scenario says of its machine; of a workload that needs none, the one that is meant."""
+        return meant_machine(self._given_machine, self.content, self.document)
+
+    @cached_property
+    def _given_machine(self) -> dict[str, Any]:
+        return given_machine(self.content)
+
+    @cached_property
+    def described_devices(self) -> dict[str, dict[str, Any]]:
+        """What its description says of each device: see `devices.over_presets.described_devices`."""
+        return described_devices(self.machine_spec, **self.origin._asdict())
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph of the workload.
+
+        Raises
+        ------
+        InputError
+            It cannot be built.
+        """
+        if self.content.workload.runs_code and not self.allow_code:
+            message = "runs code, which a scenario may not do by itself; allow it with --allow-code"
+            raise self.document.error(("workload",), message)
+        return self.content.workload.build(self.document, self.machine)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """What the file says of the policy, over what its workload brings."""
+        brought = self.content.workload.default_policy()
+        if brought is None and self._given_machine.get("preset") == AS_RECORDED["preset"]:
+            brought = POLICY
+        if brought is None:
+            return self.content.policy
+        base = Policy.model_validate(brought)
+        return overlay(base, self.content.policy) if "policy" in self.content.model_fields_set else base
+
+    @cached_property
+    def variants(self) -> list[str]:
+        """Labels of the entries of ``compare``."""
+        own = _own_label(self.policy)
+        return [entry.label or entry.name or entry.runtime or own for entry in self.content.compare]
+
+    def case(self, policy: str | None = None) -> Case:
+        """Return the run under a policy.
+
+        Parameters
+        ----------
+        policy : str, optional
+            The label of an entry of ``compare``, a policy, or a runtime; by default the scenario's own
+            policy. A policy is overlaid on the scenario's, as an entry of ``compare`` is: placement, streams
+            and what else it does not say stay; a runtime replaces all of it. Where a policy and a runtime
+            have the same name, the policy is meant. Only the scenario's own and its entries have
+            expectations.
+
+        Raises
+        ------
+        ScenarioError
+            An unknown name, or a wrong option.
+        """
+        content = self.content
+        if policy is None:
+            label = _own_label(self.policy)
+            own = {what: each for what, each in content.expect.items() if not isinstance(each, dict)}
+            expected = (
+                *read_expectations(own, self.document, ("expect",), self._others(label)),
+                *(() if label in self.variants else self._expected_of(label)),
+            )
+            return self._case(self.policy, label, self.document, ("policy",), expected)
+        if policy in self.variants:
+            return self.entry(self.variants.index(policy))
+        place = Place(f"--policy {shortened(policy)}")
+        named = replace(self.document, root=Node({}, place), changed=False)
+        return self._case(overlay(self.policy, self._named(policy)), policy, named)
+
+    def _named(self, policy: str) -> Policy:
+        """Return what a name on the command line stands for: a schedule, a policy, else a runtime."""
+        schedules = self.content.workload.schedules()
+        policies, runtimes = plugins.names("sim.policies"), plugins.names("sim.runtimes")
+        known = list(schedules) or policies
+        if policy in known or ":" in policy:
+            return Policy(name=policy)
+        if policy in runtimes:
+            return Policy(runtime=policy)
+        if policy in (policies if schedules else plugins.names("sim.pipelines")):
+            kind = "a pipeline's policy is its schedule" if schedules else "the workload is no pipeline"
+            what = "a policy for graphs" if schedules else "a pipeline schedule"
+            raise Place("--policy").error(
+                f"{policy!r} is {what}, and {kind}; known: {', '.join(sorted(known))}"
+            )
+        everything = dict.fromkeys([*self.variants, *known, *runtimes])
+        near = hint(policy, everything)
+        if "did you mean" not in near:
+            near = ("" if "." in policy else near) + "; a class of your own is named MODULE:CLASS"
+        raise Place("--policy").error(f"unknown policy {policy!r}{near}")
+
+    def cases(self) -> list[Case]:
+        """Return every run that the scenario compares, or its own run when it compares nothing."""
+        return [self.entry(i) for i in range(len(self.variants))] or [self.case()]
+
+    def expected(self) -> list[Case]:
+        """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""
+        cases = [self.case(), *map(self.entry, range(len(self.variants)))] if self._expects else []
+        return [case for case in cases if case.expectations]
+
+    @property
+    def _expects(self) -> bool:
+        return bool(self.content.expect) or any(entry.expect for entry in self.content.compare)
+
+    @cached_property
+    def other_runs(self) -> dict[str, Any]:
+        """What came out of runs that expectations of others may name, by label; who runs them writes here."""
+        return {}
+
+    def called(self, label: str) -> Case:
+        """Return the run that an expectation of another one names."""
+        return self.case(label if label in self.variants else None)
+
+    def _others(self, label: str) -> list[str]:
+        """Return the labels of the runs that an expectation of the run `label` may name."""
+        return [each for each in dict.fromkeys([*self.variants, _own_label(self.policy)]) if each != label]
+
+    def _expected_of(self, label: str) -> tuple[Expectation, ...]:
+        """Return what the scenario's ``expect`` says under the label of a run."""
+        expect = self.content.expect.get(label)
+        if not isinstance(expect, dict):
+            return ()
+        return read_expectations(expect, self.document, ("expect", label), self._others(label))
+
+    def entry(self, i: int) -> Case:
+        """Return the run of an entry of ``compare``, counted from 0.
+
+        Raises
+        ------
+        ScenarioError
+            An unknown name, a wrong option, or a setting that the scenario cannot have.
+        """
+        entry, loc = self.content.compare[i], ("compare", i)
+        scenario = self
+        if entry.set:
+            changed = self.document.with_values(entry.set, (*loc, "set"))
+            scenario = scenario_of(changed, self.allow_code, self)
+        spec = overlay(scenario.policy, entry)
+        label = self.variants[i]
+        expected = (
+            *read_expectations(entry.expect, scenario.document, (*loc, "expect"), self._others(label)),
+            *self._expected_of(label),
+        )
+        return scenario._case(spec, label, scenario.document, loc, expected, base=self)
+
+    def _case(
+        self,
+        spec: Policy,
+        label: str,
+        document: Document,
+        loc: Loc = (),
+        expectations: tuple[Expectation, ...] = (),
+        *,
+        base: Scenario | None = None,
+    ) -> Case:
+        """Return the run under a policy that stands at `loc` in `document`; no `loc`: on the command line."""
+        content, base = self.content, base or self
+        if not content.workload.schedules():
+            decisions = resolve(
+                spec,
+                label,
+                document,
+                loc,
+                origin=self.origin,
+                knowledge=content.knowledge,
+                inherited=not loc,
+            )
+            return Case(self, decisions, base, expectations)
+        unnamed = "policy" not in content.model_fields_set and spec.name == content.policy.name
+        if unnamed and content.workload.default_policy() is None:
+            message = "is missing: a pipeline's policy is its schedule, as in {name: 1f1b}"
+            raise self.document.error((), f"policy: {message}")
+        decisions, named = resolve_schedule(spec, label, content.workload.schedules(), document, loc)
+
+        def make() -> Work:
+            machine = None if content.machine is None else self.machine
+            return content.workload.work(self.document, machine, named, loc, seed=content.seed)
+
+        def misfit() -> str | None:
+            return content.workload.misfit(self.document, named)
+
+        return Case(self, decisions, base, expectations, make, misfit)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run that a scenario describes: its work, who decides, and what has to come out.
+
+    Attributes
+    ----------
+    scenario : Scenario
+        With the settings of the case.
+    decisions : Decisions
+    expectations : tuple of Expectation
+    make : callable, optional
+        Returns graph and machine, where they depend on the policy (a pipeline's schedule).
+    misfit : callable
+        Returns why sizes do not fit one another; see `scenarios.work.workload.Workload.misfit`.
+    base : Scenario
+        The scenario as its file says it; an entry of ``compare`` may have changed it.
+    """
+
+    scenario: Scenario
+    decisions: Decisions
+    base: Scenario
+    expectations: tuple[Expectation, ...] = ()
+    make: Callable[[], Work] | None = None
+    misfit: Callable[[], str | None] = lambda: None
+
+    @cached_property
+    def work(self) -> Work:
+        """Graph, machine, and what the summary tells besides."""
+        if self.make is not None:
+            return self.make()
+        machine = self.scenario.machine_with(self.intra_op_threads)
+        return Work(
+            self.scenario.graph, machine, self.scenario.content.workload.report, lambda trace, advise: None
+        )
+
+    @property
+    def intra_op_threads(self) -> int | None:
+        """Threads of TensorFlow's intra-op pool (0: as many as cores), or None."""
+        return self.scenario.content.workload.intra_op_threads(self.decisions.intra_op_threads)
+
+    @property
+    def label(self) -> str:
+        """What results call it."""
+        return self.decisions.label
+
+    def deciding(self, **decisions: Any) -> Case:
+        """Return the same case with other decisions."""
+        return replace(self, decisions=self.decisions._replace(**decisions))
+
+
+def scenario_of(document: Document, allow_code: bool = False, like: Scenario | None = None) -> Scenario:
+    """Return a scenario whose file was read already.
+
+    Parameters
+    ----------
+    document : Document
+    allow_code : bool
+    like : Scenario, optional
+        Of the same file under other settings: if these left the workload alone, it need not be checked again.
+
+    Raises
+    ------
+    ScenarioError
+        Whatever is wrong with it.
+    """
+    refuse_renamed(document)
+    root = document.root
+    known = None
+    if like is not None and like.document.root.child("workload") is root.child("workload"):
+        known = {"workload": like.content.workload}
+    try:
+        content = ScenarioFile.model_validate(root.plain(leave_out=known or ()), context=known)
+    except ValidationError as error:
+        raise scenario_error(error, model_for(root.plain()), document) from None
+    scenario = Scenario(content, document, allow_code)
+    for i, label in enumerate(scenario.variants):
+        if label in scenario.variants[:i]:
+            message = f"two entries are called {label!r}; give one of them a label"
+            raise document.error(("compare", i), message)
+    if content.expect:
+        check_runs(content.expect, [*scenario.variants, _own_label(scenario.policy)], document)
+    return scenario
+
+
+def _own_label(policy: Policy) -> str:
+    return policy.name or policy.runtime or "policy"
