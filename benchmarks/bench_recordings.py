@@ -68,7 +68,7 @@ CASES = {
     "a million events": Large(one_process, 18.5, 0.55),
     "... of 8 ranks": Large(eight_ranks, 20.5, 0.56),
     "45,248 tasks": Large(tasks, 35, 0.16),
-    "... of the trace": Large(trace, 60, 0.22),
+    "... of the trace": Large(trace, 70, 0.2),
 }
 
 
