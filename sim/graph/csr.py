@@ -87,20 +87,6 @@ class Csr(NamedTuple):
         return cls(_indptr(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))), flat)
 
     @classmethod
-    def joined(cls, parts: Sequence[Csr]) -> Csr:
-        """Make one of several whose indices are rows of their own: those of later parts are counted on.
-
-        Examples
-        --------
-        >>> Csr.joined([Csr.of_rows([[], [0]]), Csr.of_rows([[], [0]])]).lists()
-        [[], [0], [], [2]]
-        """
-        counts = [part.counts() for part in parts]
-        first = np.cumsum([0, *map(len, counts)]).tolist()
-        indices = [part.indices + n for part, n in zip(parts, first, strict=False)]
-        return cls(_indptr(np.concatenate(counts)), np.concatenate(indices))
-
-    @classmethod
     def group(cls, keys: IntArray, values: IntArray, n_rows: int) -> Csr:
         """Collect ``values[j]`` in row ``keys[j]``, keeping the order of j within a row."""
         order = np.argsort(keys, kind="stable")
