@@ -197,6 +197,13 @@ def transformer_stages(
                 input_grad=layers * (weight + 2 * attention + again + message) + out,
                 weight_grad=layers * weight + out,
             ),
+            exposed=StageTimes(
+                forward=layers * message,
+                input_grad=layers * message * (2 if model.recompute == "full" else 1),
+                weight_grad=0,
+            )
+            if message
+            else None,
             boundary_nbytes=model.boundary_nbytes,
             activation_nbytes=kept,
             weight_grad_nbytes=layers * model.weight_grad_nbytes,

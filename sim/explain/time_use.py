@@ -12,6 +12,10 @@
                         ▇▇all_reduce▇▇▇▇
                  ├── compute ────┤├ comm. ┤├ wait ┤├ compute ┤├── idle ──┤ makespan
 
+An op that computes and communicates in turn (a layer of a tensor-parallel model, as one op) says for how long it
+communicates, where whoever built it knows: the attribute ``communicates_ns``. When it does so is not known, and
+told as the last part of the op.
+
 Communication that hides behind computing takes no time of its own, so that overlapping shows: what
 Holistic Trace Analysis calls the temporal breakdown (https://hta.readthedocs.io, "Temporal Breakdown") has
 the same order of precedence. A device with cores or several streams computes when any of them does.
@@ -27,20 +31,26 @@ import numpy as np
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.facts.where import EVERYWHERE, Where
 from sim.explain.idle import idle_reasons
-from sim.words.arrays import BoolArray
+from sim.words.arrays import BoolArray, IntArray
 from sim.words.intervals import union
 
 if TYPE_CHECKING:
     from sim.job.job import Job
     from sim.record.record import Record
 
-__all__ = ["COMMUNICATION", "WORD_OF_REASON", "communicates", "moving_ops", "time_use"]
+__all__ = [
+    *("COMMUNICATION", "INSIDE", "WORD_OF_REASON"),
+    *("communicates", "computes_until_ns", "inside_ns", "moving_ops", "time_use"),
+]
 
 COMMUNICATION: Final = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "collective", "copy", "recv"}
-    | {"reduce_scatter", "send", "transfer"}
+    | {"reduce_scatter", "send", "synchronise", "transfer"}
 )
 """Kinds of op that move data and compute nothing; of a recording's see `moving_ops`."""
+
+INSIDE: Final = "communicates_ns"
+"""Attribute of an op that computes: how much of its duration is communication that nothing hides."""
 
 WORD_OF_REASON: Final = {"transfer": "communicate", "finished": "idle", "unused": "idle"}
 """What time without a running op is called, by its reason (`sim.explain.idle.REASONS`); else ``wait``."""
@@ -77,8 +87,10 @@ def time_use(
     begin, end = where.from_ns, where.end_ns(facts)
     counts = where.tasks(facts)
     computes = np.flatnonzero(counts & ~communicates(trace) & ~trace.is_delay)
-    only_compute = len(computes) == int(counts.sum())  # and then what is busy computes
-    start, stop = (np.clip(trace.tasks[at][computes], begin, end) for at in ("start_ns", "end_ns"))
+    until = computes_until_ns(trace)
+    # where all that executes computes, what is busy computes
+    only_compute = len(computes) == int(counts.sum()) and until is trace.tasks["end_ns"]
+    start, stop = (np.clip(at[computes], begin, end) for at in (trace.tasks["start_ns"], until))
     n = len(trace.job.machine.devices)
     compute = [] if only_compute else union(start, stop, trace.device[computes]).lengths(n).tolist()
     use = {}
@@ -94,6 +106,37 @@ def time_use(
 def communicates(trace: Record) -> BoolArray:
     """Return which tasks move data and compute nothing."""
     return np.asarray(moving_ops(trace.job)[trace.tasks["op"]])
+
+
+def inside_ns(job: Job) -> IntArray:
+    """Return of each op for how many ns of its duration it communicates, as it says itself (`INSIDE`)."""
+    found = np.zeros(len(job.graph), np.int64)
+    for op, own in job.graph.attributes.items():
+        if INSIDE in own:
+            found[op] = own[INSIDE]
+    return found
+
+
+def computes_until_ns(trace: Record) -> IntArray:
+    """Return when each task ends to compute: at its end, less what it communicates inside.
+
+    Of a task that took longer or shorter than its op, the same share is communication.
+    """
+    inside = inside_ns(trace.job)
+    end: IntArray = trace.tasks["end_ns"]
+    if not inside.any():
+        return end
+    op = trace.tasks["op"]
+    tasks = np.flatnonzero(inside[op] > 0)
+    lasted, planned = end[tasks] - trace.begins_ns[tasks], trace.job.duration_ns[op[tasks]]
+    part = inside[op[tasks]]
+    other = lasted != planned
+    if other.any():
+        share = part[other] / np.maximum(planned[other], 1)
+        part[other] = np.round(share * lasted[other]).astype(np.int64)
+    until = end.copy()
+    until[tasks] -= np.clip(part, 0, lasted)
+    return until
 
 
 def moving_ops(job: Job) -> BoolArray:
