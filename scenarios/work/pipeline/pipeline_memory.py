@@ -192,7 +192,7 @@ def _help(
     held = bands.get("activations", 0)
     if one and held:
         fewer = math.ceil(over / one)
-        if fewer * one <= held:
+        if (fewer + 1) * one <= held:  # one has to stay
             advice.append(f"{fewer} fewer micro-batch{'es' if fewer > 1 else ''} in flight")
         inputs = max(stages[s].input_nbytes for s in mine)
         checkpointed = held // one * inputs + one

@@ -40,7 +40,9 @@ def train_report(
     seconds = step / NS_PER_S
     capacity, most = training.memory, max(peak.nbytes for peak in peaks)
     times = _times(trace, training, schedule)
-    exposed = max(sum(parts.values()) for parts in [{"none": 0}, *exposed_communication(Facts(trace)).values()])
+    exposed = max(
+        sum(parts.values()) for parts in [{"none": 0}, *exposed_communication(Facts(trace)).values()]
+    )
     return {
         "step_ns": step,
         "tokens_per_s": training.tokens / seconds,

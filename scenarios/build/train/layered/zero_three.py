@@ -136,9 +136,7 @@ class _Writer(StepWriter):
             arrived, ahead_ns = self.enter(visit, k) if visit.weights else ((), 0.0)
             messages = (ahead_ns, self.reducing)
             self.reducing = 0.0
-            self.computed = (
-                self.slot(visit.name, "layer", visit.spent, messages, arrived, k, visit.phase),
-            )
+            self.computed = (self.slot(visit.name, "layer", visit.spent, messages, arrived, k, visit.phase),)
             if not visit.weights:
                 continue
             for each in visit.weights if visit.phase == "B" else ():
