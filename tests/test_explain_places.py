@@ -20,11 +20,12 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.streams.recorded import Recorded
 from sim import Device, GraphBuilder, Machine, Trace, simulate
 from sim.explain.exposed import exposed_communication
+from sim.explain.facts.communication import communicates
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.facts.where import Where
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
-from sim.explain.time_use import communicates, time_use
+from sim.explain.time_use import time_use
 from sim.explain.told.gaps import grouped_gaps, largest_gaps
 from sim.explain.told.one_op import lives
 from sim.explain.told.text import explain_text, op_text, steps_in

@@ -11,7 +11,7 @@ A transfer that had begun earlier might have been hidden. So the delays of a col
 last one first, and each is charged with what is less exposed then, beside the same computing; what is exposed
 without any delay needs its time: bandwidth. The exposed time in which it waits for a late rank is charged to
 that rank. What two collectives expose at once is charged to the one that began first, and a transfer comes
-before a wait. What an op that computes communicates inside it (`sim.explain.time_use.INSIDE`) nothing can
+before a wait. What an op that computes communicates itself (`sim.explain.facts.communication`) nothing can
 move. All parts together are the ``communicate`` of `sim.explain.time_use` and the exposed waiting.
 
 A copy that only communication reads prepares it, and moves with it. So the delays of a collective go on with
@@ -34,10 +34,10 @@ from typing import Final
 
 import numpy as np
 
+from sim.explain.facts.communication import communicates, computes_until_ns
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.facts.where import EVERYWHERE, Where
 from sim.explain.idle import held_up, idle_reasons
-from sim.explain.time_use import communicates, computes_until_ns
 from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.intervals import Cover, Intervals, union
 

@@ -2,7 +2,7 @@
 
 ::
 
-    compute      an op executes that is no communication
+    compute      an op executes that is no communication (`sim.explain.facts.communication`)
     communicate  nothing computes, and a collective or copy executes, or the next op's input travels
     wait         neither, and the device has ops left to run: `sim.explain.idle` says what each waits for;
                  collectives that have started and wait for a late rank among them
@@ -11,10 +11,6 @@
     lanes        ▇▇▇▇▇matmul▇▇▇▇▇            ▇▇▇matmul▇▇▇
                         ▇▇all_reduce▇▇▇▇
                  ├── compute ────┤├ comm. ┤├ wait ┤├ compute ┤├── idle ──┤ makespan
-
-An op that computes and communicates in turn (a layer of a tensor-parallel model, as one op) says for how long it
-communicates, where whoever built it knows: the attribute ``communicates_ns``. When it does so is not known, and
-told as the last part of the op.
 
 Communication that hides behind computing takes no time of its own, so that overlapping shows: what
 Holistic Trace Analysis calls the temporal breakdown (https://hta.readthedocs.io, "Temporal Breakdown") has
@@ -28,29 +24,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from sim.explain.facts.communication import communicates, computes_until_ns
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.facts.where import EVERYWHERE, Where
 from sim.explain.idle import idle_reasons
-from sim.words.arrays import BoolArray, IntArray
 from sim.words.intervals import union
 
 if TYPE_CHECKING:
-    from sim.job.job import Job
     from sim.record.record import Record
 
-__all__ = [
-    *("COMMUNICATION", "INSIDE", "WORD_OF_REASON"),
-    *("communicates", "computes_until_ns", "inside_ns", "moving_ops", "time_use"),
-]
-
-COMMUNICATION: Final = frozenset(
-    {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "collective", "copy", "recv"}
-    | {"reduce_scatter", "send", "synchronise", "transfer"}
-)
-"""Kinds of op that move data and compute nothing; of a recording's see `moving_ops`."""
-
-INSIDE: Final = "communicates_ns"
-"""Attribute of an op that computes: how much of its duration is communication that nothing hides."""
+__all__ = ["WORD_OF_REASON", "time_use"]
 
 WORD_OF_REASON: Final = {"transfer": "communicate", "finished": "idle", "unused": "idle"}
 """What time without a running op is called, by its reason (`sim.explain.idle.REASONS`); else ``wait``."""
@@ -101,54 +84,3 @@ def time_use(
         for reason, ns in why.items():
             use[name][WORD_OF_REASON.get(reason, "wait")] += ns
     return use
-
-
-def communicates(trace: Record) -> BoolArray:
-    """Return which tasks move data and compute nothing."""
-    return np.asarray(moving_ops(trace.job)[trace.tasks["op"]])
-
-
-def inside_ns(job: Job) -> IntArray:
-    """Return of each op for how many ns of its duration it communicates, as it says itself (`INSIDE`)."""
-    found = np.zeros(len(job.graph), np.int64)
-    for op, own in job.graph.attributes.items():
-        if INSIDE in own:
-            found[op] = own[INSIDE]
-    return found
-
-
-def computes_until_ns(trace: Record) -> IntArray:
-    """Return when each task ends to compute: at its end, less what it communicates inside.
-
-    Of a task that took longer or shorter than its op, the same share is communication.
-    """
-    inside = inside_ns(trace.job)
-    end: IntArray = trace.tasks["end_ns"]
-    if not inside.any():
-        return end
-    op = trace.tasks["op"]
-    tasks = np.flatnonzero(inside[op] > 0)
-    lasted, planned = end[tasks] - trace.begins_ns[tasks], trace.job.duration_ns[op[tasks]]
-    part = inside[op[tasks]]
-    other = lasted != planned
-    if other.any():
-        share = part[other] / np.maximum(planned[other], 1)
-        part[other] = np.round(share * lasted[other]).astype(np.int64)
-    until = end.copy()
-    until[tasks] -= np.clip(part, 0, lasted)
-    return until
-
-
-def moving_ops(job: Job) -> BoolArray:
-    """Return which ops move data and compute nothing.
-
-    A ``copy`` is a memcpy, as in every export. Of recorded kernels the name tells (``Memcpy``, ``Memset``):
-    those that concatenate or transpose are copies by kind, and compute.
-    """
-    graph = job.graph
-    moves: BoolArray = graph.is_kind(*COMMUNICATION) | job.meets
-    for op in np.flatnonzero(graph.is_kind("copy", "fill")).tolist():
-        kernel = graph.attributes.get(op, {}).get("kernel")
-        if kernel is not None:
-            moves[op] = str(kernel).startswith(("Memcpy", "Memset"))
-    return moves

@@ -34,7 +34,7 @@ from scenarios.build.pipeline.pipeline_flow import Read, output_sizes, reads_of_
 from scenarios.build.pipeline.pipeline_stage import Around, PipelineStage
 from scenarios.build.pipeline.pipeline_walk import NOTHING, PLANE, key_of, needs_of, walk
 from sim import Graph, GraphBuilder
-from sim.explain.time_use import INSIDE
+from sim.explain.facts.communication import INSIDE
 from sim.graph.csr import Csr
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import StuckError

@@ -7,11 +7,11 @@
     rank 1    ← F F F · · B F B F B F B F B · B · B →             span of rank 1: fill and drain are outside
 
 ``span_ns`` and ``idle_ns`` are per rank: from its first start to its last end, and the part of that in which
-it computes nothing. The bubble is the idle share of all ranks over the makespan, under every schedule: fill and
-drain and the waiting for slower stages included. A rank is idle while nothing executes on it, neither a slot nor
-an optimizer step, a collective or a copy; so the bubble of a training step (``train.bubble``) is the same number.
-Beside it (``span_bubble``) is the idle share of the longest span of a rank, which some schedules promise to keep
-small. The formula's bubble is of
+it computes nothing. The bubble is the idle share of all ranks over the makespan, under every schedule: fill
+and drain and the waiting for slower stages included. A rank is idle while nothing executes on it, neither a
+slot nor an optimizer step, a collective or a copy; so the bubble of a training step (``train.bubble``) is the
+same number. Beside it (``span_bubble``) is the idle share of the longest span of a rank, which some schedules
+promise to keep small. The formula's bubble is of
 one of the two, as ``formula_of`` says, with equal stages and free transfers; None where there is no closed
 form.
 ``waits_for`` says for each rank what it stood still for (`scenarios.work.pipeline.pipeline_blame`),
@@ -35,7 +35,7 @@ from policies.pipeline import Schedule, closed_form, peak_activations
 from scenarios.build.pipeline.pipeline_stage import PipelineStage
 from scenarios.work.pipeline.pipeline_blame import is_compute, waits_for
 from scenarios.work.pipeline.pipeline_memory import memory_bands, reserved_bytes, too_much
-from sim.explain.time_use import COMMUNICATION
+from sim.explain.facts.communication import COMMUNICATION
 from sim.trace import Trace
 from sim.words.arrays import IntArray
 from sim.words.intervals import union

@@ -20,8 +20,8 @@ from scenarios.build.train.memory import Peak
 from scenarios.build.train.training import Spent, Training
 from scenarios.work.train.hybrid import latency_note
 from sim.explain.exposed import exposed_communication
+from sim.explain.facts.communication import computes_until_ns
 from sim.explain.facts.derived_columns import Facts
-from sim.explain.time_use import computes_until_ns
 from sim.trace import Trace
 from sim.words.arrays import IntArray
 from sim.words.intervals import union

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scenarios.build.pipeline.pipeline_graph import rank_name
 from scenarios.build.train.training import Spent, Training
 from sim import GraphBuilder
-from sim.explain.time_use import INSIDE
+from sim.explain.facts.communication import INSIDE
 from sim.words.units import round_half_up
 
 __all__ = ["StepWriter"]
