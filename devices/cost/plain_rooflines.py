@@ -22,7 +22,7 @@ from collections import Counter
 import numpy as np
 
 from devices.cost.cost_models import FirstCost, RooflineCost
-from devices.describe.fields import DEFAULT
+from devices.describe.field_types import DEFAULT
 from sim.job.job import Job
 from sim.machine.device import CostModel, Device
 from sim.words.arrays import UNSET

@@ -54,6 +54,7 @@ def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Resul
     for case, of in _counted(cases):
         try:
             results.append(_run(case, of, record_memory=record_memory))
+            results[-1].share()
         except SimError as error:
             if of and error.exit_status == 1:  # the story that follows does not say of which run it is
                 typer.echo(f"{case.label}{of}:", err=True)
@@ -85,6 +86,7 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
         except (OutOfMemoryError, StuckError) as raised:
             error = raised
         if error is None:
+            result.share()
             results.append(result)
         else:
             failures.append(Failure(case.label, error))

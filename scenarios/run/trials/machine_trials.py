@@ -42,8 +42,9 @@ MOST_DEVICES: Final = 8
 def machine_trials(trace: Trace) -> list[Trial]:
     """Return what is tried of the machine of a run, its communication, and the ops on its critical path.
 
-    What cannot matter is left out: memory without limit where nothing waits for memory, a stream more where
-    no op would go there. What takes half its time stays as it was decided: placed, ordered, on its stream.
+    Of what cannot matter the reason is told: memory without limit where nothing waits for memory, a stream
+    more where no op would go there. What takes half its time stays as it was decided: its device, its place
+    in the order, its stream.
 
     Parameters
     ----------
@@ -58,8 +59,8 @@ def machine_trials(trace: Trace) -> list[Trial]:
     >>> _ = b.op("a", kind="matmul", duration_ns=10)
     >>> trace = simulate(b.build(), Machine((Device("gpu0", issue_ns=2),)), ReadyQueue())
     >>> [trial.label for trial in machine_trials(trace)]
-    ['all kernels twice as fast', 'gpu0 twice as fast', 'issuing and launching take no time',
-     "'a' twice as fast"]
+    ['all kernels twice as fast', 'gpu0 twice as fast', 'one more stream on gpu0',
+     'issuing and launching take no time', "'a' twice as fast"]
     """
     job = trace.job
     names, machine = job.graph.op_names, job.machine
@@ -68,8 +69,12 @@ def machine_trials(trace: Trace) -> list[Trial]:
     if any(map(_costs, machine.devices)):
         trials.append(_trial("issuing and launching take no time", _free))
     trials += _of_communication(trace)
-    if (trace.tasks["wait"] == Wait.MEMORY).any() or trace.tasks.get("calls_ns", _NONE).any():
-        trials.append(_trial("memory without limit", lambda device: replace(device, memory_bytes=None)))
+    if any(device.memory_bytes is not None for device in machine.devices):
+        waits = (trace.tasks["wait"] == Wait.MEMORY).any() or trace.tasks.get("calls_ns", _NONE).any()
+        label = "memory without limit"
+        trials.append(
+            _trial(label, _unlimited) if waits else Trial(label, why_not="nothing waits for memory")
+        )
     for op in _longest_on_path(trace):
         trials.append(Trial(f"{names[op]!r} twice as fast", job=_halving(np.arange(len(names)) == op)))
     return trials
@@ -109,6 +114,10 @@ def _unlinked(machine: Machine) -> Machine:
     return replace(machine, links=())
 
 
+def _unlimited(device: Device) -> Device:
+    return replace(device, memory_bytes=None)
+
+
 def _free(device: Device) -> Device:
     return replace(device, issue_ns=0, issue_ns_by_kind={}, launch_latency_ns=0, gap_ns=0)
 
@@ -132,8 +141,11 @@ def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Trial]:
         yield Trial(f"{name} twice as fast", job=_computing(here & computes))
         if not job.machine.devices[devices[0]].workers:
             more = _with_stream({job.machine.devices[d].name for d in devices})
-            if _counts(job, more):
-                yield _trial(f"one more stream on {name}", more)
+            label = f"one more stream on {name}"
+            if _is_used(job, more):
+                yield _trial(label, more)
+            else:
+                yield Trial(label, why_not="policy.streams would put no op on it")
 
 
 def _with_stream(names: set[str]) -> Callable[[Device], Device]:
@@ -148,12 +160,14 @@ def _with_stream(names: set[str]) -> Callable[[Device], Device]:
     return changed
 
 
-def _counts(job: Job, more: Callable[[Device], Device]) -> bool:
-    """Whether one more stream may have ops: where the number is open, ops have as many as they ask for."""
-    if job.streams is None:  # all on the first one
+def _is_used(job: Job, more: Callable[[Device], Device]) -> bool:
+    """Whether an op would go to one more stream: not without an assignment, nor where ops name theirs."""
+    devices = job.machine.devices
+    wider = tuple(map(more, devices))
+    if job.streams is None:
         return False
-    devices = tuple(map(more, job.machine.devices))
-    return bool((replace(job, machine=replace(job.machine, devices=devices)).lane != job.lane).any())
+    lane = replace(job, machine=replace(job.machine, devices=wider)).lane
+    return bool((lane >= np.array([device.lanes for device in devices])[job.device_of]).any())
 
 
 def _trial(label: str, change: Callable[[Device], Device]) -> Trial:
