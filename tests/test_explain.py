@@ -118,15 +118,15 @@ def test_the_gap_between_kernels_is_launch() -> None:
     assert steps(trace) == [(0, 10, "task a"), (10, 12, "wait launch b"), (12, 22, "task b")]
 
 
-def test_a_launch_is_a_launch_for_those_who_stand_behind_it() -> None:
-    """c was ready first, and is third on its stream: before b it waits for the gap of b, then for its own."""
+def test_who_stands_behind_a_launch_waits_for_the_stream() -> None:
+    """c was ready first, and third on its stream: on one of its own it would run in the gap before b."""
     b = GraphBuilder("queue")
     for name, inputs in (("a", []), ("b", ["a"]), ("c", [])):
         b.op(name, duration_ns=10, inputs=inputs)
     trace = simulate(b.build(), Machine((Device("gpu0", gap_ns=2),)), InOrder(synchronisation="issue"))
-    assert idle_reasons(trace) == {"gpu0": {"launch": 4}}
+    assert idle_reasons(trace) == {"gpu0": {"stream": 2, "launch": 2}}
     assert [gap.blame for gap in largest_gaps(trace)] == [
-        "'b' is being launched on gpu0/0",
+        "'c' is issued and queued behind 'b' on gpu0/0, which is being launched",
         "'c' is being launched on gpu0/0",
     ]
 

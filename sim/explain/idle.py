@@ -19,9 +19,9 @@ issue
 policy
     An issuer is free, and the policy holds the task back: head-of-line blocking, a window, an order.
 stream
-    It is issued and stands behind another task of its stream, which cannot start, and not for its launch.
+    It is issued and stands behind another task of its stream, which cannot start.
 launch
-    Launch latency, or the gap between two tasks of a stream: its own, or of the task that is first there.
+    Launch latency, or the gap between two tasks of a stream.
 event
     An event of another stream has to travel.
 resources, memory
@@ -186,37 +186,12 @@ def _pieces(f: Facts, where: Where) -> IdlePieces:
     parts.append(_part(device, start, made - start, "dependency", row))
     parts.append(_part(device, made, there - made, "transfer", row))
     for reason, begin, length in held_up(f, row, there, end):
-        if reason == "stream" and length.any():
-            parts += _without_launch(f, device, row, begin, length)
-        else:
-            parts.append(_part(device, begin, length, reason, row))
+        parts.append(_part(device, begin, length, reason, row))
 
     pieces = IdlePieces(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     order = np.lexsort((pieces.reason, pieces.start_ns, pieces.device))
     order = order[pieces.length_ns[order] > 0]
     return IdlePieces(*(column[order] for column in pieces))
-
-
-def _without_launch(
-    f: Facts, device: IntArray, row: IntArray, begin: IntArray, length: IntArray
-) -> list[IdlePieces]:
-    """Take the launch of the first of a stream out of the time that others queue behind it."""
-    apart = f.trace.makespan_ns + 1
-    order = np.lexsort((f.begins, f.lane))
-    key = f.begins[order] + f.lane[order] * apart
-    first = order[np.minimum(np.searchsorted(key, begin + f.lane[row] * apart), len(key) - 1)]
-    end = begin + length
-    launch = {
-        reason: (since, since + ns) for reason, since, ns in held_up(f, first, f.data[first], f.begins[first])
-    }["launch"]
-    behind = (f.lane[first] == f.lane[row]) & (first != row)
-    since = np.where(behind, np.clip(launch[0], begin, end), end)
-    until = np.where(behind, np.clip(launch[1], since, end), end)
-    return [
-        _part(device, begin, since - begin, "stream", row),
-        _part(device, since, until - since, "launch", first),
-        _part(device, until, end - until, "stream", row),
-    ]
 
 
 def held_up(

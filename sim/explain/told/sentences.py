@@ -142,7 +142,13 @@ def _memory(f: Facts, row: int, at_ns: int) -> str:
 
 def _stream(f: Facts, row: int, at_ns: int) -> str:
     ahead = int(f.before_on_lane[row])
-    return f"{task_text(f, row)} is issued and queued behind {task_text(f, ahead)} on {_lane(f, row)}"
+    told = f"{task_text(f, row)} is issued and queued behind {task_text(f, ahead)} on {_lane(f, row)}"
+    first = ahead
+    while (before := int(f.before_on_lane[first])) != UNSET and f.end[before] > at_ns:
+        first = before
+    if not max(f.lane_end[first], f.data[first], f.issue[first]) <= at_ns < f.launch_end[first]:
+        return told
+    return f"{told}, {'which' if first == ahead else f'where {task_text(f, first)}'} is being launched"
 
 
 def _in_line(f: Facts, row: int, at_ns: int) -> str:
