@@ -191,7 +191,7 @@ def _print_pipeline(told: Mapping[str, Any]) -> None:
             {
                 "rank": f"{rank} ({device})",
                 "span": format_duration(told["span_ns"][rank]),
-                "bubble": format_duration(told["idle_ns"][rank]),
+                "computes nothing": format_duration(told["idle_ns"][rank]),
                 "activations": str(told["peak_activations"][rank]),
                 "waits for": largest(told["waits_for"][rank]),
                 "memory at the peak": largest(told["memory_bytes"][rank], size),

@@ -42,6 +42,8 @@ class PipelineStage:
     collective_ns : int
         Messages inside a stage (sums of tensor parallelism, all-to-all of experts) after F and after B or
         I, on the compute stream, before anything is sent on.
+    exposed : StageTimes, optional
+        How much of `times` is communication inside the stage that nothing hides; by default nothing.
     """
 
     times: StageTimes
@@ -54,6 +56,7 @@ class PipelineStage:
     optimizer_nbytes: int = 0
     checkpoint_nbytes: int | None = None
     collective_ns: int = 0
+    exposed: StageTimes | None = None
 
     @property
     def kept_nbytes(self) -> int:

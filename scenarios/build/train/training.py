@@ -404,6 +404,13 @@ class Training:
                     input_grad=round_half_up(stage.input_grad.ns),
                     weight_grad=round_half_up(stage.weight_grad.ns),
                 ),
+                exposed=StageTimes(
+                    forward=round_half_up(stage.forward.exposed),
+                    input_grad=round_half_up(stage.input_grad.exposed),
+                    weight_grad=round_half_up(stage.weight_grad.exposed),
+                )
+                if stage.forward.exposed or stage.backward.exposed
+                else None,
                 boundary_nbytes=self.sent_nbytes,
                 activation_nbytes=memory.saved,
                 weight_grad_nbytes=memory.for_weights,
