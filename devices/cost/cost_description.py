@@ -102,7 +102,7 @@ def make_cost(
             return TableCost(tuple(table for tables in found for table in tables))
         if name == "fitted":
             with located("fitted"):
-                return FittedCost(_fitted(parameters))
+                return FittedCost(_fitted(parameters, values.get("bandwidth")))
         return _plugin(name, parameters, values, origin)
 
     with located("cost"):
@@ -121,17 +121,17 @@ def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugi
     return made
 
 
-def _fitted(spec: object) -> FittedCosts:
-    """Return the fitted models of a device, with some of their parameters replaced."""
+def _fitted(spec: object, bandwidth: int | None) -> FittedCosts:
+    """Return fitted models, memory-bound parts at the device's `bandwidth`, with some parameters replaced."""
     from devices.cost.fitted import fits, load_fit
     from devices.cost.formulas.parameters import with_values
 
-    if not isinstance(spec, Mapping):
-        return load_fit(TYPES["word"].read(spec))
-    given = read_fields(spec, _FITTED)
+    given = read_fields(spec if isinstance(spec, Mapping) else {"device": spec}, _FITTED)
     if "device" not in given:
         raise InputError(f"is missing; known: {', '.join(fits())}", path=("device",))
     fitted = load_fit(given["device"])
+    if bandwidth is not None:
+        fitted = fitted.with_bandwidth(bandwidth)
     return replace(
         fitted,
         gemm=with_values(fitted.gemm, given.get("gemm", {}), "gemm"),
