@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost.formulas.nccl import COLLECTIVES
-from devices.cost.plain_rooflines import warn_of_plain_rooflines
+from devices.cost.told.plain_rooflines import warn_of_plain_rooflines
 from devices.cost.unreliable import ALLOWANCES, BorrowedRateWarning, PlainRooflineWarning, may_take_twice
 from devices.machine import make_machine
 from sim import GraphBuilder

@@ -70,7 +70,7 @@ def make_cost(
     if spec is None:
         if any(values.get(key) is not None for key in _OF_CORES):
             spec = "tiles"
-        elif all(values.get(key) is None for key in ("peak", "bandwidth", "op_overhead")):
+        elif all(values.get(key) is None for key in ("peak", "bandwidth", "op_overhead", "kernel_floor")):
             return None
         else:
             spec = "roofline"
@@ -150,7 +150,8 @@ _LOSSES: Final = ("efficiency", "memory_efficiency", "half_flops", "half_bytes",
 """Keys that tell by kind of op how far it stays below the roofline."""
 _FIXED: Final = {"fixed": Field("fixed", "duration by kind", "duration of all ops, or of each kind")}
 _ROOFLINE: Final = {
-    name: DEVICE_FIELDS[name] for name in ("peak", "bandwidth", "default_dtype", *_LOSSES, "measured_dtypes")
+    name: DEVICE_FIELDS[name]
+    for name in ("peak", "bandwidth", "default_dtype", *_LOSSES, "kernel_floor", "measured_dtypes")
 }
 
 
@@ -179,6 +180,7 @@ def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: 
         values.get("default_dtype", "fp32"),
         _hardware(values),
         values.get("measured_dtypes", ()),
+        values.get("kernel_floor", 0),
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import numpy as np
+
 from devices.kinds.launches import launched
 from policies.issue.loader_queues import refuse_undecided
 from scenarios.expect.expectation import Expectation, Outcome
@@ -333,9 +335,11 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
             _check_faults(case, job)
         refuse_without_effect(case)
         if any(device.cost is not None for device in machine.devices):
-            from devices.cost.plain_rooflines import warn_of_plain_rooflines
+            from devices.cost.told.plain_rooflines import warn_of_plain_ops, warn_of_plain_rooflines
 
             warn_of_plain_rooflines(job)
+            if (timed := content.workload.timed(scenario.document)) is not None:
+                warn_of_plain_ops(timed, [machine.devices[i] for i in np.unique(job.device_of).tolist()])
         return launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
     except ScenarioError:
         raise
