@@ -95,7 +95,7 @@ class RooflineCost(CostModel):
     measured_dtypes : tuple of str
         Data types in which the losses of `by_kind` were measured; empty: it is not said.
     least_ns : int
-        What an op that does anything takes at least, if its kind has no overhead, which is such a least itself.
+        What an op that does anything takes at least, if its kind has no overhead: that is such a least.
 
     Examples
     --------

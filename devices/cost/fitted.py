@@ -160,7 +160,7 @@ class FittedCosts:
 
         >>> h200, h100 = load_fit("h200"), load_fit("h200").with_bandwidth(3_350_000_000_000)
         >>> [round(int(h200.gemm_ns(m, 8192, 8192)) / int(h100.gemm_ns(m, 8192, 8192)), 2) for m in (1, 4096)]
-        [0.73, 0.98]
+        [0.73, 1.0]
         """
         share = bytes_per_s / self.record["peaks"]["bandwidth_bytes_per_s"]
 

@@ -266,7 +266,8 @@ KEYS_OF: Final = {kind: frozenset(keys.split()) for kind, keys in _KEYS_OF.items
 _OVERHEADS: Final = """
     serial_fraction oversubscription_cost issue_cost launch_latency gap event_hop
     event_record event_wait graph_launch graph_gap queue_depth efficiency memory_efficiency
-    half_flops half_bytes op_overhead kernel_floor measured_dtypes cost sharing host_memory staging_bandwidth dma_latency
+    half_flops half_bytes op_overhead kernel_floor measured_dtypes cost sharing host_memory staging_bandwidth
+    dma_latency
 """
 
 OVERHEADS: Final = frozenset(_OVERHEADS.split())

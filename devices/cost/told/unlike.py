@@ -113,7 +113,7 @@ def unlike_costs(costings: Iterable[Costing]) -> str | None:
     fast = sorted(preset for preset, lower in bounded.items() if lower & kinds)
     look, too = ("looks", "it") if len(fast) == 1 else ("look", "them")
     return (
-        f"costs of {', '.join(sorted(kinds))} do not compare: fitted or measured on {', '.join(sound)}, but lower "
-        f"bounds of the data sheet on {', '.join(fast)}, which {look} too fast. Give {too} an efficiency or a "
-        "table, or set ideal: true on all. See docs/costs.md."
+        f"costs of {', '.join(sorted(kinds))} do not compare: fitted or measured on {', '.join(sound)}, but "
+        f"lower bounds of the data sheet on {', '.join(fast)}, which {look} too fast. Give {too} an "
+        "efficiency or a table, or set ideal: true on all. See docs/costs.md."
     )
