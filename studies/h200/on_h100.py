@@ -26,7 +26,7 @@ from devices.machine import make_device
 from sim import GraphBuilder
 from sim.job.costs import costs_ns
 
-__all__ = ["Kernel", "errors", "recorded_kernels"]
+__all__ = ["RECORDINGS", "Kernel", "errors", "recorded_kernels"]
 
 RECORDINGS: Final = ("h100_bert_small", "h100_vit", "h100_qwen_0_5b")
 _ATTENTION: Final = "aten::_flash_attention_forward"
@@ -43,13 +43,13 @@ class Kernel(NamedTuple):
         ``matmul`` or ``attention``.
     shape : mapping of str to int
         As attributes of an op.
-    count, ns : int
+    launches, ns : int
         How many, and what the one in the middle takes.
     """
 
     kind: str
     shape: Mapping[str, int]
-    count: int
+    launches: int
     ns: int
 
     @property
@@ -121,13 +121,13 @@ def table(kernels: Sequence[Kernel]) -> Iterator[str]:
         "all": list(kernels),
     }
     for name, some in groups.items():
-        weights = [one.count * one.ns for one in some]
+        weights = [one.launches * one.ns for one in some]
         told = []
         for more in ({}, {"ideal": True}):
             off = errors(some, {"preset": "h100-sxm", **more})
             of_time = sum(w * e for w, e in zip(weights, off, strict=True)) / sum(weights)
             told.append(f"{sum(map(abs, off)) / len(off):.0%} | {of_time:+.0%}")
-        yield f"| {name} | {len(some)} | {sum(one.count for one in some)} | {' | '.join(told)} |"
+        yield f"| {name} | {len(some)} | {sum(one.launches for one in some)} | {' | '.join(told)} |"
 
 
 def main() -> None:
