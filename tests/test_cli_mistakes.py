@@ -9,7 +9,7 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, changed, write
 
-import scenarios.run.execute
+import scenarios.run.case_job
 
 MISTAKES = {
     "cycle": (changed("inputs: [a]", "inputs: [d]"), "{file}:8:8: workload.ops.b: "),
@@ -159,7 +159,7 @@ def test_warnings_are_one_line_on_stderr(tmp_path: Path, monkeypatch: pytest.Mon
         warnings.warn("the sky is falling", stacklevel=1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scenarios.run.execute, "make_job", warn)
+    monkeypatch.setattr(scenarios.run.case_job, "make_job", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         result = sim("run", write(tmp_path))
@@ -168,12 +168,12 @@ def test_warnings_are_one_line_on_stderr(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_bugs_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenarios.run.execute, "make_job", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(scenarios.run.case_job, "make_job", None)
     path = write(tmp_path)
     done = sim("run", path)
     assert done.exit_code == 3
     assert done.stderr == (
-        f"{path}: a mistake of sim itself, please report it (ZeroDivisionError: division by zero); "
+        f"{path}: a mistake of sim itself, please report it (TypeError: 'NoneType' object is not callable); "
         "SIM_TRACEBACK=1 shows where\n"
     )
     monkeypatch.setenv("SIM_TRACEBACK", "1")
@@ -181,6 +181,31 @@ def test_bugs_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert done.exit_code == 3
     assert "Traceback" in done.stderr
     assert "in job_of" in done.stderr
+
+
+OF_A_USER = """\
+from heapq import heappop
+from sim import Policy
+class Popped(Policy):
+    def ready(self, task): ...
+    def next(self, issuer): return heappop([])
+class Misspelt(Popped):
+    def next(self, issuer): return issuer.nosuch
+class Half(Policy):
+    def ready(self, task): ...
+"""
+
+
+def test_a_mistake_in_a_policy_of_the_user_is_theirs(tmp_path: Path) -> None:
+    mine = tmp_path / "of_a_user.py"
+    mine.write_text(OF_A_USER)
+    for name, told in (
+        ("Popped", f"{mine}:5: IndexError: index out of range; SIM_TRACEBACK=1 shows how it came there"),
+        ("Misspelt", f"{mine}:7: AttributeError: 'Issuer' object has no attribute 'nosuch'; SIM_TRACEBACK=1"),
+        ("Half", "Half must define next()"),
+    ):
+        done = sim("run", write(tmp_path), "--policy", f"of_a_user:{name}", "--allow-code")
+        assert (done.exit_code, done.stderr[: len(told)]) == (2, told)
 
 
 def test_a_kind_of_device_that_is_nearly_one_of_ours(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from sim.explain.time_use import time_use
 from sim.explain.told.text import explain_text
 from sim.job.noise import Noise
 from sim.kernel.choose import NotOnKernelError
-from sim.plot.bars import bars_of
+from sim.plot.chart.bars import bars_of
 from sim.record.record import WAITS
 from sim.words.errors import GraphError, InputError, InvariantError, StuckError
 

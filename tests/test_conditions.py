@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
+from scenarios.run.case_job import job_of
 from scenarios.run.conditions.refuse import RULES
-from scenarios.run.execute import job_of, run_scenario
+from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim.words.errors import ScenarioError
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost.formulas.roofline import roofline_ns
-from devices.describe.fields import DEVICE_FIELDS, read_fields
+from devices.describe.field_reading import read_fields
+from devices.describe.fields import DEVICE_FIELDS
 from devices.machine import make_device
 from devices.presets import device_preset
 from sim import GraphBuilder

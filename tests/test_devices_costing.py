@@ -17,7 +17,8 @@ from devices.cost.measured import Measured
 from devices.cost.tables.cost_table import Axis, CostTable
 from devices.cost.tables.table_file import save_table
 from devices.describe.dtypes import dtype_name
-from devices.describe.fields import DEVICE_FIELDS, read_fields
+from devices.describe.field_reading import read_fields
+from devices.describe.fields import DEVICE_FIELDS
 from devices.machine import make_device
 from sim import Device, Graph, GraphBuilder, Machine
 from sim.job.build_job import make_job

@@ -7,17 +7,12 @@ from typing import Any
 
 import pytest
 
-from devices.describe.fields import (
-    DEVICE_FIELDS,
-    HOST_FIELDS,
-    LINK_FIELDS,
-    MACHINE_FIELDS,
-    TYPES,
-    merge,
-    read_fields,
-)
+from devices.describe.field_reading import merge, read_fields
+from devices.describe.field_types import TYPES
+from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS
 from devices.kinds.cpu import speedup
-from devices.machine import described_devices, make_device, make_machine
+from devices.machine import make_device, make_machine
+from devices.over_presets import described_devices
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine, simulate
 from sim.words.errors import InputError, UnitError, UnknownNameError

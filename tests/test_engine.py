@@ -277,7 +277,7 @@ def test_what_is_no_task_is_an_error() -> None:
 
 
 def test_a_policy_without_verbs_says_what_it_lacks() -> None:
-    with pytest.raises(TypeError, match=r"Policy must define ready\(\)"):
+    with pytest.raises(InputError, match=r"Policy must define ready\(\)"):
         simulate(graph_of({"a": []}), Machine((cpu(1),)), Policy())
 
 

@@ -28,7 +28,7 @@ from sim.export.chrome import write_chrome
 from sim.export.perfetto import write_perfetto
 from sim.export.timeline import Timeline
 from sim.metrics import summary
-from sim.plot.bars import bars_of
+from sim.plot.chart.bars import bars_of
 from sim.words.errors import InputError
 
 CPU = Machine((Device("cpu0", "cpu", workers=1),))

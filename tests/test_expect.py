@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from cli_runner import sim
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,11 @@ from scenario_texts import GOOD, changed, write
 
 from scenarios.expect.relative import read_relative, resolved
 from scenarios.fields.results import RESULTS, holds
+from scenarios.fields.throughput import RATES
+from scenarios.regression.check import check_file
 from scenarios.run import execute
-from scenarios.run.execute import Result, job_of, run_case, run_scenario
+from scenarios.run.case_job import job_of
+from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
 from sim.words.errors import ScenarioError
 
@@ -193,6 +197,14 @@ def test_a_run_that_others_name_runs_once(tmp_path: Path, monkeypatch: pytest.Mo
     twice = "{makespan: {at_most: 1 x one core}, tasks: 1 x one core}"
     assert held(tmp_path, f"{{two: {twice}}}") == {"two": ["", ""]}
     assert ran == ["two", "one core"]
+    ran.clear()
+    both = f"{{one core: {{tasks: 4}}, two: {twice}}}"
+    path = write(tmp_path, f"{GOOD.partition('expect:')[0]}{TWO}expect: {both}\n")
+    assert sim("compare", path).exit_code == 0
+    assert ran == ["one core", "two"]
+    ran.clear()
+    assert [(each.label, each.exit_status) for each in check_file(path)] == [("one core", 0), ("two", 0)]
+    assert ran == ["one core", "two"]
 
 
 @given(
@@ -278,5 +290,5 @@ def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
     for kind, row in RESULTS.items():
         if row.of not in ("link", "recovery") and kind != "schedule":  # compared by tests/test_golden.py
             value = row.get(result.summary, result.trace, names[row.of])
-            others = (*OF_PIPELINES, *OF_TRAINING, *OF_FAILURES, *OF_PARALLEL, "peak_reserved")
+            others = (*RATES, *OF_PIPELINES, *OF_TRAINING, *OF_FAILURES, *OF_PARALLEL, "peak_reserved")
             assert value is not None or kind in others

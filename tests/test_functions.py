@@ -12,7 +12,8 @@ import pytest
 from policies.issue.executors.virtual_machine import VirtualMachine
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.importers import read_graph
-from scenarios.ops.functions import Function, add_ops
+from scenarios.ops.functions import Function
+from scenarios.ops.inlining import add_ops
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 from sim.words.errors import GraphError, InputError
 

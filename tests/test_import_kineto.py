@@ -355,6 +355,9 @@ def test_kinds_of_kernels():
         "_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64E": "layer_norm",
         "triton_poi_fused_addmm_gelu_view_17": "elementwise",
         "triton_red_fused_add_addmm_fmha_v3_fwd_mean_pow_rsqrt_3": "reduce",
+        "triton_tem_fused_addmm_relu_4": "matmul",
+        "triton_tem_fused_flex_attention_1": "attention",
+        "triton_for_fused_1": "elementwise",
     }
     assert {name: kind_of(name) for name in names} == names
 

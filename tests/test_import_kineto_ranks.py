@@ -260,6 +260,22 @@ def test_clocks_go_by_the_median(tmp_path: Path) -> None:
     assert own[0]["recorded_start_ns"] == own[1]["recorded_start_ns"] == 20_000
 
 
+def test_clocks_that_drift_apart(tmp_path: Path) -> None:
+    """Rank 1 comes 5 us later, by a clock that gains 60 us a second: 600 us from the first to the second."""
+    ten_s = 10**7
+    programs = [
+        [("work", late), ("collective", 20), *[("work", ten_s), ("collective", 20)] * 2] for late in (0, 5)
+    ]
+    runs = together(programs, [[0] * 3] * 2, [8] * 3)
+    for event in runs[1].events:
+        begin, end = (at * (1 + 60e-6) for at in (event["ts"], event["ts"] + event["dur"]))
+        event |= {"ts": begin, "dur": end - begin}
+    graph = load_graph(record(tmp_path, runs), format="kineto")
+    own = [graph.attributes[graph.index(f"rank{rank}/{NCCL}.0")]["recorded_ns"] for rank in (0, 1)]
+    assert own == [13_000, 8_000]
+    assert graph.duration_ns[graph.index(f"rank0/{NCCL}.0")] == 8_000
+
+
 def test_a_wait_that_one_rank_cannot_have_had_is_none(tmp_path: Path) -> None:
     """An older trace does not say for what stream 7 waits; on rank 0 it went on beside the collective."""
     runs = []

@@ -26,6 +26,8 @@ OTHERS: dict[str, tuple[Any, str]] = {
         {"traceEvents": [event("cpu_op", "aten::mm"), event("user_annotation")]},
         r"CPU alone: profile with ProfilerActivity\.CUDA, too \(2 events: 1 cpu_op, 1 user_annotation\)",
     ),
+    "MTIA": ([event("cpu_op"), event("mtia_ccp_events"), event("mtia_runtime")], "no GPU .MTIA."),
+    "Ascend": ([process("Ascend Hardware"), event("cpu_op"), event("async_npu")], "torch_npu's .Ascend."),
     "PyTorch, no CUPTI": (
         {"traceEvents": [event("cuda_runtime", "cudaLaunchKernel"), event("cpu_op")]},
         r"calls of the GPU's runtime but not what they launched.*\(2 events",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.run.execute import job_of
+from scenarios.run.case_job import job_of
 from scenarios.run.load import load_scenario
 from scenarios.run.run_memory import memory_of
 from sim.engine.engine import Engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -113,6 +114,44 @@ def test_who_writes_no_docstring_is_told_by_the_signature() -> None:
         ("later", "Whatever", False, None, ""),
     ]
     assert "\n  window    needed\n  width     float; default 1.5\n  later     Whatever\n" in told
+
+
+THEIRS = '''"""A rule, after nobody."""
+from policies.issue.out_of_order import OutOfOrder
+
+class Window(OutOfOrder):
+    """Mine."""
+
+class First:
+    """All on the first device."""
+    def place(self, graph, machine, cost_ns): ...
+
+class Nothing: ...
+'''
+
+
+def test_code_is_told_as_a_plugin_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "told_code.py").write_text(THEIRS)
+    told = sim("policies", "told_code:Window", "--allow-code").stdout
+    assert told.startswith(
+        "told_code:Window (policy): Mine.\n\npolicy: {name: told_code:Window, window: ...}\n"
+    )
+    assert "rule and source (told_code:Window)\n\n  A rule, after nobody." in told
+    assert (
+        "\n\npolicy: {placement: told_code:First}"
+        in sim("policies", "told_code:First", "--allow-code").stdout
+    )
+    for words, said in {
+        ("told_code:Window",): "allow it with --allow-code",
+        (
+            "told_code:Nothing",
+            "--allow-code",
+        ): "'told_code:Nothing' decides nothing: it has none of next(), order()",
+        ("told_code.py:Window", "--allow-code"): "write the module without .py, told_code:Window",
+    }.items():
+        wrong = sim("policies", *words)
+        assert (wrong.exit_code, said in wrong.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost.formulas.tiles import Stages, best_tiles, blockings, tiled_ns
-from devices.machine import described_devices, make_device
+from devices.machine import make_device
+from devices.over_presets import described_devices
 from policies.issue.in_order import InOrder
 from policies.streams.per_kind import PerKind
 from sim import GraphBuilder, Machine, simulate

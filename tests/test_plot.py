@@ -18,10 +18,12 @@ from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
 from sim.plot import compare_gantt, gantt, memory, save, utilisation
-from sim.plot.bars import arrows_of, bars_of
+from sim.plot.chart.bars import arrows_of, bars_of
+from sim.plot.chart.names import by_turns
 from sim.plot.colours import colour_of
 from sim.plot.figure import time_unit
-from sim.plot.gantt import _by_turns, colours_of
+from sim.plot.html import gantt_data
+from sim.plot.legend import colours_of
 from sim.words.errors import InputError, UnknownNameError
 
 
@@ -234,7 +236,17 @@ def test_whatever_ran_can_be_drawn(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ns", "unit"), [(1, "ns"), (1999, "ns"), (2000, "µs"), (5 * 10**6, "ms"), (10**10, "s"), (10**13, "h")]
+    ("ns", "unit"),
+    [
+        (1, "ns"),
+        (1999, "ns"),
+        (2000, "µs"),
+        (5 * 10**6, "ms"),
+        (10**10, "s"),
+        (10**12, "min"),
+        (10**13, "h"),
+        (10**15, "d"),
+    ],
 )
 def test_units_of_the_time_axis(ns: int, unit: str) -> None:
     assert time_unit(ns)[1] == unit
@@ -276,7 +288,7 @@ def test_a_kind_has_the_colour_of_its_name_whatever_else_is_there() -> None:
 
 def test_every_kind_gets_names_where_there_are_many_bars() -> None:
     kind = np.array([0] * 5 + [1] * 5)
-    order = _by_turns(np.arange(10), kind, np.array([10] * 5 + [90] * 5))
+    order = by_turns(np.arange(10), kind, np.array([10] * 5 + [90] * 5))
     assert sorted(kind[order[:4]].tolist()) == [0, 0, 1, 1]
 
 
@@ -299,7 +311,7 @@ def test_lanes_of_transfers_that_nobody_could_see_are_left_out() -> None:
         return [label.get_text() for label in ax.get_yticklabels()]
 
     assert lanes(1_000) == ["x/0", "y/0", "x→y"]
-    assert lanes(100_000) == ["x/0", "y/0"]
+    assert lanes(1_000_000) == ["x/0", "y/0"]
 
 
 def test_narrow_slots_of_a_pipeline_have_the_number_of_their_micro_batch() -> None:
@@ -334,3 +346,93 @@ def test_a_notebook_shows_a_figure_as_a_picture() -> None:
     assert (
         compare_gantt({"a": two_streams()})._repr_png_() == compare_gantt({"a": two_streams()})._repr_png_()
     )
+
+
+def test_kinds_of_one_colour_are_one_entry_of_the_legend() -> None:
+    trace = _pipeline("all_gather", "matmul", "reduce_scatter", "gemm", ns=1000)
+    assert legend(gantt(trace)) == ["gemm, matmul", "reduce_scatter, all_gather"]
+    data = gantt_data({"": trace})
+    assert [entry["label"] for entry in data["legend"]] == legend(gantt(trace)), "the page says the same"
+    kinds = [[data["kinds"][k]["label"] for k in entry["kinds"]] for entry in data["legend"]]
+    assert kinds == [["gemm", "matmul"], ["reduce_scatter", "all_gather"]]
+
+
+def test_a_legend_has_ten_entries_at_most_and_counts_the_rest() -> None:
+    trace = _pipeline(*(f"kind{k}" for k in range(29)), "transfer_of_mine")
+    shown = legend(gantt(trace))
+    assert len(shown) == 10
+    data = gantt_data({"": trace})
+    rest = [data["kinds"][k]["label"] for k in data["legend"][-1]["kinds"]]
+    lasted = {kind: 10 + int(kind.removeprefix("kind")) for kind in rest if kind.startswith("kind")}
+    ns = sum(lasted.values()) + 39 * ("transfer_of_mine" in rest)
+    assert shown[-1] == f"{len(rest)} other kinds ({100 * ns / trace.makespan_ns:.0f} %)"
+    assert len(rest) > 15
+    assert [entry["label"] for entry in data["legend"]] == shown
+    named = sorted(k for entry in data["legend"] for k in entry["kinds"])
+    assert [data["kinds"][k]["colour"] for k in named] == [
+        colour_of(data["kinds"][k]["label"]) for k in named
+    ], "the rest keep their colours"
+    assert len(named) == 30, "each kind has its place in one entry"
+
+
+def test_names_are_without_their_device_and_as_long_as_there_is_room() -> None:
+    b = GraphBuilder("names")
+    for k, ns in enumerate((300, 60, 40)):
+        b.op(f"gpu0/block{k}/conv", duration_ns=ns, device="gpu0")
+    b.op("gpu0/3/0", duration_ns=10, device="gpu0")
+    ax = gantt(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))
+    assert sorted(text.get_text() for text in ax.texts) == ["block0/conv", "block1/conv", "block2/conv"]
+
+
+def test_letters_are_no_higher_than_their_bar() -> None:
+    b = GraphBuilder("levels")
+    for k in range(6):
+        b.op(f"a{k}", duration_ns=5000, outputs=1000, device="x")
+        b.op(f"b{k}", duration_ns=5000, inputs=[f"a{k}"], device="y")
+    link = Link("xy", "x", "y", 0, 10**9, "shared")
+    machine = Machine((Device("x", streams=6), Device("y")), (link,), network=make_network)
+    trace = simulate(b.build(), machine, ReadyQueue(), streams=Spread())
+    (ax,) = compare_gantt(trace).axes
+    assert sum(text.get_text() == "a0" for text in ax.texts) == 1, "op a0, but not the transfer of its tensor"
+    assert len(polygons(ax)) == 18
+
+
+class Spread:
+    """Puts each op on a stream of its own."""
+
+    def assign(self, job: Job) -> Sequence[int]:
+        return [0 if name.startswith("b") else int(name[1]) for name in job.graph.op_names]
+
+
+@pytest.mark.parametrize(("lanes", "named"), [(30, 30), (1_000, 500)])
+def test_lanes_are_named_as_far_as_there_is_room(lanes: int, named: int) -> None:
+    b = GraphBuilder("wide")
+    for k in range(lanes):
+        b.op(f"o{k}", duration_ns=10, device=f"gpu{k}")
+    trace = simulate(b.build(), Machine(tuple(Device(f"gpu{k}") for k in range(lanes))), ReadyQueue())
+    (ax,) = compare_gantt(trace).axes
+    assert len(ax.get_yticklabels()) == named
+    assert ax.get_ylim() == (lanes - 0.5, -0.5)
+
+
+def test_long_names_leave_the_chart_its_room() -> None:
+    b = GraphBuilder("long")
+    b.op("a", kind="k" * 120, duration_ns=10, device="d" * 120)
+    b.op("b", kind="j" * 120, duration_ns=10, device="d" * 120)
+    figure = compare_gantt(simulate(b.build(), Machine((Device("d" * 120),)), ReadyQueue()))
+    figure.canvas.draw()
+    assert figure.axes[0].get_position().width > 0.5
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        f"{letter * 20}…{letter * 9}" for letter in "jk"
+    ]
+
+
+def test_ticks_are_round_and_whole_nanoseconds() -> None:
+    figure = compare_gantt(_pipeline("a", ns=3))
+    figure.canvas.draw()
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0", "1", "2", "3"]
+    assert figure.axes[0].get_title(loc="left") == "3 ns"
+    days = _pipeline("a", "b", ns=20 * 86_400 * 10**9)
+    assert compare_gantt(days).axes[0].get_title(loc="left") == "40 d"
+    short = compare_gantt({"short": _pipeline("a"), "long": days}).axes[0]
+    assert short.get_title(loc="left") == "short: 10 ns"

@@ -95,3 +95,7 @@ def test_many_bars_are_few_polygons() -> None:
     bars = sum(len(collection.get_paths()) for ax in figure.axes for collection in ax.collections)
     assert bars < 24_000
     assert np.isfinite(figure.axes[0].get_xlim()).all()
+
+
+def test_runs_that_have_no_op_in_common() -> None:
+    assert legend(compared(run({"a": (10, "gpu0")}), run({"b": (10, "gpu0")}))) == ["in one of them only"]

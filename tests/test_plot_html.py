@@ -23,8 +23,9 @@ from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
 from sim.analysis.transfers_on_links import link_loads
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.path import executed_path
-from sim.plot import gantt, save_html, save_page
-from sim.plot.bars import bars_of
+from sim.plot import gantt, save_html, save_page, theme
+from sim.plot.chart.bars import bars_of
+from sim.plot.chart.names import forms
 from sim.plot.colours import colour_of
 from sim.plot.html import gantt_data
 from sim.plot.use.devices import use_of_devices
@@ -104,10 +105,8 @@ def names(row: dict[str, Any]) -> list[str]:
 def test_bars_in_the_colours_of_the_picture() -> None:
     data = gantt_data({"run": chain()})
     (row,) = data["rows"]
-    assert [(entry["label"], entry["colour"]) for entry in seen(data)] == [
-        ("conv", colour_of("conv")),
-        ("relu", colour_of("relu")),
-    ]
+    assert data["legend"] == [{"label": "conv", "kinds": [0]}, {"label": "relu", "kinds": [1]}]
+    assert [kind["colour"] for kind in data["kinds"][:2]] == [colour_of("conv"), colour_of("relu")]
     assert column(row, "entry") == [0, 1, 0]
     assert spans(row) == [(2_000, 12_000, 0), (12_000, 22_000, 1), (22_000, 32_000, 0)]
     assert (data["word"], data["unit"], data["until"]) == ("µs", 1_000, 32_000)
@@ -178,7 +177,7 @@ def test_runs_share_the_time_axis_and_the_legend() -> None:
     assert [row["title"] for row in data["rows"]] == ["one: 32 µs", "two: 92 µs"]
     assert (data["until"], [row["makespan_ns"] for row in data["rows"]]) == (92_000, [32_000, 92_000])
     assert spans(data["rows"][1]) == [(2_000, 32_000, 0), (32_000, 62_000, 1), (62_000, 92_000, 0)]
-    assert [entry["label"] for entry in seen(data)] == ["conv", "relu"]
+    assert [entry["label"] for entry in data["legend"]] == ["conv", "relu"]
     assert len(data["names"]) == 3, "names of both runs stand once"
 
 
@@ -202,7 +201,7 @@ def test_every_bar_of_some_width_is_there_once(seed: int) -> None:
 def test_every_kind_is_in_the_legend() -> None:
     kinds = [f"kind{k}" for k in range(10)]
     data = gantt_data({"": chain(kinds)})
-    assert sorted(entry["label"] for entry in seen(data)) == kinds
+    assert sorted(entry["label"] for entry in data["legend"]) == kinds
     assert sorted(column(data["rows"][0], "entry")) == list(range(10))
 
 
@@ -255,6 +254,18 @@ def test_what_scripts_find() -> None:
     assert found == [[1, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 1]]
     assert means == pytest.approx(load.means(edges).tolist())
     assert lanes == [[0, 0], [1, 1], [2, 2]]
+
+
+@with_node
+def test_names_have_the_forms_of_the_picture() -> None:
+    names = [
+        ("gpu0/ffn/up", "gpu0/0"),
+        ("serve/2/head/0", "cpu0/w1"),
+        ("gpu0/x", "gpu0→gpu1"),
+        ("gpu0/", "gpu0/0"),
+    ]
+    shown = in_node(names, "data.map(([name, lane]) => forms(name, lane))")
+    assert shown == [forms(name, lane.rpartition("/")[0]) for name, lane in names]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -373,11 +384,6 @@ def browse(page: Path, *options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def seen(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what the legend shows."""
-    return [entry for entry in data["legend"] if "unseen" not in entry]
-
-
 def run_in(path: Path, script: str) -> Any:
     """Return what a script returns that runs in a page once it is drawn."""
     script = f"<script>document.body.dataset.told = JSON.stringify((() => {{ {script} }})())</script></body>"
@@ -452,6 +458,23 @@ def test_dragging_at_the_left_edge_keeps_the_range(tmp_path: Path) -> None:
     assert right[1] - right[0] == 8_000
     assert right[0] > 0
     assert end == [24_000, 32_000]
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_an_entry_of_the_legend_hides_all_its_kinds_and_a_theme_begins(tmp_path: Path) -> None:
+    path = tmp_path / "legend.html"
+    with theme("print"):
+        save_html(chain(("all_gather", "relu", "reduce_scatter")), path)
+    told = run_in(
+        path,
+        """
+        const [both] = document.querySelectorAll("#legend button"), found = [both.textContent, printing];
+        for (let k = 0; k < 2; k++) { both.click(); found.push([...hidden].join(), both.ariaPressed); }
+        document.getElementById("theme").onclick();
+        return [...found, printing, document.documentElement.dataset.theme];""",
+    )
+    assert told == ["all_gather, reduce_scatter", True, "0,1", "false", "", "true", False, "dark"]
 
 
 @pytest.mark.slow

@@ -11,8 +11,10 @@ import pytest
 
 from devices import presets as module
 from devices.cost.fitted import load_fit
-from devices.describe.fields import DEVICE_FIELDS, read_fields
-from devices.machine import described_devices, make_device, make_machine
+from devices.describe.field_reading import read_fields
+from devices.describe.fields import DEVICE_FIELDS
+from devices.machine import make_device, make_machine
+from devices.over_presets import described_devices
 from devices.presets import device_preset, machine_preset, presets
 from sim.words import plugins
 from sim.words.errors import InputError

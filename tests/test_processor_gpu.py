@@ -16,7 +16,8 @@ from gpu_kernels import Launch, kernels, run, spans
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.machine import described_devices, make_device
+from devices.machine import make_device
+from devices.over_presets import described_devices
 from devices.processor.sms.dram import fair_level
 from devices.processor.sms.kernel_demand import Demand, demand, demands
 from devices.processor.sms.leftover import LeftoverSMs

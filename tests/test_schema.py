@@ -11,7 +11,7 @@ from scenario_texts import GOOD, changed, write
 
 from devices.describe.field_types import TYPES, quantity_schema
 from scenarios.file.yaml_read import read_yaml
-from scenarios.run.execute import job_of
+from scenarios.run.case_job import job_of
 from scenarios.run.load import load_scenario
 from scenarios.shipped import shipped
 from sim.words.dimensions import BYTES, DIMENSIONS, DURATION
@@ -127,7 +127,7 @@ def test_absolute_paths_are_refused(tmp_path: Path) -> None:
     head, _, _ = GOOD.partition("  ops:")
     for path in ("/etc/passwd", "~/graph.json", "C:\\graph.json"):
         said = failure(tmp_path, f"{head}  graph: '{path}'\n")
-        says = f"{path!r} is an absolute path; a scenario names files relative to itself"
+        says = f"{path!r} is an absolute path; name it relative to the scenario (elsewhere: --allow-outside)"
         assert said == f"s.yaml:6:10: workload.graph: {says}"
 
 

@@ -10,6 +10,8 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, write
 
+from scenarios.run.sweep import Interrupted, points_of, sweep
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
 
 
@@ -22,6 +24,21 @@ def test_pipelines_show_throughput_bubble_and_memory() -> None:
     ]
     assert lines[0].split("  ")[-1].strip() == "peak memory"
     assert lines[3] == "* shortest makespan"
+    most = sim("sweep", EXAMPLES / "gpipe.yaml", *vary, "--maximise", "micro_batches_per_s").stdout
+    assert "best: micro_batches=8, gpipe: micro_batches_per_s 242.4" in most
+
+
+def test_a_sweep_that_goes_on_says_what_was_done_before(tmp_path: Path) -> None:
+    path, out = write(tmp_path), tmp_path / "t.csv"
+
+    def stop(k: int, n: int) -> None:
+        if k:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        sweep(path, points_of(["seed=1,2,3"]), out=out, done=stop)
+    done = sim("sweep", path, "--vary", "seed=1,2,3", "--out", out)
+    assert done.stderr == f"1 of 3 points were done before\nwrote {out}\n"
 
 
 def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
@@ -56,6 +73,21 @@ def test_a_sweep_is_drawn(tmp_path: Path) -> None:
     vary = ["--vary", "machine.devices.cpu0.cores=1,2", "--vary", "seed=1,2"]
     assert sim("sweep", path, *vary, "--plot", tmp_path / "s.png").exit_code == 0
     assert (tmp_path / "s.png").stat().st_size > 5000
+
+
+def test_of_many_lines_the_best_have_names() -> None:
+    from scenarios.report.sweep_plot import sweep_plot
+
+    rows = [
+        {"a": a, "b": b, "policy": "p", "makespan_ns": 100 - b, "error": None}
+        for b in range(9)
+        for a in (1, 2)
+    ]
+    for most, named in ((False, "2345678"), (True, "0123456")):
+        legend = sweep_plot(rows, ["a", "b"], most=most).get_legend()
+        assert legend is not None
+        names = [text.get_text() for text in legend.get_texts()]
+        assert sorted(names) == ["2 others", *(f"b={b}" for b in named)]
 
 
 def test_nothing_to_draw_says_so(tmp_path: Path) -> None:

@@ -412,6 +412,25 @@ def test_wrong_trainings_are_refused_in_words(tmp_path: Path, setting: str, says
     assert "Traceback" not in out
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("{between: {bandwith: 1GB/s}}", ".between.bandwith: no such key; did you mean 'bandwidth'?"),
+        (
+            "{between: {bandwidth: 1GB/s, fixed: 3us}}",
+            ".between.fixed: should be a mapping (KEY: VALUE), not",
+        ),
+        ("{between: {bandwidth: 1GB/s, latency: ncl}}", ".between.latency: should be 'nccl', not 'ncl'"),
+        ("{nccl: h10}", ".nccl: should be 'a100', 'h100', 'h200' or 'b200', not 'h10'"),
+    ],
+)
+def test_a_fault_in_a_calibration_of_the_scenario_is_one_line(tmp_path: Path, given: str, says: str) -> None:
+    code, out = run(tmp_path, "--set", f"workload.train.calibration={given}")
+    assert code == 2
+    [line] = out.splitlines()
+    assert f"workload.train.calibration{says}" in line
+
+
 def test_a_machine_beside_the_calibration_is_refused(tmp_path: Path) -> None:
     code, out = run(tmp_path, "--set", "machine={devices: {a: {kind: gpu}}}")
     assert code == 2
@@ -432,7 +451,8 @@ def test_calibrations_of_the_project_can_be_read() -> None:
 def test_messages_between_nodes_take_nccls_latencies_unless_told() -> None:
     def reach(**more: object) -> Reach:
         between = {"bandwidth": "50GB/s", "efficiency": {"default": 0.8}, **more}
-        given = {"device": "h100-sxm", "node": {"bandwidth": "1GB/s"}, "between": between}
+        node = {"bandwidth": "1GB/s", "latency": {"default": "1us"}}
+        given = {"device": "h100-sxm", "node": node, "between": between}
         return to_calibration(CalibrationFields.model_validate(given), "c").between
 
     fixed = {"default": "3us"}
@@ -443,6 +463,16 @@ def test_messages_between_nodes_take_nccls_latencies_unless_told() -> None:
         reach(fixed=fixed)
     with pytest.raises(ValidationError, match="give fixed together with latency"):
         reach(latency="nccl", fixed=fixed)
+
+
+def test_a_node_without_latency_says_so() -> None:
+    given = {"device": "h100-sxm", "node": {"bandwidth": "1GB/s"}, "between": {"bandwidth": "1GB/s"}}
+    with pytest.warns(
+        UserWarning, match="c: node has no latency, so that messages inside a node are counted"
+    ):
+        assert to_calibration(CalibrationFields.model_validate(given), "c").node.hop_ns("send") == 0
+    given["node"]["latency"] = {"default": "0us"}  # type: ignore[index]
+    assert to_calibration(CalibrationFields.model_validate(given), "c").node.hop_ns("send") == 0
 
 
 def test_a_calibration_file_says_where_it_is_wrong(tmp_path: Path) -> None:

@@ -487,7 +487,7 @@ def test_a_policy_cannot_have_more_workers_than_there_are() -> None:
 
 
 def test_a_policy_must_decide() -> None:
-    with pytest.raises(TypeError, match=r"Recovery must define after_failure\(\)"):
+    with pytest.raises(InputError, match=r"Recovery must define after_failure\(\)"):
         Recovery().after_failure(Fleet(1, 0, 1, 0))
 
 

@@ -108,6 +108,7 @@ def test_reads(parse: Parser, text: object, expected: int) -> None:
         (parse_duration, True, "True is not a quantity"),
         (parse_duration, None, "None is not a quantity"),
         (parse_duration, ["1ms"], "is not a quantity"),
+        (parse_duration, "0.4ns", "'0.4ns' would round to 0 nanoseconds; write 0, or at least 1ns"),
         (parse_duration, "1e999999999s", "has too many digits"),
         (parse_duration, "1" * 90 + "s", "has too many digits"),
         (parse_duration, "9223372036854775808ns", "is more than 2**63 - 1 nanoseconds"),

@@ -19,7 +19,9 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from devices.describe.fields import DEFAULT, DEVICE_FIELDS, TYPES, Field, read_fields
+from devices.describe.field_reading import Field, read_fields
+from devices.describe.field_types import DEFAULT, TYPES
+from devices.describe.fields import DEVICE_FIELDS
 from sim.machine.device import CostModel
 from sim.words import plugins
 from sim.words.errors import InputError, located
@@ -48,7 +50,7 @@ def make_cost(
     Parameters
     ----------
     values : mapping
-        A device's keys as `devices.describe.fields.read_fields` returns them.
+        A device's keys as `devices.describe.field_reading.read_fields` returns them.
     peak_share, bandwidth_share : Fraction
         Part of the device's peak rates that one op can use (its cores, the SMs in use).
     slowdown : Fraction

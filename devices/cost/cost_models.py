@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from devices.cost.formulas.roofline import IDEAL, KindEfficiency, roofline_ns
 from devices.describe.dtypes import dtype_name
-from devices.describe.fields import DEFAULT
+from devices.describe.field_types import DEFAULT
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel, Device, Roofs
 from sim.words.arrays import UNSET, IntArray

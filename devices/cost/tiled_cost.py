@@ -33,7 +33,7 @@ from devices.cost.formulas.roofline import KindEfficiency
 from devices.cost.formulas.tiles import Stages, best_tiles, blockings, tiled_ns
 from devices.cost.npu_units import MATRIX, Units, units_of
 from devices.describe.dtypes import dtype_name
-from devices.describe.fields import DEFAULT
+from devices.describe.field_types import DEFAULT
 from devices.memory.allocators.scratchpad import Operand, cut_into, tile
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel, Device, Roofs

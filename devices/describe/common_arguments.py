@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
 
-from devices.describe.fields import DEFAULT
+from devices.describe.field_types import DEFAULT
 from sim.machine.device_details import Details
 from sim.words.errors import InputError
 from sim.words.units import format_bytes
@@ -28,7 +28,7 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     ----------
     name : str
     values : mapping
-        The device's keys as `devices.describe.fields.read_fields` returns them.
+        The device's keys as `devices.describe.field_reading.read_fields` returns them.
 
     Raises
     ------

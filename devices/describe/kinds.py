@@ -97,7 +97,7 @@ def check_kinds(values: Mapping[str, Any], own: Collection[str]) -> None:
     Parameters
     ----------
     values : mapping
-        The description as `devices.describe.fields.read_fields` returns it.
+        The description as `devices.describe.field_reading.read_fields` returns it.
     own : collection of str
         Kinds of one's own.
 

@@ -120,7 +120,9 @@ _HOME: Final = "~"
 
 def _relative(path: str) -> str:
     if PurePosixPath(path).is_absolute() or PureWindowsPath(path).drive or path.startswith(_HOME):
-        raise fault(f"{path!r} is an absolute path; a scenario names files relative to itself")
+        raise fault(
+            f"{path!r} is an absolute path; name it relative to the scenario (elsewhere: --allow-outside)"
+        )
     return path
 
 

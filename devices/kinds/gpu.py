@@ -36,7 +36,7 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
     ----------
     name : str
     values : mapping
-        The description as `devices.describe.fields.read_fields` returns it.
+        The description as `devices.describe.field_reading.read_fields` returns it.
     origin : Origin
         Where relative paths in it begin, and what code it may name.
 

@@ -28,7 +28,7 @@ from typing import Any
 from devices.cost.cost_description import make_cost
 from devices.cost.npu_units import MATRIX_KINDS, Units
 from devices.describe.common_arguments import common_arguments
-from devices.describe.fields import DEFAULT
+from devices.describe.field_types import DEFAULT
 from devices.processor.cores.core_turns import CoreTurns
 from devices.processor.cores.core_units import CoreUnits
 from sim.machine.device import Device
@@ -45,7 +45,7 @@ def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Dev
     ----------
     name : str
     values : mapping
-        The description as `devices.describe.fields.read_fields` returns it.
+        The description as `devices.describe.field_reading.read_fields` returns it.
     origin : Origin
         Where relative paths in it begin, and what code it may name.
 

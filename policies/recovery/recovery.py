@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sim.words.errors import InputError
+
 __all__ = ["Fleet", "Recovery", "Restart"]
 
 
@@ -69,7 +71,7 @@ class Recovery:
 
     def after_failure(self, fleet: Fleet) -> Restart | None:
         """Return how the run goes on; None: wait until a machine is back, and ask again."""
-        raise TypeError(f"{type(self).__name__} must define after_failure()")
+        raise InputError(f"{type(self).__name__} must define after_failure()")
 
     def at_checkpoint(self, fleet: Fleet) -> Restart | None:
         """Return how the run goes on after a checkpoint; None: as it is."""

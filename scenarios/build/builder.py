@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from devices.describe.quantities import Strict
 from scenarios.file.faults import input_error
 from sim.graph.graph import Graph
+from sim.words.errors import InputError
 
 if TYPE_CHECKING:
     from sim.trace import Trace
@@ -40,7 +41,7 @@ class Builder(Keys):
 
     def graph(self) -> Graph:
         """Return the graph."""
-        raise TypeError(f"{type(self).__name__} must define graph()")
+        raise InputError(f"{type(self).__name__} must define graph()")
 
     def default_machine(self) -> Mapping[str, Any] | None:
         """Return what it runs on in a scenario without a machine; None: there must be one."""

@@ -3,7 +3,7 @@
 =====  ==================================================================================
 0      done
 1      a check failed, or the workload cannot run on the machine (out of memory, stuck)
-2      wrong usage, or a wrong scenario
+2      wrong usage, a wrong scenario, or a mistake in a class that it names
 3      a mistake of this program; SIM_TRACEBACK=1 shows where
 124    it took longer than --limit allows
 130    interrupted
@@ -28,6 +28,8 @@ from typer.main import get_group
 
 from scenarios.cli.process.limit import with_limit
 from scenarios.cli.process.terminal import terminal
+from scenarios.cli.process.whose import place_of_other_code
+from scenarios.cli.themed import with_theme
 from scenarios.cli.warned import show_warnings
 from sim.words import plugins
 from sim.words.errors import SimError, UnknownNameError
@@ -140,7 +142,7 @@ class _Sim(TyperGroup):
             if info.cls in (None, TyperCommand):
                 info.cls = _Verb
             if info.callback is not None and info.name not in _AT_ONCE:
-                info.callback = with_limit(info.callback)
+                info.callback = with_limit(with_theme(info.callback))
         for name, verb in get_group(part).commands.items():
             first = self._of.setdefault(name, plugin)
             if first == plugin:
@@ -179,6 +181,8 @@ def _told(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
     if isinstance(error, MemoryError):
         return f"{where}needs more memory than there is", 1
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    if (place := place_of_other_code(error)) is not None:
+        return f"{place}: {what}; SIM_TRACEBACK=1 shows how it came there", 2
     return f"{where}a mistake of sim itself, please report it ({what}); SIM_TRACEBACK=1 shows where", 3
 
 

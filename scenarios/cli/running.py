@@ -13,7 +13,7 @@ from scenarios.cli.progress import progress
 from scenarios.run.execute import Result, run_case
 from scenarios.run.load import load_scenario
 from scenarios.run.scenario import Case
-from scenarios.run.unlike_costs import warn_of_unlike_costs
+from scenarios.run.sweeps.unlike_costs import warn_of_unlike_costs
 from sim.words.errors import InputError, OutOfMemoryError, RunError, SimError, StuckError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Resul
     for case, of in _counted(cases):
         try:
             results.append(_run(case, of, record_memory=record_memory))
+            results[-1].share()
         except SimError as error:
             if of and error.exit_status == 1:  # the story that follows does not say of which run it is
                 typer.echo(f"{case.label}{of}:", err=True)
@@ -86,6 +87,7 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
         except (OutOfMemoryError, StuckError) as raised:
             error = raised
         if error is None:
+            result.share()
             results.append(result)
         else:
             failures.append(Failure(case.label, error))

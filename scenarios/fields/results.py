@@ -164,7 +164,7 @@ class _Result(NamedTuple):
         if self.key == "exposed_ns":
             return _exposed_ns(trace, name)
         part, dot, key = self.key.rpartition(".")
-        return (found.get(part) or {}).get(key) if dot else found[key]
+        return (found.get(part) or {}).get(key) if dot else found.get(key)
 
 
 RESULTS: Final[Mapping[str, _Result]] = {
@@ -173,6 +173,8 @@ RESULTS: Final[Mapping[str, _Result]] = {
     "gap": _Result(_GAP, "", "gap"),
     "critical_path": _Result(_DURATION, "", "critical_path_ns"),
     "tasks": _Result(_COUNT, "", "tasks"),
+    "micro_batches_per_s": _Result(_NUMBER, "", "micro_batches_per_s"),
+    "samples_per_s": _Result(_NUMBER, "", "samples_per_s"),
     "failed": _Result(_COUNT, "", "failures.failed"),
     "aborted": _Result(_COUNT, "", "failures.aborted"),
     "never_ran": _Result(_COUNT, "", "failures.never_ran"),

@@ -23,6 +23,9 @@ __all__ = ["in_order", "input_error", "scenario_error"]
 SHOWN: Final = 10
 """Number of faults that are shown; a file with more has usually one cause."""
 
+_SHAPES: Final = ("string_type", "list_type", "dict_type", "model_type", "model_attributes_type")
+"""Faults of a value that is another kind of thing than is accepted."""
+
 
 def scenario_error(error: ValidationError, model: type[BaseModel], document: Document) -> ScenarioError:
     """Return one error for all that is wrong with a file, a line each, in the order of the file.
@@ -58,8 +61,12 @@ def _told(error: ValidationError, model: type[BaseModel], given: Any) -> Iterato
     meant = {
         loc for fault in faults if fault["type"] == "extra_forbidden" for loc in _meant(fault["loc"], model)
     }
-    for fault in faults:
-        loc = _existing(fault["loc"], given)
+    there = [_existing(fault["loc"], given) for fault in faults]
+    fitting = {at for fault, at in zip(faults, there, strict=True) if fault["type"] not in _SHAPES}
+    fitting.update(at[:k] for at in there for k in range(len(at)))
+    for fault, loc in zip(faults, there, strict=True):
+        if fault["type"] in _SHAPES and loc in fitting:
+            continue  # of a union: another of its members has this shape, and another fault
         missing = fault["type"] == "missing"
         unknown = fault["type"] == "extra_forbidden"
         if missing and fault["loc"] in meant:  # it is there, misspelt or misplaced, as another line says
@@ -142,9 +149,9 @@ def _models_at(annotation: Any, loc: Loc) -> Iterator[type[BaseModel]]:
     if get_origin(annotation) is Annotated and isinstance(get_args(annotation)[-1], Discriminator):
         yield from _models_at(get_args(annotation)[0], loc)
         return
-    # A union or an annotated type; pydantic names the member of a tagged union in the path.
+    # A union or an annotated type; pydantic names the member of a union in the path.
     tag = str(loc[0]) if loc and str(loc[0]).startswith("<") else None
-    named = tag is not None or (bool(loc) and str(loc[0]).startswith("list["))
+    named = tag is not None or (bool(loc) and str(loc[0]).startswith(("list[", "function-")))
     for member in get_args(annotation):
         if tag is None or any(isinstance(part, Tag) and part.tag == tag for part in get_args(member)):
             yield from _models_at(member, loc[1:] if named else loc)

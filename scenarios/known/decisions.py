@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, 
 from devices.describe.field_types import Type
 from scenarios.known.docstring import Told, plain, read_docstring, rule
 from sim.words import plugins
-from sim.words.errors import UnknownNameError
+from sim.words.errors import InputError, UnknownNameError
 from sim.words.options import SUFFIXES, parameters, spelling
 from sim.words.units import format_bytes, format_duration
 
@@ -37,21 +37,31 @@ class Decision(NamedTuple):
     title: str
     written: str
     """How a scenario names one: ``{}`` stands for its name and options."""
+    method: str = ""
+    """By which one that is code is told from others."""
 
 
 DECISIONS: Final = (
-    Decision("sim.policies", "policies: which op is issued next", "policy: {}"),
-    Decision("sim.linearizers", "linearize: the program order of the ops", "policy: {{linearize: {}}}"),
-    Decision("sim.placements", "placement: which device runs an op", "policy: {{placement: {}}}"),
-    Decision("sim.rewrites", "compile: rewrites of the graph before it runs", "policy: {{compile: [{}]}}"),
+    Decision("sim.policies", "policies: which op is issued next", "policy: {}", "next"),
     Decision(
-        "sim.streams", "streams: which stream of its device an op is launched on", "policy: {{streams: {}}}"
+        "sim.linearizers", "linearize: the program order of the ops", "policy: {{linearize: {}}}", "order"
+    ),
+    Decision("sim.placements", "placement: which device runs an op", "policy: {{placement: {}}}", "place"),
+    Decision(
+        "sim.rewrites", "compile: rewrites of the graph before it runs", "policy: {{compile: [{}]}}", "apply"
+    ),
+    Decision(
+        "sim.streams",
+        "streams: which stream of its device an op is launched on",
+        "policy: {{streams: {}}}",
+        "assign",
     ),
     Decision("sim.allocators", "allocator: how tensors get their memory", "memory: {{allocator: {}}}"),
     Decision(
         "sim.recoveries",
         "recovery: what a training run does when a worker has failed",
         "training_run: {{recovery: [{}]}}",
+        "after_failure",
     ),
     Decision("sim.pipelines", "pipeline schedules: a program for each rank", "policy: {}"),
     Decision(
@@ -146,16 +156,25 @@ def decisions(group: str | None = None) -> Iterator[Known]:
     for decision in DECISIONS:
         if group in (None, decision.group):
             for found in plugins.describe(decision.group):
-                yield _known(found.name, decision)
+                yield _known(found.name, decision, plugins.lookup(decision.group, found.name))
 
 
-def known_as(name: str) -> list[Known]:
+def known_as(name: str, origin: plugins.Origin = plugins.NOWHERE) -> list[Known]:
     """Return everything called `name`: ``round-robin`` is a placement and a stream assignment.
+
+    Parameters
+    ----------
+    name : str
+        Of a plugin, or ``module:Class``.
+    origin : Origin
+        Whether such a class may be loaded, and from where.
 
     Raises
     ------
     UnknownNameError
         Nothing is; the message has the nearest name.
+    InputError
+        A class that may not be loaded, cannot be, or decides nothing.
 
     Examples
     --------
@@ -164,16 +183,29 @@ def known_as(name: str) -> list[Known]:
     >>> known_as("out-of-order")[0].options[0][:4]
     ('window', 'int', False, None)
     """
+    if ":" in name:
+        return [_code(name, origin)]
     groups = {one: plugins.names(one.group) for one in DECISIONS}
-    found = [_known(name, one) for one, names in groups.items() if name in names]
+    found = [
+        _known(name, one, plugins.lookup(one.group, name)) for one, names in groups.items() if name in names
+    ]
     if not found:
         known = list(dict.fromkeys(name for names in groups.values() for name in names))
         raise UnknownNameError("policy or other decision", name, known)
     return found
 
 
-def _known(name: str, decision: Decision) -> Known:
-    thing = plugins.lookup(decision.group, name)
+def _code(name: str, origin: plugins.Origin) -> Known:
+    """Return what a class is that a scenario may name as ``module:Class``: what its method decides."""
+    thing = origin.lookup("sim.policies", name)
+    fitting = [one for one in DECISIONS if one.method and callable(getattr(thing, one.method, None))]
+    if not fitting:
+        methods = ", ".join(f"{one.method}()" for one in DECISIONS if one.method)
+        raise InputError(f"{name!r} decides nothing: it has none of {methods}")
+    return _known(name, fitting[0], thing)
+
+
+def _known(name: str, decision: Decision, thing: Any) -> Known:
     doc = read_docstring(thing)
     options = tuple(_option(p, told) for p, told in _taken(decision.group, name, thing))
     module = getattr(thing, "__module__", "")

@@ -8,7 +8,8 @@
       ...                                             1  (gpu, 7)            9000   39000
 
 An op ends ``recorded_ns`` after it starts, or else its duration. A collective of ranks has both: its duration
-is the transfer alone, and what was recorded holds its waiting, too.
+is the transfer alone, and what was recorded holds its waiting, too. So has a kernel that began before the one
+before it ended.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from devices.machine import described_devices
+from devices.over_presets import described_devices
 from scenarios.recorded.setup import AS_RECORDED, recorded_setup
 from sim.graph.graph import Graph
 from sim.words.errors import InputError

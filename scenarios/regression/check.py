@@ -128,6 +128,7 @@ def check_case(case: Case, *, new_values: bool = False) -> Checked:
     path = str(case.scenario.document.path)
     try:
         result = run_case(case, check=True, new_tables=new_values)
+        result.share()
         updated = tuple(update(result)) if new_values else None
         return Checked(path, case.label, result.outcomes, None, tuple(unused_devices(result.trace)), updated)
     except (InputError, RunError, InvariantError) as error:

@@ -237,6 +237,7 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
     """
     from sim.plot.colours import OKABE_ITO
     from sim.plot.figure import new_figure
+    from sim.plot.legend import add_legend
     from sim.plot.theme import ink, plain
 
     if ax is None:
@@ -266,7 +267,7 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
             color=OKABE_ITO[_HUES[algorithm]] if algorithm in _HUES else "0.5",
             s=22,
             label=f"{algorithm}, {protocol}" if protocol else algorithm,
-            zorder=2,
+            zorder=4,
         )
     ax.set_xscale("log", base=2)
     ax.set_ylim(bottom=0)
@@ -278,5 +279,6 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("size")
     ax.set_ylabel("bus bandwidth (GB/s)")
     plain(ax, title)
-    ax.legend(loc="upper left", frameon=False, fontsize=8)
+    handles, labels = ax.get_legend_handles_labels()
+    add_legend(ax, dict(zip(labels, handles, strict=True)), alone=True)
     return ax

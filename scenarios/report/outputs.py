@@ -24,7 +24,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sim.export.perfetto import PERFETTO_ENDINGS
 from sim.export.tables import TABLE_ENDINGS
@@ -203,6 +203,8 @@ def _write_ops(results: Sequence[Result], path: str) -> None:
 def _write_memory(results: Sequence[Result], path: str) -> None:
     from sim.analysis.memory_use import peak_bytes
     from sim.plot import memory, new_figure, save
+    from sim.plot.legend import add_legend
+    from sim.plot.memory import memory_handles
     from sim.plot.strips import Strips, scales_of, strip_of
 
     shown = [
@@ -214,20 +216,16 @@ def _write_memory(results: Sequence[Result], path: str) -> None:
     if not shown:
         raise InputError(f"--memory {path}: there is nothing to draw: nothing is ever held")
     figure, axes = new_figure(len(shown), height=max(2.6, 1.5 * len(shown)))
-    sizes = scales_of([Strips([strip_of(result.trace, device) for result, device in shown], [])])
+    strips = [strip_of(result.trace, device) for result, device in shown]
+    sizes = scales_of([Strips(strips, [])])
     until_ns = max(1, *(result.trace.makespan_ns for result in results))
-    labels: dict[str, Any] = {}
     for (result, device), ax in zip(shown, axes, strict=True):
         machine = result.trace.job.machine
         size = sizes[machine.devices[machine.device_index(device)].kind]
         title = result.policy if len(results) > 1 else None
         memory(result.trace, device, ax, title=title, size=size, until_ns=until_ns, legend=False)
         ax.label_outer()
-        handles, names = ax.get_legend_handles_labels()
-        labels |= dict(zip(names, handles, strict=True))
-    figure.legend(
-        labels.values(), labels, loc="outside right upper", frameon=False, fontsize=8
-    )  # one for all: a label has one colour
+    add_legend(figure, memory_handles(strips), alone=True)  # one for all: a label has one colour
     save(figure, path)
 
 

@@ -11,7 +11,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from scenarios.fields.goals import front
 from scenarios.run.execute import Result
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["draw_pareto", "is_pipelines", "memory_of_rank", "pareto", "pipeline_rows"]
+
+
+_NEAR: Final = 6
+"""Places right beside a point, where its name needs no line to it."""
 
 
 def is_pipelines(results: Sequence[Result]) -> bool:
@@ -88,7 +95,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     Axes
     """
     from sim.plot.colours import OKABE_ITO
-    from sim.plot.figure import new_figure, scale_time
+    from sim.plot.figure import elided, new_figure, scale_time
     from sim.plot.theme import paper, plain
 
     if ax is None:
@@ -109,31 +116,55 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     ax.margins(x=0.12, y=0.08)
     places = [(time / scale, size / unit) for time, size in points]
     plain(ax)
-    _name_apart(ax, [(result.policy, at) for result, at in zip(results, places, strict=True)])
+    named = [(elided(result.policy), at) for result, at in zip(results, places, strict=True)]
+    _name_apart(ax, named, [places[i] for i in best])
     ax.set_ylabel({1 << 30: "peak memory (GiB)", 1 << 20: "peak memory (MiB)"}.get(unit, "activations alive"))
     return ax
 
 
-def _name_apart(ax: Axes, names: Sequence[tuple[str, tuple[float, float]]]) -> None:
-    """Write names beside their points, each in the first place where it covers no point and no other name."""
-    from matplotlib.transforms import Bbox
+def _name_apart(
+    ax: Axes, names: Sequence[tuple[str, tuple[float, float]]], line: Sequence[tuple[float, float]]
+) -> None:
+    """Write names beside their points, each in the first place where it covers nothing else.
+
+    That is no point, no other name, and not the line. From a name that is farther away a thin line leads to
+    its point.
+    """
+    from matplotlib.patches import ConnectionPatch
+    from matplotlib.transforms import Bbox, offset_copy
 
     ax.autoscale_view()
-    points = 72 / ax.get_figure(root=True).dpi  # type: ignore[union-attr]  # in a pixel
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    points = 72 / figure.dpi  # in a pixel
     at = [(points * x, points * y) for x, y in (ax.transData.transform(place) for _, place in names)]
     frame = Bbox(points * ax.get_window_extent().get_points())
     taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in at]
-    for (name, place), (x, y) in zip(names, at, strict=True):
+    around = [Bbox.from_bounds(x - 6, y - 14, 12, 28) for x, y in at]  # a name there would be that point's
+    corners = points * ax.transData.transform(line)
+    for start, end in pairwise(corners):  # the line, as small boxes
+        for share in np.linspace(0, 1, 2 + int(np.hypot(*(end - start)) / 4)):
+            x, y = start + share * (end - start)
+            taken.append(Bbox.from_bounds(x - 1, y - 1, 2, 2))
+    for i, ((name, place), (x, y)) in enumerate(zip(names, at, strict=True)):
+        others = [*taken, *around[:i], *around[i + 1 :]]
         width, height = 5.0 * len(name), 10.0
         beside = [(6, -4), (6, 4), (6, -12), (-6 - width, -4), (-6 - width, 4), (-6 - width, -12)]
         beside += [(dx, side * step) for step in (16, 26, 36) for side in (1, -1) for dx in (4, -width / 2)]
         boxes = [Bbox.from_bounds(x + dx, y + dy, width, height) for dx, dy in beside]
         within = [box.x0 > frame.x0 and box.x1 < frame.x1 for box in boxes]
-        free = [k for k, box in enumerate(boxes) if within[k] and not box.count_overlaps(taken)]
+        free = [k for k, box in enumerate(boxes) if within[k] and not box.count_overlaps(others)]
         best = free[0] if free else 0
         taken.append(boxes[best])
         dx, dy = beside[best]
         ax.annotate(name, place, (dx, dy + 2), textcoords="offset points", fontsize=8)
+        if best >= _NEAR:
+            side = dy if dy > 0 else dy + height
+            there = offset_copy(ax.transData, figure, x=dx + width / 2, y=side, units="points")
+            line_to = ConnectionPatch(
+                place, place, ax.transData, there, shrinkA=4, color="0.6", linewidth=0.6
+            )
+            ax.add_artist(line_to)
 
 
 def draw_pareto(results: Sequence[Result], path: str) -> None:
@@ -170,6 +201,7 @@ def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
     from scenarios.work.pipeline.pipeline_memory import BANDS, bands_over_time
     from sim.plot.colours import OKABE_ITO, OTHER, colour_of
     from sim.plot.figure import new_figure, scale_time
+    from sim.plot.legend import add_legend
     from sim.plot.theme import plain
 
     if ax is None:
@@ -193,5 +225,6 @@ def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
     )  # the whole run, on shared axes too
     ax.autoscale_view()
     plain(ax)
-    ax.legend(loc="upper right", frameon=False, fontsize=7)
+    handles, labels = ax.get_legend_handles_labels()
+    add_legend(ax, dict(zip(labels, handles, strict=True)), alone=True)
     return ax

@@ -10,6 +10,7 @@ from scenarios.fields.results import column_of_result, shown_result
 from sim.words.errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 __all__ = ["sweep_plot"]
@@ -20,6 +21,8 @@ def sweep_plot(
     settings: Sequence[str],
     what: str = "makespan",
     ax: Axes | None = None,
+    *,
+    most: bool = False,
 ) -> Axes:
     """Draw a sweep.
 
@@ -32,6 +35,9 @@ def sweep_plot(
     what : str
         A result of ``expect:`` that the rows have.
     ax : Axes, optional
+    most : bool
+        Whether more of it is better: of many lines the seven with the best points have a name and a colour,
+        and the others are grey.
 
     Raises
     ------
@@ -39,7 +45,8 @@ def sweep_plot(
         Nothing to draw: every point failed.
     """
     from sim.plot.colours import OKABE_ITO
-    from sim.plot.figure import new_figure
+    from sim.plot.figure import elided, new_figure
+    from sim.plot.legend import add_legend
     from sim.plot.theme import plain
 
     column = column_of_result(what)
@@ -55,21 +62,26 @@ def sweep_plot(
     order = list(dict.fromkeys(str(row[settings[0]]) for row in rows))
     place = _places(order)
     if ax is None:
-        _, (ax,) = new_figure(width=7.0, height=4.2)
-    for k, (name, points) in enumerate(lines.items()):
-        style = ("o-", "s--", "^:", "D-.")[k % 4]  # lines may lie on one another
-        at = [place[value] for value, _ in points]
-        ax.plot(
-            at, [y for _, y in points], style, color=OKABE_ITO[k % len(OKABE_ITO)], markersize=4, label=name
-        )
+        _, (ax,) = new_figure(width=8.0, height=4.2)
+    best = max if most else min
+    ranked = sorted(lines, key=lambda name: best(y for _, y in lines[name]), reverse=most)
+    named = [name for name in lines if name in ranked[: len(OKABE_ITO)]]
+    handles: dict[str, Artist] = {}
+    for name, points in lines.items():
+        k = named.index(name) if name in named else None
+        style = "-" if k is None else ("o-", "s--", "^:", "D-.")[k % 4]  # lines may lie on one another
+        colour = "0.7" if k is None else OKABE_ITO[k]
+        at, ys = [place[value] for value, _ in points], [y for _, y in points]
+        (line,) = ax.plot(at, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2)
+        handles.setdefault(elided(name) if k is not None else f"{len(lines) - len(named):,} others", line)
     ax.set_xticks([place[value] for value in order], order)
     ax.set_xlabel(settings[0])
     ax.set_ylabel(what)
-    ax.yaxis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y))
+    ax.yaxis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y) if y else "0")
     ax.set_ylim(bottom=0)
     plain(ax)
     if lines.keys() != {""}:
-        ax.legend(frameon=False, fontsize=8)
+        add_legend(ax, handles, alone=True)
     return ax
 
 

@@ -69,7 +69,7 @@ def draw_what_ifs(name: str, outcomes: Sequence[Outcome], ax: Axes | None = None
     ax : Axes, optional
     """
     from sim.plot.colours import OKABE_ITO
-    from sim.plot.figure import new_figure
+    from sim.plot.figure import elided, new_figure
     from sim.plot.theme import plain
 
     base, *others = ranked(outcomes)
@@ -80,7 +80,7 @@ def draw_what_ifs(name: str, outcomes: Sequence[Outcome], ax: Axes | None = None
     shares = [100 * ns / base_ns if base_ns else 0.0 for ns in saved]
     blue, red = OKABE_ITO[0], OKABE_ITO[5]
     ax.barh(range(len(others)), shares, color=[red if share < 0 else blue for share in shares], height=0.7)
-    ax.set_yticks(range(len(others)), [each.label for each in others], fontsize=8)
+    ax.set_yticks(range(len(others)), [elided(each.label, 60) for each in others], fontsize=8)
     ax.invert_yaxis()
     for row, (share, ns) in enumerate(zip(shares, saved, strict=True)):
         text = f" {format_duration(ns, digits=3) if ns >= 0 else '-' + format_duration(-ns, digits=3)}"

@@ -6,41 +6,27 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from devices.kinds.launches import launched
-from policies.issue.loader_queues import refuse_undecided
 from scenarios.expect.expectation import Expectation, Outcome
 from scenarios.fields.results import task_names
-from scenarios.file.document import dotted
-from scenarios.ops.costless import refuse_costless
+from scenarios.fields.throughput import throughput
 from scenarios.recorded.residue import residue
-from scenarios.run.conditions.refuse import refuse_without_effect
+from scenarios.run.case_job import has_place, job_of, placed
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.scenario import Case, Scenario
-from scenarios.run.words import check_words
 from sim.export.result_rows import device_rows, summary_lines
-from sim.graph.graph import Graph
-from sim.job.build_job import make_job
 from sim.job.collectives.durations import told_of
-from sim.job.job import Job, Placement, Tried
+from sim.job.job import Job, Tried
 from sim.kernel.choose import NotOnKernelError, run_job
-from sim.machine.machine import Machine
 from sim.metrics import summary
 from sim.notebook import card
-from sim.policy.processes import with_processes
 from sim.trace import Trace
 from sim.words.errors import (
-    GraphError,
     InfeasibleError,
     InputError,
     ScenarioError,
-    SimError,
-    UnknownNameError,
 )
-from sim.words.limits import MOST_TASKS
 
 if TYPE_CHECKING:
     from devices.memory.run.device_memories import Recordings
@@ -102,7 +88,7 @@ class Result:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The numbers: see `sim.metrics.summary`."""
+        """The numbers: see `sim.metrics.summary`, and `scenarios.fields.throughput`."""
         found = summary(self.trace)
         if self.trace.memory is not None:
             from sim.analysis.allocator_log import memory_report
@@ -118,7 +104,9 @@ class Result:
         told = self.case.work.report(self.trace)
         for name, more in told.pop("devices", {}).items():
             found["devices"][name] |= more
-        return {**found, **told}
+        found |= told
+        content = self.case.scenario.content
+        return found | throughput(found, content.iterations, getattr(content.workload, "batch", None))
 
     @cached_property
     def lives(self) -> Mapping[str, Life]:
@@ -149,6 +137,11 @@ class Result:
             known[label] = run_case(replace(self.case.base.called(label), expectations=()))
         result: Result = known[label]
         return result
+
+    def share(self) -> None:
+        """Let this be the run that expectations of others name; one under other decisions is none."""
+        if self.case.decisions.loc:  # the scenario's own, or an entry of compare
+            self.case.base.other_runs.setdefault(self.policy, self)
 
     @property
     def passed(self) -> bool:
@@ -270,152 +263,10 @@ def _run(case: Case, job: Job, observers: Iterable[Observer], recordings: Record
     except NotOnKernelError as error:
         raise document.error(("engine",), str(error)) from error
     except (InputError, InfeasibleError) as error:  # the graph asks for what cannot be, as only now is seen
-        if error.op is None and not isinstance(error, (GraphError, InfeasibleError)) and not _decided(error):
+        if not has_place(error):
             raise
-        raise _placed(error, case) from error
+        raise placed(error, case) from error
     if memory is None and case.make is None and exceeds_memory(trace):
         # Again, and counted: it ends where memory ends, and says who held what.
         trace = run_job(job, decisions.policy, memory=exact_memory(job.machine))
     return trace
-
-
-def _decided(error: SimError) -> TypeGuard[InputError]:
-    """Whether the linearizer or the stream assignment refused (`sim.job.job.Job.order`, `lane`)."""
-    return isinstance(error, InputError) and error.path[:1] in (("linearize",), ("streams",))
-
-
-def _placed(error: InputError | InfeasibleError, case: Case) -> ScenarioError:
-    """Return an error with the place of the op that it is about, or of the decision that refused."""
-    from scenarios.work.op_places import op_message, op_place
-
-    document = case.scenario.document
-    if _decided(error):
-        return document.wrong(error, case.decisions.loc)
-    return document.error(op_place(error, document), op_message(error, document))
-
-
-def job_of(case: Case, *, seed: int | None = None) -> Job:
-    """Return the job of a case: everything that is decided before time 0.
-
-    Raises
-    ------
-    ScenarioError
-        An op that no device can run, or a wrong decision; with its place where that is known.
-    """
-    scenario, decisions = case.scenario, case.decisions
-    content, work = scenario.content, case.work  # a workload that cannot be made says so itself
-    try:
-        graph, placement, machine = _compiled(case)
-        tasks = content.iterations * len(graph)
-        if tasks > MOST_TASKS:
-            message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
-            raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
-        _check_names(scenario, graph, work.machine)
-        check_words(scenario.document, work.graph, machine, content.workload.own_kinds())
-        job = make_job(
-            graph,
-            machine,
-            placement=placement,
-            streams=decisions.streams,
-            linearize=decisions.linearize,
-            iterations=content.iterations,
-            knowledge=decisions.knowledge,
-            estimate_error=content.estimate_error,
-            noise=None if content.noise is None else content.noise.noise(machine.positions),
-            seed=content.seed if seed is None else seed,
-            faults=None if content.faults is None else content.faults.faults(machine, scenario.document),
-        )
-        if not decisions.policy.one_process:
-            job = with_processes(job)
-        refuse_costless(job)
-        refuse_undecided(graph, decisions.policy)
-        if job.failures is not None:
-            _check_failures(case, job)
-        if job.faults is not None:
-            _check_faults(case, job)
-        refuse_without_effect(case)
-        if any(device.cost is not None for device in machine.devices):
-            from devices.cost.told.plain_rooflines import warn_of_plain_ops, warn_of_plain_rooflines
-
-            warn_of_plain_rooflines(job)
-            if (timed := content.workload.timed(scenario.document)) is not None:
-                warn_of_plain_ops(timed, [machine.devices[i] for i in np.unique(job.device_of).tolist()])
-        return launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
-    except ScenarioError:
-        raise
-    except (InfeasibleError, InputError) as error:
-        # Nothing has run yet: it is the scenario that asks for what cannot be.
-        raise _placed(error, case) from error
-
-
-def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
-    """Return what runs, the placement that is left to make, and the machine, folded if ranks are."""
-    work, decisions, document = case.work, case.decisions, case.scenario.document
-    if not decisions.compile and case.scenario.content.fold is not True:
-        return work.graph, decisions.placement, work.machine
-    from scenarios.run.rewriting.compiling import compile_graph
-    from scenarios.run.rewriting.folding import make_ranks
-
-    graph, placement, machine = compile_graph(
-        work.graph,
-        decisions.compile,
-        work.machine,
-        decisions.placement,
-        document,
-        lambda ranked, step: make_ranks(case, ranked, step),
-    )
-    if case.scenario.content.fold is True and machine.folding is None:
-        message = "there are no ranks to fold: give policy.compile a rewrite that makes some, as ddp or fsdp2"
-        if work.graph.device_facts:
-            message = "ranks of a recording are not folded: each has a host beside its GPU"
-        raise document.error(("fold",), message)
-    return graph, placement, machine
-
-
-def _check_failures(case: Case, job: Job) -> None:
-    """Refuse what nobody knows to follow from an op that fails."""
-    from sim.engine.failures.failing import refuse_unknown
-
-    document = case.scenario.document
-    try:
-        refuse_unknown(job, case.decisions.policy)
-    except InputError as error:
-        raise document.wrong(error, case.decisions.loc) from error
-    if case.scenario.content.memory is not None:
-        message = (
-            "an allocator cannot follow a step in which an op fails: leave memory out, or no op may fail"
-        )
-        raise document.error(("memory",), message)
-
-
-def _check_faults(case: Case, job: Job) -> None:
-    """Refuse what nobody knows to follow when a part of the machine fails."""
-    from sim.engine.attempts import refuse_with_faults
-
-    content, document = case.scenario.content, case.scenario.document
-    with document.placing("faults"):
-        refuse_with_faults(job, with_memory=content.memory is not None)
-    if content.training_run is not None:
-        message = "a training run repeats a step in which nothing fails: leave out one of the two"
-        raise document.error(("faults",), message, key=True)
-
-
-def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
-    """Refuse a device, or a model with memory of its own, that nobody has: a slip of the pen."""
-    content, document = scenario.content, scenario.document
-    devices = [device.name for device in machine.devices]
-    for key, part in (("noise", content.noise), ("memory", content.memory)):
-        for name in part.devices if part is not None else ():
-            if name not in devices:
-                raise document.wrong(UnknownNameError("device", name, devices), (key, "devices", name))
-    patterns = ("memory.allocator.limits", "memory.devices.*.limits", "machine.devices.*.virtual_devices")
-    for loc in (loc for pattern in patterns for loc in document.matching(pattern)):
-        from devices.memory.groups import Groups
-
-        named = document.matching(f"{dotted(loc)}.*")
-        group_of = Groups(str(at[-1]) for at in named)
-        found = {group_of(op) for op in graph.op_names}
-        for at in named:
-            if at[-1] not in found:
-                models = {op.partition("/")[0] for op in graph.op_names}
-                raise document.wrong(UnknownNameError("model", str(at[-1]), models), at)

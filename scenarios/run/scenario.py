@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from devices.machine import described_devices
+from devices.over_presets import described_devices
 from scenarios.expect.expectation import Expectation
 from scenarios.expect.reading import check_runs, read_expectations
 from scenarios.fields.policy_fields import Policy
@@ -113,7 +113,7 @@ class Scenario:
 
     @cached_property
     def described_devices(self) -> dict[str, dict[str, Any]]:
-        """What the machine's description says of each device: see `devices.machine.described_devices`."""
+        """What its description says of each device: see `devices.over_presets.described_devices`."""
         return described_devices(self.machine_spec, **self.origin._asdict())
 
     @cached_property
@@ -196,8 +196,8 @@ class Scenario:
             )
         everything = dict.fromkeys([*self.variants, *known, *runtimes])
         near = hint(policy, everything)
-        if "." in policy and "did you mean" not in near:
-            near = "; a class of your own is named MODULE:CLASS"
+        if "did you mean" not in near:
+            near = ("" if "." in policy else near) + "; a class of your own is named MODULE:CLASS"
         raise Place("--policy").error(f"unknown policy {policy!r}{near}")
 
     def cases(self) -> list[Case]:
@@ -215,7 +215,7 @@ class Scenario:
 
     @cached_property
     def other_runs(self) -> dict[str, Any]:
-        """What came out of runs that expectations of others name, by label; who runs them writes here."""
+        """What came out of runs that expectations of others may name, by label; who runs them writes here."""
         return {}
 
     def called(self, label: str) -> Case:

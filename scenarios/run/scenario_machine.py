@@ -92,7 +92,7 @@ def with_intra_op_threads(
     ----------
     spec : mapping
     described : mapping
-        What `spec` says of each device: see `devices.machine.described_devices`.
+        What `spec` says of each device: see `devices.over_presets.described_devices`.
     hosts : iterable of Host
         The processes of the machine.
     threads : int

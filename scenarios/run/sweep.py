@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from scenarios.fields.results import column_of_result
+from scenarios.fields.throughput import RATES
 from scenarios.file.document import Document
 from scenarios.run.sweeps.sweep_executors import without_interrupts
 from scenarios.run.sweeps.sweep_files import (
@@ -38,7 +39,6 @@ from sim.words.errors import InputError, MisfitError, RunError, SimError
 
 if TYPE_CHECKING:
     from scenarios.run.load import Scenarios
-    from scenarios.run.scenario import Case
 
 __all__ = [
     "Interrupted",
@@ -112,8 +112,8 @@ def warn_of_unlike_points(
     allow_code: bool = False,
     allow_outside: bool = False,
 ) -> None:
-    """Warn if points put presets side by side whose costs do not compare (`scenarios.run.unlike_costs`)."""
-    from scenarios.run.unlike_costs import cases_at, warn_of_unlike_costs
+    """Warn if points put presets side by side whose costs do not compare; see `cases_at`."""
+    from scenarios.run.sweeps.unlike_costs import cases_at, warn_of_unlike_costs
 
     scenarios = _scenarios(path, tuple(sets), allow_code, allow_outside)
     settings = [[f"{key}={value}" for key, value in point.settings] for point in points]
@@ -181,8 +181,7 @@ def run_point(
         row[f"{name}.goodput"] = life["goodput"]
     if (pipeline := summary.get("pipeline")) is not None:
         row["pipeline.bubble"] = pipeline["bubble"]
-    if (rate := _rate(case, summary)) is not None:
-        row[rate[0]] = rate[1]
+    row |= {rate: summary[rate] for rate in RATES if rate in summary}
     for number in _OF_TRAINING if "train" in summary else ():
         row[f"train.{number}"] = summary["train"][number]
     for name in results:
@@ -205,17 +204,6 @@ def _scenarios(path: str, sets: tuple[str, ...], allow_code: bool, allow_outside
 def _same(path: str, sets: tuple[str, ...], allow_code: bool, allow_outside: bool, stamp: str) -> Scenarios:
     """Return the scenarios of the sweep that this process has points of: its `stamp` says what they are."""
     return _scenarios(path, sets, allow_code, allow_outside)
-
-
-def _rate(case: Case, summary: Mapping[str, Any]) -> tuple[str, float] | None:
-    """Return how much a run gets done in a second: micro-batches of a pipeline, samples of a model."""
-    content, seconds = case.scenario.content, summary["makespan_ns"] / 1e9
-    if not seconds or "train" in summary:
-        return None
-    if (pipeline := summary.get("pipeline")) is not None:
-        return "micro_batches_per_s", content.iterations * pipeline["micro_batches"] / seconds
-    batch = getattr(content.workload, "batch", None)
-    return None if batch is None else ("samples_per_s", content.iterations * batch / seconds)
 
 
 def sweep(

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from scenarios.training_run.plan import STATES, Life
-from sim.plot.bars import Bars
+from sim.plot.chart.bars import Bars
+from sim.plot.chart.drawn import draw_bars
 from sim.plot.colours import OKABE_ITO
 from sim.plot.figure import new_figure, scale_time
-from sim.plot.gantt import draw_bars
+from sim.plot.legend import Entry, add_legend, handles_of
 from sim.plot.theme import plain
 
 if TYPE_CHECKING:
@@ -97,8 +98,6 @@ def timeline(lives: Mapping[str, Life]) -> Figure:
     lives : mapping of str to Life
         Title -> run.
     """
-    from matplotlib.patches import Patch
-
     lanes = {name: lanes_of(life) for name, life in lives.items()}
     until = max(1, *(life.end_ns for life in lives.values()))
     heights = [0.4 + 0.2 * len(found) for found in lanes.values()]
@@ -115,8 +114,8 @@ def timeline(lives: Mapping[str, Life]) -> Figure:
         plain(ax, f"{name}: goodput {100 * lives[name].goodput:.1f}%")
         ax.label_outer()
         seen |= {state for intervals in found.values() for state, _, _ in intervals}
-    handles = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items() if kind in seen]
-    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8)
+    entries = [Entry(kind, (kind,), (colour,)) for kind, colour in _COLOURS.items() if kind in seen]
+    add_legend(figure, handles_of(entries, _COLOURS), alone=True)
     return figure
 
 

@@ -90,5 +90,6 @@ def front_plot(tuning: Tuning, against: str, ax: Axes | None = None) -> Axes:
 def _values_along(axis: Any, ax: Axes, what: str) -> None:
     """Label an axis with a result, in its units."""
     axis.set_label_text(what)
+    axis.get_major_locator().set_params(nbins=5 if axis.axis_name == "x" else 8)
     if RESULTS[what.partition(".")[0]].is_amount:
         axis.set_major_formatter(lambda value, _: shown_result(what, round(value) if value > 100 else value))

@@ -26,7 +26,8 @@ from pydantic import BeforeValidator, Field, JsonValue, PrivateAttr, WithJsonSch
 from devices.describe.field_types import Bytes, Duration, Flops
 from devices.describe.quantities import Count, Name, Shorthand, Strict, Whole, fault, reader
 from scenarios.file.document import Document, Loc
-from scenarios.ops.functions import FUNCTIONAL_KINDS, Function, add_ops, is_functional
+from scenarios.ops.functions import FUNCTIONAL_KINDS, Function, is_functional
+from scenarios.ops.inlining import add_ops
 from scenarios.work.workload import Workload
 from sim.graph.builder import GraphBuilder
 from sim.graph.failures import read_fails

@@ -9,6 +9,7 @@ from devices.describe.quantities import Strict
 from scenarios.file.document import Document, Loc
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
+from sim.words.errors import InputError
 
 if TYPE_CHECKING:
     from scenarios.fields.policy_fields import Policy
@@ -66,7 +67,7 @@ class Workload(Strict):
         InputError
             The graph cannot be built, or names what the machine has not.
         """
-        raise TypeError(f"{type(self).__name__} must define build()")
+        raise InputError(f"{type(self).__name__} must define build()")
 
     def schedules(self) -> Collection[str]:
         """Return the policies that are schedules of this workload; none: any policy of the project."""

@@ -275,7 +275,7 @@ class Placement:
         ``cost_ns[d][op]`` is what may be known of op on device d (`knowledge`); -1: it cannot run
         there.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define place(graph, machine, cost_ns)")
+        raise InputError(f"{type(self).__name__} must define place(graph, machine, cost_ns)")
 
 
 class Linearizer(Protocol):

@@ -160,7 +160,7 @@ class CostModel:
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns; -1 where the model does not know the op."""
-        raise NotImplementedError(f"{type(self).__name__} must define durations_ns(graph, device)")
+        raise InputError(f"{type(self).__name__} must define durations_ns(graph, device)")
 
     def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
         """Return in words why an op that the model does not know cannot run there; None: nothing to add."""

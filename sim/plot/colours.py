@@ -1,9 +1,10 @@
 """The colour of each kind of op: a function of its name alone, so that a kind looks alike in every plot.
 
-Phases of pipelines have Okabe and Ito's colours; kinds that fill most charts have those of Paul Tol's muted
-scheme (SRON/EPS/TN/09-002, 2021). Both remain apart for colour-blind readers. What computes the gradient of a
-kind is a shade of it (``conv``, ``conv_weight_grad``). Hue and lightness of any other kind follow from the
-checksum of its name; they are none that could be mistaken for a colour of those.
+Phases of pipelines have Okabe and Ito's colours. Kinds that fill most charts have one colour a family, such
+as norms or optimizers, most of them of Paul Tol's muted scheme (SRON/EPS/TN/09-002, 2021). Both remain apart
+for colour-blind readers. What computes the gradient of a kind is a shade of it (``conv``,
+``conv_weight_grad``). Hue and lightness of any other kind follow from the checksum of its name; they are none
+that could be mistaken for a colour of those.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from zlib import crc32
 
 from sim.analysis.memory_bands import OTHER, RESIDENT
 
-__all__ = ["LAUNCH", "OKABE_ITO", "OTHER", "TRANSFER", "WAITING", "colour_of", "kind_colours"]
+__all__ = ["FAMILIES", "LAUNCH", "OKABE_ITO", "OTHER", "TRANSFER", "WAITING", "colour_of", "kind_colours"]
 
 OKABE_ITO: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 """Colours that remain apart for colour-blind readers (Okabe and Ito, 2008), without the black."""
@@ -27,25 +28,32 @@ TRANSFER: Final = "transfer"
 WAITING: Final = "waits for ranks"
 """What charts show beside kinds of op: launches, transfers, and collectives before their ranks have met."""
 
+FAMILIES: Final = {
+    "#332288": "matmul gemm batch_matmul linear einsum",
+    "#88CCEE": "conv depthwise_conv conv_transpose",
+    "#AA4499": "attention",
+    "#F0E442": "relu relu6 leaky_relu prelu elu gelu silu tanh sigmoid",
+    "#999933": "elementwise add add_n bias_add sub mul div dropout",
+    "#CC6677": "softmax log_softmax softmax_cross_entropy sparse_softmax_cross_entropy loss",
+    "#117733": "layer_norm rms_norm batch_norm group_norm instance_norm lrn",
+    "#AB7DD9": "max_pool average_pool global_max_pool global_average_pool",
+    "#50A555": "copy copy_in copy_out fill concat split slice pad transpose gather embedding",
+    "#6A5BE0": "optimizer sgd momentum adam",
+    "#882255": "all_reduce all_gather reduce_scatter all_to_all alltoall broadcast collective",
+    "#4A331C": "send recv",
+    "#DDCC77": "load read",
+}
+"""Kinds of op that have one colour, because they do the like; a legend names them side by side."""
+
 _BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW = OKABE_ITO
 _KNOWN: Final = {
-    "F": _BLUE,
-    "B": _ORANGE,
+    **dict.fromkeys(("F", "forward"), _BLUE),
+    **dict.fromkeys(("B", "backward"), _ORANGE),
     "I": _RED,
     "W": _GREEN,
     "R": _PINK,
-    "op": _SKY,
-    **dict.fromkeys(("matmul", "gemm"), "#332288"),
-    "conv": "#88CCEE",
-    "attention": "#AA4499",
-    "relu": _YELLOW,
-    "add": "#999933",
-    "softmax": "#CC6677",
-    "elementwise": "#DDCC77",
-    "layer_norm": "#117733",
-    "batch_norm": "#117733",
-    "copy": "#44AA99",
-    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective"), "#882255"),
+    **dict.fromkeys(("op", "train", "step"), _SKY),
+    **{kind: colour for colour, kinds in FAMILIES.items() for kind in kinds.split()},
     LAUNCH: "#BBBBBB",
     TRANSFER: "#222222",
     WAITING: "#E5CCD8",
@@ -53,10 +61,11 @@ _KNOWN: Final = {
     OTHER: "#999999",  # memory of small kinds
 }
 _LIGHTNESS: Final = (0.35, 0.5, 0.65)
-_ATTEMPTS: Final = 20
-_APART: Final = 0.15
+_SATURATION: Final = (0.55, 0.4, 0.65)
+_ATTEMPTS: Final = 40
+_APART: Final = 0.2
 """Least distance, in the cube of red, green and blue, of a colour by checksum from those that are known."""
-_OF_GRADIENTS: Final = {"_input_grad": 0.3, "_weight_grad": 0.5, "_grad": 0.35, "_backward": 0.35}
+_OF_GRADIENTS: Final = {"_input_grad": 0.3, "_weight_grad": 0.5, "_grad": 0.5, "_backward": 0.5}
 """Endings of what computes gradients, and how much darker than its op it is (lighter, where that is dark)."""
 _DARK: Final = 1.1
 
@@ -84,7 +93,8 @@ def _by_checksum(kind: str) -> str:
     """Return the first colour of some that follow from the name which is not mistaken for a known one."""
     for attempt in range(_ATTEMPTS):
         turns, hue = divmod(crc32(f"{kind}{attempt or ''}".encode()), 360)
-        rgb = hls_to_rgb(hue / 360, _LIGHTNESS[turns % len(_LIGHTNESS)], 0.55)
+        rest, lightness = divmod(turns, len(_LIGHTNESS))
+        rgb = hls_to_rgb(hue / 360, _LIGHTNESS[lightness], _SATURATION[rest % len(_SATURATION)])
         if min(dist(rgb, _rgb(known)) for known in _KNOWN.values()) > _APART:
             break
     return _hex(rgb)

@@ -19,10 +19,11 @@ import numpy as np
 
 from sim.diff.differences import Differences
 from sim.diff.schedule import Schedule
-from sim.plot.bars import Bars
-from sim.plot.figure import new_figure, scale_time, time_unit
-from sim.plot.gantt import draw_bars, ink_on
-from sim.plot.theme import ink, plain
+from sim.plot.chart.bars import Bars
+from sim.plot.chart.drawn import HEIGHT, draw_bars, name_lanes
+from sim.plot.chart.names import forms, write_names
+from sim.plot.figure import new_figure, scale_time, told_time
+from sim.plot.theme import hatches, ink, paper, plain, printed, shade
 from sim.words.arrays import IntArray
 from sim.words.intervals import levels
 
@@ -51,12 +52,9 @@ _COLOURS: Final = (
 
 _LITTLE: Final = 10
 """What moved by less than the most over this, moved a little."""
-_HEIGHT: Final = 0.8
 _LANE_INCHES: Final = 0.3
 _MOST_LANES: Final = 60
 _MOST_NAMES: Final = 400
-_LETTER: Final = 4.5
-"""Points that a letter takes at size 7."""
 
 
 def diff_gantt(differences: Differences) -> Figure:
@@ -87,23 +85,19 @@ def diff_gantt(differences: Differences) -> Figure:
     d = differences
     until = max(d.a.makespan_ns, d.b.makespan_ns, 1)
     lanes = _lanes(d)
-    inches = _LANE_INCHES * max(2, len(lanes))
-    figure, axes = new_figure(2, height=min(40.0, 1.4 + 2 * (0.4 + inches)))
+    inches = _LANE_INCHES * max(1, len(lanes))
+    figure, axes = new_figure(2, height=1.4 + 2 * (0.4 + inches))
+    colours = dict(zip(_WORDS, _COLOURS, strict=True))
     seen: set[int] = set()
     for ax, letter, schedule, changes in zip(axes, "AB", (d.a, d.b), _changes(d), strict=True):
         bars = _bars(schedule, lanes, changes)
         seen |= set(bars.kind[bars.end > bars.start].tolist())
         scale = scale_time(ax, until)
-        draw_bars(ax, bars.packed(until), dict(zip(_WORDS, _COLOURS, strict=True)), scale, until)
+        draw_bars(ax, bars.packed(until), colours, scale, until)
         _names(ax, schedule, bars, scale, until)
-        ns, unit = time_unit(until)
-        ax.set_title(
-            f"{letter}  {schedule.title}: {schedule.makespan_ns / ns:,.4g} {unit}", loc="left", fontsize=10
-        )
-        ax.set_yticks(range(len(lanes)), lanes, fontsize=8 if len(lanes) > 24 else None)
-        ax.set_ylim(max(len(lanes), 1) - 0.5, -0.5)
+        name_lanes(ax, lanes, 72 * _LANE_INCHES)
         ax.set_xlim(0, until / scale)
-        plain(ax)
+        plain(ax, f"{letter}  {schedule.title}: {told_time(schedule.makespan_ns, until)}")
         ax.grid(axis="x", linewidth=0.4, alpha=0.5)
         ax.set_axisbelow(True)
         ax.axvline(schedule.makespan_ns / scale, color=ink(), linewidth=0.8, linestyle=":")
@@ -138,7 +132,7 @@ def _changes(d: Differences) -> tuple[IntArray, IntArray]:
     for way, far, near in ((-1, _EARLIER, _EARLIER_A_LITTLE), (1, _LATER, _LATER_A_LITTLE)):
         by = np.where(d.moved, way * d.moved_ns, 0)
         of_pair[by > 0] = near
-        of_pair[(by > 0) & (_LITTLE * by >= np.abs(d.moved_ns).max())] = far
+        of_pair[(by > 0) & (_LITTLE * by >= np.abs(d.moved_ns).max(initial=0))] = far
     changes = []
     for schedule, paired in ((d.a, d.pairs.a), (d.b, d.pairs.b)):
         change = np.where(schedule.compared, _ONLY, _FILLER)
@@ -160,22 +154,16 @@ def _bars(schedule: Schedule, lanes: list[str], changes: IntArray) -> Bars:
 
 def _names(ax: Axes, schedule: Schedule, bars: Bars, scale: int, until: int) -> None:
     """Write names into the longest bars that have room for theirs."""
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    points = ax.get_position().width * figure.get_size_inches()[0] * 72
-    length = bars.end - bars.start
-    longest = np.argsort(-length, kind="stable")[:_MOST_NAMES]
-    for k in longest.tolist():
-        room = length[k] / until * points - 3
-        name = schedule.names[int(bars.row[k])]
-        shown = next((text for text in (name, name.rpartition("/")[2]) if len(text) * _LETTER <= room), "")
-        if not shown or bars.n_levels[k] > 3:
-            continue
-        height = _HEIGHT / bars.n_levels[k]
-        y = bars.lane[k] - _HEIGHT / 2 + (bars.level[k] + 0.5) * height
-        middle = (bars.start[k] + bars.end[k]) / 2 / scale
-        ink = ink_on(_COLOURS[int(bars.kind[k])])
-        ax.text(middle, y, shown, ha="center", va="center", fontsize=7, color=ink, clip_on=True)
+    write_names(
+        ax,
+        bars,
+        np.argsort(bars.start - bars.end, kind="stable")[:_MOST_NAMES],
+        lambda k: forms(schedule.names[int(bars.row[k])]),
+        [shade(colour) for colour in _COLOURS],
+        scale=scale,
+        until=until,
+        lane_points=72 * _LANE_INCHES,
+    )
 
 
 def _mark_first(ax: Axes, d: Differences, is_a: bool, lanes: list[str], scale: int) -> None:
@@ -186,7 +174,7 @@ def _mark_first(ax: Axes, d: Differences, is_a: bool, lanes: list[str], scale: i
     ax.axvline(min(starts) / scale, color=ink(), linewidth=0.9, linestyle="--")
     schedule, row, start = (d.a, rows[0], starts[0]) if is_a else (d.b, rows[1], starts[1])
     if schedule.lane_of(row) in lanes:
-        y = lanes.index(schedule.lane_of(row)) - _HEIGHT / 2
+        y = lanes.index(schedule.lane_of(row)) - HEIGHT / 2
         ax.plot([start / scale], [y], marker="v", markersize=7, color=ink(), clip_on=False, zorder=5)
 
 
@@ -194,8 +182,16 @@ def _legend(figure: Figure, seen: set[int], d: Differences) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
+    hatch = hatches(dict(zip(_WORDS, _COLOURS, strict=True)))
     handles: list[Patch | Line2D] = [
-        Patch(color=_COLOURS[change], label=_WORDS[change]) for change in sorted(seen)
+        Patch(
+            facecolor=shade(_COLOURS[change]),
+            edgecolor=paper(),
+            hatch=hatch[_WORDS[change]] or None,
+            linewidth=0,
+            label=_WORDS[change],
+        )
+        for change in sorted(seen)
     ]
     if d.first is not None:
         handles.append(
@@ -203,4 +199,5 @@ def _legend(figure: Figure, seen: set[int], d: Differences) -> None:
                 [], [], color=ink(), marker="v", linestyle="--", linewidth=0.9, label="the first that moved"
             )
         )
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    roomy = {"handlelength": 3.0, "handleheight": 1.7} if printed() else {}
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8, **roomy)

@@ -17,9 +17,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["new_figure", "save", "scale_time", "time_unit"]
+__all__ = ["elided", "new_figure", "save", "scale_time", "time_unit", "told_time"]
 
-_UNITS: Final = ((3_600_000_000_000, "h"), (1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
+_SECOND: Final = 1_000_000_000
+_UNITS: Final = (
+    *((86_400 * _SECOND, "d"), (3_600 * _SECOND, "h"), (60 * _SECOND, "min"), (_SECOND, "s")),
+    *((1_000_000, "ms"), (1_000, "µs"), (1, "ns")),
+)
+_LONGEST_NAME: Final = 30
+"""Letters of a name beside a plot; longer ones would leave the plot no room."""
 
 
 def new_figure(rows: int = 1, *, width: float = 12.0, height: float = 4.0) -> tuple[Figure, list[Axes]]:
@@ -101,8 +107,39 @@ def time_unit(longest_ns: int) -> tuple[int, str]:
     return next((unit for unit in _UNITS if longest_ns >= 2 * unit[0]), _UNITS[-1])
 
 
+def told_time(ns: int, longest_ns: int) -> str:
+    """Return a time in the unit of an axis up to `longest_ns`, as titles say it; in its own if far shorter.
+
+    Examples
+    --------
+    >>> told_time(1_576_200, 1_576_200), told_time(500, 10_000), told_time(3, 3), told_time(7, 10**9)
+    ('1,576 µs', '0.5 µs', '3 ns', '7 ns')
+    """
+    scale, unit = time_unit(longest_ns)
+    if 100 * ns < scale:
+        scale, unit = time_unit(ns)
+    value = ns / scale
+    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.4g} {unit}"
+
+
 def scale_time(ax: Axes, longest_ns: int) -> int:
-    """Label the x axis of `ax` with the best unit; return how many ns it has."""
+    """Label the x axis of `ax` with the best unit, in round steps; return how many ns it has."""
+    from matplotlib.ticker import MaxNLocator
+
     ns, name = time_unit(longest_ns)
     ax.set_xlabel(f"time ({name})")
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=ns == 1))
     return ns
+
+
+def elided(name: str, most: int = _LONGEST_NAME) -> str:
+    """Return a name on one line, its middle left out where it is long.
+
+    Examples
+    --------
+    >>> elided("conv1"), elided("a_kernel_with_a_long_name", 12)
+    ('conv1', 'a_kernel…ame')
+    """
+    line = " ".join(name.split())
+    end = (most - 1) // 3
+    return line if len(line) <= most else f"{line[: most - 1 - end]}…{line[-end:]}"

@@ -32,12 +32,23 @@ from sim.analysis.transfers_on_links import LinkLoad, link_loads
 from sim.explain.facts.derived_columns import Facts
 from sim.files.atomic_files import write_text
 from sim.graph.failures import STATUSES
-from sim.plot.bars import arrows_of, bars_of, folded_note, path_of
-from sim.plot.figure import time_unit
-from sim.plot.gantt import colours_of, legend_of
+from sim.plot.chart.bars import arrows_of, bars_of, folded_note, path_of
+from sim.plot.figure import time_unit, told_time
+from sim.plot.legend import Entry, colours_of, legend_of, with_bands
 from sim.plot.page.columns import Names, bar_columns
 from sim.plot.page.told import told
-from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip, band_labels, coloured_strips, folded
+from sim.plot.strips import (
+    CAPACITY,
+    IN_VAIN,
+    RESERVED,
+    Scale,
+    Strip,
+    Strips,
+    band_labels,
+    coloured_strips,
+    folded,
+)
+from sim.plot.theme import chosen
 from sim.plot.use.links import most_used
 from sim.record.record import WAITS, Record
 from sim.words.arrays import UNSET, FloatArray, IntArray
@@ -51,7 +62,8 @@ _INSTANTS: Final = 16_000
 """Instants that all strips together tell apart; each takes up to three steps of each band."""
 _LOADS: Final = 2_000
 """Instants that a link's load tells apart; more become means over as many equal parts of the run."""
-_LINES: Final = {"reserved": RESERVED, "reserved, not in use": IN_VAIN, "capacity": CAPACITY}
+_RESERVED, _NOT_IN_USE, _CAPACITY = "reserved", "reserved, not in use", "capacity"
+_LINES: Final = {_RESERVED: RESERVED, _NOT_IN_USE: IN_VAIN, _CAPACITY: CAPACITY}
 """Labels that stand in the legend below those of kinds, and their colours."""
 
 _Data = dict[str, Any]
@@ -187,10 +199,11 @@ def gantt_data(
     Returns
     -------
     dict
-        ``until`` (ns), ``unit`` and ``word`` of the time axis; ``legend``: label and colour of each
-        entry; ``names`` of ops and tensors; ``rows`` from top to bottom: one with ``bars`` for each run
+        ``until`` (ns), ``unit`` and ``word`` of the time axis; ``kinds``: label and colour of each kind of
+        bar or band; ``legend``: label of each entry, and its kinds; ``theme``, or None; ``names`` of ops and
+        tensors; ``rows`` from top to bottom: one with ``bars`` for each run
         (`sim.plot.page.columns.bar_columns`), followed by one with ``bands`` for each device whose memory is
-        shown and one with ``links``. A column ``entry`` numbers entries of the legend. ``told``: one
+        shown and one with ``links``. A column ``entry`` numbers kinds. ``told``: one
         `sim.plot.page.told.told` for each run.
 
     Examples
@@ -201,8 +214,8 @@ def gantt_data(
     >>> _ = b.op("a", duration_ns=1500)
     >>> data = gantt_data({"run": simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())})
     >>> (row,) = data["rows"]
-    >>> row["title"], row["names"], row["bars"]["start"], row["bars"]["lasted"], data["legend"][0]["label"]
-    ('run: 1,500 ns', [[0.5, 'gpu0/0']], 0, 1500, 'op')
+    >>> row["title"], row["names"], row["bars"]["start"], row["bars"]["lasted"], data["legend"][0]
+    ('run: 1,500 ns', [[0.5, 'gpu0/0']], 0, 1500, {'label': 'op', 'kinds': [0]})
     """
     runs = list(traces.values())
     until = max(max(trace.makespan_ns for trace in runs), 1)
@@ -210,20 +223,16 @@ def gantt_data(
     every = [bars_of(trace, links=links, issuers=issuers) for trace in runs]
     held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory, without_log=whole)
     strips = [strip for run in held for strip in run.shown]
-    labels = [label for label, _ in legend_of(every, colours)]
-    labels += [label for label in band_labels(held) if label not in labels]
-    if any(strip.reserved is not None for strip in strips):
-        labels += ["reserved", "reserved, not in use"]
-    labels += ["capacity"] * any(strip.is_nearly_full for strip in strips)
-    seen = len(labels)
-    labels += [kind for kind in dict.fromkeys(k for bars in every for k in bars.kinds) if kind not in labels]
     colours |= _LINES
+    key = _key(legend_of(every, colours), held, colours)
+    named = (kind for entry in key for kind in entry.kinds)
+    labels = list(dict.fromkeys([*named, *(kind for bars in every for kind in bars.kinds)]))
     columns = _INSTANTS // max(1, len(strips))
     names = Names()
     rows: list[_Data] = []
     stories: list[_Data] = []
     for (name, trace), all_bars, below in zip(traces.items(), every, held, strict=True):
-        title = f"{name}: " * bool(name) + f"{trace.makespan_ns / unit:,.4g} {word}{folded_note(trace)}"
+        title = f"{name}: " * bool(name) + told_time(trace.makespan_ns, until) + folded_note(trace)
         all_bars, n_lanes = all_bars.empty_last()
         bars = all_bars.packed(until, _NARROW // len(every))
         bars = bars.some(np.flatnonzero((bars.end > bars.start) | (bars.row != UNSET)))
@@ -256,12 +265,11 @@ def gantt_data(
         "until": until,
         "unit": unit,
         "word": word,
+        "kinds": [{"label": each, "colour": colours[each]} for each in labels],
         "legend": [
-            {"label": each, "colour": colours[each]}
-            | ({"pale": True} if each == "reserved, not in use" else {})
-            | ({"unseen": True} if k >= seen else {})
-            for k, each in enumerate(labels)
+            {"label": entry.label, "kinds": [labels.index(kind) for kind in entry.kinds]} for entry in key
         ],
+        "theme": chosen(),
         "names": names.listed(),
         "reasons": list(WAITS),
         "statuses": list(STATUSES),
@@ -269,6 +277,15 @@ def gantt_data(
         "rows": rows,
         "told": stories,
     }
+
+
+def _key(entries: list[Entry], held: list[Strips], colours: Mapping[str, str]) -> list[Entry]:
+    """Return the legend: that of the picture, and what only strips of memory show."""
+    entries = with_bands(entries, band_labels(held), colours)
+    strips = [strip for run in held for strip in run.shown]
+    lines = [_RESERVED, _NOT_IN_USE] * any(strip.reserved is not None for strip in strips)
+    lines += [_CAPACITY] * any(strip.is_nearly_full for strip in strips)
+    return entries + [Entry(line, (line,), (colours[line],)) for line in lines]
 
 
 def _links(loads: list[LinkLoad], until_ns: int) -> _Data:
@@ -311,10 +328,10 @@ def _memory(strip: Strip, size: Scale, labels: list[str], until_ns: int, columns
     bands = [entry(label, held) for label, held in seen.bands.items()]
     row: _Data = {}
     if seen.reserved is not None:
-        bands.append(entry("reserved, not in use", np.maximum(seen.reserved - seen.in_use, 0)))
-        row["reserved"] = entry("reserved", seen.reserved)
+        bands.append(entry(_NOT_IN_USE, np.maximum(seen.reserved - seen.in_use, 0)))
+        row["reserved"] = entry(_RESERVED, seen.reserved)
     if strip.is_nearly_full and strip.capacity_bytes is not None:
-        row["capacity"] = {"entry": labels.index("capacity"), "nbytes": strip.capacity_bytes}
+        row["capacity"] = {"entry": labels.index(_CAPACITY), "nbytes": strip.capacity_bytes}
     most = f"{size.top_bytes / size.unit:,.3g} {size.name}"
     return row | {
         "names": [[1 - 1 / 1.35, most], [0.64, strip.device]],

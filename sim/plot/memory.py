@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.analysis.memory_bands import RESIDENT
 from sim.plot.colours import colour_of
-from sim.plot.figure import new_figure, scale_time
-from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Scale, Strip, byte_unit, strip_of
+from sim.plot.figure import elided, new_figure, scale_time
+from sim.plot.legend import add_legend, handles_of, with_bands
+from sim.plot.strips import (
+    CAPACITY,
+    IN_VAIN,
+    RESERVED,
+    Scale,
+    Strip,
+    Strips,
+    band_labels,
+    byte_unit,
+    strip_of,
+)
 from sim.plot.theme import hatches, ink, paper, plain, shade
 from sim.record.record import Record
 from sim.words.units import format_bytes
@@ -18,7 +29,7 @@ from sim.words.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_bands", "draw_strip", "memory"]
+__all__ = ["draw_bands", "draw_strip", "memory", "memory_handles"]
 
 
 def memory(
@@ -69,13 +80,36 @@ def memory(
     draw_bands(ax, strip, colours, scale=scale, unit=unit)
     late, peak = strip.peak_ns > until / 2, f"{strip.peak_bytes / unit:,.4g} {name}"
     _mark_peak(ax, strip, peak, scale, top / unit, late=late, size=8)
-    ax.set_ylabel(f"{device} ({name})")
+    ax.set_ylabel(f"{elided(device)} ({name})")
     ax.set_xlim(0, until / scale)
     ax.set_ylim(0, 1.18 * top / unit)  # room for the peak's label
     plain(ax, title)
     if legend:
-        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+        add_legend(ax, memory_handles([strip]), alone=True)
     return ax
+
+
+def memory_handles(strips: Sequence[Strip]) -> dict[str, Any]:
+    """Return what a legend says of plots of memory: their bands, one entry a colour, and what is reserved.
+
+    Parameters
+    ----------
+    strips : sequence of Strip
+        All that the legend stands beside.
+    """
+    from matplotlib.lines import Line2D
+
+    labels = band_labels([Strips(list(strips), [])])
+    colours = {label: colour_of(label) for label in labels}
+    entries = with_bands([], labels, colours)
+    computed = [k for k, entry in enumerate(entries) if entry.kinds != (RESIDENT,)]
+    if len(computed) == 1:
+        (k,) = computed
+        entries[k] = entries[k]._replace(label="in use")
+    handles = handles_of(entries, colours)
+    if any(strip.reserved is not None for strip in strips):
+        handles["reserved"] = Line2D([], [], color=shade(RESERVED), linewidth=1)
+    return handles
 
 
 def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, until_ns: int) -> None:
@@ -99,7 +133,7 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, 
         ax.axhline(strip.capacity_bytes / size.unit, color=shade(CAPACITY), linewidth=1, linestyle="--")
     late, peak = strip.peak_ns > until_ns / 2, format_bytes(strip.peak_bytes, iec=True)
     _mark_peak(ax, strip, peak, scale, size.top_bytes / size.unit, late=late, size=7)
-    ax.set_ylabel(f"{strip.device}\n({size.name})", rotation=0, ha="right", va="center", fontsize=8)
+    ax.set_ylabel(f"{elided(strip.device)}\n({size.name})", rotation=0, ha="right", va="center", fontsize=8)
     ax.set_ylim(0, 1.35 * size.top_bytes / size.unit)  # room for the peak's label
     ax.locator_params(axis="y", nbins=3)
     ax.tick_params(axis="y", labelsize=7)
@@ -122,25 +156,22 @@ def draw_bands(ax: Axes, strip: Strip, colours: Mapping[str, str], *, scale: int
     """
     times, below = strip.times_ns / scale, np.zeros(len(strip.times_ns), np.int64)
     hatch = hatches(colours)
-    computed = [label for label in strip.bands if label != RESIDENT]
     for label, held in strip.bands.items():
         ax.fill_between(
             times,
             below / unit,
             (below + held) / unit,
             step="post",
-            color=shade(colours[label]),
-            alpha=0.8,
+            facecolor=shade(colours[label]),
             linewidth=0,
             hatch=hatch[label] or None,
             edgecolor=paper(),
-            label="in use" if computed == [label] else label,
         )
         below = below + held
     if strip.reserved is not None:
         kept = strip.reserved / unit
         ax.fill_between(times, below / unit, kept, step="post", color=shade(IN_VAIN), linewidth=0)
-        ax.step(times, kept, where="post", color=shade(RESERVED), linewidth=1, label="reserved")
+        ax.step(times, kept, where="post", color=shade(RESERVED), linewidth=1)
 
 
 def _mark_peak(ax: Axes, strip: Strip, peak: str, scale: int, top: float, *, late: bool, size: int) -> None:

@@ -5,36 +5,45 @@
     with theme("dark"):
         save(compare_gantt(trace), "slide.png")
 
-Plots take the colour of their lines and of their paper from matplotlib's settings, so that a style sheet of
-your own works, too. Colours of kinds stay what they are (`sim.plot.colours`), but for the darkest ones on
-dark paper, which become lighter. In print every kind has a hatch besides, by which one tells them apart in
-grey.
+On the command line that is ``--theme dark``. Outside such a block plots take the colour of their lines and
+of their paper from matplotlib's settings, so that a style sheet of your own works, too. Colours of kinds stay
+what they are (`sim.plot.colours`), but for the darkest ones on dark paper, which become lighter. In print
+every colour has a hatch besides, by which one tells them apart in grey. A page (`sim.plot.html`) begins as
+the theme says, and without one as the reader's system does.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.words.errors import InputError
+from sim.words.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["hatches", "ink", "is_dark", "paper", "plain", "printed", "shade", "theme"]
+__all__ = [
+    *("THEMES", "chosen", "hatches", "ink", "is_dark", "paper", "plain", "printed", "shade", "theme"),
+]
 
 _INK: Final = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 _PAPER: Final = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
+_LIGHT: Final[dict[Any, Any]] = dict.fromkeys(_INK, "black") | dict.fromkeys(_PAPER, "white")
 _DARK: Final[dict[Any, Any]] = dict.fromkeys(_INK, "#E6E6E6") | dict.fromkeys(_PAPER, "#1C1E22")
-_THEMES: Final[dict[str, dict[Any, Any]]] = {
-    "light": {},
+THEMES: Final[dict[str, dict[Any, Any]]] = {
+    "light": _LIGHT,
     "dark": _DARK | {"grid.color": "#5A5E66"},
-    "print": {"hatch.linewidth": 0.6},
+    "print": _LIGHT | {"hatch.linewidth": 0.6},
 }
+"""Names of themes, and what they set in matplotlib."""
+_SEEN: Final = 0.42
+"""Luma of what is seen on dark paper: three times its luminance, which graphics need (WCAG 2.2, 1.4.11)."""
+_GREY: Final = 0.15
+"""Red, green and blue of a grey differ by less."""
 _HATCHES: Final = ("", "////", "\\\\\\\\", "----", "||||", "xxxx", "....", "++++", "oo")
-_hatched: ContextVar[bool] = ContextVar("hatched", default=False)
+_chosen: ContextVar[str | None] = ContextVar("theme", default=None)
 
 
 @contextlib.contextmanager
@@ -48,19 +57,24 @@ def theme(name: str) -> Iterator[None]:
 
     Raises
     ------
-    InputError
+    UnknownNameError
         Another name.
     """
     import matplotlib
 
-    if name not in _THEMES:
-        raise InputError(f"theme {name!r}: is none; accepted: {', '.join(_THEMES)}")
-    token = _hatched.set(name == "print")
+    if name not in THEMES:
+        raise UnknownNameError("theme", name, THEMES)
+    token = _chosen.set(name)
     try:
-        with matplotlib.rc_context(_THEMES[name]):
+        with matplotlib.rc_context(THEMES[name]):
             yield
     finally:
-        _hatched.reset(token)
+        _chosen.reset(token)
+
+
+def chosen() -> str | None:
+    """Return the theme of the block that this is called in; None: it is in none."""
+    return _chosen.get()
 
 
 def ink() -> Any:
@@ -85,7 +99,10 @@ def is_dark() -> bool:
 
 
 def shade(colour: str) -> str:
-    """Return a colour as it is drawn on the paper: black is the ink, what would vanish stands out a little.
+    """Return a colour as it is drawn on the paper: black is the ink; on dark paper dark ones are lighter.
+
+    They become as light as it takes to be seen, and no lighter, so that they remain apart. Of greys, what is
+    nearly black becomes nearly white; what is pale, and meant to be hardly seen, is hardly seen there, too.
 
     Examples
     --------
@@ -93,7 +110,7 @@ def shade(colour: str) -> str:
     ('#332288', '#eeeeee')
     >>> with theme("dark"):
     ...     shade("#332288"), shade("#eeeeee"), shade("#E69F00")
-    ('#7a6fb2', '#3a3d44', '#E69F00')
+    ('#6c5fa9', '#3a3d44', '#E69F00')
     """
     from matplotlib.colors import to_hex, to_rgb
 
@@ -103,26 +120,34 @@ def shade(colour: str) -> str:
         return colour
     red, green, blue = to_rgb(colour)
     luma = 0.3 * red + 0.59 * green + 0.11 * blue
-    if luma > 0.85:  # pale on white is meant to be hardly seen
-        return "#3a3d44"
-    return to_hex((0.35 + 0.65 * red, 0.35 + 0.65 * green, 0.35 + 0.65 * blue)) if luma < 0.25 else colour
+    if max(red, green, blue) - min(red, green, blue) < _GREY:
+        if luma > 0.8:
+            return "#3a3d44"
+        if luma < 0.2:  # as good as ink
+            return to_hex((1 - red, 1 - green, 1 - blue))
+    white = (_SEEN - luma) / (1 - luma)
+    mixed = (red + white * (1 - red), green + white * (1 - green), blue + white * (1 - blue))
+    return to_hex(mixed) if white > 0 else colour
 
 
 def printed() -> bool:
     """Whether plots have to do without colour."""
-    return _hatched.get()
+    return chosen() == "print"
 
 
-def hatches(labels: Iterable[str]) -> dict[str, str]:
-    """Return label → hatch, in print; else no hatch.
+def hatches(colours: Mapping[str, str]) -> dict[str, str]:
+    """Return label → hatch, in print: one for each colour; else no hatch.
 
     Parameters
     ----------
-    labels : iterable of str
-        Of all that is seen together.
+    colours : mapping of str to str
+        Label → colour of all that is seen together.
     """
-    seen = list(dict.fromkeys(labels))
-    return {label: _HATCHES[k % len(_HATCHES)] if printed() else "" for k, label in enumerate(seen)}
+    apart = {colour: k for k, colour in enumerate(dict.fromkeys(colours.values()))}
+    return {
+        label: _HATCHES[apart[colour] % len(_HATCHES)] if printed() else ""
+        for label, colour in colours.items()
+    }
 
 
 def plain(ax: Axes, title: str | None = None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Literal
 
+from sim.words.errors import InputError
+
 if TYPE_CHECKING:
     from sim.job.job import Job
     from sim.machine.task import Issuer, Task
@@ -77,11 +79,11 @@ class Policy:
 
     def ready(self, task: Task) -> None:
         """Note that `task` has become eligible."""
-        raise TypeError(f"{type(self).__name__} must define ready() or ended()")
+        raise InputError(f"{type(self).__name__} must define ready() or ended()")
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return the task that `issuer`, which is free, takes now; None: nothing yet."""
-        raise TypeError(f"{type(self).__name__} must define next()")
+        raise InputError(f"{type(self).__name__} must define next()")
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Note that `task` ended (or, under ``"issue"``, was issued) and made `now_ready` eligible.

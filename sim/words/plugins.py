@@ -342,6 +342,10 @@ def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLik
     module_name, _, attributes = name.partition(":")
     if not module_name or not attributes:
         raise InputError(f"the {what} {name!r} is not of the form module:Class")
+    if module_name.endswith(".py") and "/" not in module_name:
+        raise InputError(
+            f"the {what} {name!r}: write the module without .py, {module_name[:-3]}:{attributes}"
+        )
     try:
         module = _import(module_name, directory)
     except (Exception, SystemExit) as error:

@@ -14,8 +14,8 @@ Rules, so that no unit is ever guessed:
 * ``B`` is a byte and ``b`` (or ``bit``) is a bit: ``100Gb/s`` is 12.5 GB/s.
 * A bare number is refused where a unit is needed. Zero durations, bytes and flop need none; a rate of
   zero is refused, as nothing would ever finish.
-* A duration that is not whole nanoseconds rounds half up, here, once. Every other quantity must be
-  whole: ``1b`` is no whole byte and is refused.
+* A duration that is not whole nanoseconds rounds half up, here, once; one that would become 0 is refused.
+  Every other quantity must be whole: ``1b`` is no whole byte and is refused.
 * Nothing is negative, and nothing exceeds a signed 64-bit integer, the type of a graph's columns.
 * No number stands for "no limit": :func:`parse_limit` reads ``unlimited`` (or ``inf``) as None.
 
@@ -285,6 +285,8 @@ def _whole(value: object, dimension: Dimension) -> int:
         raise UnitError(f"{_shown(value)} is zero, and nothing would ever finish")
     exact = number * dimension.units[unit] if unit else number
     whole = round_half_up(exact)
+    if exact and not whole and dimension.rounds:
+        raise UnitError(f"{_shown(value)} would round to 0 {dimension.base}; write 0, or at least 1ns")
     if whole != exact and not dimension.rounds:
         raise UnitError(f"{_shown(value)} is not a whole number of {dimension.base}")
     if whole > _LARGEST:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from devices.cost.cost_models import FirstCost, RooflineCost
-from devices.describe.fields import DEFAULT
+from devices.describe.field_types import DEFAULT
 from sim.graph.graph import Graph
 from sim.job.costs import costs_ns
 from sim.job.job import Job

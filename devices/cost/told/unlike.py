@@ -21,7 +21,7 @@ import numpy as np
 from devices.cost.cost_models import FirstCost, RooflineCost
 from devices.cost.formulas.roofline import IDEAL
 from devices.cost.tiled_cost import TiledCost
-from devices.describe.fields import DEFAULT
+from devices.describe.field_types import DEFAULT
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel, Device
 from sim.words.arrays import UNSET, BoolArray

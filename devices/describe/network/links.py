@@ -17,8 +17,9 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Any
 
+from devices.describe.field_reading import merge, read_fields
 from devices.describe.field_types import HALF
-from devices.describe.fields import LINK_FIELDS, merge, read_fields
+from devices.describe.fields import LINK_FIELDS
 from devices.describe.network.patterns import filled, found, pairs
 from devices.describe.network.transports import TRANSPORTS
 from sim.machine.link import Link

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
+from devices.describe.field_reading import Field, read_fields
 from devices.describe.field_types import TYPES
-from devices.describe.fields import Field, read_fields
 from devices.describe.network.patterns import filled, pairs
 from sim.machine.link import Link
 from sim.machine.routing import Routing

@@ -32,7 +32,8 @@ from typing import Annotated, Any, Final
 
 from annotated_types import Ge, Gt
 
-from devices.describe.fields import LINK_FIELDS, merge, read_fields
+from devices.describe.field_reading import merge, read_fields
+from devices.describe.fields import LINK_FIELDS
 from devices.describe.network.links import links_between
 from devices.describe.network.patterns import matching
 from sim.machine.link import Link

@@ -21,7 +21,7 @@ from policies.placement.problem import NEVER, Problem
 from sim import Graph, Job, Machine
 from sim.job.job import Placement
 from sim.words.arrays import IntArray
-from sim.words.errors import InfeasibleError
+from sim.words.errors import InfeasibleError, InputError
 
 __all__ = ["Builder", "ListPlacement", "Schedule", "Slot"]
 
@@ -151,7 +151,7 @@ class ListPlacement(Placement):
 
     def schedule(self, problem: Problem) -> Schedule:
         """Return the schedule of `problem`."""
-        raise TypeError(f"{type(self).__name__} must define schedule()")
+        raise InputError(f"{type(self).__name__} must define schedule()")
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
         """Return one device index per op (see `sim.job.job.Placement`)."""

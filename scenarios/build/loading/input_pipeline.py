@@ -90,11 +90,11 @@ class InputPipeline(Builder):
         ns, nbytes : int
             Time to load its items, and their size in storage.
         """
-        raise TypeError(f"{type(self).__name__} must define batch()")
+        raise InputError(f"{type(self).__name__} must define batch()")
 
     def loaders(self) -> Mapping[str, int]:
         """Return the devices of a replica that load, without its number, and their cores."""
-        raise TypeError(f"{type(self).__name__} must define loaders()")
+        raise InputError(f"{type(self).__name__} must define loaders()")
 
     def ops_of_a_batch(self) -> int:
         """Return the most ops that a batch of a replica has."""
@@ -149,7 +149,7 @@ class InputPipeline(Builder):
 
     def loading(self) -> Mapping[str, int]:
         """Return who loads, and how many batches it makes at once; the script's thread is ``main``."""
-        raise TypeError(f"{type(self).__name__} must define loading()")
+        raise InputError(f"{type(self).__name__} must define loading()")
 
     def report(self, trace: Trace) -> dict[str, Any]:
         """Return how long a step takes in the steady state, and what limits it."""

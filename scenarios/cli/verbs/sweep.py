@@ -93,7 +93,13 @@ def sweep(
     points, left_out = sweeps.fitting(scenario, sweeps.points_of(vary, policy or [None]), **how)
     settings = [sweeps.column_of(key) for key, _ in points[0].settings]
 
+    begun = False
+
     def done(k: int, n: int) -> None:
+        nonlocal begun
+        if k and not begun:
+            typer.echo(f"{k:,} of {n:,} points were done before", err=True)
+        begun = True
         if sys.stderr.isatty():
             typer.echo(f"\r{k} of {n} points", nl=k == n, file=unescaped(sys.stderr))
 
@@ -131,7 +137,8 @@ def sweep(
         from scenarios.report.sweep_plot import sweep_plot
         from sim.plot.figure import save
 
-        save(sweep_plot(rows, settings, "makespan" if goal is None else goal.what), plot)
+        drawn = () if goal is None else (goal.what,)
+        save(sweep_plot(rows, settings, *drawn, most=goal is not None and goal.most), plot)
     for path in (out, plot):
         if path is not None:
             typer.echo(f"wrote {path}", err=True)

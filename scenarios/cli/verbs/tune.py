@@ -102,7 +102,7 @@ def tune(
     from scenarios.run.load import Scenarios
     from scenarios.run.sweeps.sweep_executors import process_executor
     from scenarios.run.sweeps.sweep_points import axes_of
-    from scenarios.run.unlike_costs import cases_at, warn_of_unlike_costs
+    from scenarios.run.sweeps.unlike_costs import cases_at, warn_of_unlike_costs
     from scenarios.tune.attempts import begin_there
     from scenarios.tune.report import trial_table, tuning_report
     from scenarios.tune.tune import Tuner, results_of

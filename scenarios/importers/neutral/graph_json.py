@@ -40,7 +40,8 @@ from scenarios.importers.files import StrPath, read_bytes
 from scenarios.importers.neutral.graph_columns import read_columns
 from scenarios.importers.neutral.graph_file import FunctionRecord, GraphFile, OpRecord, OpSlope, parse
 from scenarios.importers.neutral.graph_write import write_graph
-from scenarios.ops.functions import Function, add_ops
+from scenarios.ops.functions import Function
+from scenarios.ops.inlining import add_ops
 from sim.graph.builder import GraphBuilder
 from sim.graph.csr import Csr
 from sim.graph.graph import Graph

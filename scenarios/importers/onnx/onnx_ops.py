@@ -33,7 +33,8 @@ from scenarios.importers.onnx.onnx_values import (
     node_name,
     nodes_of,
 )
-from scenarios.ops.functions import Function, add_ops
+from scenarios.ops.functions import Function
+from scenarios.ops.inlining import add_ops
 from scenarios.ops.op_costs import COSTS, VIEWS, op_arguments
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph

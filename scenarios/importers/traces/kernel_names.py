@@ -16,11 +16,11 @@ _KINDS = {
     r"nccl": "collective",
     r"^memcpy": "copy",
     r"^memset": "fill",
-    r"^triton_poi": "elementwise",
-    r"^triton_(red|per)": "reduce",
+    r"^triton_(poi|for)": "elementwise",
+    r"^triton_(red|per|coo|spl)": "reduce",
     r"flash|fmha|attention|attn_|sage_fwd": "attention",
     r"wgrad|dgrad|fprop|conv|winograd|scudnn": "conv",
-    r"gemm|gemv|cublas|cutlass|splitk|nvjet|^cijk_|matmul": "matmul",
+    r"gemm|gemv|cublas|cutlass|splitk|nvjet|^cijk_|matmul|^triton_(tem|b?mm)": "matmul",
     r"batch_?norm|bn_[fb]w": "batch_norm",
     r"(layer|rms|group)_?norm": "layer_norm",
     r"softmax": "softmax",
@@ -31,8 +31,10 @@ _KINDS = {
 }
 """What the name of a kernel says about it, the first pattern that is found.
 
-Inductor names a kernel after all operators that it fuses, behind what it is: pointwise, or a reduction
-(torch/_inductor/codegen/triton.py). rocBLAS calls matrix products after their indices, ``Cijk_Ailk_Bljk``.
+Inductor names a kernel after all operators that it fuses, behind three letters of what it is: pointwise, for
+each, reductions (persistent, cooperative, split scans), or a template, which is a matrix product unless its
+name says attention or convolution (torch/_inductor/codegen/triton.py). rocBLAS calls matrix products after
+their indices, ``Cijk_Ailk_Bljk``.
 """
 
 

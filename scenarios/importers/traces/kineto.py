@@ -34,7 +34,7 @@ from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
 from scenarios.importers.traces.kineto_tensors import add_told, told_of
 from scenarios.importers.traces.kineto_waits import Streams, event_waits
-from scenarios.importers.traces.overheads import Delay, Overheads, delays, overheads
+from scenarios.importers.traces.overheads import OVERLAP_NS, Delay, Overheads, delays, overheads
 from scenarios.importers.traces.rank_groups import process_group
 from scenarios.importers.traces.simulated.load import is_simulated
 from scenarios.importers.traces.simulated.load import load as load_simulated
@@ -88,8 +88,9 @@ def load(
         its ops are called ``rank3/...``. Attributes of an op: ``recorded_start_ns`` (from the beginning, by
         the clock of the lowest rank); of a task: ``stream``, ``kernel`` (its full name), ``operator``,
         ``grid``, ``block``, ``registers``, ``shared_memory``; of a collective of ranks ``communicator`` and
-        ``recorded_ns``, with the time that it waited. Of a host's op that waits: ``recorded_wait_ns``; of one
-        that launches: ``call_ns`` (`scenarios.importers.traces.kineto_host`).
+        ``recorded_ns``, with the time that it waited; of a kernel that began before the one before it on its
+        stream ended, ``recorded_ns``, with what they overlap. Of a host's op that waits:
+        ``recorded_wait_ns``; of one that launches: ``call_ns`` (`scenarios.importers.traces.kineto_host`).
 
     Raises
     ------
@@ -223,10 +224,12 @@ class _Process:
             attributes["operator"] = operator
         if task.group is not None and task.communicates:
             attributes |= process_group(*task.group, task.group_size)
-        meeting, duration_ns = self.rank.meetings.get(i), task.duration_ns
+        meeting, duration_ns = self.rank.meetings.get(i), self._alone_ns(i, task)
         if meeting is not None:
-            attributes |= {"communicator": meeting.communicator, "recorded_ns": duration_ns}
+            attributes["communicator"] = meeting.communicator
             duration_ns = meeting.transfer_ns
+        if meeting is not None or duration_ns != task.duration_ns:
+            attributes["recorded_ns"] = task.duration_ns
         kind = kind_of(task.name)
         message = task.message if meeting is None else meeting.message
         return {
@@ -236,6 +239,22 @@ class _Process:
             "bytes_written": task.nbytes or message[1],
             "attributes": attributes | task.facts,
         }
+
+    def _alone_ns(self, i: int, task: GpuTask) -> int:
+        """Return how long a task lasts, without what it overlaps with the one before it on its stream.
+
+        By programmatic dependent launch a kernel begins while the one before it still runs, and waits for it
+        before it reads what that writes (CUDA C++ Programming Guide, "Programmatic Dependent Launch and
+        Synchronization"); in the simulation it begins then. Less than `OVERLAP_NS` is part of the gap, if
+        there is one.
+        """
+        on = task.device, task.stream
+        before = (self.rank.trace.tasks[p] for p in self.streams.before[i])
+        free_ns = max((each.end_ns for each in before if (each.device, each.stream) == on), default=0)
+        gap_ns = self.overheads.gap.usual_ns
+        if free_ns - task.start_ns <= (OVERLAP_NS if gap_ns else 0):
+            return task.duration_ns
+        return max(0, task.end_ns - free_ns - gap_ns)
 
     def _warn_of_gradients(self, threads: int) -> None:
         if threads:

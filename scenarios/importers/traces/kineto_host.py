@@ -14,15 +14,23 @@ what is left of it then; so it waits in a simulation as long as it has to, and n
 ====================================  ==========================================================
 call                                  waits for
 ====================================  ==========================================================
-DeviceSynchronize, CtxSynchronize     all that was launched before it
+DeviceSynchronize, CtxSynchronize     all that was launched before it, on the device that the profiler
+                                      noted (``cuda_sync``), or else on any
+cudaFree, cudaFreeHost, hipFree       the same, if all of it was recorded to end by then
 StreamSynchronize                     the stream that the profiler noted (``cuda_sync``), or else the one
-                                      on which its thread launched last
+                                      on which its thread launched last, or another one if that was through
+                                      just before the call returned, and the first long before
 EventSynchronize                      what was launched before the event that the profiler noted was
-                                      recorded, or else before its thread recorded one last
-copies that are synchronous           the copy
+                                      recorded, or else before the last one that its thread recorded of
+                                      those that were through when the call returned; or another stream,
+                                      as above
+copies that are synchronous           the copy, but for one within the device (``hipMemcpyWithStream``: any)
 copies from the device to pageable    the copy
+``hipMemcpyAsync``, from or to a host  the copy, if it was recorded to be held and to end before the call did:
+                                      AMD's profiler does not tell pageable memory
 copies from pageable to the device    the task before the copy on its stream, if the call was recorded to
                                       return after the copy had begun (only large ones do)
+calls that launch                     a place in the launch queue, where it is full (`LaunchQueue`)
 ====================================  ==========================================================
 
 A call that launches is done, for its task, when the task begins: what is left of it then is the next op's.
@@ -39,18 +47,22 @@ The thread that runs gradients and the one that called ``backward`` take turns, 
 here they are one.
 
 Sources: CUDA driver API, "API synchronization behavior"
-(https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html); PyTorch's autograd engine
-(torch/csrc/autograd/engine.cpp: ``Engine::execute`` waits for the graph's future).
+(https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html); "Using the NVIDIA CUDA Stream-Ordered
+Memory Allocator, Part 1" (NVIDIA technical blog, 2021: ``cudaFree`` synchronizes); HIP API, ``hipFree``,
+``hipFreeHost`` ("an implicit hipDeviceSynchronize() call"), ``hipMemcpyWithStream`` ("akin to hipMemcpyAsync
++ hipStreamSynchronize"), ``hipMemcpyAsync`` ("If host or dst are not pinned, the memory copy will be
+performed synchronously"); PyTorch's autograd engine (torch/csrc/autograd/engine.cpp: ``Engine::execute``
+waits for the graph's future).
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from scenarios.importers.traces.kineto_waits import Streams
+from scenarios.importers.traces.kineto_waits import LaunchQueue, Streams
 from scenarios.importers.traces.trace_events.kineto_events import RECORD
 from scenarios.importers.traces.trace_events.kineto_rows import GpuTask, HostCall, Thread, Trace
 
@@ -61,12 +73,16 @@ Record = dict[str, Any]
 
 _APART_NS: Final = 10_000
 """What the clocks of host and device may be apart; on an MI300X, tasks ended 8.5 us after calls that wait."""
+_MARKS: Final = 64
+"""Of so many recorded events one is the one that a call waits for, if the profiler did not note which."""
 _LONG_NS: Final = 100_000
 """No call that waits for nothing takes longer; a host may lose its core for some time, though."""
 _ALL: Final = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
+_FREE: Final = re.compile(r"(cuda|hip)(Host)?Free(?!Async)|cuMemFree(?!Async)")
 _STREAM: Final = re.compile(r"(cuda|hip|cu)StreamSynchronize")
 _EVENT: Final = re.compile(r"(cuda|hip|cu)EventSynchronize")
 _COPY: Final = re.compile(r"(cuda|hip|cu)Memcpy(?!.*(Async|Peer))")
+_WITH_STREAM: Final = re.compile(r"hipMemcpyWithStream")
 _ON_DEVICE: Final = re.compile(r"DtoD|DeviceToDevice|PtoP")
 _TO_PAGEABLE: Final = re.compile(r"Device -> Pageable")
 _FROM_PAGEABLE: Final = re.compile(r"Pageable -> Device")
@@ -121,10 +137,12 @@ class Host:
         self._called: dict[Thread, int] = {}  # when the last launch call of each thread ended
         self._threads: dict[Thread, str] = {}
         self._mine: dict[Thread, tuple[int, int]] = {}  # the stream on which each thread launched last
-        self._marked: dict[Thread, tuple[tuple[int, int], int]] = {}  # and when it recorded its last event
+        self._marked: dict[Thread, list[tuple[tuple[int, int], int]]] = {}  # and when it recorded events
+        self._recorded: list[int] = []  # calls of any thread that recorded events
         self._launches: dict[int, list[int]] = defaultdict(list)
         for i, task in enumerate(trace.tasks):
             self._launches[task.correlation].append(i)
+        self._queue = LaunchQueue(trace)
         self._issuing_ns = self._usual_issue_ns()
         self._waits: list[int] = []  # which of the ops are calls that only wait
         for n, call in enumerate(trace.calls):
@@ -135,12 +153,16 @@ class Host:
         tasks = self._launches.get(call.correlation, [])
         if tasks:
             self._launch(n, call, tasks)
-        elif RECORD.match(call.name) and call.thread in self._mine:
-            self._marked[call.thread] = self._mine[call.thread], call.correlation
+        elif RECORD.match(call.name):
+            self._recorded.append(call.correlation)
+            if call.thread in self._mine:
+                marks = self._marked.setdefault(call.thread, [])
+                marks.append((self._mine[call.thread], call.correlation))
         elif (awaited := self._awaited(call)) is not None:
             self._reach(n, call)
             self._wait(n, call, awaited)
-            self._waits.append(len(self.ops) - 1)
+            if not _FREE.match(call.name):  # which works, too
+                self._waits.append(len(self.ops) - 1)
 
     # -- launches ----------------------------------------------------------------------------------
 
@@ -149,7 +171,8 @@ class Host:
         first = min(tasks, key=lambda i: self._trace.tasks[i].start_ns)
         task, name, after, waits = self._trace.tasks[first], f"launch.{n}", [], None
         until = self._issued(call, task)
-        awaited = self._in_time(call, tasks) if _waits_for_copy(call, task) else []
+        waits_for_copy = _waits_for_copy(call, task) or self._was_unpinned(call, first)
+        awaited = self._in_time(call, tasks) if waits_for_copy else []
         if awaited and self._is_held(call, first):
             until = min(until, call.start_ns + self._issuing_ns)
         elif not awaited and _FROM_PAGEABLE.search(task.name) and call.end_ns >= task.start_ns:
@@ -157,6 +180,9 @@ class Host:
             after = self._in_time(call, self._streams.at((task.device, task.stream), call.correlation))
             if waited_ns := self._pass(call, after):
                 waits = {"recorded_wait_ns": waited_ns}
+        elif not awaited and (freed := self._queue.freed_by(call)) is not None:
+            self._reach(n, call)
+            after, waits = [freed], {"recorded_wait_ns": self._pass(call, [freed])}
         self._add(call, name, until, after, waits)
         self._called[self._control(call)] = 0 if awaited else call.end_ns
         self.launcher |= dict.fromkeys(tasks, self._prefix + name)
@@ -175,6 +201,12 @@ class Host:
         """Whether a task was recorded to wait for another one when its call began."""
         return any(self._trace.tasks[i].end_ns > call.start_ns for i in self._streams.before[task])
 
+    def _was_unpinned(self, call: HostCall, task: int) -> bool:
+        """Whether a copy of AMD's was recorded to be waited for, as those of pageable memory are."""
+        copy = self._trace.tasks[task]
+        asked = call.name.startswith("hipMemcpy") and not _ON_DEVICE.search(copy.name)
+        return asked and call.end_ns >= copy.end_ns and self._is_held(call, task)
+
     def _usual_issue_ns(self) -> int:
         """Return how long it takes to issue a copy that waits: one without a wait, or else any launch."""
         copies, launches = [], []
@@ -183,7 +215,7 @@ class Host:
                 task = self._trace.tasks[i]
                 took = max(0, self._issued(call, task) - call.start_ns)
                 if not _waits_for_copy(call, task):
-                    launches.append(took)
+                    launches.extend([] if self._was_unpinned(call, i) else [took])
                 elif not self._is_held(call, i):
                     copies.append(took)
         known = sorted(copies or launches)
@@ -193,22 +225,55 @@ class Host:
 
     def _awaited(self, call: HostCall) -> list[int] | None:
         """Return the tasks that a call waits for that launches nothing; None: it does not wait."""
-        if _ALL.match(call.name):
-            return self._in_time(call, self._streams.all_at(call.correlation))
-        if (noted := self._trace.host_waits.get(call.correlation)) is not None:
-            stream: tuple[int, int] | None = (noted.device, noted.stream)
-            recorded = noted.recorded
-        elif _STREAM.match(call.name):
-            stream, recorded = self._mine.get(call.thread), call.correlation
-        elif _EVENT.match(call.name):
-            stream, recorded = self._marked.get(call.thread, (None, 0))
-        else:
-            return None
-        return [] if stream is None else self._in_time(call, self._streams.at(stream, recorded))
+        noted = self._trace.host_waits.get(call.correlation)
+        if _ALL.match(call.name) or (noted is not None and noted.stream < 0):
+            device = None if noted is None else noted.device
+            return self._in_time(call, self._streams.all_at(call.correlation, device))
+        if noted is not None:
+            return self._in_time(call, self._streams.at((noted.device, noted.stream), noted.recorded))
+        if _FREE.match(call.name):
+            return self._through(call, self._streams.all_at(call.correlation)) or None
+        if _STREAM.match(call.name):
+            mine = self._mine.get(call.thread)
+            told = [] if mine is None else self._in_time(call, self._streams.at(mine, call.correlation))
+            return self._likeliest(call, told, [call.correlation])
+        if _EVENT.match(call.name):
+            marks = self._marked.get(call.thread, [])[::-1]
+            before = (self._through(call, self._streams.at(*mark)) for mark in marks)
+            told = next((tasks for tasks in before if tasks), [])
+            return self._likeliest(call, told, self._recorded[: -_MARKS - 1 : -1])
+        return None
+
+    def _likeliest(self, call: HostCall, told: list[int], recorded: Sequence[int]) -> list[int]:
+        """Return what a call waits for: another stream, if one was through just before it returned.
+
+        Parameters
+        ----------
+        call : HostCall
+        told : list of int
+            The tasks that it seems to wait for.
+        recorded : sequence of int
+            Calls at which it may be told to wait for another stream.
+        """
+        if self._left_ns(call, told) <= _APART_NS:
+            return told
+        positions = (self._streams.at(stream, at) for at in recorded for stream in self._streams.known)
+        others = [tasks for position in positions if (tasks := self._through(call, position))]
+        likeliest = min(others, key=lambda tasks: self._left_ns(call, tasks), default=told)
+        return likeliest if self._left_ns(call, likeliest) <= _APART_NS else told
+
+    def _left_ns(self, call: HostCall, tasks: Iterable[int]) -> int:
+        """Return what is left of a call when tasks have ended."""
+        return call.end_ns - max([call.start_ns, *(self._trace.tasks[i].end_ns for i in tasks)])
 
     def _in_time(self, call: HostCall, tasks: Iterable[int]) -> list[int]:
         """Return the tasks that had ended when a call returned: for others it cannot have waited."""
         return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns + _APART_NS]
+
+    def _through(self, call: HostCall, tasks: Sequence[int]) -> list[int]:
+        """Return tasks if all of them had ended when a call returned, else none."""
+        found = self._in_time(call, tasks)
+        return found if len(found) == len(tasks) else []
 
     def _wait(self, n: int, call: HostCall, awaited: list[int]) -> None:
         """Add a wait: it lasts what is left of its call when what it waits for has ended."""
@@ -288,6 +353,5 @@ class Host:
 
 def _waits_for_copy(call: HostCall, task: GpuTask) -> bool:
     """Whether a call that launches a task returns only when it has ended."""
-    return bool(
-        (_COPY.match(call.name) and not _ON_DEVICE.search(task.name)) or _TO_PAGEABLE.search(task.name)
-    )
+    waits = _COPY.match(call.name) and not _ON_DEVICE.search(task.name)
+    return bool(waits or _WITH_STREAM.match(call.name) or _TO_PAGEABLE.search(task.name))

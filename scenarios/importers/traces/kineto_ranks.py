@@ -7,7 +7,9 @@ together. So the recorded time of a collective is two things, which the last ran
     rank 1            [ waits  . . . ##### ]                  6 us
     rank 2                          [##### ]                  2 us: the transfer
 
-A rank's ops get the transfer as their duration; the waiting comes about in the simulation, or does not.
+A rank's ops get the transfer as their duration; the waiting comes about in the simulation, or does not. As
+clocks drift apart in a long recording, the last rank is not the one that seems to start last, but the one
+whose kernel was the shortest; only of kernels that do not end together it is by the clock.
 
 * **Who is who**: ``distributedInfo`` of each trace. All ranks of a job have to be there, once.
 * **Who met whom**, and by how much clocks differ, says `rank_groups`: newer traces name the process group
@@ -30,7 +32,7 @@ from sim.words.errors import InputError
 __all__ = ["Meeting", "Rank", "together"]
 
 _APART_NS: Final = 100_000
-"""What the ends of one collective may be apart, plus a ten-thousandth of the recorded time: clocks drift."""
+"""What the ends of one collective may be apart, plus a ten-thousandth of the recording: clocks drift."""
 
 
 class Meeting(NamedTuple):
@@ -154,15 +156,18 @@ def _meetings(
             last = max(tasks, key=lambda rank: (tasks[rank].start_ns, -rank))
             gone = min(tasks, key=lambda rank: (tasks[rank].end_ns, rank))
             apart = tasks[last].start_ns - tasks[gone].end_ns
-            recorded = tasks[last].end_ns - traces[last].begin_ns
-            if apart > _APART_NS + recorded // 10_000 and kind_of(tasks[last].name) in END_TOGETHER:
+            recorded = traces[last].tasks[-1].end_ns - traces[last].begin_ns
+            end_together = kind_of(tasks[last].name) in END_TOGETHER
+            if apart > _APART_NS + recorded // 10_000 and end_together:
                 raise InputError(
                     f"{paths[gone]}: a collective of communicator {name!r} ended on rank {gone} "
                     f"{apart / 1e6:.3f} ms before it began on rank {last}: of different steps or jobs"
                 )
+            shortest = min(task.duration_ns for task in tasks.values())
+            transfer_ns = shortest if end_together else tasks[last].duration_ns
             sizes = {max(task.message) for task in tasks.values()}
             agree = len(sizes) == 1 or (kind_of(tasks[last].name) == "all_to_all" and 0 not in sizes)
             for rank, i in met.items():
                 message = tasks[rank].message if agree else (0, 0)
-                found[rank][i] = Meeting(name, tasks[last].duration_ns, message)
+                found[rank][i] = Meeting(name, transfer_ns, message)
     return found

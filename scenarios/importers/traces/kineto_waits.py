@@ -10,11 +10,13 @@ A stream's *position* at a call is what has to end before the stream is through 
 far: the task launched last, or that one and the positions of events that it waits for since.
 
 Which event a stream waits for is in newer traces (``cuda_sync``, profiled with
-``enable_cuda_sync_events``). An older one has the calls of ``cudaStreamWaitEvent`` only: then the stream on
-which the thread launches next is taken to wait for all other streams as they are at the call, unless the
-recorded times say otherwise. One in between tells the stream of the event, and not when it was recorded: then
-it is taken as it is at the call, or at the first that waits for the same event, under the same condition
-(`noted_waits`).
+``enable_cuda_sync_events``). Most have the calls of ``cudaStreamWaitEvent`` only: then the stream on which
+the thread launches next is taken to wait for all other streams as they were when an event was recorded last,
+unless the recorded times say otherwise. Then it may have been an earlier event: the last one by which the
+other stream was through, if the task began just then and nothing else had held it. That is how collectives
+are waited for of which the next has been launched already (FSDP). One in between tells the stream of the
+event, and not when it was recorded: then it is taken as it is at the call, or at the first that waits for the
+same event, unless the recorded times say otherwise (`noted_waits`).
 """
 
 from __future__ import annotations
@@ -24,13 +26,22 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from scenarios.importers.traces.trace_events.kineto_rows import Thread, Trace
+from scenarios.importers.traces.trace_events.kineto_rows import HostCall, Thread, Trace
 
-__all__ = ["EventWait", "Streams", "event_waits"]
+__all__ = ["EventWait", "LaunchQueue", "Streams", "event_waits"]
 
-_STREAM_WAIT = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
+_RECORDS: Final = 64
+"""Of so many recorded events one is the one that a call waits for, if the profiler did not note which."""
+_QUEUE: Final = 900
+"""A queue of NVIDIA's GPUs holds about 1,024 launches (1,022 at most in public recordings)."""
+_RETURN_NS: Final = 10_000
+"""So soon after a place was free the call returned that waited for it."""
+_HELD_NS: Final = 20_000
+"""A task that was held begins at most so long after what it waited for."""
+_STREAM_WAIT: Final = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
+_RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
 
 
 class EventWait(NamedTuple):
@@ -111,13 +122,71 @@ class Streams:
         if following == len(history):
             return True
         (task,) = history[following][1]
-        start_ns = trace.tasks[task].start_ns
-        awaited = self.at((wait.device, wait.on_stream), wait.recorded)
-        return all(trace.tasks[i].end_ns <= start_ns for i in awaited)
+        return self._end_ns(trace, wait) <= trace.tasks[task].start_ns
 
-    def all_at(self, correlation: int) -> tuple[int, ...]:
-        """Return the positions of all streams before a call."""
-        return tuple(dict.fromkeys(i for stream in self.known for i in self.at(stream, correlation)))
+    def held(self, trace: Trace, wait: EventWait, task: int, issued_ns: int) -> bool:
+        """Whether what a wait is for was over last, and just before a task, of all that may have held it.
+
+        Parameters
+        ----------
+        trace : Trace
+        wait : EventWait
+        task : int
+            The next one of the stream that waits.
+        issued_ns : int
+            When its launch was done.
+        """
+        end_ns, start_ns = self._end_ns(trace, wait), trace.tasks[task].start_ns
+        others = max([issued_ns, *(trace.tasks[i].end_ns for i in self.before[task])])
+        return others <= end_ns <= start_ns <= end_ns + _HELD_NS
+
+    def _end_ns(self, trace: Trace, wait: EventWait) -> int:
+        awaited = self.at((wait.device, wait.on_stream), wait.recorded)
+        return max((trace.tasks[i].end_ns for i in awaited), default=0)
+
+    def all_at(self, correlation: int, device: int | None = None) -> tuple[int, ...]:
+        """Return the positions of all streams, or of those of a device, before a call."""
+        known = (stream for stream in self.known if device is None or stream[0] == device)
+        return tuple(dict.fromkeys(i for stream in known for i in self.at(stream, correlation)))
+
+
+class LaunchQueue:
+    """The launches that have not ended: if there are too many, the next one waits until one has.
+
+    ::
+
+        host       [launch 1023                ][launch 1024    ]
+        stream 7   [ kernel 1                ][ kernel 2     ][ kernel 3
+
+    How many there may be is the most that there were, if these are as many as a queue holds.
+
+    Parameters
+    ----------
+    trace : Trace
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        last: dict[int, tuple[int, int]] = {}
+        for i, task in enumerate(trace.tasks):
+            last[task.correlation] = max(last.get(task.correlation, (0, 0)), (task.end_ns, i))
+        self._launches, self._ends = sorted(last), sorted(last.values())
+        most = max(
+            (self._left(call, call.start_ns) for call in trace.calls if call.correlation in last), default=0
+        )
+        self._full = 0.95 * most if most >= _QUEUE else None
+
+    def _left(self, call: HostCall, at_ns: int) -> int:
+        """Return how many launches before a call had not ended."""
+        launched = bisect.bisect_left(self._launches, call.correlation)
+        return launched - bisect.bisect_right(self._ends, (at_ns, sys.maxsize))
+
+    def freed_by(self, call: HostCall) -> int | None:
+        """Return the task that made a place for a launch that waited for one, as it was recorded."""
+        if self._full is None or self._left(call, call.end_ns) < self._full:
+            return None
+        ended = bisect.bisect_right(self._ends, (call.end_ns, sys.maxsize))
+        end_ns, task = self._ends[ended - 1] if ended else (0, 0)
+        return task if call.start_ns < end_ns and call.end_ns - end_ns <= _RETURN_NS else None
 
 
 def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
@@ -142,6 +211,7 @@ def _waits(trace: Trace) -> Iterator[EventWait]:
             wait = EventWait(key, told.after, told.device, told.stream, told.on_stream, told.recorded)
             yield wait if told.sure else wait._replace(fits=streams.fits(trace, wait))
         return
+    records = sorted(call.correlation for call in trace.calls if _RECORD.match(call.name))
     threads, call_of = _launched_by(trace), {call.correlation: call for call in trace.calls}
     calls = (call for call in trace.calls if _STREAM_WAIT.match(call.name))
     for n, call in enumerate(calls):
@@ -153,13 +223,20 @@ def _waits(trace: Trace) -> Iterator[EventWait]:
             launch = call_of[mine[at - 1][0]]
             if _in_one(trace.inside.get(call.thread, []), launch.start_ns, call.start_ns):
                 continue
-        waiting = trace.tasks[mine[at][1]]
+        task, now = mine[at][1], call.correlation
+        waiting, issued_ns = trace.tasks[task], call_of[mine[at][0]].end_ns
+        last = bisect.bisect(records, now)
+        recorded = [*records[max(0, last - _RECORDS) : last]] or [now]
         for device, stream in streams.known:
             if device == waiting.device and stream != waiting.stream:
-                key, now = (n, stream), call.correlation
-                wait = EventWait(key, now, device, waiting.stream, stream, now)
-                if streams.at((device, stream), now):
-                    yield wait._replace(fits=streams.fits(trace, wait))
+                wait = EventWait((n, stream), now, device, waiting.stream, stream, recorded[-1])
+                if not streams.at((device, stream), wait.recorded):
+                    continue
+                if not streams.fits(trace, wait):
+                    earlier = (wait._replace(recorded=at) for at in recorded[-2::-1])
+                    held = (each for each in earlier if streams.held(trace, each, task, issued_ns))
+                    wait = next(held, wait._replace(fits=False))
+                yield wait
 
 
 def _launched_by(trace: Trace) -> dict[Thread, list[tuple[int, int]]]:

@@ -26,11 +26,11 @@ from scenarios.importers.traces.kineto_waits import Streams
 from scenarios.importers.traces.trace_events.kineto_rows import Trace
 from sim.words.units import round_half_up
 
-__all__ = ["Delay", "Overheads", "Usual", "delays", "overheads"]
+__all__ = ["OVERLAP_NS", "Delay", "Overheads", "Usual", "delays", "overheads"]
 
 _LONG_NS: Final = 20_000
 """No GPU takes longer; what does says nothing about it."""
-_OVERLAP_NS: Final = 1_000
+OVERLAP_NS: Final = 1_000
 """In a CUDA graph a kernel may begin before the last blocks of the one before end: by less than that."""
 _CERTAIN_NS: Final = 10_000
 """A cause that came so much later than all others held a task alone."""
@@ -83,7 +83,7 @@ def overheads(trace: Trace, streams: Streams) -> Overheads:
         name = max(causes, key=causes.__getitem__)
         late_ns = task.start_ns - causes[name]
         certain = all(causes[name] - ns >= _CERTAIN_NS for other, ns in causes.items() if other != name)
-        if certain and (-_OVERLAP_NS if name == "gap" else 0) <= late_ns <= _LONG_NS:
+        if certain and (-OVERLAP_NS if name == "gap" else 0) <= late_ns <= _LONG_NS:
             samples[name].append(late_ns)
     if not samples["event_hop"]:
         samples["event_hop"] = samples["gap"]

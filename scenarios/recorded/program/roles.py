@@ -33,6 +33,7 @@ COLLECTIVES: Final = frozenset(
 
 _BETWEEN: Final = re.compile(
     r"Memcpy (?!DtoD)|Device -> (Pinned|Pageable|Host)|(Pinned|Pageable|Host) -> Device"
+    r"|Copy(DeviceToHost|HostToDevice)"
 )
 _NCCL: Final = re.compile(r"(nccl|rccl|c10d::)", re.IGNORECASE)
 

@@ -23,12 +23,14 @@ graph is the recording's, if no other is given.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Final
 
 from scenarios.recorded.program.program import Program
 from sim.graph.graph import Graph
 from sim.words.errors import InputError
+from sim.words.units import format_duration
 
 __all__ = ["LAUNCH_NS", "NODE_NS", "with_cuda_graphs"]
 
@@ -38,7 +40,7 @@ LAUNCH_NS: Final = 2500
 NODE_NS: Final = 1
 """and how much more each task in it."""
 
-_FROM_HOST: Final = re.compile(r"Memcpy HtoD")
+_FROM_HOST: Final = re.compile(r"Memcpy HtoD|CopyHostToDevice")
 
 
 def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int = NODE_NS) -> Graph:
@@ -59,6 +61,12 @@ def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int =
     if not program.tasks_of:
         raise InputError("this recording has no launch calls of the host, so nothing can be captured")
     captured = [part for thread in program.threads.values() for part in _captured(program, thread)]
+    if gone_ns := sum(_dispatch_ns(program, part) for part in captured):
+        warnings.warn(
+            f"{format_duration(gone_ns)} that the host worked between launches is taken for dispatch, "
+            "which a replay does not repeat: this is the most that CUDA graphs can give",
+            stacklevel=3,
+        )
     for part in captured:
         _as_one_launch(program, part, launch_ns, node_ns)
     program.contract({name: [(first, 0)] for first, *others in captured for name in others})
@@ -72,8 +80,10 @@ def _captured(program: Program, thread: list[str]) -> Iterator[list[str]]:
     length = 0  # up to the last launch
     for name in thread:
         is_launch = name in program.tasks_of
-        waits = any(before not in mine for before, _ in ops[name].after) or ops[name].kind == "synchronize"
-        if waits or (is_launch and (program.wait_of(name) is not None or _brings_input(program, name))):
+        alone = is_launch and (program.wait_of(name) is not None or _brings_input(program, name))
+        queued = is_launch and "recorded_wait_ns" in ops[name].attributes  # in a full launch queue
+        waits = not queued and any(before not in mine for before, _ in ops[name].after)
+        if alone or waits or ops[name].kind == "synchronize":
             if length:
                 yield part[:length]
             part, length = [], 0
@@ -82,6 +92,13 @@ def _captured(program: Program, thread: list[str]) -> Iterator[list[str]]:
             length = len(part) if is_launch else length
     if length:
         yield part[:length]
+
+
+def _dispatch_ns(program: Program, part: list[str]) -> int:
+    """Return what the host does between the first launch of a graph and its last one, but for launching."""
+    calls_ns = sum(program.call_ns(name) for name in part if name in program.tasks_of)
+    before_ns = (program.records.ops[part[0]].duration_ns or 0) - program.call_ns(part[0])
+    return sum(program.records.ops[name].duration_ns or 0 for name in part) - calls_ns - before_ns
 
 
 def _brings_input(program: Program, launch: str) -> bool:
@@ -98,4 +115,7 @@ def _as_one_launch(program: Program, part: list[str], launch_ns: int, node_ns: i
     call_ns = launch_ns + node_ns * nodes
     record.duration_ns = (record.duration_ns or 0) - program.call_ns(first) + call_ns
     record.attributes = {**record.attributes, "call": "cudaGraphLaunch", "call_ns": call_ns}
+    if "recorded_wait_ns" in record.attributes:  # a graph takes one place in the launch queue
+        del record.attributes["recorded_wait_ns"]
+        record.after = [edge for edge in record.after if edge[0] not in program.tasks]
     program.end_call(part[-1])

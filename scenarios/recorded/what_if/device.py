@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from devices.describe.fields import DEFAULT
+from devices.describe.field_types import DEFAULT
 from devices.presets import device_preset, presets
 from scenarios.recorded.program import roles
 from sim.graph.graph import Graph

@@ -94,8 +94,11 @@ def _by_device(trace: Trace) -> Iterator[Trial]:
         yield Trial(f"{name} twice as fast", change=_faster(here & ~job.meets))
         if not job.machine.devices[devices[0]].workers:
             more = _with_stream({job.machine.devices[d].name for d in devices})
-            if _counts(job, more):
-                yield _trial(f"one more stream on {name}", more)
+            label = f"one more stream on {name}"
+            if _is_used(job, more):
+                yield _trial(label, more)
+            else:
+                yield Trial(label, why_not="policy.streams would put no op on it")
 
 
 def _with_stream(names: set[str]) -> Callable[[Device], Device]:
@@ -110,12 +113,10 @@ def _with_stream(names: set[str]) -> Callable[[Device], Device]:
     return changed
 
 
-def _counts(job: Job, more: Callable[[Device], Device]) -> bool:
-    """Whether one more stream may have ops: where the number is open, ops have as many as they ask for."""
+def _is_used(job: Job, more: Callable[[Device], Device]) -> bool:
+    """Whether an op would go to one more stream: not without an assignment, nor where ops name theirs."""
     devices = job.machine.devices
     wider = tuple(map(more, devices))
-    if any(new is not old and old.for_streams is None for new, old in zip(wider, devices, strict=True)):
-        return True
     if job.streams is None:
         return False
     lane = replace(job, machine=replace(job.machine, devices=wider)).lane

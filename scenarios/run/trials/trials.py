@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,8 @@ from pydantic import ValidationError
 from scenarios.file.faults import input_error
 from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.what_if.changes import WhatIf, applied
-from scenarios.run.execute import job_of, run_case
+from scenarios.run.case_job import job_of
+from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
 from scenarios.run.scenario import Case
 from scenarios.run.trials.standard import Trial
@@ -24,7 +26,7 @@ from sim.trace import Trace
 from sim.words.arrays import UNSET
 from sim.words.errors import InputError, located
 
-__all__ = ["Base", "Outcome", "base_of", "read_what_if", "try_all"]
+__all__ = ["Base", "Outcome", "asked", "base_of", "read_what_if", "try_all"]
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,19 @@ def _recorded_ns(graph: Graph) -> int | None:
 def try_all(base: Base, trials: Sequence[Trial]) -> Iterator[Outcome]:
     """Yield what comes out of the base as it is, and of each what-if.
 
-    What cannot be done of such a recording is an outcome, too, unless a name is wrong that somebody gave.
+    What cannot be done of such a recording is an outcome, too.
+
+    Raises
+    ------
+    InputError
+        A what-if that somebody gave cannot be done; nothing was tried then.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for trial in trials:
+            if trial.given:
+                with asked(trial.label):
+                    _changed(base, trial)
     yield Outcome("as recorded" if base.recorded_ns else "as it is", {}, base.trace.makespan_ns)
     for trial in trials:
         if trial.why_not:
@@ -139,14 +152,21 @@ def try_all(base: Base, trials: Sequence[Trial]) -> Iterator[Outcome]:
             try:
                 case = _changed(base, trial)
             except InputError as error:
-                if trial.given:
-                    raise
                 yield Outcome(trial.label, dict(trial.what_if), None, (error.message,))
                 continue
         notes = dict.fromkeys(str(warning.message) for warning in caught)
         yield Outcome(
             trial.label, dict(trial.what_if), run_case(case, fits=False).trace.makespan_ns, tuple(notes)
         )
+
+
+@contextmanager
+def asked(text: str) -> Iterator[None]:
+    """Say of which what-if of the command line an error inside is."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"--also {text}: {error}") from error
 
 
 def _changed(base: Base, trial: Trial) -> Case:

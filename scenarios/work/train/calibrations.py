@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -111,6 +112,12 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
             batch, sequence, heads, kv_heads, query_head, value_head = each.attention
             kernel = Attention(batch, sequence, heads, kv_heads, query_head, value_head, each.backward)
             measured[kernel] = each.efficiency
+    if fields.node is not None and fields.node.latency is None and not fields.node.fixed:
+        warnings.warn(
+            f"{name}: node has no latency, so that messages inside a node are counted by their bytes alone; "
+            "give it latency: {default: 5us}, as h100-sxm has, or 0us if none is meant",
+            stacklevel=2,
+        )
     assert peak is not None
     assert bandwidth is not None
     return Calibration(

@@ -109,7 +109,7 @@ class ReachFields(Strict):
         Times | Literal["nccl"] | None,
         Field(
             description="of a message, by kind or `default`; `nccl`, of `between`: those of NCCL's "
-            "protocols; default: of `between` nccl, of `node` none"
+            "protocols; default: of `between` nccl, of `node` none, with a warning"
         ),
     ] = None
     fixed: Annotated[

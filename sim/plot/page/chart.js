@@ -6,7 +6,7 @@ const MANY = 24;                                      // lanes, from which on th
 const ratio = window.devicePixelRatio || 1;
 const hidden = new Set(), rows = [];
 const tip = document.getElementById("tip"), gantt = document.getElementById("gantt");
-let view = [0, page.until], width = 0, printing = false, pathShown = page.path_shown, filter = "", chosen = null;
+let view = [0, page.until], width = 0, printing = page.theme === "print", pathShown = page.path_shown, filter = "", chosen = null;
 
 // ---- the page: a title, names and a canvas for each row, and one time axis below all ----
 const add = (parent, tag, props = {}) => Object.assign(parent.appendChild(document.createElement(tag)), props);
@@ -14,7 +14,7 @@ function makeRow(height, row) {
   if (row.title) add(gantt, "h2", { textContent: row.title, className: row.bars ? "" : "note" });
   const line = add(gantt, "div", { className: "row" });
   const names = add(line, "div", { className: row.names.length > MANY ? "names many" : "names" });
-  for (const [y, text] of row.names) add(names, "span", { textContent: text }).style.top = y * height + "px";
+  for (const [y, text] of row.names) add(names, "span", { textContent: text, title: text }).style.top = y * height + "px";
   const canvas = add(line, "canvas");
   canvas.style.height = names.style.height = height + "px";
   rows.push(Object.assign(row, { canvas, height }));
@@ -36,14 +36,15 @@ const axis = { title: "", names: [], axis: true };
 makeRow(AXIS, axis);
 const longest = Math.max(60, ...[...document.querySelectorAll(".names span")].map(s => s.offsetWidth));
 document.body.style.setProperty("--names", longest + 16 + "px");
-for (const [k, entry] of page.legend.entries()) {
-  if (entry.unseen) continue;
+if (page.theme) document.documentElement.dataset.theme = page.theme === "dark" ? "dark" : "light";
+for (const entry of page.legend) {
   const button = add(document.getElementById("legend"), "button", { ariaPressed: "true" });
   add(button, "i", { className: "colour" });
   button.append(entry.label);
   button.onclick = () => {
-    hidden.has(k) ? hidden.delete(k) : hidden.add(k);
-    button.ariaPressed = String(!hidden.has(k));
+    const shown = button.ariaPressed === "true";
+    for (const kind of entry.kinds) shown ? hidden.add(kind) : hidden.delete(kind);
+    button.ariaPressed = String(!shown);
     draw();
   };
 }
@@ -54,30 +55,48 @@ const tinted = (colour, share) => "#" + [1, 3, 5].map(at => {
   const part = parseInt(colour.slice(at, at + 2), 16);
   return Math.round(part + (255 - part) * share).toString(16).padStart(2, "0");
 }).join("");
+/** Black or white, whichever has more contrast (relative luminance, WCAG 2.2), as in pictures. */
+function inkOn(colour) {
+  const [r, g, b] = [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16) / 255)
+    .map(part => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
+}
 const light = colour => [1, 3, 5].reduce((sum, at, k) => sum + [0.3, 0.59, 0.11][k] * parseInt(colour.slice(at, at + 2), 16), 0);
+/** A colour on dark paper: as light as it takes to be seen, as in pictures (sim.plot.theme.shade). */
+function lifted(colour) {
+  const luma = light(colour) / 255, parts = [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16));
+  if (Math.max(...parts) - Math.min(...parts) < 0.15 * 255) {
+    if (luma > 0.8) return "#3a3d44";
+    if (luma < 0.2) return "#" + parts.map(part => (255 - part).toString(16).padStart(2, "0")).join("");
+  }
+  return luma < 0.42 ? tinted(colour, (0.42 - luma) / (1 - luma)) : colour;
+}
 function dress() {
   const style = getComputedStyle(document.documentElement), value = name => style.getPropertyValue(name).trim();
   [paper, ink, faint, grid, heat] = ["--paper", "--ink", "--faint", "--grid", "--heat"].map(value);
   const dark = light(paper.length === 4 ? "#ffffff" : paper) < 128;
-  for (const entry of page.legend) {
-    entry.fill = entry.colour === "black" ? ink : dark && light(entry.colour) < 64 ? tinted(entry.colour, 0.35) : entry.colour;
-    if (entry.pale) entry.fill = dark ? "#3a3d44" : entry.colour;
-    entry.text = light(entry.fill.length === 4 ? "#222222" : entry.fill) > 140 ? "#000" : "#fff";
+  const apart = [...new Set(page.kinds.map(kind => kind.colour))];
+  for (const kind of page.kinds) {
+    kind.fill = kind.colour === "black" ? ink : dark ? lifted(kind.colour) : kind.colour;
+    kind.text = inkOn(kind.fill.length === 4 ? "#222222" : kind.fill);
+    kind.hatch = HATCHES[apart.indexOf(kind.colour) % HATCHES.length];
   }
-  document.querySelectorAll("#legend i").forEach((i, k) => {   // the seen come first
-    i.style.background = printing ? `url(${hatched(k).toDataURL()})` : page.legend[k].fill;
+  document.querySelectorAll("#legend i").forEach((i, k) => {
+    const [first] = page.legend[k].kinds, fills = [...new Set(page.legend[k].kinds.map(kind => page.kinds[kind].fill))].slice(0, 4);
+    const slices = fills.map((fill, at) => `${fill} ${100 * at / fills.length}% ${100 * (at + 1) / fills.length}%`);
+    i.style.background = printing ? `url(${hatched(first).toDataURL()})` : `linear-gradient(90deg, ${slices})`;
   });
   draw();
 }
 const HATCHES = [[], [[0, 8, 8, 0]], [[0, 0, 8, 8]], [[4, 0, 4, 8]], [[0, 4, 8, 4]], [[0, 8, 8, 0], [0, 0, 8, 8]]];
-function hatched(entry) {
-  const { fill, text } = page.legend[entry];
+function hatched(kind) {
+  const { fill, text, hatch } = page.kinds[kind];
   const tile = Object.assign(document.createElement("canvas"), { width: 8, height: 8 }), t = tile.getContext("2d");
   t.fillStyle = fill; t.fillRect(0, 0, 8, 8); t.strokeStyle = text; t.globalAlpha = 0.6; t.lineWidth = 0.8;
-  for (const [a, b, d, e] of HATCHES[entry % HATCHES.length]) { t.beginPath(); t.moveTo(a, b); t.lineTo(d, e); t.stroke(); }
+  for (const [a, b, d, e] of hatch) { t.beginPath(); t.moveTo(a, b); t.lineTo(d, e); t.stroke(); }
   return tile;
 }
-const fillOf = (c, entry) => printing ? c.createPattern(hatched(entry), "repeat") : page.legend[entry].fill;
+const fillOf = (c, kind) => printing ? c.createPattern(hatched(kind), "repeat") : page.kinds[kind].fill;
 
 // ---- drawing ----
 const x = t => (t - view[0]) / (view[1] - view[0]) * width;
@@ -143,13 +162,13 @@ function inView(row, lane, px) {
 }
 function drawBars(c, row) {
   const b = row.bars, px = 1 / ratio, pale = 0.18;
-  const fills = page.legend.map((_, entry) => fillOf(c, entry));
+  const fills = page.kinds.map((_, kind) => fillOf(c, kind));
   c.textAlign = "center"; c.textBaseline = "middle";
   for (const lane of row.lanes) {
     const [top, height] = box(row, lane.lane, lane.level, lane.levels), [wide, thin] = inView(row, lane, px);
     const filled = new Float32Array(Math.ceil(width / px) + 1);
     for (const [key, shares] of [...thin].sort((p, q) => p[0] - q[0])) {
-      c.fillStyle = page.legend[key >> 1].fill;
+      c.fillStyle = page.kinds[key >> 1].fill;
       c.globalAlpha = row.marked && !(key & 1) ? pale : 1;
       for (let column = 0; column < shares.length; column++) {
         if (!shares[column]) continue;
@@ -165,9 +184,10 @@ function drawBars(c, row) {
       c.fillRect(left, top, right - left, height);          // as wide as it is, with soft edges
       if (right - left <= 6) continue;
       c.fillStyle = paper; c.fillRect(right - 0.5, top, 0.5, height);
-      const name = b.name[k] < 0 ? "" : page.names[b.name[k]].split("/").at(-1);
-      if (right - left - 4 > 5.5 * name.length && height > 8 && name && !printing) {
-        c.fillStyle = c.globalAlpha < 1 ? ink : page.legend[b.entry[k]].text;
+      const name = b.name[k] < 0 ? "" : forms(page.names[b.name[k]], row.lane_names[b.lane[k]])
+        .find(form => right - left - 4 > 5.5 * form.length);
+      if (name && height > 8 && !printing) {
+        c.fillStyle = c.globalAlpha < 1 ? ink : page.kinds[b.entry[k]].text;
         if (c.globalAlpha < 1) c.globalAlpha = 0.5;
         c.fillText(name, (left + right) / 2, top + height / 2 + 0.5);
       }
@@ -238,11 +258,11 @@ function drawMemory(c, row) {
   };
   for (const band of row.bands) fill(band.entry, band.nbytes);
   if (row.reserved && !hidden.has(row.reserved.entry)) {
-    c.strokeStyle = page.legend[row.reserved.entry].fill; c.lineWidth = 1;
+    c.strokeStyle = page.kinds[row.reserved.entry].fill; c.lineWidth = 1;
     c.beginPath(); c.moveTo(x(times[0]), y(row.reserved.nbytes[0])); step(row.reserved.nbytes, 0); c.stroke();
   }
   if (row.capacity && !hidden.has(row.capacity.entry)) {
-    c.strokeStyle = page.legend[row.capacity.entry].fill; c.setLineDash([5, 3]);
+    c.strokeStyle = page.kinds[row.capacity.entry].fill; c.setLineDash([5, 3]);
     line(c, [[0, y(row.capacity.nbytes)], [width, y(row.capacity.nbytes)]]); c.setLineDash([]);
   }
   drawDotted(c, row, row.peak_ns);
@@ -377,6 +397,7 @@ const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
 document.getElementById("theme").onclick = () => {
   const root = document.documentElement, now = root.dataset.theme || (prefersDark.matches ? "dark" : "light");
   root.dataset.theme = now === "dark" ? "light" : "dark";
+  printing = false;
   dress();
 };
 prefersDark.addEventListener("change", dress);
@@ -390,7 +411,7 @@ window.addEventListener("beforeprint", () => {
 window.addEventListener("afterprint", () => {
   if (themeBefore) document.documentElement.dataset.theme = themeBefore; else delete document.documentElement.dataset.theme;
   document.body.style.width = "";
-  printing = false; dress();
+  printing = page.theme === "print"; dress();
 });
 dress();
 mark();

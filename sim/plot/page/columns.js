@@ -55,7 +55,7 @@ function bytes(n) {
 
 /** What is read at bar k of a row, line by line. */
 function story(page, row, k) {
-  const b = row.bars, label = page.legend[b.entry[k]].label, lane = row.lane_names[b.lane[k]];
+  const b = row.bars, label = page.kinds[b.entry[k]].label, lane = row.lane_names[b.lane[k]];
   const span = `start ${exact(b.start[k])} · end ${exact(b.end[k])} · lasted ${exact(b.lasted[k])}`;
   if (b.name[k] === -2)   // it has its place in a column of the picture, and no times of its own
     return [`several (${label})`, lane, `${exact(b.lasted[k])} together, each too short to be seen`];
@@ -71,12 +71,20 @@ function story(page, row, k) {
   return lines;
 }
 
+/** What may stand for a name in its bar: without its device, then what follows a slash, but no bare number. */
+function forms(name, lane) {
+  const device = lane.slice(0, Math.max(0, lane.lastIndexOf("/"))) + "/";
+  const own = device.length > 1 && name.startsWith(device) ? name.slice(device.length) || name : name, parts = own.split("/");
+  const rests = parts.slice(1).map((_, k) => parts.slice(k + 1).join("/"));
+  return [own, ...rests.filter(rest => rest && !/^\d+$/.test(rest))];
+}
+
 /** Which bars have all words of a filter in what they are called. */
 function matching(page, row, filter) {
   const words = filter.toLowerCase().split(/\s+/).filter(word => word), b = row.bars;
   return Uint8Array.from({ length: b.n }, (_, k) => {
     if (!words.length) return 1;
-    const text = [page.names[b.name[k]], page.legend[b.entry[k]].label, row.lane_names[b.lane[k]], page.reasons[b.reason[k]], row.run];
+    const text = [page.names[b.name[k]], page.kinds[b.entry[k]].label, row.lane_names[b.lane[k]], page.reasons[b.reason[k]], row.run];
     const all = text.join(" ").toLowerCase();
     return words.every(word => all.includes(word)) ? 1 : 0;
   });

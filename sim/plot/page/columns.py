@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sim.plot.bars import Bars, name_of
+from sim.plot.chart.bars import Bars, name_of
 from sim.plot.colours import LAUNCH, WAITING
 from sim.record.record import Record
 from sim.words.arrays import UNSET, IntArray

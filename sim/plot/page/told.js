@@ -50,7 +50,7 @@ const runs = rows.filter(row => row.bars), ROW = 23;
 const opColumns = [
   ["run", runs.length > 1, o => o.row.run],
   ["op", true, o => page.names[o.row.bars.name[o.bar]]],
-  ["kind", true, o => page.legend[o.row.bars.entry[o.bar]].label],
+  ["kind", true, o => page.kinds[o.row.bars.entry[o.bar]].label],
   ["on", true, o => o.row.lane_names[o.row.bars.lane[o.bar]]],
   ["iteration", runs.some(row => row.repeated), o => o.row.bars.iteration[o.bar], String],
   ["start", true, o => o.row.bars.start[o.bar], exact],

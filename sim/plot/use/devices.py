@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Final
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.idle import REASONS, idle_reasons
 from sim.explain.time_use import WORD_OF_REASON, time_use
+from sim.plot.chart.drawn import name_lanes, points_of
 from sim.plot.colours import OKABE_ITO
 from sim.plot.figure import new_figure
+from sim.plot.legend import add_legend
 from sim.plot.theme import hatches, paper, plain, shade
 from sim.record.record import Record
 
@@ -66,7 +68,7 @@ def utilisation(trace: Record, ax: Axes | None = None, *, title: str | None = No
         share = [100.0 * of[part] / total for of in parts]
         if any(share):
             ax.barh(
-                *(names, share),
+                *(range(len(names)), share),
                 left=left,
                 color=shade(colour),
                 edgecolor=paper(),
@@ -76,9 +78,10 @@ def utilisation(trace: Record, ax: Axes | None = None, *, title: str | None = No
                 height=0.7,
             )
         left = [a + b for a, b in zip(left, share, strict=True)]
-    ax.set_ylim(len(names) - 0.5, -0.5)
+    name_lanes(ax, names, points_of(ax, len(names))[1])
     ax.set_xlim(0, 100)
     ax.set_xlabel("share of the makespan (%)")
     plain(ax, title)
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    handles, labels = ax.get_legend_handles_labels()
+    add_legend(ax, dict(zip(labels, handles, strict=True)), alone=True)
     return ax

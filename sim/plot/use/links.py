@@ -16,7 +16,7 @@ import numpy as np
 
 from sim.analysis.transfers_on_links import LinkLoad, link_loads
 from sim.plot.colours import OKABE_ITO
-from sim.plot.figure import new_figure, scale_time
+from sim.plot.figure import elided, new_figure, scale_time
 from sim.plot.theme import ink, is_dark, paper, plain
 from sim.record.record import Record
 from sim.words.errors import InputError
@@ -83,7 +83,7 @@ def link_heat_map(
     rows = np.arange(len(shown) + 1) - 0.5
     drawn = ax.pcolormesh(edges / scale, rows, 100 * shares, cmap=colours, vmin=0, vmax=100, rasterized=True)
     ax.hlines(rows[1:-1], 0, until / scale, color=ink(), linewidth=0.2, alpha=0.5)
-    names = [f"{load.link}  {100 * load.mean:.1f} %" for load in shown]
+    names = [f"{elided(load.link)}  {100 * load.mean:.1f} %" for load in shown]
     ax.set_yticks(range(len(shown)), names, fontsize=8)
     ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.set_xlim(0, until / scale)

@@ -23,7 +23,8 @@ import numpy as np
 
 from sim.machine.device import CostModel, Device
 from sim.plot.colours import colour_of
-from sim.plot.figure import new_figure
+from sim.plot.figure import elided, new_figure
+from sim.plot.legend import SLICES, add_legend, entries_of
 from sim.plot.theme import ink, plain, printed, shade
 from sim.record.record import Record
 from sim.words.arrays import UNSET, FloatArray, IntArray
@@ -37,8 +38,6 @@ __all__ = ["OpPoints", "op_points", "roofline"]
 
 _MARKERS: Final = "osD^v<>Ph"
 """Of sorts of device, one after another; in print of kinds of op."""
-_NAMED: Final = 12
-"""Kinds of op that the legend names, those that take most time."""
 
 
 class OpPoints(NamedTuple):
@@ -151,32 +150,36 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
     time_ns = np.zeros(len(graph.kinds), np.int64)
     for points in sorts:
         np.add.at(time_ns, graph.kind_code[points.op], points.ns)
-    ranked = [k for k in np.argsort(-time_ns, kind="stable").tolist() if time_ns[k]]
-    handles: list[Any] = []
-    for place, k in enumerate(ranked):
-        colour = shade(colour_of(graph.kinds[k]))
-        for number, points in enumerate(sorts):
-            here = graph.kind_code[points.op] == k
-            marker = _MARKERS[(place if printed() else number) % len(_MARKERS)]
-            ax.scatter(
-                points.intensity[here],
-                points.flop_per_s[here],
-                s=18 + 250 * points.ns[here] / points.ns.sum(),
-                color=colour,
-                marker=marker,
-                alpha=0.7,
-                edgecolors=ink(),
-                linewidths=0.2,
-                rasterized=len(points.op) > 5_000,
-                zorder=3,
-            )
-        if place < _NAMED:
-            dot: dict[str, Any] = {"marker": marker, "linestyle": "none", "markersize": 6}
-            handles.append(Line2D([], [], color=colour, label=graph.kinds[k], **dot))
+    colours = {kind: colour_of(kind) for kind in graph.kinds}
+    entries = entries_of({graph.kinds[k]: ns for k, ns in enumerate(time_ns.tolist()) if ns}, colours)
+    handles: dict[str, Any] = {}
+    for place, entry in enumerate(entries):
+        for kind in entry.kinds:
+            colour, k = shade(colours[kind]), graph.kinds.index(kind)
+            for number, points in enumerate(sorts):
+                here = graph.kind_code[points.op] == k
+                marker = _MARKERS[(place if printed() else number) % len(_MARKERS)]
+                ax.scatter(
+                    points.intensity[here],
+                    points.flop_per_s[here],
+                    s=18 + 250 * points.ns[here] / points.ns.sum(),
+                    color=colour,
+                    marker=marker,
+                    alpha=0.7,
+                    edgecolors=ink(),
+                    linewidths=0.2,
+                    rasterized=len(points.op) > 5_000,
+                    zorder=3,
+                )
+        dots = [
+            Line2D([], [], color=shade(each), marker=marker, linestyle="none", markersize=6)
+            for each in entry.colours[:SLICES]
+        ]
+        handles[entry.label] = dots[0] if len(dots) == 1 else tuple(dots)
     for number, points in enumerate(sorts if len(sorts) > 1 and not printed() else ()):
         name = points.devices[0] + (f" and {len(points.devices) - 1} more" if points.devices[1:] else "")
         shape: dict[str, Any] = {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": "none"}
-        handles.append(Line2D([], [], color=ink(), markerfacecolor="none", label=name, **shape))
+        handles[elided(name)] = Line2D([], [], color=ink(), markerfacecolor="none", **shape)
     ax.set(xscale="log", yscale="log", xlabel="flop per byte of memory", ylabel="")
     ax.margins(0.08)
     ax.autoscale_view()
@@ -186,7 +189,7 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
     plain(ax, "; ".join(part for part in (title, note) if part))
     ax.grid(linewidth=0.4, alpha=0.5)
     ax.set_axisbelow(True)
-    ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    add_legend(ax, handles, alone=True)
     return ax
 
 

@@ -72,7 +72,7 @@ class DataParallel(OnRanks):
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return what a rank runs that sums its gradients with `n` - 1 others."""
-        raise NotImplementedError(f"{type(self).__name__} must define step(graph, n)")
+        raise InputError(f"{type(self).__name__} must define step(graph, n)")
 
     def on_stage(self, rank: int) -> Self:
         """Return the rewrite as it is on a pipeline rank."""

@@ -220,7 +220,7 @@ class OnRanks:
 
     def ranked(self, there: Ranked) -> Ranked:
         """Return the ranks that there are afterwards."""
-        raise NotImplementedError(f"{type(self).__name__} must define ranked(there)")
+        raise InputError(f"{type(self).__name__} must define ranked(there)")
 
     def apply(self, graph: Graph) -> Graph:
         """Return what all ranks run."""

@@ -66,7 +66,7 @@ def diff(
     from scenarios.diff.answer import Answer
     from scenarios.diff.sides import Asked, two_sides
     from scenarios.report.outputs import PICTURES, check_path
-    from scenarios.run.unlike_costs import warn_of_unlike_costs
+    from scenarios.run.sweeps.unlike_costs import warn_of_unlike_costs
     from sim.diff.differences import differences
     from sim.words.units import parse_duration
 

@@ -43,7 +43,7 @@ def optimum(
     from scenarios.cli.progress import progress
     from scenarios.cli.running import compare_all
     from scenarios.cli.tables.optimum_table import print_optimum
-    from scenarios.run.execute import job_of
+    from scenarios.run.case_job import job_of
     from scenarios.run.load import load_scenario
     from scenarios.tune.optimum import find_optimum
     from scenarios.tune.winner import check_winner, write_found

@@ -89,13 +89,14 @@ def _asked(text: str) -> Trial:
     from scenarios.file.yaml_read import read_yaml_text
     from scenarios.report.what_ifs import written
     from scenarios.run.trials.standard import Trial
-    from scenarios.run.trials.trials import read_what_if
+    from scenarios.run.trials.trials import asked, read_what_if
     from sim.words.errors import InputError
 
     value = read_yaml_text(text, f"--also {text}", places=False).plain()
     if not isinstance(value, dict) or not value:
         raise InputError(f"--also {text}: should be a what-if, as in --also 'remove: [softmax]'")
-    read_what_if(value)
+    with asked(text):
+        read_what_if(value)
     return Trial(written(value), value, given=True)
 
 

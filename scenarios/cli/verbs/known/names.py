@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from scenarios.cli.shared_options import Json, completes
+from scenarios.cli.shared_options import AllowCode, Json, completes
 
 __all__ = ["devices", "policies", "runtimes", "schema"]
 
@@ -24,17 +24,20 @@ def policies(
         typer.Argument(metavar="NAME", help="One of them, with its options.", autocompletion=completes()),
     ] = None,
     json: Json = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """List what `policy` may name in a scenario: policies and the other decisions.
 
-    With a NAME: its options, with their types and defaults, and the rule that it follows, with its source.
+    With a NAME: its options, with their types and defaults, and the rule that it follows, with its source. A
+    class of yours, in the current folder or installed, is named module:Class.
     """
     from scenarios.known.decisions import DECISIONS, known_as
+    from sim.words.plugins import Origin
 
     if name is None:
         return _show([(one.group, one.title) for one in DECISIONS], json)
     _refuse_elsewhere(name, [one.group for one in DECISIONS])
-    found = known_as(name)
+    found = known_as(name, Origin(".", allow_code))
     if json:
         return _json([one.data for one in found])
     for i, one in enumerate(found):
@@ -131,7 +134,7 @@ def _refuse_elsewhere(name: str, groups: Sequence[str]) -> None:
     from sim.words import plugins
     from sim.words.errors import InputError
 
-    if any(name in plugins.names(group) for group in groups):
+    if ":" in name or any(name in plugins.names(group) for group in groups):
         return
     for group, verb in _VERBS.items():
         if group not in groups and name in plugins.names(group):

@@ -177,9 +177,10 @@ class _Reader:
         args, name = arguments(event), event["name"]
         if name == "Stream Wait Event" or (name == "Event Sync" and "wait_on_stream" in args):
             self._noted.append(noted_wait({**args, "stream": -1} if name == "Event Sync" else args))
-        elif name in ("Event Sync", "Stream Sync"):
+        elif name in ("Event Sync", "Stream Sync", "Context Sync"):
             call = whole(args, "correlation")
-            self._host_waits[call] = HostWait(whole(args, "device"), whole(args, "stream"), call)
+            stream = -1 if name == "Context Sync" else whole(args, "stream")
+            self._host_waits[call] = HostWait(whole(args, "device"), stream, call)
 
     def _take_operators(self, events: Sequence[Event]) -> None:
         try:
@@ -229,8 +230,9 @@ class _Reader:
     def trace(self, rank: int | None, world_size: int | None) -> Trace:
         """Return all rows, sorted."""
         self._tasks.sort(key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
-        self._calls.sort(key=lambda call: (call.start_ns, call.thread, call.correlation))
+        self._calls.sort(key=lambda call: (call.start_ns, call.thread, call.correlation, -call.end_ns))
         launches = self._launches()
+        self._calls = [call for call in self._calls if launches.get(call.correlation, call) is call]
         self._add_messages(launches)
         operators = self._operators_of(launches)
         inside = defaultdict(list, {thread: _apart(spans) for thread, spans in self._inside.items()})

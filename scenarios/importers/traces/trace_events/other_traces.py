@@ -7,7 +7,7 @@
 
 Sources: PyTorch (torch/profiler, kineto), TensorFlow (python/client/timeline.py; XLA's
 trace_events_json.cc), Chromium (base/trace_event), clang (``-ftime-trace``, TimeProfiler.cpp), VizTracer,
-Horovod (common/timeline.cc).
+Horovod (common/timeline.cc), torch_npu (profiler/analysis/prof_parse).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _SIGNS: Final = (
         "it has calls of the GPU's runtime but not what they launched: the profiler could not watch the GPU "
         "(CUPTI, or its permission)",
     ),
+    (r"p:(Ascend Hardware|CANN)$", "it looks like torch_npu's (Ascend), which has other events"),
+    (r"c:mtia_", "it is of an accelerator that is no GPU (MTIA), which has other events"),
     (
         r"c:(cpu_op|operator|python_function)$",
         "it is PyTorch's profile of the CPU alone: profile with ProfilerActivity.CUDA, too",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from scenarios.run.execute import job_of
+from scenarios.run.case_job import job_of
 from scenarios.run.load import Scenarios
 from scenarios.run.scenario import Case
 from sim.job.job import Job

@@ -1,0 +1,128 @@
+"""How a description is read, and laid over another one, by a table of the keys that it may have.
+
+::
+
+    {"kind": "gpu", "launch_latency": "4us"} --read_fields--> {"kind": "gpu", "launch_latency": 4000}
+                                              + DEVICE_FIELDS
+
+Quantities have a unit and are read by `sim.words.units`; counts are whole numbers. What is not given is not
+in the result, and means the ideal: no limit, no loss, no overhead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from devices.describe.field_types import DEFAULT, TYPES, inside, read_mapping
+from sim.words.errors import UnknownNameError, located
+
+__all__ = ["Field", "merge", "read_fields"]
+
+
+class Field(NamedTuple):
+    """One key that a description may have.
+
+    Attributes
+    ----------
+    name : str
+    type : str
+        Key of `TYPES`, which says how a value is read and what one looks like.
+    doc : str
+        What it means, and what leaving it out means, in one line.
+    kinds : tuple of str
+        Kinds of device that have it; empty: all.
+    overhead : bool
+        An overhead or loss that real devices have and ideal ones do not: ``ideal: true`` drops it.
+    example : str
+        What a value looks like, where that is not what its type looks like.
+    """
+
+    name: str
+    type: str
+    doc: str
+    kinds: tuple[str, ...] = ()
+    overhead: bool = False
+    example: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What a value looks like, for help and messages."""
+        return self.example or TYPES[self.type].shown
+
+
+def read_fields(spec: object, fields: Mapping[str, Field], *what: str | int) -> dict[str, Any]:
+    """Read a description into base units: integers in ns, bytes, flop, and per second.
+
+    Parameters
+    ----------
+    spec : mapping
+        The description.
+    fields : mapping of str to Field
+        Which keys there are.
+    *what : str and int
+        What is described, the beginning of an error's path.
+
+    Returns
+    -------
+    dict
+        The keys that were given, in the order of `fields`, with their values read. One that may differ
+        by kind of op or dtype is always a dict, with the key `DEFAULT` for a plain value.
+
+    Raises
+    ------
+    UnknownNameError
+        A key that does not exist.
+    InputError
+        A value that cannot be read.
+
+    Examples
+    --------
+    >>> from devices.describe.fields import DEVICE_FIELDS
+    >>> read_fields({"gap": "1.5us", "issue_cost": "4us", "streams": 2}, DEVICE_FIELDS, "gpu0")
+    {'streams': 2, 'issue_cost': {'default': 4000}, 'gap': 1500}
+    >>> read_fields({"gap": 1500}, DEVICE_FIELDS, "gpu0")
+    Traceback (most recent call last):
+        ...
+    sim.words.errors.UnitError: gpu0.gap: 1500 has no unit; accepted: ns, us, ms, s, min, h, as in '10us'
+    """
+    with located(*what):
+        given = read_mapping(spec)
+        for name in given:
+            if name not in fields:
+                raise UnknownNameError("key", name, fields)
+        return {
+            name: inside(name, TYPES[field.type].read, given[name])
+            for name, field in fields.items()
+            if name in given
+        }
+
+
+def merge(
+    base: Mapping[str, Any], over: Mapping[str, Any], fields: Mapping[str, Field], *, ideal: bool = False
+) -> dict[str, Any]:
+    """Return `base` with the keys of `over` in place of its own.
+
+    A quantity that may differ by kind of op or dtype is merged key by key, so that
+    ``issue_cost: {matmul: 6us}`` leaves the cost of other kinds as it was. `ideal` first drops what
+    `base` says of overheads and losses; what `over` says still counts.
+
+    Examples
+    --------
+    >>> from devices.describe.fields import DEVICE_FIELDS
+    >>> merge({"issue_cost": "4us", "gap": "1us"}, {"issue_cost": {"matmul": "6us"}}, DEVICE_FIELDS)
+    {'issue_cost': {'default': '4us', 'matmul': '6us'}, 'gap': '1us'}
+    """
+    merged = dict(base)
+    if ideal:
+        merged = {
+            name: value for name, value in merged.items() if name not in fields or not fields[name].overhead
+        }
+    for name, value in over.items():
+        old = merged.get(name)
+        by_key = name in fields and TYPES[fields[name].type].by_key
+        if by_key and old is not None and isinstance(value, Mapping):
+            merged[name] = {**(old if isinstance(old, Mapping) else {DEFAULT: old}), **value}
+        else:
+            merged[name] = value
+    return merged

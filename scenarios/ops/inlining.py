@@ -1,0 +1,356 @@
+"""Inlining: the ops of functions, in place of those that stand for them.
+
+::
+
+    f: call(body=g)  inputs [x]         g(a): ops h(a) → k(h), results [k]
+
+    x ─► f ─► y              becomes    x ─► f/h ─► f/k ─► y
+
+A body's names are those of its op and itself, joined by ``/``. Conditions and loops become the ops of
+`scenarios.ops.control_flow`. What an op follows, the ops at which its body begins follow; an op without
+inputs in a branch or a loop follows the switch. With ``own_frame: true`` a call runs in a frame of its own,
+behind an enter for each input and before an exit for each result. An op of a loop's body that reads nothing
+but invariants follows the switch too: else it would run, and begin another iteration, after the last one.
+
+TensorFlow 2 writes functions out in the same way (tensorflow/core/common_runtime/lower_if_op.cc,
+lower_while_op.cc, inline_function_utils.cc).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scenarios.ops.functions import Function, Record, check_size, is_functional
+from sim.graph.builder import GraphBuilder
+from sim.words.errors import GraphError, UnknownNameError
+
+__all__ = ["add_ops"]
+
+
+def add_ops(builder: GraphBuilder, records: Sequence[Record], functions: Mapping[str, Function]) -> None:
+    """Add ops to a builder, with the ops of functions in place of those that name one.
+
+    Parameters
+    ----------
+    builder : GraphBuilder
+    records : sequence of mapping
+        Arguments of `GraphBuilder.op`, each with its ``name``.
+    functions : mapping of str to Function
+
+    Raises
+    ------
+    GraphError
+        An unknown function, a function that calls itself, the wrong number of inputs or results.
+
+    Examples
+    --------
+    >>> g = Function("g", ("a",), ({"name": "h", "inputs": ["a"]}, {"name": "k", "inputs": ["h"]}), ("k",))
+    >>> b = GraphBuilder()
+    >>> ops = [{"name": "x"}, {"name": "f", "kind": "call", "inputs": ["x"], "attributes": {"body": "g"}},
+    ...        {"name": "y", "inputs": ["f"]}]
+    >>> add_ops(b, ops, {"g": g})
+    >>> b.build().op_names
+    ['x', 'f/h', 'f/k', 'y']
+    """
+    if not any(map(is_functional, records)):
+        for record in records:
+            builder.op(**record)
+        return
+    check_size(records, functions)
+    _Scope(builder, functions, records).add()
+
+
+@dataclass
+class _Scope:
+    """The ops of a graph, or of one use of a function.
+
+    Attributes
+    ----------
+    prefix : str
+        Of the names of its ops.
+    given : mapping
+        Input of the function → name of what is given for it.
+    begins : sequence
+        What an op follows that reads no other op of the function.
+    pivot : sequence
+        What an op follows besides that reads nothing, or nothing but `free`.
+    free : set of str
+        Inputs that are the same in all iterations of a loop.
+    stack : tuple of str
+        Functions that are being written out.
+    key : str
+        The attribute that leads to the function.
+    """
+
+    builder: GraphBuilder
+    functions: Mapping[str, Function]
+    ops: Sequence[Record]
+    prefix: str = ""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    begins: Sequence[Any] = ()
+    pivot: Sequence[Any] = ()
+    free: frozenset[str] = frozenset()
+    stack: tuple[str, ...] = ()
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        """Prepare for what the ops stand for: of each functional one, its results and where it ends."""
+        self.records = {record["name"]: record for record in self.ops}
+        self.done: dict[str, tuple[list[Any], list[str]] | None] = {}
+
+    def add(self) -> None:
+        """Add every op, functional ones when they are first needed."""
+        for name, record in self.records.items():
+            if is_functional(record):
+                self._written(name)
+            else:
+                self.builder.op(**{**record, **self._edges(record), "name": self.prefix + name})
+
+    def _edges(self, record: Record) -> dict[str, Any]:
+        """Return what an op reads and follows, in the graph that is built."""
+        read, follow = record.get("inputs") or (), record.get("after") or ()
+        after = [edge for ref in follow for edge in self._control(ref)]
+        if not any(self._split(ref)[0] in self.records for ref in (*read, *follow)):
+            after += self.begins
+        if _is_free(record, self.free):
+            after += self.pivot
+        return {"inputs": [self.value(ref) for ref in read], "after": after}
+
+    def _split(self, ref: Any) -> tuple[str, int, int]:
+        """Return op (or input), output and distance of a reference."""
+        name, distance = (ref, 0) if isinstance(ref, str) else ref
+        if name in self.records or name in self.given:
+            return name, 0, distance
+        base, colon, k = name.rpartition(":")
+        if colon and k.isdigit() and base in self.records:
+            return base, int(k), distance
+        return name, 0, distance
+
+    def value(self, ref: Any) -> Any:
+        """Return what a reference means in the graph that is built."""
+        name, k, distance = self._split(ref)
+        if name in self.given:
+            return _later(self.given[name], distance)
+        if name not in self.records:
+            if self.prefix:
+                raise GraphError(
+                    f"{self._where()}: {name!r} is neither an input nor an op of the function; "
+                    "hand over what it reads as an input"
+                ).about(self.prefix.rstrip("/"), self.key)
+            return _later(name, distance)
+        if not is_functional(self.records[name]):
+            return _later(self.prefix + name + (f":{k}" if k else ""), distance)
+        results, _ = self._written(name)
+        if k >= len(results):
+            op = self.prefix + name
+            raise GraphError(f"{op} has {len(results)} result(s), counted from 0, not {k}").about(op)
+        return _later(results[k], distance)
+
+    def _control(self, ref: Any) -> list[Any]:
+        name, _, distance = self._split(ref)
+        if name in self.records and is_functional(self.records[name]):
+            return [_later(end, distance) for end in self._written(name)[1]]
+        return [_later(self.prefix + name if name in self.records else name, distance)]
+
+    def _where(self) -> str:
+        return f"function {self.stack[-1]!r}, written out for {self.prefix.rstrip('/')!r}"
+
+    # -- ops that stand for others ---------------------------------------------------------------
+
+    def _written(self, name: str) -> tuple[list[Any], list[str]]:
+        """Return results and ends of a functional op, which is written out the first time."""
+        if name not in self.done:
+            record = self.records[name]
+            if record["attributes"].get("fails"):
+                raise self._wrong(self.prefix + name, " stands for other ops; let one of these fail", "fails")
+            self.done[name] = None
+            edges = self._edges(record)
+            write = {"call": self._call, "if": self._if, "while": self._while}[record["kind"]]
+            self.done[name] = write(record, edges["inputs"], edges["after"])
+        written = self.done[name]
+        if written is None:  # over iterations, too, this has no meaning
+            op = self.prefix + name
+            raise self._wrong(op, " stands for other ops, which cannot wait for its results")
+        return written
+
+    def _function(self, record: Record, key: str, n_inputs: int) -> Function:
+        name: Any = record["attributes"].get(key)
+        op = self.prefix + record["name"]
+        if not isinstance(name, str):
+            raise self._wrong(op, f" of kind {record['kind']} needs attributes: {{{key}: FUNCTION}}", key)
+        if name not in self.functions:
+            raise self._wrong(op, f": {UnknownNameError('function', name, self.functions)}", key)
+        if name in self.stack:
+            chain = " -> ".join((*self.stack[self.stack.index(name) :], name))
+            raise self._wrong(op, f": function {name!r} calls itself ({chain}), which has no end", key)
+        function = self.functions[name]
+        if (n := len(function.inputs)) != n_inputs:
+            raise self._wrong(op, f" gives {n_inputs} input(s) to function {name!r}, which has {n}", key)
+        return function
+
+    def _wrong(self, op: str, what: str, key: str | None = None) -> GraphError:
+        """Return an error about an op and its attribute `key`."""
+        return GraphError(f"op {op!r}{what}").about(op, key)
+
+    def _write(
+        self, function: Function, prefix: str, given: Sequence[Any], key: str, **around: Any
+    ) -> tuple[list[Any], list[str]]:
+        """Add the ops of a function; return its results, and the ops at which it ends."""
+        values = dict(zip(function.inputs, given, strict=True))
+        around |= {"stack": (*self.stack, function.name), "key": key}
+        scope = _Scope(self.builder, self.functions, function.ops, prefix, values, **around)
+        scope.add()
+        results = [scope.value(ref) for ref in function.results]
+        edges = (ref for op in function.ops for key in ("inputs", "after") for ref in op.get(key) or ())
+        read = {scope._split(ref)[0] for ref in edges}
+        last = [op["name"] for op in function.ops if op["name"] not in read]
+        return results, [edge for name in last for edge in scope._control(name)]
+
+    def _starts(self, function: Function, free: frozenset[str] = frozenset()) -> bool:
+        """Whether an op of a function, or of one that it calls, starts by itself in a branch or a loop."""
+        for op in function.ops:
+            if _is_free(op, free):
+                return True
+            called = str(op["attributes"].get("body")) if is_functional(op) and op["kind"] == "call" else ""
+            inner = self.functions.get(called) if called not in (*self.stack, function.name) else None
+            if inner is not None and self._starts(inner, _handed(op, inner, free)):
+                return True
+        return False
+
+    def _identity(self, name: str, value: Any, after: Sequence[Any] = ()) -> str:
+        return self.builder.op(name, kind="identity", inputs=[value], after=after, duration_ns=0)
+
+    def _call(self, record: Record, inputs: list[Any], after: list[Any]) -> tuple[list[Any], list[str]]:
+        name = record["name"]
+        function = self._function(record, "body", len(inputs))
+        prefix = f"{self.prefix}{name}/"
+        if not record["attributes"].get("own_frame", False):
+            free = _handed(record, function, self.free)
+            return self._write(function, prefix, inputs, "body", begins=after, pivot=self.pivot, free=free)
+        if not inputs or not function.results:
+            raise self._wrong(self.prefix + name, ": a frame of its own needs an input and a result")
+        frame = {"frame": self.prefix + name, "parallel_iterations": 1}
+        inside = [
+            self.builder.op(
+                f"{prefix}{p}/enter", kind="enter", inputs=[x], after=after, duration_ns=0, attributes=frame
+            )
+            for p, x in zip(function.inputs, inputs, strict=True)
+        ]
+        results, ends = self._write(function, prefix, inside, "body", pivot=inside[:1])
+        exits = [
+            self.builder.op(f"{prefix}exit{k}", kind="exit", inputs=[x], after=ends, duration_ns=0)
+            for k, x in enumerate(results)
+        ]
+        return exits, exits
+
+    def _if(self, record: Record, inputs: list[Any], after: list[Any]) -> tuple[list[Any], list[str]]:
+        name = self.prefix + record["name"]
+        if not inputs:
+            raise self._wrong(name, " of kind if needs an input that decides")
+        values = inputs[1:]
+        sides = {key: self._function(record, key, len(values)) for key in ("then", "else")}
+        counts = [len(side.results) for side in sides.values()]
+        if counts[0] != counts[1] or not counts[0]:
+            raise self._wrong(
+                name,
+                f": its branches return {counts[0]} and {counts[1]} results; they should return "
+                "equally many, and at least one",
+            )
+        predicate = self._identity(f"{name}/begin", inputs[0], after) if after else inputs[0]
+
+        def branch(key: str) -> Any:
+            def write(builder: GraphBuilder, inside: Mapping[Any, str]) -> list[Any]:
+                pivot = (
+                    [self._identity(f"{name}/{key}", inside[predicate])] if self._starts(sides[key]) else []
+                )
+                given = [inside[x] for x in values]
+                results, ends = self._write(sides[key], f"{name}/{key}/", given, key, pivot=pivot)
+                stray = [end for end in ends if end not in results]
+                if stray:  # nobody reads them: the op is over when they are
+                    results[0] = self._identity(f"{name}/{key}/end", results[0], stray)
+                return results
+
+            return write
+
+        from scenarios.ops.control_flow import cond
+
+        switched = (
+            list(dict.fromkeys([predicate, *values])) if any(map(self._starts, sides.values())) else values
+        )
+        merges = cond(self.builder, name, predicate, switched, branch("then"), branch("else"))
+        return merges, merges
+
+    def _while(self, record: Record, inputs: list[Any], after: list[Any]) -> tuple[list[Any], list[str]]:
+        name, attributes = self.prefix + record["name"], record["attributes"]
+        body = self._function(record, "body", len(inputs))
+        if len(body.results) != len(inputs):
+            raise self._wrong(
+                name,
+                f": the body has {len(inputs)} inputs and {len(body.results)} results; "
+                "the results are the next values of the inputs",
+                "body",
+            )
+        test = self._function(record, "cond", len(inputs)) if "cond" in attributes else None
+        if test is not None and len(test.results) != 1:
+            raise self._wrong(name, f": its condition returns {len(test.results)} results, not one", "cond")
+        if attributes.get("trips") is None:
+            raise self._wrong(name, " of kind while needs attributes: {trips: N}, how often it runs")
+        values = dict(zip(body.inputs, inputs, strict=True))
+        for p, x in values.items():
+            if after or not isinstance(x, str):
+                values[p] = self._identity(f"{name}/{p}", x, after)
+        changing = {p: values[p] for p, r in zip(body.inputs, body.results, strict=True) if r != p}
+        if not changing:
+            raise self._wrong(name, ": the body of a loop changes none of its variables", "body")
+        first = next(iter(changing))
+        free = frozenset(body.inputs) - changing.keys()
+
+        def given(inside: Mapping[str, str]) -> list[str]:
+            return [inside[p if p in changing else values[p]] for p in body.inputs]
+
+        def step(builder: GraphBuilder, inside: dict[str, str]) -> dict[str, str]:
+            pivot = [self._identity(f"{name}/body", inside[first])] if self._starts(body, free) else []
+            results, _ = self._write(body, f"{name}/body/", given(inside), "body", pivot=pivot, free=free)
+            return {p: r for p, r in zip(body.inputs, results, strict=True) if p in changing}
+
+        def decide(builder: GraphBuilder, inside: dict[str, str]) -> str:
+            assert test is not None
+            results, _ = self._write(test, f"{name}/test/", given(inside), "cond", pivot=[inside[first]])
+            return str(results[0])
+
+        from scenarios.ops.control_flow import while_loop
+
+        out = while_loop(
+            self.builder,
+            name,
+            changing,
+            step,
+            trips=attributes["trips"],
+            invariants=list(dict.fromkeys(x for p, x in values.items() if p not in changing)),
+            parallel_iterations=attributes.get("parallel_iterations", 10),
+            condition=decide if test is not None else None,
+        )
+        return [out[p] if p in changing else values[p] for p in body.inputs], list(out.values())
+
+
+def _is_free(record: Record, free: frozenset[str]) -> bool:
+    """Whether nothing but `free` inputs starts an op, so that a branch or a loop has to; an if, its first."""
+    read = record.get("inputs") or ()
+    if is_functional(record) and record["kind"] == "if":
+        read = read[:1]
+    return not record.get("after") and all((x if isinstance(x, str) else x[0]) in free for x in read)
+
+
+def _handed(record: Record, function: Function, free: frozenset[str]) -> frozenset[str]:
+    """Return the inputs of a function for which a call gives a `free` one."""
+    read = [x if isinstance(x, str) else x[0] for x in record.get("inputs") or ()]
+    return frozenset(p for p, x in zip(function.inputs, read, strict=False) if x in free)
+
+
+def _later(value: Any, distance: int) -> Any:
+    """Return a reference `distance` iterations further back."""
+    if not distance:
+        return value
+    return (value, distance) if isinstance(value, str) else (value[0], value[1] + distance)

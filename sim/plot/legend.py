@@ -1,0 +1,215 @@
+"""The legend of a chart: one entry a colour, and not more than one can take in.
+
+::
+
+    ▪ conv                          the kinds that take most time first
+    ▪ all_gather, reduce_scatter    kinds of one colour stand side by side
+    ▪ transfer                      what is no kind of op comes last
+    ▪ 7 other kinds (2 %)           the rest, counted; its bars keep their colours, so it has some of them
+
+Pictures (`handles_of`) and pages (`sim.plot.html`) show the same entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from sim.plot.chart.bars import Bars
+from sim.plot.colours import LAUNCH, TRANSFER, WAITING, kind_colours
+from sim.plot.figure import elided
+from sim.plot.theme import hatches, paper, printed, shade
+from sim.record.record import Record
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Entry", "add_legend", "colours_of", "entries_of", "handles_of", "legend_of", "with_bands"]
+
+MOST: Final = 10
+"""Entries of a legend: more colours than that nobody tells apart."""
+_WIDTH: Final = 32
+"""Letters of a line of the legend."""
+_NAMED: Final = 3
+"""Kinds of one colour that are named; of more, the rest is counted."""
+SLICES: Final = 4
+"""Colours that the entry of all other kinds shows."""
+
+
+class Entry(NamedTuple):
+    """An entry of a legend: its text, the kinds that it stands for, and their colours, each once."""
+
+    label: str
+    kinds: tuple[str, ...]
+    colours: tuple[str, ...]
+
+
+def colours_of(traces: Sequence[Record]) -> dict[str, str]:
+    """Return kind → colour of all that is seen, the kinds that take most time first.
+
+    Which colour, follows from the name alone (`sim.plot.colours`): a kind looks alike in all figures.
+
+    Parameters
+    ----------
+    traces : sequence of Trace
+        All that will be seen together.
+    """
+    busy: dict[str, int] = {}
+    for trace in traces:
+        kinds = trace.job.graph.kinds
+        code = trace.job.graph.kind_code[trace.tasks["op"]]
+        lasted = np.zeros(len(kinds), np.int64)
+        np.add.at(lasted, code, trace.tasks["end_ns"] - trace.tasks["start_ns"])
+        for kind, ns in zip(kinds, lasted.tolist(), strict=True):
+            busy[kind] = busy.get(kind, 0) + ns
+    return kind_colours([*sorted(busy, key=lambda kind: (-busy[kind], kind)), WAITING, LAUNCH, TRANSFER])
+
+
+def legend_of(bars: Sequence[Bars], colours: Mapping[str, str]) -> list[Entry]:
+    """Return the entries for what is seen in charts; only bars of some width are.
+
+    Parameters
+    ----------
+    bars : sequence of Bars
+        All charts that the legend stands beside.
+    colours : mapping of str to str
+        Of `colours_of`.
+    """
+    seen: dict[str, int] = {}
+    for each in bars:
+        ns = np.bincount(each.kind, each.end - each.start, len(each.kinds)).tolist()
+        for kind, of_kind in zip(each.kinds, ns, strict=True):
+            seen[kind] = seen.get(kind, 0) + int(of_kind)
+    return entries_of({kind: ns for kind, ns in seen.items() if ns}, colours)
+
+
+def entries_of(times: Mapping[str, int], colours: Mapping[str, str], most: int = MOST) -> list[Entry]:
+    """Return a legend: one entry a colour, the longest first, of more than `most` the rest in one.
+
+    Parameters
+    ----------
+    times : mapping of str to int
+        Kind → time that it takes.
+    colours : mapping of str to str
+        Kind → colour.
+    most : int
+
+    Examples
+    --------
+    >>> colours = {"a": "red", "b": "blue", "c": "red", "d": "pink", "e": "lime", "f": "cyan"}
+    >>> for entry in entries_of({"a": 30, "b": 50, "c": 40, "d": 4, "e": 3, "f": 1}, colours, most=3):
+    ...     print(entry.label, entry.colours)
+    c, a ('red',)
+    b ('blue',)
+    3 other kinds (6 %) ('pink', 'lime', 'cyan')
+    """
+    apart = [kind for kind in (WAITING, LAUNCH, TRANSFER) if kind in times]
+    ops = sorted((kind for kind in times if kind not in apart), key=lambda kind: (-times[kind], kind))
+    groups: dict[str, list[str]] = {}
+    for kind in ops:
+        groups.setdefault(colours[kind], []).append(kind)
+    by_time = sorted(groups.values(), key=lambda kinds: -sum(times[kind] for kind in kinds))
+    room = most - len(apart)
+    named, rest = (by_time, []) if len(by_time) <= room else (by_time[: room - 1], by_time[room - 1 :])
+    entries = [Entry(_told(kinds), tuple(kinds), (colours[kinds[0]],)) for kinds in named]
+    entries += [Entry(kind, (kind,), (colours[kind],)) for kind in apart]
+    if rest:
+        others = [kind for kinds in rest for kind in kinds]
+        share = 100 * sum(times[kind] for kind in others) / max(1, sum(times[kind] for kind in ops))
+        percent = f"{share:.0f}" if share >= 1 else "under 1"
+        label = f"{len(others)} other kinds ({percent} %)"
+        entries.append(Entry(label, tuple(others), tuple(colours[kinds[0]] for kinds in rest)))
+    return entries
+
+
+def with_bands(entries: Sequence[Entry], labels: Sequence[str], colours: Mapping[str, str]) -> list[Entry]:
+    """Return entries that also name bands of memory: beside kinds of their colour, or at the end.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+        Of the chart above; empty: there is none.
+    labels : sequence of str
+        Of the bands, from bottom to top.
+    colours : mapping of str to str
+    """
+    beside: dict[str, list[str]] = {}
+    for label in labels:
+        beside.setdefault(colours[label], []).append(label)
+    found = []
+    for entry in entries:
+        more = beside.pop(entry.colours[0], []) if len(entry.colours) == 1 else []
+        kinds = tuple(dict.fromkeys([*entry.kinds, *more]))
+        found.append(Entry(_told(kinds), kinds, entry.colours) if more else entry)
+    memory = "memory: " * bool(entries)  # what is resident, and what other kinds hold
+    return found + [Entry(memory + _told(kinds), tuple(kinds), (colour,)) for colour, kinds in beside.items()]
+
+
+def _told(kinds: Sequence[str]) -> str:
+    """Return the names of kinds that have one colour.
+
+    Examples
+    --------
+    >>> _told(["add"]), _told(["add", "mul", "sub", "div", "bias_add"])
+    ('add', 'add, mul, sub and 2 more')
+    """
+    names = ", ".join(elided(kind) for kind in kinds[:_NAMED])
+    return names + (f" and {len(kinds) - _NAMED} more" if len(kinds) > _NAMED else "")
+
+
+def handles_of(entries: Iterable[Entry], colours: Mapping[str, str]) -> dict[str, Any]:
+    """Return label → what stands before it: a patch, or several for an entry of several colours.
+
+    Parameters
+    ----------
+    entries : iterable of Entry
+    colours : mapping of str to str
+        Of all that is seen together, for the hatches of print.
+    """
+    from matplotlib.patches import Patch
+
+    hatch = hatches(colours)
+
+    def patch(kind: str) -> Artist:
+        return Patch(
+            facecolor=shade(colours[kind]), edgecolor=paper(), hatch=hatch[kind] or None, linewidth=0
+        )
+
+    handles: dict[str, Any] = {}
+    for label, kinds, each in entries:
+        firsts = [next(group) for _, group in groupby(kinds, key=lambda kind: colours[kind])]
+        patches = tuple(patch(kind) for kind in firsts[:SLICES])
+        handles[label] = patches if len(each) > 1 else patches[0]
+    return handles
+
+
+def add_legend(where: Axes | Figure, handles: Mapping[str, Any], *, alone: bool = False) -> None:
+    """Put a legend beside axes, or beside a figure, where a long one takes no height from the first axes.
+
+    Parameters
+    ----------
+    where : Axes or Figure
+    handles : mapping of str to artist
+        Label → what stands before it.
+    alone : bool
+        Whether even a single entry says something.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.legend_handler import HandlerTuple
+
+    if len(handles) < 2 - alone:
+        return
+    place: dict[str, Any] = {"loc": "outside right upper"}
+    if not isinstance(where, Figure):
+        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    several = {tuple: HandlerTuple(ndivide=None, pad=0)}
+    if printed():  # a hatch needs room to be recognised
+        place |= {"handlelength": 3.0, "handleheight": 1.7, "labelspacing": 0.8}
+    labels = [fill(label, _WIDTH, break_long_words=False) for label in handles]
+    where.legend(handles.values(), labels, frameon=False, fontsize=8, handler_map=several, **place)

@@ -1,0 +1,261 @@
+"""What calls of a recording mean where the profiler says little, and kernels that begin early: by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_programs import gpu, host, sync
+from test_import_kineto_what_if import starts_and_ends
+
+from scenarios.importers.traces.kineto import load
+from scenarios.recorded.as_recorded import as_recorded
+from scenarios.recorded.setup import run_recorded
+from scenarios.recorded.what_if.changes import WhatIf, applied
+from sim import Graph
+
+US = 1000
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Callable[..., Graph]:
+    """Return what writes events into a file, and loads it."""
+
+    def write(*events: dict[str, Any]) -> Graph:
+        path = tmp_path / "trace.json"
+        path.write_text(json.dumps({"traceEvents": [*events]}))
+        return load(path)
+
+    return write
+
+
+def starts(graph: Graph, **changes: Any) -> dict[str, int]:
+    """Return when each op starts after changes, in us."""
+    after = applied(graph, [WhatIf.model_validate(changes)]) if changes else graph
+    return {name: at // US for name, at in starts_and_ends(after)[0].items()}
+
+
+@pytest.mark.parametrize("free", ["cudaFree", "cudaFreeHost", "hipFree", "hipHostFree", "cuMemFree_v2"])
+def test_memory_is_freed_when_the_device_is_through(trace: Callable[..., Graph], free: str) -> None:
+    """It takes 20 us itself once a has ended; with a of half the time it begins, and ends, 50 us earlier."""
+    graph = trace(
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 100),
+        host(free, 2, 10, 115),
+        host("cudaLaunchKernel", 3, 125, 5),
+        gpu("b", 3, 130, 10),
+    )
+    assert starts(graph)["b.1"] == 130
+    assert starts(graph, scale={"a": "x0.5"})["b.1"] == 80
+    assert starts(graph, scale={"a": "x2"})["b.1"] == 230
+    assert starts(graph, host="x2")["b.1"] == 10 + 100 + 2 * 25
+
+
+@pytest.mark.parametrize("free", ["cudaFreeAsync", "cudaFree"])
+def test_memory_that_is_freed_while_kernels_run_waits_for_none(
+    trace: Callable[..., Graph], free: str
+) -> None:
+    """Of the pool of a stream; or by a call that came back before the kernel ended."""
+    graph = trace(
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 100),
+        host(free, 2, 10, 20),
+        host("cudaLaunchKernel", 3, 30, 5),
+        gpu("b", 3, 105, 10),
+        host("cudaLaunchKernel", 4, 110, 5),
+        gpu("c", 4, 115, 10),
+    )
+    assert starts(graph, scale={"a": "x0.01"})["c.2"] == 115
+
+
+def test_a_device_is_waited_for_alone(trace: Callable[..., Graph]) -> None:
+    """Two GPUs of a process, of which the host waits for the first; the profiler noted which."""
+    graph = trace(
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 100),
+        host("cudaLaunchKernel", 2, 5, 5),
+        gpu("b", 2, 10, 50, device=1),
+        host("cudaDeviceSynchronize", 3, 10, 95),
+        sync("Context Sync", 3, 4294967295),
+        host("cudaLaunchKernel", 4, 105, 5),
+        gpu("c", 4, 110, 10),
+    )
+    assert starts(graph, scale={"b": "x10"})["c.2"] == 110
+    assert starts(graph, scale={"a": "x2"})["c.2"] == 210
+
+
+def test_an_event_of_an_older_trace_was_over_when_the_wait_was(trace: Callable[..., Graph]) -> None:
+    """Two buffers in turn: the host waits for the event before the last, as b was not through."""
+    graph = trace(
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 100),
+        host("cudaEventRecord", 2, 5, 1),
+        host("cudaLaunchKernel", 3, 6, 5),
+        gpu("b", 3, 105, 100),
+        host("cudaEventRecord", 4, 11, 1),
+        host("cudaEventSynchronize", 5, 12, 95),
+        host("cudaLaunchKernel", 6, 210, 5),
+        gpu("c", 6, 215, 5),
+    )
+    assert starts(graph, scale={"a": "x0.5"})["c.2"] == 165
+
+
+def test_a_launch_inside_another_call_is_one_launch(trace: Callable[..., Graph]) -> None:
+    """The driver's call in the runtime's, both with the number of the kernel."""
+    events = []
+    for n, at in enumerate((0, 20, 40)):
+        inner = {**host("cuLaunchKernelEx", n, at, 6), "cat": "cuda_driver"}
+        events += [inner, host("cudaLaunchKernelExC", n, at, 10), gpu("k", n, at + 10, 5)]
+    graph = trace(*events)
+    assert [name for name in graph.op_names if name.startswith("launch")] == [f"launch.{n}" for n in range(3)]
+    assert starts(graph)["k.2"] == 50
+    assert starts(graph, launch_cost="2us")["k.2"] == 2 + 2 * 12
+
+
+@pytest.mark.parametrize("gap", [0, 2])
+def test_kernels_that_begin_before_the_one_before_them_ends(trace: Callable[..., Graph], gap: int) -> None:
+    """By programmatic dependent launch: each takes 10 us, of which 5 are beside the one before it."""
+    calls = [host("cudaLaunchKernel", n, 2 * n, 2) for n in range(8)]
+    first = [gpu("plain", n, 100 + n * (10 + gap), 10) for n in range(4)]
+    since = 130 + 3 * gap
+    early = [gpu("early", n, since + 5 * (n - 3), 10) for n in range(4, 8)]
+    graph = trace(*calls, *first, *early)
+    assert graph.device_facts["gpu"]["gap"] == f"{gap * US}ns"
+    assert int(as_recorded(graph).end_ns.max()) == (since + 30) * US
+    assert run_recorded(graph).makespan_ns == (since + 30) * US
+    gone = applied(graph, [WhatIf.model_validate({"scale": {"early": "x0"}})])
+    assert run_recorded(gone).makespan_ns == (since + 10 + 4 * gap) * US
+
+
+def test_copies_as_rocm_calls_them(trace: Callable[..., Graph]) -> None:
+    """Without the copy, and the wait for it, b begins after its launch, on its stream."""
+    graph = trace(
+        host("hipLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 100),
+        host("hipMemcpyWithStream", 2, 10, 110),
+        gpu("CopyDeviceToHost", 2, 105, 10, category="gpu_memcpy"),
+        host("hipLaunchKernel", 3, 120, 5),
+        gpu("b", 3, 125, 10),
+    )
+    assert starts(graph, scale={"a": "x0.5"})["b.2"] == 75
+    assert starts(graph, remove=["transfers"])["b.2"] == 105
+
+
+@pytest.mark.parametrize("call", ["cudaStreamSynchronize", "cudaEventSynchronize"])
+def test_what_was_through_when_a_wait_was_over_was_waited_for(trace: Callable[..., Graph], call: str) -> None:
+    """A copy on a stream of its own, in an older trace; the thread launched last on another one."""
+    graph = trace(
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("copied", 1, 5, 100, stream=20),
+        host("cudaLaunchKernel", 2, 5, 5),
+        gpu("a", 2, 10, 10),
+        host("cudaEventRecord", 3, 10, 1),
+        host(call, 4, 12, 95),
+        host("cudaLaunchKernel", 5, 110, 5),
+        gpu("b", 5, 115, 5),
+    )
+    assert starts(graph)["b.2"] == 115
+    assert starts(graph, scale={"copied": "x0.5"})["b.2"] == 65
+    assert starts(graph, scale={"a": "x5"})["b.2"] == 115
+
+
+def test_an_event_that_another_thread_recorded(trace: Callable[..., Graph]) -> None:
+    """One thread launches, another one waits for what comes of it, in an older trace."""
+    graph = trace(
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 100),
+        host("cudaEventRecord", 2, 5, 1),
+        host("cudaEventSynchronize", 3, 6, 101, tid=2),
+        host("cudaLaunchKernel", 4, 110, 5, tid=2),
+        gpu("b", 4, 115, 5, stream=20),
+    )
+    assert starts(graph)["b.1"] == 115
+    assert starts(graph, scale={"a": "x0.5"})["b.1"] == 65
+
+
+@pytest.mark.parametrize(("call", "waits"), [("hipMemcpyWithStream", True), ("hipMemcpy", False)])
+def test_a_copy_within_the_device_that_waits(trace: Callable[..., Graph], call: str, waits: bool) -> None:
+    """It came back 1 us after the copy had ended, which for the other one was by chance."""
+    graph = trace(
+        host("hipLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 100),
+        host(call, 2, 10, 106),
+        gpu("Memcpy DtoD (Device -> Device)", 2, 105, 10, category="gpu_memcpy"),
+        host("hipLaunchKernel", 3, 120, 5),
+        gpu("b", 3, 125, 10),
+    )
+    assert starts(graph, scale={"a": "x0.5"})["b.2"] == (75 if waits else 125)
+
+
+@pytest.mark.parametrize(("memory", "came_back"), [("pageable", 116), ("pinned", 15)])
+def test_a_copy_of_rocm_tells_its_memory_by_when_its_call_came_back(
+    trace: Callable[..., Graph], memory: str, came_back: int
+) -> None:
+    graph = trace(
+        host("hipLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 100),
+        host("hipMemcpyAsync", 2, 10, came_back - 10),
+        gpu("Memcpy DtoH (Device -> Host)", 2, 105, 10, category="gpu_memcpy"),
+        host("hipLaunchKernel", 3, 120, 5),
+        gpu("b", 3, 125, 10),
+    )
+    assert starts(graph, scale={"a": "x0.5"})["b.2"] == (75 if memory == "pageable" else 125)
+
+
+@pytest.mark.parametrize("prefetched", [True, False])
+def test_a_stream_waits_for_the_event_that_held_it(trace: Callable[..., Graph], prefetched: bool) -> None:
+    """An older trace of FSDP: b waits for the first all-gather, while the second one runs already.
+
+    If it had not begun so late, when nothing else held it, nobody would know of the wait.
+    """
+    at = 106 if prefetched else 136
+    graph = trace(
+        host("cudaLaunchKernelExC", 1, 0, 5),
+        gpu("gather", 1, 5, 100, stream=20),
+        host("cudaEventRecord", 2, 5, 1),
+        host("cudaLaunchKernelExC", 3, 6, 5),
+        gpu("gather", 3, 105, 100, stream=20),
+        host("cudaEventRecord", 4, 11, 1),
+        host("cudaStreamWaitEvent", 5, 12, 1),
+        host("cudaLaunchKernel", 6, 13, 5),
+        gpu("b", 6, at, 50),
+    )
+    known = starts(graph)["b.2"]  # without the 1 us from the end of one stream to the start on another
+    assert known == (105 if prefetched else 136)
+    assert starts(graph, scale={"gather.0": "x0.5"})["b.2"] == (55 if prefetched else 136)
+    assert starts(graph, scale={"gather.1": "x0.5"})["b.2"] == known
+
+
+def full_queue(kernel_us: int, most: int = 1000, kernels: int = 1200) -> list[dict[str, Any]]:
+    """Launch kernels every 8 us; a launch waits for a place if there are so many that have not ended."""
+    events, ends, now = [], [0], 0
+    for n in range(kernels):
+        called = now + 3
+        now = called + 5 if n < most else max(called, ends[n - most + 1]) + 5
+        start = max(now, ends[-1])
+        ends.append(start + kernel_us)
+        events += [host("cudaLaunchKernel", n, called, now - called), gpu("k", n, start, kernel_us)]
+    return events
+
+
+def test_a_launch_waits_for_a_place_in_a_full_queue(trace: Callable[..., Graph]) -> None:
+    """Of 1,200 kernels 1,000 at most can wait: the last launch waits for kernel 199."""
+    graph = trace(*full_queue(100))
+    assert sum("recorded_wait_ns" in own for own in graph.attributes.values()) == 118
+    for change, kernel_us in ((None, 100), ({"scale": {"k": "x0.5"}}, 50)):
+        after = graph if change is None else applied(graph, [WhatIf.model_validate(change)])
+        _, end_ns = starts_and_ends(after)
+        assert end_ns["k.1199"] == (5 + 1200 * kernel_us) * US
+        assert end_ns["launch.1199"] == end_ns["k.199"] + 5 * US
+    one = applied(graph, [WhatIf.model_validate({"cuda_graph": {"launch": "5us", "node": 0}})])
+    assert [name for name in one.op_names if name.startswith("launch")] == ["launch.0"]
+
+
+def test_a_queue_that_was_never_full_holds_nothing(trace: Callable[..., Graph]) -> None:
+    graph = trace(
+        *full_queue(100, most=800, kernels=850)
+    )  # no GPU's queue is so short: it was something else
+    assert not any("recorded_wait_ns" in own for own in graph.attributes.values())
