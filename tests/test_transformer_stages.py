@@ -77,6 +77,7 @@ def test_stages_add_up_to_the_model(recompute: str) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore::devices.cost.PlainRooflineWarning")  # of the A100
 def test_a_model_as_workload(tmp_path: Path) -> None:
     """By a rate, and by the cost model of a device; a model that does not fit says what would help."""
     text = """\
