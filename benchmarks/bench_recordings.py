@@ -8,6 +8,7 @@ In raw SimPy timeouts for each event, or for each task, whole commands::
     a million events     sim import of one process
     ... of 8 ranks       sim import of the folder of a job
     45,248 tasks         sim run of the graph file that such an import wrote, on streams and a thread
+    ... of the trace     sim run of the trace itself, of 337,793 events
 
 The traces are made (`made_recordings.py`).
 """
@@ -45,19 +46,29 @@ def eight_ranks(folder: Path) -> tuple[list[str], int]:
     return [*SIM, "import", str(job), "--format", "kineto", "--out", str(out)], sum(events)
 
 
+_OPS_OF_STEP = 2 * 403 + 2
+"""Tasks of the GPU and their launches, the host's work and its wait."""
+
+
+def trace(folder: Path) -> tuple[list[str], int]:
+    """Return what runs a trace, and its number of tasks."""
+    write_recording(folder / "trace.json.gz", 56)
+    return [*SIM, "run", str(folder / "trace.json.gz"), "--json"], 56 * _OPS_OF_STEP
+
+
 def tasks(folder: Path) -> tuple[list[str], int]:
     """Return what runs an imported recording, and its number of tasks: those of the GPU, and of the host."""
     write_recording(folder / "trace.json.gz", 56)
     out = folder / "graph.json.gz"
     subprocess.run([*SIM, "import", str(folder / "trace.json.gz"), "--out", str(out)], check=True)
-    ops_of_step = 2 * 403 + 2  # tasks of the GPU and their launches, the host's work and its wait
-    return run_of(SCENARIO, folder), 56 * ops_of_step
+    return run_of(SCENARIO, folder), 56 * _OPS_OF_STEP
 
 
 CASES = {
     "a million events": Large(one_process, 18.5, 0.55),
     "... of 8 ranks": Large(eight_ranks, 20.5, 0.56),
     "45,248 tasks": Large(tasks, 35, 0.16),
+    "... of the trace": Large(trace, 70, 0.2),
 }
 
 

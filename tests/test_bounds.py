@@ -11,6 +11,7 @@ from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
 from sim.analysis.bounds import Bounds, bounds
+from sim.analysis.lower_bounds.one_machine import around_ns, between_ns
 from sim.job.build_job import make_job
 from sim.job.job import Job
 from sim.job.travel import Travel
@@ -36,7 +37,7 @@ def test_a_fork_join_is_its_longest_branch() -> None:
 
 def test_work_over_lanes() -> None:
     b = bounds(make_job(DIAMOND, Machine((Device("cpu0", "cpu", workers=2),))))
-    assert b.device_ns == {"cpu0": 33}, "65 / 2, rounded up"
+    assert b.device_ns == {"cpu0": 43}, "a, then 50 of b and c on both, c alone for 5, and d: 10 + 27.5 + 5"
     assert (b.lower_bound_ns, b.binding) == (45, "critical path")
     assert b.stream_ns == b.issuer_ns == b.link_ns == {}
 
@@ -56,7 +57,12 @@ def test_host_and_stream_overheads() -> None:
     job = make_job(DIAMOND, Machine((device,)), iterations=2)
     b = bounds(job)
     assert b.issuer_ns == {"gpu0/host": 8 * 40 + 7 + 5}, "the last launched may be the shortest"
-    assert b.stream_ns == {"gpu0/0": 40 + 7 + 2 * 65 + 7 * 2}
+    assert b.stream_ns == {"gpu0/0": 2 * 40 + 7 + 2 * 55 + 5 * 2}, "b, c and d, all launched after a"
+    assert b.issued_path_ns == 3 * 40 + 7 + 5, "d is the third that the host issues"
+    waiting = bounds(job, synchronisation="completion")
+    assert waiting.issued_path_ns == 3 * (40 + 7) + 45, (
+        "each op of a chain is issued when the one before has ended"
+    )
     assert b.binding == "issuer gpu0/host"
     assert simulate(DIAMOND, job.machine, ReadyQueue(), iterations=2).makespan_ns >= b.lower_bound_ns
 
@@ -83,7 +89,8 @@ def test_transfers_are_on_the_critical_path(sharing: str) -> None:
     assert bounds(trace).critical_path_ns == 10 + first + 20 + back + 5
     b = bounds(trace.job)
     assert list(b.link_ns) == ["xy", "yz", "zy", "yx"]
-    assert b.link_ns["xy"] == (3 * first if sharing == "serial" else 4 + 1001)
+    after = 20 + back + 5
+    assert b.link_ns["xy"] == (10 + 3 * first + after if sharing == "serial" else 4 + 1001)
     assert b.lower_bound_ns <= trace.makespan_ns
 
 
@@ -162,6 +169,46 @@ def test_enough_lanes_and_no_overhead_reach_the_critical_path() -> None:
         )
     trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=60),)), ReadyQueue())
     assert trace.makespan_ns == bounds(trace).critical_path_ns
+
+
+@pytest.mark.parametrize("seed", seeds(30))
+def test_work_between_heads_and_tails_is_the_greatest_of_all_subsets(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, capacity = int(rng.integers(1, 8)), int(rng.integers(1, 4))
+    head, body, tail = (rng.integers(0, 12, n).tolist() for _ in range(3))
+    sets = [[k for k in range(n) if chosen >> k & 1] for chosen in range(1, 2**n)]
+    greatest = max(
+        (min(head[k] for k in some) + min(tail[k] for k in some)) * capacity + sum(body[k] for k in some)
+        for some in sets
+    )
+    assert between_ns(head, body, tail, capacity) == -(-greatest // capacity)
+    some = around_ns(np.array(head), np.array(body), np.array(tail), capacity)
+    assert min(head) + min(tail) - -sum(body) // capacity <= some <= -(-greatest // capacity)
+
+
+def test_what_is_around_the_work_of_a_machine_counts() -> None:
+    """Two chains over a device in the middle: it cannot begin at once, and is not the last to work."""
+    b = GraphBuilder("in the middle")
+    for k in range(2):
+        b.op(f"first{k}", duration_ns=7, device="a")
+        b.op(f"middle{k}", duration_ns=10, device="b", inputs=[f"first{k}"])
+        b.op(f"last{k}", duration_ns=5, device="c", inputs=[f"middle{k}"])
+    machine = Machine(
+        tuple(Device(name, "cpu", workers=workers) for name, workers in zip("abc", (2, 1, 2), strict=True))
+    )
+    trace = simulate(b.build(), machine, ReadyQueue())
+    assert (bounds(trace).device_ns["b"], bounds(trace).binding) == (7 + 20 + 5, "device b")
+    assert trace.makespan_ns == 32
+
+
+def test_of_a_large_job_the_work_alone_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.analysis.bounds._MOST", 3)
+    b = bounds(make_job(DIAMOND, Machine((Device("gpu0", launch_latency_ns=7, issue_ns=3),))))
+    assert (b.device_ns, b.issuer_ns, b.issued_path_ns) == (
+        {"gpu0": 10 + 65},
+        {"gpu0/host": 3 + 7 + 30},
+        0,
+    )
 
 
 def test_binding_names_the_greatest() -> None:

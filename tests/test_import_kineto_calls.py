@@ -241,6 +241,7 @@ def full_queue(kernel_us: int, most: int = 1000, kernels: int = 1200) -> list[di
     return events
 
 
+@pytest.mark.filterwarnings("ignore:.*is the most that CUDA graphs can give")
 def test_a_launch_waits_for_a_place_in_a_full_queue(trace: Callable[..., Graph]) -> None:
     """Of 1,200 kernels 1,000 at most can wait: the last launch waits for kernel 199."""
     graph = trace(*full_queue(100))

@@ -102,6 +102,15 @@ def test_wrong_files_are_told_in_a_line(what: str, tmp_path: Path) -> None:
         load(path)
 
 
+def test_a_wrong_event_is_found_among_many_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamed_json, "_TOGETHER", 2**12)
+    events = [*RUN.events, *[{"ph": "M", "name": "filler"}] * 500]
+    events[400:400] = [{**RUN.events[0], "ts": "12"}, {**RUN.events[0], "dur": -1}]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"traceEvents\[400\] .*: ts: '12' is no time"):
+        load(tmp_path / "trace.json")
+
+
 def test_no_code_is_run(tmp_path: Path) -> None:
     made = tmp_path / "made"
     for name, options in (("trace.pkl", ()), ("trace.json", ("--format", "kineto"))):

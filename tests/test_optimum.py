@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import time
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
@@ -16,6 +17,7 @@ from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_machine, d
 from examples import seeds
 
 from devices.network import make_network
+from policies.cp_sat.translate import translate
 from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.optimum.follow import Follow
@@ -57,7 +59,7 @@ def test_every_run_keeps_to_the_model(seed: int) -> None:
     solver: Any = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.fix_variables_to_their_hinted_value = True
-    assert solver.solve(model.times.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    assert solver.solve(translate(model.times.problem).model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
 # -- brute force -------------------------------------------------------------------------------
@@ -137,6 +139,69 @@ def test_devices_are_chosen_too() -> None:
     follow = Follow(timetable, "completion")
     replayed = simulate(graph, machine, follow, placement=Given(timetable.device))
     assert found.bound_ns == replayed.makespan_ns == min(run.makespan_ns for run in runs)
+
+
+# -- part by part ------------------------------------------------------------------------------
+
+
+def layers(n: int, width: int) -> Graph:
+    """Return layers of ops that each read two of the layer before."""
+    rng = np.random.default_rng(n)
+    b = GraphBuilder("layers")
+    for k in range(n):
+        before = range(max(0, k // width * width - width), k // width * width)
+        inputs = rng.choice(before, 2, replace=False).tolist() if before else []
+        b.op(f"op{k}", inputs=[f"op{p}" for p in inputs], duration_ns=int(rng.integers(100, 1000)))
+    return b.build()
+
+
+@pytest.mark.parametrize("synchronisation", ["completion", "issue"])
+def test_window_by_window_runs_get_shorter_and_the_same_each_time(
+    synchronisation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("policies.cp_sat.windows._EFFORT", 0.0005)
+    graph, machine = layers(40, 5), Machine((Device("gpu0", streams=2, issue_ns=20),))
+    policy = ReadyQueue("fifo", synchronisation)
+    first = simulate(graph, machine, policy, streams=DrawnStreams())
+
+    def found() -> list[int]:
+        best = first
+        model = JobModel(first.job, policy, first)
+        better = model.improve(time.monotonic() + 60)
+        timetable = next(better)
+        ends = [best.makespan_ns]
+        for _ in range(2):
+            follow = Follow(timetable, synchronisation, by_start=True)
+            trace = simulate(graph, machine, follow, linearize=follow, streams=follow)
+            trace.check()
+            if trace.makespan_ns < best.makespan_ns:
+                best = trace
+                ends.append(trace.makespan_ns)
+            try:
+                timetable = better.send(trace if best is trace else None)
+            except StopIteration:
+                break
+        return ends
+
+    ends = found()
+    limits = bounds(first, synchronisation=synchronisation)._replace(stream_ns={})
+    assert ends[-1] >= limits.lower_bound_ns
+    assert ends[-1] < 0.95 * ends[0]
+    assert found() == ends
+
+
+def test_what_is_sent_and_never_asked_for_bounds_nothing() -> None:
+    """Two Sends with one key, one Recv: one of them travels."""
+    b = GraphBuilder("two sends")
+    for k, nbytes in enumerate((7, 700)):
+        b.op(f"send{k}", kind="send", duration_ns=k, outputs=nbytes, device="a", attributes={"key": "k"})
+    b.op("recv", kind="recv", duration_ns=1, device="b", attributes={"key": "k"})
+    links = (Link("ab", "a", "b", 0, 10**9, "serial"), Link("ba", "b", "a", 0, 10**9, "serial"))
+    devices = (Device("a", "cpu", workers=1), Device("b", "cpu", workers=1))
+    trace = simulate(b.build(), Machine(devices, links, (), make_network), ReadyQueue())
+    found, _ = JobModel(trace.job, ReadyQueue(), trace).solve(LIMIT)
+    assert trace.makespan_ns < 700
+    assert max(found.bound_ns, bounds(trace).lower_bound_ns) <= trace.makespan_ns
 
 
 # -- scenarios ---------------------------------------------------------------------------------

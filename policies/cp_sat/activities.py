@@ -6,17 +6,21 @@
     occupy   [s, s + 10) on a resource                         limit     at most so many at once
                                                                solve     least end of the last
 
-Who models something (a job, a placement, a pipeline) says it in these words; OR-tools' CP-SAT searches. It is
-the same for the same problem, however many strategies take turns, unless its time is up before it is sure.
+Who models something (a job, a placement, a pipeline) says it in these words, and what was said is kept as
+data: OR-tools' CP-SAT searches in it as a whole (`policies.cp_sat.translate`), or, from a solution that is
+known, in one part of it after another (`policies.cp_sat.windows`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from math import ceil
+from time import monotonic
 from typing import Any, NamedTuple
 
 from policies.cp_sat.search import solve
+from policies.cp_sat.translate import translate
+from policies.cp_sat.words import LONGEST, After, Held, Last, Literal, Problem, Taken, Time
 from sim.words.errors import extra
 from sim.words.units import NS_PER_S
 
@@ -29,7 +33,7 @@ class Solved(NamedTuple):
     Attributes
     ----------
     values : callable or None
-        The value of each variable in the best solution; None: none was found in time.
+        The value of each time and literal in the best solution; None: none was found in time.
     bound_ns : int
         No solution is below it.
     finished : bool
@@ -53,9 +57,9 @@ class Activities:
 
     Attributes
     ----------
-    model : CpModel
-        For constraints of one's own.
-    longest : IntVar
+    problem : Problem
+        What was said.
+    longest : Time
         What is minimised.
 
     Raises
@@ -68,109 +72,108 @@ class Activities:
         with extra("opt", purpose):
             from ortools.sat.python import cp_model
         self._cp = cp_model
-        self.model: Any = cp_model.CpModel()
-        self.horizon_ns = horizon_ns
-        self.longest = self.time("longest")
-        self._taken: dict[Hashable, list[tuple[Any, int, Any]]] = {}
+        self.problem = Problem(horizon_ns)
+        self.longest = LONGEST
 
-    def time(self, name: str) -> Any:
+    def time(self, name: str) -> Time:
         """Return an unknown time."""
-        return self.model.new_int_var(0, self.horizon_ns, name)
+        self.problem.times.append(name)
+        time = Time(len(self.problem.times) - 1)
+        self.problem.unknowns.append(time)
+        return time
 
-    def literal(self, name: str) -> Any:
+    def literal(self, name: str) -> Literal:
         """Return something that holds or does not."""
-        return self.model.new_bool_var(name)
+        self.problem.literals.append(name)
+        literal = Literal(len(self.problem.literals) - 1)
+        self.problem.unknowns.append(literal)
+        return literal
 
-    def some(self, literals: Sequence[Any]) -> None:
+    def some(self, literals: Sequence[Literal]) -> None:
         """Let one of them hold at least."""
-        self.model.add_bool_or(literals)
+        self.problem.any_of.append([(literal, True) for literal in literals])
 
-    def implies(self, one: Any, other: Any) -> None:
+    def implies(self, one: Literal, other: Literal) -> None:
         """Let `other` hold if `one` does."""
-        self.model.add_implication(one, other)
+        self.problem.any_of.append([(one, False), (other, True)])
 
     def choice(self, names: Sequence[str]) -> list[Any]:
         """Return a literal for each of some names, one of which holds; where there is one alone, None."""
         if len(names) == 1:
             return [None]
         literals = [self.literal(name) for name in names]
-        self.model.add_exactly_one(literals)
+        self.problem.one_of.append(literals)
         return literals
 
-    def after(self, later: Any, earlier: Any, *given: Any) -> None:
-        """Let `later` not be before `earlier` (times, or sums with numbers), if all that is `given` holds."""
-        literals = [literal for literal in given if literal is not None]
-        constraint = self.model.add(later >= earlier)
-        if literals:
-            constraint.only_enforce_if(literals)
+    def after(self, later: Time | int, earlier: Time | int, *given: Literal | None) -> None:
+        """Let `later` not be before `earlier`, if all that is `given` holds."""
+        literals = tuple(literal for literal in given if literal is not None)
+        self.problem.after.append(After(later, earlier, literals))
 
-    def never(self, *given: Any) -> None:
+    def never(self, *given: Literal | None) -> None:
         """Let not all that is `given` hold."""
-        self.model.add_bool_or([literal.negated() for literal in given if literal is not None])
+        self.problem.any_of.append([(literal, False) for literal in given if literal is not None])
 
     def together(self, one: Mapping[int, Any], other: Mapping[int, Any]) -> None:
         """Let the same of each of two choices hold."""
         for name, literal in one.items():
             if literal is not None:
-                self.model.add(literal == other[name])
+                self.implies(literal, other[name])
+                self.implies(other[name], literal)
 
-    def last(self, begin: Any, ns: int, end: Any, given: Any = None) -> None:
+    def last(self, begin: Time | int, ns: int, end: Time, given: Literal | None = None) -> None:
         """Let `end` be so long after `begin`, if what is `given` holds."""
-        constraint = self.model.add(end == begin + ns)
-        if given is not None:
-            constraint.only_enforce_if(given)
+        self.problem.last.append(Last(begin, ns, end, given))
 
-    def suppose(self, unknown: Any, value: int) -> None:
-        """Let the search begin with a value of a time or literal; what is no unknown follows from others."""
-        if isinstance(unknown, self._cp.IntVar):
-            self.model.add_hint(unknown, value)
+    def suppose(self, unknown: Time | Literal | None, value: int) -> None:
+        """Let the search begin with a value of a time or literal."""
+        if isinstance(unknown, Time):
+            self.problem.time_hints[unknown.index] = value - unknown.offset
+        elif unknown is not None:
+            self.problem.literal_hints[unknown.index] = bool(value)
+
+    def within(self, ns: int) -> None:
+        """Let all be over by then, which the search begins with."""
+        self.problem.horizon_ns = ns
+        self.suppose(self.longest, ns)
 
     def occupy(
-        self, resource: Hashable, begin: Any, ns: int, given: Any = None, *, amount: int = 1, gap_ns: int = 0
+        self,
+        resource: Hashable,
+        begin: Time,
+        ns: int,
+        given: Literal | None = None,
+        *,
+        amount: int = 1,
+        gap_ns: int = 0,
     ) -> None:
         """Take a part of a resource from `begin` on for so long, and for a gap before what follows."""
-        taken = self._taken.setdefault(resource, [])
-        name = f"{resource} {len(taken)}"
-        if given is None:
-            interval = self.model.new_fixed_size_interval_var(begin, ns + gap_ns, name)
-        else:
-            interval = self.model.new_optional_fixed_size_interval_var(begin, ns + gap_ns, given, name)
-        taken.append((interval, amount, ns * amount * (1 if given is None else given)))
+        self.problem.taken.setdefault(resource, []).append(Taken(begin, ns, given, amount, gap_ns))
 
-    def hold(self, resource: Hashable, begin: Any, end: Any, amount: int) -> None:
+    def hold(self, resource: Hashable, begin: Time, end: Time, amount: int) -> None:
         """Take a part of a resource from one time to another."""
-        ns = self.time(f"{resource} held")
-        interval = self.model.new_interval_var(begin, ns, end, f"{resource} hold")
-        self._taken.setdefault(resource, []).append((interval, amount, 0))
+        self.problem.held.setdefault(resource, []).append(Held(begin, end, amount))
 
     def limit(self, resource: Hashable, capacity: int) -> None:
-        """Let no more of a resource be taken at once than there is.
-
-        That its work takes at least so long follows, and has to be said: the solver hardly proves anything
-        without.
-        """
-        if resource not in self._taken:
-            return
-        intervals, amounts, work = zip(*self._taken[resource], strict=True)
-        if capacity == 1 and max(amounts) == 1:
-            self.model.add_no_overlap(intervals)
-        elif sum(amounts) > capacity:
-            self.model.add_cumulative(intervals, amounts, capacity)
-        self.model.add(capacity * self.longest >= sum(work))
+        """Let no more of a resource be taken at once than there is."""
+        self.problem.capacity[resource] = capacity
 
     def solve(self, limit_ns: int, workers: int = 1, seed: int = 0) -> Solved:
         """Return the times with the least `longest` that are found within a time limit on the wall.
 
         One of the solver's strategies is enough for most; of several `workers` each has a turn after another.
+        It is the same for the same problem, however many strategies take turns, unless its time is up before
+        it is sure.
         """
-        self.model.minimize(self.longest)
+        until = monotonic() + limit_ns / NS_PER_S
+        written = translate(self.problem)
         solver: Any = self._cp.CpSolver()
-        solver.parameters.max_time_in_seconds = limit_ns / NS_PER_S
+        solver.parameters.max_time_in_seconds = max(0.0, until - monotonic())
         solver.parameters.num_workers = workers
         solver.parameters.interleave_search = workers > 1  # deterministic, with however many workers
         solver.parameters.random_seed = seed
-        status = solve(solver, self.model)
+        status = solve(solver, written.model)
         bound = max(0, ceil(solver.best_objective_bound - 1e-6))
         if status in (self._cp.OPTIMAL, self._cp.FEASIBLE):
-            return Solved(solver.value, bound, status == self._cp.OPTIMAL)
+            return Solved(written.reader(solver), bound, status == self._cp.OPTIMAL)
         return Solved(None, bound, status == self._cp.INFEASIBLE)

@@ -28,10 +28,13 @@ class Follow(ProgramOrder):
     timetable : Timetable
     synchronisation : str
         As of the policy that the timetable was made for.
+    by_start : bool
+        Whether tasks are taken in the order in which they start: a solution may have a host take one long
+        before its stream is free, and then what is to start there earlier would stand behind it.
     """
 
-    def __init__(self, timetable: Timetable, synchronisation: str) -> None:
-        self.timetable, self.synchronisation = timetable, synchronisation
+    def __init__(self, timetable: Timetable, synchronisation: str, *, by_start: bool = False) -> None:
+        self.timetable, self.synchronisation, self.by_start = timetable, synchronisation, by_start
 
     def as_data(self, job: Job) -> Order:
         """Return the tasks of every issuer: each goes to one that is free then."""
@@ -88,4 +91,8 @@ class Follow(ProgramOrder):
             for i in range(job.iterations)
             for op in range(len(job.graph))
         ]
-        return [(taken, i, op) for taken, _, i, _, op in sorted(tasks)]
+        if self.by_start:
+            tasks.sort(key=lambda task: (task[1], task[0], *task[2:]))
+        else:
+            tasks.sort()
+        return [(taken, i, op) for taken, _, i, _, op in tasks]

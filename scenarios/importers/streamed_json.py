@@ -38,7 +38,7 @@ _TOKEN: Final = 16
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _NEXT: Final = re.compile(r"[ \t\n\r]*([,\]}])[ \t\n\r]*")
 _BETWEEN: Final = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*\{")
-_TOGETHER: Final = 2**18
+_TOGETHER: Final = 2**16
 """Characters parsed together: what is made of them should fit into a processor's cache."""
 _TRIES: Final = 100
 """How many braces at the end of a piece are looked at for one that is followed by another item."""
@@ -101,7 +101,7 @@ class _Text:
         self._path = path
         self._chunks = _decoded(path)
         self._text, self._at, self._over = "", 0, False
-        self._before = self._lines = self._line_began = 0  # characters and lines that were dropped
+        self._before = 0  # characters that were dropped
         self._decode = json.JSONDecoder().raw_decode
         self._more(1)
         self._skip()
@@ -120,6 +120,8 @@ class _Text:
             return
         unclear = -1  # up to where the text was read of which no more items are parsed together
         while True:
+            if len(self._text) - self._at < _TOGETHER and not self._over:
+                self._more(1)  # items at the end are torn, and would be tried in vain
             read = self._before + len(self._text)
             many = self._together(decode) if read > unclear else []
             if not many:
@@ -206,10 +208,6 @@ class _Text:
 
     def _more(self, wanted: int) -> int:
         """Drop what was parsed; read at least so many characters more; return how many to ask for then."""
-        gone = self._text[: self._at]
-        self._lines += gone.count("\n")
-        if "\n" in gone:
-            self._line_began = self._before + gone.rindex("\n") + 1
         self._before += self._at
         pieces, size = [self._text[self._at :]], 0
         while size < wanted and not self._over:
@@ -224,11 +222,22 @@ class _Text:
         return len(self._text)
 
     def _wrong(self, message: str, at: int) -> InputError:
-        gone = self._text[:at]
-        line, position = self._lines + gone.count("\n") + 1, self._before + at
-        began = self._before + gone.rindex("\n") + 1 if "\n" in gone else self._line_began
-        where = f"line {line} column {position - began + 1} (char {position})"
+        line, column = _line_of(self._path, self._before + at)
+        where = f"line {line} column {column} (char {self._before + at})"
         return InputError(f"{self._path}: not JSON: {message}: {where}")
+
+
+def _line_of(path: StrPath, position: int) -> tuple[int, int]:
+    """Return line and column of a character, from 1; who reads on without a fault counts none."""
+    line, began, before = 1, 0, 0
+    for text in _decoded(path):
+        gone = text[: position - before]
+        line += gone.count("\n")
+        began = before + gone.rindex("\n") + 1 if "\n" in gone else began
+        before += len(gone)
+        if before == position:
+            break
+    return line, position - began + 1
 
 
 def _decoded(path: StrPath) -> Iterator[str]:

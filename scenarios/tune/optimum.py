@@ -2,8 +2,11 @@
 
 ::
 
-    run the policies ──► the best ──► CP-SAT looks for less ──► run what it found
-                                      no run takes less than ... ──► gap
+    policies ───────┐
+    list schedules ─┼─► the best ──► CP-SAT makes windows of it shorter ──► run that ──┐
+    CP-SAT, whole ──┘      ▲                                                           │
+         │                 └───────────────────────────────────────────────────────────┘
+         └─► no run takes less than ... ──► gap
 
 The search is over orders and streams, on the devices that the scenario's policy has chosen, or over devices,
 too. What it finds is run as any scenario is, and only that counts: the bound is the solver's, the makespan
@@ -12,26 +15,35 @@ the simulator's. `policies.optimum.job_model` says what the solver knows of a jo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from policies.optimum.follow import Follow
-from policies.optimum.job_model import JobModel
+from policies.optimum.job_model import JobModel, Timetable
 from policies.optimum.unmodelled import refuse_unmodelled
 from scenarios.run.execute import Result, run_case
 from scenarios.run.scenario import Case
+from scenarios.tune.list_schedules import list_schedules
 from scenarios.tune.schedules import Given
 from sim.analysis.bounds import bounds
+from sim.trace import Trace
 from sim.words.errors import SimError
-from sim.words.units import format_duration
+from sim.words.units import NS_PER_S, format_duration
 
 __all__ = ["OPTIMUM_SCHEMA", "Optimum", "find_optimum"]
 
 OPTIMUM_SCHEMA: Final = "sim.optimum/1"
 """What ``"schema"`` says in the output of ``sim optimum --json``."""
+
+_EVEN: Final = 400
+"""So many tasks are searched for as long in the whole as in windows after it, fewer longer, and more less."""
+
+_MISSES: Final = 10
+"""Windows that the solver found better, and the simulator did not: after more, what is left out matters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,39 +163,88 @@ def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = Tru
     MissingExtraError
         OR-tools is not installed.
     """
+    began = time.monotonic()
     base = results[0]
     job, policy = base.trace.job, base.case.decisions.policy
     refuse_unmodelled(job, placed)
     alike = [base, *(other for other in results[1:] if not _unlike(base, other, placed))]
-    known = min(alike, key=lambda result: result.trace.makespan_ns)
-    # What holds for every order and all streams.
-    least_ns = bounds(job)._replace(stream_ns={}).lower_bound_ns if placed else 0
+    search = _Search(base.case, alike, placed)
+    known = search.known.trace
+    for case in list_schedules(base.case, job, placed):
+        search.run(case)
+    least_ns = 0
+    if placed:  # what holds for every order and all streams
+        limits = bounds(base.trace, synchronisation=policy.synchronisation, exact=True)
+        least_ns = limits._replace(stream_ns={}).lower_bound_ns
     memory = base.trace.memory is not None
-    model = JobModel(job, policy, known.trace, placed=placed, memory=memory, least_ns=least_ns)
-    solved, timetable = model.solve(limit_ns, seed=seed)
-    found, why_not = None, "the search found no schedule in time" if timetable is None else None
-    if timetable is not None:
-        found, why_not = _run(base.case, Follow(timetable, policy.synchronisation), placed)
-    return Optimum(
-        base, results, found, why_not, max(least_ns, solved.bound_ns), model.left_out, placed, solved.finished
-    )
+    model = JobModel(job, policy, known, placed=placed, memory=memory, least_ns=least_ns)
+    searched = search.known.trace.makespan_ns == least_ns
+    if not searched:
+        tasks = len(job.graph) * job.iterations
+        solved, timetable = model.solve(max(1, round(limit_ns * _EVEN / (tasks + _EVEN))), seed=seed)
+        least_ns, searched = max(least_ns, solved.bound_ns), solved.finished
+        if timetable is not None:
+            search.follow(timetable)
+    if not searched and search.known.trace.makespan_ns > least_ns:
+        model.begin_with(search.known.trace)
+        _improve(search, model.improve(began + limit_ns / NS_PER_S, seed), least_ns)
+    searched = searched or search.known.trace.makespan_ns == least_ns
+    why_not = search.why_not if search.found is None else None
+    return Optimum(base, results, search.found, why_not, least_ns, model.left_out, placed, searched)
 
 
-def _run(case: Case, follow: Follow, placed: bool) -> tuple[Result | None, str | None]:
-    """Run what a solver found, on streams that suit it and on the scenario's; or say why that cannot run."""
-    found: list[Result] = []
-    why_not = None
-    decisions = case.decisions._replace(label="optimum", policy=follow, linearize=follow)
-    if not placed:
-        decisions = decisions._replace(placement=Given(follow.timetable.device))
-    for streams in (follow, case.decisions.streams):
+def _improve(search: _Search, windows: Generator[Timetable, Trace | None, None], least_ns: int) -> None:
+    """Run what windows find, as long as the simulator agrees now and then, and there is something to gain."""
+    misses = 0
+    timetable = next(windows, None)
+    while timetable is not None:
+        better = search.follow(timetable)
+        misses = 0 if better else misses + 1
+        if search.known.trace.makespan_ns == least_ns or misses > _MISSES:
+            return
         try:
-            changed = replace(case, decisions=decisions._replace(streams=streams), expectations=())
-            found.append(run_case(changed))
+            timetable = windows.send(better.trace if better else None)
+        except StopIteration:
+            return
+
+
+class _Search:
+    """The best run so far: of those that are known from the beginning, and of those that were found."""
+
+    def __init__(self, case: Case, alike: Sequence[Result], placed: bool) -> None:
+        self.case, self.placed = case, placed
+        self.known = min(alike, key=lambda result: result.trace.makespan_ns)
+        self.found: Result | None = None
+        self.why_not: str | None = "the search found no schedule in time"
+
+    def run(self, case: Case) -> Result | None:
+        """Run a case; return the result if it is the best so far."""
+        case = replace(case.deciding(label="optimum"), expectations=())
+        try:
+            result = run_case(case)
         except SimError as error:
-            why_not = f"what the search found cannot run: {error}".partition("\n")[0]
-    best = min(found, key=lambda result: result.trace.makespan_ns, default=None)
-    return best, why_not if best is None else None
+            self.why_not = f"what the search found cannot run: {error}".partition("\n")[0]
+            return None
+        ns = result.trace.makespan_ns
+        if self.found is None or ns < self.found.trace.makespan_ns:
+            self.found = result
+        if ns >= self.known.trace.makespan_ns:
+            return None
+        self.known = result
+        return result
+
+    def follow(self, timetable: Timetable) -> Result | None:
+        """Run what a solver found, on streams that suit it or the scenario's; return the best run, if new."""
+        before, how = self.known, self.case.decisions.policy.synchronisation
+        for by_start in (True, False):
+            follow = Follow(timetable, how, by_start=by_start)
+            case = self.case.deciding(policy=follow, linearize=follow)
+            if not self.placed:
+                case = case.deciding(placement=Given(timetable.device))
+            self.run(case.deciding(streams=follow))
+        if self.known is before:
+            self.run(case)
+        return None if self.known is before else self.known
 
 
 def _unlike(base: Result, other: Result, placed: bool) -> str | None:

@@ -3,10 +3,12 @@
 Four reasons why a job takes time, each a bound of its own::
 
     critical path   the longest chain of ops and transfers        a ──► b ──► c
-    device          its work, spread over all its lanes or cores  ▇▇▇▇ / 2 lanes
-    stream, host    what must go one after another                ▇ ▇ ▇ ▇
-    link            its bytes at full bandwidth
+    device          its work, spread over all its lanes or cores  ──► ▇▇▇▇ / 2 lanes ──►
+    stream, host    what must go one after another                ──► ▇ ▇ ▇ ▇ ──►
+    link            its bytes at full bandwidth                   ──► ▇▇▇ ──►
 
+To the work of the last three belongs what has to come before and after it, whichever part of it one takes
+(`sim.analysis.lower_bounds`). Of large jobs only the launch of each op is looked at (`_MOST`).
 They hold for the job as it was placed and assigned to streams; another placement has other bounds.
 List scheduling is never worse than (2 - 1/m) times the greatest of the first two on m equal lanes
 (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969).
@@ -14,22 +16,31 @@ List scheduling is never worse than (2 - 1/m) times the greatest of the first tw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from sim.analysis.critical_path import longest_chain_ns
+from sim.analysis.lower_bounds.heads_tails import Ways, launch_latencies_ns, ways
+from sim.analysis.lower_bounds.one_machine import around_ns, between_ns
+from sim.graph.csr import Csr
 from sim.graph.frames import has_control_flow
+from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.job.tensor_places import crossing_reads
+from sim.job.transfers import Flow, make_flow
 from sim.job.travel import Travel
+from sim.readiness.strictness import non_strict_ops
 from sim.record.record import Record
 from sim.words.arrays import IntArray, distinct_rows
 from sim.words.units import NS_PER_S
 
 __all__ = ["Bounds", "bounds", "cores_of_ops", "least_cores_of_ops", "runs_of_ops"]
+
+_MOST: Final = 20_000
+"""Ops and what they read: of more, what comes before and after each task is not looked at."""
 
 
 class Bounds(NamedTuple):
@@ -42,8 +53,10 @@ class Bounds(NamedTuple):
     critical_path_ns : int
         Longest chain of durations and transfers, over all iterations; no overheads.
     device_ns, stream_ns, issuer_ns, link_ns : mapping of str to int
-        By name of the device, stream, host thread group and link. Overheads that no policy can
-        avoid (issue costs, launch latency, gaps) count here.
+        By name of the device, stream, host thread group and link: its work, and what has to come before
+        and after. Overheads that no policy can avoid (issue costs, launch latency, gaps) count here.
+    issued_path_ns : int
+        Longest chain, with what is paid on the way for issuing and launching.
     loops_counted_once : bool
         Control flow repeated ops. Their work counts as often as they ran; the critical path, which cannot
         know whether the repetitions had to follow one another, has them once. The bound holds, and what a
@@ -57,6 +70,7 @@ class Bounds(NamedTuple):
     stream_ns: Mapping[str, int]
     issuer_ns: Mapping[str, int]
     link_ns: Mapping[str, int]
+    issued_path_ns: int = 0
     loops_counted_once: bool = False
     failed: bool = False
 
@@ -65,7 +79,7 @@ class Bounds(NamedTuple):
         named = {"critical path": self.critical_path_ns}
         for what in ("device", "stream", "issuer", "link"):
             named.update({f"{what} {name}": ns for name, ns in getattr(self, f"{what}_ns").items()})
-        return named
+        return {**named, "critical path with launches": self.issued_path_ns}
 
     @property
     def lower_bound_ns(self) -> int:
@@ -104,7 +118,13 @@ class Bounds(NamedTuple):
         return None if self.no_gap else makespan_ns / self.lower_bound_ns - 1
 
 
-def bounds(what: Job | Record, duration_ns: IntArray | None = None) -> Bounds:
+def bounds(
+    what: Job | Record,
+    duration_ns: IntArray | None = None,
+    synchronisation: str | None = None,
+    *,
+    exact: bool = False,
+) -> Bounds:
     """Return all lower bounds of a job, or of the job that a trace ran.
 
     Parameters
@@ -114,6 +134,11 @@ def bounds(what: Job | Record, duration_ns: IntArray | None = None) -> Bounds:
         for nothing.
     duration_ns : array of int64, optional
         One duration per op instead of the job's.
+    synchronisation : str, optional
+        When ops become eligible (`sim.policy.policy.Policy`), where the bounds are to hold for policies with
+        that alone: a host that waits for each kernel pays for the next one after it.
+    exact : bool
+        Whether all sets of tasks of a machine are looked at, which takes longer.
 
     Examples
     --------
@@ -132,15 +157,32 @@ def bounds(what: Job | Record, duration_ns: IntArray | None = None) -> Bounds:
     ns = least_durations_ns(what) if duration_ns is None else duration_ns
     runs = runs_of_ops(what)
     static = not has_control_flow(job.graph)
-    load = _Load(job, ns, issue_costs_ns(job), runs - _alone(what))
+    cost = issue_costs_ns(job)
+    flow = _flow(what) if static else None
+    around = _ways(job, flow, ns, cost, synchronisation)
+    load = _Load(job, ns, cost, runs - _alone(what), around, exact)
     return Bounds(
         critical_path_ns=longest_chain_ns(job, np.where(runs > 0, ns, 0)),
         device_ns=_devices(load),
         stream_ns=_streams(load) if job.launched.any() else {},
         issuer_ns=_hosts(load) if job.launched.any() else {},
-        link_ns=_links(job) if static else {},
+        link_ns=_links(job, load, flow) if static else {},
+        issued_path_ns=0 if flow is None else around.longest_ns,
         loops_counted_once=not static and bool((runs > job.iterations).any()),
     )
+
+
+def _flow(what: Job | Record) -> Flow | None:
+    """Return what heads and tails are of.
+
+    None: there are too many, ops start with some of their inputs, or what is sent may never be asked for.
+    """
+    job = what.job if isinstance(what, Record) else what
+    graph = job.graph
+    many = len(graph) + graph.inputs.counts().sum() > _MOST
+    if many or non_strict_ops(graph).any() or rendezvous_keys(graph).unsure:
+        return None
+    return what.flow if isinstance(what, Record) else make_flow(job)
 
 
 def runs_of_ops(what: Job | Record) -> IntArray:
@@ -197,26 +239,49 @@ def least_cores_of_ops(job: Job) -> IntArray:
 # -- work ---------------------------------------------------------------------------------------
 
 
+_Least = Callable[[int, int], int]
+"""The least time of the k-th of some machines, which does so much at once; 0: it does nothing."""
+
+
 class _Load(NamedTuple):
-    """What each op asks for: its duration, its issue cost, and how many times."""
+    """What each op asks for: its duration, its issue cost, and how many times; and what is around it.
+
+    `exact` bounds are over all sets of tasks of a machine.
+    """
 
     job: Job
     ns: IntArray
     cost: IntArray
     runs: IntArray
+    ways: Ways
+    exact: bool
 
-    def least(self, values: IntArray, group: IntArray, n_groups: int) -> list[int]:
-        """Return the least value of each group among the ops that run."""
-        least = np.full(n_groups, np.iinfo(np.int64).max)
-        np.minimum.at(least, group[self.runs > 0], values[self.runs > 0])
-        return least.tolist()
+    def between(self, head: IntArray, body: IntArray, tail: IntArray, capacity: int = 1) -> int:
+        """Return the least time of a machine with some tasks."""
+        if self.exact:
+            return between_ns(head.tolist(), body.tolist(), tail.tolist(), capacity)
+        return around_ns(head, body, tail, capacity)
+
+    def least(self, of: IntArray, n: int, *, head: IntArray, body: IntArray, tail: IntArray) -> _Least:
+        """Return what bounds some machines, `of` being that of each op."""
+        ran = np.flatnonzero(self.runs > 0)
+        rows = Csr.group(of[ran], ran, n)
+        body = body * self.runs
+
+        def of_machine(k: int, capacity: int) -> int:
+            ops = rows.row(k)
+            return self.between(head[ops], body[ops], tail[ops], capacity)
+
+        return of_machine
 
 
-def _sums(values: IntArray, group: IntArray, n_groups: int) -> list[int]:
-    """Return the sum of each group."""
-    sums = np.zeros(n_groups, np.int64)
-    np.add.at(sums, group, values)
-    return sums.tolist()
+def _ways(job: Job, flow: Flow | None, ns: IntArray, cost: IntArray, how: str | None) -> Ways:
+    """Return what is before and after each op; without a flow, its own launch alone."""
+    none = np.zeros(len(ns), np.int64)
+    if flow is not None:
+        return ways(job, flow, ns, cost, how)
+    latency = launch_latencies_ns(job)
+    return Ways(none, cost + latency, ns, latency + ns, none)
 
 
 def _devices(load: _Load) -> dict[str, int]:
@@ -224,60 +289,79 @@ def _devices(load: _Load) -> dict[str, int]:
 
     A worker pays for issuing with its own time, a stream does not.
     """
-    job, devices, out = load.job, load.job.machine.devices, {}
-    each = np.where(job.launched, load.ns, load.ns + load.cost)
-    work = _sums(each * load.runs, job.device_of, len(devices))
+    job, devices, around, out = load.job, load.job.machine.devices, load.ways, {}
+    n, n_ops = len(devices), len(load.ns)
+    gap = np.array([0 if d.workers else d.gap_ns for d in devices])[job.device_of]
+    lanes = load.least(
+        job.device_of,
+        n,
+        head=np.where(job.launched, around.start[:n_ops], around.taken[:n_ops]),
+        body=np.where(job.launched, load.ns + gap, load.ns + load.cost),
+        tail=around.tail[:n_ops],
+    )
     computing = np.where(job.meets, 0, load.ns)  # a collective need not use its cores
-    core_ns = _sums(computing * load.runs * least_cores_of_ops(job), job.device_of, len(devices))
-    ops = np.bincount(job.device_of, minlength=len(devices)).tolist()
+    cores = load.least(
+        job.device_of,
+        n,
+        head=around.start[:n_ops],
+        body=computing * least_cores_of_ops(job),
+        tail=around.tail[:n_ops],
+    )
+    ops = np.bincount(job.device_of, minlength=n).tolist()
     for d, device in enumerate(devices):
-        out[device.name] = -(-work[d] // device.lanes)
+        out[device.name] = max(0, lanes(d, device.lanes) - (0 if device.workers else device.gap_ns))
         if device.cores:
-            out[device.name] = max(out[device.name], -(-core_ns[d] // device.cores))
+            out[device.name] = max(out[device.name], cores(d, device.cores))
         if device.least_ns is not None and ops[d]:
             out[device.name] = max(out[device.name], device.least_ns(device, job, load.ns, load.runs))
     return out
 
 
 def _streams(load: _Load) -> dict[str, int]:
-    """Bound each stream by its first launch, its work and the gaps between its tasks."""
+    """Bound each stream by its tasks, the gaps between them, and what is before and after them."""
     job, machine, out = load.job, load.job.machine, {}
-    n = machine.first_stream[-1]
-    work, runs = (_sums(each, job.stream_of, n) for each in (load.ns * load.runs, load.runs))
-    cost = load.least(load.cost, job.stream_of, n)
+    n, n_ops = machine.first_stream[-1], len(load.ns)
+    gap = np.array([device.gap_ns for device in machine.devices])[job.device_of]
+    least = load.least(
+        job.stream_of,
+        n,
+        head=load.ways.start[:n_ops],
+        body=load.ns + gap,
+        tail=load.ways.tail[:n_ops],
+    )
     for d, device in enumerate(machine.devices):
         if device.workers:
             continue
         for stream in range(machine.first_stream[d], machine.first_stream[d + 1]):
-            if runs[stream]:
-                begin = cost[stream] + device.launch_latency_ns
-                gaps = (runs[stream] - 1) * device.gap_ns
-                out[machine.stream_name(stream)] = begin + gaps + work[stream]
+            if ns := least(stream, 1):
+                out[machine.stream_name(stream)] = ns - device.gap_ns
     return out
 
 
 def _hosts(load: _Load) -> dict[str, int]:
-    """Bound each group of issuers that launch by its issue costs and the shortest task after the last.
+    """Bound each group of issuers that launch by its issue costs, and what is before and after them.
 
     Where workers of a CPU are the issuers, they also execute.
     """
-    job, out = load.job, {}
+    job, out, n_ops = load.job, {}, len(load.ns)
     members: dict[int, list[str]] = {}
     for issuer in job.machine.issuers():
         members.setdefault(issuer.group, []).append(issuer.name)
-    latency = np.array([d.launch_latency_ns for d in job.machine.devices])[job.device_of]
-    busy = (load.cost + np.where(job.launched, 0, load.ns)) * load.runs
-    work, launches = (
-        _sums(each, job.group_of, job.n_groups) for each in (busy, np.where(job.launched, load.runs, 0))
+    launches = np.bincount(job.group_of[job.launched & (load.runs > 0)], minlength=job.n_groups)
+    least = load.least(
+        job.group_of,
+        job.n_groups,
+        head=load.ways.taken[:n_ops],
+        body=load.cost + np.where(job.launched, 0, load.ns),
+        tail=np.where(job.launched, load.ways.issued[:n_ops], load.ways.tail[:n_ops]),
     )
-    tail = load.least(np.where(job.launched, latency + load.ns, 0), job.group_of, job.n_groups)
     for group, names in members.items():
         if launches[group]:
-            out[names[0]] = -(-work[group] // len(names)) + tail[group]
+            out[names[0]] = least(group, len(names))
     return out
 
 
-def _links(job: Job) -> dict[str, int]:
+def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
     """Bound each link by what must cross it.
 
     A serial link is held by one transfer at a time, latency included. On a shared or fifo one only the bytes
@@ -313,4 +397,22 @@ def _links(job: Job) -> dict[str, int]:
         flows = link.latency_ns + flowing
         by_sharing = {"serial": held[k], "shared": flows, "fifo": flows, "independent": longest[k]}
         out[link.name] = by_sharing[link.sharing]
+    if flow is not None:
+        for k, ns in _serial_links(load, flow).items():
+            out[machine.links[k].name] = max(out.get(machine.links[k].name, 0), ns)
     return out
+
+
+def _serial_links(load: _Load, flow: Flow) -> dict[int, int]:
+    """Bound each serial link by its transfers, and by what is before and after them."""
+    job, around = load.job, load.ways
+    routes, way = job.machine.distinct_routes(flow.source, flow.destination, flow.tensor)
+    over: dict[int, list[int]] = {}
+    for t, which in enumerate(way.tolist()):
+        for k in {job.machine.channels[link] for link in routes[which][2]}:
+            if job.machine.links[k].sharing == "serial":
+                over.setdefault(k, []).append(flow.n_ops + t)
+    return {
+        k: load.between(around.start[nodes], around.ns[nodes] * job.iterations, around.tail[nodes])
+        for k, nodes in over.items()
+    }

@@ -33,7 +33,7 @@ MOST_RATIO: Final = 100
 """Most bytes that one packed byte may stand for, in a file that unpacks to more than `_SMALL` bytes."""
 
 _SMALL: Final = 64 * 2**20
-_CHUNK: Final = 8 * 2**20
+_CHUNK: Final = 2 * 2**20
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 

@@ -33,9 +33,10 @@ def whole(value: Any, least: int = 0) -> int:
 
 def _counts(value: Any, least: int = 0) -> Any:
     """Read a count, or a list of them."""
-    if isinstance(value, list | tuple) and value:
-        return [whole(one, least) for one in value]
-    return whole(value, least)
+    if not isinstance(value, list | tuple) or not value:
+        return whole(value, least)
+    usual = type(value) is list and {*map(type, value)} == {int} and min(value) >= least
+    return value if usual else [whole(one, least) for one in value]
 
 
 def _outcome(value: Any) -> Any:
@@ -140,23 +141,21 @@ def typed(graph: Graph) -> Graph:
     """
     found: dict[int, Mapping[str, Any]] = {}
     known: dict[int, Mapping[str, Any]] = {}  # copies of a program share theirs
-    names = READERS.keys()
     for op, given in graph.attributes.items():
         if id(given) in known:
             if known[id(given)] is not given:
                 found[op] = known[id(given)]
             continue
         known[id(given)] = given
-        if names.isdisjoint(given):
-            continue
-        read = dict(given)
-        for name in given:
-            if name in names:
-                try:
-                    read[name] = READERS[name](given[name])
-                except InputError as error:
-                    where = graph.op_names[op]
-                    raise GraphError(f"op {where!r}: {name}: {error}").about(where, name) from None
-        if read != given:
-            found[op] = known[id(given)] = read
+        read = {}
+        for name in [name for name in given if name in READERS]:
+            try:
+                value = READERS[name](given[name])
+            except InputError as error:
+                where = graph.op_names[op]
+                raise GraphError(f"op {where!r}: {name}: {error}").about(where, name) from None
+            if value is not given[name]:
+                read[name] = value
+        if read:
+            found[op] = known[id(given)] = {**given, **read}
     return replace(graph, attributes={**graph.attributes, **found}) if found else graph

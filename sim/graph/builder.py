@@ -278,9 +278,9 @@ class GraphBuilder:
         duration_ns: IntArray,
         device: tuple[Sequence[str], IntArray],
         after: Csr,
-        stage: IntArray,
-        micro_batch: IntArray,
-        phase: tuple[Sequence[str], IntArray],
+        stage: IntArray | int = UNSET,
+        micro_batch: IntArray | int = UNSET,
+        phase: tuple[Sequence[str], IntArray] | None = None,
         dtype: tuple[Sequence[str], IntArray] | None = None,
         flops: IntArray | int = 0,
         bytes_read: IntArray | int = UNSET,
@@ -312,7 +312,7 @@ class GraphBuilder:
         duration_by_kind : mapping of str to mapping of int to int
             Kind of device → op → ns.
         attributes : mapping of int to mapping
-            Op → further attributes; ops that share a mapping share its copy.
+            Op → further attributes, which the builder keeps; ops may share a mapping.
 
         Raises
         ------
@@ -350,15 +350,14 @@ class GraphBuilder:
         given: tuple[IntArray | int, ...] = (
             *(self._kinds.all(*kind), UNSET if dtype is None else self._dtypes.all(*dtype)),
             *(self._pins.all(*device), flops, bytes_read, bytes_written),
-            *(duration_ns, stage, micro_batch, self._phases.all(*phase)),
+            *(duration_ns, stage, micro_batch, UNSET if phase is None else self._phases.all(*phase)),
         )
         self._columns.append([np.broadcast_to(np.asarray(values, np.int64), n) for values in given])
         self._inputs.extend(inputs, input_distance)
         self._after.extend(after, after_distance)
         for device_kind, times in duration_by_kind.items():
             self._duration_by_kind.setdefault(device_kind, {}).update(times)
-        own = {id(more): dict(more) for more in {id(more): more for more in attributes.values()}.values()}
-        self._attributes.update((op, own[id(more)]) for op, more in attributes.items())
+        self._attributes.update(attributes)
         self._first.frombytes(_bytes(len(self._sizes) + outputs.indptr[1:]))
         self._sizes.frombytes(_bytes(outputs.indices))
 

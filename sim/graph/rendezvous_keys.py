@@ -13,6 +13,7 @@ Source: tensorflow/core/framework/rendezvous.h and tensorflow/core/kernels/sendr
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,12 @@ class RendezvousKeys(NamedTuple):
 
     sends: dict[int, str]
     recvs: dict[int, str]
+
+    @property
+    def unsure(self) -> frozenset[int]:
+        """The Sends with a key that fewer Recvs have: what some of them send never travels."""
+        sent, asked = Counter(self.sends.values()), Counter(self.recvs.values())
+        return frozenset(op for op, key in self.sends.items() if sent[key] > asked[key])
 
     def send_of(self, recv: int) -> int:
         """Return the first Send with the key of a Recv."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["UNSET", "BoolArray", "FloatArray", "IntArray", "by_first_use", "distinct_rows"]
+__all__ = ["UNSET", "BoolArray", "Codes", "FloatArray", "IntArray", "by_first_use", "distinct_rows"]
+
+T = TypeVar("T")
 
 
 IntArray = npt.NDArray[np.int64]
@@ -15,6 +20,26 @@ FloatArray = npt.NDArray[np.float64]
 
 UNSET = -1
 """In a column of sizes, times or codes: nothing was given."""
+
+
+class Codes(dict[T, int]):
+    """Small numbers for what a column repeats (names, threads), in order of first use.
+
+    Examples
+    --------
+    >>> codes = Codes[str]()
+    >>> codes.of(["gemm", "copy", "gemm"]).tolist(), [*codes]
+    ([0, 1, 0], ['gemm', 'copy'])
+    """
+
+    def __missing__(self, thing: T) -> int:
+        """Return the next number."""
+        number = self[thing] = len(self)
+        return number
+
+    def of(self, things: Iterable[T]) -> IntArray:
+        """Return a column of their numbers."""
+        return np.fromiter(map(self.__getitem__, things), np.int64)
 
 
 def by_first_use(values: IntArray) -> tuple[IntArray, IntArray, IntArray]:

@@ -17,7 +17,7 @@ Source: Qi et al., arXiv 2401.10241, section 3.2 and appendix (as an integer pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -94,7 +94,7 @@ def optimal_programs(
         times.limit(rank, 1)
         times.last(at, 0, start[Action(rank, "F", 0)])
     _within_memory(times, problem, start)
-    _ends(times, problem, start)
+    _ends(times, problem, start, first)
     if hint is not None and run is not None:
         for rank, program in enumerate(hint.programs):
             for slot, begins in zip(program, run.starts[rank], strict=True):
@@ -163,10 +163,10 @@ def _within_memory(times: Activities, problem: Problem, start: dict[Action, Any]
         times.limit(("memory", rank), problem.limit)
 
 
-def _ends(times: Activities, problem: Problem, start: dict[Action, Any]) -> None:
+def _ends(times: Activities, problem: Problem, start: dict[Action, Any], first: Sequence[int]) -> None:
     """Let the longest be what the objective says; the last micro-batch ends each phase."""
     for action, begin in start.items():
         if action.micro_batch == problem.micro_batches - 1:
             end = begin + problem.duration(action.stage, action.phase)
-            first = start[Action(problem.placement[action.stage], "F", 0)]
-            times.after(times.longest, end - first if problem.objective == "span" else end)
+            span = problem.objective == "span"
+            times.after(times.longest, end - first[problem.placement[action.stage]] if span else end)

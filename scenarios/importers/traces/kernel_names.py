@@ -51,6 +51,7 @@ def kind_of(name: str) -> str:
     return next((kind for pattern, kind in _KINDS.items() if re.search(pattern, lower)), "kernel")
 
 
+@lru_cache(maxsize=4096)
 def short_name(name: str) -> str:
     """Return the name of a kernel without return type, namespaces, template and call arguments.
 

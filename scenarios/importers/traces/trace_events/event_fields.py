@@ -1,7 +1,7 @@
 """Fields of trace events, of one or of many: what is wrong is told with the key and what was found.
 
-Of many events it takes a twentieth of the time to ask whether all are as usual; where one is not, each is
-looked at.
+Of a column it takes a twentieth of the time to ask whether all are as usual; where one is not, each is looked
+at.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,17 @@ import numpy as np
 from sim.words.arrays import IntArray
 from sim.words.limits import LATEST_NS
 
-__all__ = ["arguments", "ns", "span", "spans", "text", "texts", "thread_of", "whole", "wholes"]
+__all__ = [
+    "arguments",
+    "ns",
+    "span",
+    "spans",
+    "text",
+    "texts",
+    "thread_of",
+    "whole",
+    "wholes",
+]
 
 Fields = Mapping[str, Any]
 
@@ -57,7 +68,10 @@ def span(event: Fields) -> tuple[int, int]:
 
 def whole(of: Fields, key: str) -> int:
     """Return a whole number of 64 bits; text with one is one."""
-    value = of[key]
+    return _whole(of[key], key)
+
+
+def _whole(value: Any, key: str) -> int:
     number: int = value
     if type(value) is not int:
         is_text = isinstance(value, str) and value.removeprefix("-").isdecimal()
@@ -68,48 +82,59 @@ def whole(of: Fields, key: str) -> int:
     return number
 
 
+def size(of: Fields, key: str, each: int = 1) -> int:
+    """Return a number of bytes, of so many elements of `each`; 0: it is not noted."""
+    nbytes = each * whole(of, key) if key in of else 0
+    if nbytes < 0:
+        raise ValueError(f"{key}: {of[key]!r:.40} has a negative size, of {nbytes} bytes")
+    if nbytes >= 2**63:
+        raise ValueError(f"{key}: {of[key]!r:.40} elements of {each} bytes are a size beyond 64 bits")
+    return nbytes
+
+
 def ns(of: Fields, key: str) -> int:
     """Return a time in microseconds as whole ns, rounded half up, exactly."""
-    value = of[key]
+    return _ns(of[key], key)
+
+
+def _ns(value: Any, key: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(f"{key}: {value!r:.40} is no time in microseconds")
     above, below = value.as_integer_ratio()
     return (2000 * above + below) // (2 * below)
 
 
-# -- of many --------------------------------------------------------------------------------------
+# -- columns of values ----------------------------------------------------------------------------
 
 
-def texts(events: Sequence[Fields], key: str) -> list[str]:
+def texts(values: Sequence[Any], key: str) -> Sequence[str]:
     """Return names, as `text`."""
-    found = [event[key] for event in events]
-    return [*map(sys.intern, found)] if {*map(type, found)} <= {str} else [text(e, key) for e in events]
+    return values if {*map(type, values)} <= {str} else [text({key: value}, key) for value in values]
 
 
-def wholes(of: Sequence[Fields], key: str, missing: int | None = None) -> list[int]:
-    """Return whole numbers, as `whole`; `missing` where there is none, if given."""
-    found: list[int] = [fields[key] if missing is None else fields.get(key, missing) for fields in of]
-    usual = {*map(type, found)} == {int} and min(found) >= -(2**63) and max(found) < 2**63
-    if usual:
-        return found
-    return [whole(fields, key) if missing is None or key in fields else missing for fields in of]
+def wholes(values: Sequence[Any], key: str) -> IntArray:
+    """Return whole numbers, as `whole`."""
+    if {*map(type, values)} <= {int}:
+        with suppress(OverflowError):
+            return np.array(values, np.int64)
+    return np.array([_whole(value, key) for value in values], np.int64)
 
 
-def spans(events: Sequence[Fields]) -> tuple[list[int], list[int]]:
+def spans(begins: Sequence[Any], lengths: Sequence[Any]) -> tuple[IntArray, IntArray]:
     """Return begins and ends, as `span`."""
-    start, took = _all_ns(events, "ts"), _all_ns(events, "dur")
+    start, took = _all_ns(begins, "ts"), _all_ns(lengths, "dur")
     if start is None or took is None or (start + took > LATEST_NS).any():
-        found = [span(event) for event in events]
-        return [begin for begin, _ in found], [end for _, end in found]
-    return start.tolist(), (start + took).tolist()
+        events = ({"ts": begin, "dur": length} for begin, length in zip(begins, lengths, strict=True))
+        start, end = np.array([span(event) for event in events], np.int64).reshape(-1, 2).T
+        return start, end
+    return start, start + took
 
 
-def _all_ns(events: Sequence[Fields], key: str) -> IntArray | None:
+def _all_ns(values: Sequence[Any], key: str) -> IntArray | None:
     """Return times as `ns`; None if one of them has to be looked at."""
-    found = [event[key] for event in events]
-    if not {*map(type, found)} <= {int, float}:
+    if not {*map(type, values)} <= {int, float}:
         return None
-    us = np.array(found, np.float64)
+    us = np.array(values, np.float64)
     if not ((us >= 0) & (us < _EXACT_US)).all():
         return None
     whole_us = np.floor(us)
@@ -117,5 +142,5 @@ def _all_ns(events: Sequence[Fields], key: str) -> IntArray | None:
     rounded = np.floor(part + 0.5)
     in_ns: IntArray = 1000 * whole_us.astype(np.int64) + rounded.astype(np.int64)
     for n in np.flatnonzero(np.abs(part - rounded) >= _NEARLY_HALF).tolist():
-        in_ns[n] = ns(events[n], key)
+        in_ns[n] = _ns(values[n], key)
     return in_ns

@@ -13,113 +13,97 @@ and its gradient have one ``Sequence number``, which tells whose forward a threa
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.traces.trace_events.kineto_rows import HostCall, Thread
+from scenarios.importers.traces.trace_events.kineto_rows import Calls, Thread
+from scenarios.importers.traces.trace_events.operators import Spans
+from sim.words.arrays import Codes, IntArray, by_first_use
 
-__all__ = ["NODE", "SEQUENCE", "Callers", "Numbered", "callers", "is_gradient"]
+__all__ = ["FORWARD_THREAD", "NODE", "SEQUENCE", "Numbered", "callers", "is_gradient"]
 
 SEQUENCE: Final = "Sequence number"
 _GRADIENT: Final = "autograd::engine::evaluate_function"
-_FORWARD_THREAD: Final = "Fwd thread id"
+FORWARD_THREAD: Final = "Fwd thread id"
 """0, unless the operator is a gradient. Older traces have no `_GRADIENT` around it."""
-
 
 NODE: Final = re.compile(r"torch::autograd::|\w+Backward\d*$")
 """Operators that are gradients by their names."""
 
 
-class Callers(NamedTuple):
-    """Who waits for threads that only run gradients.
-
-    Attributes
-    ----------
-    waits : dict
-        Thread that runs gradients → the thread that waits for it meanwhile.
-    unknown : list
-        Threads that run gradients of another one, which is not known to wait for them alone.
-    """
-
-    waits: dict[Thread, Thread]
-    unknown: list[Thread]
-
-
 class Numbered(NamedTuple):
-    """An operator with a sequence number: one of forward, or its gradient."""
+    """Operators with a sequence number, of forward or of its gradient: a column each."""
 
-    start_ns: int
-    thread: Thread
-    number: int
-    is_gradient: bool
+    thread: IntArray
+    start_ns: IntArray
+    number: IntArray
+    is_gradient: IntArray
 
 
-def is_gradient(name: str, args: Mapping[str, Any]) -> bool:
+def is_gradient(name: str, forward_thread: object) -> bool:
     """Whether an operator with a sequence number is a gradient."""
-    return name.startswith(_GRADIENT) or bool(args.get(_FORWARD_THREAD))
+    return bool(forward_thread) or name.startswith(_GRADIENT)
 
 
 def callers(
-    numbered: Sequence[Numbered], nodes: Mapping[Thread, Sequence[tuple[int, int]]], calls: Iterable[HostCall]
-) -> Callers:
-    """Return who waits for the threads that only run gradients.
+    threads: Sequence[Thread], numbered: Numbered, nodes: Spans, calls: Calls
+) -> tuple[dict[int, int], list[int]]:
+    """Return who waits for the threads that only run gradients, and of which that is not known.
 
     A process with several such threads, one a GPU, runs them at once; then nobody waits for one alone.
 
     Parameters
     ----------
-    numbered : sequence of Numbered
-    nodes : mapping
+    threads : sequence of Thread
+        What their numbers stand for.
+    numbered : Numbered
+    nodes : Spans
         Begin and end of operators that are gradients by their names, of each thread.
-    calls : iterable of HostCall
+    calls : Calls
     """
-    waits_for = _by_number(numbered) if numbered else _by_name(nodes, calls)
-    found = Callers({}, [])
-    for whose, threads in waits_for.items():
-        if whose is not None and len(threads) == 1:
-            found.waits[threads[0]] = whose
-        else:
-            found.unknown.extend(threads)
-    return found
+    waits_for = _by_number(threads, numbered) if len(numbered.number) else _by_name(threads, nodes, calls)
+    known = {own[0]: whose for whose, own in waits_for.items() if whose is not None and len(own) == 1}
+    return known, [thread for own in waits_for.values() for thread in own if thread not in known]
 
 
-def _by_number(numbered: Iterable[Numbered]) -> dict[Thread | None, list[Thread]]:
+def _by_number(threads: Sequence[Thread], numbered: Numbered) -> dict[int | None, list[int]]:
     """Return thread of forward operators → threads that run their gradients."""
-    forward: dict[tuple[int, int], Thread] = {}
-    gradients: dict[Thread, Counter[Thread]] = defaultdict(Counter)
-    for each in sorted(numbered, key=lambda each: each.start_ns):
-        process, _ = each.thread
-        whose = forward.setdefault((process, each.number), each.thread)
-        if each.is_gradient:
-            gradients[each.thread][whose] += 1
-    waits_for: dict[Thread | None, list[Thread]] = defaultdict(list)
-    for thread, owners in gradients.items():
-        (whose, _), *_ = owners.most_common(1)
-        if whose != thread:
-            waits_for[whose].append(thread)
+    order = np.argsort(numbered.start_ns, kind="stable")
+    thread, _, number, gradient = (column[order] for column in numbered)
+    process = Codes[int]().of(process for process, _ in threads)[thread]
+    operator, _, first = by_first_use(by_first_use(number)[0] * len(threads) + process)
+    whose = thread[first][operator]  # an operator's thread is that of the first of its number
+    pair, pairs, _ = by_first_use((whose * len(threads) + thread)[gradient == 1])
+    owners: dict[int, tuple[int, int]] = {}  # thread of gradients → how many are of one thread, and which
+    for (owner, own), n in zip(
+        (divmod(each, len(threads)) for each in pairs.tolist()), np.bincount(pair).tolist(), strict=True
+    ):
+        if n > owners.get(own, (0, 0))[0]:
+            owners[own] = n, owner
+    waits_for: dict[int | None, list[int]] = defaultdict(list)
+    for own, (_, owner) in owners.items():
+        if owner != own:
+            waits_for[owner].append(own)
     return waits_for
 
 
-def _by_name(
-    nodes: Mapping[Thread, Sequence[tuple[int, int]]], calls: Iterable[HostCall]
-) -> dict[Thread | None, list[Thread]]:
+def _by_name(threads: Sequence[Thread], nodes: Spans, calls: Calls) -> dict[int | None, list[int]]:
     """Return the same by names: the only other thread, if it is quiet while gradients run, else None."""
-    of_thread: dict[Thread, list[int]] = defaultdict(list)
-    for call in calls:
-        of_thread[call.thread].append(call.start_ns)
-    waits_for: dict[Thread | None, list[Thread]] = defaultdict(list)
+    of_thread = {code: calls.start_ns[calls.thread == code] for code in np.unique(calls.thread).tolist()}
+    waits_for: dict[int | None, list[int]] = defaultdict(list)
     for thread in (thread for thread in nodes if thread in of_thread):
-        others = [other for other in of_thread if other not in nodes and other[0] == thread[0]]
+        process, _ = threads[thread]
+        others = [other for other in of_thread if other not in nodes and threads[other][0] == process]
         quiet = [other for other in others if not _any_inside(of_thread[other], nodes[thread])]
         waits_for[quiet[0] if len(others) == len(quiet) == 1 else None].append(thread)
     return waits_for
 
 
-def _any_inside(instants: Sequence[int], spans: Sequence[tuple[int, int]]) -> bool:
+def _any_inside(instants: IntArray, spans: Sequence[tuple[int, int]]) -> bool:
     """Whether an instant is inside one of several spans, which do not overlap but for nested ones."""
     starts, ends = np.array(sorted(spans), np.int64).T
-    last = np.searchsorted(starts, np.array(instants), side="left") - 1  # the last that began before
+    last = np.searchsorted(starts, instants, side="left") - 1  # the last that began before
     return bool((np.maximum.accumulate(ends)[last] > instants)[last >= 0].any())

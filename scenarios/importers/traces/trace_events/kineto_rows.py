@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-__all__ = ["GpuTask", "HostCall", "HostWait", "StreamWait", "Thread", "Trace"]
+import numpy as np
+
+from sim.words.arrays import BoolArray, IntArray
+
+__all__ = ["Calls", "GpuTask", "HostCall", "HostWait", "StreamWait", "Thread", "Trace"]
 
 Thread = tuple[int, int]
 """Process and thread, as the system numbers them."""
@@ -68,6 +74,49 @@ class HostCall(NamedTuple):
     correlation: int
     start_ns: int
     end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls as columns, in order of time: there are hundreds of thousands, and few are looked at one by one.
+
+    Attributes
+    ----------
+    names : sequence of str
+        Of which `name` has the numbers.
+    name, thread, correlation, start_ns, end_ns : array
+        Threads are numbers, too.
+    """
+
+    names: Sequence[str]
+    name: IntArray
+    thread: IntArray
+    correlation: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+
+    def named(self, pattern: re.Pattern[str]) -> BoolArray:
+        """Whether the name of each begins so."""
+        fits: BoolArray = np.array([pattern.match(name) is not None for name in self.names], bool)[self.name]
+        return fits
+
+    def only(self, which: BoolArray) -> Calls:
+        """Return some of them."""
+        return replace(
+            self,
+            name=self.name[which],
+            thread=self.thread[which],
+            correlation=self.correlation[which],
+            start_ns=self.start_ns[which],
+            end_ns=self.end_ns[which],
+        )
+
+    def rows(self, threads: Sequence[Thread]) -> list[HostCall]:
+        """Return them as rows."""
+        names = map(self.names.__getitem__, self.name.tolist())
+        of = map(threads.__getitem__, self.thread.tolist())
+        numbers = (self.correlation.tolist(), self.start_ns.tolist(), self.end_ns.tolist())
+        return [*map(HostCall, names, of, *numbers)]
 
 
 @dataclass(frozen=True, slots=True)

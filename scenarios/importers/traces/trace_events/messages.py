@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from scenarios.importers.traces.trace_events.event_fields import arguments, whole
+from scenarios.importers.traces.trace_events.event_fields import arguments, size
 from scenarios.importers.traces.trace_events.wanted import parsed
 
 __all__ = ["given", "message", "taken"]
@@ -36,9 +36,8 @@ def message(args: Mapping[str, Any]) -> tuple[int, int]:
     """Return how many bytes a kernel takes and gives, if it is noted with it."""
     if "dtype" not in args:
         return 0, 0
-    size = _ELEMENT.get(str(args["dtype"]), 0)
-    into, out = (whole(args, key) if key in args else 0 for key in ("In msg nelems", "Out msg nelems"))
-    return size * into, size * out
+    each = _ELEMENT.get(str(args["dtype"]), 0)
+    return size(args, "In msg nelems", each), size(args, "Out msg nelems", each)
 
 
 def taken(event: Mapping[str, Any]) -> int:
@@ -73,5 +72,7 @@ def given(name: str, into: int, ranks: int) -> tuple[int, int]:
     ((8, 8), (8, 32), (8, 0))
     """
     if "gather" in name:
-        return (into, into * ranks) if ranks else (0, 0)  # the size of one that gathers is what comes out
+        return (
+            (into, min(into * ranks, 2**53)) if ranks else (0, 0)
+        )  # the size of one that gathers is what comes out
     return into, into if re.search(r"all_?reduce|broadcast", name) else 0

@@ -13,70 +13,101 @@ as the time does. So it counts only where the call is not in the trace.
 
 from __future__ import annotations
 
-from array import array
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
 
-from scenarios.importers.traces.trace_events.kineto_rows import HostCall, Thread
+from scenarios.importers.traces.trace_events.kineto_rows import Calls
+from sim.words.arrays import UNSET, BoolArray, Codes, IntArray
 
-__all__ = ["UNNUMBERED", "Operators"]
+__all__ = ["UNNUMBERED", "Operators", "Spans"]
 
 UNNUMBERED: Final = -1
 """The number of an operator that has none."""
 
+Spans = dict[int, list[tuple[int, int]]]
+"""By thread, begins and ends."""
+
 
 class Operators:
-    """The operators of a trace, in a few bytes each: there may be a million."""
+    """The operators of a trace, in columns: there may be a million.
+
+    Attributes
+    ----------
+    words : Codes of str
+        Their names.
+    """
 
     def __init__(self) -> None:
-        self._rows: dict[Thread, array[int]] = defaultdict(lambda: array("q"))  # four numbers each
-        self._words: dict[str, int] = {}
+        self.words: Codes[str] = Codes()
+        self._pieces = [np.zeros((5, 0), np.int64)]
 
-    def add(self, threads: Iterable[Thread], rows: Iterable[tuple[int, int, str, int]]) -> None:
-        """Add operators in any order: threads; and begin, end, name, and number."""
-        words = self._words
-        for thread, (start_ns, end_ns, name, number) in zip(threads, rows, strict=True):
-            word = words.setdefault(name, len(words))
-            self._rows[thread].extend((start_ns, end_ns, word, number))
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return sum(piece.shape[1] for piece in self._pieces)
 
-    def around(self, calls: Iterable[HostCall]) -> dict[int, tuple[str, int]]:
-        """Return name and number of the operators around calls, by correlation; some calls have none."""
-        of_thread: dict[Thread, list[HostCall]] = defaultdict(list)
-        for call in calls:
-            if call.thread in self._rows:
-                of_thread[call.thread].append(call)
-        names, found = [*self._words], {}
-        for thread, own in of_thread.items():
-            own.sort(key=lambda call: call.start_ns)
-            for call, word, number in _innermost(self._rows[thread], own):
-                found[call.correlation] = names[word], number
+    def add(
+        self, thread: IntArray, start_ns: IntArray, end_ns: IntArray, names: Iterable[str], numbers: IntArray
+    ) -> None:
+        """Add operators in any order."""
+        self._pieces.append(np.stack((thread, start_ns, end_ns, self.words.of(names), numbers)))
+
+    def columns(self) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+        """Return thread, begin, end, name (one of `words`), and number of each."""
+        self._pieces = [np.concatenate(self._pieces, axis=1)]
+        thread, start_ns, end_ns, word, number = self._pieces[0]
+        return thread, start_ns, end_ns, word, number
+
+    def spans(self, fits_name: Callable[[str], object]) -> Spans:
+        """Return begins and ends of those whose names fit."""
+        fits: BoolArray = np.array([bool(fits_name(word)) for word in self.words], bool)
+        thread, start_ns, end_ns, word, _ = self.columns()
+        found: Spans = {}
+        for n in np.flatnonzero(fits[word]).tolist():
+            found.setdefault(int(thread[n]), []).append((int(start_ns[n]), int(end_ns[n])))
+        return found
+
+    def around(self, calls: Calls, which: IntArray) -> dict[int, tuple[str, int]]:
+        """Return name and number of the operators around some of the calls, by correlation."""
+        thread, start_ns, end_ns, word, number = self.columns()
+        names = [*self.words]
+        found: dict[int, tuple[str, int]] = {}
+        for code in np.unique(calls.thread[which]).tolist():
+            of_thread, own = np.flatnonzero(thread == code), which[calls.thread[which] == code]
+            order = of_thread[np.lexsort((-end_ns[of_thread], start_ns[of_thread]))]
+            last = np.searchsorted(start_ns[order], calls.start_ns[own], side="right") - 1
+            # One that begins where an operator ends is outside.
+            inside_ns = np.minimum(calls.start_ns[own] + 1, calls.end_ns[own])
+            last = _last_reaching(end_ns[order], last, inside_ns)
+            at, own = order[last[last != UNSET]], own[last != UNSET]
+            what = zip(word[at].tolist(), number[at].tolist(), strict=True)
+            found.update(zip(calls.correlation[own].tolist(), ((names[w], n) for w, n in what), strict=True))
         return found
 
     def numbered(self) -> dict[int, str]:
         """Return the names of all operators that have a number."""
-        names = [*self._words]
-        rows = (row for own in self._rows.values() for row in zip(own[3::4], own[2::4], strict=True))
-        return {number: names[word] for number, word in rows if number != UNNUMBERED}
+        _, _, _, word, number = self.columns()
+        names, has = [*self.words], number != UNNUMBERED
+        return {n: names[w] for n, w in zip(number[has].tolist(), word[has].tolist(), strict=True)}
 
 
-def _innermost(rows: array[int], calls: Iterable[HostCall]) -> Iterable[tuple[HostCall, int, int]]:
-    """Yield calls, in order, that are inside an operator, with word and number of the innermost."""
-    table = np.frombuffer(rows, np.int64).reshape(-1, 4)
-    order = np.lexsort((-table[:, 1], table[:, 0]))
-    starts, ends, words, numbers = (table[order, column].tolist() for column in range(4))
-    begun: list[tuple[int, int, int]] = []  # those that may not have ended, outermost first
-    n, of = 0, len(starts)
-    for call in calls:
-        while n < of and starts[n] <= call.start_ns:
-            while begun and begun[-1][0] <= starts[n]:
-                begun.pop()
-            begun.append((ends[n], words[n], numbers[n]))
-            n += 1
-        inside_ns = min(call.start_ns + 1, call.end_ns)  # one that begins where an operator ends is outside
-        while begun and begun[-1][0] < inside_ns:
-            begun.pop()
-        if begun:
-            yield call, *begun[-1][1:]
+def _last_reaching(ends: IntArray, last: IntArray, least: IntArray) -> IntArray:
+    """Return the last entry, from `last` backwards, that is at least `least`, of each; `UNSET`: none.
+
+    Examples
+    --------
+    >>> _last_reaching(np.array([9, 3, 5]), np.array([2, 2, 1, -1]), np.array([5, 6, 10, 0])).tolist()
+    [2, 0, -1, -1]
+    """
+    largest = [ends]  # of an entry and the 1, 3, 7, ... before it
+    while (width := 1 << len(largest) - 1) < len(ends):
+        wider = largest[-1].copy()
+        np.maximum(wider[width:], largest[-1][:-width], out=wider[width:])
+        largest.append(wider)
+    last = last.copy()
+    for k in reversed(range(len(largest))):
+        none = np.flatnonzero(last >= 0)
+        none = none[largest[k][last[none]] < least[none]]
+        last[none] -= 1 << k
+    return np.maximum(last, UNSET)
