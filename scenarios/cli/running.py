@@ -13,6 +13,7 @@ from scenarios.cli.progress import progress
 from scenarios.run.execute import Result, run_case
 from scenarios.run.load import load_scenario
 from scenarios.run.scenario import Case
+from scenarios.run.sweeps.unlike_costs import warn_of_unlike_costs
 from sim.words.errors import InputError, OutOfMemoryError, RunError, SimError, StuckError
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
         raise first if isinstance(first, InputError) else RunError("\n".join(stories))
     for story in stories:
         typer.echo(story, err=True)
+    warn_of_unlike_costs((result.case, result.trace.job) for result in results)
     return Comparison(results, failures)
 
 

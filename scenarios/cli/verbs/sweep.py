@@ -134,6 +134,7 @@ def sweep(
         except sweeps.Interrupted as stopped:
             show(stopped.rows)
             raise
+    sweeps.warn_of_unlike_points(scenario, points, **how)
     if plot is not None:
         from scenarios.report.sweep_plot import sweep_plot
         from sim.plot.figure import save

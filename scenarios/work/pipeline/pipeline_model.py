@@ -19,6 +19,7 @@ from scenarios.build.device_times import at_rate, on_device
 from scenarios.build.pipeline.pipeline_stage import PipelineStage
 from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.calibration import Calibration
+from scenarios.build.train.kernels import Attention, Collective, Pass, Product
 from scenarios.build.train.layout import Layout
 from scenarios.build.train.training import Training
 from scenarios.file.document import Document
@@ -28,7 +29,7 @@ from scenarios.work.pipeline.pipeline_fields import ModelFields, PipelineFields
 from sim.machine.device import Device
 from sim.words.errors import InputError
 
-__all__ = ["EndOfStep", "model_stages", "note_on_times", "smaller_stages"]
+__all__ = ["EndOfStep", "forward_kernels", "model_stages", "note_on_times", "smaller_stages"]
 
 EndOfStep = tuple[tuple[int, ...], int]
 """What the optimizer takes on each stage, in ns, and the synchronisation of all ranks before it."""
@@ -140,6 +141,13 @@ def smaller_stages(
         changes.append(("model.recompute: full", {"recompute": "full"}))
     made = [(what, fields.model_copy(update={"model": model.model_copy(update=to)})) for what, to in changes]
     return [(what, _training(of, stages, at_rate(1)).pipeline_stages) for what, of in made]
+
+
+def forward_kernels(fields: PipelineFields) -> list[Product | Attention | Pass]:
+    """Return what a device is asked to time of a model's forward, layer after layer."""
+    (whole,) = _training(fields, 1, at_rate(1)).each_stage
+    kernels = [kernel for unit in whole.units for piece in unit.pieces for kernel in piece.forward]
+    return [kernel for kernel in kernels if not isinstance(kernel, Collective)]
 
 
 def _training(fields: PipelineFields, stages: int, times: Calibration) -> Training:

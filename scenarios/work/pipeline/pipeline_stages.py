@@ -21,6 +21,7 @@ from scenarios.file.document import Document
 from scenarios.work.pipeline.pipeline_devices import check_ranks, loop_devices
 from scenarios.work.pipeline.pipeline_fields import PipelineFields, StageFields
 from scenarios.work.pipeline.pipeline_model import EndOfStep, model_stages
+from scenarios.work.pipeline.pipeline_timed import graph_of
 from sim.machine.device import Device
 from sim.words.errors import InputError
 from sim.words.units import round_half_up
@@ -218,12 +219,9 @@ def _of_graph(
 
 
 def _graph_layers(fields: PipelineFields, document: Document, device: Device) -> list[PipelineStage]:
-    from scenarios.importers import load_graph
-
-    assert fields.graph is not None
-    batch = None if fields.batch is None else -(-fields.batch // fields.micro_batches)
-    graph = load_graph(document.file(fields.graph), batch=batch)
-    return graph_layers(graph, device, backward_ratio=Fraction(str(fields.backward_ratio)))
+    return graph_layers(
+        graph_of(fields, document), device, backward_ratio=Fraction(str(fields.backward_ratio))
+    )
 
 
 def _cut(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:

@@ -37,6 +37,7 @@ from scenarios.work.pipeline.pipeline_fields import PipelineFields
 from scenarios.work.pipeline.pipeline_model import note_on_times, smaller_stages
 from scenarios.work.pipeline.pipeline_report import check_memory, pipeline_report
 from scenarios.work.pipeline.pipeline_stages import Stages, make_stages, place_stages
+from scenarios.work.pipeline.pipeline_timed import timed_graph
 from scenarios.work.workload import Work, Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
@@ -92,6 +93,10 @@ class Pipeline(Workload):
         """Whether stages are timed where they run: those of a graph, or of a model that gives no rate."""
         model = self.pipeline.model
         return self.pipeline.graph is not None or (model is not None and model.by_device)
+
+    def timed(self, document: Document) -> Graph | None:
+        """Return the graph that stages are cut from, or the kernels of a model, where devices time them."""
+        return timed_graph(self.pipeline, document) if self.asks_cost_models() else None
 
     def work(
         self, document: Document, machine: Machine | None, policy: Policy, loc: Loc, *, seed: int = 0

@@ -164,6 +164,8 @@ class Trace:
         By thread: begin and end of every operator in which a process group launches its kernels.
     rank, world_size : int or None
         Of a distributed job.
+    gpus : dict of int to str
+        What the driver calls each GPU, by its number.
     """
 
     tasks: list[GpuTask] = field(default_factory=list)
@@ -176,6 +178,7 @@ class Trace:
     inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     rank: int | None = None
     world_size: int | None = None
+    gpus: dict[int, str] = field(default_factory=dict)
 
     @property
     def begin_ns(self) -> int:
