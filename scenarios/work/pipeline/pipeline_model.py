@@ -19,7 +19,7 @@ from scenarios.build.device_times import at_rate, on_device
 from scenarios.build.pipeline.pipeline_stage import PipelineStage
 from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.calibration import Calibration
-from scenarios.build.train.kernels import Attention, Collective, Pass, Product
+from scenarios.build.train.kernels import Attention, Product
 from scenarios.build.train.layout import Layout
 from scenarios.build.train.training import Training
 from scenarios.file.document import Document
@@ -143,11 +143,11 @@ def smaller_stages(
     return [(what, _training(of, stages, at_rate(1)).pipeline_stages) for what, of in made]
 
 
-def forward_kernels(fields: PipelineFields) -> list[Product | Attention | Pass]:
-    """Return what a device is asked to time of a model's forward, layer after layer."""
+def forward_kernels(fields: PipelineFields) -> list[Product | Attention]:
+    """Return the products and attention of a model's forward, layer after layer."""
     (whole,) = _training(fields, 1, at_rate(1)).each_stage
     kernels = [kernel for unit in whole.units for piece in unit.pieces for kernel in piece.forward]
-    return [kernel for kernel in kernels if not isinstance(kernel, Collective)]
+    return [kernel for kernel in kernels if isinstance(kernel, Product | Attention)]
 
 
 def _training(fields: PipelineFields, stages: int, times: Calibration) -> Training:
