@@ -105,7 +105,9 @@ def sweep(
 
     def show(rows: list[dict[str, Any]]) -> None:
         if json:
-            print_json(rows if goal is None else goal.answer(rows) | {"left_out": left_out, "rows": rows})
+            print_json(
+                rows if goal is None else goal.answer(rows, settings) | {"left_out": left_out, "rows": rows}
+            )
         elif goal is not None:
             print_answer(rows, settings, goal, left_out)
         elif rows:
