@@ -7,10 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from scenarios.run.case_job import job_of
 from scenarios.run.load import Scenarios
 from scenarios.run.scenario import Case
 from sim.job.job import Job
+from sim.machine.device import Device
 from sim.words.errors import SimError
 
 if TYPE_CHECKING:
@@ -49,20 +52,30 @@ def warn_of_unlike_costs(runs: Iterable[tuple[Case, Job | None]]) -> None:
 
 
 def _costings(case: Case, job: Job) -> Iterator[Costing]:
-    """Yield how each device of a run times what it has to."""
+    """Yield how the devices of a run time what they have to, equal ones together."""
     from devices.cost.told.unlike import costing_of
 
     timed = case.scenario.content.workload.timed(case.scenario.document)
+    busy = {*job.device_of.tolist()}
+    alike: list[tuple[Device, list[int]]] = []
     for i, device in enumerate(job.machine.devices):
-        here = job.device_of == i
-        if here.any():
-            found = (
-                costing_of(job.graph, device, here & ~job.meets)
-                if timed is None
-                else costing_of(timed, device)
+        if i in busy and device.details.preset:
+            same = (
+                indices
+                for other, indices in alike
+                if (other.details.preset, other.kind, other.cost)
+                == (device.details.preset, device.kind, device.cost)
             )
-            if found is not None:
-                yield found
+            if (found := next(same, None)) is None:
+                alike.append((device, found := []))
+            found.append(i)
+    for device, indices in alike:
+        if timed is not None:
+            costing = costing_of(timed, device)
+        else:
+            costing = costing_of(job.graph, device, np.isin(job.device_of, indices) & ~job.meets)
+        if costing is not None:
+            yield costing
 
 
 def _quiet(case: Case) -> Job:
@@ -97,4 +110,6 @@ def cases_at(
 def _is_of_costs(setting: str) -> bool:
     """Whether ``KEY=VALUE`` may change how ops are costed."""
     path = setting.partition("=")[0].split(".")
-    return path[0] == "machine" and (len(path) <= 3 or not _OF_COSTS.isdisjoint(path))
+    if path[:2] == ["machine", "devices"]:
+        return len(path) <= 3 or not _OF_COSTS.isdisjoint(path)
+    return path in (["machine"], ["machine", "preset"])
