@@ -27,7 +27,10 @@ def with_examples() -> dict[str, list[str]]:
 FOUND = with_examples()
 
 
-@pytest.mark.parametrize("package", FOUND)
+@pytest.mark.parametrize(
+    "package",
+    [pytest.param(name, marks=pytest.mark.slow if name.startswith("studies.") else ()) for name in FOUND],
+)
 def test_examples_in_docstrings(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
