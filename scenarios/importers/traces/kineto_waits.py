@@ -26,9 +26,14 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from scenarios.importers.traces.trace_events.kineto_rows import HostCall, Thread, Trace
+from sim.graph.csr import Csr
+from sim.words.arrays import BoolArray, IntArray
 
 __all__ = ["EventWait", "LaunchQueue", "Streams", "event_waits"]
 
@@ -84,6 +89,7 @@ class Streams:
     """
 
     def __init__(self, trace: Trace, waits: Iterable[EventWait] = ()) -> None:
+        self._lane = trace.lane
         self.before: list[tuple[int, ...]] = [()] * len(trace.tasks)
         self._history: dict[tuple[int, int], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         told: list[tuple[int, int, EventWait | None]]
@@ -99,6 +105,13 @@ class Streams:
                 other = self.at((wait.device, wait.on_stream), wait.recorded)
                 position = tuple(dict.fromkeys((*position, *other)))
             self._history[stream].append((correlation, position))
+
+    @cached_property
+    def edges(self) -> tuple[IntArray, IntArray, BoolArray]:
+        """Tasks, what each waits for, and whether that is on its own stream: columns."""
+        rows = Csr.of_rows(self.before)
+        tasks, others = rows.rows(), rows.indices
+        return tasks, others, self._lane[tasks] == self._lane[others]
 
     @property
     def known(self) -> list[tuple[int, int]]:
@@ -170,9 +183,11 @@ class LaunchQueue:
         for i, task in enumerate(trace.tasks):
             last[task.correlation] = max(last.get(task.correlation, (0, 0)), (task.end_ns, i))
         self._launches, self._ends = sorted(last), sorted(last.values())
-        most = max(
-            (self._left(call, call.start_ns) for call in trace.calls if call.correlation in last), default=0
-        )
+        calls = [(call.correlation, call.start_ns) for call in trace.calls if call.correlation in last]
+        launched, began_ns = np.array(calls, np.int64).reshape(-1, 2).T
+        left = np.searchsorted(self._launches, launched)
+        left -= np.searchsorted([end_ns for end_ns, _ in self._ends], began_ns, side="right")
+        most = int(left.max(initial=0))
         self._full = 0.95 * most if most >= _QUEUE else None
 
     def _left(self, call: HostCall, at_ns: int) -> int:
