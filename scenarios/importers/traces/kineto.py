@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -112,7 +113,7 @@ def load(
     paths = all_files(path, "kineto")
     fixed_batch(paths[0], batch, "its times were measured at one batch size")
     choice("host", host, ("calls", "none"))
-    with collector_paused():
+    with collector_paused(keeps=True):
         return _load(paths, path, one, host, execution_graph)
 
 
@@ -165,18 +166,20 @@ def _add(builder: GraphBuilder, ops: Sequence[Record], with_tensors: bool) -> No
         for op in ops:
             builder.op(**op)
         return
-    number = {op["name"]: n for n, op in enumerate(ops)}
+    fields = itemgetter("name", "kind", "device", "duration_ns", "after", "attributes")
+    names, kinds, devices, durations_ns, after, attributes = zip(*map(fields, ops), strict=True)
+    number = {name: n for n, name in enumerate(names)}
     builder.extend(
-        [op["name"] for op in ops],
-        kind=_coded([op["kind"] for op in ops]),
+        names,
+        kind=_coded(kinds),
         inputs=Csr(np.zeros(len(ops) + 1, np.int64), np.zeros(0, np.int64)),
         outputs=Csr(np.arange(len(ops) + 1), np.zeros(len(ops), np.int64)),
-        duration_ns=np.array([op["duration_ns"] for op in ops], np.int64),
-        device=_coded([op["device"] for op in ops]),
-        after=Csr.of_rows([[number[other] for other in op["after"]] for op in ops]),
+        duration_ns=np.array(durations_ns, np.int64),
+        device=_coded(devices),
+        after=Csr.of_rows([[number[name] for name in row] for row in after]),
         bytes_read=np.array([op.get("bytes_read", UNSET) for op in ops], np.int64),
         bytes_written=np.array([op.get("bytes_written", UNSET) for op in ops], np.int64),
-        attributes=dict(enumerate(op["attributes"] for op in ops)),
+        attributes=dict(enumerate(attributes)),
     )
 
 

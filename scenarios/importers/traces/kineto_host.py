@@ -59,8 +59,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 from scenarios.importers.traces.kineto_waits import LaunchQueue, Streams
@@ -144,7 +144,6 @@ class Host:
         for i, task in enumerate(trace.tasks):
             self._launches[task.correlation].append(i)
         self._queue = LaunchQueue(trace)
-        self._issuing_ns = self._usual_issue_ns()
         self._waits: list[int] = []  # which of the ops are calls that only wait
         for call in trace.calls:
             self._take(call.number, call)
@@ -210,7 +209,8 @@ class Host:
         asked = call.name.startswith("hipMemcpy") and not _ON_DEVICE.search(copy.name)
         return asked and call.end_ns >= copy.end_ns and self._is_held(call, task)
 
-    def _usual_issue_ns(self) -> int:
+    @cached_property
+    def _issuing_ns(self) -> int:
         """Return how long it takes to issue a copy that waits: one without a wait, or else any launch."""
         copies, launches = [], []
         for call in self._trace.calls:
@@ -334,25 +334,26 @@ class Host:
         }
         if kind == "launch":
             attributes["call_ns"] = max(0, end_ns - max(start, call.start_ns))
+        called_ns = self._called.get(thread, 0)
         own_ns = call.start_ns if kind == "launch" else end_ns
-        if (rest_ns := min(self._called.get(thread, 0), own_ns, end_ns) - start) > 0:
+        if called_ns > start and (rest_ns := min(called_ns, own_ns, end_ns) - start) > 0:
             attributes["rest_of_call_ns"] = rest_ns
         if kind not in ("host", "before"):
             attributes["call"] = call.name
-        attributes |= more or {}
+        if more:
+            attributes |= more
+        after = [self._last[thread]] if thread in self._last else []
+        after += [self._names[i] for i in awaited]
         op: Record = {
             "name": self._prefix + name,
             "kind": kind,
             "duration_ns": max(0, end_ns - start),
-            "after": [*([self._last[thread]] if thread in self._last else []), *self._named(awaited)],
+            "after": after,
             "device": self._device,
             "attributes": attributes,
         }
         self.ops.append((start, op))
         self._point[thread], self._last[thread] = max(start, end_ns), op["name"]
-
-    def _named(self, tasks: Iterable[int]) -> Iterator[str]:
-        return (self._names[i] for i in tasks)
 
 
 @lru_cache(maxsize=4096)

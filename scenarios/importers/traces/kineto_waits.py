@@ -179,28 +179,29 @@ class LaunchQueue:
     """
 
     def __init__(self, trace: Trace) -> None:
-        last: dict[int, tuple[int, int]] = {}
-        for i, task in enumerate(trace.tasks):
-            last[task.correlation] = max(last.get(task.correlation, (0, 0)), (task.end_ns, i))
-        self._launches, self._ends = sorted(last), sorted(last.values())
-        calls = [(call.correlation, call.start_ns) for call in trace.calls if call.correlation in last]
+        order = np.lexsort((trace.end_ns, trace.correlation))
+        launched = trace.correlation[order]
+        last = order[np.append(launched[1:] != launched[:-1], True)]  # of all that one call launched
+        self._launches = trace.correlation[last]
+        self._tasks = last[np.lexsort((last, trace.end_ns[last]))]
+        self._ends = trace.end_ns[self._tasks]
+        calls = [(call.correlation, call.start_ns) for call in trace.calls]
         launched, began_ns = np.array(calls, np.int64).reshape(-1, 2).T
-        left = np.searchsorted(self._launches, launched)
-        left -= np.searchsorted([end_ns for end_ns, _ in self._ends], began_ns, side="right")
-        most = int(left.max(initial=0))
+        is_launch = np.isin(launched, self._launches)
+        most = int(self._left(launched[is_launch], began_ns[is_launch]).max(initial=0))
         self._full = 0.95 * most if most >= _QUEUE else None
 
-    def _left(self, call: HostCall, at_ns: int) -> int:
-        """Return how many launches before a call had not ended."""
-        launched = bisect.bisect_left(self._launches, call.correlation)
-        return launched - bisect.bisect_right(self._ends, (at_ns, sys.maxsize))
+    def _left(self, correlation: IntArray | int, at_ns: IntArray | int) -> IntArray:
+        """Return how many launches before a call had not ended at a time."""
+        launched = np.searchsorted(self._launches, correlation)
+        return np.asarray(launched - np.searchsorted(self._ends, at_ns, side="right"))
 
     def freed_by(self, call: HostCall) -> int | None:
         """Return the task that made a place for a launch that waited for one, as it was recorded."""
-        if self._full is None or self._left(call, call.end_ns) < self._full:
+        if self._full is None or self._left(call.correlation, call.end_ns) < self._full:
             return None
-        ended = bisect.bisect_right(self._ends, (call.end_ns, sys.maxsize))
-        end_ns, task = self._ends[ended - 1] if ended else (0, 0)
+        ended = int(np.searchsorted(self._ends, call.end_ns, side="right"))
+        end_ns, task = (int(self._ends[ended - 1]), int(self._tasks[ended - 1])) if ended else (0, 0)
         return task if call.start_ns < end_ns and call.end_ns - end_ns <= _RETURN_NS else None
 
 

@@ -77,12 +77,12 @@ class Delay(NamedTuple):
 def overheads(trace: Trace, streams: Streams) -> Overheads:
     """Return what the GPUs of a process took themselves."""
     ends = {call.correlation: call.end_ns for call in trace.calls}
-    correlation = [task.correlation for task in trace.tasks]
-    causes = _causes(trace, streams, [ends.get(launch, _NEVER) for launch in correlation])
+    launches = trace.correlation.tolist()
+    causes = _causes(trace, streams, [ends.get(launch, _NEVER) for launch in launches])
     *_, second_ns, last_ns = np.sort(causes, axis=0)
     late_ns, which = trace.start_ns - last_ns, np.argmax(causes, axis=0)
     known = np.flatnonzero(last_ns != _NEVER)
-    _, begun = np.unique(np.array(correlation, np.int64)[known], return_index=True)
+    _, begun = np.unique(trace.correlation[known], return_index=True)
     shows = (causes[1:] != _NEVER).any(axis=0)  # of the tasks of a CUDA graph only the first shows a latency
     shows[known[begun]] = True
     shows &= (last_ns - second_ns >= _CERTAIN_NS) & (late_ns <= _LONG_NS)

@@ -193,6 +193,11 @@ class Trace:
         return self.start_ns + np.array([task.duration_ns for task in self.tasks], np.int64)
 
     @cached_property
+    def correlation(self) -> IntArray:
+        """Number of the launch of each task."""
+        return np.array([task.correlation for task in self.tasks], np.int64)
+
+    @cached_property
     def lane(self) -> IntArray:
         """Number of the device and stream of each task."""
         return Codes[tuple[int, int]]().of((task.device, task.stream) for task in self.tasks)
