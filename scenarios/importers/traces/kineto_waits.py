@@ -27,6 +27,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import repeat
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -92,19 +94,22 @@ class Streams:
         self._lane = trace.lane
         self.before: list[tuple[int, ...]] = [()] * len(trace.tasks)
         self._history: dict[tuple[int, int], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        order = np.argsort(trace.correlation, kind="stable")
         told: list[tuple[int, int, EventWait | None]]
-        told = [(task.correlation, i, None) for i, task in enumerate(trace.tasks)]
-        steps = sorted([*told, *((wait.at, -1, wait) for wait in waits)], key=lambda step: step[:2])
-        for correlation, i, wait in steps:
+        told = [*zip(trace.correlation[order].tolist(), order.tolist(), repeat(None))]
+        if own := [(wait.at, -1, wait) for wait in waits]:
+            told = sorted([*told, *own], key=itemgetter(0, 1))
+        for correlation, i, wait in told:
             on = trace.tasks[i] if wait is None else wait
             stream = on.device, on.stream
-            position = self._now(stream)
+            history = self._history[stream]
+            position = history[-1][1] if history else ()
             if wait is None:
                 self.before[i], position = position, (i,)
             else:
                 other = self.at((wait.device, wait.on_stream), wait.recorded)
                 position = tuple(dict.fromkeys((*position, *other)))
-            self._history[stream].append((correlation, position))
+            history.append((correlation, position))
 
     @cached_property
     def edges(self) -> tuple[IntArray, IntArray, BoolArray]:
@@ -117,10 +122,6 @@ class Streams:
     def known(self) -> list[tuple[int, int]]:
         """The streams, as device and number."""
         return [*self._history]
-
-    def _now(self, stream: tuple[int, int]) -> tuple[int, ...]:
-        history = self._history.get(stream)
-        return history[-1][1] if history else ()
 
     def at(self, stream: tuple[int, int], correlation: int) -> tuple[int, ...]:
         """Return the position of a stream of a device before a call."""
