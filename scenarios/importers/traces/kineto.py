@@ -23,7 +23,6 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
@@ -163,15 +162,10 @@ def _load(
 
 def _add(builder: GraphBuilder, ops: Sequence[Record], with_tensors: bool) -> None:
     """Add ops: those without tensors all at once."""
-    if not with_tensors:
-        with suppress(OverflowError):  # which one is too large is known when they come one by one
-            return _add_together(builder, ops)
-    for op in ops:
-        builder.op(**op)
-    return None
-
-
-def _add_together(builder: GraphBuilder, ops: Sequence[Record]) -> None:
+    if with_tensors:
+        for op in ops:
+            builder.op(**op)
+        return
     fields = itemgetter("name", "kind", "device", "duration_ns", "after", "attributes")
     names, kinds, devices, durations_ns, after, attributes = zip(*map(fields, ops), strict=True)
     number = {name: n for n, name in enumerate(names)}
