@@ -90,7 +90,10 @@ def scaled(graph: Graph, device: str, factor: float) -> Graph:
         if graph.pins[code].startswith(device) and not fixed:
             ns[op] = round_half_up(factor * int(ns[op]))
     facts = {
-        pin: {key: f"{round_half_up(factor * parse_duration(value))}ns" for key, value in known.items()}
+        pin: {
+            key: value if key == "description" else f"{round_half_up(factor * parse_duration(value))}ns"
+            for key, value in known.items()
+        }
         if pin.startswith(device)
         else known
         for pin, known in graph.device_facts.items()

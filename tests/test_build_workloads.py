@@ -279,7 +279,7 @@ def test_forward_has_the_arithmetic_of_the_formulas() -> None:
     biases = 9 * m.hidden * tokens * m.layers
     assert flops(graph, "gemm", "matmul") == m.layers * weight_flops(m) + output_flops(m) + biases
     softmax = 6 * 2 * 4 * 16 * 16  # scale 1 + softmax 5 of every score
-    assert flops(graph, "attention") == m.layers * (m.attention_flops + softmax)
+    assert flops(graph, "attention") == m.layers * (4 * m.micro_batch * m.sequence**2 * m.hidden + softmax)
     final_norm = 2 * m.hidden
     assert parameter_nbytes(graph) == 2 * (m.parameters + final_norm)
 

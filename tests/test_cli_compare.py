@@ -31,7 +31,7 @@ def test_the_peak_shown_is_that_of_the_device_with_the_highest(tmp_path: Path) -
     header, row = shown.splitlines()[1:3]
     assert header.endswith("highest peak memory")
     assert "cpu0 100.0%" in row
-    assert row.endswith("gpu0 76.29 MiB")
+    assert row.endswith("gpu0 76.29 MiB of 95.37 MiB")
     nothing = TEXT.replace(", output: 40MB", "").replace(", output: 1MB", "")
     assert (
         sim("compare", write(tmp_path, nothing), "--policy", "in-order")
@@ -72,3 +72,24 @@ def test_without_any_that_ends_there_is_nothing_to_compare(tmp_path: Path, names
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.count("out of memory on gpu0") == 1
     assert ("waits (2 of 2):\nnothing can happen any more" in result.stderr) == (len(names) == 2)
+
+
+def test_an_entry_that_cannot_be_built_is_a_row_that_names_the_way_out(tmp_path: Path) -> None:
+    """As after a failed run the exit status is 1; if none can be built, it is that of wrong input."""
+    text = """\
+name: one stage a rank
+workload:
+  train: {model: {layers: 8, hidden: 256, heads: 4, vocabulary: 1000}, calibration: h100-sxm,
+          parallel: {pp: 2}, sequence: 256, global_batch: 4}
+policy: 1f1b
+compare: [1f1b, zb-v, interleaved-1f1b]
+"""
+    result = sim("compare", write(tmp_path, text))
+    assert result.exit_code == 1, result.output
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows[3] == ["zb-v", "cannot", "be", "built"]
+    assert "zb-v has 4 stages on 2 ranks, and pp·vpp = 2; set parallel.vpp: 2" in result.stdout
+    assert "interleaved-1f1b (3 of 3):\n" in result.stderr
+    none = sim("compare", write(tmp_path, text.replace("[1f1b, zb-v", "[zb-v")))
+    assert none.exit_code == 2
+    assert none.stderr.count("set parallel.vpp: 2") == 1

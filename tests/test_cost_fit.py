@@ -31,6 +31,8 @@ from studies.h200.measured import (
     gemm_table,
     read_columns,
 )
+from studies.h200.on_h100 import RECORDINGS, recorded_kernels
+from studies.h200.on_h100 import errors as errors_on_h100
 from studies.h200.optimise import minimise_in_box, nelder_mead
 from studies.h200.predictors import (
     KNOWN_REGIONS,
@@ -399,3 +401,19 @@ def test_the_noise_floor_of_attention_is_above_one_per_cent() -> None:
     pairs = [(of[(*s[:5], 0)], ns) for s, ns in of.items() if s[5] == 128 >= s[1] and (*s[:5], 0) in of]
     assert len(pairs) > 2000
     assert 0.01 < errors(*zip(*pairs, strict=True)).mean < 0.02
+
+
+@pytest.mark.slow
+def test_kernels_of_an_h100_are_nearer_to_the_fit_than_to_the_data_sheet(data_dir: Path) -> None:
+    every = [k for name in RECORDINGS for k in recorded_kernels(data_dir / "kineto" / f"{name}.json.gz")]
+    assert sum(one.launches for one in every) == 307
+    fitted, sheet = (errors_on_h100(every, {"preset": "h100-sxm", "ideal": ideal}) for ideal in (False, True))
+    assert sum(map(abs, fitted)) < 0.65 * sum(map(abs, sheet))
+    for kind in ("matmul", "attention"):
+        ns = [
+            (k.launches * k.ns, a, b) for k, a, b in zip(every, fitted, sheet, strict=True) if k.kind == kind
+        ]
+        in_all = sum(n for n, _, _ in ns)
+        assert (
+            abs(sum(n * a for n, a, _ in ns)) < 0.25 * in_all < 0.35 * in_all < -sum(n * b for n, _, b in ns)
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,13 @@ from scenarios.diff.answer import Answer
 from sim import Device, GraphBuilder, Link, Machine, Policy, Trace, simulate
 from sim.diff.carried import own_ns
 from sim.diff.differences import Differences, differences
+from sim.diff.held import held_at
 from sim.diff.in_order import common_subsequence
+from sim.diff.ops_table import read_ops_table, schedule_of_table
 from sim.diff.schedule import schedule_of
 from sim.diff.time_spent import idle_change, path_change
 from sim.diff.why import Why, why_first_moved
+from sim.export.tables import task_table
 from sim.job.noise import Noise
 from tests.communicator_helpers import draw_collectives, draw_ranks
 from tests.drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_machine, draw_policy
@@ -56,6 +60,28 @@ def why(d: Differences) -> Why:
     found = why_first_moved(d)
     assert found is not None
     return found
+
+
+def test_a_table_says_nothing_of_devices_on_which_nothing_ran(tmp_path: Path) -> None:
+    trace = run({"a": (4, "gpu0", [])}, gpus(2))
+    path = tmp_path / "ops.csv"
+    path.write_text("op,device,stream,start_ns,end_ns\na,gpu0,gpu0/0,0,6\n")
+    d = differences(schedule_of_table(path, read_ops_table(path)), schedule_of(trace, "run"))
+    assert idle_change(d) == {"gpu0": {}}
+
+
+def test_who_keeps_an_issuer_busy_is_named(tmp_path: Path) -> None:
+    """c is ready at 0, and its host issues a, for 3 ns, and b first; a table has the same columns."""
+    trace = run({name: (2, "gpu0", []) for name in "abc"}, gpus(1, issue_ns=3))
+    early = schedule_of(trace, "run")
+    told = held_at(early, 2, 0)
+    assert told is not None
+    assert told.told == "'c' is ready, and gpu0/host issues 'a' and 1 more first (6 ns)"
+    path = tmp_path / "ops.csv"
+    task_table(trace).to_csv(path, index=False)
+    held = held_at(schedule_of_table(path, read_ops_table(path)), 2, 1)
+    assert held is not None
+    assert held.told == "'c' is ready, and gpu0/host issues 'a' and 1 more first"
 
 
 # -- by hand ----------------------------------------------------------------------------------------

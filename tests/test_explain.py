@@ -118,6 +118,33 @@ def test_the_gap_between_kernels_is_launch() -> None:
     assert steps(trace) == [(0, 10, "task a"), (10, 12, "wait launch b"), (12, 22, "task b")]
 
 
+def test_who_stands_behind_a_launch_waits_for_the_stream() -> None:
+    """c was ready first, and third on its stream: on one of its own it would run in the gap before b."""
+    b = GraphBuilder("queue")
+    for name, inputs in (("a", []), ("b", ["a"]), ("c", [])):
+        b.op(name, duration_ns=10, inputs=inputs)
+    trace = simulate(b.build(), Machine((Device("gpu0", gap_ns=2),)), InOrder(synchronisation="issue"))
+    assert idle_reasons(trace) == {"gpu0": {"stream": 2, "launch": 2}}
+    assert [gap.blame for gap in largest_gaps(trace)] == [
+        "'c' is issued and queued behind 'b' on gpu0/0, which is being launched",
+        "'c' is being launched on gpu0/0",
+    ]
+
+
+def test_what_a_lane_does_instead_is_told() -> None:
+    """c needs a, or what a needs; x, which is in nobody's way but theirs, runs first."""
+    b = GraphBuilder("first")
+    b.op("x", duration_ns=30, device="gpu0")
+    b.op("a", duration_ns=5, device="gpu0")
+    b.op("b", duration_ns=5, device="gpu1", inputs=["a"])
+    b.op("c", duration_ns=5, device="gpu2", inputs=["b"])
+    machine = Machine(tuple(Device(f"gpu{k}") for k in range(3)))
+    told = {gap.device: gap.blame for gap in largest_gaps(simulate(b.build(), machine, InOrder()))}
+    runs = "gpu0/0 runs 'x' for 30 ns more"
+    assert told["gpu1"] == f"'b' needs 'a', which has not started yet on gpu0/0; {runs}"
+    assert told["gpu2"] == f"'c' needs 'b', which has not started yet on gpu1/0; {runs}"
+
+
 def test_a_host_that_cannot_keep_up() -> None:
     """Kernels of 1 ns that cost 5 ns to issue: the path runs through the host."""
     trace = chain(1, 1, 1, policy=ISSUE, issue_ns=5)

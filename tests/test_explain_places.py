@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +21,12 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.streams.recorded import Recorded
 from sim import Device, GraphBuilder, Machine, Trace, simulate
 from sim.explain.exposed import exposed_communication
+from sim.explain.facts.communication import INSIDE, communicates
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.facts.where import Where
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
-from sim.explain.time_use import communicates, time_use
+from sim.explain.time_use import time_use
 from sim.explain.told.gaps import grouped_gaps, largest_gaps
 from sim.explain.told.one_op import lives
 from sim.explain.told.text import explain_text, op_text, steps_in
@@ -94,6 +96,11 @@ def test_exposed_communication_adds_up(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ranks = int(rng.integers(1, 5))
     graph = draw_collectives(rng, ranks, int(rng.integers(1, 12)), crossing=rng.random() < 0.4, copies=True)
+    own = {op: {INSIDE: int(rng.integers(0, 20))} for op in range(len(graph)) if rng.random() < 0.3}
+    graph = replace(
+        graph,
+        attributes={op: {**graph.attributes.get(op, {}), **own.get(op, {})} for op in range(len(graph))},
+    )
     with suppress(StuckError):
         trace = simulate(
             graph, draw_ranks(rng, ranks), ReadyQueue(synchronisation="issue"), streams=Recorded()

@@ -37,8 +37,9 @@ from scenarios.recorded.setup import run_recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Trace, simulate
+from sim.explain.facts.communication import moving_ops
 from sim.explain.idle import idle_reasons
-from sim.explain.time_use import moving_ops, time_use
+from sim.explain.time_use import time_use
 from sim.export.chrome import write_ranks
 from sim.job.costs import issue_costs_ns
 from sim.metrics import summary

@@ -268,6 +268,28 @@ def test_the_first_of_equal_rows_is_the_best() -> None:
     assert Goal("makespan").answer([]) == {"answers": 0, "best": None, "runner_up": None}
 
 
+def test_points_that_are_the_same_in_every_number_are_one_answer(scenario: str) -> None:
+    """FSDP in a pipeline is ZeRO-1; a limit is told in the user's unit, and memory that is nearly full."""
+    vary = varied(f"{OF}.parallel.sharding=zero-1,fsdp", f"{OF}.parallel.pp=2", f"{OF}.micro_batch=1,2")
+    found = ("--minimise", "step_time", "--subject-to", "step_memory<=20GiB")
+    told = json.loads(sim("sweep", scenario, *vary, *found, "--json").stdout)
+    assert told["answers"] == 4
+    assert told["best"]["train.step_ns"] < told["runner_up"]["train.step_ns"]
+    lines = sim("sweep", scenario, *vary, *found).stdout.splitlines()
+    assert "(2 best of 4, 2 of which are the same as another in every number)" in lines
+    at = next(i for i, line in enumerate(lines) if line.startswith("best: sharding=zero-1"))
+    assert "(step_memory at most 20GiB)" in lines[at + 1]
+    assert "too little to rely on" not in lines[at + 1]
+    assert lines[at + 2].startswith("  the same in every number: sharding=fsdp")
+    assert "+0.00%" not in lines[at + 3]
+    full = ("--set", f"{OF}.memory={told['best']['train.peak_bytes'] + 1000}B")
+    assert "free (0.0%), too little to rely on:" in sim("sweep", scenario, *vary, *found, *full).stdout
+    best = ("--set", f"{OF}.parallel.pp=2", "--set", f"{OF}.micro_batch={told['best'][f'{OF}.micro_batch']}")
+    shown = sim("run", scenario, *best, *full).stdout
+    assert "1000 B (0.0%) free, too little to rely on:" in shown
+    assert "stands for 4 GPUs" in shown
+
+
 EXPECTED = """\
 expect:
   step_time: {at_most: 100ms}

@@ -169,6 +169,19 @@ def test_memory_by_what_it_is_for(tmp_path: Path) -> None:
     assert (first["activations"], second["activations"]) == (200 << 20, 100 << 20)
 
 
+def test_what_one_micro_batch_needs_no_schedule_saves(tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        run(
+            tmp_path,
+            "workload.pipeline.micro_batches=2",
+            "workload.pipeline.kept=2GiB",
+            text=SIZED,
+            policy="1f1b",
+        )
+    assert "fewer micro-batch" not in str(caught.value)
+    assert "more memory" in str(caught.value)
+
+
 def test_what_does_not_fit_is_explained(tmp_path: Path) -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         run(tmp_path, text=SIZED)

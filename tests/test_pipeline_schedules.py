@@ -191,3 +191,10 @@ def test_a_large_schedule_is_made_in_seconds() -> None:
     schedule = generate("interleaved-1f1b", ranks=64, micro_batches=512, chunks=4)
     assert sum(map(len, schedule.programs)) == 2 * 64 * 512 * 4
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("name", ["interleaved-1f1b", "interleaved-zb", "looped-bfs"])
+def test_a_schedule_with_chunks_has_two_unless_told(name: str) -> None:
+    """With one it would be the plain schedule under another name."""
+    assert generate(name, ranks=4, micro_batches=8).chunks == 2
+    assert generate(name, ranks=4, micro_batches=8, chunks=1).chunks == 1

@@ -74,7 +74,7 @@ def test_what_does_not_hold_is_said(tmp_path: Path) -> None:
         "under Lifo, not as expected:",
         "end.b is 35 us, expected at most 17.5 us (0.5 x fifo)",
         "start.a is 5 us, expected 0 ns",
-        "  at 0 ns 'a' is ready, and cpu0/w0 is busy with other tasks",
+        "  at 0 ns 'a' is ready, and cpu0/w0 executes 'c' first (5 us)",
     ]
     with pytest.raises(
         InputError, match=r"test_it.py: expect.schedule: golden.csv: no such file; write it with"
@@ -91,7 +91,7 @@ def test_what_does_not_hold_is_said(tmp_path: Path) -> None:
         "schedule is not that of golden.csv",
         "  of 3 ops in both 2 start at another time",
         "  the first to move is 'a', which starts at 0 ns, not 5 us:",
-        "    in golden.csv at 0 ns 'a' is ready, and its issuer is busy",
+        "    in golden.csv at 0 ns 'a' is ready, and cpu0/w0 executes 'c' first",
     ]
 
 

@@ -12,7 +12,8 @@ from cli_runner import sim
 from drawn_runs import draw_run
 from scenario_texts import write
 
-from sim.explain.time_use import COMMUNICATION, time_use
+from sim.explain.facts.communication import COMMUNICATION
+from sim.explain.time_use import time_use
 from sim.trace import Trace
 
 OVERLAP = """\
@@ -57,6 +58,22 @@ def test_overlapped_communication_reads_differently(
     use = found["devices"]["gpu0"]["time_ns"]
     assert (use["compute"], use["communicate"]) == (compute * 1000, communicate * 1000)
     assert found["devices"]["gpu0"]["busy_ns"] == found["makespan_ns"], "all reads 100 % busy"
+
+
+def test_an_op_that_computes_and_communicates_in_turn(tmp_path: Path) -> None:
+    """Of a, 4 of 10 us are communication; beside it b computes for 7 us, so that 3 us of it are exposed."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {devices: {gpu0: {kind: gpu, streams: 2}}}\n"
+        "workload:\n"
+        "  ops:\n"
+        "    a: {kind: matmul, duration: 10us, attributes: {communicates_ns: 4000, stream: 0}}\n"
+        "    b: {kind: matmul, duration: 7us, attributes: {stream: 1}}\n"
+        "policy: {name: ready-queue, streams: recorded}\n"
+    )
+    use = json.loads(sim("run", path, "--json").stdout)["devices"]["gpu0"]["time_ns"]
+    assert use == {"compute": 7000, "communicate": 3000, "wait": 0, "idle": 0}
+    assert "3 us  inside ops 3 us" in sim("explain", path).stdout
 
 
 def test_tables_use_the_four_words(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from policies.issue.in_order import InOrder
 from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.calibration import Calibration, Reach
 from scenarios.build.train.kernels import Attention, Collective, Pass, Product
@@ -21,15 +22,22 @@ from scenarios.build.train.layout import Group, Layout
 from scenarios.build.train.models import MODELS
 from scenarios.build.train.step import step_ns
 from scenarios.build.train.training import Training
-from scenarios.work.train.calibrations import (
+from scenarios.recorded.what_if.changes import WhatIf, applied
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
+from scenarios.run.trials.machine_trials import machine_trials
+from scenarios.work.calibrations.calibration_fields import CalibrationFields
+from scenarios.work.calibrations.calibrations import (
     calibration_names,
     named_calibration,
     read_calibration,
     to_calibration,
 )
+from scenarios.work.calibrations.simumax import from_simumax
 from scenarios.work.train.fits import changes_that_fit, check_fits
-from scenarios.work.train.simumax import from_simumax
-from scenarios.work.train.train_fields import CalibrationFields
+from sim import Device, GraphBuilder, Machine, simulate
+from sim.explain.exposed import exposed_communication
+from sim.explain.facts.derived_columns import Facts
 from sim.words.errors import InputError, OutOfMemoryError
 
 GPT = Architecture(layers=8, hidden=1024, heads=16, vocabulary=51200)
@@ -349,6 +357,50 @@ def test_parts_of_the_step_add_up(tmp_path: Path) -> None:
         assert told["tokens_per_s"] == pytest.approx(32 * 4096 / told["step_ns"] * 1e9)
         assert 0.1 < told["mfu"] < 0.8
         assert told["fits"]
+
+
+@pytest.mark.parametrize("parallel", ["{tp: 2, pp: 2, dp: 4}", "{tp: 2, dp: 8, sharding: fsdp}"])
+def test_what_is_exposed_and_idle_is_the_same_whoever_tells_it(parallel: str, tmp_path: Path) -> None:
+    sets = (f"workload.train.parallel={parallel}", "workload.train.model.layers=2")
+    path = tmp_path / "train.yaml"
+    path.write_text(SCENARIO)
+    result = run_scenario(load_scenario(str(path), sets=sets))
+    told, exposed = result.summary, exposed_communication(Facts(result.trace))
+    assert told["train"]["exposed_ns"] == max(sum(parts.values()) for parts in exposed.values())
+    for rank, (name, parts) in zip(told["train"]["ranks"], exposed.items(), strict=True):
+        inside = rank["time_ns"]["exposed_in_layers"]
+        assert 0 < inside == parts["inside ops"]
+        use = told["devices"][name]["time_ns"]
+        assert use["communicate"] == sum(parts.values())
+        assert use["compute"] == sum(
+            rank["time_ns"][part] for part in ("products", "attention", "passes", "optimizer")
+        )
+    if told["pipeline"] is not None:
+        assert told["pipeline"]["bubble"] == pytest.approx(told["train"]["bubble"], rel=1e-12)
+
+
+def test_kernels_and_communication_are_changed_apart() -> None:
+    """A layer of 10 us communicates for 4 us itself, and a sum takes 6 us."""
+    b = GraphBuilder("step")
+    b.op("F", kind="F", duration_ns=10_000, attributes={"communicates_ns": 4000})
+    b.op("sum", kind="all_reduce", duration_ns=6000, inputs=["F"])
+
+    def what_if(**change: object) -> list[int]:
+        return applied(b.build(), [WhatIf.model_validate(change)]).duration_ns.tolist()
+
+    assert what_if(scale={"kernels": "x0.5"}) == [7000, 6000]
+    assert what_if(scale={"collectives": "x0"}) == [6000, 0]
+    assert what_if(bandwidth={"collectives": "x2"}) == [8000, 3000]
+    assert what_if(scale={"F": "x0.5"}) == [5000, 6000]
+    trace = simulate(b.build(), Machine((Device("gpu0"),)), InOrder())
+    takes = {
+        trial.label: trial.job(trace.job).duration_ns.tolist()
+        for trial in machine_trials(trace)
+        if trial.job is not None
+    }
+    assert takes["all kernels twice as fast"] == takes["gpu0 twice as fast"] == [7000, 6000]
+    assert takes["communication takes no time"] == [6000, 0]
+    assert takes["communication twice as fast"] == [8000, 3000]
 
 
 def test_the_schedule_may_be_left_out_or_chosen(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from scenarios.build.train.layout import Group, Layout
 from scenarios.build.train.models import MODELS
 from scenarios.build.train.step import peaks_of, step_ns
 from scenarios.build.train.training import Training
-from scenarios.work.train.calibrations import named_calibration
+from scenarios.work.calibrations.calibrations import named_calibration
 from scenarios.work.train.fits import changes_that_fit
 from scenarios.work.train.hybrid import fastest_shard, latency_note, shards
 

@@ -12,7 +12,7 @@ from devices.collectives.nccl.model import Nccl
 from scenarios.build.train.kernels import CollectiveKind
 from scenarios.build.train.layout import Group
 from scenarios.run.load import load_scenario
-from scenarios.work.train.nccl_times import nccl_times
+from scenarios.work.calibrations.nccl_times import nccl_times
 from scenarios.work.train.train_workload import Train, training_of
 from sim import Device, Machine
 from sim.machine.communicators import Call

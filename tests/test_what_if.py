@@ -575,6 +575,24 @@ def test_presets_of_devices(three: Graph) -> None:
         assert what_if(three, {"device": {"from": "h100", "to": "h100-sxm"}}) is three
 
 
+@pytest.mark.parametrize(
+    ("recorded", "told"),
+    [
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3 (h100-sxm)"),
+        ("Tesla V100-SXM2-32GB", "Tesla V100-SXM2-32GB (v100-sxm)"),
+        ("NVIDIA A100-PG509-200", None),
+        ("a GPU that no preset knows", None),
+    ],
+)
+def test_a_recording_of_another_gpu_is_told(three: Graph, recorded: str, told: str | None) -> None:
+    graph = replace(three, device_facts={"gpu": {"description": recorded}})
+    with pytest.warns(UserWarning, match="device: ") as caught:
+        what_if(graph, {"device": {"from": "a100-sxm-80", "to": "h100"}})
+    said = [str(one.message) for one in caught if "is not the GPU of the recording" in str(one.message)]
+    assert len(said) == (told is not None)
+    assert told is None or told in said[0]
+
+
 # -- words, order, identity -----------------------------------------------------------------------
 
 

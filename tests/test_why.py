@@ -15,6 +15,7 @@ from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.per_branch import PerBranch
+from policies.streams.recorded import Recorded
 from policies.streams.round_robin import RoundRobin
 from scenarios.report.why import PARTS, difference, makespan_parts, why_fast
 from sim import Device, GraphBuilder, Link, Machine, Policy, Trace, simulate
@@ -101,6 +102,41 @@ def test_queued_on_a_stream_and_events() -> None:
     assert difference(serial, branches) == (
         "14 ns slower, mainly because ops queue on their streams (+20 ns); -6 ns waiting for an event"
     )
+
+
+def test_longer_kernels_are_the_cause_not_the_policy() -> None:
+    """d is last in the program: on one stream it waits for a, b and c, whatever the policy says of it."""
+    machine = Machine((Device("gpu0"),))
+    fast = run(HEAD_OF_LINE, machine, InOrder())
+    slow = run({op: (2 * ns, inputs) for op, (ns, inputs) in HEAD_OF_LINE.items()}, machine, InOrder())
+    assert makespan_parts(fast) == {"executing": 30, "stream": 60}
+    assert difference(slow, fast) == "90 ns slower because its ops take longer to execute"
+    assert difference(fast, slow) == "90 ns faster: -90 ns executing"
+
+
+def test_exposed_communication_is_a_cause() -> None:
+    """A sum of 20 ns, beside b on a stream of its own or before the update on the same."""
+
+    def step(streams: int) -> Trace:
+        b = GraphBuilder("step")
+        b.op("a", duration_ns=10, outputs=4, attributes={"stream": 0})
+        b.op(
+            "sum",
+            kind="all_reduce",
+            duration_ns=20,
+            inputs=["a"],
+            outputs=4,
+            attributes={"stream": streams - 1},
+        )
+        b.op("b", duration_ns=30, inputs=["a"], outputs=4, attributes={"stream": 0})
+        b.op("update", duration_ns=5, inputs=["b"], attributes={"stream": 0})
+        machine = Machine((Device("gpu0", streams=streams),))
+        return simulate(b.build(), machine, InOrder(synchronisation="issue"), streams=Recorded())
+
+    beside, before = step(2), step(1)
+    assert makespan_parts(beside) == {"executing": 45}
+    assert makespan_parts(before) == {"executing": 45, "communication": 20}
+    assert difference(before, beside) == "20 ns slower because more of its communication is exposed"
 
 
 def test_moving_data() -> None:

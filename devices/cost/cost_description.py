@@ -72,7 +72,7 @@ def make_cost(
     if spec is None:
         if any(values.get(key) is not None for key in _OF_CORES):
             spec = "tiles"
-        elif all(values.get(key) is None for key in ("peak", "bandwidth", "op_overhead")):
+        elif all(values.get(key) is None for key in ("peak", "bandwidth", "op_overhead", "kernel_floor")):
             return None
         else:
             spec = "roofline"
@@ -104,7 +104,7 @@ def make_cost(
             return TableCost(tuple(table for tables in found for table in tables))
         if name == "fitted":
             with located("fitted"):
-                return FittedCost(_fitted(parameters))
+                return FittedCost(_fitted(parameters, values.get("bandwidth")))
         return _plugin(name, parameters, values, origin)
 
     with located("cost"):
@@ -123,17 +123,17 @@ def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugi
     return made
 
 
-def _fitted(spec: object) -> FittedCosts:
-    """Return the fitted models of a device, with some of their parameters replaced."""
+def _fitted(spec: object, bandwidth: int | None) -> FittedCosts:
+    """Return fitted models, memory-bound parts at the device's `bandwidth`, with some parameters replaced."""
     from devices.cost.fitted import fits, load_fit
     from devices.cost.formulas.parameters import with_values
 
-    if not isinstance(spec, Mapping):
-        return load_fit(TYPES["word"].read(spec))
-    given = read_fields(spec, _FITTED)
+    given = read_fields(spec if isinstance(spec, Mapping) else {"device": spec}, _FITTED)
     if "device" not in given:
         raise InputError(f"is missing; known: {', '.join(fits())}", path=("device",))
     fitted = load_fit(given["device"])
+    if bandwidth is not None:
+        fitted = fitted.with_bandwidth(bandwidth)
     return replace(
         fitted,
         gemm=with_values(fitted.gemm, given.get("gemm", {}), "gemm"),
@@ -152,7 +152,8 @@ _LOSSES: Final = ("efficiency", "memory_efficiency", "half_flops", "half_bytes",
 """Keys that tell by kind of op how far it stays below the roofline."""
 _FIXED: Final = {"fixed": Field("fixed", "duration by kind", "duration of all ops, or of each kind")}
 _ROOFLINE: Final = {
-    name: DEVICE_FIELDS[name] for name in ("peak", "bandwidth", "default_dtype", *_LOSSES, "measured_dtypes")
+    name: DEVICE_FIELDS[name]
+    for name in ("peak", "bandwidth", "default_dtype", *_LOSSES, "kernel_floor", "measured_dtypes")
 }
 
 
@@ -181,6 +182,7 @@ def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: 
         values.get("default_dtype", "fp32"),
         _hardware(values),
         values.get("measured_dtypes", ()),
+        values.get("kernel_floor", 0),
     )
 
 

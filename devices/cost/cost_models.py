@@ -94,6 +94,8 @@ class RooflineCost(CostModel):
         The preset whose peaks these are, where they pretend to be a real GPU's; else empty.
     measured_dtypes : tuple of str
         Data types in which the losses of `by_kind` were measured; empty: it is not said.
+    least_ns : int
+        What an op that does anything takes at least, if its kind has no overhead: that is such a least.
 
     Examples
     --------
@@ -113,6 +115,7 @@ class RooflineCost(CostModel):
     default_dtype: str = "fp32"
     hardware: str = ""
     measured_dtypes: tuple[str, ...] = ()
+    least_ns: int = 0
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns, rounded half up; -1 for a data type without a rate."""
@@ -120,13 +123,17 @@ class RooflineCost(CostModel):
         duration_ns = np.full(len(graph), UNSET)
         for rows, kind, _, peak in self._roofs(graph):
             known = self.by_kind.get(kind) or self.by_kind.get(DEFAULT) or IDEAL
-            duration_ns[rows] = roofline_ns(
+            found = roofline_ns(
                 graph.flops[rows],
                 nbytes[rows],
                 peak_flop_per_s=peak,
                 bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
                 **vars(known),
             )
+            if self.least_ns and not known.overhead_ns:
+                does = (graph.flops[rows] > 0) | (nbytes[rows] > 0)
+                found = np.where(does, np.maximum(found, self.least_ns), found)
+            duration_ns[rows] = found
         return duration_ns
 
     def roofs(self, graph: Graph, device: Device) -> Roofs:
@@ -137,29 +144,29 @@ class RooflineCost(CostModel):
         bandwidth = self.bandwidth_bytes_per_s
         return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth))
 
-    def may_take_twice(self, graph: Graph) -> npt.NDArray[np.bool_]:
-        """Return which ops have a roofline that real kernels may exceed more than twofold.
+    def plain(self, graph: Graph) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Return which ops have nothing but a roofline, and which of them real kernels may exceed twofold.
 
-        They are those of a plain roofline, for whose kind no loss is given (`devices.cost.unreliable`), and
-        those whose loss was measured in other data types.
+        They are those for whose kind no loss is given, and those whose loss was measured in other data
+        types. Of the former `devices.cost.unreliable` says which may be exceeded; the latter may all be.
         """
-        found = np.zeros(len(graph), np.bool_)
+        found, twice = np.zeros(len(graph), np.bool_), np.zeros(len(graph), np.bool_)
         if self.by_kind.get(DEFAULT, IDEAL) != IDEAL:
-            return found
+            return found, twice
         from devices.cost.unreliable import may_take_twice
 
         nbytes = graph.bytes_read + graph.bytes_written
         for rows, kind, dtype, peak in self._roofs(graph):
-            if kind in self.by_kind:
-                if self.measured_dtypes and dtype not in self.measured_dtypes:
-                    found[rows] = (graph.flops[rows] > 0) | (nbytes[rows] > 0)
-            else:
-                arithmetic_ns, traffic_ns = (
-                    np.zeros(len(rows)) if rate is None else sizes[rows] / rate * 1e9
-                    for sizes, rate in ((graph.flops, peak), (nbytes, self.bandwidth_bytes_per_s))
-                )
-                found[rows] = may_take_twice(kind, arithmetic_ns, traffic_ns)
-        return found
+            known = kind in self.by_kind
+            if known and (not self.measured_dtypes or dtype in self.measured_dtypes):
+                continue
+            found[rows] = (graph.flops[rows] > 0) | (nbytes[rows] > 0)
+            arithmetic_ns, traffic_ns = (
+                np.zeros(len(rows)) if rate is None else sizes[rows] / rate * 1e9
+                for sizes, rate in ((graph.flops, peak), (nbytes, self.bandwidth_bytes_per_s))
+            )
+            twice[rows] = found[rows] if known else may_take_twice(kind, arithmetic_ns, traffic_ns)
+        return found, twice
 
     def called(self, graph: Graph, ops: npt.NDArray[np.intp]) -> Counter[str]:
         """Count ops by kind, and by data type where only this was not measured."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,32 @@ class FittedCosts:
     def collective_ns(self, collective: str, ranks: ArrayLike, nbytes: ArrayLike) -> IntArray:
         """Return :func:`devices.cost.formulas.nccl.collective_ns` with this device's parameters."""
         return collective_ns(collective, ranks, nbytes, self.collective)
+
+    def with_bandwidth(self, bytes_per_s: int) -> FittedCosts:
+        """Return the models of the same chip with another memory: what is bound by it takes in proportion.
+
+        Kernels reach the same share of either bandwidth; what is bound by the SMs, the L2 cache or latencies
+        stays as it was fitted.
+
+        Parameters
+        ----------
+        bytes_per_s : int
+            The data sheet's, beside which that of the fitted device stands in ``peaks`` of its file.
+
+        Examples
+        --------
+        One token through a layer is bound by memory, 4,096 tokens are not: an H100 has 0.7 of the bandwidth.
+
+        >>> h200, h100 = load_fit("h200"), load_fit("h200").with_bandwidth(3_350_000_000_000)
+        >>> [round(int(h200.gemm_ns(m, 8192, 8192)) / int(h100.gemm_ns(m, 8192, 8192)), 2) for m in (1, 4096)]
+        [0.73, 1.0]
+        """
+        share = bytes_per_s / self.record["peaks"]["bandwidth_bytes_per_s"]
+
+        def scaled(model: Any) -> Any:
+            return replace(model, bandwidth_bytes_per_s=model.bandwidth_bytes_per_s * share)
+
+        return self if share == 1 else replace(self, gemm=scaled(self.gemm), attention=scaled(self.attention))
 
     def _say_so(self, model: str, sizes: Mapping[str, ArrayLike]) -> None:
         for region in self.unreliable:

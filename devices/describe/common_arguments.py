@@ -15,7 +15,8 @@ __all__ = ["common_arguments"]
 
 
 _DETAILS: Final = {field.name: field.name.removesuffix("_ns") for field in fields(Details)} | {
-    "sms": "sms_in_use"
+    "sms": "sms_in_use",
+    "preset": "claims",
 }
 """Attribute of `sim.machine.device_details.Details` -> key of a description, once read."""
 
@@ -49,6 +50,7 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         )
     issue_ns = dict(values.get("issue_cost") or {})
     supports = values.get("supports")
+    values = {**values, "claims": "" if values.get("ideal") else values.get("preset")}
     return {
         "name": name,
         "kind": values["kind"],

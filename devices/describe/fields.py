@@ -105,6 +105,12 @@ _DEVICE = [
     Field("half_bytes", "bytes by kind", "traffic at which an op reaches half of that bandwidth"),
     Field("op_overhead", "duration by kind", "extra time on the device for every op"),
     Field(
+        "kernel_floor",
+        "duration",
+        "least time of a kernel that takes its roofline, if its kind has no op_overhead",
+        example="1.5us",
+    ),
+    Field(
         "measured_dtypes",
         "dtypes",
         "dtypes in which these losses were measured; of ops of others a run says so; default all",
@@ -195,6 +201,7 @@ _KEYS_OF: Final = {
         streams stream_priorities launch_latency gap event_hop event_record event_wait
         graph_launch graph_gap legacy_stream queue_depth sharing sms use_sms partitions
         stream_partitions partition_step fitted_grids max_resident blocks_per_sm copy_engines
+        kernel_floor
     """,
     "npu": """
         cores cores_per_op queues_per_core launch_latency gap event_hop queue_depth matrix_peak
@@ -210,7 +217,8 @@ KEYS_OF: Final = {kind: frozenset(keys.split()) for kind, keys in _KEYS_OF.items
 _OVERHEADS: Final = """
     serial_fraction oversubscription_cost issue_cost launch_latency gap event_hop
     event_record event_wait graph_launch graph_gap queue_depth efficiency memory_efficiency
-    half_flops half_bytes op_overhead measured_dtypes cost sharing host_memory staging_bandwidth dma_latency
+    half_flops half_bytes op_overhead kernel_floor measured_dtypes cost sharing host_memory staging_bandwidth
+    dma_latency
 """
 
 OVERHEADS: Final = frozenset(_OVERHEADS.split())

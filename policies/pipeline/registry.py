@@ -39,7 +39,9 @@ def schedules() -> list[tuple[str, str]]:
 
 
 def default_chunks(name: str) -> int:
-    """Return how many stages a rank has of a schedule when nothing is said: 2 in a V, else 1.
+    """Return how many stages a rank has when nothing is said: 2 where a schedule may have several, else 1.
+
+    With one chunk an interleaved schedule would be the plain one (arXiv 2104.04473, section 2.2).
 
     Raises
     ------
@@ -94,7 +96,7 @@ def generate(
     ranks, micro_batches : int
         Sizes. Only ``custom`` can do without: its table has them.
     chunks : int, optional
-        Stages a rank; by default 1, and 2 for the V-shaped schedules.
+        Stages a rank; by default 1, and 2 for schedules with chunks.
     checkpoint : {"never", "except_last", "always"}
         Which micro-batches are recomputed before their backward.
     **given

@@ -43,7 +43,7 @@ def gpt_graph(model: Transformer, *, training: bool = False, name: str = "gpt") 
     Parameters
     ----------
     model : Transformer
-        `micro_batch` is the batch. Recomputation and tensor parallelism are the pipeline's.
+        `micro_batch` is the batch.
     training : bool
         Forward, backward and optimizer; otherwise the forward as far as the logits.
     name : str
@@ -63,8 +63,6 @@ def gpt_graph(model: Transformer, *, training: bool = False, name: str = "gpt") 
         raise InputError(
             "a transformer of its own needs a vocabulary, for its embedding and its output layer"
         )
-    if model.recompute != "none" or model.tensor_parallel != 1:
-        raise InputError("recompute and tensor_parallel are for the stages of a pipeline")
     check_dtype(model.dtype)
     writer = _Writer(model, name, training)
     logits = writer.forward()

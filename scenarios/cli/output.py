@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from scenarios.cli.stream_hints import stream_notes
 from scenarios.cli.text_tables import print_table, strong
-from scenarios.cli.unused_notes import no_gap_notes, unused_notes
+from scenarios.cli.unused_notes import little_room, no_gap_notes, unused_notes
 from sim.export.result_rows import device_rows, largest, percent, size, summary_lines
 from sim.words.units import format_duration
 
@@ -90,8 +90,8 @@ def print_result(result: Result) -> None:
 
 
 def _model_notes(results: Sequence[Result]) -> list[str]:
-    """Return which model of collectives counts where nobody chose one."""
-    told = (result.summary.get("collectives") for result in results)
+    """Return what times rest on where nobody chose it: the model of collectives, what kernels take."""
+    told = (result.summary.get(key) for result in results for key in ("collectives", "note"))
     return list(dict.fromkeys(line for line in told if line))
 
 
@@ -191,7 +191,7 @@ def _print_pipeline(told: Mapping[str, Any]) -> None:
             {
                 "rank": f"{rank} ({device})",
                 "span": format_duration(told["span_ns"][rank]),
-                "bubble": format_duration(told["idle_ns"][rank]),
+                "computes nothing": format_duration(told["idle_ns"][rank]),
                 "activations": str(told["peak_activations"][rank]),
                 "waits for": largest(told["waits_for"][rank]),
                 "memory at the peak": largest(told["memory_bytes"][rank], size),
@@ -203,13 +203,19 @@ def _print_pipeline(told: Mapping[str, Any]) -> None:
 
 def _print_train(told: Mapping[str, Any]) -> None:
     """Print time and rate of a training step, and for each rank where its time and its memory go."""
-    fits = "" if told["memory_limit_bytes"] is None else f"; fits {size(told['memory_limit_bytes'])}"
+    limit, peak, same = told["memory_limit_bytes"], told["peak_bytes"], told["folded"]["each_stands_for"]
+    fits = ""
+    if limit is not None:
+        free = f"{size(limit - peak)} ({percent(1 - peak / limit)}) free"
+        fits = f"; fits {size(limit)}, {free}{little_room(peak, limit)}"
+    folded = (
+        f"; each rank below stands for {same:,} GPUs that do the same at the same time" if same > 1 else ""
+    )
     print(
         f"\nstep {format_duration(told['step_ns'])} on {told['gpus']:,} GPUs: "
         f"{told['tokens_per_s']:,.0f} tokens/s, {told['tokens_per_s_per_gpu']:,.0f} a GPU, "
         f"MFU {percent(told['mfu'])}{fits}\n{told['parameters'] / 1e9:.4g} billion parameters; "
-        f"{told['schedule']}, {told['micro_batches']:,} micro-batches; each rank below stands for "
-        f"{told['folded']['each_stands_for']:,} GPUs that do the same at the same time"
+        f"{told['schedule']}, {told['micro_batches']:,} micro-batches{folded}"
     )
     for note in told["notes"]:
         print(note)

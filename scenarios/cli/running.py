@@ -13,6 +13,7 @@ from scenarios.cli.progress import progress
 from scenarios.run.execute import Result, run_case
 from scenarios.run.load import load_scenario
 from scenarios.run.scenario import Case
+from scenarios.run.sweeps.unlike_costs import warn_of_unlike_costs
 from sim.words.errors import InputError, OutOfMemoryError, RunError, SimError, StuckError
 
 if TYPE_CHECKING:
@@ -63,27 +64,29 @@ def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Resul
 
 
 def compare_all(cases: Sequence[Case]) -> Comparison:
-    """Run cases as `run_all` does; one that runs out of memory or gets stuck does not stop the others.
+    """Run cases as `run_all` does; one that runs out of memory, or cannot be built, does not stop the others.
 
-    Nor does one in which an op fails, which is not compared: it is not the same work. The whole story of each
-    goes to stderr.
+    Nor does one that gets stuck, or in which an op fails, which is not compared: it is not the same work. The
+    whole story of each goes to stderr.
 
     Raises
     ------
     RunError
         None of them comes to an end.
+    InputError
+        None of them can be built.
     """
     from scenarios.report.compare import Comparison, Failure
     from sim.analysis.failed_ops import failure_text
 
     results, failures, stories = [], [], []
     for case, of in _counted(cases):
-        error: RunError | None = None
+        error: RunError | InputError | None = None
         try:
             result = _run(case, of)
             if failed := failure_text(result.trace):
                 error = RunError(failed)
-        except (OutOfMemoryError, StuckError) as raised:
+        except (OutOfMemoryError, StuckError, InputError) as raised:
             error = raised
         if error is None:
             result.share()
@@ -92,9 +95,11 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
             failures.append(Failure(case.label, error))
             stories.append(f"{case.label}{of}:\n{error}" if of else str(error))
     if not results:
-        raise RunError("\n".join(stories))
+        first = failures[0].error
+        raise first if isinstance(first, InputError) else RunError("\n".join(stories))
     for story in stories:
         typer.echo(story, err=True)
+    warn_of_unlike_costs((result.case, result.trace.job) for result in results)
     return Comparison(results, failures)
 
 

@@ -77,10 +77,13 @@ class Side(NamedTuple):
         What it is called.
     schedule : callable
         Runs it, or reads it. What is wrong with names was said before.
+    case : Case, optional
+        What runs, if it does.
     """
 
     title: str
     schedule: Callable[[], Schedule]
+    case: Case | None = None
 
 
 @dataclass(frozen=True)
@@ -245,7 +248,7 @@ def _of_case(case: Case, own: Sequence[str] = (), label: str = "") -> Side:
         return schedule_of(run_case(case).trace, title, policy=case.label)
 
     title = f"{case.scenario.name}: {label or case.label}" + (f" ({', '.join(own)})" if own else "")
-    return Side(title, run)
+    return Side(title, run, case)
 
 
 def _of_plan(one: _One, other: _One) -> Side:

@@ -17,16 +17,20 @@ from typing import Any, Final, NamedTuple
 from scenarios.fields.results import RESULTS, Value, check_named, column_of_result, holds
 from sim.words.errors import InputError
 
-__all__ = ["Goal", "Limit", "front", "read_goal"]
+__all__ = ["Goal", "Limit", "alike", "front", "read_goal"]
 
 _SIGNS: Final = {"<=": "at_most", ">=": "at_least", "=": "equals"}
 
 
 class Limit(NamedTuple):
-    """A condition on a result: ``at_most``, ``at_least`` or ``equals`` to a value in base units."""
+    """A condition on a result: ``at_most``, ``at_least`` or ``equals`` to a value in base units.
+
+    `said` is the value as the user wrote it, in the user's unit.
+    """
 
     what: str
     condition: Mapping[str, Value]
+    said: str = ""
 
     @property
     def column(self) -> str:
@@ -38,10 +42,12 @@ class Limit(NamedTuple):
         return holds(row[self.column], self.condition)
 
     def __str__(self) -> str:
-        """Return ``peak_memory.gpu0 at most 80 GB``."""
+        """Return ``peak_memory.gpu0 at most 80GB``."""
         words = {"at_most": "at most ", "at_least": "at least ", "equals": ""}
         show = RESULTS[self.what.partition(".")[0]].unit.show
-        return ", ".join(f"{self.what} {words[key]}{show(value)}" for key, value in self.condition.items())
+        return ", ".join(
+            f"{self.what} {words[key]}{self.said or show(value)}" for key, value in self.condition.items()
+        )
 
 
 class Goal(NamedTuple):
@@ -71,11 +77,47 @@ class Goal(NamedTuple):
         allowed = [i for i, row in enumerate(rows) if self.allows(row)]
         return sorted(allowed, key=lambda i: sign * rows[i][self.column])
 
-    def answer(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def answer(self, rows: Sequence[Mapping[str, Any]], settings: Sequence[str] = ()) -> dict[str, Any]:
         """Return the best row and its runner-up (None: there is none), and how many answers there are."""
         ranked = self.ranked(rows)
-        best, second = ([*(rows[i] for i in ranked[:2]), None, None])[:2]
-        return {"answers": len(ranked), "best": best, "runner_up": second}
+        best, second = ([*(group[0] for group in alike(rows, ranked, settings)[:2]), None, None])[:2]
+        return {
+            "answers": len(ranked),
+            "best": None if best is None else rows[best],
+            "runner_up": None if second is None else rows[second],
+        }
+
+
+def alike(
+    rows: Sequence[Mapping[str, Any]], ranked: Sequence[int], settings: Sequence[str]
+) -> list[list[int]]:
+    """Return answers in groups, in their order: those of a group are the same in every number they came to.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+    ranked : sequence of int
+        As `Goal.ranked` returns them.
+    settings : sequence of str
+        Columns that were varied.
+
+    Examples
+    --------
+    FSDP in a pipeline is ZeRO-1:
+
+    >>> rows = [{"sharding": name, "step": ns} for name, ns in (("zero-1", 7), ("fsdp", 7), ("none", 9))]
+    >>> alike(rows, [0, 1, 2], ["sharding"])
+    [[0, 1], [2]]
+    """
+    groups: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+    for i in ranked:
+        told = tuple(
+            (key, value)
+            for key, value in rows[i].items()
+            if key not in settings and isinstance(value, (int, float))
+        )
+        groups.setdefault(told, []).append(i)
+    return list(groups.values())
 
 
 def read_goal(minimise: str | None, maximise: str | None, subject_to: Sequence[str] = ()) -> Goal | None:
@@ -90,7 +132,7 @@ def read_goal(minimise: str | None, maximise: str | None, subject_to: Sequence[s
     --------
     >>> goal = read_goal("makespan", None, ["peak_memory.gpu0<=80GB", "fits"])
     >>> goal.column, [str(limit) for limit in goal.limits]
-    ('makespan_ns', ['peak_memory.gpu0 at most 80 GB'])
+    ('makespan_ns', ['peak_memory.gpu0 at most 80GB'])
     """
     if minimise is not None and maximise is not None:
         raise InputError("give --minimise or --maximise, not both")
@@ -118,7 +160,7 @@ def _limits(texts: Sequence[str]) -> Iterator[Limit]:
         if sign is None:
             raise InputError(f"--subject-to {text!r}: give its limit, too, as in '{what}<=...'")
         try:
-            yield Limit(what, {_SIGNS[sign]: RESULTS[what.partition(".")[0]].read_text(value)})
+            yield Limit(what, {_SIGNS[sign]: RESULTS[what.partition(".")[0]].read_text(value)}, value)
         except InputError as error:
             raise InputError(f"--subject-to {text!r}: {error}") from None
 

@@ -34,18 +34,26 @@ def refuse_costless(job: Job) -> None:
     GraphError
         About the first of them.
     """
+    from devices.cost.cost_models import FirstCost
+
     graph = job.graph
-    nothing = (graph.duration_ns == UNSET) & (job.duration_ns == 0) & (graph.flops == 0)
-    nothing &= (graph.bytes_read == 0) & (graph.bytes_written == 0) & ~graph.is_kind(*FREE)
+    unsaid = (graph.duration_ns == UNSET) & (graph.flops == 0)
+    unsaid &= (graph.bytes_read == 0) & (graph.bytes_written == 0) & ~graph.is_kind(*FREE)
     for by_kind in graph.duration_by_kind.values():
-        nothing &= by_kind == UNSET
+        unsaid &= by_kind == UNSET
     if job.machine.collectives is not None:  # whose model has been asked
-        nothing &= ~job.meets
-    if not nothing.any():
+        unsaid &= ~job.meets
+    if not unsaid.any():
         return
+    nothing = unsaid & (job.duration_ns == 0)
     for d, device in enumerate(job.machine.devices):
+        here = job.device_of == d
         if not _by_rates(device):
-            nothing &= job.device_of != d
+            nothing &= ~here
+        elif device.details.preset and device.cost is not None and (unsaid & here).any():
+            # The overhead of a preset's kind is no time that somebody meant the op to take.
+            models = device.cost.models if isinstance(device.cost, FirstCost) else (device.cost,)
+            nothing |= unsaid & here & (models[-1].durations_ns(graph, device) == job.duration_ns)
     if nothing.any():
         name, count = graph.op_names[int(nothing.argmax())], int(nothing.sum()) - 1
         more = f" (and {count} other op{'s' * (count > 1)})" if count else ""

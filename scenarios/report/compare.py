@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -14,7 +14,7 @@ from scenarios.report.why import difference, makespan_parts, why_fast
 from scenarios.run.execute import Result
 from sim.export.result_rows import percent, size
 from sim.notebook import card
-from sim.words.errors import OutOfMemoryError, RunError, StuckError
+from sim.words.errors import InputError, OutOfMemoryError, RunError, StuckError
 from sim.words.units import format_duration
 
 __all__ = ["COMPARISON_SCHEMA", "Comparison", "Failure"]
@@ -24,14 +24,16 @@ COMPARISON_SCHEMA: Final = "sim.comparison/1"
 
 
 class Failure(NamedTuple):
-    """A run that could not go on, or in which an op failed, so that it is not the same work."""
+    """A run that could not begin or go on, or in which an op failed, so that it is not the same work."""
 
     policy: str
-    error: RunError
+    error: RunError | InputError
 
     @property
     def what(self) -> str:
         """What happened, in two words or one."""
+        if isinstance(self.error, InputError):
+            return "cannot be built"
         if isinstance(self.error, OutOfMemoryError):
             return "out of memory"
         return "stuck" if isinstance(self.error, StuckError) else "an op failed"
@@ -108,7 +110,7 @@ class Comparison:
                     if bound and not self.loops_counted_once
                     else "",
                     "most compute": f"{busiest} {percent(computes[busiest] / makespan if makespan else 0.0)}",
-                    "highest peak memory": _highest_peak(devices),
+                    "highest peak memory": _highest_peak(result),
                 }
             )
         nothing = dict.fromkeys(rows[0], "")
@@ -164,8 +166,18 @@ class Comparison:
         }
 
 
-def _highest_peak(devices: Mapping[str, Any]) -> str:
-    """Return the device whose memory has the highest peak, and how high that is; no name if it is 0."""
-    peaks = {name: use["peak_memory_bytes"] for name, use in devices.items()}
+def _highest_peak(result: Result) -> str:
+    """Return the device whose memory has the highest peak, how high it is, and of how much, where known.
+
+    A peak of 0 has no name.
+    """
+    peaks = {name: use["peak_memory_bytes"] for name, use in result.summary["devices"].items()}
     device = max(peaks, key=lambda name: peaks[name])
-    return f"{device} {size(peaks[device])}" if peaks[device] else size(0)
+    limit = next(each.memory_bytes for each in result.trace.job.machine.devices if each.name == device)
+    if "train" in result.summary:
+        limit = result.summary["train"]["memory_limit_bytes"]
+    return (
+        f"{device} {size(peaks[device])}" + (f" of {size(limit)}" if limit else "")
+        if peaks[device]
+        else size(0)
+    )

@@ -209,7 +209,7 @@ def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
     device = result.summary["pipeline"]["devices"][rank]
     times, bands = bands_over_time(result.trace, device)
     scale = scale_time(ax, max(result.trace.makespan_ns, 1))
-    colours = dict(zip(reversed(BANDS), (*OKABE_ITO, colour_of(OTHER), "#444444"), strict=True))
+    colours = dict(zip(reversed(BANDS), ("#AA4499", *OKABE_ITO, colour_of(OTHER), "#444444"), strict=True))
     ax.stackplot(
         times / scale,
         [held / (1 << 20) for held in bands.values()],

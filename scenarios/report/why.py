@@ -2,7 +2,7 @@
 
 Begin at the task that ended last and step back to the input that came last, again and again: each step
 splits the time since then into executing, travelling and waiting, so the parts of a run add up to its
-makespan, and the parts of a difference to the difference::
+makespan (`sim.explain.parts`), and the parts of a difference to the difference::
 
     a executing 40 │ b executing 10                      50 us  out of order: nothing waits
     d held back by the policy 50 │ d executing 30        80 us  in order
@@ -17,19 +17,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import numpy as np
-
 from sim.analysis.bounds import bounds
 from sim.explain.facts.derived_columns import Facts
-from sim.explain.idle import held_up
+from sim.explain.parts import Chain
 from sim.trace import Trace
-from sim.words.arrays import UNSET, IntArray
 from sim.words.units import format_duration
 
 __all__ = ["PARTS", "difference", "makespan_parts", "why_fast"]
 
 _PARTS: Final[Mapping[str, tuple[str, str]]] = {
     "executing": ("executing", "its chain of ops takes longer to execute"),
+    "communication": ("exposed communication", "more of its communication is exposed"),
     "transfer": ("moving data", "its chain moves more data"),
     "link": ("waiting for a link", "its transfers wait for links"),
     "issuer": ("waiting for the host or a worker", "ops wait for the host or a worker"),
@@ -65,41 +63,28 @@ def makespan_parts(trace: Trace) -> dict[str, int]:
     >>> makespan_parts(simulate(b.build(), machine, InOrder()))
     {'executing': 30, 'policy': 40}
     """
-    f = Facts(trace)
-    chain = _chain(f)
-    tasks, moves = chain[chain < f.n], chain[chain >= f.n]
-    parts = dict.fromkeys(PARTS, 0)
-    parts["executing"] = _sum(f.end[tasks] - f.begins[tasks])
-    started = trace.transfers["start_ns"][moves - f.n]
-    parts["transfer"] = _sum(f.row_end[moves] - started)
-    parts["link"] = _sum(started - f.data[moves])
-    for reason, _, ns in held_up(f, tasks, f.data[tasks], f.begins[tasks]):
-        parts["issuer" if reason == "issue" else reason] += _sum(ns)
-    return {part: ns for part, ns in parts.items() if ns}
+    return _in_order(Chain(Facts(trace)).parts())
 
 
-def _chain(f: Facts) -> IntArray:
-    """Return the rows from the one that ended last back over the producer that ended last."""
-    rows = []
-    row = int(f.row_end.argmax()) if len(f.row_end) else UNSET
-    while row != UNSET:
-        rows.append(row)
-        row = int(f.last_producer[row])
-    return np.array(rows, dtype=np.int64)
-
-
-def _sum(ns: IntArray) -> int:
-    return int(ns.sum())
+def _in_order(parts: Mapping[str, int]) -> dict[str, int]:
+    return {part: parts[part] for part in PARTS if parts.get(part)}
 
 
 def difference(trace: Trace, best: Trace) -> str:
     """Say in one line why `trace` took longer than `best`.
 
     The largest increase is the main cause; the other parts follow. A task that is issued waits for the device
-    on a stream or for its resources: where both changed, their sum is one part.
+    on a stream or for its resources: where both changed, their sum is one part. What a task waits longer for
+    others because these, the same ops, last longer is executing.
     """
-    mine, other = makespan_parts(trace), makespan_parts(best)
+    f, of_best = Facts(trace), Facts(best)
+    chain = Chain(f)
+    mine, other = chain.parts(), Chain(of_best).parts()
     more = {part: mine.get(part, 0) - other.get(part, 0) for part in PARTS}
+    longer = chain.longer(of_best)
+    for part, ns in longer.items():
+        more[part] -= ns
+    more["executing"] += sum(longer.values())
     total = trace.makespan_ns - best.makespan_ns
     if not any(more.values()):
         return "the same"
@@ -110,7 +95,8 @@ def difference(trace: Trace, best: Trace) -> str:
     if total < 0:
         return f"{format_duration(-total)} faster: {_terms(more, total)}"
     cause = max(more, key=lambda part: more[part])
-    slower, because = f"{format_duration(total)} slower", _because(trace, best, cause)
+    slower = f"{format_duration(total)} slower"
+    because = _because(f, of_best, cause, 2 * sum(longer.values()) >= more[cause])
     ns = more.pop(cause)
     if not any(more.values()):
         return f"{slower} because {because}"
@@ -126,16 +112,17 @@ def _terms(more: Mapping[str, int], total: int) -> str:
     return ", ".join(terms + [f"{_signed(rest)} other"] * (rest != 0))
 
 
-def _because(trace: Trace, best: Trace, part: str) -> str:
+def _because(f: Facts, best: Facts, part: str, ops_last_longer: bool) -> str:
     """Say what makes a part of the makespan longer; for the host's part, whether it waits for kernels."""
-    if part == "issuer" and not _launches_ahead(trace) and _launches_ahead(best):
+    if part == "issuer" and not _launches_ahead(f) and _launches_ahead(best):
         return "the host waits for each kernel"
+    if part == "executing" and ops_last_longer:
+        return "its ops take longer to execute"
     return _PARTS[part][1]
 
 
-def _launches_ahead(trace: Trace) -> bool:
+def _launches_ahead(f: Facts) -> bool:
     """Whether any launched task was taken before its inputs were there."""
-    f = Facts(trace)
     return bool((~f.by_worker & (f.taken < f.data[: f.n])).any())
 
 

@@ -70,9 +70,11 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
             _check_faults(case, job)
         refuse_without_effect(case)
         if any(device.cost is not None for device in machine.devices):
-            from devices.cost.plain_rooflines import warn_of_plain_rooflines
+            from devices.cost.told.plain_rooflines import warn_of_plain_ops, warn_of_plain_rooflines
 
             warn_of_plain_rooflines(job)
+            if (timed := content.workload.timed(scenario.document)) is not None:
+                warn_of_plain_ops(timed, [machine.devices[i] for i in sorted({*job.device_of.tolist()})])
         return launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
     except ScenarioError:
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -195,15 +195,18 @@ def run_case(
     record_memory: bool = False,
     fits: bool = True,
     new_tables: bool = False,
+    change: Callable[[Job], Job] | None = None,
 ) -> Result:
     """Run one case of a scenario; see `run_scenario`.
 
     A `seed` is in place of the scenario's. `record_memory` keeps `Result.recordings`; bytes are then counted
     where the scenario has no allocator. Unless it has to be one that `fits`, a run whose memory is short
     only when all is over is a result, too, as it is where the scenario says what it expects of that.
-    `new_tables` is `Result.new_tables`.
+    `new_tables` is `Result.new_tables`. `change` returns another job with the same ops, after all that
+    is decided before time 0.
     """
     job = job_of(case, seed=seed)
+    job = job if change is None else change(job)
     training = _training_of(case)
     known = names_of(job, () if training is None else tuple(training.recoveries))
     expectations = tuple(

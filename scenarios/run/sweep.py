@@ -40,7 +40,16 @@ from sim.words.errors import InputError, MisfitError, RunError, SimError
 if TYPE_CHECKING:
     from scenarios.run.load import Scenarios
 
-__all__ = ["Interrupted", "Point", "column_of", "fitting", "points_of", "run_point", "sweep"]
+__all__ = [
+    "Interrupted",
+    "Point",
+    "column_of",
+    "fitting",
+    "points_of",
+    "run_point",
+    "sweep",
+    "warn_of_unlike_points",
+]
 
 _OF_TRAINING: Final = (
     "step_ns",
@@ -94,6 +103,21 @@ def fitting(
     if points and not found:
         raise InputError(f"none of the {len(points):,} points fits: {_counted(reasons)}")
     return found, reasons
+
+
+def warn_of_unlike_points(
+    path: str,
+    points: Sequence[Point],
+    sets: Sequence[str] = (),
+    allow_code: bool = False,
+    allow_outside: bool = False,
+) -> None:
+    """Warn if points put presets side by side whose costs do not compare; see `cases_at`."""
+    from scenarios.run.sweeps.unlike_costs import cases_at, warn_of_unlike_costs
+
+    scenarios = _scenarios(path, tuple(sets), allow_code, allow_outside)
+    settings = [[f"{key}={value}" for key, value in point.settings] for point in points]
+    warn_of_unlike_costs(cases_at(scenarios, settings, points[0].policy if points else None))
 
 
 def _counted(reasons: Mapping[str, int]) -> str:

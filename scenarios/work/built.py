@@ -60,6 +60,19 @@ class Gpt(Builder):
         sizes = Transformer(**self.model_dump(exclude={"model", "batch", "training"}), micro_batch=self.batch)
         return gpt_graph(sizes, training=self.training, name=self.model)
 
+    def report(self, trace: Trace) -> dict[str, Any]:
+        """Return a line on what kernels take, where `train` takes more for the same GPU."""
+        from scenarios.work.calibrations.calibrated_device import calibration_for
+
+        used = trace.job.machine.devices[int(trace.device[0])]
+        found = calibration_for(used, self.dtype) if self.training else None
+        if found is None:
+            return {}
+        return {
+            "note": f"kernels take the cost model of {used.name}, each as if alone; published training steps "
+            f"took longer, to which `train` is fitted (calibration: {found.name}, docs/builders.md)"
+        }
+
 
 BUILDERS: Final[Mapping[str, type[Builder]]] = {
     "gpt": Gpt,

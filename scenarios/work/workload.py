@@ -92,6 +92,10 @@ class Workload(Strict):
         """Whether cost models of devices are asked to make the graph, whose ops then all have durations."""
         return False
 
+    def timed(self, document: Document) -> Graph | None:
+        """Return what the cost models of devices are asked about to make the graph; None: nothing."""
+        return None
+
     def work(
         self, document: Document, machine: Machine | None, policy: Policy, loc: Loc, *, seed: int = 0
     ) -> Work:

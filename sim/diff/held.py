@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.diff.schedule import Schedule
+from sim.diff.schedule import Schedule, Told
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.idle import held_up
 from sim.explain.told.sentences import blame, row_text
@@ -228,4 +228,21 @@ def _held_in_table(schedule: Schedule, row: int, at_ns: int, reason: str) -> Hel
         if ahead != UNSET:
             told_so = f"{name} is issued and queued behind {schedule.name_of(ahead)}"
             return Held(reason, f"{told_so} on {schedule.lane_of(row)}", ahead)
+    if reason == "issue" and (others := _issued_first(schedule, told, row, at_ns)):
+        return Held(reason, f"{name} is ready, and {told.issuer[row]} {others}", UNSET)
     return Held(reason, f"{name} {_IN_TABLE.get(reason, f'waits ({reason})')}", UNSET)
+
+
+def _issued_first(schedule: Schedule, told: Told, row: int, at_ns: int) -> str:
+    """Say what the issuer of a row issues, or executes, from a time until it takes it; empty: unknown."""
+    if not told.issuer[row]:
+        return ""
+    mine = np.array([issuer == told.issuer[row] for issuer in told.issuer]) & schedule.compared
+    executes = schedule.lane_of(row) == told.issuer[row]  # a worker
+    until = schedule.end_ns if executes else told.issue_ns
+    before = np.flatnonzero(mine & (until > at_ns) & (told.issue_ns < told.issue_ns[row]))
+    if not len(before):
+        return "issues it"
+    first = int(before[told.issue_ns[before].argmin()])
+    more = f" and {len(before) - 1} more" if len(before) > 1 else ""
+    return f"{'executes' if executes else 'issues'} {schedule.name_of(first)}{more} first"

@@ -137,7 +137,8 @@ def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = N
     iteration = _whole(path, table, "iteration") if "iteration" in table.columns else np.zeros(n, np.int64)
     told = None
     if {"ready_ns", "issue_ns", "wait"} <= set(table.columns):
-        told = Told(_whole(path, table, "ready_ns"), _whole(path, table, "issue_ns"), _column(table, "wait"))
+        ready, issue = (_whole(path, table, column) for column in ("ready_ns", "issue_ns"))
+        told = Told(ready, issue, _column(table, "wait"), _column(table, "issuer"))
     dead = np.array([each in ("True", "true", "1") for each in _column(table, "dead")])
     fills = np.isin(kind, [k for k, word in enumerate(kinds) if word in FILLERS])
     compared: BoolArray = ~(dead & (end == start)) & ~fills

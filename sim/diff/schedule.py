@@ -42,11 +42,14 @@ class Told:
     ready_ns, issue_ns : array of int64
     wait : sequence of str
         `sim.record.record.WAITS`.
+    issuer : sequence of str
+        Who issued it; empty where the table does not say it.
     """
 
     ready_ns: IntArray
     issue_ns: IntArray
     wait: Sequence[str]
+    issuer: Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,12 +42,17 @@ class PathChange(NamedTuple):
 def idle_change(d: Differences) -> dict[str, dict[str, Both]]:
     """Return device -> reason -> how long it was idle for that reason in A and in B, in ns.
 
-    Where one of the two is a table, which says no reasons, all idle time is ``idle``.
+    Where one of the two is a table, which says no reasons, all idle time is ``idle``. A table knows devices
+    on which something ran, no others: those are left out.
     """
     plain = d.a.facts is None or d.b.facts is None
     of_a, of_b = (_idle(each, plain) for each in (d.a, d.b))
     found: dict[str, dict[str, Both]] = {}
-    for device in dict.fromkeys((*of_a, *of_b)):
+    every = dict.fromkeys((*of_a, *of_b))
+    for known, each in ((of_a, d.a), (of_b, d.b)):
+        if each.facts is None:
+            every = {device: None for device in every if device in known}
+    for device in every:
         a, b = of_a.get(device, {}), of_b.get(device, {})
         found[device] = {reason: (a.get(reason, 0), b.get(reason, 0)) for reason in dict.fromkeys((*a, *b))}
     return found

@@ -11,7 +11,8 @@ A transfer that had begun earlier might have been hidden. So the delays of a col
 last one first, and each is charged with what is less exposed then, beside the same computing; what is exposed
 without any delay needs its time: bandwidth. The exposed time in which it waits for a late rank is charged to
 that rank. What two collectives expose at once is charged to the one that began first, and a transfer comes
-before a wait. All parts together are the ``communicate`` of `sim.explain.time_use` and the exposed waiting.
+before a wait. What an op that computes communicates itself (`sim.explain.facts.communication`) nothing can
+move. All parts together are the ``communicate`` of `sim.explain.time_use` and the exposed waiting.
 
 A copy that only communication reads prepares it, and moves with it. So the delays of a collective go on with
 those of the copy that made its data::
@@ -33,10 +34,10 @@ from typing import Final
 
 import numpy as np
 
+from sim.explain.facts.communication import communicates, computes_until_ns
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.facts.where import EVERYWHERE, Where
 from sim.explain.idle import held_up, idle_reasons
-from sim.explain.time_use import communicates
 from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.intervals import Cover, Intervals, union
 
@@ -44,7 +45,7 @@ __all__ = ["PARTS", "exposed_communication"]
 
 PARTS: Final = (
     *("straggler", "host late", "communicator order", "stream order", "other waits", "bandwidth"),
-    "transfers",
+    *("inside ops", "transfers"),
 )
 """What exposed communication is charged to; transfers are those over links for which a device is idle."""
 
@@ -114,6 +115,11 @@ def exposed_communication(
         np.add.at(parts[_PART_OF.get(reason, "other waits")], f.device[rows], moving - left)
         moving = left
     np.add.at(parts["bandwidth"], f.device[rows], moving)
+    until = np.clip(computes_until_ns(f.trace), begun, ended)
+    if (inside := np.flatnonzero(~moves & where.tasks(f) & (until < ended))).size:
+        computing = Intervals(begun[~moves], until[~moves], f.device[~moves])
+        communicating = Intervals(until[inside], ended[inside], f.device[inside])
+        np.add.at(parts["inside ops"], f.device[inside], _Alone(communicating, computing, f).exposed(0))
     for name, why in (reasons or idle_reasons(f.trace, f, where)).items():
         parts["transfers"][f.machine.device_index(name)] += why.get("transfer", 0)
     return {

@@ -2,7 +2,7 @@
 
 ::
 
-    compute      an op executes that is no communication
+    compute      an op executes that is no communication (`sim.explain.facts.communication`)
     communicate  nothing computes, and a collective or copy executes, or the next op's input travels
     wait         neither, and the device has ops left to run: `sim.explain.idle` says what each waits for;
                  collectives that have started and wait for a late rank among them
@@ -24,23 +24,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from sim.explain.facts.communication import communicates, computes_until_ns
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.facts.where import EVERYWHERE, Where
 from sim.explain.idle import idle_reasons
-from sim.words.arrays import BoolArray
 from sim.words.intervals import union
 
 if TYPE_CHECKING:
-    from sim.job.job import Job
     from sim.record.record import Record
 
-__all__ = ["COMMUNICATION", "WORD_OF_REASON", "communicates", "moving_ops", "time_use"]
-
-COMMUNICATION: Final = frozenset(
-    {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "collective", "copy", "recv"}
-    | {"reduce_scatter", "send", "transfer"}
-)
-"""Kinds of op that move data and compute nothing; of a recording's see `moving_ops`."""
+__all__ = ["WORD_OF_REASON", "time_use"]
 
 WORD_OF_REASON: Final = {"transfer": "communicate", "finished": "idle", "unused": "idle"}
 """What time without a running op is called, by its reason (`sim.explain.idle.REASONS`); else ``wait``."""
@@ -77,8 +70,10 @@ def time_use(
     begin, end = where.from_ns, where.end_ns(facts)
     counts = where.tasks(facts)
     computes = np.flatnonzero(counts & ~communicates(trace) & ~trace.is_delay)
-    only_compute = len(computes) == int(counts.sum())  # and then what is busy computes
-    start, stop = (np.clip(trace.tasks[at][computes], begin, end) for at in ("start_ns", "end_ns"))
+    until = computes_until_ns(trace)
+    # where all that executes computes, what is busy computes
+    only_compute = len(computes) == int(counts.sum()) and until is trace.tasks["end_ns"]
+    start, stop = (np.clip(at[computes], begin, end) for at in (trace.tasks["start_ns"], until))
     n = len(trace.job.machine.devices)
     compute = [] if only_compute else union(start, stop, trace.device[computes]).lengths(n).tolist()
     use = {}
@@ -89,23 +84,3 @@ def time_use(
         for reason, ns in why.items():
             use[name][WORD_OF_REASON.get(reason, "wait")] += ns
     return use
-
-
-def communicates(trace: Record) -> BoolArray:
-    """Return which tasks move data and compute nothing."""
-    return np.asarray(moving_ops(trace.job)[trace.tasks["op"]])
-
-
-def moving_ops(job: Job) -> BoolArray:
-    """Return which ops move data and compute nothing.
-
-    A ``copy`` is a memcpy, as in every export. Of recorded kernels the name tells (``Memcpy``, ``Memset``):
-    those that concatenate or transpose are copies by kind, and compute.
-    """
-    graph = job.graph
-    moves: BoolArray = graph.is_kind(*COMMUNICATION) | job.meets
-    for op in np.flatnonzero(graph.is_kind("copy", "fill")).tolist():
-        kernel = graph.attributes.get(op, {}).get("kernel")
-        if kernel is not None:
-            moves[op] = str(kernel).startswith(("Memcpy", "Memset"))
-    return moves

@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from sim.explain.time_use import moving_ops
+from sim.explain.facts.communication import moving_ops
 from sim.job.job import Job
 from sim.machine.device import Device
 from sim.record.record import recorded_delays

@@ -104,7 +104,7 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(("stateful", "training_mode", "host_waits", "pageable"), _flag),
     **dict.fromkeys(("body", "then", "else", "cond", "frame", "key", "session", "data_format"), _word),
     **dict.fromkeys(("communicator", "peer", "root"), _word),
-    **dict.fromkeys(("inter_op_thread_pool", "view_of", "dram_bytes", "pair"), whole),
+    **dict.fromkeys(("inter_op_thread_pool", "view_of", "dram_bytes", "pair", "communicates_ns"), whole),
     **dict.fromkeys(
         ("parallel_iterations", "blocks_per_sm", "sms", "cores", "tiles"), partial(whole, least=1)
     ),

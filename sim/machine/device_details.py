@@ -19,6 +19,8 @@ class Details:
 
     Attributes
     ----------
+    preset : str
+        The real device that it claims to be; empty: none, or its ideal.
     sms : int or None
         Streaming multiprocessors in use; None: not given.
     dram_bytes_per_s : int or None
@@ -61,6 +63,7 @@ class Details:
         What it takes to wake a worker that sleeps.
     """
 
+    preset: str = ""
     sms: int | None = None
     dram_bytes_per_s: int | None = None
     partition_sms: tuple[int, ...] = ()

@@ -24,7 +24,7 @@ import numpy as np
 
 from scenarios.build.train.calibration import Calibration, Reach
 from scenarios.build.train.layout import ORDER
-from scenarios.work.train.calibrations import read_calibration
+from scenarios.work.calibrations.calibrations import read_calibration
 from studies.training.calibrate import fit, folds, predicted_ms, predictions, scaled
 from studies.training.published import Published, read_published
 

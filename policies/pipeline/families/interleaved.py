@@ -79,7 +79,7 @@ def rounds_of(
     return found
 
 
-def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int) -> Schedule:
+def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Generate the interleaved 1F1B schedule.
 
     Raises

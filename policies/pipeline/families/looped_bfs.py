@@ -22,7 +22,7 @@ from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
 __all__ = ["looped_bfs"]
 
 
-def looped_bfs(ranks: int, micro_batches: int, chunks: int) -> Schedule:
+def looped_bfs(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Generate the looped breadth-first schedule.
 
     Examples

@@ -23,7 +23,7 @@ from policies.pipeline.orders.pipeline_schedule import Schedule
 __all__ = ["interleaved_zb"]
 
 
-def interleaved_zb(ranks: int, micro_batches: int, chunks: int) -> Schedule:
+def interleaved_zb(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Generate the interleaved zero-bubble schedule.
 
     Raises

@@ -4,7 +4,7 @@ Outputs of an op, by the phase of its action (0 bytes where nothing is kept)::
 
     F     0 boundary           1 what I frees (recomputed: the stage input)   2 what W frees    3.. skips
     R     0 nothing            1 what I frees                                 2 what W frees
-    B, I  0 boundary gradient  1.. gradients of skips
+    B, I  0 boundary gradient  1.. gradients of skips, and what it needs while it runs: nobody reads it
     W     0 nothing
 
 Actions are numbered ``(plane · stages + stage) · micro-batches + micro-batch``, where the plane is 0 for F, 1
@@ -47,14 +47,15 @@ def _sizes(stages: Sequence[PipelineStage], around: Around, s: int) -> Sizes:
     checkpoint = stage.input_nbytes + copies
     skips = tuple(skip.nbytes for skip in around.portal_skips if skip.source == s)
     back = tuple(skip.nbytes for skip in around.portal_skips if skip.destination == s)
+    working = (stage.working_nbytes,) if stage.working_nbytes else ()
     gradient = stages[s - 1].boundary_nbytes + around.carried_nbytes(s - 1) if s else 0
     return {
         "F": (boundary, passing, kept, *skips),
         "C": (boundary, checkpoint, 0, *skips),
         # The stage input, kept to the end, is part of the activations.
         "R": (0, passing, max(0, kept - checkpoint)),
-        "B": (gradient, *back),
-        "I": (gradient, *back),
+        "B": (gradient, *back, *working),
+        "I": (gradient, *back, *working),
         "W": (0,),
     }
 

@@ -141,7 +141,10 @@ def pipeline_graph(
         raise InputError(f"{len(devices)} devices are given, the schedule has {schedule.ranks} ranks")
     around = around or Around()
     graph = Writer(schedule, stages, devices, around, copy_ns or (lambda a, b, nbytes: 0), shares).build()
-    return replace(graph, attributes=_sms_of_ops(graph)) if around.own_stream else graph
+    if not around.own_stream:
+        return graph
+    own = _sms_of_ops(graph)
+    return replace(graph, attributes={op: {**graph.attributes.get(op, {}), **own[op]} for op in own})
 
 
 def _sms_of_ops(graph: Graph) -> dict[int, dict[str, float]]:

@@ -35,22 +35,28 @@ class PipelineStage:
         The part of it that I leaves for W; by default all of it.
     parameter_nbytes, gradient_nbytes, optimizer_nbytes : int
         Resident weights, their gradients, and what the optimizer keeps.
+    working_nbytes : int
+        What B (or I) needs besides while it runs: gradients of activations, and what it computes again.
     checkpoint_nbytes : int, optional
         What a recomputed micro-batch keeps from F to R; by default the boundary activation.
     collective_ns : int
         Messages inside a stage (sums of tensor parallelism, all-to-all of experts) after F and after B or
         I, on the compute stream, before anything is sent on.
+    exposed : StageTimes, optional
+        How much of `times` is communication inside the stage that nothing hides; by default nothing.
     """
 
     times: StageTimes
     boundary_nbytes: int = 0
     activation_nbytes: int = 0
     weight_grad_nbytes: int | None = None
+    working_nbytes: int = 0
     parameter_nbytes: int = 0
     gradient_nbytes: int = 0
     optimizer_nbytes: int = 0
     checkpoint_nbytes: int | None = None
     collective_ns: int = 0
+    exposed: StageTimes | None = None
 
     @property
     def kept_nbytes(self) -> int:

@@ -34,6 +34,7 @@ from scenarios.build.pipeline.pipeline_flow import Read, output_sizes, reads_of_
 from scenarios.build.pipeline.pipeline_stage import Around, PipelineStage
 from scenarios.build.pipeline.pipeline_walk import NOTHING, PLANE, key_of, needs_of, walk
 from sim import Graph, GraphBuilder
+from sim.explain.facts.communication import INSIDE
 from sim.graph.csr import Csr
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import StuckError
@@ -72,6 +73,7 @@ class Writer:
         self.sizes = output_sizes(stages, around)
         self.reads = reads_of_stages(self.sizes, around, m)
         self.durations: dict[tuple[int, str], int] = {}
+        self.communicate = any(stage.exposed is not None for stage in stages)
 
     @cached_property
     def left(self) -> list[Counter[int]]:
@@ -190,6 +192,7 @@ class Writer:
             stage=stage,
             micro_batch=k,
             phase=phases,
+            attributes=self._attributes(stage, phase, k) if self.communicate else {},
         )
         last = dict(zip(rank.tolist(), range(n), strict=True))
         for where, op in last.items():
@@ -214,6 +217,20 @@ class Writer:
             found[j] = self._duration(Action(int(stage[at]), str(phase[at]), int(k[at])))  # type: ignore[arg-type]
         return found[which]
 
+    def _attributes(
+        self, stage: IntArray, phase: npt.NDArray[np.str_], k: IntArray
+    ) -> dict[int, dict[str, int]]:
+        """Return of actions that communicate inside how long they do; equal ones share a mapping."""
+        shared: dict[tuple[int, str, int], dict[str, int]] = {}
+        found = {}
+        for op, (s, p, j) in enumerate(zip(stage.tolist(), phase.tolist(), k.tolist(), strict=True)):
+            sort = s, p, j if j in self.shares else UNSET
+            if sort not in shared:
+                shared[sort] = {INSIDE: self._inside(Action(s, p, j))}
+            if shared[sort][INSIDE]:
+                found[op] = shared[sort]
+        return found
+
     # -- slots ---------------------------------------------------------------------------------
 
     def _slot(self, rank: int, slot: Slot) -> None:
@@ -233,7 +250,7 @@ class Writer:
             name, phases = "+".join(map(str, parts)), "+".join(action.phase for action in parts)
         complete = self._last_of_stage(rank, parts)
         pieces = self.end.pieces if complete else 1
-        duration = self._duration(slot)
+        duration, inside = self._duration(slot), self._inside(slot)
         for piece in range(1, pieces + 1):
             op = self.builder.append(
                 name if pieces == 1 else f"{name}/{piece}",
@@ -241,11 +258,12 @@ class Writer:
                 inputs=inputs,
                 outputs=outputs if piece == pieces else (0,),
                 after=after,
-                duration_ns=duration * piece // pieces - duration * (piece - 1) // pieces,
+                duration_ns=_piece(duration, piece, pieces),
                 device=self.devices[rank],
                 stage=stage,
                 micro_batch=k,
                 phase=phases,
+                attributes={INSIDE: _piece(inside, piece, pieces)} if inside else None,
             )
             self.end.computed(rank, op, complete)
         first = self.builder.tensor(op)
@@ -337,6 +355,16 @@ class Writer:
                 return together
         return sum(self._duration(action) for action in slot.parts)
 
+    def _inside(self, slot: Slot) -> int:
+        """Return for how long a slot communicates, and nothing hides it."""
+        if not self.communicate:
+            return 0
+        return sum(
+            round_half_up(self.shares.get(action.micro_batch, 1) * exposed.of(action.phase))
+            for action in slot.parts
+            if (exposed := self.stages[action.stage].exposed) is not None
+        )
+
     # -- copies on compute streams ---------------------------------------------------------------
 
     def _fence(self, slots: Sequence[tuple[int, Slot]]) -> None:
@@ -382,6 +410,11 @@ class Writer:
                 device=self.devices[rank],
             )
         self.arrived[key, read.output, destination] = self.builder.tensor(op)
+
+
+def _piece(whole: int, piece: int, pieces: int) -> int:
+    """Return a part of a whole number, such that all parts add up to it."""
+    return whole * piece // pieces - whole * (piece - 1) // pieces
 
 
 def _present(table: IntArray) -> Csr:

@@ -33,6 +33,7 @@ class Architecture:
     Attributes
     ----------
     layers, hidden, heads, vocabulary : int
+        Without words (0) there is neither embedding nor head.
     kv_heads : int
         Heads of keys and values; 0: as many as heads.
     head : int

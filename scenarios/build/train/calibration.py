@@ -18,7 +18,8 @@ node's g shares of it; of its hops only those between nodes take the network's l
 (`scenarios.build.train.hops`).
 
 A calibration is a YAML or JSON file in these fields, a preset, or the system file of SimuMax
-(`scenarios.work.train.simumax`).
+(`scenarios.work.calibrations.simumax`). The cost model of a device can stand in the place of the formulas of
+kernels (`scenarios.build.device_times`).
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ from scenarios.build.train.kernels import Attention, Collective, CollectiveKind,
 from scenarios.build.train.layout import Group
 from sim.words.units import NS_PER_S
 
-__all__ = ["SHARE", "STEPS", "Calibration", "CollectiveTime", "Reach"]
+__all__ = ["SHARE", "STEPS", "Calibration", "CollectiveTime", "KernelTime", "Reach"]
 
 CollectiveTime = Callable[[CollectiveKind, int, int, int, str], float]
 """``time(kind, nbytes, ranks_per_node, nodes, dtype)`` in ns: what a model of collectives offers."""
+
+KernelTime = Callable[[Product | Attention | Pass], float]
+"""``time(kernel)`` in ns, gap included: what the cost model of a device offers."""
 
 STEPS: Final[Mapping[str, Callable[[int], int]]] = {
     "all_reduce": lambda n: 2 * (n - 1),
@@ -130,6 +134,8 @@ class Calibration:
         Efficiency of single shapes.
     collective : callable, optional
         Replaces the formula: see `CollectiveTime`.
+    kernel : callable, optional
+        Replaces the formulas of kernels: see `KernelTime`.
     """
 
     name: str
@@ -149,9 +155,12 @@ class Calibration:
     measured: Mapping[Product | Attention, float] = field(default_factory=dict)
     roofline: bool = True
     collective: CollectiveTime | None = None
+    kernel: KernelTime | None = None
 
     def kernel_ns(self, kernel: Product | Attention | Pass) -> float:
         """Return the time of a kernel."""
+        if self.kernel is not None:
+            return self.kernel(kernel)
         if isinstance(kernel, Pass):
             return self.pass_ns(kernel.nbytes, kernel.of)
         found = self.measured.get(kernel)
@@ -173,6 +182,8 @@ class Calibration:
 
     def pass_ns(self, nbytes: int, of: str = "elementwise") -> float:
         """Return the time of reading and writing so many bytes."""
+        if self.kernel is not None:
+            return self.kernel(Pass(nbytes, of))
         return nbytes / (self.memory_bandwidth * self._pass_efficiency(of)) * NS_PER_S + self.gap_ns
 
     def collective_ns(self, kind: CollectiveKind, nbytes: int, group: Group, dtype: str = "bf16") -> float:

@@ -44,11 +44,13 @@ class Unit(NamedTuple):
 class StageMemory(NamedTuple):
     """What a micro-batch needs on a stage, over what others hold.
 
-    `saved` is left by its forward; `forward` and `backward` are the highest levels while they run, reached in
-    `forward_at` and `backward_at`.
+    `saved` is left by its forward, `for_weights` the part of it that the gradients of weights need: not the
+    scores. `forward` and `backward` are the highest levels while they run, reached in `forward_at` and
+    `backward_at`.
     """
 
     saved: int
+    for_weights: int
     forward: int
     backward: int
     forward_at: str
@@ -108,7 +110,8 @@ def stage_memory(units: Sequence[Unit], *, selective: bool = False) -> StageMemo
             backward = max(backward, (needed, f"{piece.name} of {unit.name}"), key=lambda each: each[0])
             at -= saved(piece)
         level -= kept(unit)
-    return StageMemory(total, forward[0], backward[0], forward[1], backward[1])
+    freed = 0 if selective else sum(p.dropped for unit in units if not unit.checkpointed for p in unit.pieces)
+    return StageMemory(total, total - freed, forward[0], backward[0], forward[1], backward[1])
 
 
 def weight_shapes(units: Sequence[Unit]) -> set[tuple[int, int]]:
@@ -143,9 +146,9 @@ def rank_peak(schedule: Schedule, rank: int, stages: Sequence[StageMemory], resi
             held += of.saved
         elif action.phase in "BI":
             level, activations, at = held - of.saved + of.backward, held, of.backward_at
-            held -= of.saved if action.phase == "B" else 0
+            held -= of.saved if action.phase == "B" else of.saved - of.for_weights
         else:  # a weight gradient: what it read goes
-            held -= of.saved
+            held -= of.for_weights
             continue
         if level > most:
             most, what = level, (min(activations, level), max(0, level - activations))

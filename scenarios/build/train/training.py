@@ -244,10 +244,11 @@ class Training:
         """Return the units of a stage; the layers of one kind share their pieces."""
         first = sum(self.layers_of[:stage])
         full = self.recompute == "full"
-        units = [Unit("embedding", tuple(self.work.embedding()))] if stage == 0 else []
+        words = self.model.vocabulary > 0
+        units = [Unit("embedding", tuple(self.work.embedding()))] if words and stage == 0 else []
         for i in range(first, first + self.layers_of[stage]):
             units.append(Unit(f"layer {i}", self._layer(self.model.is_dense(i)), self.work.thin, full))
-        if stage == self.stages - 1:
+        if words and stage == self.stages - 1:
             units.append(Unit("head", tuple(self.work.head())))
         return units
 
@@ -279,7 +280,7 @@ class Training:
             parameters += words
         if s == 0:
             parameters += self.model.positions * self.model.hidden
-        if s == self.stages - 1:
+        if s == self.stages - 1 and self.model.vocabulary:
             parameters += self.model.hidden * (1 + self.model.biases)
         return Part(tuple(units), parameters, expert, *spent)
 
@@ -403,8 +404,17 @@ class Training:
                     input_grad=round_half_up(stage.input_grad.ns),
                     weight_grad=round_half_up(stage.weight_grad.ns),
                 ),
+                exposed=StageTimes(
+                    forward=round_half_up(stage.forward.exposed),
+                    input_grad=round_half_up(stage.input_grad.exposed),
+                    weight_grad=round_half_up(stage.weight_grad.exposed),
+                )
+                if stage.forward.exposed or stage.backward.exposed
+                else None,
                 boundary_nbytes=self.sent_nbytes,
                 activation_nbytes=memory.saved,
+                weight_grad_nbytes=memory.for_weights,
+                working_nbytes=max(0, memory.backward - memory.saved),
                 parameter_nbytes=self.resident(stage)["parameters"],
                 gradient_nbytes=self.resident(stage)["gradients"],
                 optimizer_nbytes=self.resident(stage)["optimizer state"],

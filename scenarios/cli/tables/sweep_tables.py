@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from scenarios.cli.text_tables import print_table
-from scenarios.cli.unused_notes import no_gap_notes, unused_notes
-from scenarios.fields.goals import Goal
+from scenarios.cli.unused_notes import little_room, no_gap_notes, unused_notes
+from scenarios.fields.goals import Goal, alike
 from scenarios.fields.results import shown_result
 from sim.export.result_rows import percent, size
 from sim.words.units import format_duration
@@ -73,11 +73,18 @@ def print_answer(
     ranked = goal.ranked(rows)
     names = dict(zip(settings, _short(settings), strict=True))
     if ranked:
-        best = [rows[i] for i in ranked[:_SHOWN]]
-        shown = [{names.get(key, key): value for key, value in row.items()} for row in best]
-        print_rows(shown, [*names.values()])
+        groups = alike(rows, ranked, settings)
+        shown = [
+            [{names.get(key, key): value for key, value in rows[i].items()} for i in group]
+            for group in groups[:_SHOWN]
+        ]
+        print_rows([group[0] for group in shown], [*names.values()])
         if len(ranked) > len(shown):
-            print(f"({_SHOWN} best of {len(ranked):,})")
+            same = len(ranked) - len(groups)
+            print(
+                f"({len(shown)} best of {len(ranked):,}"
+                + (f", {same:,} of which are the same as another in every number)" if same else ")")
+            )
         print()
         _print_best(shown, [*names.values()], goal)
     else:
@@ -100,11 +107,14 @@ def print_left_out(left_out: Mapping[str, int]) -> None:
             print(f"  {count:>6,}  {reason}")
 
 
-def _print_best(shown: Sequence[Row], names: Sequence[str], goal: Goal) -> None:
-    best, second = shown[0], shown[1] if len(shown) > 1 else None
+def _print_best(shown: Sequence[Sequence[Row]], names: Sequence[str], goal: Goal) -> None:
+    """Print the best and its runner-up; each comes with those that are the same in every number."""
+    (best, *same), second = shown[0], shown[1][0] if len(shown) > 1 else None
     value = best[goal.column]
     print(f"best: {_called(best, names)}: {goal.what} {shown_result(goal.what, value)}")
     _print_limits(best, goal)
+    if same:
+        print("  the same in every number: " + "; ".join(_called(row, names) for row in same[:3]))
     if second is None:
         print("runner-up: none")
         return
@@ -121,7 +131,7 @@ def _print_limits(row: Row, goal: Goal) -> None:
         step, peak, limit = row["train.step_ns"], row["train.peak_bytes"], row["train.memory_limit_bytes"]
         if limit is not None:
             free = f"{size(limit - peak)} free ({percent(1 - peak / limit)})"
-            told.append(f"memory {size(peak)} of {size(limit)}, {free}")
+            told.append(f"memory {size(peak)} of {size(limit)}, {free}{little_room(peak, limit)}")
         lost = {"bubble": row["train.bubble"], "exposed communication": row["train.exposed_ns"] / step}
         told += [f"{name} {percent(share)} of the step" for name, share in lost.items()]
         most = max(lost, key=lambda name: lost[name])

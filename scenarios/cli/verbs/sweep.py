@@ -105,7 +105,9 @@ def sweep(
 
     def show(rows: list[dict[str, Any]]) -> None:
         if json:
-            print_json(rows if goal is None else goal.answer(rows) | {"left_out": left_out, "rows": rows})
+            print_json(
+                rows if goal is None else goal.answer(rows, settings) | {"left_out": left_out, "rows": rows}
+            )
         elif goal is not None:
             print_answer(rows, settings, goal, left_out)
         elif rows:
@@ -132,6 +134,7 @@ def sweep(
         except sweeps.Interrupted as stopped:
             show(stopped.rows)
             raise
+    sweeps.warn_of_unlike_points(scenario, points, **how)
     if plot is not None:
         from scenarios.report.sweep_plot import sweep_plot
         from sim.plot.figure import save

@@ -99,8 +99,10 @@ def tune(
     from scenarios.fields.goals import read_goal
     from scenarios.file.document import Document
     from scenarios.report.outputs import PICTURES, check_path
+    from scenarios.run.load import Scenarios
     from scenarios.run.sweeps.sweep_executors import process_executor
     from scenarios.run.sweeps.sweep_points import axes_of
+    from scenarios.run.sweeps.unlike_costs import cases_at, warn_of_unlike_costs
     from scenarios.tune.attempts import begin_there
     from scenarios.tune.report import trial_table, tuning_report
     from scenarios.tune.tune import Tuner, results_of
@@ -153,6 +155,9 @@ def tune(
     except KeyboardInterrupt as stopped:
         interrupted = stopped
     tuning = tuner.tuning
+    if vary:
+        scenarios = Scenarios(document, allow_code)
+        warn_of_unlike_costs(cases_at(scenarios, [trial.settings for trial in tuning.trials]))
     written = []
     if out is not None and tuning.best is not None:
         written += write_winner(tuning, out)

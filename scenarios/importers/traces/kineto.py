@@ -156,7 +156,7 @@ def _load(
     builder = GraphBuilder(name)
     with in_file(paths[0] if one else name):
         _add(builder, [record for _, record in rows], bool(known))
-        facts = {gpu: each.overheads.described() for each in processes for gpu in each.gpus.values()}
+        facts = {gpu: each.facts(number) for each in processes for number, gpu in each.gpus.items()}
         return replace(builder.build(), device_facts=facts)
 
 
@@ -210,6 +210,11 @@ class _Process:
         """What its GPUs are called, by their numbers."""
         numbers = sorted({task.device for task in self.rank.trace.tasks})
         return {n: f"gpu{n}" if len(numbers) > 1 else f"gpu{self._number}" for n in numbers}
+
+    def facts(self, number: int) -> dict[str, str]:
+        """Return what is known of a GPU, in the words of a device's description."""
+        name = self.rank.trace.gpus.get(number)
+        return self.overheads.described() | ({} if name is None else {"description": name})
 
     @property
     def _number(self) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from sim.explain.facts.communication import COMMUNICATION, moving_kinds
 from sim.graph.graph import Graph
 from sim.words.arrays import BoolArray
 
@@ -19,8 +20,10 @@ __all__ = [
     "collectives",
     "has_key",
     "host_ops",
+    "kernels",
     "launches",
     "pinned_to",
+    "recorded",
     "tasks",
     "transfers",
 ]
@@ -47,8 +50,13 @@ def has_key(graph: Graph, key: str) -> BoolArray:
 
 def tasks(graph: Graph) -> BoolArray:
     """Return which ops ran on a GPU; of a graph that is no recording all."""
-    recorded = has_key(graph, "stream") | has_key(graph, "thread")
-    return (has_key(graph, "stream") if recorded.any() else ~recorded) & ~graph.is_kind("delay")
+    on_gpu = has_key(graph, "stream") if recorded(graph) else np.ones(len(graph), np.bool_)
+    return on_gpu & ~graph.is_kind("delay")
+
+
+def recorded(graph: Graph) -> bool:
+    """Whether a graph is a recording."""
+    return bool((has_key(graph, "stream") | has_key(graph, "thread")).any())
 
 
 def host_ops(graph: Graph) -> BoolArray:
@@ -61,9 +69,19 @@ def launches(graph: Graph) -> BoolArray:
     return has_key(graph, "thread") & graph.is_kind("launch")
 
 
+def kernels(graph: Graph) -> BoolArray:
+    """Return which ops of a GPU compute: kernels that copy, cast or concatenate, too, and no memcpy."""
+    return tasks(graph) & ~moving_kinds(graph) & ~collectives(graph)
+
+
 def collectives(graph: Graph) -> BoolArray:
-    """Return which ops communicate: those of a communicator, and kernels of NCCL (or RCCL)."""
+    """Return which ops communicate: those of a communicator, and kernels of NCCL (or RCCL).
+
+    Of a graph that is no recording the kind tells, too.
+    """
     found = has_key(graph, "communicator") | has_key(graph, "comm_type")
+    if not recorded(graph):
+        found |= graph.is_kind(*COMMUNICATION - {"copy", "transfer"})
     for op, own in graph.attributes.items():
         found[op] |= "stream" in own and _NCCL.match(str(own.get("kernel", graph.op_names[op]))) is not None
     return found

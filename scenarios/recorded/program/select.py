@@ -25,14 +25,9 @@ from sim.words.errors import InputError, UnknownNameError
 __all__ = ["Names"]
 
 
-def _kernels(graph: Graph) -> BoolArray:
-    moves = graph.is_kind("copy", "fill")
-    return roles.tasks(graph) & ~moves & ~roles.collectives(graph)
-
-
 GROUPS: Final[Mapping[str, Callable[[Graph], BoolArray]]] = {
     "gemm": lambda graph: graph.is_kind("matmul", "gemm"),
-    "kernels": _kernels,
+    "kernels": roles.kernels,
     "transfers": roles.transfers,
     "collectives": roles.collectives,
 }

@@ -86,12 +86,14 @@ def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -
     Warns
     -----
     UserWarning
-        How far apart the ends are, and what is not known.
+        How far apart the ends are, and what is not known; a `source` that is not the GPU of the recording.
     """
     with located("from"):
         before = _rates(source)
     with located("to"):
         after = _rates(target)
+    if (contradiction := _recorded_elsewhere(graph, source)) is not None:
+        warnings.warn(contradiction, stacklevel=2)
     ops = np.flatnonzero(roles.tasks(graph) & ~roles.collectives(graph) & ~roles.transfers(graph)).tolist()
     if not ops:
         raise InputError("there is no kernel of a GPU")
@@ -122,9 +124,31 @@ def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -
     return replace(graph, duration_ns=ns)
 
 
+def _recorded_elsewhere(graph: Graph, source: str) -> str | None:
+    """Return what is wrong where the recording names another GPU than `source`; None: nothing is known to be.
+
+    The model counts (``h100``): it is how names of presets begin, and a word in what drivers call a GPU
+    (``NVIDIA H100 80GB HBM3``). Sizes and boards are written in too many ways.
+    """
+    known = _gpu_presets()
+    for facts in graph.device_facts.values():
+        words = re.findall("[a-z0-9]+", facts.get("description", "").lower())
+        own = [name for name in known if name.partition("-")[0] in words]
+        if own and not any(name.startswith(source) for name in own):
+            return (
+                f"device: from: {source} is not the GPU of the recording, {facts['description']} "
+                f"({' or '.join(own)}): the durations are scaled by the wrong rates"
+            )
+    return None
+
+
+def _gpu_presets() -> list[str]:
+    return [each.name for each in presets() if {"peak", "sms"} <= device_preset(each.name).keys()]
+
+
 def _rates(name: str) -> _Rates:
     """Return the rates of a preset, or of the one whose name begins so."""
-    known = [each.name for each in presets() if {"peak", "sms"} <= device_preset(each.name).keys()]
+    known = _gpu_presets()
     fitting = [each for each in known if each == name] or [each for each in known if each.startswith(name)]
     if len(fitting) > 1:
         raise InputError(f"{name!r} may be {' or '.join(fitting)}")

@@ -13,6 +13,7 @@ import numpy as np
 from scenarios.recorded.program import roles
 from scenarios.recorded.program.select import Names
 from scenarios.recorded.what_if.values import Change
+from sim.explain.facts.communication import INSIDE, inside_ns
 from sim.graph.graph import Graph
 from sim.words.arrays import UNSET, BoolArray
 from sim.words.errors import InputError, located
@@ -20,14 +21,16 @@ from sim.words.units import parse_duration
 
 __all__ = ["faster_host", "launch_cost", "more_bandwidth", "other_gap", "scaled"]
 
-_PARTS = "call_ns", "rest_of_call_ns"
-"""Attributes that are parts of a host's op."""
+_PARTS = "call_ns", "rest_of_call_ns", INSIDE
+"""Attributes that are parts of an op: of the host's, and what it communicates itself."""
 
 
 def scaled(graph: Graph, changes: Mapping[str, Change]) -> Graph:
     """Return a graph whose ops, by name (`select`), take a factor of their time, or another one.
 
-    An op that several words are about is changed by each of them, in their order.
+    An op that several words are about is changed by each of them, in their order. Of an op that computes and
+    communicates in turn ``kernels`` is the one part, ``collectives`` the other; any other word is about all
+    of it.
 
     Raises
     ------
@@ -45,7 +48,10 @@ def scaled(graph: Graph, changes: Mapping[str, Change]) -> Graph:
     names = Names(graph)
     for word, change in changes.items():
         with located(word):
-            graph = _changed(graph, names.find(word), change)
+            if word == "collectives":
+                graph = _communicating(graph, names, change)
+            else:
+                graph = _changed(graph, names.find(word), change, stays=word == "kernels")
     return graph
 
 
@@ -56,7 +62,7 @@ def more_bandwidth(graph: Graph, collectives: Fraction, transfers: Fraction) -> 
     does not tell apart. So what comes out is the most that bandwidth can do.
     """
     if collectives != 1:
-        graph = _changed(graph, roles.collectives(graph), Change(1 / collectives))
+        graph = _communicating(graph, None, Change(1 / collectives))
     if transfers != 1:
         graph = _changed(graph, roles.transfers(graph) & ~roles.collectives(graph), Change(1 / transfers))
     return graph
@@ -139,10 +145,30 @@ def _next_on_thread(graph: Graph) -> dict[int, int]:
     return following
 
 
-def _changed(graph: Graph, which: BoolArray, change: Change) -> Graph:
-    """Return a graph in which some ops take longer or shorter; the same one if nothing changes."""
+def _communicating(graph: Graph, names: Names | None, change: Change) -> Graph:
+    """Return a graph in which collectives take another time, and what other ops communicate themselves."""
+    inside = inside_ns(graph)
+    parts = np.flatnonzero(inside).tolist() if change.value_ns is None else []
+    if names is not None and not parts:
+        names.find("collectives")  # refuses a graph that has none
+    graph = _changed(graph, roles.collectives(graph), change)
+    if not parts:
+        return graph
+    ns, attributes = graph.duration_ns.copy(), dict(graph.attributes)
+    for op, now in zip(parts, change.of(inside[parts].tolist()), strict=True):
+        _set_part(ns, attributes, op, INSIDE, int(inside[op]), now)
+    return graph if (ns == graph.duration_ns).all() else replace(graph, duration_ns=ns, attributes=attributes)
+
+
+def _changed(graph: Graph, which: BoolArray, change: Change, *, stays: bool = False) -> Graph:
+    """Return a graph in which some ops take longer or shorter; the same one if nothing changes.
+
+    `stays` keeps what they communicate themselves.
+    """
     ops = np.flatnonzero(which)
+    kept = inside_ns(graph) if stays else np.zeros(len(graph), np.int64)
     alone = which & roles.collectives(graph) & ~roles.has_key(graph, "communicator")
+    alone &= roles.recorded(graph)
     if alone.any():
         warnings.warn(
             f"{int(alone.sum())} collectives are of one rank alone: what they waited for other ranks is part "
@@ -160,7 +186,7 @@ def _changed(graph: Graph, which: BoolArray, change: Change) -> Graph:
     columns = []
     for column in given:
         here, new = ops[column[ops] != UNSET], column.copy()
-        new[here] = change.of(column[here].tolist())
+        new[here] = kept[here] + change.of((column[here] - kept[here]).tolist())
         columns.append(new)
     if all((new == column).all() for new, column in zip(columns, given, strict=True)):
         return graph
@@ -168,7 +194,11 @@ def _changed(graph: Graph, which: BoolArray, change: Change) -> Graph:
     if change.value_ns is None:
         for op in ops.tolist():
             own = attributes.get(op, {})
-            parts = {key: change.of([int(own[key])])[0] for key in _PARTS if key in own}
+            parts = {
+                key: change.of([int(own[key])])[0]
+                for key in _PARTS
+                if key in own and not (stays and key == INSIDE)
+            }
             if parts:
                 attributes[op] = {**own, **parts}
     by_kind = dict(zip(graph.duration_by_kind, columns[1:], strict=True))

@@ -4,6 +4,7 @@
 
     gpu0 twice as fast        one more stream on gpu0        issuing and launching take no time
     links take no time        memory without limit           'conv3' twice as fast
+    communication twice as fast, communication takes no time
 
 A recording has no such machine: there the what-ifs of `scenarios.run.trials.standard` say what would change.
 """
@@ -17,16 +18,19 @@ from typing import Final
 import numpy as np
 
 from scenarios.run.trials.standard import Trial
+from sim.explain.facts.communication import COMMUNICATION, inside_ns, moving_ops
 from sim.explain.path import executed_path
-from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.device import Device
 from sim.machine.machine import Machine
+from sim.record.record import Wait
 from sim.trace import Trace
-from sim.words.arrays import UNSET, BoolArray
+from sim.words.arrays import BoolArray, IntArray
 from sim.words.errors import InputError
 
 __all__ = ["machine_trials"]
+
+_NONE: Final = np.zeros(0, np.int64)
 
 MOST_OPS: Final = 3
 """Ops that are tried one by one: those that take longest on the executed critical path."""
@@ -36,7 +40,11 @@ MOST_DEVICES: Final = 8
 
 
 def machine_trials(trace: Trace) -> list[Trial]:
-    """Return what is tried of the machine of a run, and of the ops on its critical path.
+    """Return what is tried of the machine of a run, its communication, and the ops on its critical path.
+
+    Of what cannot matter the reason is told: memory without limit where nothing waits for memory, a stream
+    more where no op would go there. What takes half its time stays as it was decided: its device, its place
+    in the order, its stream.
 
     Parameters
     ----------
@@ -51,24 +59,63 @@ def machine_trials(trace: Trace) -> list[Trial]:
     >>> _ = b.op("a", kind="matmul", duration_ns=10)
     >>> trace = simulate(b.build(), Machine((Device("gpu0", issue_ns=2),)), ReadyQueue())
     >>> [trial.label for trial in machine_trials(trace)]
-    ['gpu0 twice as fast', 'one more stream on gpu0', 'issuing and launching take no time',
-     "'a' twice as fast"]
+    ['all kernels twice as fast', 'gpu0 twice as fast', 'one more stream on gpu0',
+     'issuing and launching take no time', "'a' twice as fast"]
     """
-    names, machine = trace.job.graph.op_names, trace.job.machine
-    trials = [*_by_device(trace)]
+    job = trace.job
+    names, machine = job.graph.op_names, job.machine
+    computes = ~moving_ops(job)
+    trials = [Trial("all kernels twice as fast", job=_computing(computes)), *_by_device(trace, computes)]
     if any(map(_costs, machine.devices)):
         trials.append(_trial("issuing and launching take no time", _free))
-    if len(trace.transfers["id"]) and machine.collectives is None:
-        trials.append(Trial("links take no time", change=lambda graph, machine: (graph, _unlinked(machine))))
+    trials += _of_communication(trace)
     if any(device.memory_bytes is not None for device in machine.devices):
-        trials.append(_trial("memory without limit", lambda device: replace(device, memory_bytes=None)))
+        waits = (trace.tasks["wait"] == Wait.MEMORY).any() or trace.tasks.get("calls_ns", _NONE).any()
+        label = "memory without limit"
+        trials.append(
+            _trial(label, _unlimited) if waits else Trial(label, why_not="nothing waits for memory")
+        )
     for op in _longest_on_path(trace):
-        trials.append(Trial(f"{names[op]!r} twice as fast", change=_faster(np.arange(len(names)) == op)))
+        trials.append(Trial(f"{names[op]!r} twice as fast", job=_halving(np.arange(len(names)) == op)))
     return trials
+
+
+def _of_communication(trace: Trace) -> Iterator[Trial]:
+    """Yield collectives, and links, that take less time."""
+    job, machine = trace.job, trace.job.machine
+    moves = job.graph.is_kind(*COMMUNICATION - {"copy", "transfer"}) | job.meets
+    if job.collectives is not None:
+        moves[job.collectives.op[job.carried]] = False  # links carry them: how long they take, these say
+    inside = inside_ns(job.graph)
+    if (job.duration_ns[moves] > 0).any() or inside.any():
+        yield Trial(
+            "communication twice as fast",
+            job=_taking(lambda ns: _half(ns, moves) - inside // 2),
+        )
+        yield Trial("communication takes no time", job=_taking(lambda ns: np.where(moves, 0, ns - inside)))
+    if len(trace.transfers["id"]) or job.carried.any():
+        if any(link.bandwidth_bytes_per_s for link in machine.links):
+            yield Trial("links with twice the bandwidth", machine=_wider)
+        if machine.collectives is None:
+            yield Trial("links take no time", machine=_unlinked)
+
+
+def _wider(machine: Machine) -> Machine:
+    links = (
+        replace(link, bandwidth_bytes_per_s=2 * link.bandwidth_bytes_per_s)
+        if link.bandwidth_bytes_per_s
+        else link
+        for link in machine.links
+    )
+    return replace(machine, links=tuple(links))
 
 
 def _unlinked(machine: Machine) -> Machine:
     return replace(machine, links=())
+
+
+def _unlimited(device: Device) -> Device:
+    return replace(device, memory_bytes=None)
 
 
 def _free(device: Device) -> Device:
@@ -80,7 +127,7 @@ def _costs(device: Device) -> bool:
     return any((device.issue_ns, *device.issue_ns_by_kind.values(), device.launch_latency_ns, device.gap_ns))
 
 
-def _by_device(trace: Trace) -> Iterator[Trial]:
+def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Trial]:
     """Yield the devices twice as fast, and with a stream more; many of them by kind."""
     job = trace.job
     used = np.bincount(trace.device, minlength=len(job.machine.devices)) > 0
@@ -91,7 +138,7 @@ def _by_device(trace: Trace) -> Iterator[Trial]:
             groups.setdefault(f"every {device.kind}" if several else device.name, []).append(d)
     for name, devices in groups.items():
         here = np.isin(job.device_of, devices)
-        yield Trial(f"{name} twice as fast", change=_faster(here & ~job.meets))
+        yield Trial(f"{name} twice as fast", job=_computing(here & computes))
         if not job.machine.devices[devices[0]].workers:
             more = _with_stream({job.machine.devices[d].name for d in devices})
             label = f"one more stream on {name}"
@@ -125,23 +172,40 @@ def _is_used(job: Job, more: Callable[[Device], Device]) -> bool:
 
 def _trial(label: str, change: Callable[[Device], Device]) -> Trial:
     """Return a what-if that changes each device."""
-
-    def changed(graph: Graph, machine: Machine) -> tuple[Graph, Machine]:
-        return graph, replace(machine, devices=tuple(map(change, machine.devices)))
-
-    return Trial(label, change=changed)
+    return Trial(label, machine=lambda machine: replace(machine, devices=tuple(map(change, machine.devices))))
 
 
-def _faster(ops: BoolArray) -> Callable[[Graph, Machine], tuple[Graph, Machine]]:
-    """Return a change that halves what some ops take, rounded up."""
+def _computing(ops: BoolArray) -> Callable[[Job], Job]:
+    """Return a change that halves what some ops compute, and leaves what these communicate themselves."""
 
-    def changed(graph: Graph, machine: Machine) -> tuple[Graph, Machine]:
-        if len(graph) != len(ops):
-            raise InputError("policy.compile makes other ops of the graph")
-        if (graph.duration_ns[ops] == UNSET).any():
-            raise InputError("not all of these ops have a duration")
-        ns = np.where(ops, -(-graph.duration_ns // 2), graph.duration_ns)
-        return replace(graph, duration_ns=ns), machine
+    def changed(job: Job) -> Job:
+        inside = inside_ns(job.graph)
+        return _taking(lambda ns: inside + _half(ns - inside, ops))(job)
+
+    return changed
+
+
+def _halving(ops: BoolArray) -> Callable[[Job], Job]:
+    return _taking(lambda ns: _half(ns, ops))
+
+
+def _half(ns: IntArray, ops: BoolArray) -> IntArray:
+    """Return durations, of some ops halved and rounded up."""
+    return np.where(ops, -(-ns // 2), ns)
+
+
+def _taking(change: Callable[[IntArray], IntArray]) -> Callable[[Job], Job]:
+    """Return a change of all durations of a job: those that are, are drawn, and are known."""
+
+    def changed(job: Job) -> Job:
+        if job.drawn is not None:
+            raise InputError("under control flow with noise durations are drawn while it runs")
+
+        def of(ns: IntArray) -> IntArray:
+            return np.where(ns > 0, np.maximum(change(ns), 0), ns)
+
+        noisy = None if job.noisy_ns is None else np.stack([of(ns) for ns in job.noisy_ns])
+        return replace(job, duration_ns=of(job.duration_ns), known_ns=of(job.known_ns), noisy_ns=noisy)
 
     return changed
 

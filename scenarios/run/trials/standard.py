@@ -10,7 +10,9 @@ import numpy as np
 
 from scenarios.recorded.program import roles
 from scenarios.run.trials.straggler import straggler
+from sim.explain.facts.communication import inside_ns
 from sim.graph.graph import Graph
+from sim.job.job import Job
 from sim.machine.machine import Machine
 from sim.words.errors import UnknownNameError
 
@@ -32,15 +34,16 @@ class Trial(NamedTuple):
         Why it need not be tried; empty: it is.
     given : bool
         Whether somebody asked for it: a mistake in it is an error then.
-    change : callable, optional
-        ``change(graph, machine)`` returns both as they would be, where no key of a scenario says it.
+    machine, job : callable, optional
+        ``machine(machine)`` and ``job(job)`` return each as it would be, where no key of a scenario says it.
     """
 
     label: str
     what_if: Mapping[str, Any] = MappingProxyType({})
     why_not: str = ""
     given: bool = False
-    change: Callable[[Graph, Machine], tuple[Graph, Machine]] | None = None
+    machine: Callable[[Machine], Machine] | None = None
+    job: Callable[[Job], Job] | None = None
 
 
 def standard_trials(graph: Graph) -> list[Trial]:
@@ -54,7 +57,8 @@ def standard_trials(graph: Graph) -> list[Trial]:
     >>> standard_trials(b.build())[4][:2]
     ('matmul twice as fast', {'scale': {'matmul': 'x0.5'}})
     """
-    launches, collectives = roles.launches(graph).any(), roles.collectives(graph).any()
+    launches = roles.launches(graph).any()
+    collectives = roles.collectives(graph).any() or inside_ns(graph).any()
     no_calls = "" if launches else "the recording has no launch calls of the host"
     alone = "" if collectives else "nothing communicates"
     copies = "" if roles.transfers(graph).any() else "nothing is copied between host and device"
@@ -67,7 +71,10 @@ def standard_trials(graph: Graph) -> list[Trial]:
         Trial("launch calls take no time", {"launch_cost": "x0"}, no_calls),
         Trial("CUDA graphs", {"cuda_graph": True}, no_calls),
         Trial("host twice as fast", {"host": "x0.5"}, host),
-        *(Trial(f"{kind} twice as fast", {"scale": {kind: "x0.5"}}) for kind in _longest_kinds(graph)),
+        *(
+            Trial(f"{kind} twice as fast{_own_communication(graph, kind)}", {"scale": {kind: "x0.5"}})
+            for kind in _longest_kinds(graph)
+        ),
         Trial("all kernels twice as fast", {"scale": {"kernels": "x0.5"}}),
         Trial("elementwise kernels in a row fused", {"fuse": ["elementwise"]}, in_a_row),
         Trial("copies between host and device gone", {"remove": ["transfers"]}, copies),
@@ -103,6 +110,11 @@ def _longest_kinds(graph: Graph) -> list[str]:
     total = np.bincount(graph.kind_code[ops], graph.duration_ns[ops], len(graph.kinds))
     first = np.argsort(-total, kind="stable")[:MOST_KINDS]
     return [graph.kinds[code] for code in first.tolist() if total[code] > 0]
+
+
+def _own_communication(graph: Graph, kind: str) -> str:
+    """Return what to say of a kind of which ops communicate themselves: all of their time is halved."""
+    return ", what it communicates included" if inside_ns(graph)[graph.is_kind(kind)].any() else ""
 
 
 def _without_straggler(graph: Graph) -> Iterator[Trial]:

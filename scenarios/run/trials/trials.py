@@ -53,6 +53,11 @@ class Base:
         """The run as it is."""
         return run_case(self.case(self.graph)).trace
 
+    @cached_property
+    def timed(self) -> bool:
+        """Whether all ops have a duration: else the policy makes others of them, which have."""
+        return bool((self.graph.duration_ns != UNSET).all())
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -155,9 +160,8 @@ def try_all(base: Base, trials: Sequence[Trial]) -> Iterator[Outcome]:
                 yield Outcome(trial.label, dict(trial.what_if), None, (error.message,))
                 continue
         notes = dict.fromkeys(str(warning.message) for warning in caught)
-        yield Outcome(
-            trial.label, dict(trial.what_if), run_case(case, fits=False).trace.makespan_ns, tuple(notes)
-        )
+        makespan_ns = run_case(case, fits=False, change=trial.job).trace.makespan_ns
+        yield Outcome(trial.label, dict(trial.what_if), makespan_ns, tuple(notes))
 
 
 @contextmanager
@@ -171,11 +175,12 @@ def asked(text: str) -> Iterator[None]:
 
 def _changed(base: Base, trial: Trial) -> Case:
     """Return the run of a what-if."""
-    if trial.change is None:
+    if trial.what_if:
         return base.case(applied(base.graph, [read_what_if(dict(trial.what_if))]))
     case = base.case(base.graph)
-    graph, machine = trial.change(base.graph, case.work.machine)
-    work = case.work._replace(graph=graph, machine=machine)
+    if trial.machine is None:
+        return case
+    work = case.work._replace(graph=base.graph, machine=trial.machine(case.work.machine))
     return replace(case, make=lambda: work)
 
 

@@ -21,6 +21,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate
 from devices.describe.quantities import Count, File, Name, Shorthand, Size, Strict, Whole, fault
+from scenarios.work.calibrations.calibration_fields import CalibrationFields
 from sim.words.limits import MOST_BUILT
 
 __all__ = ["DataParallel", "ModelFields", "Optimizer", "PipelineFields", "StageFields"]
@@ -117,6 +118,9 @@ class ModelFields(Strict):
     ] = 0
     micro_batch: Annotated[Count, Field(description="samples in a micro-batch")] = 1
     dtype: Annotated[Name, Field(description="data type in which it computes")] = "bf16"
+    flash: Annotated[bool, Field(description="attention keeps no scores")] = True
+    dropout: Annotated[bool, Field(description="dropout, with its masks")] = False
+    gradients: Annotated[Literal["fp32", "bf16"], Field(description="in which gradients are summed")] = "fp32"
     recompute: Annotated[
         Literal["none", "selective", "full"], Field(description="which activations are recomputed")
     ] = "none"
@@ -129,6 +133,26 @@ class ModelFields(Strict):
         FlopRate | None,
         Field(description="flop rate achieved on a device; default: the machine's cost model"),
     ] = None
+    calibration: Annotated[
+        Name | CalibrationFields | None,
+        Field(
+            description="instead of rate: what the GPU reaches in training, as in `train`: a name, a file, "
+            "or numbers; default: the machine's cost model, as for `build`"
+        ),
+    ] = None
+
+    @property
+    def by_device(self) -> bool:
+        """Whether the devices' cost models say what kernels take."""
+        return self.rate is None and self.calibration is None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelFields:
+        if self.rate is not None and self.calibration is not None:
+            raise fault("has rate and calibration, which both say what kernels take; give one of them")
+        if self.calibration is not None and self.tensor_bandwidth is not None:
+            raise fault("has tensor_bandwidth, and the calibration says what messages take; leave one out")
+        return self
 
 
 def _ratio(value: Any) -> Any:

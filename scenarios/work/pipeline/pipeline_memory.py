@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -26,13 +26,22 @@ from sim.words.errors import OutOfMemoryError
 from sim.words.intervals import most_in_use
 from sim.words.units import format_bytes
 
-__all__ = ["BANDS", "band_of_tensors", "bands_over_time", "memory_bands", "reserved_bytes", "too_much"]
+__all__ = [
+    "BANDS",
+    "Others",
+    "band_of_tensors",
+    "bands_over_time",
+    "memory_bands",
+    "reserved_bytes",
+    "too_much",
+]
 
-BANDS: Final = (*RESIDENT, "activations", "stage inputs", "recomputed", "skips", "buffers")
+BANDS: Final = (*RESIDENT, "activations", "stage inputs", "recomputed", "skips", "buffers", "working")
 """What memory is for. Stage inputs are what a recomputed micro-batch keeps; buffers are what is sent and
-received: boundary activations, their gradients, and copies under way."""
+received: boundary activations, their gradients, and copies under way; working is what a backward needs
+besides while it runs."""
 
-_ACTIVATIONS, _INPUTS, _RECOMPUTED, _SKIPS, _BUFFERS = range(len(RESIDENT), len(BANDS))
+_ACTIVATIONS, _INPUTS, _RECOMPUTED, _SKIPS, _BUFFERS, _WORKING = range(len(RESIDENT), len(BANDS))
 
 
 def band_of_tensors(trace: Trace) -> IntArray:
@@ -46,6 +55,8 @@ def band_of_tensors(trace: Trace) -> IntArray:
     op = producer[made]
     k = made - graph.first_output[op]
     again = np.zeros(len(graph), dtype=bool)
+    unread = np.ones(graph.n_tensors, dtype=bool)
+    unread[graph.inputs.indices] = False
     for phase, name in enumerate(graph.phases):
         here = graph.phase_code[op] == phase
         if name == "F" or "+" in name:  # of an overlapped pair the forward comes first
@@ -55,6 +66,8 @@ def band_of_tensors(trace: Trace) -> IntArray:
         elif name == "R":
             band[made[here & (k > 0)]] = _RECOMPUTED
             again[op[here]] = True
+        if "B" in name or "I" in name:  # what else these make, gradients of skips, is read
+            band[made[here & (k > 0) & unread[made]]] = _WORKING
     return _without_recompute(trace, band, made[k == 1], again)
 
 
@@ -129,8 +142,16 @@ def _at_peak(lives: Lifetimes, band: IntArray, device: int) -> tuple[int, dict[s
     return at, {name: size for name, size in zip(BANDS, total.tolist(), strict=True) if size}
 
 
+Others = Callable[[], Sequence[tuple[str, Sequence[PipelineStage]]]]
+"""Makes the stages of other settings, each with the setting in words, the cheapest first."""
+
+
 def too_much(
-    trace: Trace, schedule: Schedule, stages: Sequence[PipelineStage], devices: Sequence[str]
+    trace: Trace,
+    schedule: Schedule,
+    stages: Sequence[PipelineStage],
+    devices: Sequence[str],
+    others: Others = tuple,
 ) -> OutOfMemoryError | None:
     """Return why a run does not fit the memory of a device, if it does not; of several, the worst."""
     machine = trace.job.machine
@@ -156,7 +177,7 @@ def too_much(
     return OutOfMemoryError(
         f"{schedule.name}: rank {rank} ({devices[rank]}) needs {_size(limit + over)} of {_size(limit)} "
         f"at micro-batch {_micro_batch(trace, numbers[rank], at)}: {shown}\n"
-        f"  {_help(over, limit, bands, schedule, stages, rank)}"
+        f"  {_help(over, limit, bands, schedule, stages, rank, others)}"
     )
 
 
@@ -178,8 +199,9 @@ def _help(
     schedule: Schedule,
     stages: Sequence[PipelineStage],
     rank: int,
+    others: Others,
 ) -> str:
-    """Say what would make it fit."""
+    """Say what would make it fit, recomputation of a part before that of all."""
     resident = sum(bands.get(name, 0) for name in RESIDENT)
     if resident > limit:
         return (
@@ -191,8 +213,18 @@ def _help(
     advice = []
     held = bands.get("activations", 0)
     if one and held:
+        for what, changed in others():
+            saved = max(
+                held // one * (stages[s].activation_nbytes - changed[s].activation_nbytes)
+                + stages[s].working_nbytes
+                - max(changed[s].working_nbytes, stages[s].working_nbytes)
+                for s in mine
+            )
+            if saved >= over:
+                advice.append(what)
+                break
         fewer = math.ceil(over / one)
-        if fewer * one <= held:
+        if held // one > fewer:
             advice.append(f"{fewer} fewer micro-batch{'es' if fewer > 1 else ''} in flight")
         inputs = max(stages[s].input_nbytes for s in mine)
         checkpointed = held // one * inputs + one

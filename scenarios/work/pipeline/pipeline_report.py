@@ -7,9 +7,11 @@
     rank 1    ← F F F · · B F B F B F B F B · B · B →             span of rank 1: fill and drain are outside
 
 ``span_ns`` and ``idle_ns`` are per rank: from its first start to its last end, and the part of that in which
-it computes nothing. The bubble is 1 - work / (ranks x makespan) under every schedule: the idle share of all
-ranks, fill and drain and the waiting for slower stages included. Beside it (``span_bubble``) is the idle
-share of the longest span of a rank, which some schedules promise to keep small. The formula's bubble is of
+it computes nothing. The bubble is the idle share of all ranks over the makespan, under every schedule: fill
+and drain and the waiting for slower stages included. A rank is idle while nothing executes on it, neither a
+slot nor an optimizer step, a collective or a copy; so the bubble of a training step (``train.bubble``) is the
+same number. Beside it (``span_bubble``) is the idle share of the longest span of a rank, which some schedules
+promise to keep small. The formula's bubble is of
 one of the two, as ``formula_of`` says, with equal stages and free transfers; None where there is no closed
 form.
 ``waits_for`` says for each rank what it stood still for (`scenarios.work.pipeline.pipeline_blame`),
@@ -32,9 +34,10 @@ import numpy as np
 from policies.pipeline import Schedule, closed_form, peak_activations
 from scenarios.build.pipeline.pipeline_stage import PipelineStage
 from scenarios.work.pipeline.pipeline_blame import is_compute, waits_for
-from scenarios.work.pipeline.pipeline_memory import memory_bands, reserved_bytes, too_much
-from sim.explain.time_use import COMMUNICATION
+from scenarios.work.pipeline.pipeline_memory import Others, memory_bands, reserved_bytes, too_much
+from sim.explain.facts.communication import COMMUNICATION
 from sim.trace import Trace
+from sim.words.arrays import IntArray
 from sim.words.intervals import union
 
 __all__ = ["check_memory", "pipeline_report"]
@@ -69,9 +72,10 @@ def pipeline_report(
     np.maximum.at(last, device, end)
     busy = union(start, end, device).lengths(n)
     span = np.maximum(last - first, 0)
-    total, longest = int(busy[number].sum()), max(number, key=lambda d: (int(span[d]), int(busy[d])))
-    makespan_bubble = _excess(len(number) * trace.makespan_ns, total)
-    span_bubble = _excess(int(span[longest]), int(busy[longest]))
+    longest = max(number, key=lambda d: (int(span[d]), int(busy[d])))
+    executes = _executing(trace, np.zeros(n, np.int64), np.full(n, trace.makespan_ns))
+    makespan_bubble = _excess(len(number) * trace.makespan_ns, int(executes[number].sum()))
+    span_bubble = _excess(int(span[longest]), int(_executing(trace, first, last)[longest]))
     formula = _formula(schedule, stages)
     causes = waits_for(trace, devices)
     return {
@@ -108,6 +112,16 @@ def pipeline_report(
     }
 
 
+def _executing(trace: Trace, first: IntArray, last: IntArray) -> IntArray:
+    """Return for how long any op executes on each device, between two times of each."""
+    device = trace.device
+    start, end = (
+        np.clip(at, first[device], np.maximum(first, last)[device])
+        for at in (trace.begins_ns, trace.tasks["end_ns"])
+    )
+    return union(start, end, device).lengths(len(first))
+
+
 def check_memory(
     trace: Trace,
     advise: bool = True,
@@ -115,6 +129,7 @@ def check_memory(
     schedule: Schedule,
     stages: Sequence[PipelineStage],
     devices: Sequence[str],
+    others: Others = tuple,
 ) -> None:
     """Refuse a run that needs more memory than a device has.
 
@@ -125,7 +140,7 @@ def check_memory(
     OutOfMemoryError
         Telling what takes it, and what would help.
     """
-    error = too_much(trace, schedule, stages, devices)
+    error = too_much(trace, schedule, stages, devices, others)
     if error is not None:
         raise error
 

@@ -17,10 +17,11 @@ from scenarios.build.pipeline.pipeline_layers import (
     profile_layers,
 )
 from scenarios.build.pipeline.pipeline_stage import PipelineStage
-from scenarios.build.transformer import Transformer, transformer_stages
 from scenarios.file.document import Document
 from scenarios.work.pipeline.pipeline_devices import check_ranks, loop_devices
 from scenarios.work.pipeline.pipeline_fields import PipelineFields, StageFields
+from scenarios.work.pipeline.pipeline_model import EndOfStep, model_stages
+from scenarios.work.pipeline.pipeline_timed import graph_of
 from sim.machine.device import Device
 from sim.words.errors import InputError
 from sim.words.units import round_half_up
@@ -30,11 +31,15 @@ __all__ = ["Stages", "make_stages", "place_stages"]
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages, on how many workers each is where a planner said so, and how many layers each has."""
+    """The stages, on how many workers each is where a planner said so, and how many layers each has.
+
+    Of a model the end of its step is known, too.
+    """
 
     each: list[PipelineStage]
     replicas: tuple[int, ...] | None = None
     balance: tuple[int, ...] = ()
+    end: EndOfStep | None = None
 
 
 def make_stages(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:
@@ -58,7 +63,8 @@ def make_stages(fields: PipelineFields, document: Document, devices: Sequence[De
     if fields.model is not None:
         count = _count(fields, chunks)
         homes = loop_devices(count, chunks, devices) if devices else [None] * count
-        return Stages(_of_model(fields, homes))
+        made, end = model_stages(fields, document, homes)
+        return Stages(made, end=end)
     if fields.layers is not None or fields.profile is not None or fields.graph is not None:
         return _cut(fields, document, devices, chunks)
     if fields.ranks is not None:
@@ -181,15 +187,17 @@ def place_stages(
         A stage has several ranks (replicas, both ways) whose devices take different times for it: it has
         one duration.
     """
-    timed = fields.graph is not None or (fields.model is not None and fields.model.rate is None)
+    timed = fields.graph is not None or (fields.model is not None and fields.model.by_device)
     if not timed:
         return stages
     check_ranks(schedule.ranks, devices)
     found: list[list[PipelineStage]] = []
+    end = stages.end
     for placement in dict.fromkeys(schedule.placements):
         homes = [devices[rank] for rank in placement]
         if fields.model is not None:
-            found.append(_of_model(fields, homes))
+            each, end = model_stages(fields, document, homes)
+            found.append(each)
         else:
             found.append(_of_graph(fields, document, homes, stages.balance))
     for s, (stage, *others) in enumerate(zip(*found, strict=True)):
@@ -199,24 +207,7 @@ def place_stages(
                 f"stage {s} lives on {' and '.join(where)}, which take different times for it; put the ranks "
                 "on equal devices (devices: [...]), or choose a schedule with one placement"
             )
-    return replace(stages, each=found[0])
-
-
-def _of_model(fields: PipelineFields, homes: Sequence[Device | None]) -> list[PipelineStage]:
-    """Return the stages of a transformer, each timed by the device it is on."""
-    assert fields.model is not None
-    model = Transformer(**fields.model.model_dump(exclude={"rate", "tensor_bandwidth"}))
-    per_device = {
-        None if device is None else device.name: transformer_stages(
-            model,
-            len(homes),
-            rate=fields.model.rate,
-            device=device,
-            tensor_bandwidth=fields.model.tensor_bandwidth,
-        )
-        for device in homes
-    }
-    return [per_device[None if device is None else device.name][s] for s, device in enumerate(homes)]
+    return replace(stages, each=found[0], end=end)
 
 
 def _of_graph(
@@ -228,12 +219,9 @@ def _of_graph(
 
 
 def _graph_layers(fields: PipelineFields, document: Document, device: Device) -> list[PipelineStage]:
-    from scenarios.importers import load_graph
-
-    assert fields.graph is not None
-    batch = None if fields.batch is None else -(-fields.batch // fields.micro_batches)
-    graph = load_graph(document.file(fields.graph), batch=batch)
-    return graph_layers(graph, device, backward_ratio=Fraction(str(fields.backward_ratio)))
+    return graph_layers(
+        graph_of(fields, document), device, backward_ratio=Fraction(str(fields.backward_ratio))
+    )
 
 
 def _cut(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:

@@ -34,8 +34,10 @@ from scenarios.build.pipeline.pipeline_stage import Around, PipelineStage, Skip
 from scenarios.file.document import Document, Loc
 from scenarios.work.pipeline.pipeline_devices import candidates, rank_devices
 from scenarios.work.pipeline.pipeline_fields import PipelineFields
+from scenarios.work.pipeline.pipeline_model import note_on_times, smaller_stages
 from scenarios.work.pipeline.pipeline_report import check_memory, pipeline_report
 from scenarios.work.pipeline.pipeline_stages import Stages, make_stages, place_stages
+from scenarios.work.pipeline.pipeline_timed import timed_graph
 from scenarios.work.workload import Work, Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
@@ -45,6 +47,7 @@ from sim.words.units import NS_PER_S, format_bytes, parse_bytes, round_half_up
 
 if TYPE_CHECKING:
     from scenarios.fields.policy_fields import Policy
+    from sim.trace import Trace
 
 __all__ = ["Pipeline", "micro_batch_sizes"]
 
@@ -89,7 +92,11 @@ class Pipeline(Workload):
     def asks_cost_models(self) -> bool:
         """Whether stages are timed where they run: those of a graph, or of a model that gives no rate."""
         model = self.pipeline.model
-        return self.pipeline.graph is not None or (model is not None and model.rate is None)
+        return self.pipeline.graph is not None or (model is not None and model.by_device)
+
+    def timed(self, document: Document) -> Graph | None:
+        """Return the graph that stages are cut from, or the kernels of a model, where devices time them."""
+        return timed_graph(self.pipeline, document) if self.asks_cost_models() else None
 
     def work(
         self, document: Document, machine: Machine | None, policy: Policy, loc: Loc, *, seed: int = 0
@@ -141,7 +148,7 @@ def _work(
         schedule = without_backward_dependency(schedule)
     if machine is not None:
         stages = place_stages(fields, document, stages, schedule, able)
-    around = _around(fields, stages.each, schedule.chunks if fields.ranks is not None else 1)
+    around = _around(fields, stages, schedule.chunks if fields.ranks is not None else 1)
     if machine is None:
         streams, transfer, dispatch = 1 + around.own_stream, fields.transfer or 0, fields.dispatch or 0
         pairs = crossings(schedule, around)
@@ -161,11 +168,23 @@ def _work(
     graph = pipeline_graph(schedule, stages.each, devices, around=around, copy_ns=copy_ns, shares=share)
     if not around.copy_streams:
         machine = replace(machine, links=(), network=None)
+    first = machine.devices[machine.device_index(devices[schedule.rank_of(0, 0)])]
+
+    def report(trace: Trace) -> dict[str, Any]:
+        told = pipeline_report(trace, schedule=schedule, stages=stages.each, devices=devices)
+        return {**told, "note": note_on_times(fields, stages.each, first)}
+
     return Work(
         graph,
         machine,
-        partial(pipeline_report, schedule=schedule, stages=stages.each, devices=devices),
-        partial(check_memory, schedule=schedule, stages=stages.each, devices=devices),
+        report,
+        partial(
+            check_memory,
+            schedule=schedule,
+            stages=stages.each,
+            devices=devices,
+            others=partial(smaller_stages, fields, document, len(stages.each)),
+        ),
     )
 
 
@@ -267,9 +286,16 @@ def _limit(given: Any, activation: int | list[int], resident: int) -> int | None
     return total - resident
 
 
-def _around(fields: PipelineFields, stages: list[PipelineStage], shared_by: int) -> Around:
+def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
     """Return what is around the schedule; times of a rank are shared by its chunks."""
-    optimizer, data = fields.optimizer, fields.data_parallel
+    optimizer, data, stages = fields.optimizer, fields.data_parallel, of.each
+    steps: tuple[int, ...] = ()
+    synchronisation: int | None = None
+    if optimizer is not None:
+        steps = (round_half_up(Fraction(optimizer.time, shared_by)),) * len(stages)
+        synchronisation = optimizer.synchronisation
+    elif of.end is not None and any(of.end[0]):
+        steps, synchronisation = of.end
     reduce: tuple[int, ...] = ()
     if data is not None and data.all_reduce is not None:
         reduce = (round_half_up(Fraction(data.all_reduce, shared_by)),) * len(stages)
@@ -288,8 +314,8 @@ def _around(fields: PipelineFields, stages: list[PipelineStage], shared_by: int)
         skips=tuple(Skip(skip.source, skip.to, skip.size) for skip in fields.skips),
         portals=fields.portals,
         copy_streams=fields.copy_streams,
-        optimizer_ns=(round_half_up(Fraction(optimizer.time, shared_by)),) * len(stages) if optimizer else (),
-        synchronisation_ns=optimizer.synchronisation if optimizer else None,
+        optimizer_ns=steps,
+        synchronisation_ns=synchronisation,
         all_reduce_ns=reduce,
         overlap=data.overlap if data else True,
         buckets=data.buckets if data else 1,

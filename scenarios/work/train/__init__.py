@@ -1,1 +1,1 @@
-"""``workload: {train: ...}``: fields, calibration files, what is told, and what would make it fit."""
+"""``workload: {train: ...}``: fields, what is told, and what would make it fit."""

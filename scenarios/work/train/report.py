@@ -19,7 +19,11 @@ from policies.pipeline import Schedule
 from scenarios.build.train.memory import Peak
 from scenarios.build.train.training import Spent, Training
 from scenarios.work.train.hybrid import latency_note
+from sim.explain.exposed import exposed_communication
+from sim.explain.facts.communication import computes_until_ns
+from sim.explain.facts.derived_columns import Facts
 from sim.trace import Trace
+from sim.words.arrays import IntArray
 from sim.words.intervals import union
 from sim.words.units import NS_PER_S
 
@@ -36,6 +40,9 @@ def train_report(
     seconds = step / NS_PER_S
     capacity, most = training.memory, max(peak.nbytes for peak in peaks)
     times = _times(trace, training, schedule)
+    exposed = max(
+        sum(parts.values()) for parts in [{"none": 0}, *exposed_communication(Facts(trace)).values()]
+    )
     return {
         "step_ns": step,
         "tokens_per_s": training.tokens / seconds,
@@ -61,10 +68,10 @@ def train_report(
         **_experts(training),
         "memory_limit_bytes": capacity,
         "peak_bytes": most,
-        "exposed_ns": max(of["exposed_in_layers"] + of["exposed_around"] for of in times),
+        "exposed_ns": exposed,
         "bubble": sum(of["waits"] for of in times) / (len(times) * step),
         "fits": capacity is None or most <= capacity,
-        "notes": _notes(training, step, max(of["exposed_in_layers"] + of["exposed_around"] for of in times)),
+        "notes": _notes(training, step, exposed),
     }
 
 
@@ -99,6 +106,7 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
     kind = [graph.kinds[code] for code in graph.kind_code[tasks["op"]].tolist()]
     message = np.isin(kind, _MESSAGES)
     optimizer = np.array(kind) == "optimizer"
+    until = computes_until_ns(trace)
     found = []
     for rank in range(len(trace.job.machine.devices)):
         mine = trace.device == rank
@@ -114,13 +122,14 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
             "attention": round(m * slots.attention),
             "passes": round(m * slots.passes),
         }
-        exposed = computes - steps - sum(kernels.values())
-        kernels["products"] += min(0, exposed)  # each slot lasts whole ns; here all slots are rounded at once
+        exposed = computes - _covered(trace, mine & ~message, until)
+        # each slot lasts whole ns; here all slots are rounded at once
+        kernels["products"] += computes - steps - exposed - sum(kernels.values())
         sent = int((tasks["end_ns"] - tasks["start_ns"])[mine & message].sum())
         found.append(
             {
                 **kernels,
-                "exposed_in_layers": max(0, exposed),
+                "exposed_in_layers": exposed,
                 "exposed_around": busy - computes,
                 "optimizer": steps,
                 "waits": trace.makespan_ns - busy,
@@ -130,8 +139,8 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
     return found
 
 
-def _covered(trace: Trace, rows: Sequence[bool] | Any) -> int:
-    """Return how long at least one of these tasks runs."""
+def _covered(trace: Trace, rows: Sequence[bool] | Any, until: IntArray | None = None) -> int:
+    """Return how long at least one of these tasks runs, by default to its end."""
     where = np.flatnonzero(rows)
-    start, end = trace.tasks["start_ns"][where], trace.tasks["end_ns"][where]
+    start, end = trace.tasks["start_ns"][where], (trace.tasks["end_ns"] if until is None else until)[where]
     return int(union(start, end, np.zeros(len(where), np.int64)).lengths(1)[0])

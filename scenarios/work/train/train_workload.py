@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 from policies.compile.parallel.experts.routing import Routes
 from policies.pipeline import Schedule
 from scenarios.build.train.architecture import Architecture
-from scenarios.build.train.calibration import Calibration
 from scenarios.build.train.layout import Layout
 from scenarios.build.train.models import MODELS
 from scenarios.build.train.step import is_layered, peaks_of, step_graph
 from scenarios.build.train.training import Training, default_schedule
 from scenarios.file.document import Document, Loc
+from scenarios.work.calibrations.calibrations import calibration_of
 from scenarios.work.pipeline.pipeline_report import pipeline_report
-from scenarios.work.train.calibrations import named_calibration, read_calibration, to_calibration
 from scenarios.work.train.fits import check_fits
 from scenarios.work.train.report import train_report
 from scenarios.work.train.train_fields import ModelFields, TrainFields
@@ -102,12 +101,15 @@ class Train(Workload):
         names = [device.name for device in devices.devices]
 
         def report(trace: Trace) -> dict[str, Any]:
-            held = {name: {"peak_memory_bytes": of.nbytes} for name, of in zip(names, peaks, strict=True)}
+            held = {name: {"peak_memory_bytes": at.nbytes} for name, at in zip(names, peaks, strict=True)}
             told = {"train": train_report(trace, training, schedule, peaks), "devices": held}
             if is_layered(training):
                 return told
-            stages = training.pipeline_stages
-            return {**pipeline_report(trace, schedule=schedule, stages=stages, devices=names), **told}
+            of = pipeline_report(trace, schedule=schedule, stages=training.pipeline_stages, devices=names)
+            of["pipeline"]["memory_bytes"] = [  # buffers included, which are no tensors of the graph
+                {part: nbytes for part, nbytes in peak.parts.items() if nbytes} for peak in peaks
+            ]
+            return {**of, **told}
 
         def fits(trace: Trace, advise: bool) -> None:
             check_fits(training, peaks, trace.makespan_ns if advise else None)
@@ -119,8 +121,10 @@ def _schedule(training: Training, policy: Policy) -> Schedule:
     assert policy.name is not None
     schedule = training.schedule_of(policy.name, **policy.options)
     if schedule.stages != training.stages:
+        ranks = training.layout.pp
         raise MisfitError(
-            f"{policy.name} has {schedule.stages} stages, and pp·vpp = {training.stages}",
+            f"{policy.name} has {schedule.stages} stages on {ranks} ranks, and pp·vpp = {training.stages}; "
+            f"set parallel.vpp: {schedule.stages // ranks}",
             reason=f"{policy.name} has other stages than pp·vpp",
         )
     return schedule
@@ -142,7 +146,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
     with located("model"):
         model = _architecture(fields.model)
     with located("calibration"):
-        calibration = _calibration(fields, document)
+        calibration = calibration_of(fields.calibration, document, fields.precision, fields.gradients)
     parallel = fields.parallel
     with located("parallel"):
         layout = Layout(
@@ -224,12 +228,3 @@ def _architecture(fields: ModelFields) -> Architecture:
     if sizes.get("dense_layers", 0) > sizes["layers"]:
         sizes["dense_layers"] = sizes["layers"]
     return Architecture(**sizes)
-
-
-def _calibration(fields: TrainFields, document: Document) -> Calibration:
-    given = fields.calibration
-    if not isinstance(given, str):
-        return to_calibration(given, "calibration", fields.precision)
-    if given.removesuffix(".gz").endswith((".yaml", ".yml", ".json")):
-        return read_calibration(document.file(given), fields.precision, fields.gradients)
-    return named_calibration(given, fields.precision)

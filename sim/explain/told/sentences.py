@@ -10,6 +10,8 @@ import numpy as np
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.path import Step
 from sim.graph.failures import ABORTED
+from sim.words.arrays import UNSET
+from sim.words.units import format_duration
 
 __all__ = ["blame", "never_came_text", "row_text", "step_text", "task_text"]
 
@@ -66,7 +68,27 @@ def _dependency(f: Facts, row: int, at_ns: int) -> str:
     if cause >= f.n:
         cause = int(f.last_producer[cause])
     verb = "runs" if f.start[cause] <= at_ns else "has not started yet"
-    return f"{task_text(f, row)} needs {task_text(f, cause)}, which {verb} on {_lane(f, cause)}"
+    told = f"{task_text(f, row)} needs {task_text(f, cause)}, which {verb} on {_lane(f, cause)}"
+    return told if f.start[cause] <= at_ns else told + _meanwhile(f, cause, at_ns)
+
+
+def _meanwhile(f: Facts, row: int, at_ns: int) -> str:
+    """Say what a task that has not started stands behind: what its lane executes, or what it needs itself."""
+    for _ in range(_NAMED):
+        runs = np.flatnonzero((f.lane == f.lane[row]) & (f.begins <= at_ns) & (f.end > at_ns))
+        if len(runs):
+            ns = format_duration(int(f.end[runs[0]]) - at_ns)
+            return f"; {_lane(f, row)} runs {task_text(f, int(runs[0]))} for {ns} more"
+        last = int(f.last_producer[row])
+        if last >= f.n and f.row_start[last] <= at_ns < f.row_end[last]:
+            return f"; {_transfer(f, last)} is under way"
+        last = int(f.last_producer[last]) if last >= f.n else last
+        if last == UNSET or f.row_end[last] <= at_ns:
+            break
+        if f.begins[last] <= at_ns:
+            return f"; {task_text(f, last)}, which it waits for, runs on {_lane(f, last)}"
+        row = last
+    return ""
 
 
 def _in_transit(f: Facts, row: int, at_ns: int) -> str:
@@ -86,8 +108,22 @@ def _queued(f: Facts, transfer: int) -> str:
 
 def _issue(f: Facts, row: int, at_ns: int) -> str:
     who = f.issuers[int(f.issuer[row])].name
-    busy = "issues it" if f.taken[row] <= at_ns else "is busy with other tasks"
+    busy = "issues it" if f.taken[row] <= at_ns else _others(f, row, at_ns)
     return f"{task_text(f, row)} is ready, and {who} {busy}"
+
+
+def _others(f: Facts, row: int, at_ns: int) -> str:
+    """Return with which tasks the issuer of a task is busy until it takes it, and for how long."""
+    taken = int(f.taken[row])
+    mine = np.flatnonzero((f.issuer == f.issuer[row]) & (f.let_go > at_ns) & (f.taken < taken))
+    mine = mine[np.argsort(f.taken[mine], kind="stable")]
+    if not len(mine):
+        return "is busy with other tasks"
+    ns = int((np.minimum(f.let_go[mine], taken) - np.maximum(f.taken[mine], at_ns)).sum())
+    first = int(mine[0])
+    verb = "executes" if f.by_worker[first] else "waits for" if f.keeps_issuer[first] else "issues"
+    more = f" and {len(mine) - 1} more" if len(mine) > 1 else ""
+    return f"{verb} {task_text(f, first)}{more} first ({format_duration(ns)})"
 
 
 def _policy(f: Facts, row: int, at_ns: int) -> str:
@@ -106,7 +142,13 @@ def _memory(f: Facts, row: int, at_ns: int) -> str:
 
 def _stream(f: Facts, row: int, at_ns: int) -> str:
     ahead = int(f.before_on_lane[row])
-    return f"{task_text(f, row)} is issued and queued behind {task_text(f, ahead)} on {_lane(f, row)}"
+    told = f"{task_text(f, row)} is issued and queued behind {task_text(f, ahead)} on {_lane(f, row)}"
+    first = ahead
+    while (before := int(f.before_on_lane[first])) != UNSET and f.end[before] > at_ns:
+        first = before
+    if not max(f.lane_end[first], f.data[first], f.issue[first]) <= at_ns < f.launch_end[first]:
+        return told
+    return f"{told}, {'which' if first == ahead else f'where {task_text(f, first)}'} is being launched"
 
 
 def _in_line(f: Facts, row: int, at_ns: int) -> str:

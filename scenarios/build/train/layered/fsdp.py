@@ -63,19 +63,17 @@ class _Writer(StepWriter):
         """Write forward and backward of a micro-batch."""
         n = len(self.units)
         root = self.gather("root", self.root, (), k)
-        self.op("embedding", "embedding", self.first.forward.ns, (root,), k, "F")
+        self.slot("embedding", "embedding", self.first.forward, (), (root,), k, "F")
         forwards: list[int] = []
         gathered = self.gather("0", self.bytes[0], (), k)
         for i, unit in enumerate(self.units):
-            arrived, message = gathered, 0.0
+            arrived, messages = gathered, []
             if i + 1 < n:
                 gathered = self.gather(str(i + 1), self.bytes[i + 1], forwards[i - 1 : i] if i else (), k)
-                message = self.gather_ns[self.bytes[i + 1]]
-            forwards.append(
-                self.op(f"F{i}", "layer", self.beside(unit.forward.ns, message), (arrived,), k, "F")
-            )
-        head = self.last.forward.ns + self.last.backward.ns
-        backwards = [self.op("head", "head", head, (forwards[-1],), k, "B")]
+                messages.append(self.gather_ns[self.bytes[i + 1]])
+            forwards.append(self.slot(f"F{i}", "layer", unit.forward, messages, (arrived,), k, "F"))
+        head = self.last.forward.plus(self.last.backward)
+        backwards = [self.slot("head", "head", head, (), (forwards[-1],), k, "B")]
         gathered = self.gather(f"{n - 1} again", self.bytes[-1], (forwards[-1],), k)
         for i in reversed(range(n)):
             unit, arrived, messages = self.units[i], gathered, []
@@ -84,10 +82,9 @@ class _Writer(StepWriter):
                 messages.append(self.gather_ns[self.bytes[i - 1]])
             if i + 1 < n:
                 messages.append(sum(self.scatter_ns[self.bytes[i + 1]]))
-            ns = self.beside(unit.backward.ns, *messages)
-            backwards.append(self.op(f"B{i}", "layer", ns, (arrived,), k, "B"))
+            backwards.append(self.slot(f"B{i}", "layer", unit.backward, messages, (arrived,), k, "B"))
             self.scatter(str(i), self.bytes[i], backwards[-1], k)
-        last = self.op("embedding gradient", "embedding", self.first.backward.ns, (), k, "B")
+        last = self.slot("embedding gradient", "embedding", self.first.backward, (), (), k, "B")
         self.scatter("root", self.root, last, k)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scenarios.build.pipeline.pipeline_graph import rank_name
-from scenarios.build.train.training import Training
+from scenarios.build.train.training import Spent, Training
 from sim import GraphBuilder
+from sim.explain.facts.communication import INSIDE
 from sim.words.units import round_half_up
 
 __all__ = ["StepWriter"]
@@ -29,8 +30,13 @@ class StepWriter:
         self.device = rank_name(0)
         self.after: list[int] = []
 
-    def op(self, name: str, kind: str, ns: float, after: Sequence[int], k: int, phase: str) -> int:
-        """Write an op of micro-batch `k`; those of phase `BESIDE` run on the second stream."""
+    def op(
+        self, name: str, kind: str, ns: float, after: Sequence[int], k: int, phase: str, inside: float = 0.0
+    ) -> int:
+        """Write an op of micro-batch `k`; those of phase `BESIDE` run on the second stream.
+
+        `inside` is how much of its time is communication that nothing hides.
+        """
         return self.builder.append(
             f"{name}.{k}",
             kind=kind,
@@ -41,11 +47,22 @@ class StepWriter:
             device=self.device,
             micro_batch=k,
             phase=phase,
+            attributes={INSIDE: round_half_up(inside)} if inside else None,
         )
 
-    def beside(self, ns: float, *messages: float) -> float:
-        """Return the time of a kernel beside which messages pass: what is not hidden of them slows it."""
-        return ns + (1 - self.of.calibration.hiding) * min(ns, sum(messages))
+    def slot(
+        self,
+        name: str,
+        kind: str,
+        spent: Spent,
+        messages: Sequence[float],
+        after: Sequence[int],
+        k: int,
+        phase: str,
+    ) -> int:
+        """Write kernels beside which messages pass: what is not hidden of these slows them."""
+        slower = (1 - self.of.calibration.hiding) * min(spent.ns, sum(messages))
+        return self.op(name, kind, spent.ns + slower, after, k, phase, spent.exposed + slower)
 
     def optimizer(self) -> int:
         """Write the optimizer's step."""

@@ -28,7 +28,7 @@ from policies.compile.parallel.zero.coordinator import Coordinator, Limits
 from scenarios.build.pipeline.pipeline_end import BESIDE
 from scenarios.build.train.layered.step_writer import StepWriter
 from scenarios.build.train.memory import PARTS, Peak, Unit
-from scenarios.build.train.training import Training
+from scenarios.build.train.training import Spent, Training
 from sim import Graph
 
 __all__ = ["zero_three_graph", "zero_three_peak"]
@@ -47,8 +47,8 @@ class _Run(NamedTuple):
 
     name: str
     weights: tuple[_Weight, ...]
-    forward: float
-    backward: float
+    forward: Spent
+    backward: Spent
 
 
 def _runs(of: Training, unit: Unit) -> list[_Run]:
@@ -63,7 +63,7 @@ def _runs(of: Training, unit: Unit) -> list[_Run]:
             weights = [words, positions] if model.positions else [words]
         if piece.name == "head" and model.tied:
             weights = [words]
-        found.append(_Run(f"{unit.name} {piece.name}", tuple(weights), timed.forward.ns, timed.backward.ns))
+        found.append(_Run(f"{unit.name} {piece.name}", tuple(weights), timed.forward, timed.backward))
     return found
 
 
@@ -72,7 +72,7 @@ class _Visit(NamedTuple):
 
     name: str
     weights: tuple[_Weight, ...]
-    ns: float
+    spent: Spent
     phase: str
 
 
@@ -81,7 +81,7 @@ def _joined(visits: Iterator[_Visit]) -> list[_Visit]:
     found: list[_Visit] = []
     for visit in visits:
         if found and not visit.weights and visit.phase == found[-1].phase:
-            found[-1] = found[-1]._replace(ns=found[-1].ns + visit.ns)
+            found[-1] = found[-1]._replace(spent=found[-1].spent.plus(visit.spent))
         else:
             found.append(visit)
     return found
@@ -134,9 +134,9 @@ class _Writer(StepWriter):
         held = self.rest
         for at, visit in enumerate(self.visits):
             arrived, ahead_ns = self.enter(visit, k) if visit.weights else ((), 0.0)
-            ns = self.beside(visit.ns, ahead_ns, self.reducing)
+            messages = (ahead_ns, self.reducing)
             self.reducing = 0.0
-            self.computed = (self.op(visit.name, "layer", ns, arrived, k, visit.phase),)
+            self.computed = (self.slot(visit.name, "layer", visit.spent, messages, arrived, k, visit.phase),)
             if not visit.weights:
                 continue
             for each in visit.weights if visit.phase == "B" else ():
@@ -159,9 +159,8 @@ class _Writer(StepWriter):
             elements = sum(each.elements for each in together)
             ns = self.of.calibration.pass_ns(2 * self.of.parameter_bytes * elements)
             after = (self.handle[together[0].name],)
-            arrived.append(
-                self.op(f"parts of {together[0].name} for {visit.name}", "concat", ns, after, k, BESIDE)
-            )
+            name = f"parts of {together[0].name} for {visit.name}"
+            arrived.append(self.op(name, "concat", ns, after, k, BESIDE, ns))  # a part of the gather
         return tuple(arrived), self.gather(found.ahead, visit, (*self.computed, *arrived), k)
 
     def gather(self, weights: Sequence[_Weight], visit: _Visit, idle: Sequence[int], k: int) -> float:

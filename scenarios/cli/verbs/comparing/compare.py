@@ -53,8 +53,9 @@ def compare(
     """Run the same work under several policies: those given by `--policy`, or the scenario's `compare`.
 
     The table lists the fastest first. Below it, one line breaks down the makespan of the fastest, and one
-    line per other run explains why it is slower. A run that runs out of memory, gets stuck, or in which an op
-    fails, is a row that says so. Exit status 1 if there is one, or if an `expect` of the file is not met.
+    line per other run explains why it is slower. A run that cannot be built, runs out of memory, gets stuck,
+    or in which an op fails, is a row that says so. Exit status 1 if there is one, or if an `expect` of the
+    file is not met.
     """
     from scenarios.cli.output import print_comparison, print_json
     from scenarios.cli.running import Charts, cases_of, compare_all, finish

@@ -66,6 +66,7 @@ def diff(
     from scenarios.diff.answer import Answer
     from scenarios.diff.sides import Asked, two_sides
     from scenarios.report.outputs import PICTURES, check_path
+    from scenarios.run.sweeps.unlike_costs import warn_of_unlike_costs
     from sim.diff.differences import differences
     from sim.words.units import parse_duration
 
@@ -79,6 +80,7 @@ def diff(
     for letter, side in zip("AB", sides, strict=True):
         with progress(f"{letter}: {side.title}"):
             schedules.append(side.schedule())
+    warn_of_unlike_costs((side.case, None) for side in sides if side.case is not None)
     a, b = schedules
     if over_ns is None:
         over_ns = 1000 if a.recorded or b.recorded else 0

@@ -69,7 +69,9 @@ def whatif(
     with progress(f"simulating {base.name}"):
         known = standard_trials(base.graph)
         if not base.recorded_ns:  # what only recordings have is not missed
-            known = [*(each for each in known if not each.why_not), *machine_trials(base.trace)]
+            known = [each for each in known if base.timed and not each.why_not]
+            labels = {each.label for each in known}
+            known += [each for each in machine_trials(base.trace) if each.label not in labels]
     trials = [*chosen(known, only or [""]), *asked]
     with progress(f"simulating {base.name} with {len(trials)} changes"):
         outcomes = list(try_all(base, trials))

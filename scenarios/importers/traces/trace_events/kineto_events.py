@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -64,7 +65,17 @@ def read_events(path: StrPath) -> Trace:
         raise _first_wrong(path) from None
     rank, world_size = _place(path, others)
     with in_file(path):
-        return _trace(found, rank, world_size)
+        return replace(_trace(found, rank, world_size), gpus=_names(others.get("deviceProperties")))
+
+
+def _names(properties: Any) -> dict[int, str]:
+    """Return what the driver calls each GPU, by its number; what is not written as expected is not there."""
+    every = [each for each in properties if isinstance(each, dict)] if isinstance(properties, list) else []
+    return {
+        each["id"]: each["name"]
+        for each in every
+        if isinstance(each.get("id"), int) and isinstance(each.get("name"), str)
+    }
 
 
 def _first_wrong(path: StrPath) -> InputError:

@@ -169,6 +169,8 @@ class Trace:
         By thread: begin and end of every operator in which a process group launches its kernels.
     rank, world_size : int or None
         Of a distributed job.
+    gpus : dict of int to str
+        What the driver calls each GPU, by its number.
     """
 
     tasks: list[GpuTask] = field(default_factory=list)
@@ -181,6 +183,7 @@ class Trace:
     inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     rank: int | None = None
     world_size: int | None = None
+    gpus: dict[int, str] = field(default_factory=dict)
 
     @cached_property
     def start_ns(self) -> IntArray:

@@ -18,13 +18,13 @@ from scenarios.file.document import Document
 from scenarios.file.faults import scenario_error
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.importers.files import in_file, read_bytes
-from scenarios.work.train.nccl_times import nccl_times
-from scenarios.work.train.simumax import from_simumax, is_simumax
-from scenarios.work.train.train_fields import CalibrationFields, ReachFields
+from scenarios.work.calibrations.calibration_fields import CalibrationFields, ReachFields
+from scenarios.work.calibrations.nccl_times import nccl_times
+from scenarios.work.calibrations.simumax import from_simumax, is_simumax
 from sim.words.errors import InputError, hint
 from sim.words.units import parse_bandwidth, parse_bytes, parse_flop_rate
 
-__all__ = ["calibration_names", "named_calibration", "read_calibration", "to_calibration"]
+__all__ = ["calibration_names", "calibration_of", "named_calibration", "read_calibration", "to_calibration"]
 
 _FOLDER: Final = files(__package__) / "data"
 
@@ -32,6 +32,23 @@ _FOLDER: Final = files(__package__) / "data"
 def calibration_names() -> list[str]:
     """Return the names of those that come with this project."""
     return sorted(Path(str(each)).stem for each in _FOLDER.iterdir() if str(each).endswith(".yaml"))
+
+
+def calibration_of(
+    given: str | CalibrationFields, document: Document, precision: str = "bf16", gradients: str = "fp32"
+) -> Calibration:
+    """Return the calibration that a scenario has: a name, a file, or numbers.
+
+    Raises
+    ------
+    InputError
+        There is none, or it says what it should not.
+    """
+    if not isinstance(given, str):
+        return to_calibration(given, "calibration", precision)
+    if given.removesuffix(".gz").endswith((".yaml", ".yml", ".json")):
+        return read_calibration(document.file(given), precision, gradients)
+    return named_calibration(given, precision)
 
 
 @cache

@@ -1,0 +1,175 @@
+"""Say so when a run takes plain rooflines of real hardware for the durations of its ops.
+
+A roofline is a lower bound: it knows no share of the peak that kernels reach, and of launches no more than
+the shortest kernel. A preset's numbers pretend to be those of a real GPU, so ops that take them without any
+loss are counted, once for all devices of a preset, and those that may take more than twice as long
+(`devices.cost.unreliable` has the criterion) besides::
+
+    machine: 8 x a100-sxm-80   60 ops on each, 50 of them by plain rooflines      one warning: 400 of 480 ops
+
+An efficiency, or another loss, that was measured in 16 bits says little of 8: ops of other data types than
+the preset's ``measured_dtypes`` are counted too. Nothing is said of ops that have a duration, of kinds for
+which a loss in their data type is given, of what a table or a fit answered, of ``ideal: true``, and of
+devices described without a preset: what a description leaves out is the ideal, and there the ideal is what
+was asked for. But of any device it is said that ops in ``int4`` compute at the rate of ``fp32`` because
+``peak`` has no other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from devices.cost.cost_models import FirstCost, RooflineCost
+from devices.describe.field_types import DEFAULT
+from sim.graph.graph import Graph
+from sim.job.costs import costs_ns
+from sim.job.job import Job
+from sim.machine.device import CostModel, Device
+from sim.words.arrays import UNSET, BoolArray, IntArray
+
+__all__ = ["warn_of_plain_ops", "warn_of_plain_rooflines"]
+
+_KINDS_SHOWN = 3
+
+
+def warn_of_plain_rooflines(job: Job) -> None:
+    """Warn, once for each preset, of ops that take nothing but its plain roofline.
+
+    Parameters
+    ----------
+    job : Job
+        With every op placed and timed.
+
+    Warns
+    -----
+    PlainRooflineWarning
+        Ops of GPUs described by a preset take its plain roofline, or have a loss that was measured in other
+        data types.
+    BorrowedRateWarning
+        Ops compute in a data type for which their device gives no rate.
+
+    Examples
+    --------
+    >>> from devices.machine import make_machine
+    >>> from sim import GraphBuilder
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("one product")
+    >>> _ = b.op("a", kind="matmul", flops=2 * 1024**3, bytes_read=2**22, bytes_written=2**21, dtype="bf16")
+    >>> a100 = make_machine({"devices": {"gpu0": {"preset": "a100-sxm-80"}}})
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     warn_of_plain_rooflines(make_job(b.build(), a100))
+    >>> str(caught[0].message).partition(" (")[0]
+    'a100-sxm-80: 1 of 1 op has no measured cost'
+    """
+    counts = _Counts(job.graph)
+    alike: list[tuple[Device, RooflineCost, list[int]]] = []  # devices that a model knows no difference of
+    for index, device in enumerate(job.machine.devices):
+        if (model := _roofline(device.cost)) is None:
+            continue
+        same = (found for one, other, found in alike if one.kind == device.kind and other == model)
+        if (indices := next(same, None)) is None:
+            alike.append((device, model, indices := []))
+        indices.append(index)
+    for device, model, indices in alike:
+        counts.add(device, model, np.isin(job.device_of, indices) & ~job.meets, job.duration_ns)
+    counts.tell("op")
+
+
+def warn_of_plain_ops(graph: Graph, devices: Sequence[Device]) -> None:
+    """Warn of the same in a graph that devices time, each all of it, before the graph of a run is made of it.
+
+    Parameters
+    ----------
+    graph : Graph
+        What stages are made of, say.
+    devices : sequence of Device
+        Of equal ones the first counts.
+
+    Warns
+    -----
+    PlainRooflineWarning, BorrowedRateWarning
+        As `warn_of_plain_rooflines`.
+    """
+    counts = _Counts(graph)
+    seen: list[RooflineCost] = []
+    for device in devices:
+        model = _roofline(device.cost)
+        if model is not None and model not in seen:
+            seen.append(model)
+            counts.add(device, model, np.ones(len(graph), np.bool_), costs_ns(graph, device))
+    counts.tell("op of the model")
+
+
+class _Counts:
+    """Ops of a graph by what is to be said of them, over the devices that run them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.plain: dict[str, Counter[str]] = {}
+        self.twice: Counter[str] = Counter()
+        self.total: Counter[str] = Counter()
+        self.borrowed: Counter[tuple[str, str, str]] = Counter()
+
+    def add(self, device: Device, model: RooflineCost, here: BoolArray, duration_ns: IntArray) -> None:
+        """Count the ops that are `here`, on devices like this one, which take `duration_ns`."""
+        graph = self.graph
+        free = here & (graph.duration_ns == UNSET)
+        if (by_kind := graph.duration_by_kind.get(device.kind)) is not None:
+            free &= by_kind == UNSET
+        self.total[model.hardware] += int(here.sum())
+        plain, twice = model.plain(graph) if model.hardware else (np.zeros_like(free),) * 2
+        lent = model.borrowed(graph)
+        if not ((free & plain).any() or lent):
+            return
+        timed = free & (
+            model.durations_ns(graph, device) == duration_ns
+        )  # another model has another duration
+        found = self.plain.setdefault(model.hardware, Counter())
+        found.update(model.called(graph, np.flatnonzero(plain & timed)))
+        self.twice[model.hardware] += int((twice & timed).sum())
+        for dtype, ops in lent.items():
+            lender = DEFAULT if DEFAULT in model.peak_flop_per_s else "fp32"
+            self.borrowed[model.hardware or device.kind, dtype, lender] += int(timed[ops].sum())
+
+    def tell(self, op: str) -> None:
+        """Warn of what was counted."""
+        from devices.cost.unreliable import BorrowedRateWarning, PlainRooflineWarning
+
+        for hardware, found in self.plain.items():
+            if found:
+                message = _message(hardware, found, self.twice[hardware], self.total[hardware], op)
+                warnings.warn(PlainRooflineWarning(message, hardware), stacklevel=3)
+        for (where, dtype, lender), count in self.borrowed.items():
+            if count:
+                lent_ops = f"{count} op{'s' * (count != 1)} in {dtype} compute{'s' * (count == 1)}"
+                message = f"{where}: {lent_ops} at the rate of {lender}, as peak has none for {dtype}."
+                warnings.warn(BorrowedRateWarning(message, f"{where} {dtype}"), stacklevel=3)
+
+
+def _roofline(model: CostModel | None) -> RooflineCost | None:
+    """Return the first roofline in a model, if there is one; a second is never asked."""
+    models = model.models if isinstance(model, FirstCost) else (model,)
+    return next((one for one in models if isinstance(one, RooflineCost)), None)
+
+
+def _message(hardware: str, found: Counter[str], twice: int, total: int, op: str) -> str:
+    # "1 more kind" is as long as its name.
+    shown = len(found) if len(found) == _KINDS_SHOWN + 1 else _KINDS_SHOWN
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found.most_common(shown))
+    if len(found) > shown:
+        kinds += f" and {len(found) - shown} more kinds"
+    ops = op if total == 1 else op.replace("op", "ops", 1)
+    have = "has" if found.total() == 1 else "have"
+    bound = "which are lower bounds"
+    if twice:
+        which = "" if twice == found.total() else f"for {twice} of them "
+        bound = f"{which}often more than 2x too fast"
+    return (
+        f"{hardware}: {found.total()} of {total} {ops} {have} no measured cost ({kinds}); data-sheet "
+        f"rooflines were used, {bound}. See docs/costs.md."
+    )
