@@ -4,12 +4,15 @@ Importing this imports typer and nothing heavier, so that ``sim --help`` answers
 what it needs when it runs.
 """
 
+import atexit
 import gc
 import os
 
 # What is made while modules are imported stays: the collector, which looks through all of it each time that
-# another 700 objects have been made, would take a tenth of a short command's time.
-gc.set_threshold(50_000, *gc.get_threshold()[1:])
+# another 700 objects have been made, would take a tenth of a short command's time. At the end it would look
+# once more through all that the process is about to give back.
+gc.set_threshold(200_000, *gc.get_threshold()[1:])
+atexit.register(gc.freeze)
 # Asking every installed distribution whether it changes how pydantic validates takes as long.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -125,7 +126,7 @@ def make_job(
         op = int(nowhere.argmax())
         why = _why_nowhere(graph, machine, op, int(nowhere.sum()))
         raise InfeasibleError(why).about(graph.op_names[op])
-    known_ns = known_costs(knowledge, graph, cost_ns, drawing("estimates", seed), estimate_error)
+    known_ns = known_costs(knowledge, graph, cost_ns, partial(drawing, "estimates", seed), estimate_error)
     device_of = np.asarray(chosen_by.place(graph, machine, known_ns), dtype=np.int64)
     duration_ns = _of_devices(cost_ns, device_of)
     if (duration_ns == UNSET).any():
@@ -183,7 +184,7 @@ def _ask_for_collectives(job: Job, c: Collectives, knowledge: str, estimate_erro
         return
     ops = c.op[wanted]
     job.duration_ns[ops] = modelled_ns(job.graph, job.machine, c, wanted)
-    rng = drawing("estimates", job.seed)
+    rng = partial(drawing, "estimates", job.seed)
     job.known_ns[ops] = known_costs(knowledge, job.graph, [job.duration_ns], rng, estimate_error)[0][ops]
 
 

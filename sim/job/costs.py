@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -60,7 +60,11 @@ def _by_identity(columns: Sequence[IntArray]) -> list[tuple[IntArray, list[int]]
 
 
 def known_costs(
-    knowledge: str, graph: Graph, cost_ns: Sequence[IntArray], rng: np.random.Generator, error: float
+    knowledge: str,
+    graph: Graph,
+    cost_ns: Sequence[IntArray],
+    rng: Callable[[], np.random.Generator],
+    error: float,
 ) -> Sequence[IntArray]:
     """Return what may be known of the costs of each op on each device, by the scenario's ``knowledge``.
 
@@ -81,8 +85,8 @@ def known_costs(
     graph : Graph
     cost_ns : sequence of array of int64
         ``cost_ns[d][op]``, -1 where device d cannot run op: that is known in any case.
-    rng : numpy.random.Generator
-        Draws the factors of ``estimate``.
+    rng : callable
+        Returns the generator that draws the factors of ``estimate``.
     error : float
         Standard deviation of the logarithm of these.
 
@@ -98,7 +102,7 @@ def known_costs(
     >>> for name in "abc":
     ...     _ = b.op(name, kind="matmul" if name < "c" else "add")
     >>> on_gpu = np.array([10, 20, -1])
-    >>> rng = np.random.default_rng(0)
+    >>> rng = np.random.default_rng
     >>> [known_costs(k, b.build(), [on_gpu], rng, 0.2)[0].tolist() for k in ("mean", "none")]
     [[15, 15, -1], [1, 1, -1]]
     """
@@ -107,7 +111,7 @@ def known_costs(
     if knowledge == "estimate":
         from sim.job.noise import Noise, lognormal
 
-        factor = lognormal(Noise(sigma=error).sigma, (len(graph),), rng)  # a negative one is refused
+        factor = lognormal(Noise(sigma=error).sigma, (len(graph),), rng())  # a negative one is refused
 
         def known(ns: IntArray) -> IntArray:
             return np.floor(ns * factor + 0.5).astype(np.int64)

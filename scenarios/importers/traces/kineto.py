@@ -25,7 +25,10 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, Literal
+
+import numpy as np
 
 from scenarios.importers.execution_graph.kernels import Told
 from scenarios.importers.files import StrPath, all_files, choice, fixed_batch, in_file, job_name, stem
@@ -42,7 +45,9 @@ from scenarios.importers.traces.trace_events.kineto_events import read_events
 from scenarios.importers.traces.trace_events.kineto_rows import GpuTask
 from scenarios.importers.traces.trace_events.other_traces import what_it_is
 from sim.graph.builder import GraphBuilder
+from sim.graph.csr import Csr
 from sim.graph.graph import Graph
+from sim.words.arrays import UNSET, Codes, IntArray
 from sim.words.collector import collector_paused
 from sim.words.errors import InputError
 
@@ -108,7 +113,7 @@ def load(
     paths = all_files(path, "kineto")
     fixed_batch(paths[0], batch, "its times were measured at one batch size")
     choice("host", host, ("calls", "none"))
-    with collector_paused():
+    with collector_paused(keeps=True):
         return _load(paths, path, one, host, execution_graph)
 
 
@@ -150,10 +155,39 @@ def _load(
     rows.sort(key=lambda row: row[0])
     builder = GraphBuilder(name)
     with in_file(paths[0] if one else name):
-        for _, record in rows:
-            builder.op(**record)
+        _add(builder, [record for _, record in rows], bool(known))
         facts = {gpu: each.facts(number) for each in processes for number, gpu in each.gpus.items()}
         return replace(builder.build(), device_facts=facts)
+
+
+def _add(builder: GraphBuilder, ops: Sequence[Record], with_tensors: bool) -> None:
+    """Add ops: those without tensors all at once."""
+    if with_tensors:
+        for op in ops:
+            builder.op(**op)
+        return
+    fields = itemgetter("name", "kind", "device", "duration_ns", "after", "attributes")
+    names, kinds, devices, durations_ns, after, attributes = zip(*map(fields, ops), strict=True)
+    number = {name: n for n, name in enumerate(names)}
+    builder.extend(
+        names,
+        kind=_coded(kinds),
+        inputs=Csr(np.zeros(len(ops) + 1, np.int64), np.zeros(0, np.int64)),
+        outputs=Csr(np.arange(len(ops) + 1), np.zeros(len(ops), np.int64)),
+        duration_ns=np.array(durations_ns, np.int64),
+        device=_coded(devices),
+        after=Csr.of_rows([[number[name] for name in row] for row in after]),
+        bytes_read=np.array([op.get("bytes_read", UNSET) for op in ops], np.int64),
+        bytes_written=np.array([op.get("bytes_written", UNSET) for op in ops], np.int64),
+        attributes=dict(enumerate(attributes)),
+    )
+
+
+def _coded(words: Sequence[str]) -> tuple[list[str], IntArray]:
+    """Return the different words, and which of them each is."""
+    codes = Codes[str]()
+    numbers = codes.of(words)
+    return [*codes], numbers
 
 
 @dataclass(frozen=True)
@@ -224,7 +258,8 @@ class _Process:
             attributes["operator"] = operator
         if task.group is not None and task.communicates:
             attributes |= process_group(*task.group, task.group_size)
-        meeting, duration_ns = self.rank.meetings.get(i), self._alone_ns(i, task)
+        meeting = self.rank.meetings.get(i)
+        duration_ns = self._alone_ns(i, task) if i in self._overlaps else task.duration_ns
         if meeting is not None:
             attributes["communicator"] = meeting.communicator
             duration_ns = meeting.transfer_ns
@@ -239,6 +274,13 @@ class _Process:
             "bytes_written": task.nbytes or message[1],
             "attributes": attributes | task.facts,
         }
+
+    @cached_property
+    def _overlaps(self) -> frozenset[int]:
+        """Tasks that began before one that they follow on their stream had ended."""
+        trace = self.rank.trace
+        tasks, others, same = self.streams.edges
+        return frozenset(tasks[same & (trace.end_ns[others] > trace.start_ns[tasks])].tolist())
 
     def _alone_ns(self, i: int, task: GpuTask) -> int:
         """Return how long a task lasts, without what it overlaps with the one before it on its stream.

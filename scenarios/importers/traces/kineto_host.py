@@ -59,7 +59,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 from scenarios.importers.traces.kineto_waits import LaunchQueue, Streams
@@ -143,10 +144,9 @@ class Host:
         for i, task in enumerate(trace.tasks):
             self._launches[task.correlation].append(i)
         self._queue = LaunchQueue(trace)
-        self._issuing_ns = self._usual_issue_ns()
         self._waits: list[int] = []  # which of the ops are calls that only wait
-        for n, call in enumerate(trace.calls):
-            self._take(n, call)
+        for call in trace.calls:
+            self._take(call.number, call)
         self._split_waits()
 
     def _take(self, n: int, call: HostCall) -> None:
@@ -168,14 +168,15 @@ class Host:
 
     def _launch(self, n: int, call: HostCall, tasks: list[int]) -> None:
         """Add a launch, and its wait."""
-        first = min(tasks, key=lambda i: self._trace.tasks[i].start_ns)
-        task, name, after, waits = self._trace.tasks[first], f"launch.{n}", [], None
+        first = tasks[0]
+        after: list[int] = []
+        task, name, waits = self._trace.tasks[first], f"launch.{n}", None
         until = self._issued(call, task)
-        waits_for_copy = _waits_for_copy(call, task) or self._was_unpinned(call, first)
+        waits_for_copy = _waits_for_copy(call.name, task.name) or self._was_unpinned(call, first)
         awaited = self._in_time(call, tasks) if waits_for_copy else []
         if awaited and self._is_held(call, first):
             until = min(until, call.start_ns + self._issuing_ns)
-        elif not awaited and _FROM_PAGEABLE.search(task.name) and call.end_ns >= task.start_ns:
+        elif not awaited and call.end_ns >= task.start_ns and _FROM_PAGEABLE.search(task.name):
             self._reach(n, call)
             after = self._in_time(call, self._streams.at((task.device, task.stream), call.correlation))
             if waited_ns := self._pass(call, after):
@@ -185,8 +186,9 @@ class Host:
             after, waits = [freed], {"recorded_wait_ns": self._pass(call, [freed])}
         self._add(call, name, until, after, waits)
         self._called[self._control(call)] = 0 if awaited else call.end_ns
-        self.launcher |= dict.fromkeys(tasks, self._prefix + name)
-        self.issued_ns |= dict.fromkeys(tasks, self._point[self._control(call)])
+        issued_ns = self._point[self._control(call)]
+        for i in tasks:
+            self.launcher[i], self.issued_ns[i] = self._prefix + name, issued_ns
         self._mine[call.thread] = task.device, task.stream
         if awaited:
             self._wait(n, call, awaited)
@@ -207,14 +209,15 @@ class Host:
         asked = call.name.startswith("hipMemcpy") and not _ON_DEVICE.search(copy.name)
         return asked and call.end_ns >= copy.end_ns and self._is_held(call, task)
 
-    def _usual_issue_ns(self) -> int:
+    @cached_property
+    def _issuing_ns(self) -> int:
         """Return how long it takes to issue a copy that waits: one without a wait, or else any launch."""
         copies, launches = [], []
         for call in self._trace.calls:
             for i in self._launches.get(call.correlation, [])[:1]:
                 task = self._trace.tasks[i]
                 took = max(0, self._issued(call, task) - call.start_ns)
-                if not _waits_for_copy(call, task):
+                if not _waits_for_copy(call.name, task.name):
                     launches.extend([] if self._was_unpinned(call, i) else [took])
                 elif not self._is_held(call, i):
                     copies.append(took)
@@ -331,27 +334,30 @@ class Host:
         }
         if kind == "launch":
             attributes["call_ns"] = max(0, end_ns - max(start, call.start_ns))
+        called_ns = self._called.get(thread, 0)
         own_ns = call.start_ns if kind == "launch" else end_ns
-        if (rest_ns := min(self._called.get(thread, 0), own_ns, end_ns) - start) > 0:
+        if called_ns > start and (rest_ns := min(called_ns, own_ns, end_ns) - start) > 0:
             attributes["rest_of_call_ns"] = rest_ns
+        if kind not in ("host", "before"):
+            attributes["call"] = call.name
+        if more:
+            attributes |= more
+        after = [self._last[thread]] if thread in self._last else []
+        after += [self._names[i] for i in awaited]
         op: Record = {
             "name": self._prefix + name,
             "kind": kind,
             "duration_ns": max(0, end_ns - start),
-            "after": [*([self._last[thread]] if thread in self._last else []), *self._named(awaited)],
+            "after": after,
             "device": self._device,
-            "attributes": attributes
-            | ({} if kind in ("host", "before") else {"call": call.name})
-            | (more or {}),
+            "attributes": attributes,
         }
         self.ops.append((start, op))
         self._point[thread], self._last[thread] = max(start, end_ns), op["name"]
 
-    def _named(self, tasks: Iterable[int]) -> Iterator[str]:
-        return (self._names[i] for i in tasks)
 
-
-def _waits_for_copy(call: HostCall, task: GpuTask) -> bool:
-    """Whether a call that launches a task returns only when it has ended."""
-    waits = _COPY.match(call.name) and not _ON_DEVICE.search(task.name)
-    return bool(waits or _WITH_STREAM.match(call.name) or _TO_PAGEABLE.search(task.name))
+@lru_cache(maxsize=4096)
+def _waits_for_copy(call: str, task: str) -> bool:
+    """Whether a call of this name, which launches a task of that name, returns only when it has ended."""
+    waits = _COPY.match(call) and not _ON_DEVICE.search(task)
+    return bool(waits or _WITH_STREAM.match(call) or _TO_PAGEABLE.search(task))

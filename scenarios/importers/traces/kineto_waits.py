@@ -26,9 +26,16 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import repeat
+from operator import itemgetter
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from scenarios.importers.traces.trace_events.kineto_rows import HostCall, Thread, Trace
+from sim.graph.csr import Csr
+from sim.words.arrays import BoolArray, IntArray
 
 __all__ = ["EventWait", "LaunchQueue", "Streams", "event_waits"]
 
@@ -84,30 +91,37 @@ class Streams:
     """
 
     def __init__(self, trace: Trace, waits: Iterable[EventWait] = ()) -> None:
+        self._lane = trace.lane
         self.before: list[tuple[int, ...]] = [()] * len(trace.tasks)
         self._history: dict[tuple[int, int], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        order = np.argsort(trace.correlation, kind="stable")
         told: list[tuple[int, int, EventWait | None]]
-        told = [(task.correlation, i, None) for i, task in enumerate(trace.tasks)]
-        steps = sorted([*told, *((wait.at, -1, wait) for wait in waits)], key=lambda step: step[:2])
-        for correlation, i, wait in steps:
+        told = [*zip(trace.correlation[order].tolist(), order.tolist(), repeat(None))]
+        if own := [(wait.at, -1, wait) for wait in waits]:
+            told = sorted([*told, *own], key=itemgetter(0, 1))
+        for correlation, i, wait in told:
             on = trace.tasks[i] if wait is None else wait
             stream = on.device, on.stream
-            position = self._now(stream)
+            history = self._history[stream]
+            position = history[-1][1] if history else ()
             if wait is None:
                 self.before[i], position = position, (i,)
             else:
                 other = self.at((wait.device, wait.on_stream), wait.recorded)
                 position = tuple(dict.fromkeys((*position, *other)))
-            self._history[stream].append((correlation, position))
+            history.append((correlation, position))
+
+    @cached_property
+    def edges(self) -> tuple[IntArray, IntArray, BoolArray]:
+        """Tasks, what each waits for, and whether that is on its own stream: columns."""
+        rows = Csr.of_rows(self.before)
+        tasks, others = rows.rows(), rows.indices
+        return tasks, others, self._lane[tasks] == self._lane[others]
 
     @property
     def known(self) -> list[tuple[int, int]]:
         """The streams, as device and number."""
         return [*self._history]
-
-    def _now(self, stream: tuple[int, int]) -> tuple[int, ...]:
-        history = self._history.get(stream)
-        return history[-1][1] if history else ()
 
     def at(self, stream: tuple[int, int], correlation: int) -> tuple[int, ...]:
         """Return the position of a stream of a device before a call."""
@@ -166,26 +180,29 @@ class LaunchQueue:
     """
 
     def __init__(self, trace: Trace) -> None:
-        last: dict[int, tuple[int, int]] = {}
-        for i, task in enumerate(trace.tasks):
-            last[task.correlation] = max(last.get(task.correlation, (0, 0)), (task.end_ns, i))
-        self._launches, self._ends = sorted(last), sorted(last.values())
-        most = max(
-            (self._left(call, call.start_ns) for call in trace.calls if call.correlation in last), default=0
-        )
+        order = np.lexsort((trace.end_ns, trace.correlation))
+        launched = trace.correlation[order]
+        last = order[np.append(launched[1:] != launched[:-1], True)]  # of all that one call launched
+        self._launches = trace.correlation[last]
+        self._tasks = last[np.lexsort((last, trace.end_ns[last]))]
+        self._ends = trace.end_ns[self._tasks]
+        calls = [(call.correlation, call.start_ns) for call in trace.calls]
+        launched, began_ns = np.array(calls, np.int64).reshape(-1, 2).T
+        is_launch = np.isin(launched, self._launches)
+        most = int(self._left(launched[is_launch], began_ns[is_launch]).max(initial=0))
         self._full = 0.95 * most if most >= _QUEUE else None
 
-    def _left(self, call: HostCall, at_ns: int) -> int:
-        """Return how many launches before a call had not ended."""
-        launched = bisect.bisect_left(self._launches, call.correlation)
-        return launched - bisect.bisect_right(self._ends, (at_ns, sys.maxsize))
+    def _left(self, correlation: IntArray | int, at_ns: IntArray | int) -> IntArray:
+        """Return how many launches before a call had not ended at a time."""
+        launched = np.searchsorted(self._launches, correlation)
+        return np.asarray(launched - np.searchsorted(self._ends, at_ns, side="right"))
 
     def freed_by(self, call: HostCall) -> int | None:
         """Return the task that made a place for a launch that waited for one, as it was recorded."""
-        if self._full is None or self._left(call, call.end_ns) < self._full:
+        if self._full is None or self._left(call.correlation, call.end_ns) < self._full:
             return None
-        ended = bisect.bisect_right(self._ends, (call.end_ns, sys.maxsize))
-        end_ns, task = self._ends[ended - 1] if ended else (0, 0)
+        ended = int(np.searchsorted(self._ends, call.end_ns, side="right"))
+        end_ns, task = (int(self._ends[ended - 1]), int(self._tasks[ended - 1])) if ended else (0, 0)
         return task if call.start_ns < end_ns and call.end_ns - end_ns <= _RETURN_NS else None
 
 

@@ -22,12 +22,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from scenarios.importers.traces.kineto_waits import Streams
 from scenarios.importers.traces.trace_events.kineto_rows import Trace
+from sim.words.arrays import IntArray
 from sim.words.units import round_half_up
 
 __all__ = ["OVERLAP_NS", "Delay", "Overheads", "Usual", "delays", "overheads"]
 
+_CAUSES: Final = ("launch_latency", "gap", "event_hop")
+_NEVER: Final = -(2**61)
+"""In a column of times: it did not happen."""
 _LONG_NS: Final = 20_000
 """No GPU takes longer; what does says nothing about it."""
 OVERLAP_NS: Final = 1_000
@@ -70,24 +76,20 @@ class Delay(NamedTuple):
 
 def overheads(trace: Trace, streams: Streams) -> Overheads:
     """Return what the GPUs of a process took themselves."""
-    samples: dict[str, list[int]] = {name: [] for name in Overheads._fields}
     ends = {call.correlation: call.end_ns for call in trace.calls}
-    begun: set[int] = (
-        set()
-    )  # launches whose first task has started: the others of a CUDA graph show no latency
-    for i, task in enumerate(trace.tasks):
-        causes = _causes(trace, streams, i, ends.get(task.correlation))
-        if not causes or (task.correlation in begun and causes.keys() == {"launch_latency"}):
-            continue
-        begun.add(task.correlation)
-        name = max(causes, key=causes.__getitem__)
-        late_ns = task.start_ns - causes[name]
-        certain = all(causes[name] - ns >= _CERTAIN_NS for other, ns in causes.items() if other != name)
-        if certain and (-OVERLAP_NS if name == "gap" else 0) <= late_ns <= _LONG_NS:
-            samples[name].append(late_ns)
-    if not samples["event_hop"]:
-        samples["event_hop"] = samples["gap"]
-    return Overheads(*map(_usual, samples.values()))
+    launches = trace.correlation.tolist()
+    causes = _causes(trace, streams, [ends.get(launch, _NEVER) for launch in launches])
+    *_, second_ns, last_ns = np.sort(causes, axis=0)
+    late_ns, which = trace.start_ns - last_ns, np.argmax(causes, axis=0)
+    known = np.flatnonzero(last_ns != _NEVER)
+    _, begun = np.unique(trace.correlation[known], return_index=True)
+    shows = (causes[1:] != _NEVER).any(axis=0)  # of the tasks of a CUDA graph only the first shows a latency
+    shows[known[begun]] = True
+    shows &= (last_ns - second_ns >= _CERTAIN_NS) & (late_ns <= _LONG_NS)
+    shows &= late_ns >= np.where(which == _CAUSES.index("gap"), -OVERLAP_NS, 0)
+    samples = {name: late_ns[shows & (which == n)].tolist() for n, name in enumerate(_CAUSES)}
+    samples["event_hop"] = samples["event_hop"] or samples["gap"]
+    return Overheads(**{name: _usual(late) for name, late in samples.items()})
 
 
 def delays(
@@ -107,27 +109,28 @@ def delays(
     known : Overheads
         What the GPU takes itself, once more behind the delay.
     """
-    found = {}
-    for i, task in enumerate(trace.tasks):
-        since_ns, jitter_ns = begin_ns, 0
-        for name, ns in _causes(trace, streams, i, issued_ns.get(i)).items():
-            one: Usual = getattr(known, name)
-            if ns + one.usual_ns >= since_ns:
-                since_ns, jitter_ns = ns + one.usual_ns, one.most_ns - one.usual_ns
-        late_ns = task.start_ns - since_ns
-        if late_ns > max(jitter_ns, known.gap.usual_ns):
-            found[i] = Delay(since_ns, late_ns - known.gap.usual_ns)
-    return found
+    n = len(trace.tasks)
+    causes = _causes(trace, streams, [issued_ns.get(i, _NEVER) for i in range(n)])
+    since_ns, jitter_ns = np.full(n, begin_ns), np.zeros(n, np.int64)
+    for name, came_ns in zip(_CAUSES, causes, strict=True):
+        usual_ns, most_ns = getattr(known, name)
+        later = came_ns + usual_ns >= since_ns
+        since_ns[later], jitter_ns[later] = came_ns[later] + usual_ns, most_ns - usual_ns
+    late_ns = trace.start_ns - since_ns
+    held = np.flatnonzero(late_ns > np.maximum(jitter_ns, known.gap.usual_ns))
+    lasts_ns = late_ns[held] - known.gap.usual_ns
+    found = map(Delay, since_ns[held].tolist(), lasts_ns.tolist())
+    return dict(zip(held.tolist(), found, strict=True))
 
 
-def _causes(trace: Trace, streams: Streams, i: int, issued_ns: int | None) -> dict[str, int]:
-    """Return since when each of the three let a task start, as far as it is known."""
-    task = trace.tasks[i]
-    causes = {} if issued_ns is None else {"launch_latency": issued_ns}
-    for p in streams.before[i]:
-        other = trace.tasks[p]
-        name = "gap" if (other.device, other.stream) == (task.device, task.stream) else "event_hop"
-        causes[name] = max(causes.get(name, 0), other.end_ns)
+def _causes(trace: Trace, streams: Streams, issued_ns: Sequence[int]) -> IntArray:
+    """Return since when each of `_CAUSES` let each task start; `_NEVER` where it was none."""
+    tasks, others, same = streams.edges
+    causes = np.full((len(_CAUSES), len(trace.tasks)), _NEVER)
+    causes[0] = issued_ns
+    for row, which in zip(causes[1:], (same, ~same), strict=True):
+        row[tasks[which]] = 0
+        np.maximum.at(row, tasks[which], trace.end_ns[others[which]])
     return causes
 
 

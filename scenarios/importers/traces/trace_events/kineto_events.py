@@ -41,6 +41,8 @@ __all__ = ["RECORD", "read_events"]
 
 RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
 """The call that records an event."""
+_MATTERS: Final = re.compile(r"(cuda|hip|cu)\w*(Synchronize|Free|EventRecord|StreamWaitEvent)")
+"""Calls that may wait, or that others wait for; of those that launch nothing, two of three are others."""
 
 _WRONG: Final = (KeyError, TypeError, ValueError)
 
@@ -127,12 +129,15 @@ def _trace(found: Taken, rank: int | None, world_size: int | None) -> Trace:
         else:
             sure = wait.recorded >= 0
             waits.append(StreamWait(wait.device, wait.stream, wait.call, wait.on_stream, recorded, sure))
+    matter = np.isin(calls.correlation, [*calls.correlation[launches].tolist(), *host_waits])
+    matter |= calls.named(_MATTERS)
+    matter[:1] = True  # when the trace begins
     threads = [*found.threads]
     waits_for, uncalled = callers(threads, found.numbered(), found.operators.spans(NODE.match), calls)
     merged = defaultdict(list, {threads[thread]: _apart(spans) for thread, spans in inside.items()})
     return Trace(
         tasks,
-        calls.rows(threads),
+        calls.rows(threads, matter),
         waits,
         operators,
         host_waits,

@@ -6,11 +6,12 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.words.arrays import BoolArray, IntArray
+from sim.words.arrays import BoolArray, Codes, IntArray
 
 __all__ = ["Calls", "GpuTask", "HostCall", "HostWait", "StreamWait", "Thread", "Trace"]
 
@@ -67,8 +68,9 @@ class GpuTask(NamedTuple):
 
 
 class HostCall(NamedTuple):
-    """A call of the CUDA runtime or driver."""
+    """A call of the CUDA runtime or driver; which of them it is in order of time is its number."""
 
+    number: int
     name: str
     thread: Thread
     correlation: int
@@ -111,12 +113,13 @@ class Calls:
             end_ns=self.end_ns[which],
         )
 
-    def rows(self, threads: Sequence[Thread]) -> list[HostCall]:
-        """Return them as rows."""
-        names = map(self.names.__getitem__, self.name.tolist())
-        of = map(threads.__getitem__, self.thread.tolist())
-        numbers = (self.correlation.tolist(), self.start_ns.tolist(), self.end_ns.tolist())
-        return [*map(HostCall, names, of, *numbers)]
+    def rows(self, threads: Sequence[Thread], which: BoolArray) -> list[HostCall]:
+        """Return some of them as rows."""
+        own = self.only(which)
+        names = map(self.names.__getitem__, own.name.tolist())
+        of = map(threads.__getitem__, own.thread.tolist())
+        numbers = (own.correlation.tolist(), own.start_ns.tolist(), own.end_ns.tolist())
+        return [*map(HostCall, np.flatnonzero(which).tolist(), names, of, *numbers)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +148,15 @@ class HostWait:
     """It waits for what was launched before this correlation."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trace:
     """Everything that matters here, in order of time.
 
     Attributes
     ----------
-    tasks, calls, waits
+    tasks, waits
+    calls : list of HostCall
+        The first, and those that launch, wait or record an event.
     operators : list of str or None
         What launched each task (``"aten::addmm"``), if the trace says.
     host_waits : dict
@@ -179,6 +184,26 @@ class Trace:
     rank: int | None = None
     world_size: int | None = None
     gpus: dict[int, str] = field(default_factory=dict)
+
+    @cached_property
+    def start_ns(self) -> IntArray:
+        """When each task started."""
+        return np.array([task.start_ns for task in self.tasks], np.int64)
+
+    @cached_property
+    def end_ns(self) -> IntArray:
+        """When each task ended."""
+        return self.start_ns + np.array([task.duration_ns for task in self.tasks], np.int64)
+
+    @cached_property
+    def correlation(self) -> IntArray:
+        """Number of the launch of each task."""
+        return np.array([task.correlation for task in self.tasks], np.int64)
+
+    @cached_property
+    def lane(self) -> IntArray:
+        """Number of the device and stream of each task."""
+        return Codes[tuple[int, int]]().of((task.device, task.stream) for task in self.tasks)
 
     @property
     def begin_ns(self) -> int:

@@ -73,7 +73,7 @@ class Operators:
         thread, start_ns, end_ns, word, number = self.columns()
         names = [*self.words]
         found: dict[int, tuple[str, int]] = {}
-        for code in np.unique(calls.thread[which]).tolist():
+        for code in sorted({*calls.thread[which].tolist()}):
             of_thread, own = np.flatnonzero(thread == code), which[calls.thread[which] == code]
             order = of_thread[np.lexsort((-end_ns[of_thread], start_ns[of_thread]))]
             last = np.searchsorted(start_ns[order], calls.start_ns[own], side="right") - 1
