@@ -35,16 +35,18 @@ def all_at_once(transfers: int) -> Job:
     return make_job(b.build(), Machine((*devices, Device("hub")), tuple(links), network=make_network))
 
 
+# An interrupt that arrives in a callback of the garbage collector (hypothesis has one) is lost, with this warning.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
 def test_a_limit_ends_the_loop(monkeypatch: pytest.MonkeyPatch, handler: Any) -> None:
     """Also where nobody listens to Ctrl-C, as in the background of a script."""
-    monkeypatch.setattr("scenarios.cli.process.limit._GRACE_S", 30)  # the process is that of the tests
+    monkeypatch.setattr("scenarios.cli.process.limit._GRACE_S", 10)  # the process is that of the tests
     job = all_at_once(4_000)  # nearly a minute
     before = signal.signal(signal.SIGINT, handler)
     began = time.process_time()  # of this process alone, however busy the machine is
     with pytest.raises(TimeLimitError, match=r"stopped after 0.3 s \(--limit\)"), limited(0.3):
         kernel_run.run(job, ReadyQueue())
-    assert time.process_time() - began < 20  # a second interrupt comes after 15
+    assert time.process_time() - began < 20  # a second interrupt comes after 5 s
     assert signal.signal(signal.SIGINT, before) == handler
 
 
