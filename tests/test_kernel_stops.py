@@ -35,7 +35,7 @@ def all_at_once(transfers: int) -> Job:
     return make_job(b.build(), Machine((*devices, Device("hub")), tuple(links), network=make_network))
 
 
-# An interrupt that arrives in a callback of the garbage collector (hypothesis has one) is lost, with this warning.
+# An interrupt in a callback of the garbage collector (hypothesis has one) is lost, with this warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
 def test_a_limit_ends_the_loop(monkeypatch: pytest.MonkeyPatch, handler: Any) -> None:

@@ -59,6 +59,7 @@ def test_what_shadows_a_package_is_said_in_one_line(project: Path) -> None:
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_folders_without_code_shadow_nothing(project: Path) -> None:
     for package in ("scenarios", "devices"):
         (project / package / "__init__.py").unlink()

@@ -140,7 +140,7 @@ def test_a_library_before_green_contexts_is_refused(name: str) -> None:
         partition_streams(2, driver=old)
 
 
-@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("count", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_partitions_that_do_not_bind_are_refused(count: int) -> None:
     """Streams that run on all SMs would show a pipeline without any sharing, and nobody would notice."""
     [one, *_] = [case for case in draw("f-pipeline", "cuda") if len(case.devices) == count]

@@ -20,9 +20,14 @@ FOLDER = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
 FILES = [path for path in scenario_files([FOLDER]) if path.parent.name != "zero_bubble"]
 """Those of the published bubble rates take half a minute: see ``test_pipeline_scenarios.py``."""
 
+LONG = ("training_run", "parallel_layers", "ddp")
+
 
 @pytest.mark.filterwarnings("ignore:.* data-sheet rooflines")
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in LONG else ()) for path in FILES],
+)
 def test_what_is_expected_comes_out(path: Path) -> None:
     """Every run expects something, whatever policy it is under."""
     checked = list(check_file(path))
