@@ -362,6 +362,25 @@ def test_kinds_of_kernels():
     assert {name: kind_of(name) for name in names} == names
 
 
+def test_what_pytorch_calls_a_collective_is_its_kind(trace):
+    """NCCL may send and receive for any collective, and RCCL has one kernel for all."""
+    calls = [
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", "_reduce_scatter_base", "reduce_scatter"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "allreduce", "all_reduce"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "_allgather_base", "all_gather"),
+        ("ncclDevKernel_SendRecv", "all_to_allv", "all_to_all"),
+        ("ncclDevKernel_SendRecv", "recv", "all_to_all"),  # which says no more than the kernel
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "", "collective"),
+        ("ampere_sgemm_128x64_nn", "allreduce", "matmul"),
+    ]
+    events = [
+        gpu(name, n, 10 * n, 5, **({"Collective name": called} if called else {}))
+        for n, (name, called, _) in enumerate(calls)
+    ]
+    graph = trace(*events, host="none")
+    assert [graph.kind(op) for op in range(len(graph))] == [kind for *_, kind in calls]
+
+
 @pytest.mark.parametrize(
     ("events", "message"),
     [

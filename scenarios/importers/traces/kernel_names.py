@@ -39,15 +39,26 @@ their indices, ``Cijk_Ailk_Bljk``.
 
 
 @lru_cache(maxsize=4096)
-def kind_of(name: str) -> str:
+def kind_of(name: str, collective: str = "") -> str:
     """Return the kind of op that a kernel is, from its name.
+
+    Parameters
+    ----------
+    name : str
+    collective : str
+        What PyTorch called it, where that is recorded: ``_reduce_scatter_base``. It counts more than the name
+        of NCCL's kernel, which may send and receive for any collective, and which of RCCL is one for all.
 
     Examples
     --------
     >>> [kind_of(name) for name in ("ncclKernel_AllReduce_RING_LL_Sum_float", "Memset (Device)")]
     ['all_reduce', 'fill']
+    >>> kind_of("ncclKernel_SendRecv"), kind_of("ncclKernel_SendRecv", "_reduce_scatter_base")
+    ('all_to_all', 'reduce_scatter')
     """
     lower = name.lower()
+    if collective and lower.startswith("nccl") and (told := kind_of(f"nccl {collective}")) != "collective":
+        return told
     return next((kind for pattern, kind in _KINDS.items() if re.search(pattern, lower)), "kernel")
 
 

@@ -265,7 +265,7 @@ class _Process:
             duration_ns = meeting.transfer_ns
         if meeting is not None or duration_ns != task.duration_ns:
             attributes["recorded_ns"] = task.duration_ns
-        kind = kind_of(task.name)
+        kind = kind_of(task.name, task.collective)
         message = task.message if meeting is None else meeting.message
         return {
             "kind": kind,

@@ -35,8 +35,8 @@ class GpuTask(NamedTuple):
         ``grid``, ``block``, ``registers``, ``shared_memory``, where recorded.
     group : tuple of str, optional
         Name and ranks of the process group of a collective, where recorded.
-    pair : bool
-        Whether it is a ``send`` or ``recv``, by what is recorded.
+    collective : str
+        What PyTorch calls it, where recorded: ``send``, ``allreduce``, ``_allgather_base``.
     message : tuple of int
         Bytes that a collective takes and gives on this rank, where recorded.
     group_size : int
@@ -52,7 +52,7 @@ class GpuTask(NamedTuple):
     nbytes: int
     facts: dict[str, Any]
     group: tuple[str, str] | None = None
-    pair: bool = False
+    collective: str = ""
     message: tuple[int, int] = (0, 0)
     group_size: int = 0
 
@@ -60,6 +60,11 @@ class GpuTask(NamedTuple):
     def end_ns(self) -> int:
         """When it ended."""
         return self.start_ns + self.duration_ns
+
+    @property
+    def pair(self) -> bool:
+        """Whether it is a ``send`` or ``recv``, by what is recorded."""
+        return self.collective in ("send", "recv")
 
     @property
     def communicates(self) -> bool:

@@ -218,7 +218,7 @@ class Taken:
         rows = zip(
             *place,
             (end_ns - start_ns).tolist(),
-            *(map(found, args) for found in (_nbytes, _facts, _group, _is_pair, message)),
+            *(map(found, args) for found in (_nbytes, _facts, _group, _collective, message)),
             wholes([own.get("Group size", 0) for own in args], "Group size").tolist(),
             strict=True,
         )
@@ -288,5 +288,6 @@ def _group(args: Event) -> tuple[str, str] | None:
     return str(args["Process Group Name"]), str(args.get("Process Group Ranks", ""))
 
 
-def _is_pair(args: Event) -> bool:
-    return args.get("Collective name") in ("send", "recv")
+def _collective(args: Event) -> str:
+    """Return what PyTorch calls a collective; nothing, where it does not say it."""
+    return str(args.get("Collective name", ""))
