@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from scenarios.cli.process.added_option import takes_also
 from sim.words.errors import InputError, UnknownNameError
 
 __all__ = ["PICTURES", "THEMES", "with_theme"]
@@ -35,9 +36,9 @@ _Option = Annotated[
 
 def with_theme(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Return a verb that takes ``--theme`` as well, if it draws; another one as it is."""
-    plain = inspect.signature(verb, eval_str=True)
-    draws = [name for name in plain.parameters if name in PICTURES]
-    if not draws or "theme" in plain.parameters:
+    parameters = inspect.signature(verb).parameters
+    draws = [name for name in parameters if name in PICTURES]
+    if not draws or "theme" in parameters:
         return verb
 
     @wraps(verb)
@@ -54,8 +55,4 @@ def with_theme(verb: Callable[..., Any]) -> Callable[..., Any]:
         with drawn_in(theme):
             return verb(**given)
 
-    own = inspect.Parameter("theme", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_Option)
-    parameters = [*plain.parameters.values(), own]
-    run.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run
+    return takes_also(run, verb, "theme", _Option)

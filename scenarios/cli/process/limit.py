@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from scenarios.cli.process.added_option import takes_also
 from sim.words.errors import SimError
 
 __all__ = ["TimeLimitError", "limited", "with_limit"]
@@ -40,8 +41,7 @@ class TimeLimitError(SimError):
 
 def with_limit(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Return a verb that takes ``--limit`` as well; one that has a ``--limit`` of its own keeps that."""
-    plain = inspect.signature(verb, eval_str=True)
-    if "limit" in plain.parameters:
+    if "limit" in inspect.signature(verb).parameters:
         return verb
 
     @wraps(verb)
@@ -49,11 +49,7 @@ def with_limit(verb: Callable[..., Any]) -> Callable[..., Any]:
         with limited(limit):
             return verb(**given)
 
-    own = inspect.Parameter("limit", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_Option)
-    parameters = [*plain.parameters.values(), own]
-    run.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run
+    return takes_also(run, verb, "limit", _Option)
 
 
 @contextmanager
