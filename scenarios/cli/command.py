@@ -28,7 +28,6 @@ from typer.main import get_group
 
 from scenarios.cli.process.limit import with_limit
 from scenarios.cli.process.terminal import terminal
-from scenarios.cli.process.whose import place_of_other_code
 from scenarios.cli.themed import with_theme
 from scenarios.cli.warned import show_warnings
 from sim.words import plugins
@@ -180,6 +179,8 @@ def _told(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
     where = f"{file}: " if file else ""
     if isinstance(error, MemoryError):
         return f"{where}needs more memory than there is", 1
+    from scenarios.cli.process.whose import place_of_other_code
+
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     if (place := place_of_other_code(error)) is not None:
         return f"{place}: {what}; SIM_TRACEBACK=1 shows how it came there", 2
