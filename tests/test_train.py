@@ -515,6 +515,14 @@ def test_messages_between_nodes_take_nccls_latencies_unless_told() -> None:
         reach(fixed=fixed)
     with pytest.raises(ValidationError, match="give fixed together with latency"):
         reach(latency="nccl", fixed=fixed)
+    with pytest.raises(
+        ValidationError, match="latency: unknown kind of collective 'defalt'; did you mean 'default'"
+    ):
+        reach(latency={"defalt": "4us"})
+    with pytest.raises(
+        ValidationError, match="fixed: unknown kind of collective 'sent'; did you mean 'send'"
+    ):
+        reach(latency={"default": "4us"}, fixed={"sent/4": "1us"})
 
 
 def test_a_node_without_latency_says_so() -> None:

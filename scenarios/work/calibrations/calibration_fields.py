@@ -17,6 +17,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate
 from devices.describe.quantities import Count, Name, Strict, fault
+from scenarios.build.train.calibration import STEPS
+from sim.words.errors import hint
 
 __all__ = ["CalibrationFields", "Factor", "ReachFields"]
 
@@ -49,6 +51,17 @@ class ReachFields(Strict):
     fixed: Annotated[
         Times, Field(default_factory=dict, description="of a call, by kind, or kind/ranks as in all_to_all/4")
     ]
+
+    @model_validator(mode="after")
+    def _kinds(self) -> ReachFields:
+        known = ("default", *STEPS)
+        for name in ("efficiency", "latency", "fixed"):
+            given = getattr(self, name)
+            for key in given if isinstance(given, dict) else ():
+                kind = key.partition("/")[0] if name == "fixed" else key
+                if kind not in known:
+                    raise fault(f"{name}: unknown kind of collective {kind!r}{hint(kind, known)}")
+        return self
 
 
 class Measured(Strict):
