@@ -141,27 +141,23 @@ def try_all(base: Base, trials: Sequence[Trial]) -> Iterator[Outcome]:
     InputError
         A what-if that somebody gave cannot be done; nothing was tried then.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for trial in trials:
-            if trial.given:
-                with asked(trial.label):
-                    _changed(base, trial)
+    given = {}
+    for trial in trials:
+        if trial.given:
+            with asked(trial.label):
+                given[trial.label] = _noted(base, trial)
     yield Outcome("as recorded" if base.recorded_ns else "as it is", {}, base.trace.makespan_ns)
     for trial in trials:
         if trial.why_not:
             yield Outcome(trial.label, dict(trial.what_if), None, (trial.why_not,))
             continue
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                case = _changed(base, trial)
-            except InputError as error:
-                yield Outcome(trial.label, dict(trial.what_if), None, (error.message,))
-                continue
-        notes = dict.fromkeys(str(warning.message) for warning in caught)
+        try:
+            case, notes = given[trial.label] if trial.given else _noted(base, trial)
+        except InputError as error:
+            yield Outcome(trial.label, dict(trial.what_if), None, (error.message,))
+            continue
         makespan_ns = run_case(case, fits=False, change=trial.job).trace.makespan_ns
-        yield Outcome(trial.label, dict(trial.what_if), makespan_ns, tuple(notes))
+        yield Outcome(trial.label, dict(trial.what_if), makespan_ns, notes)
 
 
 @contextmanager
@@ -171,6 +167,14 @@ def asked(text: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"--also {text}: {error}") from error
+
+
+def _noted(base: Base, trial: Trial) -> tuple[Case, tuple[str, ...]]:
+    """Return the run of a what-if, and what it assumes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        case = _changed(base, trial)
+    return case, tuple(dict.fromkeys(str(warning.message) for warning in caught))
 
 
 def _changed(base: Base, trial: Trial) -> Case:
