@@ -122,11 +122,6 @@ class Architecture:
         """Columns of the product that makes queries, keys and values."""
         return (self.heads + 2 * self.kv_heads) * self.head
 
-    @property
-    def up_width(self) -> int:
-        """Columns of the first product of a dense layer's middle, the gate's included."""
-        return self.middle * (1 + self.gated)
-
     def is_dense(self, layer: int) -> bool:
         """Whether a layer has no experts."""
         return not self.experts or layer < self.dense_layers

@@ -81,9 +81,6 @@ class Order:
             for node, own in zip(nodes, needs, strict=True)
         ]
 
-    def _last_of_host(self, needed: Sequence[int]) -> int | None:
-        return max((i for i in needed if _on_host(self._nodes[i])), key=self._began, default=None)
-
     def _began(self, i: int) -> int:
         node = self._nodes[i]
         return node.start_ns if self._timed and node.start_ns is not None else node.id
