@@ -18,6 +18,8 @@ from sim.words.arrays import IntArray
 from sim.words.limits import LATEST_NS
 
 __all__ = [
+    "ABSENT",
+    "all_arguments",
     "arguments",
     "ns",
     "span",
@@ -31,6 +33,8 @@ __all__ = [
 
 Fields = Mapping[str, Any]
 
+ABSENT: Final = object()
+"""A value that is not there."""
 _EXACT_US: Final = 2.0**52
 """Below it a number of microseconds is exact without its fraction, and the fraction is."""
 _NEARLY_HALF: Final = 0.499
@@ -38,18 +42,25 @@ _NEARLY_HALF: Final = 0.499
 
 def arguments(event: Fields) -> Fields:
     """Return what is noted about an event."""
-    args = event["args"]
-    if not isinstance(args, dict):
-        raise ValueError(f"args is no object but {args!r:.40}")
-    return args
+    return all_arguments([event["args"]])[0]
 
 
 def text(event: Fields, key: str) -> str:
     """Return a name; there are few, so that each is kept once."""
-    found = event[key]
-    if not isinstance(found, str):
-        raise ValueError(f"{key} is no text but {found!r:.40}")
-    return sys.intern(found)
+    return _text(event[key], key)
+
+
+def _text(value: Any, key: str) -> str:
+    if not isinstance(_there(value, key), str):
+        raise ValueError(f"{key} is no text but {value!r:.40}")
+    return sys.intern(value)
+
+
+def _there(value: Any, key: str) -> Any:
+    """Return a value; KeyError if there is none."""
+    if value is ABSENT:
+        raise KeyError(key)
+    return value
 
 
 def thread_of(event: Fields) -> tuple[int, int]:
@@ -72,7 +83,7 @@ def whole(of: Fields, key: str) -> int:
 
 
 def _whole(value: Any, key: str) -> int:
-    number: int = value
+    number: int = _there(value, key)
     if type(value) is not int:
         is_text = isinstance(value, str) and value.removeprefix("-").isdecimal()
         is_whole = is_text or (isinstance(value, float) and value.is_integer())
@@ -98,7 +109,11 @@ def ns(of: Fields, key: str) -> int:
 
 
 def _ns(value: Any, key: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if (
+        isinstance(_there(value, key), bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value < math.inf
+    ):
         raise ValueError(f"{key}: {value!r:.40} is no time in microseconds")
     above, below = value.as_integer_ratio()
     return (2000 * above + below) // (2 * below)
@@ -109,7 +124,15 @@ def _ns(value: Any, key: str) -> int:
 
 def texts(values: Sequence[Any], key: str) -> Sequence[str]:
     """Return names, as `text`."""
-    return values if {*map(type, values)} <= {str} else [text({key: value}, key) for value in values]
+    return values if {*map(type, values)} <= {str} else [_text(value, key) for value in values]
+
+
+def all_arguments(values: Sequence[Any]) -> Sequence[Fields]:
+    """Return what is noted about events, as `arguments`."""
+    for value in values if not {*map(type, values)} <= {dict} else ():
+        if not isinstance(_there(value, "args"), dict):
+            raise ValueError(f"args is no object but {value!r:.40}")
+    return values
 
 
 def wholes(values: Sequence[Any], key: str) -> IntArray:

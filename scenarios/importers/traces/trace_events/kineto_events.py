@@ -28,6 +28,7 @@ import numpy as np
 
 from scenarios.importers.files import StrPath, in_file
 from scenarios.importers.streamed_json import lists
+from scenarios.importers.traces.trace_events.event_fields import ABSENT
 from scenarios.importers.traces.trace_events.gradients import NODE, callers
 from scenarios.importers.traces.trace_events.kineto_rows import Calls, GpuTask, HostWait, StreamWait, Trace
 from scenarios.importers.traces.trace_events.messages import given
@@ -90,11 +91,15 @@ def _first_wrong(path: StrPath) -> InputError:
             else:
                 fine = middle
         if reason:
-            event = events[fine]
-            name = f" ({event['name']!s:.60})" if isinstance(event, dict) and "name" in event else ""
-            return InputError(f"{path}: traceEvents[{before + fine}]{name}: {reason}")
+            return InputError(f"{path}: traceEvents[{before + fine}]{_called(events[fine])}: {reason}")
         before += len(events)
     raise AssertionError("no event is wrong by itself")
+
+
+def _called(event: Any) -> str:
+    """Return the name of an event, as it was parsed, for a message; nothing if it has none."""
+    name = event.get("name", ABSENT) if isinstance(event, dict) else getattr(event, "name", ABSENT)
+    return "" if name is ABSENT else f" ({name!s:.60})"
 
 
 def _wrong(events: Sequence[Any]) -> str:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from scenarios.importers.traces.trace_events.event_fields import arguments, size
+from scenarios.importers.traces.trace_events.event_fields import size
 from scenarios.importers.traces.trace_events.wanted import parsed
 
 __all__ = ["given", "message", "taken"]
@@ -40,15 +40,14 @@ def message(args: Mapping[str, Any]) -> tuple[int, int]:
     return size(args, "In msg nelems", each), size(args, "Out msg nelems", each)
 
 
-def taken(event: Mapping[str, Any]) -> int:
-    """Return how many bytes went into the range of a collective; 0: unknown.
+def taken(args: Mapping[str, Any]) -> int:
+    """Return how many bytes went into the range of a collective, by what is noted with it; 0: unknown.
 
     Examples
     --------
-    >>> taken({"args": {"Input Dims": [[3, 4], [2]], "Input type": ["c10::Half", "int"]}})
+    >>> taken({"Input Dims": [[3, 4], [2]], "Input type": ["c10::Half", "int"]})
     32
     """
-    args = arguments(event) if "args" in event else {}
     shapes, types = (parsed(args.get(key)) for key in ("Input Dims", "Input type"))
     if not isinstance(shapes, list) or not isinstance(types, list) or len(shapes) != len(types):
         return 0

@@ -14,11 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from scenarios.importers.traces.trace_events.event_fields import (
-    arguments,
+    ABSENT,
+    all_arguments,
     size,
-    span,
     spans,
-    text,
     texts,
     thread_of,
     whole,
@@ -29,11 +28,12 @@ from scenarios.importers.traces.trace_events.kineto_rows import Calls, GpuTask, 
 from scenarios.importers.traces.trace_events.messages import message, taken
 from scenarios.importers.traces.trace_events.noted_waits import Noted, noted_wait
 from scenarios.importers.traces.trace_events.operators import UNNUMBERED, Operators, Spans
-from sim.words.arrays import Codes
+from scenarios.importers.traces.trace_events.wanted import Event, as_events
+from sim.words.arrays import Codes, IntArray
 
 __all__ = ["Taken", "is_collective"]
 
-Event = Mapping[str, Any]
+Fields = Mapping[str, Any]
 
 _GPU, _HOST, _OPERATOR, _SYNC, _OTHER = range(5)
 _CATEGORIES: Final = {
@@ -49,29 +49,8 @@ _FACTS: Final = {
     "grid": "grid", "block": "block", "registers": "registers per thread", "shared_memory": "shared memory",
 }  # fmt: skip
 """Our names of what is recorded about a kernel."""
-_TOGETHER: Final = 2**13
-"""Events that are looked at together."""
-
-
-class _Roles(dict[str, int]):
-    """Roles of categories that were met."""
-
-    def __missing__(self, category: str) -> int:
-        """Return the role of another category."""
-        role = self[category] = _CATEGORIES.get(category.lower(), _OTHER)
-        return role
-
-
-class _Kept(list[list[Any]]):
-    """Values of events: a list for each of some fields."""
-
-    def __init__(self, fields: int) -> None:
-        super().__init__([] for _ in range(fields))
-
-    def add(self, *fields: list[Any]) -> None:
-        """Keep the values of further events."""
-        for kept, values in zip(self, fields, strict=True):
-            kept += values
+_TOGETHER: Final = 1024
+"""Events that are looked at together; more would fall out of the processor's cache."""
 
 
 class Taken:
@@ -101,120 +80,88 @@ class Taken:
         self.operators, self.collectives = Operators(), Operators()
         self.inside: Spans = defaultdict(list)
         self.external: dict[int, int] = {}
-        self._roles = _Roles()
         self._names: Codes[str] = Codes()
         self._calls, self._numbered = [np.zeros((5, 0), np.int64)], [np.zeros((4, 0), np.int64)]
-        self._forget()
+        self._waiting, self._count = defaultdict[str, list[Event]](list), 0
 
-    def _forget(self) -> None:
-        self._waiting, self._of_tasks, self._of_calls, self._of_operators = (
-            0,
-            list[Event](),
-            _Kept(6),
-            _Kept(8),
-        )
-
-    def take(self, events: Sequence[Any]) -> None:
-        """Keep what matters of some events.
+    def take(self, values: Sequence[Any]) -> None:
+        """Keep what matters of some events, as they were parsed.
 
         Raises
         ------
         KeyError, TypeError, ValueError
             One of these, or of earlier ones, has not what it must have.
         """
-        if wrong := {*map(type, events)} - {dict}:
-            raise ValueError(f"a {wrong.pop().__name__} is no event")
-        categories = [event.get("cat", "") for event in events]
-        if not {*map(type, categories)} <= {str}:
-            categories = [text(event, "cat") if "cat" in event else "" for event in events]
-        of_role: list[list[Event]] = [[] for _ in range(5)]
-        for event, role in zip(events, map(self._roles.__getitem__, categories), strict=True):
-            if event.get("ph") == "X":
-                of_role[role].append(event)
-            elif role in (_GPU, _HOST):
-                what = f"a {event['cat'].lower()} with ph {event.get('ph')!r:.40}"
-                raise ValueError(f"{what}; the profiler writes 'X'")
-        for event in of_role[_SYNC]:
-            self._take_sync(event)
-        for event in of_role[_OTHER]:
-            if is_collective(str(event.get("name"))):
-                self._take_range(event)
-        self._keep_operators(of_role[_OPERATOR])
-        self._keep_calls(of_role[_HOST])
-        self._of_tasks += of_role[_GPU]
-        self._waiting += len(events)
-        if self._waiting >= _TOGETHER:
+        events = as_events(values)
+        for event in events:
+            self._waiting[event.cat].append(event)
+        self._count += len(events)
+        if self._count >= _TOGETHER:
             self.look()
 
     def look(self) -> None:
         """Look at all that was kept so far; raises what `take` does."""
-        self._look_at_operators(*self._of_operators)
-        self._look_at_calls(*self._of_calls)
-        self._look_at_tasks(self._of_tasks)
-        self._forget()
+        looks = self._look_at_tasks, self._look_at_calls, self._look_at_operators, self._look_at_syncs
+        for category, events in self._waiting.items():
+            role = _CATEGORIES.get(category.lower(), _OTHER)
+            slices = [event for event in events if event.ph == "X"]
+            if len(slices) < len(events) and role in (_GPU, _HOST):
+                phase = next(event.ph for event in events if event.ph != "X")
+                found = None if phase is ABSENT else phase
+                raise ValueError(f"a {category.lower()} with ph {found!r:.40}; the profiler writes 'X'")
+            (*looks, self._look_at_ranges)[role](slices)
+        self._waiting.clear()
+        self._count = 0
 
-    def _take_sync(self, event: Event) -> None:
-        args, name = arguments(event), event["name"]
-        if name == "Stream Wait Event" or (name == "Event Sync" and "wait_on_stream" in args):
-            self.noted.append(noted_wait({**args, "stream": -1} if name == "Event Sync" else args))
-        elif name in ("Event Sync", "Stream Sync", "Context Sync"):
-            call = whole(args, "correlation")
-            stream = -1 if name == "Context Sync" else whole(args, "stream")
-            self.host_waits[call] = HostWait(whole(args, "device"), stream, call)
+    def _look_at_syncs(self, events: Sequence[Event]) -> None:
+        for name, args in zip(_names(events), _noted(events), strict=True):
+            if name == "Stream Wait Event" or (name == "Event Sync" and "wait_on_stream" in args):
+                self.noted.append(noted_wait({**args, "stream": -1} if name == "Event Sync" else args))
+            elif name in ("Event Sync", "Stream Sync", "Context Sync"):
+                call = whole(args, "correlation")
+                stream = -1 if name == "Context Sync" else whole(args, "stream")
+                self.host_waits[call] = HostWait(whole(args, "device"), stream, call)
 
-    def _take_range(self, event: Event) -> None:
-        """Take a range of a process group."""
-        thread = self.threads[_thread_of(event.get("pid"), event.get("tid"))]
-        self.inside[thread].append(span(event))
-        if nbytes := taken(event):
-            begin_ns, end_ns, given = np.array([*span(event), nbytes], np.int64).reshape(3, 1)
-            self.collectives.add(np.array([thread]), begin_ns, end_ns, [text(event, "name")], given)
+    def _look_at_ranges(self, events: Sequence[Event]) -> None:
+        """Look at ranges of process groups, among others."""
+        ranges = [event for event in events if is_collective(str(event.name))]
+        for event, args in zip(ranges, _noted(ranges, {}), strict=True):
+            thread = self.threads[_thread_of(event.pid, event.tid)]
+            (start,), (end,) = spans([event.ts], [event.dur])
+            self.inside[thread].append((int(start), int(end)))
+            if nbytes := taken(args):
+                begin_ns, end_ns, given = np.array([start, end, nbytes], np.int64).reshape(3, 1)
+                self.collectives.add(np.array([thread]), begin_ns, end_ns, [event.name], given)
 
-    def _keep_operators(self, events: Sequence[Event]) -> None:
-        args = [event.get("args", {}) for event in events]
-        if not {*map(type, args)} <= {dict}:
-            args = [arguments(event) if "args" in event else {} for event in events]
-        self._of_operators.add(
-            *([event.get(key) for event in events] for key in ("ts", "dur", "pid", "tid")),
-            [event["name"] for event in events],
-            [own.get("External id", UNNUMBERED) for own in args],
-            *([own.get(key) for own in args] for key in (SEQUENCE, FORWARD_THREAD)),
-        )
-
-    def _look_at_operators(self, ts: Any, dur: Any, pid: Any, tid: Any, *others: Any) -> None:
+    def _look_at_operators(self, events: Sequence[Event]) -> None:
         try:
-            start_ns, end_ns = spans(ts, dur)
-        except ValueError:  # of one that never ended the profiler makes up an end
-            rows = zip(ts, dur, pid, tid, *others, strict=True)
-            whole_ones = _Kept(4 + len(others))
-            whole_ones.add(*([*column] for column in zip(*filter(_ends, rows), strict=True)))
-            return self._look_at_operators(*whole_ones)
-        names, numbers, sequence, forward = others
+            start_ns, end_ns = _spans(events)
+        except (KeyError, ValueError):  # of one that never ended the profiler makes up an end
+            return self._look_at_operators([event for event in events if _ends(event)])
+        pid, tid = [event.pid for event in events], [event.tid for event in events]
         usual = {*map(type, pid), *map(type, tid)} <= {int}
         thread = self.threads.of(zip(pid, tid, strict=True) if usual else map(_thread_of, pid, tid))
-        self.operators.add(thread, start_ns, end_ns, texts(names, "name"), wholes(numbers, "External id"))
-        has = [n for n, own in enumerate(sequence) if own is not None]
-        gradient = np.array([is_gradient(names[n], forward[n]) for n in has], np.int64)
-        counted = wholes([sequence[n] for n in has], SEQUENCE)
+        names, args = _names(events), _noted(events, {})
+        numbers = wholes([own.get("External id", UNNUMBERED) for own in args], "External id")
+        self.operators.add(thread, start_ns, end_ns, names, numbers)
+        has = [n for n, own in enumerate(args) if own.get(SEQUENCE) is not None]
+        gradient = np.array([is_gradient(names[n], args[n].get(FORWARD_THREAD)) for n in has], np.int64)
+        counted = wholes([args[n][SEQUENCE] for n in has], SEQUENCE)
         self._numbered.append(np.stack((thread[has], start_ns[has], counted, gradient)))
 
-    def _keep_calls(self, events: Sequence[Event]) -> None:
-        fields = ([event[key] for event in events] for key in ("ts", "dur", "pid", "tid", "name"))
-        self._of_calls.add(*fields, [own["correlation"] for own in _all_arguments(events)])
-
-    def _look_at_calls(self, ts: Any, dur: Any, pid: Any, tid: Any, name: Any, correlation: Any) -> None:
-        threads = zip(wholes(pid, "pid").tolist(), wholes(tid, "tid").tolist(), strict=True)
-        numbers = self._names.of(texts(name, "name")), self.threads.of(threads)
-        self._calls.append(np.stack((*numbers, wholes(correlation, "correlation"), *spans(ts, dur))))
+    def _look_at_calls(self, events: Sequence[Event]) -> None:
+        pid = wholes([event.pid for event in events], "pid").tolist()
+        tid = wholes([event.tid for event in events], "tid").tolist()
+        numbers = self._names.of(_names(events)), self.threads.of(zip(pid, tid, strict=True))
+        correlation = wholes([own["correlation"] for own in _noted(events)], "correlation")
+        self._calls.append(np.stack((*numbers, correlation, *_spans(events))))
 
     def _look_at_tasks(self, events: Sequence[Event]) -> None:
-        args = _all_arguments(events)
-        ts, dur, name = ([event[key] for event in events] for key in ("ts", "dur", "name"))
+        args, (start_ns, end_ns) = _noted(events), _spans(events)
         device, stream, correlation = (
             wholes([own[key] for own in args], key).tolist() for key in ("device", "stream", "correlation")
         )
-        start_ns, end_ns = spans(ts, dur)
-        place = map(sys.intern, texts(name, "name")), device, stream, correlation, start_ns.tolist()
+        place = map(sys.intern, _names(events)), device, stream, correlation, start_ns.tolist()
         rows = zip(
             *place,
             (end_ns - start_ns).tolist(),
@@ -251,16 +198,24 @@ def is_collective(name: str) -> bool:
     return name.startswith(_COLLECTIVE)
 
 
-def _all_arguments(events: Sequence[Event]) -> Sequence[Event]:
-    found = [event["args"] for event in events]
-    return found if {*map(type, found)} <= {dict} else [arguments(event) for event in events]
+def _names(events: Sequence[Event]) -> Sequence[str]:
+    return texts([event.name for event in events], "name")
 
 
-def _ends(row: Sequence[Any]) -> bool:
+def _spans(events: Sequence[Event]) -> tuple[IntArray, IntArray]:
+    return spans([event.ts for event in events], [event.dur for event in events])
+
+
+def _noted(events: Sequence[Event], otherwise: Any = ABSENT) -> Sequence[Fields]:
+    """Return what is noted about each; `otherwise` of those that have nothing."""
+    return all_arguments([otherwise if event.args is ABSENT else event.args for event in events])
+
+
+def _ends(event: Event) -> bool:
     """Whether an operator has a begin and an end."""
     try:
-        span({"ts": row[0], "dur": row[1]})
-    except ValueError:
+        _spans([event])
+    except (KeyError, ValueError):
         return False
     return True
 
@@ -273,21 +228,21 @@ def _thread_of(process: Any, thread: Any) -> Thread:
     return thread_of({"pid": process, "tid": thread}) if known else (-1, -1)
 
 
-def _nbytes(args: Event) -> int:
+def _nbytes(args: Fields) -> int:
     return size(args, "bytes")
 
 
-def _facts(args: Event) -> dict[str, Any]:
+def _facts(args: Fields) -> dict[str, Any]:
     return {key: args[name] for key, name in _FACTS.items() if name in args}
 
 
-def _group(args: Event) -> tuple[str, str] | None:
+def _group(args: Fields) -> tuple[str, str] | None:
     """Return name and ranks of the process group of a collective."""
     if "Process Group Name" not in args:
         return None
     return str(args["Process Group Name"]), str(args.get("Process Group Ranks", ""))
 
 
-def _collective(args: Event) -> str:
+def _collective(args: Fields) -> str:
     """Return what PyTorch calls a collective; nothing, where it does not say it."""
     return str(args.get("Collective name", ""))
