@@ -42,6 +42,6 @@ class Priority:
         graph = job.graph
         late = [kind.lower() not in self.first_kinds for kind in graph.kinds]
         keys = [(late[code], 0) for code in graph.kind_code.tolist()]
-        for op, attributes in graph.attributes.items():
-            keys[op] = (keys[op][0], attributes.get("priority", 0))
+        for op, priority in graph.attribute("priority").items():
+            keys[op] = (keys[op][0], priority)
         return least_first(graph.dag(), keys)

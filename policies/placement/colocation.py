@@ -78,7 +78,7 @@ class _Groups:
 
 def _together(graph: Graph) -> Iterator[tuple[int, int]]:
     """Yield pairs of ops that share a device: each op, and the first with one of its labels."""
-    labels = {op: facts.get("colocate", ()) for op, facts in graph.attributes.items()}
+    labels = graph.attribute("colocate")
     first_with: dict[str, int] = {}
     if not any(labels.values()):
         return

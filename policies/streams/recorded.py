@@ -46,12 +46,11 @@ class Recorded:
         InputError
             Ops name more streams than their device has, which says how many it has.
         """
-        devices, attributes = job.machine.devices, job.graph.attributes
+        devices, device_of = job.machine.devices, job.device_of.tolist()
         lanes: list[dict[object, int]] = [{} for _ in devices]  # per device: recorded stream -> lane
         stream = [0] * len(job.graph)
-        for op, d in enumerate(job.device_of.tolist()):
-            recorded = attributes.get(op, {}).get("stream")
-            if recorded is not None and not devices[d].workers:  # workers have no streams
+        for op, recorded in job.graph.attribute("stream").items():
+            if not devices[d := device_of[op]].workers:  # workers have no streams
                 stream[op] = lanes[d].setdefault(recorded, len(lanes[d]))
         for device, used in zip(devices, lanes, strict=True):
             if len(used) > device.lanes and device.for_streams is None:

@@ -71,10 +71,10 @@ def _recorded_in_vain(results: Sequence[Result]) -> list[tuple[str, str]]:
         if job.streams is not None:
             continue
         named: dict[int, dict[object, None]] = {}
-        for op, attributes in job.graph.attributes.items():
+        for op, stream in job.graph.attribute("stream").items():
             device = int(job.device_of[op])
-            if "stream" in attributes and not job.machine.devices[device].workers:
-                named.setdefault(device, {})[attributes["stream"]] = None
+            if not job.machine.devices[device].workers:
+                named.setdefault(device, {})[stream] = None
         several = [device for device, streams in named.items() if len(streams) > 1]
         if several:
             first = several[0]
@@ -94,7 +94,7 @@ def _shared_twice(results: Sequence[Result]) -> list[str]:
     """Return a line if kernels that shared SMs when they were recorded share them once more."""
     names: dict[str, None] = {}
     for job in (result.trace.job for result in results):
-        if any("recorded_start_ns" in own for own in job.graph.attributes.values()):
+        if job.graph.attribute("recorded_start_ns"):
             devices = enumerate(job.machine.devices)
             shared = [d for d, device in devices if device.kind == "gpu" and device.processor is not None]
             used = set(job.device_of.tolist())

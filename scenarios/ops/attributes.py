@@ -95,7 +95,7 @@ def check_attributes(graph: Graph, machine: Machine) -> None:
     near = {name: meant for name in unread if (meant := nearest(name, ATTRIBUTES, likeness=0.8))}
     axes = _axes(_cost_models(machine)) if near else set()
     for name in sorted(set(near) - axes):
-        where = graph.op_names[min(op for op, given in graph.attributes.items() if name in given)]
+        where = graph.op_names[next(iter(graph.attribute(name)))]
         warnings.warn(
             f"op {where!r} has an attribute {name!r}, which nobody reads; did you mean {near[name]!r}?",
             stacklevel=2,

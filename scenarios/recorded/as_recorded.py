@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.graph.graph import Graph
-from sim.words.arrays import UNSET, IntArray
+from sim.words.arrays import Codes, IntArray
 
-__all__ = ["Lane", "Recorded", "as_recorded", "lane_of"]
+__all__ = ["Lane", "Recorded", "as_recorded", "recorded_lanes"]
 
 Lane = tuple[str, object]
 """A device, by the op's pin, and the stream or thread on it."""
@@ -49,11 +49,11 @@ class Recorded:
     lanes: tuple[Lane, ...]
 
 
-def lane_of(graph: Graph, op: int) -> Lane:
-    """Return where an op was recorded; the device alone where neither stream nor thread is known."""
-    own = graph.attributes.get(op, {})
-    pin = "" if graph.pin_code[op] == UNSET else graph.pins[int(graph.pin_code[op])]
-    return pin, own.get("stream", own.get("thread"))
+def recorded_lanes(graph: Graph) -> list[Lane]:
+    """Return where each op was recorded; the device alone where neither stream nor thread is known."""
+    lane = {**graph.attribute("thread"), **graph.attribute("stream")}
+    pins = [*graph.pins, ""]  # the last, -1, is of ops that have none
+    return [(pins[code], lane.get(op)) for op, code in enumerate(graph.pin_code.tolist())]
 
 
 def as_recorded(graph: Graph) -> Recorded:
@@ -68,15 +68,11 @@ def as_recorded(graph: Graph) -> Recorded:
     >>> found.lanes, found.start_ns.tolist(), found.end_ns.tolist()
     ((('gpu', 7),), [9], [14])
     """
-    ops = [op for op, own in graph.attributes.items() if "recorded_start_ns" in own]
-    lanes: dict[Lane, int] = {}
-    lane = [lanes.setdefault(lane_of(graph, op), len(lanes)) for op in ops]
-    start = np.array([graph.attributes[op]["recorded_start_ns"] for op in ops], np.int64)
-    length = [graph.attributes[op].get("recorded_ns", graph.duration_ns[op]) for op in ops]
-    return Recorded(
-        np.array(ops, np.int64),
-        np.array(lane, np.int64),
-        start,
-        start + np.array(length, np.int64),
-        (*lanes,),
-    )
+    started = graph.attribute("recorded_start_ns")
+    op, start = np.array([*started], np.int64), np.array([*started.values()], np.int64)
+    lanes, of_ops = Codes[Lane](), recorded_lanes(graph)
+    lane = lanes.of(of_ops[each] for each in started)
+    took = graph.duration_ns.copy()
+    for each, ns in graph.attribute("recorded_ns").items():
+        took[each] = ns
+    return Recorded(op, lane, start, start + took[op], (*lanes,))

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams.recorded import Recorded
-from scenarios.recorded.as_recorded import lane_of
+from scenarios.recorded.as_recorded import recorded_lanes
 from sim import Graph, simulate
 from sim.job.noise import Noise
 from sim.trace import Trace
@@ -61,10 +61,10 @@ def recorded_setup(graph: Graph) -> Setup:
     {'devices': {'gpu': {'kind': 'gpu', 'streams': 1}, 'cpu': {'kind': 'cpu', 'cores': 1}}}
     """
     lanes: dict[tuple[str, str], set[object]] = {}
-    for op, own in graph.attributes.items():
-        if "stream" in own or "thread" in own:
-            device, lane = lane_of(graph, op)
-            lanes.setdefault((device, "stream" if "stream" in own else "thread"), set()).add(lane)
+    streams = graph.attribute("stream")
+    for op, (device, lane) in enumerate(recorded_lanes(graph)):
+        if lane is not None:
+            lanes.setdefault((device, "stream" if op in streams else "thread"), set()).add(lane)
     devices = {
         device: {"kind": "gpu", "streams": len(used), **graph.device_facts.get(device, {})}
         if where == "stream"

@@ -221,9 +221,8 @@ def least_durations_ns(what: Job | Record) -> IntArray:
 def cores_of_ops(job: Job) -> IntArray:
     """Return how many cores each op occupies: its attribute ``cores``, or its device's default."""
     cores = np.array([device.cores_per_op for device in job.machine.devices])[job.device_of]
-    for op, attributes in job.graph.attributes.items():
-        if "cores" in attributes:
-            cores[op] = attributes["cores"]
+    for op, own in job.graph.attribute("cores").items():
+        cores[op] = own
     return cores
 
 

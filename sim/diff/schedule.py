@@ -158,7 +158,7 @@ class Schedule:
         if self.facts is None:
             return None
         graph = self.facts.job.graph
-        kernel = {op: str(own["kernel"]) for op, own in graph.attributes.items() if "kernel" in own}
+        kernel = {op: str(kernel) for op, kernel in graph.attribute("kernel").items()}
         if not kernel:
             return None
         found = []

@@ -62,10 +62,10 @@ class Titles:
         self.own = gpu & ~worker & (moving_ops(job) | copies)
         self.category = np.where(worker, _WORKER, np.where(copies, _COPY, _KERNEL))
         self.category[recorded_delays(graph) & ~worker] = _DELAY
-        for op, given in graph.attributes.items():
-            if "kernel" in given and not worker[op]:
-                self.own[op] = given["kernel"] != graph.op_names[op]
-                begin = str(given["kernel"])[:6]
+        for op, kernel in graph.attribute("kernel").items():
+            if not worker[op]:
+                self.own[op] = kernel != graph.op_names[op]
+                begin = str(kernel)[:6]
                 self.category[op] = {"Memcpy": _COPY, "Memset": _FILL}.get(begin, _KERNEL)
 
     def of(self, op: int) -> str:

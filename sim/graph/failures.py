@@ -62,13 +62,12 @@ class Failures:
     def __init__(self, graph: Graph, iterations: int, seed: int) -> None:
         self._names, self._seed = graph.op_names, seed
         self._when: dict[int, Any] = {}
-        for op, attributes in graph.attributes.items():
-            if "fails" in attributes:
-                try:
-                    self._when[op] = _in_steps(attributes["fails"], iterations)
-                except InputError as error:
-                    name = graph.op_names[op]
-                    raise GraphError(f"op {name!r}: fails: {error}").about(name, "fails") from None
+        for op, fails in graph.attribute("fails").items():
+            try:
+                self._when[op] = _in_steps(fails, iterations)
+            except InputError as error:
+                name = graph.op_names[op]
+                raise GraphError(f"op {name!r}: fails: {error}").about(name, "fails") from None
 
     @classmethod
     def of(cls, graph: Graph, iterations: int, seed: int) -> Failures | None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -208,7 +209,28 @@ class Graph:
     @cached_property
     def in_communicators(self) -> list[int]:
         """The ops that name a communicator."""
-        return sorted(op for op, given in self.attributes.items() if "communicator" in given)
+        return [*self.attribute("communicator")]
+
+    def attribute(self, name: str) -> Mapping[int, Any]:
+        """Return an attribute of the ops that have it, in their order.
+
+        Examples
+        --------
+        >>> from sim import GraphBuilder
+        >>> b = GraphBuilder("one of two")
+        >>> _ = b.op("a"), b.op("b", attributes={"cores": 2})
+        >>> b.build().attribute("cores")
+        {1: 2}
+        """
+        if name not in self._asked:
+            found = ((op, given[name]) for op, given in self.attributes.items() if name in given)
+            self._asked[name] = dict(sorted(found, key=itemgetter(0)))
+        return self._asked[name]
+
+    @cached_property
+    def _asked(self) -> dict[str, dict[int, Any]]:
+        """Attributes that were asked for, by name."""
+        return {}
 
     # -- edges ------------------------------------------------------------------------------
 

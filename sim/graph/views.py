@@ -46,10 +46,8 @@ def storage_of(graph: Graph) -> IntArray:
         keyed = "key" in graph.attributes.get(op, {}) and len(row) > 0
         if keyed and graph.tensor_nbytes[row[0]] and not graph.input_distance[first]:
             shared[graph.first_output[op]] = row[0]
-    for op, attributes in graph.attributes.items():
-        if "view_of" not in attributes:
-            continue
-        k, row = attributes["view_of"], graph.inputs.row(op)
+    for op, k in graph.attribute("view_of").items():
+        row = graph.inputs.row(op)
         if not 0 <= k < len(row):
             raise GraphError(
                 f"op {graph.op_names[op]!r}: view_of should be the number of one of its "

@@ -168,7 +168,7 @@ def _ids(c: Columns) -> IntArray:
 
 def _sessions(c: Columns) -> IntArray:
     """Return a number for the session of each op."""
-    names = [c.graph.attributes.get(op, {}).get("session") for op in range(c.n)]
+    names = [*map(c.graph.attribute("session").get, range(c.n))]
     number = {name: k for k, name in enumerate(dict.fromkeys(names))}
     return np.array([number[name] for name in names], np.int64)
 

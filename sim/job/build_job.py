@@ -150,7 +150,7 @@ def make_job(
         else:
             rng = job.rng("noise")
             job.noisy_ns = draw_durations(noise, duration_ns, device_of, machine, iterations, rng)
-    if may_fail and any("fails" in attributes for attributes in graph.attributes.values()):
+    if may_fail and graph.attribute("fails"):
         from sim.graph.failures import Failures
 
         job.failures = Failures.of(graph, iterations, seed)

@@ -20,11 +20,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.machine import Machine
 from sim.words.arrays import UNSET, IntArray
 
-__all__ = ["connection_bytes_per_s", "holding_ops", "host_groups", "staging_bytes_per_s"]
+__all__ = ["awaited_ops", "connection_bytes_per_s", "holding_ops", "host_groups", "staging_bytes_per_s"]
 
 
 def host_groups(job: Job, tensor: IntArray, source: IntArray, destination: IntArray) -> IntArray:
@@ -78,8 +79,10 @@ def staging_bytes_per_s(machine: Machine, source: int, destination: int) -> int 
 
 def holding_ops(job: Job) -> frozenset[int]:
     """Return the launched ops that keep their host thread until they end, as pageable copies do."""
-    return frozenset(
-        op
-        for op, given in job.graph.attributes.items()
-        if (given.get("host_waits") or given.get("pageable")) and job.launched[op]
-    )
+    return frozenset(op for op in awaited_ops(job.graph) if job.launched[op])
+
+
+def awaited_ops(graph: Graph) -> list[int]:
+    """Return the ops that say that whoever issues them waits until they end."""
+    said = (graph.attribute(name).items() for name in ("host_waits", "pageable"))
+    return [op for each in said for op, waits in each if waits]

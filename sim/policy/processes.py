@@ -28,8 +28,7 @@ __all__ = ["process_names", "with_processes"]
 
 def process_names(graph: Graph) -> list[str]:
     """Return the processes that ops of a graph say they are of."""
-    every = (str(given["process"]) for given in graph.attributes.values() if "process" in given)
-    return list(dict.fromkeys(every))
+    return list(dict.fromkeys(map(str, graph.attribute("process").values())))
 
 
 def with_processes(job: Job) -> Job:
@@ -73,9 +72,8 @@ def with_processes(job: Job) -> Job:
 def _process_of(graph: Graph, names: Sequence[str]) -> IntArray:
     """Return the process of each op: as it says, else that of its neighbours."""
     found = np.full(len(graph), UNSET)
-    for op, given in graph.attributes.items():
-        if "process" in given:
-            found[op] = names.index(str(given["process"]))
+    for op, process in graph.attribute("process").items():
+        found[op] = names.index(str(process))
     if (found == UNSET).any():
         edges = graph.edges
         pairs = list(zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True))

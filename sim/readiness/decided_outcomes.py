@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.job import Job
@@ -55,7 +54,8 @@ def decided(job: Job, flow: Flow) -> Mapping[Asked, bool]:
     >>> decided(job, make_flow(job))
     {(0, '', 0): True, (1, '', 0): False}
     """
-    if not any(_varies(attributes) for attributes in job.graph.attributes.values()):
+    said = (*job.graph.attribute("outcome").values(), *job.graph.attribute("trips").values())
+    if all(isinstance(one, int) for one in said):  # whatever is asked, and however often, says the same
         return NOTHING_DECIDED
     if rendezvous_keys(job.graph).recvs:
         return NOTHING_DECIDED
@@ -67,11 +67,6 @@ def decided(job: Job, flow: Flow) -> Mapping[Asked, bool]:
         while queue:
             queue.extend(program.ended(queue.popleft()))
     return program.said
-
-
-def _varies(attributes: Mapping[str, Any]) -> bool:
-    """Whether what a predicate says depends on how often it was asked."""
-    return any(not isinstance(attributes.get(key, 0), int) for key in ("outcome", "trips"))
 
 
 class _ProgramOrder(TaggedTokenReadiness):

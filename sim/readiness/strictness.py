@@ -45,7 +45,7 @@ def non_strict_ops(graph: Graph) -> BoolArray:
     [False, False, True]
     """
     which = np.zeros(len(graph), dtype=bool)
-    which[[op for op, attributes in graph.attributes.items() if not attributes.get("strict", True)]] = True
+    which[[op for op, strict in graph.attribute("strict").items() if not strict]] = True
     return which
 
 

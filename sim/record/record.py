@@ -304,10 +304,8 @@ class Record:
 def recorded_delays(graph: Graph) -> BoolArray:
     """Return which ops are idle time of a recorded stream that nothing explains."""
     recorded = np.zeros(len(graph), np.bool_)
-    if "delay" in graph.kinds:
-        ops = np.flatnonzero(graph.is_kind("delay")).tolist()
-        recorded[[op for op in ops if "recorded_start_ns" in graph.attributes.get(op, {})]] = True
-    return recorded
+    recorded[[*graph.attribute("recorded_start_ns")]] = True
+    return recorded & graph.is_kind("delay")
 
 
 def _complete_tasks(columns: dict[str, IntArray], flow: Flow) -> None:

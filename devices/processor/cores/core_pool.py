@@ -80,9 +80,9 @@ def _needs(device: Device, job: Job) -> dict[int, int]:
     """Return the cores of the ops that say how many they need."""
     here = job.machine.device_index(device.name)
     return {
-        op: _checked(attributes["cores"], device, job.graph.op_names[op])
-        for op, attributes in job.graph.attributes.items()
-        if "cores" in attributes and job.device_of[op] == here
+        op: _checked(cores, device, job.graph.op_names[op])
+        for op, cores in job.graph.attribute("cores").items()
+        if job.device_of[op] == here
     }
 
 

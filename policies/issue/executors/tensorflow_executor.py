@@ -159,9 +159,8 @@ class TensorFlowExecutor(Policy):
         graph = job.graph
         costly = np.array([kind not in CHEAP_KINDS for kind in graph.kinds], bool)
         expensive = costly[graph.kind_code] & ~job.launched
-        for op, attributes in graph.attributes.items():
-            if "expensive" in attributes:
-                expensive[op] = attributes["expensive"]
+        for op, own in graph.attribute("expensive").items():
+            expensive[op] = own
         self._estimate = [_FIRST_ESTIMATE] * len(graph)
         self._transmits: list[bool] = graph.is_kind(*_TRANSMIT).tolist()
         self._asynchronous = self.asynchronous_ops(job)
@@ -174,7 +173,7 @@ class TensorFlowExecutor(Policy):
         self._current = [queues[0] for queues in self._inline]
         self._pool: list[deque[Task | _Source]] = [deque() for _ in issuers]
         # A run of a session has an executor for each device: who starts from which source node.
-        sessions = [graph.attributes.get(op, {}).get("session") for op in range(len(graph))]
+        sessions = [*map(graph.attribute("session").get, range(len(graph)))]
         self._source_of = list(zip(self._pool_of_op, job.device_of.tolist(), sessions, strict=True))
         self._sources: dict[tuple[int, int, object], _Source] = {}
         self._inlined = self._by_caller(sessions, job.device_of.tolist())
@@ -191,9 +190,8 @@ class TensorFlowExecutor(Policy):
         """Return the ops of workers that are asynchronous by their kind, or because they say so."""
         graph = job.graph
         asynchronous = graph.is_kind(*ASYNCHRONOUS_KINDS)
-        for op, attributes in graph.attributes.items():
-            if "async" in attributes:
-                asynchronous[op] = attributes["async"]
+        for op, own in graph.attribute("async").items():
+            asynchronous[op] = own
         return frozenset(np.flatnonzero(asynchronous & ~job.launched).tolist())
 
     def as_data(self, job: Job) -> Order | None:

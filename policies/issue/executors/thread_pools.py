@@ -54,8 +54,8 @@ class PoolLayout:
     """
 
     def __init__(self, job: Job, size: int, per_session: bool, sizes: Sequence[int]) -> None:
-        attributes = job.graph.attributes
-        names = [attributes.get(op, {}).get("session", "") for op in range(len(job.graph))]
+        given, pools = job.graph.attribute("session"), job.graph.attribute("inter_op_thread_pool")
+        names = [given.get(op, "") for op in range(len(job.graph))]
         sessions = {name: k for k, name in enumerate(dict.fromkeys(names))}
         issuers = job.machine.issuers()
         self.members: list[list[int]] = []
@@ -80,7 +80,7 @@ class PoolLayout:
             if several[group] and per_session:
                 chosen = sessions[name]
             elif several[group]:
-                chosen = attributes.get(op, {}).get("inter_op_thread_pool", 0)
+                chosen = pools.get(op, 0)
                 if chosen >= len(sizes):
                     raise InputError(
                         f"session {name!r} chooses inter_op_thread_pool {chosen!r}; "

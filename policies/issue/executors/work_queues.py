@@ -171,8 +171,8 @@ class StreamStacks(_KeepOrQueue):
         """Return that a thread keeps the ops of its stream, and which threads run what blocks."""
         set_aside = bool(self.blocking_threads)
         blocks = np.zeros(len(job.graph), np.int64)
-        for op, attributes in job.graph.attributes.items():
-            blocks[op] = set_aside and attributes.get("blocking", False) and not job.launched[op]
+        for op, blocking in job.graph.attribute("blocking").items():
+            blocks[op] = set_aside and blocking and not job.launched[op]
         issuers = job.machine.issuers()
         may_block = np.zeros(len(issuers), np.int64)
         threads: dict[int, list[int]] = {}
@@ -193,7 +193,7 @@ class StreamStacks(_KeepOrQueue):
     def _streams(self, job: Job) -> IntArray:
         """Return the stream of each op: as given, else as assigned."""
         graph = job.graph
-        given = {op: told["stream_id"] for op, told in graph.attributes.items() if "stream_id" in told}
+        given = graph.attribute("stream_id")
         label = np.zeros(len(graph), np.int64)
         if len(given) < len(graph):
             order = graph.topological_order

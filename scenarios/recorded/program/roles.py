@@ -44,7 +44,7 @@ _NCCL: Final = re.compile(r"(nccl|rccl|c10d::)", re.IGNORECASE)
 def has_key(graph: Graph, key: str) -> BoolArray:
     """Return which ops have an attribute."""
     found = np.zeros(len(graph), np.bool_)
-    found[[op for op, own in graph.attributes.items() if key in own]] = True
+    found[[*graph.attribute(key)]] = True
     return found
 
 

@@ -56,10 +56,9 @@ class Names:
         self._full: dict[str, list[int]] = {}
         for op, name in enumerate(graph.op_names):
             self._of.setdefault(_short(name), []).append(op)
-        for op, own in graph.attributes.items():
-            for key, known in (("operator", self._of), ("kernel", self._full), ("full_name", self._full)):
-                if key in own:
-                    known.setdefault(str(own[key]), []).append(op)
+        for key, known in (("operator", self._of), ("kernel", self._full), ("full_name", self._full)):
+            for op, value in graph.attribute(key).items():
+                known.setdefault(str(value), []).append(op)
 
     def find(self, word: str) -> BoolArray:
         """Return which ops a word is about.

@@ -136,12 +136,11 @@ def _next_on_thread(graph: Graph) -> dict[int, int]:
     """Return the op that a host's thread does next, of each op of it."""
     last: dict[tuple[int, object], int] = {}
     following = {}
-    for op, own in sorted(graph.attributes.items()):
-        if "thread" in own:
-            thread = int(graph.pin_code[op]), own["thread"]
-            if thread in last:
-                following[last[thread]] = op
-            last[thread] = op
+    for op, number in graph.attribute("thread").items():
+        thread = int(graph.pin_code[op]), number
+        if thread in last:
+            following[last[thread]] = op
+        last[thread] = op
     return following
 
 

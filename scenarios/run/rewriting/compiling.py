@@ -109,7 +109,7 @@ def _keep_failures(before: Graph, after: Graph | None) -> None:
     InputError
         Naming the op.
     """
-    may_fail = [op for op, attributes in before.attributes.items() if attributes.get("fails")]
+    may_fail = [op for op, fails in before.attribute("fails").items() if fails]
     names = set(after.op_names) if may_fail and after is not None else ()
     for name in (before.op_names[op] for op in may_fail):
         if name not in names or after is None or not after.attributes.get(after.index(name), {}).get("fails"):

@@ -49,12 +49,12 @@ def expert_load(trace: Record) -> dict[str, Any]:
         order = {name: k for k, name in enumerate(machine.folding.order)}
     tokens: dict[str, dict[str, int]] = {}
     dropped: dict[str, int] = {}
-    for op, given in trace.job.graph.attributes.items():
-        if LAYER in given:
-            name, device = str(given[LAYER]), machine.devices[int(trace.job.device_of[op])].name
-            same = members.get(device, (device,))
-            tokens.setdefault(name, {}).update(dict.fromkeys(same, given[TOKENS]))
-            dropped[name] = dropped.get(name, 0) + given[DROPPED] * len(same)
+    graph = trace.job.graph
+    for op, layer in graph.attribute(LAYER).items():
+        name, device = str(layer), machine.devices[int(trace.job.device_of[op])].name
+        same = members.get(device, (device,))
+        tokens.setdefault(name, {}).update(dict.fromkeys(same, graph.attribute(TOKENS)[op]))
+        dropped[name] = dropped.get(name, 0) + graph.attribute(DROPPED)[op] * len(same)
     tokens = {name: dict(sorted(row.items(), key=lambda of: order[of[0]])) for name, row in tokens.items()}
     if not tokens:
         return {}

@@ -44,7 +44,7 @@ def staleness(trace: Record) -> dict[str, list[int]]:
     {}
     """
     tasks, attributes = trace.tasks, trace.job.graph.attributes
-    if not any(PUSHED_BY in given for given in attributes.values()):
+    if not trace.job.graph.attribute(PUSHED_BY):
         return {}
     rows: dict[str, list[int]] = {}
     for row, op in enumerate(tasks["op"].tolist()):

@@ -22,7 +22,7 @@ from sim.explain.facts.iterations import with_iterations
 from sim.graph.csr import Csr
 from sim.graph.failures import ABORTED
 from sim.job.costs import issue_costs_ns
-from sim.job.pageable import host_groups
+from sim.job.pageable import awaited_ops, host_groups
 from sim.record.dependencies import Dependencies, dependencies, waited_for
 from sim.record.record import Record, Wait
 from sim.words.arrays import UNSET, BoolArray, IntArray
@@ -149,8 +149,7 @@ class Facts:
 
         A worker executes it; a host thread waits for it (to read a value back), or makes the copy itself.
         """
-        attributes = self.job.graph.attributes
-        waits = [op for op, given in attributes.items() if given.get("host_waits") or given.get("pageable")]
+        waits = awaited_ops(self.job.graph)
         keeps: BoolArray = self.by_worker
         if waits:
             keeps = keeps | np.isin(self.trace.tasks["op"], np.array(waits, np.int64))

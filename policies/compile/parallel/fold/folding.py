@@ -48,10 +48,9 @@ def why_not(ranked: Ranked, devices: Sequence[str], machine: Machine) -> list[st
     """
     every, programs = set(devices), list({id(one): one for one in ranked.programs}.values())
     found = [
-        f"op {program.op_names[op]!r} names a root, {given['root']}"
+        f"op {program.op_names[op]!r} names a root, {root}"
         for program in programs
-        for op, given in program.attributes.items()
-        if "root" in given
+        for op, root in program.attribute("root").items()
     ][:1]
     for host in machine.hosts:
         here = [name for name in host.serves if name in every]

@@ -17,9 +17,9 @@ from typing import Any, Final, Protocol, TypedDict
 from scenarios.importers.streamed_json import Decode
 from scenarios.importers.traces.trace_events.event_fields import ABSENT, text
 
-__all__ = ["ARGS", "SELDOM", "Event", "as_events", "parsed", "wanted"]
+__all__ = ["ARGS", "MEMBERS", "SELDOM", "Event", "as_events", "parsed", "wanted"]
 
-_MEMBERS: Final = "ph", "name", "pid", "tid", "ts", "dur", "args"
+MEMBERS: Final = "ph", "name", "pid", "tid", "ts", "dur", "args"
 ARGS: Final = (
     *("External id", "external id", "Sequence number", "Fwd thread id", "correlation", "device", "stream"),
     *("bytes", "grid", "block", "registers per thread", "shared memory"),
@@ -55,7 +55,7 @@ def wanted() -> Decode:
 
     typed: Any = TypedDict  # whose members are known here only
     members = {**dict.fromkeys(ARGS, Any), **dict.fromkeys(SELDOM, msgspec.Raw)}
-    of_type = {**dict.fromkeys(_MEMBERS, Any), "args": typed("Args", members, total=False)}
+    of_type = {**dict.fromkeys(MEMBERS, Any), "args": typed("Args", members, total=False)}
     fields = [("cat", str, ""), *((member, type_, ABSENT) for member, type_ in of_type.items())]
     event = msgspec.defstruct("Event", fields, gc=False)
     decode: Decode = msgspec.json.Decoder(types.GenericAlias(list, (event,))).decode
@@ -78,7 +78,7 @@ def _event(value: Any) -> Event:
     """Return an event as `json` parsed it."""
     if not isinstance(value, dict):
         raise ValueError(f"a {type(value).__name__} is no event")
-    event: Any = types.SimpleNamespace(**{member: value.get(member, ABSENT) for member in _MEMBERS})
+    event: Any = types.SimpleNamespace(**{member: value.get(member, ABSENT) for member in MEMBERS})
     event.cat = text(value, "cat") if "cat" in value else ""
     return event  # type: ignore[no-any-return]
 
