@@ -38,7 +38,8 @@ def test_a_sweep_that_goes_on_says_what_was_done_before(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         sweep(path, points_of(["seed=1,2,3"]), out=out, done=stop)
     done = sim("sweep", path, "--vary", "seed=1,2,3", "--out", out)
-    assert done.stderr == f"1 of 3 points were done before\nwrote {out}\n"
+    told = f"1 of 3 points were done before ({out}.points); what was warned of them is not said again\n"
+    assert done.stderr == f"{told}wrote {out}\n"
 
 
 def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
@@ -59,13 +60,12 @@ def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
 
 def test_two_sweeps_do_not_write_one_table(tmp_path: Path) -> None:
     path, out = write(tmp_path), tmp_path / "t.csv"
-    with Path(f"{out}.partial").open("a") as file:
+    with Path(f"{out}.points").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         refused = sim("sweep", path, "--vary", "seed=1,2", "--out", out)
     assert refused.exit_code == 2
     assert refused.stderr.endswith("another sweep is writing it; name another file, or wait\n")
     assert sim("sweep", path, "--vary", "seed=1,2", "--out", out).exit_code == 0
-    assert not Path(f"{out}.partial").exists()
 
 
 def test_a_sweep_is_drawn(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def sweep(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="Write the table (.csv, .json, .parquet); an interrupted sweep resumes from it.",
+            help="Write the table (.csv, .json, .parquet); the same sweep goes on from what is there.",
         ),
     ] = None,
     plot: Annotated[
@@ -63,10 +63,12 @@ def sweep(
 ) -> None:
     """Run a scenario at every combination of settings and policies; one row each.
 
-    Points whose sizes do not fit one another are left out and counted. With --out an interrupted sweep
-    resumes where it stopped. A table of another sweep is replaced only with --force. Exit status 1 if a point
-    failed (out of memory, say); its row says why. With --minimise or --maximise the best point and its
-    runner-up are named, and exit status 1 means that there is none.
+    Points whose sizes do not fit one another are left out and counted. With --out, points that are done are
+    remembered in FILE.points: an interrupted sweep resumes where it stopped, and a finished one is shown
+    again at once, unless the scenario, a file that it names, or the program has changed. A table of another
+    sweep is replaced only with --force. Exit status 1 if a point failed (out of memory, say); its row says
+    why. With --minimise or --maximise the best point and its runner-up are named, and exit status 1 means
+    that there is none.
     """
     import sys
     from concurrent.futures import Executor
@@ -98,7 +100,8 @@ def sweep(
     def done(k: int, n: int) -> None:
         nonlocal begun
         if k and not begun:
-            typer.echo(f"{k:,} of {n:,} points were done before", err=True)
+            told = f"{k:,} of {n:,} points were done before"
+            typer.echo(f"{told} ({out}.points); what was warned of them is not said again", err=True)
         begun = True
         if sys.stderr.isatty():
             typer.echo(f"\r{k} of {n} points", nl=k == n, file=unescaped(sys.stderr))
