@@ -168,6 +168,7 @@ def test_every_verb_that_draws_takes_a_theme(tmp_path: Path) -> None:
         for param in verbs.commands[name].params
         if any(word in (getattr(param, "help", "") or "") for word in (".svg", "page (.html)"))
     }
+    drawing.add("validate")  # into the folder of its report
     themed = {name for name in drawing if any(param.name == "theme" for param in verbs.commands[name].params)}
     assert themed == drawing >= {"run", "compare", "diff", "whatif", "tune", "sweep", "collectives"}
     scenario = write(tmp_path, GOOD)
