@@ -17,6 +17,7 @@ from devices.cost.formulas.nccl import COLLECTIVES
 from devices.cost.told.plain_rooflines import warn_of_plain_rooflines
 from devices.cost.unreliable import ALLOWANCES, BorrowedRateWarning, PlainRooflineWarning, may_take_twice
 from devices.machine import make_machine
+from scenarios.run.load import load_scenario
 from sim import GraphBuilder
 from sim.job.build_job import make_job
 from sim.job.job import Job
@@ -292,5 +293,8 @@ def test_a_pipeline_tells_of_the_kernels_that_its_stages_are_made_of(tmp_path: P
     path.write_text(PIPELINE.replace("h100-sxm", "b200-sxm"), encoding="utf-8")
     told = "b200-sxm: 21 of 21 ops of the model have no measured cost (17 matmul, 4 attention)"
     assert told in sim("run", path).stderr
+    one, other = (load_scenario(path, sets=[f"policy={name}"]) for name in ("gpipe", "1f1b"))
+    kernels = one.content.workload.timed(one.document)
+    assert kernels is other.content.workload.timed(other.document), "they are made once for all schedules"
     assert "no measured" not in sim("run", path, "--set", "workload.pipeline.model.rate=100TFLOP/s").stderr
     assert "no measured" not in sim("run", path, "--set", "machine.devices.gpu.preset=h100-sxm").stderr
