@@ -145,7 +145,9 @@ def test_an_interrupted_sweep_goes_on_where_it_was(scenario: Path, tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("always:.* has changed since")
-def test_a_sweep_that_is_done_is_not_run_again_until_something_changes(tmp_path: Path) -> None:
+def test_a_sweep_that_is_done_is_not_run_again_until_something_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, out, code = tmp_path / "s.yaml", tmp_path / "t.csv", tmp_path / "repeated.py"
     path.write_text(SCENARIO, encoding="utf-8")
     code.write_text("from policies.issue.ready_queue import ReadyQueue\n\n\nclass Mine(ReadyQueue): ...\n")
@@ -166,6 +168,8 @@ def test_a_sweep_that_is_done_is_not_run_again_until_something_changes(tmp_path:
     path.write_text(SCENARIO.replace("30us", "31us"), encoding="utf-8")
     assert "its results differ; replace it with --force" in again().stderr
     assert told in again("--force").stderr  # they are remembered all the same
+    monkeypatch.setattr("scenarios.run.sweep.program", lambda: "another version")
+    assert "4 of 4 points run again" in again().stderr
 
 
 PIPELINE = """\

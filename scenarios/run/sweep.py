@@ -31,6 +31,7 @@ from scenarios.run.sweeps.sweep_files import (
     check_same_table,
     finished,
     keep,
+    program,
     remember,
     same_as,
     stamps,
@@ -278,7 +279,11 @@ def _sweep(
     allow_code, allow_outside = allowed
     stamp, now = stamps(path, points, sets, allow_outside)
     columns = [column_of_result(name) for name in results]
-    rows, changed = ({}, 0) if known is None else finished(known, now, columns)
+    rows: dict[str, Row] = {}
+    changed = 0
+    if known is not None:
+        now = {key: f"{own} {program()}" for key, own in now.items()}
+        rows, changed = finished(known, now, columns)
     if changed:
         told = "the scenario, a file that it names, or this program has changed since"
         warnings.warn(f"{known}: {told}: {changed:,} of {len(points):,} points run again", stacklevel=3)

@@ -32,7 +32,17 @@ from sim.files.atomic_files import write_bytes
 from sim.files.reading import read_bytes
 from sim.words.errors import InputError, extra
 
-__all__ = ["check_same_table", "finished", "keep", "remember", "same_as", "stamps", "sweeping", "write_rows"]
+__all__ = [
+    "check_same_table",
+    "finished",
+    "keep",
+    "program",
+    "remember",
+    "same_as",
+    "stamps",
+    "sweeping",
+    "write_rows",
+]
 
 _ROOT: Final = Path(__file__).parents[3]
 
@@ -62,7 +72,7 @@ def stamps(
             return b"".join(hashlib.sha256(each).digest() for each in read)
         return b""
 
-    base = hashlib.sha256(json.dumps([plain, version("graph-schedule-sim"), _program()]).encode())
+    base = hashlib.sha256(json.dumps([plain, version("graph-schedule-sim")]).encode())
     for text in _texts(plain):
         base.update(content(text))
     found = {}
@@ -78,8 +88,8 @@ def stamps(
 
 
 @cache
-def _program() -> str:
-    """Return a hash of this program's files: between two versions they change, too."""
+def program() -> str:
+    """Return a hash of this program's files, for what is kept: between two versions they change, too."""
     found = hashlib.sha256()
     for package in ("sim", "devices", "policies", "scenarios"):
         for path in sorted(_ROOT.joinpath(package).rglob("*")):
