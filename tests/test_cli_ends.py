@@ -76,13 +76,13 @@ def test_ctrl_c_ends_a_sweep_on_processes_and_keeps_what_is_done(tmp_path: Path)
     out = tmp_path / "t.csv"
     arguments = ["sweep", path, "--vary", "policy.placement=heft,optimal,cpop", "--jobs", "2", "--out", out]
     running = start(*arguments)
-    partial = Path(f"{out}.partial")
-    while not (partial.exists() and len(partial.read_text().splitlines()) == 2):
+    points = Path(f"{out}.points")
+    while not (points.exists() and len(points.read_text().splitlines()) == 2):
         assert running.poll() is None
         time.sleep(0.2)
     shown, err, took_s = interrupted(running, 0)
     assert running.returncode == 130, err
-    assert f"interrupted; 2 of 3 points are done; {partial} keeps them" in err
+    assert f"interrupted; 2 of 3 points are done; {points} keeps them" in err
     assert "Traceback" not in err
     assert [line.split()[0] for line in shown.splitlines()[1:3]] == ["heft", "cpop"]
     assert took_s < 2

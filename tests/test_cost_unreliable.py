@@ -17,6 +17,7 @@ from devices.cost.formulas.nccl import COLLECTIVES
 from devices.cost.told.plain_rooflines import warn_of_plain_rooflines
 from devices.cost.unreliable import ALLOWANCES, BorrowedRateWarning, PlainRooflineWarning, may_take_twice
 from devices.machine import make_machine
+from scenarios.run.load import load_scenario
 from sim import GraphBuilder
 from sim.job.build_job import make_job
 from sim.job.job import Job
@@ -272,10 +273,28 @@ def test_runs_whose_costs_do_not_compare_are_told(tmp_path: Path, text: str, kin
 
 
 @pytest.mark.filterwarnings("default::devices.cost.unreliable.UnreliableCostWarning")
+@pytest.mark.parametrize("verb", [("run",), ("run", "--repeat", "2"), ("explain",)], ids=" ".join)
+def test_one_run_on_presets_whose_costs_do_not_compare_is_told(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    path = tmp_path / "s.yaml"
+    op = "{kind: matmul, flops: 1TFLOP, bytes_read: 256MB, dtype: bf16, device: %s}"
+    path.write_text(
+        "machine: {devices: {gpu0: {preset: h100-sxm}, gpu1: {preset: a100-sxm-80}}}\n"
+        f"workload: {{ops: {{a: {op % 'gpu0'}, b: {op % 'gpu1'}}}}}\npolicy: in-order\n",
+        encoding="utf-8",
+    )
+    told = sim(verb[0], path, *verb[1:]).stderr
+    assert told.count(f"warning: costs of matmul {UNLIKE}") == 1, told
+    assert "do not compare" not in sim(verb[0], path, *verb[1:], "--set", "workload.ops.b.device=gpu0").stderr
+
+
+@pytest.mark.filterwarnings("default::devices.cost.unreliable.UnreliableCostWarning")
 def test_a_pipeline_tells_of_the_kernels_that_its_stages_are_made_of(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(PIPELINE.replace("h100-sxm", "b200-sxm"), encoding="utf-8")
     told = "b200-sxm: 21 of 21 ops of the model have no measured cost (17 matmul, 4 attention)"
     assert told in sim("run", path).stderr
+    one, other = (load_scenario(path, sets=[f"policy={name}"]) for name in ("gpipe", "1f1b"))
+    kernels = one.content.workload.timed(one.document)
+    assert kernels is other.content.workload.timed(other.document), "they are made once for all schedules"
     assert "no measured" not in sim("run", path, "--set", "workload.pipeline.model.rate=100TFLOP/s").stderr
     assert "no measured" not in sim("run", path, "--set", "machine.devices.gpu.preset=h100-sxm").stderr

@@ -235,9 +235,9 @@ def test_a_killed_sweep_goes_on_and_has_each_point_once(scenario: str, tmp_path:
     arguments += ["--minimise", "step_time"]
     whole, killed = tmp_path / "whole.csv", tmp_path / "killed.csv"
     expected = subprocess.run([*arguments, "--out", whole], capture_output=True, text=True, check=True)
-    partial = Path(f"{killed}.partial")
+    points = Path(f"{killed}.points")
     with subprocess.Popen([*arguments, "--jobs", "2", "--out", killed], start_new_session=True) as process:
-        while not (partial.exists() and partial.read_bytes().count(b"\n") >= 10) and process.poll() is None:
+        while not (points.exists() and points.read_bytes().count(b"\n") >= 10) and process.poll() is None:
             time.sleep(0.01)
         process.kill()
     for _ in range(200):  # its processes end, too
@@ -248,14 +248,14 @@ def test_a_killed_sweep_goes_on_and_has_each_point_once(scenario: str, tmp_path:
         break
     else:
         pytest.fail("a process of the killed sweep still runs")
-    kept = partial.read_text(encoding="utf-8").splitlines()
+    kept = points.read_text(encoding="utf-8").splitlines()
     assert 10 <= len(kept) < len(whole.read_text(encoding="utf-8").splitlines()) - 1
     again = subprocess.run(
         [*arguments, "--jobs", "2", "--out", killed], capture_output=True, text=True, check=True
     )
     assert killed.read_bytes() == whole.read_bytes()
     assert again.stdout == expected.stdout
-    assert not partial.exists()
+    assert points.read_bytes() == Path(f"{whole}.points").read_bytes()
 
 
 def test_the_first_of_equal_rows_is_the_best() -> None:

@@ -34,6 +34,18 @@ by_name = pytest.mark.parametrize("placement", LISTS, ids=lambda p: type(p).__na
 
 
 @by_name
+def test_what_a_worker_pays_for_issuing_counts(placement: ListPlacement) -> None:
+    b = GraphBuilder("tiny")
+    b.op("a", duration_by_kind={"cpu": 100, "gpu": 1500})
+    devices = [Device("cpu0", "cpu", workers=1, issue_ns=ns) for ns in (0, 2000)]
+    where = [
+        make_job(b.build(), Machine((cpu, Device("gpu0"))), placement=placement).device_of[0]
+        for cpu in devices
+    ]
+    assert where == [0, 1]
+
+
+@by_name
 @examples(25)
 @given(problem=problems())
 def test_every_schedule_is_valid(placement: ListPlacement, problem: Problem) -> None:

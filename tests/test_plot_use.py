@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,7 @@ def test_every_verb_that_draws_takes_a_theme(tmp_path: Path) -> None:
         for param in verbs.commands[name].params
         if any(word in (getattr(param, "help", "") or "") for word in (".svg", "page (.html)"))
     }
+    drawing.add("validate")  # into the folder of its report
     themed = {name for name in drawing if any(param.name == "theme" for param in verbs.commands[name].params)}
     assert themed == drawing >= {"run", "compare", "diff", "whatif", "tune", "sweep", "collectives"}
     scenario = write(tmp_path, GOOD)
@@ -198,7 +200,7 @@ def test_a_theme_in_vain(tmp_path: Path, options: list[str], told: str) -> None:
 def test_dark_paper_turns_greys_over_and_lifts_what_is_dark() -> None:
     with theme("dark"):
         assert [shade(colour) for colour in (colour_of(TRANSFER), colour_of(WAITING))] == [
-            "#dddddd",
+            "#f4f4f4",
             "#3a3d44",
         ]
         lifted = to_rgb(shade(colour_of("all_reduce")))
@@ -240,6 +242,7 @@ _WITH_GRADIENTS = [
 ]
 
 
+@pytest.mark.parametrize("paper", ["light", "dark", "print"])
 @pytest.mark.parametrize("eyes", _EYES)
 @pytest.mark.parametrize(
     ("colours", "apart"),
@@ -261,13 +264,17 @@ _WITH_GRADIENTS = [
             ],
             7.5,
         ),
-        (["#000000" if colour == "black" else colour for colour in USE_COLOURS.values()], 13),
+        (USE_COLOURS.values(), 13),
     ],
     ids=["Okabe and Ito", "phases", "families", "around a pipeline", "gradients", "parts of time"],
 )
-def test_colours_remain_apart_for_colour_blind_readers(colours: list[str], apart: float, eyes: str) -> None:
+def test_colours_remain_apart_for_colour_blind_readers(
+    colours: Collection[str], apart: float, eyes: str, paper: str
+) -> None:
     """A difference of 2.3 is just noticeable side by side; gradients stand beside what they are shades of."""
-    for one, other in combinations(colours, 2):
+    with theme(paper):
+        drawn = [shade(colour) for colour in colours]
+    for one, other in combinations(drawn, 2):
         assert np.linalg.norm(_seen(one, eyes) - _seen(other, eyes)) > apart, (one, other)
 
 

@@ -88,7 +88,7 @@ def test_processes_give_the_same_table(scenario: Path, tmp_path: Path) -> None:
         "40000",
         "50000",
     ]
-    assert not list(tmp_path.glob("*.partial"))
+    assert Path(f"{out[0]}.points").read_bytes() == Path(f"{out[1]}.points").read_bytes()
 
 
 def test_a_dask_cluster_gives_the_same_table(scenario: Path, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(scenario: Path, tmp_path: Pat
 
     with pytest.raises(KeyboardInterrupt):
         sweep(str(scenario), points, out=out, done=stop)
-    partial = Path(f"{out}.partial")
+    partial = Path(f"{out}.points")
     assert len(partial.read_text().splitlines()) == 2
     partial.write_text(partial.read_text().replace("60000", "61000") + '{"cut off', encoding="utf-8")
     told: list[int] = []
@@ -141,7 +141,35 @@ def test_an_interrupted_sweep_goes_on_where_it_was(scenario: Path, tmp_path: Pat
         40_000,
         50_000,
     ]  # the first was not run again
-    assert not partial.exists()
+    assert len(partial.read_text().splitlines()) == 4
+
+
+@pytest.mark.filterwarnings("always:.* has changed since")
+def test_a_sweep_that_is_done_is_not_run_again_until_something_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out, code = tmp_path / "s.yaml", tmp_path / "t.csv", tmp_path / "repeated.py"
+    path.write_text(SCENARIO, encoding="utf-8")
+    code.write_text("from policies.issue.ready_queue import ReadyQueue\n\n\nclass Mine(ReadyQueue): ...\n")
+    vary = ["--vary", VARY[0], "--policy", "repeated:Mine", "--policy", "in-order", "--allow-code"]
+
+    def again(*more: str) -> Any:
+        return CliRunner().invoke(app, ["sweep", str(path), *vary, "--out", str(out), *more])
+
+    first, told = again(), f"4 of 4 points were done before ({out}.points)"
+    assert "done before" not in first.stderr
+    second = again()
+    assert told in second.stderr
+    assert second.stdout == first.stdout
+    code.write_text(code.read_text() + "# changed\n", encoding="utf-8")
+    third = again()
+    assert f"warning: {out}.points: the scenario, a file that it names, or this program has" in third.stderr
+    assert "2 of 4 points run again" in third.stderr
+    path.write_text(SCENARIO.replace("30us", "31us"), encoding="utf-8")
+    assert "its results differ; replace it with --force" in again().stderr
+    assert told in again("--force").stderr  # they are remembered all the same
+    monkeypatch.setattr("scenarios.run.sweep.program", lambda: "another version")
+    assert "4 of 4 points run again" in again().stderr
 
 
 PIPELINE = """\
@@ -189,6 +217,7 @@ def test_what_a_sweep_is_over_does_not_matter_to_resuming_and_repeating_it(
 GRAPH = {"schema": "sim.graph/1", "name": "g", "ops": [{"name": "a", "duration_ns": 7}]}
 
 
+@pytest.mark.filterwarnings("ignore:.* has changed since")
 @pytest.mark.parametrize(
     ("text", "sets", "vary", "file"),
     [
@@ -235,12 +264,11 @@ def test_a_file_that_has_changed_is_not_resumed(
     with pytest.raises(Interrupted):
         results()
     assert begun == [0, 1]
-    rows = [
-        json.loads(line)["row"]["makespan_ns"] for line in Path(f"{out}.partial").read_text().splitlines()
-    ]
+    rows = [json.loads(line)["row"]["makespan_ns"] for line in Path(f"{out}.points").read_text().splitlines()]
     assert rows[0] < rows[1]
 
 
+@pytest.mark.filterwarnings("ignore:.* has changed since")
 def test_another_point_is_not_run_again_because_of_a_file_of_its_own(tmp_path: Path) -> None:
     for name in ("g.json", "other.json"):
         (tmp_path / name).write_text(json.dumps(GRAPH), encoding="utf-8")
@@ -262,9 +290,10 @@ def test_another_point_is_not_run_again_because_of_a_file_of_its_own(tmp_path: P
     assert [row["makespan_ns"] for row in rows] == [7, 9]
 
 
+@pytest.mark.filterwarnings("ignore:.* has changed since")
 def test_a_changed_scenario_is_not_resumed(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "table.csv"
-    Path(f"{out}.partial").write_text(
+    Path(f"{out}.points").write_text(
         json.dumps({"scenario": "another", "point": points_of(VARY)[0].key, "row": {}}) + "\n",
         encoding="utf-8",
     )

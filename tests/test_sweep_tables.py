@@ -24,8 +24,25 @@ def test_pipelines_show_throughput_bubble_and_memory() -> None:
     ]
     assert lines[0].split("  ")[-1].strip() == "peak memory"
     assert lines[3] == "* shortest makespan"
-    most = sim("sweep", EXAMPLES / "gpipe.yaml", *vary, "--maximise", "micro_batches_per_s").stdout
-    assert "best: micro_batches=8, gpipe: micro_batches_per_s 242.4" in most
+
+
+@pytest.mark.parametrize(
+    ("goal", "starred", "told"),
+    [
+        (["--maximise", "micro_batches_per_s"], "242.4*", "* greatest micro_batches_per_s"),
+        (["--minimise", "span_bubble"], "27.3%*", "* least span_bubble"),  # has a column of its own
+        (["--maximise", "makespan"], "ms*", "* longest makespan"),
+        (["--minimise", "makespan", "--subject-to", "micro_batches_per_s>=1"], "ms*", "* shortest makespan"),
+    ],
+)
+def test_the_best_of_what_is_sought_has_the_star(goal: list[str], starred: str, told: str) -> None:
+    vary = ["--vary", "workload.pipeline.micro_batches=4,8"]
+    lines = sim("sweep", EXAMPLES / "gpipe.yaml", *vary, *goal).stdout.splitlines()
+    assert [word for word in lines[1].split() if word.endswith("*")] == [starred]
+    assert "*" not in lines[2]
+    assert lines[3] == told
+    value = {"ms*": f"{lines[1].split()[2]} ms"}.get(starred, starred[:-1])
+    assert lines[5] == f"best: micro_batches={lines[1].split()[0]}, gpipe: {goal[1]} {value}"
 
 
 def test_a_sweep_that_goes_on_says_what_was_done_before(tmp_path: Path) -> None:
@@ -38,7 +55,8 @@ def test_a_sweep_that_goes_on_says_what_was_done_before(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         sweep(path, points_of(["seed=1,2,3"]), out=out, done=stop)
     done = sim("sweep", path, "--vary", "seed=1,2,3", "--out", out)
-    assert done.stderr == f"1 of 3 points were done before\nwrote {out}\n"
+    told = f"1 of 3 points were done before ({out}.points); what was warned of them is not said again\n"
+    assert done.stderr == f"{told}wrote {out}\n"
 
 
 def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
@@ -59,13 +77,12 @@ def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
 
 def test_two_sweeps_do_not_write_one_table(tmp_path: Path) -> None:
     path, out = write(tmp_path), tmp_path / "t.csv"
-    with Path(f"{out}.partial").open("a") as file:
+    with Path(f"{out}.points").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         refused = sim("sweep", path, "--vary", "seed=1,2", "--out", out)
     assert refused.exit_code == 2
     assert refused.stderr.endswith("another sweep is writing it; name another file, or wait\n")
     assert sim("sweep", path, "--vary", "seed=1,2", "--out", out).exit_code == 0
-    assert not Path(f"{out}.partial").exists()
 
 
 def test_a_sweep_is_drawn(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from devices.cost.calibration import Calibration, load_calibration, load_tables, save_calibration
@@ -278,9 +279,13 @@ def test_without_the_simulator_what_is_measured_is_kept_and_reported_later(
     home = tmp_path / "home"
     with tarfile.open(tmp_path / "there.tar.gz") as archive:
         archive.extractall(home, filter="data")
-    told = CliRunner().invoke(app, ["validate", "--report", str(home / "there"), "--experiments", "e"])
+    themed = ["--theme", "dark"]
+    told = CliRunner().invoke(
+        app, ["validate", "--report", str(home / "there"), "--experiments", "e", *themed]
+    )
     assert "| e-random | 2 | 6 |" in told.output  # whether a goal is missed is this machine's affair
     assert "predicted after measuring" in (home / "there" / "report.md").read_text()
+    assert imread(home / "there" / "scatter.png")[-1, -1, :3].max() < 0.2
 
 
 @pytest.mark.usefixtures("small")

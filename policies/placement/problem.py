@@ -6,7 +6,8 @@ All times are whole ns. A tensor travels from device to device in
 
 rounded up, and in no time when the devices are the same, when the edge is a control edge, or when
 the machine has no links. That is what one transfer takes that meets no other; contention is the
-simulator's business, not the placement's.
+simulator's business, not the placement's. A worker of a CPU pays for issuing an op with its own time, so
+that this is part of the op's cost there; what a host pays to launch on other devices is the simulator's, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from policies.placement.colocation import colocation_groups
 from policies.placement.feasible import feasible_devices, soft_devices
 from sim import Graph, Job, Machine
+from sim.job.costs import issue_costs_by_kind
 from sim.job.tensor_places import input_devices
 from sim.job.travel import Travel
 from sim.words.arrays import UNSET, IntArray
@@ -49,7 +51,7 @@ class Problem:
     ----------
     n, n_devices : int
     cost_ns : list of list of int
-        ``cost_ns[op][d]``, -1 where the op cannot run on the device.
+        ``cost_ns[op][d]``, with what issuing costs a worker, -1 where the op cannot run on the device.
     devices_of : list of list of int
         Devices that each op may be placed on: able to run it, allowed by its pin, and both for
         everything it is colocated with.
@@ -75,7 +77,10 @@ class Problem:
     ) -> None:
         self.graph, self.machine, self.placed = graph, machine, placed
         self.n, self.n_devices = len(graph), len(machine.devices)
-        self.cost_ns: list[list[int]] = np.array(cost_ns).T.tolist()
+        executes = np.array([bool(device.workers) for device in machine.devices])
+        paid = np.where(executes[:, None], issue_costs_by_kind(graph, machine), 0)[:, graph.kind_code]
+        known = np.array(cost_ns)
+        self.cost_ns: list[list[int]] = np.where(known == UNSET, UNSET, known + paid).T.tolist()
         self.group_of = colocation_groups(graph)
         choose = feasible_devices if placed is None else soft_devices
         self.devices_of = choose(graph, machine, cost_ns, self.group_of)

@@ -40,7 +40,7 @@ __all__ = ["app"]
 _LOOK: Final[Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
 
 _VERBS: Final = {
-    "new": ("known.shipped:new", "Write a scenario to begin with, from a few questions or a template."),
+    "new": ("known.shipped:new", "Write a first scenario, from a few questions or a template."),
     "list": ("known.shipped:list_", "List the templates and examples that ship."),
     "run": ("run:run", "Run a scenario and print the results."),
     "compare": (

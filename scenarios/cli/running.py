@@ -60,6 +60,7 @@ def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Resul
             if of and error.exit_status == 1:  # the story that follows does not say of which run it is
                 typer.echo(f"{case.label}{of}:", err=True)
             raise
+    warn_of_unlike_costs((result.case, result.trace.job) for result in results)
     return results
 
 
@@ -185,4 +186,5 @@ def run_repeatedly(cases: Sequence[Case], runs: int) -> list[Repeats]:
         _prepare(case)
         with progress(f"simulating {case.label} with {runs} seeds"):
             done.append(repeat(case, runs))
+    warn_of_unlike_costs((each.result.case, each.result.trace.job) for each in done)
     return done

@@ -63,9 +63,9 @@ Policies = Annotated[
         "--policy",
         metavar="NAME",
         autocompletion=completes("sim.policies", "sim.runtimes", "sim.pipelines"),
-        help="An entry of the scenario's `compare`, a policy or a runtime; may be given several times. "
-        "A policy keeps the scenario's placement, streams and other decisions; a runtime replaces them all. "
-        "If the names clash, the policy wins.",
+        help="A policy, a runtime, or an entry of the scenario's `compare:`; may be given several "
+        "times. A policy keeps the scenario's placement, streams and other decisions; a "
+        "runtime replaces them all. A name of both means the policy.",
     ),
 ]
 
@@ -77,13 +77,15 @@ def settings(help: str, option: str = "--set") -> Any:
 
 Maximise = Annotated[
     str | None,
-    typer.Option("--maximise", metavar="RESULT", help="What is to be large: mfu, tokens_per_s."),
+    typer.Option("--maximise", metavar="RESULT", help="Seek the most of a result: mfu, tokens_per_s, ..."),
 ]
 
 Minimise = Annotated[
     str | None,
     typer.Option(
-        "--minimise", metavar="RESULT", help="What is to be small: makespan, step_time, ... as in expect."
+        "--minimise",
+        metavar="RESULT",
+        help="Seek the least of a result that `expect:` knows: makespan, step_time, ...",
     ),
 ]
 
@@ -92,7 +94,7 @@ SubjectTo = Annotated[
     typer.Option(
         "--subject-to",
         metavar="LIMIT",
-        help="A limit of the answer: 'peak_memory.gpu0<=80GB', fits; may be given several times.",
+        help="A limit that the answer keeps: 'peak_memory.gpu0<=80GB', or fits; may be given several times.",
     ),
 ]
 
@@ -148,8 +150,8 @@ TraceFile = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Write a trace for Perfetto (.json, .json.gz, .pftrace, .perfetto-trace), or FOLDER/: a file "
-        "for each GPU.",
+        help="Write a trace for Perfetto (.json, .json.gz, .pftrace, .perfetto-trace); FOLDER/ "
+        "takes a file for each GPU.",
     ),
 ]
 
@@ -186,7 +188,7 @@ Plan = Annotated[
     typer.Option(
         "--plan",
         metavar="FILE",
-        help="Write what the run decided (.json): `policy: {name: replay, file: FILE}` follows it.",
+        help="Write what the run decided (.json); `policy: {name: replay, file: FILE}` replays it.",
     ),
 ]
 

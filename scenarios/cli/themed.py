@@ -1,7 +1,7 @@
 """``--theme light|dark|print``: an option of every verb that draws, in one place, as `with_limit` is.
 
-A verb draws if it has an option of `PICTURES`. The theme holds while the verb runs, for whatever it draws and
-saves (`sim.plot.theme`).
+A verb draws if it has an option of `PICTURES`; one that writes a report always does. The theme holds while
+the verb runs, for whatever it draws and saves (`sim.plot.theme`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = ["PICTURES", "THEMES", "with_theme"]
 
 THEMES: Final = ("light", "dark", "print")
 """Those of `sim.plot.theme`, which imports more than help needs."""
-PICTURES: Final = ("gantt", "html", "links", "memory", "roofline", "timeline", "plot", "pareto")
-"""Options that name a file with a picture, or with a page."""
+PICTURES: Final = ("gantt", "html", "links", "memory", "roofline", "timeline", "plot", "pareto", "report")
+"""Options that name a file with a picture, a page, or the folder of a report."""
 
 _Option = Annotated[
     str | None,
@@ -47,7 +47,7 @@ def with_theme(verb: Callable[..., Any]) -> Callable[..., Any]:
             return verb(**given)
         if theme not in THEMES:
             raise UnknownNameError("theme", theme, THEMES, path=["--theme"])
-        if not any(given[name] for name in draws) and not given.get("open_page"):
+        if not any(given[name] for name in draws) and not given.get("open_page") and draws != ["report"]:
             options = ", ".join(f"--{name}" for name in draws)
             raise InputError(f"--theme {theme}: is how a picture looks; name the file of one ({options})")
         from sim.plot.theme import theme as drawn_in

@@ -80,6 +80,10 @@ def _part(value: Any) -> float:
     return _number(value)
 
 
+def _percent(value: Any) -> str:
+    return f"{100 * value:.1f}%"
+
+
 def _file(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise InputError(f"{value!r} is not the name of a file")
@@ -102,10 +106,14 @@ _BYTES = Unit(
     lambda value: format_bytes(value, digits=None),
     lambda value: format_bytes(value, iec=True),
 )
-SHARE = Unit(lambda value: parse_fraction(value, what=""), lambda value: f"{value:.10g}")
-_GAP = Unit(_part, lambda value: f"{100 * value:.10g}%", lambda value: f"{100 * value:.1f}%")
+SHARE = Unit(lambda value: parse_fraction(value, what=""), lambda value: f"{value:.10g}", _percent)
+_GAP = Unit(_part, lambda value: f"{100 * value:.10g}%", _percent)
 _COUNT = Unit(_whole, str)
-_NUMBER = Unit(_number, lambda value: f"{value:.10g}")
+_NUMBER = Unit(
+    _number,
+    lambda value: f"{value:.10g}",
+    lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}",
+)
 FLAG = Unit(_flag, lambda value: str(value).lower())
 WORD = Unit(str, str)
 FILE = Unit(_file, str)

@@ -4,17 +4,19 @@
 
     --vary workload.batch=1,8,32 --vary machine.devices.gpu0.streams=1,4     6 points, the last key fastest
            │
-           └► FILE.partial   one line of JSON for each point that is done, as it is done
-           └► FILE           all points in order, when all are done
+           └► FILE.points   one line of JSON for each point that is done, as it is done
+           └► FILE          all points in order, when all are done
 
 Points whose sizes do not fit one another (3 ranks for 8 heads) are left out before anything runs, and counted
-by reason (`fitting`). A sweep that was interrupted goes on where it was: points in the partial file are not
-run again, unless the scenario, or a file that it names, has changed since. A point that fails (out of
+by reason (`fitting`). A sweep that was interrupted goes on where it was, and one that ended is there at once:
+points in the first file are not run again, unless the scenario, a file that it names, or this program has
+changed since, which a warning says. A point that fails (out of
 memory, say) is a row that says so.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from functools import lru_cache
@@ -28,6 +30,8 @@ from scenarios.run.sweeps.sweep_executors import without_interrupts
 from scenarios.run.sweeps.sweep_files import (
     check_same_table,
     finished,
+    keep,
+    program,
     remember,
     same_as,
     stamps,
@@ -235,8 +239,8 @@ def sweep(
     executor : concurrent.futures.Executor, optional
         Where they run (processes, a Dask cluster); by default here, one after another.
     out : path, optional
-        Write the table there. Until then finished points are remembered beside it, and those of an
-        interrupted sweep are not run again.
+        Write the table there. Finished points are remembered beside it, in ``FILE.points``, and not run
+        again.
     force : bool
         Whether another table there is replaced.
     done : callable
@@ -253,12 +257,11 @@ def sweep(
         check_same_table(out, points)
     if out is None:
         return _sweep(path, points, sets, (allow_code, allow_outside), results, executor, None, done)
-    with sweeping(out) as partial:
-        rows = _sweep(path, points, sets, (allow_code, allow_outside), results, executor, partial, done)
+    with sweeping(out) as known:
+        rows = _sweep(path, points, sets, (allow_code, allow_outside), results, executor, known, done)
         if not force and Path(out).exists() and not same_as(rows, out):
             raise InputError(f"{out}: is there already, and its results differ; replace it with --force")
         write_rows(rows, out)
-        partial.unlink(missing_ok=True)  # it has served
     return rows
 
 
@@ -269,14 +272,25 @@ def _sweep(
     allowed: tuple[bool, bool],
     results: Sequence[str],
     executor: Executor | None,
-    partial: Path | None,
+    known: Path | None,
     done: Callable[[int, int], None],
 ) -> list[Row]:
-    """Run the points that a partial file does not have yet; return the rows of all in order."""
+    """Run the points that the file of points does not have yet; return the rows of all in order."""
     allow_code, allow_outside = allowed
     stamp, now = stamps(path, points, sets, allow_outside)
     columns = [column_of_result(name) for name in results]
-    rows = {} if partial is None else finished(partial, now, columns)
+    rows: dict[str, Row] = {}
+    changed = 0
+    if known is not None:
+        now = {key: f"{own} {program()}" for key, own in now.items()}
+        rows, changed = finished(known, now, columns)
+    if changed:
+        told = "the scenario, a file that it names, or this program has changed since"
+        warnings.warn(f"{known}: {told}: {changed:,} of {len(points):,} points run again", stacklevel=3)
+
+    def entry(key: str) -> Row:
+        return {"scenario": now[key], "point": key, "row": rows[key]}
+
     left = [point for point in points if point.key not in rows]
     try:
         done(len(rows), len(points))
@@ -284,14 +298,16 @@ def _sweep(
             path, left, (tuple(sets), allow_code, allow_outside, tuple(results), stamp), executor
         ):
             rows[point.key] = row
-            if partial is not None:
-                remember(partial, {"scenario": now[point.key], "point": point.key, "row": row})
+            if known is not None:
+                remember(known, entry(point.key))
             done(len(rows), len(points))
     except KeyboardInterrupt:
         told = f"{len(rows)} of {len(points)} points are done"
-        if partial is not None and rows:
-            told += f"; {partial} keeps them, and the same command goes on there"
+        if known is not None and rows:
+            told += f"; {known} keeps them, and the same command goes on there"
         raise Interrupted([rows[point.key] for point in points if point.key in rows], told) from None
+    if known is not None:
+        keep(known, (entry(point.key) for point in points))
     return [rows[point.key] for point in points]
 
 

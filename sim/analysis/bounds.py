@@ -8,7 +8,7 @@ Four reasons why a job takes time, each a bound of its own::
     link            its bytes at full bandwidth                   ──► ▇▇▇ ──►
 
 To the work of the last three belongs what has to come before and after it, whichever part of it one takes
-(`sim.analysis.lower_bounds`). Of large jobs only the launch of each op is looked at (`_MOST`).
+(`sim.analysis.lower_bounds`).
 They hold for the job as it was placed and assigned to streams; another placement has other bounds.
 List scheduling is never worse than (2 - 1/m) times the greatest of the first two on m equal lanes
 (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969).
@@ -17,7 +17,7 @@ List scheduling is never worse than (2 - 1/m) times the greatest of the first tw
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,9 +38,6 @@ from sim.words.arrays import IntArray, distinct_rows
 from sim.words.units import NS_PER_S
 
 __all__ = ["Bounds", "bounds", "cores_of_ops", "least_cores_of_ops", "runs_of_ops"]
-
-_MOST: Final = 20_000
-"""Ops and what they read: of more, what comes before and after each task is not looked at."""
 
 
 class Bounds(NamedTuple):
@@ -175,12 +172,11 @@ def bounds(
 def _flow(what: Job | Record) -> Flow | None:
     """Return what heads and tails are of.
 
-    None: there are too many, ops start with some of their inputs, or what is sent may never be asked for.
+    None: ops start with some of their inputs, or what is sent may never be asked for.
     """
     job = what.job if isinstance(what, Record) else what
     graph = job.graph
-    many = len(graph) + graph.inputs.counts().sum() > _MOST
-    if many or non_strict_ops(graph).any() or rendezvous_keys(graph).unsure:
+    if non_strict_ops(graph).any() or rendezvous_keys(graph).unsure:
         return None
     return what.flow if isinstance(what, Record) else make_flow(job)
 
@@ -406,12 +402,14 @@ def _serial_links(load: _Load, flow: Flow) -> dict[int, int]:
     """Bound each serial link by its transfers, and by what is before and after them."""
     job, around = load.job, load.ways
     routes, way = job.machine.distinct_routes(flow.source, flow.destination, flow.tensor)
-    over: dict[int, list[int]] = {}
-    for t, which in enumerate(way.tolist()):
-        for k in {job.machine.channels[link] for link in routes[which][2]}:
+    transfers = Csr.group(way, np.arange(flow.n_ops, flow.n_nodes), len(routes))
+    over: dict[int, list[IntArray]] = {}
+    for which, (_, _, route) in enumerate(routes):
+        for k in {job.machine.channels[link] for link in route}:
             if job.machine.links[k].sharing == "serial":
-                over.setdefault(k, []).append(flow.n_ops + t)
-    return {
-        k: load.between(around.start[nodes], around.ns[nodes] * job.iterations, around.tail[nodes])
-        for k, nodes in over.items()
-    }
+                over.setdefault(k, []).append(transfers.row(which))
+    out = {}
+    for k, parts in over.items():
+        nodes = np.sort(np.concatenate(parts))
+        out[k] = load.between(around.start[nodes], around.ns[nodes] * job.iterations, around.tail[nodes])
+    return out

@@ -9,10 +9,11 @@ import numpy as np
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.device import Device
+from sim.machine.machine import Machine
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import InputError
 
-__all__ = ["costs_ns", "issue_costs_ns", "known_costs"]
+__all__ = ["costs_ns", "issue_costs_by_kind", "issue_costs_ns", "known_costs"]
 
 
 def costs_ns(graph: Graph, device: Device) -> IntArray:
@@ -136,6 +137,14 @@ def known_costs(
     return [by_column[id(ns)] for ns in cost_ns]
 
 
+def issue_costs_by_kind(graph: Graph, machine: Machine) -> IntArray:
+    """Return what issuing costs, in ns: a row for each device, a column for each kind of op in the graph."""
+    table = np.array(
+        [[d.issue_ns_by_kind.get(kind, d.issue_ns) for kind in graph.kinds] for d in machine.devices]
+    )
+    return table.reshape(len(machine.devices), -1)
+
+
 def issue_costs_ns(job: Job) -> IntArray:
     """Return what issuing each op costs its issuer, in ns.
 
@@ -151,7 +160,4 @@ def issue_costs_ns(job: Job) -> IntArray:
     """
     if job.issue_ns is not None:
         return job.issue_ns.copy()
-    table = np.array(
-        [[d.issue_ns_by_kind.get(kind, d.issue_ns) for kind in job.graph.kinds] for d in job.machine.devices]
-    )
-    return table.reshape(len(job.machine.devices), -1)[job.device_of, job.graph.kind_code]
+    return issue_costs_by_kind(job.graph, job.machine)[job.device_of, job.graph.kind_code]

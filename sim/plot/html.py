@@ -48,7 +48,7 @@ from sim.plot.strips import (
     coloured_strips,
     folded,
 )
-from sim.plot.theme import chosen
+from sim.plot.theme import chosen, on_dark
 from sim.plot.use.links import most_used
 from sim.record.record import WAITS, Record
 from sim.words.arrays import UNSET, FloatArray, IntArray
@@ -265,7 +265,7 @@ def gantt_data(
         "until": until,
         "unit": unit,
         "word": word,
-        "kinds": [{"label": each, "colour": colours[each]} for each in labels],
+        "kinds": [{"label": each, "colour": colours[each], "dark": _dark(colours[each])} for each in labels],
         "legend": [
             {"label": entry.label, "kinds": [labels.index(kind) for kind in entry.kinds]} for entry in key
         ],
@@ -277,6 +277,11 @@ def gantt_data(
         "rows": rows,
         "told": stories,
     }
+
+
+def _dark(colour: str) -> str:
+    """Return a colour as it is on dark paper; the page has its own ink."""
+    return colour if colour == "black" else on_dark(colour)
 
 
 def _key(entries: list[Entry], held: list[Strips], colours: Mapping[str, str]) -> list[Entry]:

@@ -15,7 +15,7 @@ the theme says, and without one as the reader's system does.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
-    *("THEMES", "chosen", "hatches", "ink", "is_dark", "paper", "plain", "printed", "shade", "theme"),
+    *("THEMES", "chosen", "hatches", "ink", "is_dark", "on_dark"),
+    *("paper", "plain", "printed", "shade", "theme"),
 ]
 
 _INK: Final = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
@@ -40,6 +41,20 @@ THEMES: Final[dict[str, dict[Any, Any]]] = {
 """Names of themes, and what they set in matplotlib."""
 _SEEN: Final = 0.42
 """Luma of what is seen on dark paper: three times its luminance, which graphics need (WCAG 2.2, 1.4.11)."""
+_ON_DARK: Final = {
+    "#332288": "#6162c0",  # products, beside attention
+    "#117733": "#6fc284",  # norms
+    "#4A331C": "#7f674c",  # messages
+    "#222222": "#f4f4f4",  # transfers, beside launches
+    "#0072B2": "#2e88bf",  # F
+    "#4C4C1A": "#828359",  # gradients: of elementwise ops, attention, pooling
+    "#55224C": "#c499b9",
+    "#563E6C": "#bfa4d2",
+    "#8C510A": "#9b662a",  # a part of the time of devices
+}
+"""Dark colours that would be taken for one another if each became just as light as it takes (`on_dark`).
+
+Chosen by a search for the least change after which all colours of `sim.plot.colours` remain apart."""
 _GREY: Final = 0.15
 """Red, green and blue of a grey differ by less."""
 _HATCHES: Final = ("", "////", "\\\\\\\\", "----", "||||", "xxxx", "....", "++++", "oo")
@@ -101,33 +116,50 @@ def is_dark() -> bool:
 def shade(colour: str) -> str:
     """Return a colour as it is drawn on the paper: black is the ink; on dark paper dark ones are lighter.
 
-    They become as light as it takes to be seen, and no lighter, so that they remain apart. Of greys, what is
-    nearly black becomes nearly white; what is pale, and meant to be hardly seen, is hardly seen there, too.
-
     Examples
     --------
     >>> shade("#332288"), shade("#eeeeee")
     ('#332288', '#eeeeee')
     >>> with theme("dark"):
     ...     shade("#332288"), shade("#eeeeee"), shade("#E69F00")
-    ('#6c5fa9', '#3a3d44', '#E69F00')
+    ('#6162c0', '#3a3d44', '#E69F00')
     """
-    from matplotlib.colors import to_hex, to_rgb
+    from matplotlib.colors import to_hex
 
     if colour == "black":
         return to_hex(ink())
     if not is_dark():
         return colour
-    red, green, blue = to_rgb(colour)
+    return on_dark(colour if colour.startswith("#") else to_hex(colour))
+
+
+def on_dark(colour: str) -> str:
+    """Return a colour, as ``#RRGGBB``, as it is drawn on dark paper.
+
+    Dark ones become as light as it takes to be seen, and no lighter, but for those that would no longer be
+    told apart. Of greys, what is nearly black becomes nearly white; what is pale, and meant to be hardly
+    seen, is hardly seen there, too.
+
+    Examples
+    --------
+    >>> on_dark("#882255"), on_dark("#332288"), on_dark("#56B4E9")
+    ('#a04e77', '#6162c0', '#56B4E9')
+    """
+    if (picked := _ON_DARK.get(colour.upper())) is not None:
+        return picked
+    red, green, blue = rgb = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
     luma = 0.3 * red + 0.59 * green + 0.11 * blue
-    if max(red, green, blue) - min(red, green, blue) < _GREY:
+    if max(rgb) - min(rgb) < _GREY:
         if luma > 0.8:
             return "#3a3d44"
         if luma < 0.2:  # as good as ink
-            return to_hex((1 - red, 1 - green, 1 - blue))
+            return _hex([1 - part for part in rgb])
     white = (_SEEN - luma) / (1 - luma)
-    mixed = (red + white * (1 - red), green + white * (1 - green), blue + white * (1 - blue))
-    return to_hex(mixed) if white > 0 else colour
+    return _hex([part + white * (1 - part) for part in rgb]) if white > 0 else colour
+
+
+def _hex(rgb: Sequence[float]) -> str:
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
 
 
 def printed() -> bool:

@@ -24,6 +24,7 @@ def draw_scatter(report: Mapping[str, Any], path: Path) -> bool:
 
     from sim.plot.colours import OKABE_ITO
     from sim.plot.figure import new_figure, save
+    from sim.plot.theme import ink, shade
 
     shown = [result for result in report["experiments"] if result.get("points")]
     if not shown:
@@ -36,11 +37,11 @@ def draw_scatter(report: Mapping[str, Any], path: Path) -> bool:
         errors = [100 * point[3] for point in result["points"]]
         low, high = min(low, *x, *y), max(high, *x, *y)
         for ax, values in ((above, y), (below, errors)):
-            colour = OKABE_ITO[k % len(OKABE_ITO)]
+            colour = shade(OKABE_ITO[k % len(OKABE_ITO)])
             ax.scatter(x, values, s=12, color=colour, alpha=0.7, linewidths=0, label=result["experiment"])
-    above.plot([low, high], [low, high], linewidth=0.8, color="black")
-    below.axhspan(-_BAND, _BAND, color="black", alpha=0.07, linewidth=0)
-    below.axhline(0, linewidth=0.8, color="black")
+    above.plot([low, high], [low, high], linewidth=0.8, color=ink())
+    below.axhspan(-_BAND, _BAND, color=ink(), alpha=0.07, linewidth=0)
+    below.axhline(0, linewidth=0.8, color=ink())
     above.set(xscale="log", yscale="log", ylabel="predicted makespan, ms")
     below.set(xlabel="measured makespan, ms", ylabel="error of the prediction, %")
     for axis in (above.xaxis, above.yaxis):

@@ -29,7 +29,8 @@ __all__ = ["TimeLimitError", "limited", "with_limit"]
 _GRACE_S: Final = 2.0
 
 _Option = Annotated[
-    float | None, typer.Option("--limit", metavar="SECONDS", help="Stop after this time, with status 124.")
+    float | None,
+    typer.Option("--limit", metavar="SECONDS", help="Stop after so many seconds, with exit status 124."),
 ]
 
 

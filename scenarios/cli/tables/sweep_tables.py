@@ -27,15 +27,31 @@ _SHOWN: Final = 10
 """Rows of a table of the best."""
 
 
-def print_rows(rows: Sequence[Row], settings: Sequence[str]) -> None:
+_COLUMNS: Final = {
+    "makespan": "makespan",
+    "gap": "above bound",
+    "micro_batches_per_s": "micro-batches/s",
+    "samples_per_s": "samples/s",
+    "pipeline_bubble": "bubble",
+    "step_time": "makespan",
+    "tokens_per_s": "tokens/s",
+    "mfu": "MFU",
+    "step_memory": "memory",
+    "step_bubble": "bubble",
+}
+"""Columns that tables have anyway, by the result that they show."""
+
+
+def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None = None) -> None:
     """Print settings, policy, makespan, how far it is from the bound, and what else such runs have.
 
     That is how much gets done in a second, how busy devices were, the most memory that one of them had, the
     bubble of a pipeline; of a training run goodput; of a training step tokens/s, MFU, memory of the fullest
-    rank, bubble. The shortest makespan has a star.
+    rank, bubble. The best of what is sought has a star, by default the shortest makespan.
     """
-    done = [row["makespan_ns"] for row in rows if not row["error"]]
-    best = min(done) if len(set(done)) > 1 else None
+    goal = goal or Goal("makespan")
+    done = [row[goal.column] for row in rows if not row["error"]]
+    best = (max if goal.most else min)(done) if len(set(done)) > 1 else None
     lines, failures = [], []
     unused: dict[str, list[str]] = {}
     goodputs = dict.fromkeys(key for row in rows for key in row if key.endswith(".goodput"))
@@ -49,17 +65,19 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str]) -> None:
             lines.append({**cells, "makespan": "failed", "above bound": "", **more})
             failures.append(f"{', '.join(cells.values())}: {row['error']}")
         else:
-            makespan = row["makespan_ns"]
             above = "" if row.get("gap") is None else percent(row["gap"])
-            star = "*" if makespan == best else "" if best is None else " "
-            times = {"makespan": f"{format_duration(makespan)}{star}", "above bound": above}
-            lines.append({**cells, **times, **more})
+            line = {**cells, "makespan": format_duration(row["makespan_ns"]), "above bound": above, **more}
+            value = row[goal.column]
+            column = _COLUMNS.get(goal.what, goal.what)
+            line.setdefault(column, shown_result(goal.what, value))
+            line[column] += "*" if value == best else "" if best is None else " "
+            lines.append(line)
             unused[", ".join(cells.values())] = (
                 row["unused_devices"].split(", ") if row["unused_devices"] else []
             )
     print_table(lines, left=len(settings) + 1)
     if best is not None:
-        print("* shortest makespan")
+        print(f"* {_best_of(goal)}")
     for note in (*unused_notes(unused), *no_gap_notes(row.get("no_gap") for row in rows)):
         print(note)
     if failures:  # below the table: a long story in a column of its own would leave no room for the others
@@ -78,7 +96,7 @@ def print_answer(
             [{names.get(key, key): value for key, value in rows[i].items()} for i in group]
             for group in groups[:_SHOWN]
         ]
-        print_rows([group[0] for group in shown], [*names.values()])
+        print_rows([group[0] for group in shown], [*names.values()], goal)
         if len(ranked) > len(shown):
             same = len(ranked) - len(groups)
             print(
@@ -97,6 +115,13 @@ def print_answer(
         for error in sorted({row["error"] for row in rows if row["error"]})[:3]:
             print(f"  {error}")
     print_left_out(left_out)
+
+
+def _best_of(goal: Goal) -> str:
+    """Return what a star means."""
+    if goal.what == "makespan":
+        return "longest makespan" if goal.most else "shortest makespan"
+    return f"{'greatest' if goal.most else 'least'} {goal.what}"
 
 
 def print_left_out(left_out: Mapping[str, int]) -> None:

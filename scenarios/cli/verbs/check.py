@@ -43,7 +43,7 @@ def check(
 ) -> None:
     """Check every `expect:` of these scenarios and the invariants of each run.
 
-    Exit status: 0 if everything holds, 1 if something does not (after --update: still), 2 if a
+    Exit status: 0 if everything holds, 1 if something does not (with --update: if it still does not), 2 if a
     scenario is wrong.
     """
     from scenarios.cli.output import print_json

@@ -38,12 +38,12 @@ def collectives(
     ranks: Annotated[
         int | None,
         typer.Option(
-            "--ranks", metavar="N", help="GPUs that take part, equally many of each node; default all."
+            "--ranks", metavar="N", help="How many GPUs take part, equally many in each node; default: all."
         ),
     ] = None,
     table: Annotated[
         str | None,
-        typer.Option("--table", metavar="FILE", help="Measured times to set beside (.csv, .csv.gz)."),
+        typer.Option("--table", metavar="FILE", help="Measured times to compare with (.csv, .csv.gz)."),
     ] = None,
     sets: Annotated[
         list[str] | None,
@@ -59,11 +59,12 @@ def collectives(
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     json: Json = False,
 ) -> None:
-    """Print algorithm, protocol and channels that NCCL 2.30 takes for a collective, and its time.
+    """Print the algorithm, protocol and channels that NCCL 2.30 takes for a collective, and its time.
 
-    Times: what NCCL itself expects; in one node also by rates that were fitted to measured times. A channel
-    is a thread block, on an SM of its own. Networks have a card for each GPU. On machines without NVSwitches:
-    the fastest algorithm and its time by latency and bandwidth of the links.
+    The time is what NCCL itself expects and, within a node, also what rates fitted to measurements give. A
+    channel is a thread block on an SM of its own. Each GPU has a network card of its own. For a machine
+    without NVSwitches, this prints the fastest algorithm, and its time by the latency and bandwidth of the
+    links.
     """
     from devices.collectives.formulas import Formula
     from devices.collectives.measured import MeasuredTable

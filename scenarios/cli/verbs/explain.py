@@ -42,7 +42,7 @@ def explain(
 ) -> None:
     """Show what the makespan consists of, the critical path that led to it, and why devices were idle.
 
-    With --device, --stream, --from and --to only what happens there and then; with --op the life of one op.
+    --device, --stream, --from and --to limit the story to a place and a time; --op tells that of one op.
     """
     from scenarios.build.loading.loading_limit import limit_line
     from scenarios.cli.output import print_json

@@ -46,8 +46,8 @@ def memory(
 ) -> None:
     """Replay an allocation trace through one or more allocators and compare their memory use.
 
-    Events are replayed in order, without times. Exit status 1 if memory runs out; `--ops` then has the events
-    before.
+    Events are replayed in order, without times. Exit status 1 if memory runs out; `--ops` then holds the
+    events up to there.
     """
     from devices.memory.by_name import allocators, needs_capacity
     from devices.memory.trace.readers import read_events

@@ -26,7 +26,9 @@ def sweep(
     vary: Annotated[
         list[str],
         typer.Option(
-            "--vary", metavar="KEY=V1,V2,...", help="The values of a key; may be given several times."
+            "--vary",
+            metavar="KEY=V1,V2,...",
+            help="Values of a key; may be given several times, for every combination.",
         ),
     ],
     policy: Policies = None,
@@ -45,7 +47,7 @@ def sweep(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="Write the table (.csv, .json, .parquet); an interrupted sweep resumes from it.",
+            help="Write the table (.csv, .json, .parquet); the same sweep goes on from what is there.",
         ),
     ] = None,
     plot: Annotated[
@@ -53,20 +55,24 @@ def sweep(
         typer.Option(
             "--plot",
             metavar="FILE",
-            help="Draw what is sought, or the makespan, over the first key (.png, .svg, .pdf).",
+            help="Plot the result that is sought, or the makespan, over the first key (.png, .svg, .pdf).",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace another table that is there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a table of another sweep, or one with other results.")
+    ] = False,
     json: Json = False,
     allow_code: AllowCode = False,
     allow_outside: AllowOutside = False,
 ) -> None:
     """Run a scenario at every combination of settings and policies; one row each.
 
-    Points whose sizes do not fit one another are left out and counted. With --out an interrupted sweep
-    resumes where it stopped. A table of another sweep is replaced only with --force. Exit status 1 if a point
-    failed (out of memory, say); its row says why. With --minimise or --maximise the best point and its
-    runner-up are named, and exit status 1 means that there is none.
+    Combinations whose sizes do not fit one another (8 heads on 3 ranks) are left out and counted. With
+    --out, points that are done are remembered in FILE.points: an interrupted sweep resumes where it stopped,
+    and a finished one is shown again at once, unless the scenario, a file that it names, or the program has
+    changed. A table of another sweep is replaced only with --force. Exit status 1 if a point failed (out of
+    memory, say); its row says why. With --minimise or --maximise the best point and its runner-up are named,
+    and exit status 1 means that there is none.
     """
     import sys
     from concurrent.futures import Executor
@@ -98,7 +104,8 @@ def sweep(
     def done(k: int, n: int) -> None:
         nonlocal begun
         if k and not begun:
-            typer.echo(f"{k:,} of {n:,} points were done before", err=True)
+            told = f"{k:,} of {n:,} points were done before"
+            typer.echo(f"{told} ({out}.points); what was warned of them is not said again", err=True)
         begun = True
         if sys.stderr.isatty():
             typer.echo(f"\r{k} of {n} points", nl=k == n, file=unescaped(sys.stderr))

@@ -32,16 +32,19 @@ def tune(
     schedules: Annotated[
         bool,
         typer.Option(
-            "--schedules", help="Change orders, placements and streams; what is done without --vary."
+            "--schedules", help="Change orders, placements and streams; the default without --vary."
         ),
     ] = False,
-    budget: Annotated[int, typer.Option("--budget", min=1, metavar="N", help="Most runs.")] = 1000,
+    budget: Annotated[
+        int, typer.Option("--budget", min=1, metavar="N", help="The most runs to make.")
+    ] = 1000,
     method: Annotated[
         str | None,
         typer.Option(
             "--method",
             metavar="NAME",
-            help="For --vary: grid (if the budget allows), local (else), random, halving, optuna.",
+            help="How to search --vary: grid (the default if the budget allows), local (the default if "
+            "not), random, halving or optuna.",
         ),
     ] = None,
     level: Annotated[
@@ -49,7 +52,7 @@ def tune(
         typer.Option(
             "--level",
             metavar="KEY=V1,V2,...",
-            help="For halving: a key and its values, cheap to exact, as in iterations=1,4,16.",
+            help="For halving: a key and its values from cheap to exact, as in iterations=1,4,16.",
         ),
     ] = None,
     policy: Policies = None,
@@ -59,12 +62,14 @@ def tune(
     subject_to: SubjectTo = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="RESULT", help="Also show what is best in both: the Pareto front."),
+        typer.Option(
+            "--against", metavar="RESULT", help="A second result: also show the Pareto front of the two."
+        ),
     ] = None,
     jobs: Annotated[
         int, typer.Option("--jobs", min=1, metavar="N", help="How many processes to run on.")
     ] = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the search.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the search.")] = 0,
     out: Annotated[
         str | None,
         typer.Option(
@@ -77,18 +82,22 @@ def tune(
     ] = None,
     plot: Annotated[
         str | None,
-        typer.Option("--plot", metavar="FILE", help="Draw the search, and the front (.png, .svg, .pdf)."),
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw the course of the search, and the Pareto front (.png, .svg, .pdf).",
+        ),
     ] = None,
     json: Json = False,
     allow_code: AllowCode = False,
     allow_outside: AllowOutside = False,
 ) -> None:
-    """Search for the best settings of a scenario, or for its best schedule; by default the least makespan.
+    """Search for the best settings of a scenario, or for its best schedule; best is the shortest makespan.
 
-    With --vary settings are searched; else, or with --schedules besides, the order of ops, where they run and
-    on which streams, from the best of the scenario's policies on. Each trial is run as by sim run; what is
-    found is the same on any number of processes. Ctrl-C ends the search and keeps the best so far. Exit
-    status 1 means that nothing kept to the limits.
+    With --vary it tries settings. Without --vary, or with --schedules as well, it changes the order of ops,
+    their devices and their streams, starting from the best of the scenario's policies. Each trial is a run as
+    `sim run` does it; any number of processes finds the same. --minimise or --maximise seeks another result.
+    Ctrl-C ends the search and keeps the best so far. Exit status 1 means that no trial kept the limits.
     """
     from contextlib import ExitStack
     from functools import partial

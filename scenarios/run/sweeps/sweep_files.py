@@ -1,12 +1,12 @@
-"""Files of a sweep: the table, and what is remembered of the points until all are done.
+"""Files of a sweep: the table, and what is remembered of its points.
 
 ::
 
-    FILE.partial   one line of JSON for each point that is done, with a stamp of what its results depend on
-    FILE           all points in order
+    FILE.points   one line of JSON for each point that is done, with a stamp of what its results depend on
+    FILE          all points in order
 
-A table that is there is not replaced by another one unless it is forced. Two sweeps cannot write one table at
-once.
+The same sweep takes from the first what it has, whether it was interrupted or ended. A table that is
+there is not replaced by another one unless it is forced. Two sweeps cannot write one table at once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import fcntl
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
@@ -31,7 +32,19 @@ from sim.files.atomic_files import write_bytes
 from sim.files.reading import read_bytes
 from sim.words.errors import InputError, extra
 
-__all__ = ["check_same_table", "finished", "remember", "same_as", "stamps", "sweeping", "write_rows"]
+__all__ = [
+    "check_same_table",
+    "finished",
+    "keep",
+    "program",
+    "remember",
+    "same_as",
+    "stamps",
+    "sweeping",
+    "write_rows",
+]
+
+_ROOT: Final = Path(__file__).parents[3]
 
 
 def stamps(
@@ -40,7 +53,8 @@ def stamps(
     """Return a hash of what all results together depend on, and of what those of each point do, by its key.
 
     These are the scenario (with what it extends and what is set), this program, and the files that the
-    scenario and the values of the point name.
+    scenario and the values of the point name; of code of one's own, ``module:Class``, the modules of its
+    folder.
     """
     document = Document.read(path, allow_outside=allow_outside).with_settings(sets)
     plain = document.root.plain()
@@ -48,8 +62,12 @@ def stamps(
     @cache
     def content(name: str) -> bytes:
         with suppress(InputError, OSError):  # most texts name no file, and some are too long for a name
-            path = document.file(name)
-            files = [path / each for each in files_in(path)] if path.is_dir() else [path]
+            code = re.fullmatch(r"(\w+)(\.\w+)*:[\w.]+", name)
+            path = document.file(name) if code is None else document.directory
+            if code is not None:
+                files = sorted([*path.glob("*.py"), *(path / code[1]).rglob("*.py")])
+            else:
+                files = [path / each for each in files_in(path)] if path.is_dir() else [path]
             read = (read_bytes(file, unpack=False) for file in files)
             return b"".join(hashlib.sha256(each).digest() for each in read)
         return b""
@@ -60,12 +78,24 @@ def stamps(
     found = {}
     for point in points:
         own = base.copy()
+        own.update(content(point.policy) if point.policy else b"")
         for _, value in point.settings:
             with suppress(InputError):  # the run of the point says where it is wrong
                 for text in _texts(read_yaml_text(value, "--vary", places=False).plain()):
                     own.update(content(text))
         found[point.key] = own.hexdigest()
     return hashlib.sha256(json.dumps([base.hexdigest(), found]).encode()).hexdigest(), found
+
+
+@cache
+def program() -> str:
+    """Return a hash of this program's files, for what is kept: between two versions they change, too."""
+    found = hashlib.sha256()
+    for package in ("sim", "devices", "policies", "scenarios"):
+        for path in sorted(_ROOT.joinpath(package).rglob("*")):
+            if path.is_file() and path.suffix not in (".pyc", ".so", ".pyd"):
+                found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -77,54 +107,63 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
 
 
-def remember(partial: Path, entry: Row) -> None:
-    """Add a line to the partial file."""
+def remember(points: Path, entry: Row) -> None:
+    """Add a line to the file of points."""
     try:
-        with partial.open("a", encoding="utf-8") as file:
+        with points.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(partial)) from None
+        raise OSError(error.errno, error.strerror, str(points)) from None
 
 
-def finished(partial: Path, now: Mapping[str, str], columns: Sequence[str]) -> dict[str, Row]:
-    """Return the rows in a partial file that are of these points as they are now, by the key of the point.
+def keep(points: Path, entries: Iterable[Row]) -> None:
+    """Write the file of points anew: without points of other sweeps, and lines that were cut off."""
+    write_bytes(points, "".join(json.dumps(entry) + "\n" for entry in entries).encode())
 
-    They have these columns, or failed.
+
+def finished(points: Path, now: Mapping[str, str], columns: Sequence[str]) -> tuple[dict[str, Row], int]:
+    """Return the rows that are remembered of these points as they are now, by the key of the point.
+
+    They have these columns, or failed. Of other points, what their results depend on has changed since: how
+    many these are is returned, too.
     """
-    found = {}
-    for line in partial.read_text(encoding="utf-8").splitlines() if partial.is_file() else ():
+    found: dict[str, Row] = {}
+    changed = set()
+    for line in points.read_text(encoding="utf-8").splitlines() if points.is_file() else ():
         with suppress(ValueError, TypeError, KeyError):  # cut off when the sweep died, or of another point
             entry = json.loads(line)
             whole = "makespan_ns" not in entry["row"] or all(name in entry["row"] for name in columns)
-            if entry["scenario"] == now[entry["point"]] and whole:
+            if entry["scenario"] != now[entry["point"]]:
+                changed.add(entry["point"])
+            elif whole:
                 found[entry["point"]] = entry["row"]
-    return found
+    return found, len(changed - found.keys())
 
 
 @contextmanager
 def sweeping(out: str | Path) -> Iterator[Path]:
-    """Give the partial file of a table, which nobody else writes meanwhile.
+    """Give the file of points of a table, which nobody else writes meanwhile.
 
     Raises
     ------
     InputError
         Another sweep writes the same table now.
     """
-    partial = Path(f"{out}.partial")
+    points = Path(f"{out}.points")
     try:
-        file = partial.open("a", encoding="utf-8")
+        file = points.open("a", encoding="utf-8")
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(partial)) from None
+        raise OSError(error.errno, error.strerror, str(points)) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with the process, however that ends
         except OSError:
             raise InputError(f"{out}: another sweep is writing it; name another file, or wait") from None
         try:
-            yield partial
+            yield points
         finally:
-            if partial.exists() and not partial.stat().st_size:
-                partial.unlink()
+            if points.exists() and not points.stat().st_size:
+                points.unlink()
 
 
 def check_same_table(out: str | Path, points: Sequence[Point]) -> None:

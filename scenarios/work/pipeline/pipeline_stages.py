@@ -22,6 +22,7 @@ from scenarios.work.pipeline.pipeline_devices import check_ranks, loop_devices
 from scenarios.work.pipeline.pipeline_fields import PipelineFields, StageFields
 from scenarios.work.pipeline.pipeline_model import EndOfStep, model_stages
 from scenarios.work.pipeline.pipeline_timed import graph_of
+from sim.graph.graph import Graph
 from sim.machine.device import Device
 from sim.words.errors import InputError
 from sim.words.units import round_half_up
@@ -214,14 +215,13 @@ def _of_graph(
     fields: PipelineFields, document: Document, homes: Sequence[Device], balance: Sequence[int]
 ) -> list[PipelineStage]:
     """Return stages cut from the ops of a graph, each timed by the device it is on."""
-    per_device = {device.name: cut(_graph_layers(fields, document, device), balance) for device in homes}
+    graph = graph_of(fields, document)
+    per_device = {device.name: cut(_graph_layers(fields, graph, device), balance) for device in homes}
     return [per_device[device.name][s] for s, device in enumerate(homes)]
 
 
-def _graph_layers(fields: PipelineFields, document: Document, device: Device) -> list[PipelineStage]:
-    return graph_layers(
-        graph_of(fields, document), device, backward_ratio=Fraction(str(fields.backward_ratio))
-    )
+def _graph_layers(fields: PipelineFields, graph: Graph, device: Device) -> list[PipelineStage]:
+    return graph_layers(graph, device, backward_ratio=Fraction(str(fields.backward_ratio)))
 
 
 def _cut(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:
@@ -231,7 +231,8 @@ def _cut(fields: PipelineFields, document: Document, devices: Sequence[Device], 
 
         layers = profile_layers(read_profile(document.file(fields.profile)))
     elif fields.graph is not None:
-        layers = _graph_layers(fields, document, devices[0] if devices else Device("plain"))
+        device = devices[0] if devices else Device("plain")
+        layers = _graph_layers(fields, graph_of(fields, document), device)
     else:
         layers = [_stage(layer, fields, i) for i, layer in enumerate(fields.layers or [])]
     if str(fields.partition).startswith("pipedream"):

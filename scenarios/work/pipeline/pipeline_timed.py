@@ -5,7 +5,10 @@ Warnings about costs count these, as the tasks of a pipeline have durations by t
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from scenarios.build.device_times import kernels_graph
+from scenarios.build.train.kernels import Attention, Product
 from scenarios.file.document import Document
 from scenarios.work.pipeline.pipeline_fields import PipelineFields
 from scenarios.work.pipeline.pipeline_model import forward_kernels
@@ -27,4 +30,10 @@ def timed_graph(fields: PipelineFields, document: Document) -> Graph | None:
     """Return the graph, or the kernels of a model's forward; None: there is neither."""
     if fields.graph is not None:
         return graph_of(fields, document)
-    return None if fields.model is None else kernels_graph(forward_kernels(fields), fields.model.dtype)
+    return None if fields.model is None else _kernels(tuple(forward_kernels(fields)), fields.model.dtype)
+
+
+@lru_cache(maxsize=1)
+def _kernels(kernels: tuple[Product | Attention, ...], dtype: str) -> Graph:
+    """Return the graph of some kernels, the same for all schedules and points of a sweep that have them."""
+    return kernels_graph(kernels, dtype)

@@ -19,6 +19,7 @@ import numpy as np
 from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.job.travel import travel_ns
+from sim.native.compiled import load
 from sim.readiness.synchronisations import edges_at_issue
 from sim.words.arrays import IntArray
 
@@ -81,51 +82,8 @@ def ways(job: Job, flow: Flow, ns: IntArray, cost: IntArray, synchronisation: st
     place[job.graph.topological_order] = 2 * np.arange(n) + 1
     into = consumer >= n
     np.maximum.at(place, consumer[into], place[producer[into]] + 1)
-    forward = np.argsort(place[consumer], kind="stable")
-    backward = np.argsort(-place[producer], kind="stable")
-    columns = own.tolist(), paid.tolist(), latency.tolist()
-    heads = _heads(*columns, *(each[forward].tolist() for each in (producer, consumer, early)))
-    tails = _tails(*columns, *(each[backward].tolist() for each in (producer, consumer, early)))
-    taken, start, issued, tail = (np.array(column, np.int64) for column in (*heads, *tails))
-    return Ways(taken, start, own, issued, tail)
-
-
-def _heads(
-    ns: list[int],
-    cost: list[int],
-    latency: list[int],
-    producer: list[int],
-    consumer: list[int],
-    early: list[bool],
-) -> tuple[list[int], list[int]]:
-    """Return when each node is taken and starts at the earliest; edges come in the order of consumers."""
-    taken, begin = [0] * len(ns), [0] * len(ns)
-    for p, c, at_issue in zip(producer, consumer, early, strict=True):
-        paid = taken[p] + cost[p]
-        end = max(begin[p], paid + latency[p]) + ns[p]
-        taken[c] = max(taken[c], paid if at_issue else end)
-        begin[c] = max(begin[c], end)
-    lead = zip(begin, taken, cost, latency, strict=True)
-    return taken, [max(start, take + pay + launch) for start, take, pay, launch in lead]
-
-
-def _tails(
-    ns: list[int],
-    cost: list[int],
-    latency: list[int],
-    producer: list[int],
-    consumer: list[int],
-    early: list[bool],
-) -> tuple[list[int], list[int]]:
-    """Return what follows each node's issue and its end; edges come in the reverse order of producers."""
-    issued, tail = [0] * len(ns), [0] * len(ns)
-    for p, c, at_issue in zip(producer, consumer, early, strict=True):
-        executed = ns[c] + tail[c]
-        whole = cost[c] + max(issued[c], latency[c] + executed)
-        if at_issue:
-            issued[p] = max(issued[p], whole)
-            tail[p] = max(tail[p], executed)
-        else:
-            tail[p] = max(tail[p], whole)
-    lead = zip(issued, latency, ns, tail, strict=True)
-    return [max(after, launch + own + rest) for after, launch, own, rest in lead], tail
+    order = np.argsort(place[consumer], kind="stable")
+    edges = (column[order] for column in (producer, consumer, early.astype(np.int64)))
+    taken, begin, issued, tail = load("ways", "native").heads_and_tails(own, paid, latency, *edges)
+    start = np.maximum(begin, taken + paid + latency)
+    return Ways(taken, start, own, np.maximum(issued, latency + own + tail), tail)

@@ -49,12 +49,8 @@ for (const entry of page.legend) {
   };
 }
 
-// ---- colours: those of the data on paper, lighter where they would vanish in the dark, hatched in print ----
+// ---- colours: those of the data on paper, or as `sim.plot.theme.on_dark` says, hatched in print ----
 let paper, ink, faint, grid, heat;
-const tinted = (colour, share) => "#" + [1, 3, 5].map(at => {
-  const part = parseInt(colour.slice(at, at + 2), 16);
-  return Math.round(part + (255 - part) * share).toString(16).padStart(2, "0");
-}).join("");
 /** Black or white, whichever has more contrast (relative luminance, WCAG 2.2), as in pictures. */
 function inkOn(colour) {
   const [r, g, b] = [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16) / 255)
@@ -62,22 +58,13 @@ function inkOn(colour) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
 }
 const light = colour => [1, 3, 5].reduce((sum, at, k) => sum + [0.3, 0.59, 0.11][k] * parseInt(colour.slice(at, at + 2), 16), 0);
-/** A colour on dark paper: as light as it takes to be seen, as in pictures (sim.plot.theme.shade). */
-function lifted(colour) {
-  const luma = light(colour) / 255, parts = [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16));
-  if (Math.max(...parts) - Math.min(...parts) < 0.15 * 255) {
-    if (luma > 0.8) return "#3a3d44";
-    if (luma < 0.2) return "#" + parts.map(part => (255 - part).toString(16).padStart(2, "0")).join("");
-  }
-  return luma < 0.42 ? tinted(colour, (0.42 - luma) / (1 - luma)) : colour;
-}
 function dress() {
   const style = getComputedStyle(document.documentElement), value = name => style.getPropertyValue(name).trim();
   [paper, ink, faint, grid, heat] = ["--paper", "--ink", "--faint", "--grid", "--heat"].map(value);
   const dark = light(paper.length === 4 ? "#ffffff" : paper) < 128;
   const apart = [...new Set(page.kinds.map(kind => kind.colour))];
   for (const kind of page.kinds) {
-    kind.fill = kind.colour === "black" ? ink : dark ? lifted(kind.colour) : kind.colour;
+    kind.fill = kind.colour === "black" ? ink : dark ? kind.dark : kind.colour;
     kind.text = inkOn(kind.fill.length === 4 ? "#222222" : kind.fill);
     kind.hatch = HATCHES[apart.indexOf(kind.colour) % HATCHES.length];
   }

@@ -14,7 +14,9 @@ function addCells(tr, texts, numbers) {
 
 // ---- why it took so long ----
 for (const run of page.told) {
-  const colourOf = part => ({ idle: "var(--grid)" })[part] || (run.colours[part] === "black" ? "var(--ink)" : run.colours[part]);
+  const plain = colour => `background: ${colour}`;   // who does not know light-dark keeps the first
+  const colourOf = part => part === "idle" ? plain("var(--grid)") : run.colours[part] === null ? plain("var(--ink)")
+    : `${plain(run.colours[part][0])}; ${plain(`light-dark(${run.colours[part]})`)}`;
   const part = add(told, "details", { open: run === page.told[0] });   // of several runs the others on a click
   add(part, "summary", { textContent: `Where the time went: ${run.title}` });
   const use = add(part, "div", { className: "use" });
@@ -23,14 +25,14 @@ for (const run of page.told) {
     const bar = add(use, "div");
     for (const [part, share] of parts) {
       const piece = add(bar, "span", { title: `${part} ${(100 * share).toFixed(1)} %` });
-      piece.style.cssText = `width: ${100 * share}%; background: ${colourOf(part)}`;
+      piece.style.cssText = `width: ${100 * share}%; ${colourOf(part)}`;
     }
   }
   add(use, "span");
   const names = add(use, "div", { className: "shares" });
   for (const part of Object.keys(run.colours)) {
     const label = add(names, "span");
-    add(label, "i", { className: "colour" }).style.background = colourOf(part);
+    add(label, "i", { className: "colour" }).style.cssText = colourOf(part);
     label.append(part);
   }
   add(part, "pre", { textContent: run.text });

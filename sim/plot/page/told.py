@@ -7,6 +7,7 @@ from typing import Any, Final
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.told.gaps import largest_gaps
 from sim.explain.told.text import explain_text
+from sim.plot.theme import on_dark
 from sim.plot.use.devices import USE_COLOURS, use_of_devices
 
 __all__ = ["told"]
@@ -29,7 +30,8 @@ def told(facts: Facts, title: str) -> dict[str, Any]:
     -------
     dict
         ``title``; ``use``: names of devices that spent their time alike, and the share of each part; the
-        ``colours`` of the parts; ``text``: what `sim explain` prints; ``gaps``: the longest idle stretches.
+        ``colours`` of the parts, on light and dark paper (None: ink); ``text``: what `sim explain` prints;
+        ``gaps``: the longest idle stretches.
     """
     trace = facts.trace
     total = max(trace.makespan_ns, 1)
@@ -46,7 +48,11 @@ def told(facts: Facts, title: str) -> dict[str, Any]:
     return {
         "title": title,
         "use": use,
-        "colours": {part: colour for part, colour in USE_COLOURS.items() if part in seen},
+        "colours": {
+            part: None if colour == "black" else (colour, on_dark(colour))
+            for part, colour in USE_COLOURS.items()
+            if part in seen
+        },
         "text": explain_text(trace, title=title, facts=facts).partition("\n")[2].strip("\n"),
         "gaps": [gap._asdict() for gap in largest_gaps(trace, _GAPS, facts)],
     }

@@ -50,12 +50,12 @@ def compare(
     allow_code: AllowCode = False,
     allow_outside: AllowOutside = False,
 ) -> None:
-    """Run the same work under several policies: those given by `--policy`, or the scenario's `compare`.
+    """Run the same work under several policies: those of `--policy`, or of the scenario's `compare:`.
 
     The table lists the fastest first. Below it, one line breaks down the makespan of the fastest, and one
-    line per other run explains why it is slower. A run that cannot be built, runs out of memory, gets stuck,
-    or in which an op fails, is a row that says so. Exit status 1 if there is one, or if an `expect` of the
-    file is not met.
+    line for each other run explains why it is slower. A run that cannot be built, runs out of memory, gets
+    stuck or has an op that fails gets a row that says so. Exit status 1 if there is such a run, or if a
+    result that the file expects (`expect:`) did not come out.
     """
     from scenarios.cli.output import print_comparison, print_json
     from scenarios.cli.running import Charts, cases_of, compare_all, finish

@@ -19,13 +19,14 @@ def diff(
             help="A scenario, a recording, a table of ops or a trace that `sim run` wrote, or a plan.",
         ),
     ],
-    other: Annotated[str | None, typer.Argument(metavar="B", help="The same.")] = None,
+    other: Annotated[str | None, typer.Argument(metavar="B", help="Another of these.")] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
             "--policy",
             metavar="NAME",
-            help="As for `sim run`; given twice, for A and for B. Given once with one file, for B.",
+            help="As for `sim run`. Given twice, the first is for A and the second for B; given once "
+            "with one file, it is for B.",
         ),
     ] = None,
     sets: Sets = None,
@@ -36,11 +37,13 @@ def diff(
         typer.Option(
             "--over",
             metavar="DURATION",
-            help="Count starts and durations that differ by no more as equal; default: 1us if times of a "
-            "side were recorded, else 0.",
+            help="Ignore differences of starts and durations up to this; default: 1us if one side was "
+            "recorded, else 0.",
         ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Most entries of each table.")] = 10,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=1, help="The most rows to show of each table.")
+    ] = 10,
     gantt: Annotated[
         list[str] | None,
         typer.Option(

@@ -16,12 +16,12 @@ def optimum(
     policy: Policies = None,
     sets: Sets = None,
     limit: Annotated[
-        str, typer.Option("--limit", metavar="TIME", help="How long to search, by the clock on the wall.")
+        str, typer.Option("--limit", metavar="TIME", help="How long to search, in wall-clock time.")
     ] = "60s",
     devices: Annotated[
-        bool, typer.Option("--devices", help="Ops may go to any device that can run them.")
+        bool, typer.Option("--devices", help="Also choose devices: an op may go to any that can run it.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the search.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the search.")] = 0,
     out: Annotated[
         str | None,
         typer.Option("--out", metavar="FILE", help="Write the best as a scenario (.yaml), beside this one."),
@@ -30,13 +30,13 @@ def optimum(
     allow_code: AllowCode = False,
     allow_outside: AllowOutside = False,
 ) -> None:
-    """Search for the order of ops, and their streams, with the least makespan, and prove how good it is.
+    """Search for the order of ops, and their streams, with the shortest makespan, and prove how good it is.
 
-    The optimum is that of the scenario's own policy, or the first --policy: of its graph, on the devices
-    where it puts the ops. Other policies, and entries of the scenario's `compare`, are held against it where
-    they do the same work there. Constraint programming finds it (the extra opt); what it finds is
-    simulated. What is proven within the time is always the same; what is not depends on how fast this
-    machine is.
+    The optimum is that of the scenario's own policy, or the first `--policy`: of its graph, on the devices
+    where it puts the ops. Other policies, and those under the scenario's `compare:`, are measured against it
+    if they do the same work there. Constraint programming finds it (the extra opt); what it finds is
+    simulated. What is proven within the limit is the same everywhere; how far an unproven search gets depends
+    on how fast this machine is.
     """
     from policies.optimum.unmodelled import refuse_unmodelled
     from scenarios.cli.output import print_json

@@ -37,7 +37,8 @@ def whatif(
         typer.Option(
             "--also",
             metavar="WHAT-IF",
-            help="One more, as a scenario has it: 'remove: [softmax]', '{host: x0.5, cuda_graph: true}'.",
+            help="One more what-if, written as in a scenario: 'remove: [softmax]', "
+            "'{host: x0.5, cuda_graph: true}'.",
         ),
     ] = None,
     sets: Sets = None,
@@ -50,8 +51,8 @@ def whatif(
 ) -> None:
     """Simulate a recording as it is and with changes, and print how much time each change saves.
 
-    Of a scenario its machine is changed, too: a device twice as fast, one more stream, free launches. The
-    file is read once. A scenario says with `workload: {what_if: ...}` which changes it is about.
+    For a scenario it changes the machine, too: a device twice as fast, one more stream, free launches. The
+    file is read once. To run a recording with a change, write a scenario with `workload: {what_if: ...}`.
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.progress import progress

@@ -21,7 +21,9 @@ _VERBS: Final = {"sim.runtimes": "runtimes", "sim.devices": "devices", "sim.mach
 def policies(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="One of them, with its options.", autocompletion=completes()),
+        typer.Argument(
+            metavar="NAME", help="Describe this one, with its options.", autocompletion=completes()
+        ),
     ] = None,
     json: Json = False,
     allow_code: AllowCode = False,
@@ -50,7 +52,7 @@ def devices(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="A preset: its numbers, each with its source.",
+            help="Describe this preset: its numbers, each with its source.",
             autocompletion=completes("sim.devices", "sim.machines"),
         ),
     ] = None,
@@ -76,7 +78,9 @@ def runtimes(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="One of them: what it decides.", autocompletion=completes("sim.runtimes")
+            metavar="NAME",
+            help="Describe this one: what it decides.",
+            autocompletion=completes("sim.runtimes"),
         ),
     ] = None,
     json: Json = False,

@@ -24,7 +24,7 @@ def _complete(incomplete: str) -> list[str]:
 
 def list_(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Tell of one of them.", autocompletion=_complete)
+        str | None, typer.Argument(metavar="NAME", help="Describe only this one.", autocompletion=_complete)
     ] = None,
     json: Json = False,
 ) -> None:
@@ -56,7 +56,7 @@ def list_(
 def new(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="Where it goes; by default here, by the template's name."),
+        typer.Argument(metavar="FILE", help="Where to write it; by default here, under the template's name."),
     ] = None,
     template: Annotated[
         str | None,
@@ -70,7 +70,7 @@ def new(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
-    """Write a scenario to begin with: from a few questions on a terminal, or as a template has it.
+    """Write a first scenario: from a few questions on a terminal, or from a template.
 
     It runs at once, and its comments say what to change next. Files that it names come with it.
     """
