@@ -1,7 +1,7 @@
 """The notebooks run, without a word on stderr, and are committed without outputs.
 
-Their cells run in a shell of IPython in this process, not in a kernel: ``nbclient`` sends what a slider shows on
-the socket on which it waits for a cell's reply, now and then misses the reply, and waits as long as it may.
+Their cells run in a shell of IPython in this process, not in a kernel: ``nbclient`` sends what a slider
+shows on the socket on which it waits for the reply to a cell, and misses that reply now and then.
 """
 
 from __future__ import annotations
