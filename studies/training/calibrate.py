@@ -136,7 +136,13 @@ def predictions(
 
 def scaled(rows: Sequence[Published], base: Calibration) -> dict[str, float]:
     """Return predicted steps times one factor: the median of measured / predicted of other groups."""
-    plain = {row.id: predicted_ms(row, base) for row in rows}
+    known: dict[str, float] = {}  # releases of the same software repeat a layout
+    plain = {}
+    for row in rows:
+        what = repr(row.training)
+        if what not in known:
+            known[what] = predicted_ms(row, base)
+        plain[row.id] = known[what]
     found: dict[str, float] = {}
     for out in folds(rows, len(rows)):
         factor = float(np.median([row.step_ms / plain[row.id] for row in rows if row.group not in out]))
