@@ -17,6 +17,7 @@ class Cuda(fake_torch.Cuda):
     """Costs by kind and size."""
 
     QUERY_MS = 0.001
+    HELD_UP_S = 0.0
 
     def kernel_ms(self, kind: str, n: int) -> float:
         nbytes = 2 * n * n

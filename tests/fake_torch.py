@@ -166,6 +166,8 @@ class Cuda:
     """The namespace ``torch.cuda``."""
 
     QUERY_MS = 0.01
+    HELD_UP_S = 0.002
+    """So long the real host waits in a full queue, as a program that reads a clock sees."""
 
     def __init__(self, available: bool = True) -> None:
         self.available = available
@@ -222,10 +224,13 @@ class Cuda:
 
     def synchronize(self) -> None:
         assert self.capturing is None, "nobody waits in a capture"
+        latest = self.host_ms
         for stream in self.streams:
-            self.host_ms = max(self.host_ms, stream.ms)
+            if stream.ms > latest:
+                latest = stream.ms
         for stream in self.streams:
-            stream.ms = max(stream.ms, self.host_ms)
+            stream.ms = latest
+        self.host_ms = latest
 
     def _sleep(self, cycles: int) -> None:
         self.launch(lambda: None, cycles / CYCLES_PER_MS)
@@ -258,7 +263,7 @@ class Cuda:
         if len(stream.ends) >= QUEUE_DEPTH:
             stream.ends = [end for end in stream.ends if end > self.host_ms]
         if len(stream.ends) >= QUEUE_DEPTH:
-            time.sleep(0.002)
+            time.sleep(self.HELD_UP_S)
             self.host_ms = stream.ends.pop(0)
 
     def memory_allocated(self) -> int:

@@ -16,12 +16,23 @@ from tests.kernel_helpers import KERNELS, same
 
 FOLDER = Path(__file__).resolve().parents[1] / "scenarios"
 LARGE = "zero_bubble"
-"""Folder of schedules of thousands of tasks."""
+"""Folder of schedules of thousands of tasks: each model with few, more and many micro-batches."""
+
+
+def _few(path: Path) -> bool:
+    """Whether a file is not large, or the one with the fewest micro-batches of its model."""
+    model, _, count = path.stem.rpartition("x")
+    others = path.parent.glob(f"{model}x*.yaml")
+    return path.parent.name != LARGE or all(
+        int(count) <= int(other.stem.rpartition("x")[2]) for other in others
+    )
+
 
 FILES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if LARGE in path.parts else [])
     for path in sorted(FOLDER.rglob("*.yaml"))
     if not {"data", "templates"} & set(path.parts)  # calibrations; scenarios whose files `sim new` copies
+    if _few(path)
 ]
 
 REFUSED = {

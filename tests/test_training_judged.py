@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import training_fits
 
 from scenarios.build.train.calibration import Calibration, Reach
+from studies.training import calibrate
 from studies.training.calibrate import fit, folds, predicted_ms, predictions
 from studies.training.judge import SOURCES, STEPS_FILE, Judge, memory_errors, sheet
 from studies.training.page import page, source_rows, summary
@@ -109,10 +111,17 @@ def test_the_page_has_the_memory_and_the_rows_without_description(rows: list[Pub
 GOALS = {"simumax": ("mean", 0.04), "vtrain": ("median", 0.08), "mosaic": ("mean", 0.06)}
 """To be reached: SimuMax's own tool is 5.6 % off on its rows, constant MFU 9 to 10 % on MosaicML's."""
 
+FITTED_ANEW = "simumax"
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_source_reaches_its_goal_and_the_page_says_what_came_out(judge: Judge, source: str) -> None:
+def test_a_source_reaches_its_goal_and_the_page_says_what_came_out(
+    judge: Judge, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the calibrations that were fitted when the page was written; one source fits them anew."""
+    if source != FITTED_ANEW:
+        monkeypatch.setattr(calibrate, "fitted", training_fits.Fits(training_fits.read()))
     found = SOURCES[source](judge)
     error = found.error(lambda one: one.predicted)
     if source in GOALS:
@@ -123,7 +132,7 @@ def test_a_source_reaches_its_goal_and_the_page_says_what_came_out(judge: Judge,
     if source == "simumax":
         assert abs(error.bias) <= 0.02
     text = PAGE.read_text(encoding="utf-8")
-    assert source_rows(found).rstrip("\n") in text
+    assert source_rows(found).rstrip("\n") in text, "python -m tests.training_fits DATA fits anew"
     assert summary([found]).splitlines()[4] in text
 
 

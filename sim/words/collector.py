@@ -16,7 +16,7 @@ def collector_paused(*, keeps: bool = False) -> Iterator[None]:
     Parameters
     ----------
     keeps : bool
-        Whether what is made meanwhile stays: then it counts as old, and is not visited then either.
+        Whether what is made meanwhile stays: then it is visited once, and counts as old.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -24,7 +24,8 @@ def collector_paused(*, keeps: bool = False) -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if keeps and gc.get_freeze_count() == 0:  # else they are frozen for somebody who wants that
-                gc.freeze()
-                gc.unfreeze()
+            if keeps:
+                gc.collect(
+                    1
+                )  # visits only what is new, once; what others froze stays frozen and is not counted
             gc.enable()

@@ -21,7 +21,7 @@ from scenarios.build.train.calibration import Calibration, Reach
 from scenarios.build.train.step import step_ns
 from studies.training.published import Published
 
-__all__ = ["FREE", "fit", "folds", "predicted_ms", "predictions", "scaled"]
+__all__ = ["FREE", "fit", "fitted", "folds", "predicted_ms", "predictions", "scaled"]
 
 _SPREAD: Final = 0.5
 """Standard deviation of the logarithm of a number around its beginning, before any row is seen."""
@@ -71,16 +71,20 @@ def fit(
 
     Fits that share `base` and `free` begin alike: `known` keeps what they have predicted.
     """
-    known = {} if known is None else known
+    return _times(base, free, fitted(rows, base, free, steps, {} if known is None else known))
 
-    def with_logs(logs: np.ndarray) -> Calibration:
-        found = base
-        for name, log in zip(free, logs, strict=True):
-            found = FREE[name](found, float(np.exp(log)))
-        return found
+
+def fitted(
+    rows: Sequence[Published],
+    base: Calibration,
+    free: Sequence[str],
+    steps: int,
+    known: dict[tuple[str, bytes], float],
+) -> list[float]:
+    """Return by which logarithms the free numbers of `fit` differ from those of `base`."""
 
     def errors(logs: np.ndarray) -> np.ndarray:
-        calibration, at = with_logs(logs), logs.tobytes()
+        calibration, at = _times(base, free, logs.tolist()), logs.tobytes()
         for row in rows:
             if (row.id, at) not in known:
                 known[row.id, at] = predicted_ms(row, calibration)
@@ -88,7 +92,7 @@ def fit(
 
     logs = np.zeros(len(free))
     if not rows:
-        return base
+        return [0.0] * len(free)
     jacobian = np.zeros((len(rows), len(free)))
     for step in range(steps):
         at = errors(logs)
@@ -101,7 +105,14 @@ def fit(
         normal = jacobian.T @ (weight[:, None] * jacobian) + np.eye(len(free)) / _SPREAD**2
         gradient = jacobian.T @ (weight * at) + logs / _SPREAD**2
         logs = logs - np.clip(np.linalg.solve(normal, gradient), -0.7, 0.7)
-    return with_logs(logs)
+    found: list[float] = logs.tolist()
+    return found
+
+
+def _times(base: Calibration, free: Sequence[str], logs: Sequence[float]) -> Calibration:
+    for name, log in zip(free, logs, strict=True):
+        base = FREE[name](base, float(np.exp(log)))
+    return base
 
 
 def folds(rows: Sequence[Published], most: int) -> list[set[str]]:
@@ -125,7 +136,13 @@ def predictions(
 
 def scaled(rows: Sequence[Published], base: Calibration) -> dict[str, float]:
     """Return predicted steps times one factor: the median of measured / predicted of other groups."""
-    plain = {row.id: predicted_ms(row, base) for row in rows}
+    known: dict[str, float] = {}  # releases of the same software repeat a layout
+    plain = {}
+    for row in rows:
+        what = repr(row.training)
+        if what not in known:
+            known[what] = predicted_ms(row, base)
+        plain[row.id] = known[what]
     found: dict[str, float] = {}
     for out in folds(rows, len(rows)):
         factor = float(np.median([row.step_ms / plain[row.id] for row in rows if row.group not in out]))

@@ -104,16 +104,17 @@ def in_turn(schedule: Schedule) -> Iterator[tuple[int, Slot, list[Action]]]:
         program = schedule.programs[rank]
         while done[rank] < len(program):
             slot = program[done[rank]]
-            needs = list(depends.of(slot))
-            missing = next((need for need in needs if need not in made), None)
-            if missing is not None:
+            needs = depends.of(slot)
+            if not made.issuperset(needs):
+                missing = next(need for need in needs if need not in made)
                 sleepers.setdefault(missing, []).append(rank)
                 break
             yield rank, slot, needs
             done[rank] += 1
             made.update(slot.parts)
             for action in slot.parts:
-                awake.extend(sleepers.pop(action, ()))
+                if action in sleepers:
+                    awake.extend(sleepers.pop(action))
     if done != [len(program) for program in schedule.programs]:
         raise StuckError(explain_deadlock(schedule, done))
 

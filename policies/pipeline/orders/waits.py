@@ -13,7 +13,6 @@ program they decide everything about its times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TypeAlias
 
 from policies.pipeline.orders.action import Action, Slot
@@ -56,23 +55,24 @@ class Dependencies:
                 for action in slot.parts:
                     self.place.setdefault(action, (rank, position))
 
-    def of(self, slot: Slot) -> Iterator[Action]:
-        """Yield what all parts of `slot` need; also what no rank runs, if it is needed."""
-        for action in slot.parts:
-            yield from self._needs(action)
+    def of(self, slot: Slot) -> list[Action]:
+        """Return what all parts of `slot` need; also what no rank runs, if it is needed."""
+        if isinstance(slot, Action):
+            return self._needs(slot)
+        return [need for action in slot.parts for need in self._needs(action)]
 
-    def _needs(self, action: Action) -> Iterator[Action]:
+    def _needs(self, action: Action) -> list[Action]:
         stage, phase, k = action
         if phase == "F":
-            if stage:
-                yield Action(stage - 1, "F", k)
-        elif phase == "W":
-            yield Action(stage, "I", k)
-        else:
-            yield Action(stage, "F", k)
+            return [Action(stage - 1, "F", k)] if stage else []
+        if phase == "W":
+            return [Action(stage, "I", k)]
+        found = [Action(stage, "F", k)]
+        if phase != "R":
             recompute = Action(stage, "R", k)
-            if phase != "R" and recompute in self.place:
-                yield recompute
-            if phase != "R" and stage + 1 < self.stages:
+            if recompute in self.place:
+                found.append(recompute)
+            if stage + 1 < self.stages:
                 split = Action(stage + 1, "I", k)
-                yield split if split in self.place else Action(stage + 1, "B", k)
+                found.append(split if split in self.place else Action(stage + 1, "B", k))
+        return found

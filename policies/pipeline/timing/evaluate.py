@@ -170,15 +170,27 @@ def evaluate(
     starts: list[list[int]] = [[] for _ in schedule.programs]
     ends: list[list[int]] = [[] for _ in schedule.programs]
     end_of: dict[Action, int] = {}
+    took: dict[tuple[int, str], int] = {}  # what an action takes does not depend on its micro-batch
     for rank, slot, needs in in_turn(schedule):
         start = ends[rank][-1] if ends[rank] else 0
         for need in needs:
+            there = end_of[need]
             source = schedule.rank_of(need.stage, need.micro_batch)
-            start = max(start, end_of[need] + (travel(source, rank) if source != rank else 0))
-        end = start + _duration(slot, each)
+            if source != rank:
+                there += travel(source, rank)
+            if there > start:
+                start = there
+        if isinstance(slot, Overlap):
+            duration = _duration(slot, each)
+        elif (known := took.get(slot[:2])) is not None:
+            duration = known
+        else:
+            duration = took[slot[:2]] = _duration(slot, each)
+        end = start + duration
         starts[rank].append(start)
         ends[rank].append(end)
-        end_of.update(dict.fromkeys(slot.parts, end))
+        for action in slot.parts:
+            end_of[action] = end
     busy = (sum(e) - sum(s) for s, e in zip(starts, ends, strict=True))
     return Evaluation(tuple(map(tuple, starts)), tuple(map(tuple, ends)), tuple(busy))
 
