@@ -25,7 +25,5 @@ def collector_paused(*, keeps: bool = False) -> Iterator[None]:
     finally:
         if was_on:
             if keeps:
-                gc.collect(
-                    1
-                )  # visits only what is new, once; what others froze stays frozen and is not counted
+                gc.collect(1)  # visits only what is new, once; what others froze stays frozen
             gc.enable()
