@@ -20,6 +20,8 @@ __all__ = ["Trial", "chosen", "standard_trials"]
 
 MOST_KINDS: Final = 5
 """Kinds of kernel that are tried one by one: those that take longest together."""
+_OF_KIND: Final = {"kernel": "kernels of no known kind"}
+"""What kinds are called, where that is not clear from their names."""
 
 
 class Trial(NamedTuple):
@@ -72,7 +74,10 @@ def standard_trials(graph: Graph) -> list[Trial]:
         Trial("CUDA graphs", {"cuda_graph": True}, no_calls),
         Trial("host twice as fast", {"host": "x0.5"}, host),
         *(
-            Trial(f"{kind} twice as fast{_own_communication(graph, kind)}", {"scale": {kind: "x0.5"}})
+            Trial(
+                f"{_OF_KIND.get(kind, kind)} twice as fast{_own_communication(graph, kind)}",
+                {"scale": {kind: "x0.5"}},
+            )
             for kind in _longest_kinds(graph)
         ),
         Trial("all kernels twice as fast", {"scale": {"kernels": "x0.5"}}),
