@@ -67,7 +67,7 @@ class Batch:
         for op in graph.topological_order.tolist():
             record = records.ops[graph.op_names[op]]
             if record.kind not in _NO_DATA and any(tensor in grows for tensor, _ in record.inputs):
-                grows.update(record.tensor(k) for k in range(len(record.outputs)))
+                grows.update(record.tensors)
         growing = [record for record in records.ops.values() if record.name in grows]
         for record in growing:
             self._grow(records, record, grows)

@@ -15,7 +15,7 @@ from policies.compile.stateful_kinds import IN_PLACE, STATEFUL
 from sim import Graph, GraphBuilder
 from sim.graph.csr import Csr
 from sim.graph.frames import FrameStructure
-from sim.graph.graph import Role
+from sim.graph.graph import Role, output_name, split_output
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import GraphError
 
@@ -61,7 +61,12 @@ class Record:
 
     def tensor(self, k: int = 0) -> str:
         """Return the name of output `k`."""
-        return f"{self.name}:{k}" if k else self.name
+        return output_name(self.name, k)
+
+    @property
+    def tensors(self) -> list[str]:
+        """The names of all outputs."""
+        return [self.tensor(k) for k in range(len(self.outputs))]
 
 
 @dataclass(frozen=True)
@@ -113,8 +118,8 @@ class Records:
         """Return the op that makes a tensor; None for a graph input or parameter."""
         if tensor in self.ops:
             return self.ops[tensor]
-        base, colon, k = tensor.rpartition(":")
-        return self.ops.get(base) if colon and k.isdigit() else None
+        made = split_output(tensor)
+        return None if made is None else self.ops.get(made[0])
 
     def readers(self) -> dict[str, list[Record]]:
         """Return op name → the ops that read any of its outputs, once for each read."""
@@ -143,7 +148,7 @@ class Records:
         producer = self.producer(tensor)
         if producer is None:
             return self.externals[tensor].nbytes
-        k = 0 if tensor == producer.name else int(tensor.rpartition(":")[2])
+        _, k = (tensor, 0) if tensor == producer.name else split_output(tensor) or (tensor, 0)
         return producer.outputs[k]
 
     def redirect(self, moved: Mapping[str, str]) -> None:

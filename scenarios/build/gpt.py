@@ -25,7 +25,7 @@ from scenarios.build.transformer import Transformer
 from scenarios.ops.dtypes import check_dtype, nbytes
 from scenarios.ops.op_costs import OpFacts, TensorFacts, op_arguments
 from sim.graph.builder import GraphBuilder, Ref
-from sim.graph.graph import Graph
+from sim.graph.graph import Graph, output_name
 from sim.words.errors import InputError
 from sim.words.limits import MOST_BUILT, at_most
 
@@ -112,7 +112,7 @@ class _Writer:
         """Add an op with outputs of these shapes; its formula reads `seen` and `made` where they differ."""
         outputs = tuple(self.tensor(shape) for shape in shapes)
         for k, output in enumerate(outputs):
-            self.facts[f"{name}:{k}" if k else name] = output
+            self.facts[output_name(name, k)] = output
         read = tuple(seen) or tuple(self.facts[i] for i in inputs)
         written = outputs if made is None else (made, *outputs[1:])
         facts = OpFacts(kind, read, written, dict(attributes or {}))

@@ -24,6 +24,7 @@ from typing import Any
 
 from scenarios.ops.functions import Function, Record, check_size, is_functional
 from sim.graph.builder import GraphBuilder
+from sim.graph.graph import output_name, split_output
 from sim.words.errors import GraphError, UnknownNameError
 
 __all__ = ["add_ops"]
@@ -123,10 +124,8 @@ class _Scope:
         name, distance = (ref, 0) if isinstance(ref, str) else ref
         if name in self.records or name in self.given:
             return name, 0, distance
-        base, colon, k = name.rpartition(":")
-        if colon and k.isdigit() and base in self.records:
-            return base, int(k), distance
-        return name, 0, distance
+        op, k = split_output(name) or (name, 0)
+        return (op, k, distance) if op in self.records else (name, 0, distance)
 
     def value(self, ref: Any) -> Any:
         """Return what a reference means in the graph that is built."""
@@ -141,7 +140,7 @@ class _Scope:
                 ).about(self.prefix.rstrip("/"), self.key)
             return _later(name, distance)
         if not is_functional(self.records[name]):
-            return _later(self.prefix + name + (f":{k}" if k else ""), distance)
+            return _later(output_name(self.prefix + name, k), distance)
         results, _ = self._written(name)
         if k >= len(results):
             op = self.prefix + name

@@ -31,7 +31,7 @@ from scenarios.ops.inlining import add_ops
 from scenarios.work.workload import Workload
 from sim.graph.builder import GraphBuilder
 from sim.graph.failures import read_fails
-from sim.graph.graph import Graph
+from sim.graph.graph import Graph, output_name, split_output
 from sim.machine.machine import Machine
 from sim.words.errors import GraphError, UnknownNameError, hint
 
@@ -262,12 +262,12 @@ class InlineOps(Workload):
 
     def _why_no_output(self, source: str) -> str | None:
         """Return what is wrong with ``op:k``; None: the op has an output k."""
-        base, _, k = source.rpartition(":")
-        if base not in self.ops or not k.isdecimal():
+        base, k = split_output(source) or ("", 0)
+        if base not in self.ops:
             return f"unknown input {source!r}{hint(source, [*self.ops, *self.inputs, *self.parameters])}"
         op = self.ops[base]
         n = len(op.sizes())
-        if int(k) < n or is_functional({"kind": op.kind, "attributes": op.attributes}):
+        if k < n or is_functional({"kind": op.kind, "attributes": op.attributes}):
             return None  # how many results a function has is checked later
         return f"{base!r} has {n} output(s), counted from 0"
 
@@ -337,9 +337,8 @@ def _expand(references: Sequence[Reference], ops: Mapping[str, Op]) -> list[tupl
     """Return the references with all parts in place of an op that is split."""
     expanded = []
     for ref in references:
-        base, colon, k = ref.source.rpartition(":")
-        whole, output = (base, f":{k}") if colon and base in ops else (ref.source, "")
-        parts = ops[whole].split if whole in ops else 1
-        names = [f"{whole}/{i}{output}" for i in range(parts)] if parts > 1 else [ref.source]
+        op, k = (ref.source, 0) if ref.source in ops else split_output(ref.source) or (ref.source, 0)
+        parts = ops[op].split if op in ops else 1
+        names = [output_name(f"{op}/{i}", k) for i in range(parts)] if parts > 1 else [ref.source]
         expanded += [(name, ref.distance) for name in names]
     return expanded

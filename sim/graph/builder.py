@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.graph.attributes import typed
-from sim.graph.csr import Csr, _indptr
+from sim.graph.csr import Csr
 from sim.graph.forwards import forwarded_nbytes
-from sim.graph.graph import Graph, Role
+from sim.graph.graph import Graph, Role, split_output
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import GraphError, UnknownNameError, nearest
 
@@ -77,9 +77,8 @@ class _Refs:
         external = indices <= -2
         np.subtract(-2, indices, out=indices, where=external)
         np.add(indices, n_external, out=indices, where=~external)
-        return Csr(_indptr(np.array(self.counts, dtype=np.int64)), indices), np.array(
-            self.distances, dtype=np.int64
-        )
+        counts, distances = (np.array(column, dtype=np.int64) for column in (self.counts, self.distances))
+        return Csr.of_counts(counts, indices), distances
 
 
 class GraphBuilder:
@@ -474,16 +473,16 @@ class GraphBuilder:
             return self._first[op] if op + 1 < len(self._first) else None
         if name in self._externals:
             return -2 - self._externals[name]
-        base, colon, k = name.rpartition(":")
-        op = self._ops.get(base) if colon and k.isdigit() else None
-        if op is None or op + 1 >= len(self._first) or int(k) >= self._first[op + 1] - self._first[op]:
+        base, k = split_output(name) or (name, 0)
+        op = self._ops.get(base)
+        if op is None or op + 1 >= len(self._first) or k >= self._first[op + 1] - self._first[op]:
             return None
-        return self._first[op] + int(k)
+        return self._first[op] + k
 
     def _unknown(self, consumer: int, name: str, what: str) -> str:
         here = f"graph {self.name!r}: op {self._name(consumer)!r}"
-        base, colon, k = name.rpartition(":")
-        if what == "input" and colon and k.isdigit() and base in self._ops:
+        base, _ = split_output(name) or (name, 0)
+        if what == "input" and base in self._ops:
             op = self._ops[base]
             return (
                 f"{here} reads {name!r}, but {base!r} has {self._first[op + 1] - self._first[op]} output(s)"

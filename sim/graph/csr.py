@@ -81,16 +81,21 @@ class Csr(NamedTuple):
         return Csr(indptr, self.indices[start + np.arange(indptr[-1])])
 
     @classmethod
+    def of_counts(cls, counts: IntArray, indices: IntArray) -> Csr:
+        """Cut entries into rows of these lengths."""
+        return cls(_indptr(counts), indices)
+
+    @classmethod
     def of_rows(cls, rows: Sequence[Sequence[int]]) -> Csr:
         """Make one of Python sequences."""
         flat = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int64)
-        return cls(_indptr(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))), flat)
+        return cls.of_counts(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)), flat)
 
     @classmethod
     def group(cls, keys: IntArray, values: IntArray, n_rows: int) -> Csr:
         """Collect ``values[j]`` in row ``keys[j]``, keeping the order of j within a row."""
         order = np.argsort(keys, kind="stable")
-        return cls(_indptr(np.bincount(keys, minlength=n_rows)), values[order])
+        return cls.of_counts(np.bincount(keys, minlength=n_rows), values[order])
 
 
 def _indptr(counts: IntArray) -> IntArray:

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,7 +33,34 @@ from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.errors import GraphError, UnknownNameError
 from sim.words.units import format_bytes, format_duration, format_flops
 
-__all__ = ["Graph", "Role"]
+__all__ = ["Graph", "Role", "output_name", "split_output"]
+
+
+_DIGITS: Final = 20
+"""No op has so many outputs that their numbers are as long."""
+
+
+def output_name(op: str, k: int) -> str:
+    """Return what output `k` of an op is called: ``op`` the first, ``op:1`` the second.
+
+    Examples
+    --------
+    >>> output_name("split", 0), output_name("split", 2)
+    ('split', 'split:2')
+    """
+    return f"{op}:{k}" if k else op
+
+
+def split_output(name: str) -> tuple[str, int] | None:
+    """Return op and output of ``op:k``; None of any other name.
+
+    Examples
+    --------
+    >>> split_output("split:2"), split_output("split")
+    (('split', 2), None)
+    """
+    op, colon, k = name.rpartition(":")
+    return (op, int(k)) if colon and k.isdecimal() and len(k) < _DIGITS else None
 
 
 class Role:
@@ -192,13 +219,12 @@ class Graph:
         producer = int(self.tensor_producer[tensor])
         if producer < 0:
             return self.external_names[tensor]
-        k = tensor - int(self.first_output[producer])
-        return self.op_names[producer] + (f":{k}" if k else "")
+        return output_name(self.op_names[producer], tensor - int(self.first_output[producer]))
 
     def tensor_names(self) -> list[str]:
         """Return the `tensor_name` of each tensor: inputs come first, then what each op makes."""
         made = zip(self.op_names, self.outputs.counts().tolist(), strict=True)
-        names = [f"{op}:{k}" if k else op for op, count in made for k in range(count)]
+        names = [output_name(op, k) for op, count in made for k in range(count)]
         return [*self.external_names, *names]
 
     @cached_property

@@ -40,6 +40,7 @@ from policies.compile.parallel.program import Program, shard_nbytes
 from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.records import Edge, Record
 from sim import Graph
+from sim.graph.graph import output_name
 from sim.words.errors import InputError, UnknownNameError
 
 __all__ = ["FullyShard"]
@@ -288,7 +289,7 @@ class _Host:
         sizes = [each.nbytes for each in module.parameters]
         copied = self.program.add(name, "copy_out", [gathered], sizes)
         for k, each in enumerate(module.parameters):
-            self.program.instead[each.name] = f"{copied}:{k}" if k else copied
+            self.program.instead[each.name] = output_name(copied, k)
         self.unsharded.add(module.name)
         if forward:
             self.copied_out = copied
@@ -312,7 +313,7 @@ class _Host:
             stream="reduce_scatter",
             communicator="shard",
         )
-        tensors = [f"{last}:{k}" if k else last for k in range(len(shards))]
+        tensors = [output_name(last, k) for k in range(len(shards))]
         stream = "reduce_scatter"
         if self.of.shard not in (None, self.of.ranks.n):
             stream = "all_reduce"
@@ -326,7 +327,7 @@ class _Host:
                 dimension=REPLICAS,
             )
         for k, each in enumerate(module.parameters):
-            made = f"{last}:{k}" if k else last
+            made = output_name(last, k)
             self.reduced = last
             if each.name in self.sums:
                 parts = [self.sums[each.name], made]

@@ -27,6 +27,7 @@ from policies.compile.parallel.training_step import TrainingStep
 from policies.compile.records import Edge, External, Record, Records, write
 from sim import Graph, Machine
 from sim.analysis.training.staleness import PUSHED_BY, UPDATES
+from sim.graph.graph import output_name
 from sim.words.errors import InputError
 from sim.words.limits import MOST_BUILT, at_most
 
@@ -117,7 +118,7 @@ class ParameterServer:
             own = [each for each in step.parameters if each.update == update.name]
             name = f"{self.servers[k % len(self.servers)]}/{update.name}"
             name = f"{name}/{worker}" if self.asynchronous else name
-            found |= {each.name: (f"{name}:{i}" if i else name, 1) for i, each in enumerate(own)}
+            found |= {each.name: (output_name(name, i), 1) for i, each in enumerate(own)}
         return found
 
     def _serve(

@@ -162,4 +162,4 @@ def _places(
 def _tiled(rows: Csr, entries: list[IntArray]) -> Csr:
     """Return rows again and again, with the entries of each time."""
     counts = np.tile(rows.counts(), len(entries))
-    return Csr(np.concatenate(([0], np.cumsum(counts))), np.concatenate(entries))
+    return Csr.of_counts(counts, np.concatenate(entries))

@@ -157,7 +157,7 @@ class TrainingStep:
         n = elements(self.records.externals[name].nbytes, update.dtype)
         maker = self.records.producer(gradient)
         if maker is not None and maker.name in self.finishing:
-            gradient = maker.inputs[[maker.tensor(k) for k in range(len(maker.outputs))].index(gradient)][0]
+            gradient = maker.inputs[maker.tensors.index(gradient)][0]
         return Parameter(name, gradient, update.name, self.records.nbytes(gradient), n, update.dtype)
 
 

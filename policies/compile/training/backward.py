@@ -86,8 +86,7 @@ class Backward:
 
     def through(self, op: Record) -> None:
         """Make the gradients of what `op` reads, if it has one itself."""
-        outputs = [op.tensor(k) for k in range(len(op.outputs))]
-        dy = [grad for grad in map(self.gradient, outputs) if grad is not None]
+        dy = [grad for grad in map(self.gradient, op.tensors) if grad is not None]
         wanted = [
             (k, tensor)
             for k, (tensor, distance) in enumerate(differentiable(op))

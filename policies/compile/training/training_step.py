@@ -158,5 +158,5 @@ def _active(records: Records, order: Sequence[str], trained: set[str]) -> set[st
         record = records.ops[name]
         reached = any(tensor in active and not distance for tensor, distance in record.inputs)
         if reached and record.kind not in CUT and any(t in active for t, _ in differentiable(record)):
-            active.update(record.tensor(k) for k in range(len(record.outputs)))
+            active.update(record.tensors)
     return active

@@ -65,7 +65,7 @@ def needs_of(
     rows, _ = np.nonzero(table != NOTHING)
     slots = int(actions.slot[-1]) + 1 if len(actions.slot) else 0
     counts = np.bincount(actions.slot[rows], minlength=slots)
-    return Csr(np.concatenate(([0], np.cumsum(counts))), table[table != NOTHING])
+    return Csr.of_counts(counts, table[table != NOTHING])
 
 
 def walk(needs: Csr, makes: Csr, first: Sequence[int], n_keys: int) -> tuple[IntArray, list[int]]:

@@ -420,4 +420,4 @@ def _piece(whole: int, piece: int, pieces: int) -> int:
 def _present(table: IntArray) -> Csr:
     """Return the rows of a table without `NOTHING`."""
     there = table != NOTHING
-    return Csr(np.concatenate(([0], np.cumsum(there.sum(axis=1)))), table[there])
+    return Csr.of_counts(there.sum(axis=1), table[there])

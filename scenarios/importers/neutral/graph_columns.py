@@ -25,7 +25,8 @@ from pydantic_core import from_json
 
 from scenarios.importers.neutral.graph_file import GraphFile, checked
 from scenarios.ops.functions import FUNCTIONAL_KINDS
-from sim.graph.csr import Csr, _indptr
+from sim.graph.csr import Csr
+from sim.graph.graph import split_output
 from sim.words.arrays import UNSET, IntArray
 
 __all__ = ["read_columns"]
@@ -168,8 +169,8 @@ class _Columns:
         number = self._number
         _need("" not in number)
         for name in self._with_colon:
-            base, _, k = name.rpartition(":")
-            _need(not (k.isdigit() and base in number))  # what it means depends on where it is read
+            made = split_output(name)
+            _need(made is None or made[0] not in number)  # what it means depends on where it is read
         columns: dict[str, Any] = {}
         for key, column in self._columns.items():
             if not column:  # nothing is stored for a key that no record has
@@ -194,10 +195,10 @@ class _Columns:
             known = number.get(name)
             if known is not None:
                 return int(first[known]) if known >= 0 else known
-            base, colon, k = name.rpartition(":")
+            base, k = split_output(name) or (name, 0)
             op = number.get(base, UNSET)
-            _need(bool(colon) and k.isdigit() and op >= 0 and int(k) < n_outputs[op])
-            return int(first[op]) + int(k)
+            _need(op >= 0 and k < n_outputs[op])
+            return int(first[op]) + k
 
         np.copyto(read, first.take(read, mode="clip"), where=read >= 0)
         for position, name in self._later["inputs"].items():
@@ -216,11 +217,11 @@ class _Columns:
             "names": number,
             **words,
             **columns,
-            "inputs": Csr(_indptr(n_inputs), read),
+            "inputs": Csr.of_counts(n_inputs, read),
             "input_distance": self._distances("inputs"),
-            "after": Csr(_indptr(n_after), followed),
+            "after": Csr.of_counts(n_after, followed),
             "after_distance": self._distances("after"),
-            "outputs": Csr(_indptr(n_outputs), nbytes),
+            "outputs": Csr.of_counts(n_outputs, nbytes),
             "duration_by_kind": by_kind,
             "attributes": self._mappings["attributes"],
         }

@@ -37,7 +37,7 @@ from scenarios.ops.functions import Function
 from scenarios.ops.inlining import add_ops
 from scenarios.ops.op_costs import COSTS, VIEWS, op_arguments
 from sim.graph.builder import GraphBuilder
-from sim.graph.graph import Graph
+from sim.graph.graph import Graph, output_name
 from sim.words.errors import InputError
 
 __all__ = ["build_graph"]
@@ -222,7 +222,7 @@ class _Ops:
     def _refer(self, outputs: Sequence[str], name: str, first: int = 0) -> None:
         for k, output in enumerate(outputs, start=first):
             if output:
-                self.refs[output] = f"{name}:{k}" if k else name
+                self.refs[output] = output_name(name, k)
 
     # -- nodes with subgraphs --------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from fractions import Fraction
 
 from scenarios.importers.files import StrPath, fixed_batch, in_file, read_bytes, stem
 from sim.graph.builder import GraphBuilder
-from sim.graph.graph import Graph
+from sim.graph.graph import Graph, output_name
 from sim.words.errors import GraphError, InputError, hint
 from sim.words.units import round_half_up
 
@@ -228,7 +228,7 @@ def training_graph(layers: Sequence[LayerProfile], name: str) -> Graph:
         sources = [before for before in layer.predecessors if not by_name[before].is_input]
         op = f"B.{layer.name}"
         for k, before in enumerate(sources):
-            gradients[before].append(f"{op}:{k}" if k else op)
+            gradients[before].append(output_name(op, k))
         builder.op(
             op,
             kind=f"{layer.kind}_grad",

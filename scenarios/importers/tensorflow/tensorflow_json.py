@@ -35,7 +35,7 @@ from scenarios.importers.tensorflow.tensorflow_nodes import File, Recorded, op_f
 from scenarios.ops.op_costs import COSTS, op_arguments
 from sim.graph.builder import GraphBuilder
 from sim.graph.frames import CONTROL_FLOW_KINDS
-from sim.graph.graph import Graph
+from sim.graph.graph import Graph, output_name
 from sim.words.errors import GraphError, InputError, hint
 
 __all__ = ["import_tensorflow_json", "load", "recognises"]
@@ -118,8 +118,7 @@ def _add(builder: GraphBuilder, recorded: Recorded, name: str, after: list[str |
     builder.op(
         name,
         inputs=[
-            (f"{source}:{k}" if k else source, int(recorded.kinds[source] == "next_iteration"))
-            for source, k in sources
+            (output_name(source, k), int(recorded.kinds[source] == "next_iteration")) for source, k in sources
         ],
         after=after,
         **op_arguments(facts, where, plain_attributes(attributes), known=known),

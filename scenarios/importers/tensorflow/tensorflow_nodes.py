@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from scenarios.ops import dtypes
 from scenarios.ops.op_costs import OpFacts, TensorFacts
+from sim.graph.graph import split_output
 from sim.words.errors import GraphError, InputError
 
 __all__ = ["File", "Node", "Recorded", "Variable", "kind_of", "op_facts", "plain_attributes"]
@@ -150,8 +151,7 @@ def _is_external(node: Node) -> bool:
 
 def _split(text: str) -> tuple[str, int]:
     """Return node and output of ``name:k``."""
-    name, colon, k = text.rpartition(":")
-    return (name, int(k)) if colon and k.isdigit() else (text, 0)
+    return split_output(text) or (text, 0)
 
 
 # -- TensorFlow's words in ours -----------------------------------------------------------------

@@ -32,7 +32,7 @@ from scenarios.importers.torch.torch_ops import (
 from scenarios.ops import dtypes
 from scenarios.ops.op_costs import COSTS, OpFacts, TensorFacts, op_arguments, without_formula
 from sim.graph.builder import GraphBuilder
-from sim.graph.graph import Graph
+from sim.graph.graph import Graph, output_name
 from sim.words.errors import InputError, extra
 
 __all__ = ["import_torch"]
@@ -124,7 +124,7 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
         if _is_getitem(node):
             source, k = node.args
             if operator_name(source.target) not in LISTS:
-                refs[node] = f"{refs[source]}:{k}" if k else refs[source]
+                refs[node] = output_name(refs[source], k)
                 continue
             tensors, said = [source.args[0]], [*source.args, *source.kwargs.items(), k]
             facts = OpFacts("identity", _facts(tensors, dtype), _facts([node], dtype), {})

@@ -22,7 +22,7 @@ import numpy as np
 
 from policies.compile.records import Edge, Record, read, write
 from scenarios.recorded.program import roles
-from sim.graph.graph import Graph
+from sim.graph.graph import Graph, split_output
 from sim.words.arrays import BoolArray
 
 __all__ = ["Program"]
@@ -227,8 +227,8 @@ class Program:
 
     def owner(self, tensor: str) -> str:
         """Return the op that makes a tensor (or the tensor, if it is an input of the graph)."""
-        base, colon, number = tensor.rpartition(":")
-        return base if tensor not in self.records.ops and colon and number.isdigit() else tensor
+        op, _ = split_output(tensor) or (tensor, 0)
+        return tensor if tensor in self.records.ops else op
 
     def _instead(
         self, edges: Iterable[Edge], known: Mapping[str, Mapping[Edge, None]], of: str

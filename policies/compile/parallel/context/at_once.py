@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from policies.compile.parallel.context.tokens import SHAPE, Parts, Tokens
 from policies.compile.records import Record
+from sim.graph.graph import output_name
 from sim.words.errors import GraphError
 
 __all__ = ["AllGather", "AllToAll"]
@@ -87,7 +88,7 @@ class AllToAll(Tokens):
         made = self.compute(
             g, f"{g.name}/heads", [*reads, f"{a.name}/heads"], of.sizes, Fraction(1, self.c), **self.heads(a)
         )
-        tensors = [f"{made}:{k}" if k else made for k in range(3)]
+        tensors = [output_name(made, k) for k in range(3)]
         self.joined(
             g,
             [

@@ -103,7 +103,7 @@ class Tokens(ABC):
         if not any(tensor in self.on_tokens for tensor in tensors):
             self.records.make(replace(record, attributes=_on_compute(record.attributes)))
             return
-        made = [record.tensor(k) for k in range(len(record.outputs))]
+        made = record.tensors
         if record.kind in ("matmul", "gemm") and record.phase in (None, "F"):
             (a, _), (b, _) = record.inputs[:2]
             if a in self.on_tokens and b in self.on_tokens:

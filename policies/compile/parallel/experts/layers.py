@@ -185,7 +185,7 @@ class Layers:
         found = {name for name, given in records.externals.items() if given.role == Role.PARAMETER}
         for record in self.step.work:
             if record.inputs and all(tensor in found for tensor, _ in record.inputs):
-                found.update(record.tensor(k) for k in range(len(record.outputs)))
+                found.update(record.tensors)
         return found
 
     def _leave_out_sums(self) -> None:
@@ -265,10 +265,10 @@ class Layers:
                 backward = producer is not None and not self._is_forward(producer)
                 _add(layer.grads_enter if backward else layer.enters, [tensor])
         for name in layer.forward:
-            made = _made(records.ops[name])
+            made = records.ops[name].tensors
             _add(layer.leaves, (t for t in made if t in read_outside or not read.intersection(made)))
         for name in layer.backward:
-            made = [tensor for tensor in _made(records.ops[name]) if tensor not in self.gradients]
+            made = [tensor for tensor in records.ops[name].tensors if tensor not in self.gradients]
             _add(layer.grads_leave, (tensor for tensor in made if tensor in read_outside))
         if not layer.enters:
             raise GraphError(f"nothing enters the experts {layer.name!r}; all that they read are parameters")
@@ -300,10 +300,6 @@ def scaled(record: Record, by: Fraction) -> Record:
         duration_ns=None if record.duration_ns is None else round_half_up(record.duration_ns * by),
         duration_by_kind={kind: round_half_up(ns * by) for kind, ns in record.duration_by_kind.items()},
     )
-
-
-def _made(record: Record) -> list[str]:
-    return [record.tensor(k) for k in range(len(record.outputs))]
 
 
 def _add(to: list[str], tensors: Iterable[str]) -> None:

@@ -181,7 +181,7 @@ class OneRank:
         held = self.held if expert is None else 1
         used = sum(n > 0 for n in self.got.values()) if expert is None else bool(each)
         read = sum(map(self._tensor_nbytes, {t for t, _ in record.inputs} & self.layers.weights))
-        outputs = [record.tensor(k) for k in range(len(record.outputs))]
+        outputs = record.tensors
         of_weights = [t in self.layers.weights or t in self.layers.gradients for t in outputs]
         written = sum(n for n, weight in zip(record.outputs, of_weights, strict=True) if weight)
         by = Fraction(held) if of_weights and all(t in self.layers.weights for t in outputs) else each

@@ -322,7 +322,7 @@ class _Rank:
         maker = self.old.producer(tensor)
         if maker is None or maker.name not in self.step.finishing:
             return tensor
-        return maker.inputs[[maker.tensor(k) for k in range(len(maker.outputs))].index(tensor)][0]
+        return maker.inputs[maker.tensors.index(tensor)][0]
 
     def _sum_of_tensor_ranks(self, record: Record, here: dict[str, str]) -> None:
         """Sum, of the gradients that tensor-parallel ranks have parts of, those that are here."""
@@ -335,7 +335,7 @@ class _Rank:
             record.name, [here[t] for _, t in pairs], sizes, given["communicator"], given["dimension"]
         )
         for new, (old, tensor) in enumerate(pairs):
-            made = f"{record.name}:{new}" if new else record.name
+            made = record.tensor(new)
             here[tensor] = made
             self._finished = {**self._finished, record.tensor(old): made}
 

@@ -173,8 +173,7 @@ class Plan:
         seen = {record.name for record in left}
         while left:
             record = left.pop()
-            tensors = [record.tensor(k) for k in range(len(record.outputs))]
-            for tensor in tensors:
+            for tensor in record.tensors:
                 for reader in self.readers.get(tensor, []):
                     if reader.name not in self.names:
                         continue
@@ -291,5 +290,5 @@ class Plan:
         found = {name for name, given in self.records.externals.items() if given.role == Role.PARAMETER}
         for record in self.forward:
             if record.kind not in CUT and any(tensor in found for tensor, _ in record.inputs):
-                found.update(record.tensor(k) for k in range(len(record.outputs)))
+                found.update(record.tensors)
         return found

@@ -38,6 +38,7 @@ from policies.compile.parallel.zero.coordinator import Coordinator, Limits
 from policies.compile.parallel.zero.stages_1_and_2 import GROUP
 from policies.compile.records import Edge
 from sim import Graph
+from sim.graph.graph import output_name
 
 __all__ = ["ZeroThree"]
 
@@ -214,14 +215,12 @@ class _Host:
         )
         self.stream_end = made
         for k, each in enumerate(together):
-            self.program.instead[each.name] = f"{made}:{k}" if k else made
+            self.program.instead[each.name] = output_name(made, k)
 
     def reduce(self, k: int, bucket: Sequence[Parameter]) -> None:
         """Launch the reduction of a bucket; parts are added to those of earlier micro-batches."""
-        stream, parts = (
-            "reduce" if self.of.overlap else COMPUTE,
-            [shard_nbytes(each, self.n) for each in bucket],
-        )
+        stream = "reduce" if self.of.overlap else COMPUTE
+        parts = [shard_nbytes(each, self.n) for each in bucket]
         name = self.reduced = self.program.add(
             f"{self.prefix}reduce_scatter{k}",
             "reduce_scatter",
@@ -232,7 +231,7 @@ class _Host:
             nbytes=self.n * sum(parts),
         )
         for i, each in enumerate(bucket):
-            made = f"{name}:{i}" if i else name
+            made = output_name(name, i)
             if each.name in self.sums:
                 both = [self.sums[each.name], made]
                 made = self.reduced = self.program.add_parts(self.prefix, each, both, self.n, stream)

@@ -33,6 +33,7 @@ from policies.compile.parallel.micro_batches.of_step import micro_batches, refus
 from policies.compile.parallel.program import COMPUTE, Program, shard_nbytes
 from policies.compile.parallel.training_step import Parameter, TrainingStep
 from sim import Graph
+from sim.graph.graph import output_name
 
 __all__ = ["GROUP", "ZeroOne", "ZeroTwo"]
 
@@ -150,7 +151,7 @@ class _Host:
             stream="reduce" if self.of.overlap_comm else COMPUTE,
             communicator=GROUP,
         )
-        self.gradients |= {each: f"{name}:{i}" if i else name for i, each in enumerate(names)}
+        self.gradients |= {each: output_name(name, i) for i, each in enumerate(names)}
         return name
 
     def keep_part(self, kept: Mapping[str, str], k: int) -> None:
@@ -163,7 +164,7 @@ class _Host:
         record.bytes_read = sum(parts) * (2 if k else 1)
         record.flops = sum(-(-each.elements // self.n) for each in self.step.parameters) if k else 0
         record.dtype = self.step.parameters[0].dtype
-        self.gradients = {each: f"{name}:{i}" if i else name for i, each in enumerate(names)}
+        self.gradients = {each: output_name(name, i) for i, each in enumerate(names)}
         self.last = name
 
     def gather(self) -> None:
