@@ -388,7 +388,7 @@ def test_a_table_of_something_else_is_not_written_over(scenario: Path, tmp_path:
     other = CliRunner().invoke(app, ["sweep", str(scenario), "--out", out, "--vary", VARY[1]])
     assert other.exit_code == 2
     assert other.stderr == (
-        f"{out}: is there already and is a table of machine.devices.cpu0.cores; name another file, or "
+        f"{out}: is there already, and holds a table of machine.devices.cpu0.cores; name another file, or "
         "replace it with --force\n"
     )
     assert Path(out).read_bytes() == before

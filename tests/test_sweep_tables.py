@@ -72,7 +72,7 @@ def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "t.parquet").read_bytes() == before
     other_points = ["--vary", "machine.devices.cpu0.cores=3,4"]
     refused = sim("sweep", path, *other_points, "--out", tmp_path / "t.parquet")
-    assert "is there already and is other values of the same keys" in refused.stderr
+    assert "is there already, and holds other values of the same keys" in refused.stderr
 
 
 def test_two_sweeps_do_not_write_one_table(tmp_path: Path) -> None:
