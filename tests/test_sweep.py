@@ -393,4 +393,4 @@ def test_a_table_of_something_else_is_not_written_over(scenario: Path, tmp_path:
     )
     assert Path(out).read_bytes() == before
     Path(out).write_text("my notes", encoding="utf-8")
-    assert "is something else" in CliRunner().invoke(app, one).stderr
+    assert "holds something else" in CliRunner().invoke(app, one).stderr
