@@ -65,10 +65,10 @@ def tasks(folder: Path) -> tuple[list[str], int]:
 
 
 CASES = {
-    "a million events": Large(one_process, 18.5, 0.55),
-    "... of 8 ranks": Large(eight_ranks, 20.5, 0.56),
-    "45,248 tasks": Large(tasks, 35, 0.16),
-    "... of the trace": Large(trace, 70, 0.2),
+    "a million events": Large(one_process, 8, 0.5),
+    "... of 8 ranks": Large(eight_ranks, 8.5, 0.5),
+    "45,248 tasks": Large(tasks, 30, 0.16),
+    "... of the trace": Large(trace, 52, 0.2),
 }
 
 
