@@ -184,7 +184,9 @@ def check_same_table(out: str | Path, points: Sequence[Point]) -> None:
     if "policy" in columns:
         varied = columns[: columns.index("policy")]
         of = "other values of the same keys" if varied == keys else f"a table of {', '.join(varied)}"
-    raise InputError(f"{out}: is there already, and holds {of}; name another file, or replace it with --force")
+    raise InputError(
+        f"{out}: is there already, and holds {of}; name another file, or replace it with --force"
+    )
 
 
 def _read_rows(path: Path) -> list[Row]:

@@ -33,7 +33,7 @@ __all__ = [
 
 Fields = Mapping[str, Any]
 
-ABSENT: Final = object()
+ABSENT: Final[Any] = object()
 """A value that is not there."""
 _EXACT_US: Final = 2.0**52
 """Below it a number of microseconds is exact without its fraction, and the fraction is."""

@@ -59,7 +59,7 @@ def read_events(path: StrPath) -> Trace:
     others: dict[str, Any] = {}
     found = Taken()
     try:
-        for events in lists(path, "a trace", "traceEvents", others, wanted()):
+        for events in lists(path, "a trace", "traceEvents", others, wanted):
             found.take(events)
         found.look()
     except _WRONG:
@@ -82,7 +82,7 @@ def _names(properties: Any) -> dict[int, str]:
 def _first_wrong(path: StrPath) -> InputError:
     """Return what is wrong with the first event of a trace that is."""
     before = 0
-    for events in lists(path, "a trace", "traceEvents", {}, wanted()):
+    for events in lists(path, "a trace", "traceEvents", {}, wanted):
         fine, wrong, reason = 0, len(events) + 1, ""
         while fine + 1 < wrong:  # so many are fine, and so many are not
             middle = (fine + wrong) // 2

@@ -1,72 +1,63 @@
 """Trace events without what nobody asks for: most of what a profiler notes is skipped and never made.
 
-The parser is msgspec's (the extra ``fast``), if it is installed: told the members that matter, it makes no
-others, and takes a third of the time of `json`. What it makes of them is the same. Where it has another
-opinion of what JSON is (``NaN``, half a character), or finds something else than it expected, `json` decides.
+msgspec makes no other members than those of `Event`, and takes a third of the time of `json`. What it makes
+of them is the same. Where it has another opinion of what JSON is (``NaN``, half a character), or finds
+something else than it expected, `json` decides.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import types
-from collections.abc import Sequence
-from functools import cache
-from typing import Any, Final, Protocol, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from scenarios.importers.streamed_json import Decode
+import msgspec
+
 from scenarios.importers.traces.trace_events.event_fields import ABSENT, text
 
-__all__ = ["ARGS", "MEMBERS", "SELDOM", "Event", "as_events", "parsed", "wanted"]
+__all__ = ["Args", "Event", "as_events", "parsed", "wanted"]
 
-MEMBERS: Final = "ph", "name", "pid", "tid", "ts", "dur", "args"
-ARGS: Final = (
+_ARGS: Final = (
     *("External id", "external id", "Sequence number", "Fwd thread id", "correlation", "device", "stream"),
     *("bytes", "grid", "block", "registers per thread", "shared memory"),
     *("wait_on_stream", "wait_on_cuda_event_id", "wait_on_cuda_event_record_corr_id"),
     *("Process Group Name", "Process Group Ranks", "Group size", "Collective name", "dtype"),
     *("In msg nelems", "Out msg nelems"),
 )
-SELDOM: Final = "Input Dims", "Input type"
-"""All that is read of the ``args`` of an event; of some it is read of few events (`parsed`)."""
-_JSON: Final = {dict, list, str, int, float, bool, type(None)}
-"""What `json` makes."""
+_SELDOM: Final = "Input Dims", "Input type"
+if TYPE_CHECKING:
+    Args = Mapping[str, Any]
+else:
+    Args = TypedDict(
+        "Args", {**dict.fromkeys(_ARGS, Any), **dict.fromkeys(_SELDOM, msgspec.Raw)}, total=False
+    )
+"""What is read of the ``args`` of an event; of some it is read of few events, and parsed then (`parsed`)."""
 
 
-class Event(Protocol):
+class Event(msgspec.Struct, gc=False):
     """What is read of an event; `ABSENT`, or no category, where it is not there."""
 
-    cat: str
-    ph: Any
-    name: Any
-    pid: Any
-    tid: Any
-    ts: Any
-    dur: Any
-    args: Any
+    cat: str = ""
+    ph: Any = ABSENT
+    name: Any = ABSENT
+    pid: Any = ABSENT
+    tid: Any = ABSENT
+    ts: Any = ABSENT
+    dur: Any = ABSENT
+    args: Args = ABSENT
 
 
-@cache
-def wanted() -> Decode:
-    """Return what parses a list of events, into `Event` or dictionaries."""
-    if importlib.util.find_spec("msgspec") is None:
-        return json.loads
-    import msgspec
+_JSON: Final = {dict, list, str, int, float, bool, type(None)}
+"""What `json` makes."""
+_decode: Final = msgspec.json.Decoder(list[Event]).decode
 
-    typed: Any = TypedDict  # whose members are known here only
-    members = {**dict.fromkeys(ARGS, Any), **dict.fromkeys(SELDOM, msgspec.Raw)}
-    of_type = {**dict.fromkeys(MEMBERS, Any), "args": typed("Args", members, total=False)}
-    fields = [("cat", str, ""), *((member, type_, ABSENT) for member, type_ in of_type.items())]
-    event = msgspec.defstruct("Event", fields, gc=False)
-    decode: Decode = msgspec.json.Decoder(types.GenericAlias(list, (event,))).decode
 
-    def decoded(text: str) -> list[Any]:
-        try:
-            return decode(text)
-        except (msgspec.DecodeError, UnicodeEncodeError):
-            return json.loads(text)  # type: ignore[no-any-return]
-
-    return decoded
+def wanted(text: str) -> list[Any]:
+    """Parse a list of events, into `Event` or dictionaries."""
+    try:
+        return _decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return json.loads(text)  # type: ignore[no-any-return]
 
 
 def as_events(values: Sequence[Any]) -> Sequence[Event]:
@@ -78,11 +69,11 @@ def _event(value: Any) -> Event:
     """Return an event as `json` parsed it."""
     if not isinstance(value, dict):
         raise ValueError(f"a {type(value).__name__} is no event")
-    event: Any = types.SimpleNamespace(**{member: value.get(member, ABSENT) for member in MEMBERS})
-    event.cat = text(value, "cat") if "cat" in value else ""
-    return event  # type: ignore[no-any-return]
+    if "cat" in value:
+        text(value, "cat")
+    return Event(**{member: value[member] for member in Event.__struct_fields__ if member in value})
 
 
 def parsed(value: Any) -> Any:
-    """Return the value of a member that is read `SELDOM`."""
+    """Return the value of a member that is read of few events."""
     return value if value is None or isinstance(value, list) else json.loads(bytes(value))
