@@ -114,6 +114,23 @@ def test_longer_kernels_are_the_cause_not_the_policy() -> None:
     assert difference(fast, slow) == "90 ns faster: -90 ns executing"
 
 
+def test_a_stream_that_is_idle_in_order_for_a_longer_kernel_elsewhere() -> None:
+    """c is ready at 0 and comes after b, which waits for a on another GPU: 40 ns, or 80."""
+    machine = Machine((Device("gpu0"), Device("gpu1")))
+
+    def step(scale: int) -> Trace:
+        b = GraphBuilder("in order")
+        b.op("a", duration_ns=40 * scale, device="gpu0")
+        b.op("b", duration_ns=10 * scale, device="gpu1", inputs=["a"])
+        b.op("c", duration_ns=30 * scale, device="gpu1")
+        return simulate(b.build(), machine, InOrder())
+
+    slow, fast = step(2), step(1)
+    assert makespan_parts(fast) == {"executing": 30, "policy": 40, "stream": 10}
+    assert difference(slow, fast) == "80 ns slower because its ops take longer to execute"
+    assert difference(fast, slow) == "80 ns faster: -80 ns executing"
+
+
 def test_exposed_communication_is_a_cause() -> None:
     """A sum of 20 ns, beside b on a stream of its own or before the update on the same."""
 

@@ -15,19 +15,27 @@ the task itself or one that its stream executes before it, that is ``communicati
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from sim.explain.facts.communication import communicates, computes_until_ns
 from sim.explain.facts.derived_columns import Facts
 from sim.explain.idle import held_up
+from sim.explain.path import executed_path
 from sim.words.arrays import UNSET, BoolArray, FloatArray, IntArray
 from sim.words.intervals import Cover, union
 
 __all__ = ["Chain"]
+
+
+_Until = Callable[[IntArray], FloatArray]
+"""A time for each task of the chain -> how much there was until then."""
+
+_FOR_OTHERS: Final = ("resources", "communicator", "late rank")
+"""Reasons to wait, beside an order, for which tasks of other lanes have to end."""
 
 
 class _Piece(NamedTuple):
@@ -41,14 +49,17 @@ class _Piece(NamedTuple):
     begin_ns, length_ns : array of int
         When each has that part, among others.
     lanes : bool
-        Whether the task's lane executes then.
+        Whether it lasts while the task's lane executes,
+    others : bool
+        and whether while the lane is idle, until tasks elsewhere have ended.
     """
 
     part: str
     ns: IntArray
     begin_ns: IntArray
     length_ns: IntArray
-    lanes: bool
+    lanes: bool = False
+    others: bool = False
 
 
 class Chain:
@@ -88,17 +99,27 @@ class Chain:
     def longer(self, other: Facts) -> dict[str, int]:
         """Return how much of each part is there because the same ops last longer than in another run, in ns.
 
+        While a task's lane executes, these are its ops. While it is idle, for an order in which another task
+        comes first, say, they are those of the executed critical path.
+
         What an op took there counts, on average over its executions; of one that communicates nothing does.
         In another graph no op is the same: stages of the same name may have other layers.
         """
         longer = self._longer_than_in(other)
-        if not len(longer):
+        if not longer.any():
             return {}
+        by_lanes = self._by_lanes(longer)
+        waits = any(piece.others and piece.length_ns.any() for piece in self._pieces)
+        by_others = self._by_others(longer) if waits else None
         found: dict[str, int] = {}
         for piece in self._pieces:
+            stretch = piece.begin_ns, piece.begin_ns + piece.length_ns
+            ns = 0.0
             if piece.lanes:
-                ns = self._between(longer, piece.begin_ns, piece.length_ns)
-                found[piece.part] = found.get(piece.part, 0) + round(float(ns.sum()))
+                ns += float((by_lanes(stretch[1]) - by_lanes(stretch[0])).sum())
+            if piece.others and by_others is not None:
+                ns += float((by_others(stretch[1]) - by_others(stretch[0])).sum())
+            found[piece.part] = found.get(piece.part, 0) + round(ns)
         return {part: ns for part, ns in found.items() if ns}
 
     @cached_property
@@ -109,24 +130,24 @@ class Chain:
         f, tasks = self.f, self.tasks
         begins, lasted = f.begins[tasks], f.end[tasks] - f.begins[tasks]
         exposed = self._exposed(begins, lasted)
-        yield _Piece("executing", lasted - exposed, begins, lasted, True)
-        yield _Piece("communication", exposed, begins, lasted, False)
+        yield _Piece("executing", lasted - exposed, begins, lasted, lanes=True)
+        yield _Piece("communication", exposed, begins, lasted)
         launched = ~f.by_worker[tasks] & self.on_lane
         for reason, begin, ns in held_up(f, tasks, f.data[tasks], begins):
             if reason == "policy" and ns.any():
                 behind = np.where(launched, self._busy.between(begin, begin + ns, self.which), 0)
                 exposed = np.where(launched, self._exposed(begin, ns), 0)
-                yield _Piece("policy", ns - behind, begin, np.where(launched, 0, ns), False)
-                yield _Piece("stream", behind - exposed, begin, np.where(launched, ns, 0), True)
-                yield _Piece("communication", exposed, begin, ns, False)
+                yield _Piece("policy", ns - behind, begin, ns, others=True)
+                yield _Piece("stream", behind - exposed, begin, np.where(launched, ns, 0), lanes=True)
+                yield _Piece("communication", exposed, begin, ns)
             elif reason == "stream" and ns.any():
                 exposed = self._exposed(begin, ns)
-                yield _Piece("stream", ns - exposed, begin, ns, True)
-                yield _Piece("communication", exposed, begin, ns, False)
+                yield _Piece("stream", ns - exposed, begin, ns, lanes=True, others=True)
+                yield _Piece("communication", exposed, begin, ns)
             elif reason == "issue":
-                yield _Piece("issuer", ns, begin, np.where(launched, 0, ns), True)
+                yield _Piece("issuer", ns, begin, np.where(launched, 0, ns), lanes=True)
             else:
-                yield _Piece(reason, ns, begin, ns, False)
+                yield _Piece(reason, ns, begin, ns, others=reason in _FOR_OTHERS)
 
     # -- what the lanes of the chain do meanwhile --------------------------------------------------------
 
@@ -172,31 +193,57 @@ class Chain:
     # -- what they would do if ops took what they take in another run ------------------------------------
 
     def _longer_than_in(self, other: Facts) -> FloatArray:
-        """Return for each task on these lanes how much longer it lasts than in another run, in ns."""
-        rows, _ = self._on_these
-        names = self.f.job.graph.op_names
+        """Return for each task how much longer it lasts than in another run, in ns."""
+        names, longer = self.f.job.graph.op_names, np.zeros(self.f.n)
         if sorted(names) != sorted(other.job.graph.op_names):
-            return np.zeros(0)
+            return longer
         lasted, times = (np.zeros(len(other.job.graph)) for _ in range(2))
         ran = np.flatnonzero(other.trace.executed)
         np.add.at(lasted, other.trace.tasks["op"][ran], (other.end - other.begins)[ran])
         np.add.at(times, other.trace.tasks["op"][ran], 1)
         number = {name: op for op, name in enumerate(other.job.graph.op_names)}
-        ops = self.f.trace.tasks["op"][rows]
-        there = np.array([number[names[op]] for op in ops.tolist()], np.int64)
-        counts = ~communicates(self.f.trace)[rows] & (times[there] > 0)
-        took = (self.f.end - self.f.begins)[rows]
-        longer = np.zeros(len(rows))
+        there = np.array([number[name] for name in names], np.int64)[self.f.trace.tasks["op"]]
+        counts = self.f.trace.executed & ~communicates(self.f.trace) & (times[there] > 0)
+        took = self.f.end - self.f.begins
         longer[counts] = took[counts] - lasted[there[counts]] / times[there[counts]]
-        return longer if longer.any() else np.zeros(0)
+        return longer
 
-    def _between(self, longer: FloatArray, begin: IntArray, ns: IntArray) -> FloatArray:
-        """Return how much of that lies in each stretch of the lane of each task of the chain."""
+    def _by_lanes(self, longer: FloatArray) -> _Until:
+        """Return how much of that the lanes of the chain's tasks have spent until a time, of each."""
         rows, lane = self._on_these
-        apart = lane * (self.f.trace.makespan_ns + 1)
-        knots = np.stack((self.f.begins[rows] + apart, self.f.end[rows] + apart), axis=1).ravel()
-        total = np.cumsum(longer)
-        values = np.stack((total - longer, total), axis=1).ravel()
-        begin = begin + self.which * (self.f.trace.makespan_ns + 1)
-        found = np.interp(begin + ns, knots, values) - np.interp(begin, knots, values)
-        return np.where(self.on_lane, found, 0.0)
+        apart = self.f.trace.makespan_ns + 1
+        knots = np.stack((self.f.begins[rows], self.f.end[rows]), axis=1) + (lane * apart)[:, None]
+        total = np.cumsum(longer[rows])
+        values = np.stack((total - longer[rows], total), axis=1)
+
+        def until(time: IntArray) -> FloatArray:
+            found = np.interp(time + self.which * apart, knots.ravel(), values.ravel())
+            return np.where(self.on_lane, found, 0.0)
+
+        return until
+
+    def _by_others(self, longer: FloatArray) -> _Until:
+        """Return how much of it the executed path has spent until a time while the lane of each was idle."""
+        steps = [step for step in executed_path(self.f.trace, self.f) if step.kind == "task"]
+        row, start, end = np.array([(step.row, step.start_ns, step.end_ns) for step in steps]).T
+        lasted = (self.f.end - self.f.begins)[row]
+        total = np.cumsum(longer[row] * (end - start) / lasted)
+        knots = np.stack((start, end), axis=1).ravel()
+        values = np.stack((np.append(0.0, total[:-1]), total), axis=1).ravel()
+
+        def on_path(time: IntArray) -> FloatArray:
+            spent: FloatArray = np.interp(time, knots, values)
+            return spent
+
+        rows, lane = self._on_these
+        busy, apart = union(self.f.begins[rows], self.f.end[rows], lane), self.f.trace.makespan_ns + 1
+        begins = busy.start + busy.group * apart
+        spent = np.append(0.0, np.cumsum(on_path(busy.end) - on_path(busy.start)))
+
+        def until(time: IntArray) -> FloatArray:
+            at = np.maximum(np.searchsorted(begins, time + self.which * apart, side="right") - 1, 0)
+            within = np.where(busy.group[at] == self.which, np.minimum(time, busy.end[at]), busy.end[at])
+            beside = spent[at] + on_path(np.maximum(within, busy.start[at])) - on_path(busy.start[at])
+            return np.where(self.on_lane, on_path(time) - beside, 0.0)
+
+        return until

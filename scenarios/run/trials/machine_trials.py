@@ -11,7 +11,7 @@ A recording has no such machine: there the what-ifs of `scenarios.run.trials.sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -36,7 +36,7 @@ MOST_OPS: Final = 3
 """Ops that are tried one by one: those that take longest on the executed critical path."""
 
 MOST_DEVICES: Final = 8
-"""More are tried together only, by kind."""
+"""More that differ are tried together only, by kind."""
 
 
 def machine_trials(trace: Trace) -> list[Trial]:
@@ -76,7 +76,8 @@ def machine_trials(trace: Trace) -> list[Trial]:
             _trial(label, _unlimited) if waits else Trial(label, why_not="nothing waits for memory")
         )
     for op in _longest_on_path(trace):
-        trials.append(Trial(f"{names[op]!r} twice as fast", job=_halving(np.arange(len(names)) == op)))
+        ops = np.isin(np.arange(len(names)), _on_all_ranks(trace, op))
+        trials.append(Trial(f"{names[op]!r} twice as fast", job=_halving(ops)))
     return trials
 
 
@@ -128,15 +129,26 @@ def _costs(device: Device) -> bool:
 
 
 def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Trial]:
-    """Yield the devices twice as fast, and with a stream more; many of them by kind."""
+    """Yield the devices twice as fast, and with a stream more.
+
+    Those that are equal and compute as long are tried together; where many differ, all of a kind are.
+    """
     job = trace.job
-    used = np.bincount(trace.device, minlength=len(job.machine.devices)) > 0
-    several = used.sum() > MOST_DEVICES
-    groups: dict[str, list[int]] = {}
-    for d, device in enumerate(job.machine.devices):
-        if used[d]:
-            groups.setdefault(f"every {device.kind}" if several else device.name, []).append(d)
-    for name, devices in groups.items():
+    used = np.flatnonzero(np.bincount(trace.device, minlength=len(job.machine.devices))).tolist()
+    tasks = trace.executed & computes[trace.tasks["op"]]
+    compute_ns = np.zeros(len(job.machine.devices), np.int64)
+    np.add.at(compute_ns, trace.device[tasks], (trace.tasks["end_ns"] - trace.tasks["start_ns"])[tasks])
+    groups = _grouped(used, lambda d: (_unnamed(job.machine.devices[d]), compute_ns[d]))
+    if len(groups) > MOST_DEVICES:
+        groups = _grouped(used, lambda d: job.machine.devices[d].kind)
+        names = [f"every {job.machine.devices[group[0]].kind}" for group in groups]
+    else:
+        first = [job.machine.devices[group[0]].name for group in groups]
+        names = [
+            name if len(group) == 1 else f"{name} and {len(group) - 1} like it"
+            for name, group in zip(first, groups, strict=True)
+        ]
+    for name, devices in zip(names, groups, strict=True):
         here = np.isin(job.device_of, devices)
         yield Trial(f"{name} twice as fast", job=_computing(here & computes))
         if not job.machine.devices[devices[0]].workers:
@@ -146,6 +158,23 @@ def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Trial]:
                 yield _trial(label, more)
             else:
                 yield Trial(label, why_not="policy.streams would put no op on it")
+
+
+def _unnamed(device: Device) -> Device:
+    return replace(device, name="")
+
+
+def _grouped(devices: Sequence[int], key: Callable[[int], object]) -> list[list[int]]:
+    """Return devices with equal keys together, in the order of the first of each."""
+    groups: list[tuple[object, list[int]]] = []
+    for d in devices:
+        mine = key(d)
+        same = next((group for known, group in groups if known == mine), None)
+        if same is None:
+            groups.append((mine, [d]))
+        else:
+            same.append(d)
+    return [group for _, group in groups]
 
 
 def _with_stream(names: set[str]) -> Callable[[Device], Device]:
@@ -218,3 +247,11 @@ def _longest_on_path(trace: Trace) -> list[int]:
             op = int(trace.tasks["op"][step.row])
             total[op] = total.get(op, 0) + step.end_ns - step.start_ns
     return sorted(total, key=lambda op: (-total[op], op))[:MOST_OPS]
+
+
+def _on_all_ranks(trace: Trace, op: int) -> IntArray:
+    """Return an op, and of a collective also those that it meets: it takes as long as the slowest of them."""
+    if trace.meetings is None or not trace.job.meets[op]:
+        return np.array([op])
+    ops, meeting = trace.tasks["op"][trace.meetings.row], trace.meetings.meeting
+    return np.unique(ops[np.isin(meeting, meeting[ops == op])])
