@@ -369,7 +369,7 @@ def test_what_pytorch_calls_a_collective_is_its_kind(trace):
         ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "allreduce", "all_reduce"),
         ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "_allgather_base", "all_gather"),
         ("ncclDevKernel_SendRecv", "all_to_allv", "all_to_all"),
-        ("ncclDevKernel_SendRecv", "recv", "all_to_all"),  # which says no more than the kernel
+        ("ncclDevKernel_SendRecv", "recv", "recv"),
         ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "", "collective"),
         ("ampere_sgemm_128x64_nn", "allreduce", "matmul"),
     ]

@@ -244,9 +244,58 @@ def test_kernels_of_pairs_do_not_meet(tmp_path: Path) -> None:
         for event in run.events:
             if event["name"] == NCCL and event["args"]["stream"] == 21:
                 event["args"]["Collective name"] = "send"
-    with pytest.warns(UserWarning, match="2 kernels send or receive between two ranks; they keep their"):
+    with pytest.warns(UserWarning, match="2 kernels send or receive between two ranks, and it is not clear"):
         graph = load_graph(record(tmp_path, runs), format="kineto")
     assert sum("communicator" in own for own in graph.attributes.values()) == 2
+
+
+STAGES = [
+    [("launch", 7), ("record", 1, 7), ("wait", 20, 1), ("collective", 20)] * 2 + [("collective", 21)],
+    [("collective", 20), ("record", 1, 20), ("wait", 7, 1), ("launch", 7)] * 2 + [("collective", 21)],
+]
+"""A pipeline of two ranks and two micro-batches, which sums something up in the end."""
+
+
+def stages(forward: Sequence[int]) -> list[Run]:
+    """Record it: what a forward takes on each rank, and sends of 8 us, which wait for their recvs."""
+    durations = [[forward[0], 0] * 2 + [0], [0, forward[1]] * 2 + [0]]
+    runs = together(STAGES, durations, [8, 8, 8], clock=[0, 777])
+    for rank, run in enumerate(runs):
+        side = (
+            {"Collective name": "recv", "Src Rank": 0} if rank else {"Collective name": "send", "Dst Rank": 1}
+        )
+        for event in run.events:
+            if event["name"] == NCCL and event["args"]["stream"] == 20:
+                event["args"] |= side
+    return runs
+
+
+@pytest.mark.parametrize("other", [(50, 90), (200, 30), (1, 1)])
+def test_a_recv_waits_for_its_send(tmp_path: Path, other: tuple[int, int]) -> None:
+    graph = load_graph(record(tmp_path, stages((50, 30))), format="kineto")
+    assert {own["communicator"] for own in graph.attributes.values() if "peer" in own} == {"nccl.0-1"}
+    assert graph.kind(graph.index(f"rank1/{NCCL}.0")) == "recv"
+    ns = graph.duration_ns.copy()
+    for op, name in enumerate(graph.op_names):
+        if graph.kind(op) == "kernel":
+            ns[op] = 1000 * other[name.startswith("rank1")]
+    for each, run in ((graph, stages((50, 30))), (replace(graph, duration_ns=ns), stages(other))):
+        assert simulated(each, 2).makespan_ns == 1000 * max(max(own.end) for own in run)
+
+
+def test_a_send_that_was_buffered_does_not_wait(tmp_path: Path) -> None:
+    """Both ends of the first last 1 ms longer; the second is over when rank 1, 1 ms late, asks for it."""
+    runs = stages((50, 30))
+    nccl = [[event for event in run.events if event["name"] == NCCL] for run in runs]
+    for event in nccl[1]:
+        event["ts"] += 1000
+    for event in (nccl[0][0], nccl[0][2]):
+        event["dur"] += 1000
+    with pytest.warns(
+        UserWarning, match="1 sends ended before their recvs began, as what they sent was buff"
+    ):
+        graph = load_graph(record(tmp_path, runs), format="kineto")
+    assert sum("peer" in own for own in graph.attributes.values()) == 2
 
 
 def test_clocks_go_by_the_median(tmp_path: Path) -> None:

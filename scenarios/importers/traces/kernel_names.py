@@ -8,6 +8,8 @@ from functools import lru_cache
 __all__ = ["kind_of", "short_name"]
 
 _KINDS = {
+    r"^nccl send$": "send",
+    r"^nccl recv$": "recv",
     r"nccl.*all_?reduce": "all_reduce",
     r"nccl.*all_?gather": "all_gather",
     r"nccl.*reduce_?scatter": "reduce_scatter",
@@ -55,6 +57,8 @@ def kind_of(name: str, collective: str = "") -> str:
     ['all_reduce', 'fill']
     >>> kind_of("ncclKernel_SendRecv"), kind_of("ncclKernel_SendRecv", "_reduce_scatter_base")
     ('all_to_all', 'reduce_scatter')
+    >>> kind_of("ncclDevKernel_SendRecv", "send")
+    'send'
     """
     lower = name.lower()
     if collective and lower.startswith("nccl") and (told := kind_of(f"nccl {collective}")) != "collective":

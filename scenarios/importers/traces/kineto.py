@@ -106,8 +106,8 @@ def load(
     -----
     UserWarning
         Tasks whose launch is not in the trace; they wait only for their streams. Threads that run gradients
-        of which nobody knows who waits for them. Kernels of ranks that communicate in pairs; they do not
-        meet.
+        of which nobody knows who waits for them. Sends and recvs that did not meet, or of which it is not
+        clear whom.
     """
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
     paths = all_files(path, "kineto")
@@ -262,6 +262,8 @@ class _Process:
         duration_ns = self._alone_ns(i, task) if i in self._overlaps else task.duration_ns
         if meeting is not None:
             attributes["communicator"] = meeting.communicator
+            if meeting.peer != UNSET:
+                attributes["peer"] = f"gpu{meeting.peer}"
             duration_ns = meeting.transfer_ns
         if meeting is not None or duration_ns != task.duration_ns:
             attributes["recorded_ns"] = task.duration_ns

@@ -18,6 +18,7 @@ whose kernel was the shortest; only of kernels that do not end together it is by
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -27,6 +28,7 @@ from scenarios.importers.files import StrPath
 from scenarios.importers.traces.kernel_names import kind_of
 from scenarios.importers.traces.rank_groups import END_TOGETHER, Call, Groups, clock_offsets, communicators
 from scenarios.importers.traces.trace_events.kineto_rows import GpuTask, Trace
+from sim.words.arrays import UNSET
 from sim.words.errors import InputError
 
 __all__ = ["Meeting", "Rank", "together"]
@@ -45,11 +47,14 @@ class Meeting(NamedTuple):
         From the start of the last rank to the end.
     message : tuple of int
         Bytes that it takes and gives on this rank; 0: not recorded, or ranks disagree.
+    peer : int
+        Of a send or recv, the other rank; -1: it is of all ranks.
     """
 
     communicator: str
     transfer_ns: int
     message: tuple[int, int] = (0, 0)
+    peer: int = UNSET
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def together(paths: Sequence[StrPath], traces: Sequence[Trace]) -> list[Rank]:
     Warns
     -----
     UserWarning
-        Kernels that communicate in pairs; they do not meet.
+        Sends and recvs that did not meet, or of which it is not clear whom.
     """
     file_of = _files_of_ranks(paths, traces)
     path_of = {rank: paths[file] for rank, file in file_of.items()}
@@ -127,7 +132,7 @@ def _files_of_ranks(paths: Sequence[StrPath], traces: Sequence[Trace]) -> dict[i
 def _calls(trace: Trace) -> list[Call]:
     """Return the kernels of NCCL."""
     return [
-        Call(i, kind_of(task.name), task.stream, task.group, task.pair)
+        Call(i, _kind(task), task.stream, task.group, task.pair, task.peer)
         for i, task in enumerate(trace.tasks)
         if task.communicates
     ]
@@ -139,7 +144,7 @@ def _ends(traces: Mapping[int, Trace], groups: Groups) -> dict[int, dict[tuple[s
     for name, members in groups.items():
         for rank, tasks in members.items():
             for n, i in enumerate(tasks):
-                if kind_of(traces[rank].tasks[i].name) in END_TOGETHER:
+                if _kind(traces[rank].tasks[i]) in END_TOGETHER:
                     ends[rank][name, n] = traces[rank].tasks[i].end_ns
     return ends
 
@@ -149,6 +154,7 @@ def _meetings(
 ) -> dict[int, dict[int, Meeting]]:
     """Return what each task of a collective is, by rank."""
     found: dict[int, dict[int, Meeting]] = {rank: {} for rank in traces}
+    buffered = 0
     for name, members in groups.items():
         for together_ in zip(*members.values(), strict=True):
             met = dict(zip(members, together_, strict=True))
@@ -157,8 +163,11 @@ def _meetings(
             gone = min(tasks, key=lambda rank: (tasks[rank].end_ns, rank))
             apart = tasks[last].start_ns - tasks[gone].end_ns
             recorded = traces[last].tasks[-1].end_ns - traces[last].begin_ns
-            end_together = kind_of(tasks[last].name) in END_TOGETHER
-            if apart > _APART_NS + recorded // 10_000 and end_together:
+            end_together = _kind(tasks[last]) in END_TOGETHER
+            if apart >= 0 and _kind(tasks[gone]) == "send":
+                buffered += 1
+                continue
+            if apart > _APART_NS + recorded // 10_000 and (end_together or tasks[gone].pair):
                 raise InputError(
                     f"{paths[gone]}: a collective of communicator {name!r} ended on rank {gone} "
                     f"{apart / 1e6:.3f} ms before it began on rank {last}: of different steps or jobs"
@@ -166,8 +175,18 @@ def _meetings(
             shortest = min(task.duration_ns for task in tasks.values())
             transfer_ns = shortest if end_together else tasks[last].duration_ns
             sizes = {max(task.message) for task in tasks.values()}
-            agree = len(sizes) == 1 or (kind_of(tasks[last].name) == "all_to_all" and 0 not in sizes)
+            agree = len(sizes) == 1 or (_kind(tasks[last]) == "all_to_all" and 0 not in sizes)
             for rank, i in met.items():
                 message = tasks[rank].message if agree else (0, 0)
-                found[rank][i] = Meeting(name, transfer_ns, message)
+                found[rank][i] = Meeting(name, transfer_ns, message, tasks[rank].peer)
+    if buffered:
+        warnings.warn(
+            f"{buffered} sends ended before their recvs began, as what they sent was buffered; they keep "
+            "their recorded times, and do not wait for each other",
+            stacklevel=5,
+        )
     return found
+
+
+def _kind(task: GpuTask) -> str:
+    return kind_of(task.name, task.collective)

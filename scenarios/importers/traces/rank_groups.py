@@ -4,6 +4,8 @@
   stream on which collectives run is one, as each process group of PyTorch has a stream of its own; the
   streams of all ranks belong together in the order of first calls. The n-th call of a rank on a communicator
   met the n-th of the others.
+* **Sends and recvs**: the n-th from one rank to another on a process group met the n-th recv there, where
+  each says who is on the other side.
 * **Clocks**: a rank's clock is shifted by the median of what its collectives ended earlier or later than
   those of ranks whose clocks are known, beginning with the lowest rank. Sends, receives, broadcasts and
   reductions to one rank do not end together, and are not asked.
@@ -17,6 +19,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from scenarios.importers.files import StrPath
+from sim.words.arrays import UNSET
 from sim.words.errors import InputError
 
 __all__ = ["END_TOGETHER", "Call", "Groups", "clock_offsets", "communicators", "process_group"]
@@ -38,6 +41,8 @@ class Call(NamedTuple):
         Name and ranks of the process group, where recorded.
     pair : bool
         Whether it sends or receives between two ranks.
+    peer : int
+        The other one; -1: not recorded.
     """
 
     task: int
@@ -45,6 +50,7 @@ class Call(NamedTuple):
     stream: Hashable
     group: tuple[str, str] | None = None
     pair: bool = False
+    peer: int = UNSET
 
 
 _Key = int | tuple[str, str]
@@ -72,27 +78,20 @@ def communicators(calls: Mapping[int, Sequence[Call]], paths: Mapping[int, StrPa
     Warns
     -----
     UserWarning
-        Calls in pairs; they do not meet.
+        Sends and recvs of which it is not clear whom they met.
     """
     found: dict[_Key, dict[int, list[Call]]] = {}
-    pairs = 0
     named = all(call.group is not None for own in calls.values() for call in own)
     for rank, own in calls.items():
         streams: dict[Hashable, int] = {}
         for call in own:
+            if call.pair:
+                continue
             key: _Key = streams.setdefault(call.stream, len(streams))
             if named and call.group is not None:
                 key = call.group
-            pairs += call.pair
-            if not call.pair:
-                found.setdefault(key, {}).setdefault(rank, []).append(call)
-    if pairs:
-        warnings.warn(
-            f"{pairs} kernels send or receive between two ranks; they keep their recorded times, and do not "
-            "wait for each other",
-            stacklevel=5,
-        )
-    groups: Groups = {}
+            found.setdefault(key, {}).setdefault(rank, []).append(call)
+    groups = _pairs(calls)
     for key, members in found.items():
         name = f"nccl{key}" if isinstance(key, int) else _unused(key[0], groups)
         _check_members(name, members, _ranks_of(key, calls), paths)
@@ -103,6 +102,26 @@ def communicators(calls: Mapping[int, Sequence[Call]], paths: Mapping[int, StrPa
             f"{next(iter(paths.values()))}: has no collective of NCCL that it shares with another rank"
         )
     return groups
+
+
+def _pairs(calls: Mapping[int, Sequence[Call]]) -> Groups:
+    """Return the sends and recvs that met: of each direction between two ranks they are a communicator."""
+    found: dict[tuple[str, int, int], dict[int, list[int]]] = {}
+    for rank, own in calls.items():
+        for call in own:
+            if call.pair:
+                ends = (rank, call.peer) if call.kind == "send" else (call.peer, rank)
+                name = "nccl" if call.group is None else call.group[0]
+                found.setdefault((name, *ends), {}).setdefault(rank, []).append(call.task)
+    met = {key: both for key, both in found.items() if len({*map(len, both.values())}) + 1 == len(both) == 2}
+    alone = sum(len(tasks) for key, both in found.items() if key not in met for tasks in both.values())
+    if alone:
+        warnings.warn(
+            f"{alone} kernels send or receive between two ranks, and it is not clear whom they met; they "
+            "keep their recorded times, and do not wait for each other",
+            stacklevel=6,
+        )
+    return {f"{name}.{source}-{target}": both for (name, source, target), both in met.items()}
 
 
 def _ranks_of(key: _Key, calls: Mapping[int, Sequence[Call]]) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.words.arrays import BoolArray, Codes, IntArray
+from sim.words.arrays import UNSET, BoolArray, Codes, IntArray
 
 __all__ = ["Calls", "GpuTask", "HostCall", "HostWait", "StreamWait", "Thread", "Trace"]
 
@@ -41,6 +41,8 @@ class GpuTask(NamedTuple):
         Bytes that a collective takes and gives on this rank, where recorded.
     group_size : int
         How many ranks its process group has; 0: not recorded.
+    peer : int
+        The rank to which it sends, or from which it receives; -1: not recorded.
     """
 
     name: str
@@ -55,6 +57,7 @@ class GpuTask(NamedTuple):
     collective: str = ""
     message: tuple[int, int] = (0, 0)
     group_size: int = 0
+    peer: int = UNSET
 
     @property
     def end_ns(self) -> int:

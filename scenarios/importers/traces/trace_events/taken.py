@@ -29,7 +29,7 @@ from scenarios.importers.traces.trace_events.messages import message, taken
 from scenarios.importers.traces.trace_events.noted_waits import Noted, noted_wait
 from scenarios.importers.traces.trace_events.operators import UNNUMBERED, Operators, Spans
 from scenarios.importers.traces.trace_events.wanted import Event, as_events
-from sim.words.arrays import Codes, IntArray
+from sim.words.arrays import UNSET, Codes, IntArray
 
 __all__ = ["Taken", "is_collective"]
 
@@ -49,6 +49,8 @@ _FACTS: Final = {
     "grid": "grid", "block": "block", "registers": "registers per thread", "shared_memory": "shared memory",
 }  # fmt: skip
 """Our names of what is recorded about a kernel."""
+_PEERS: Final = {"send": "Dst Rank", "recv": "Src Rank"}
+"""Who is on the other side (PyTorch, torch/csrc/profiler/util.cpp, ``saveNcclMeta``)."""
 _TOGETHER: Final = 1024
 """Events that are looked at together; more would fall out of the processor's cache."""
 
@@ -167,6 +169,7 @@ class Taken:
             (end_ns - start_ns).tolist(),
             *(map(found, args) for found in (_nbytes, _facts, _group, _collective, message)),
             wholes([own.get("Group size", 0) for own in args], "Group size").tolist(),
+            map(_peer, args),
             strict=True,
         )
         self.tasks += map(GpuTask._make, rows)
@@ -246,3 +249,9 @@ def _group(args: Fields) -> tuple[str, str] | None:
 def _collective(args: Fields) -> str:
     """Return what PyTorch calls a collective; nothing, where it does not say it."""
     return str(args.get("Collective name", ""))
+
+
+def _peer(args: Fields) -> int:
+    """Return the other rank of a send or recv, by its number in the job."""
+    key = _PEERS.get(_collective(args))
+    return whole(args, key) if key is not None and key in args else UNSET

@@ -22,7 +22,7 @@ _ARGS: Final = (
     *("bytes", "grid", "block", "registers per thread", "shared memory"),
     *("wait_on_stream", "wait_on_cuda_event_id", "wait_on_cuda_event_record_corr_id"),
     *("Process Group Name", "Process Group Ranks", "Group size", "Collective name", "dtype"),
-    *("In msg nelems", "Out msg nelems"),
+    *("In msg nelems", "Out msg nelems", "Src Rank", "Dst Rank"),
 )
 _SELDOM: Final = "Input Dims", "Input type"
 if TYPE_CHECKING:
