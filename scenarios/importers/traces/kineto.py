@@ -33,10 +33,11 @@ import numpy as np
 from scenarios.importers.execution_graph.kernels import Told
 from scenarios.importers.files import StrPath, all_files, choice, fixed_batch, in_file, job_name, stem
 from scenarios.importers.traces.kernel_names import kind_of, short_name
+from scenarios.importers.traces.kineto_events_waited import event_waits
 from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
 from scenarios.importers.traces.kineto_tensors import add_told, told_of
-from scenarios.importers.traces.kineto_waits import Streams, event_waits
+from scenarios.importers.traces.kineto_waits import Streams
 from scenarios.importers.traces.overheads import OVERLAP_NS, Delay, Overheads, delays, overheads
 from scenarios.importers.traces.rank_groups import process_group
 from scenarios.importers.traces.simulated.load import is_simulated
