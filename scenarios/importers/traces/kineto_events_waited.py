@@ -45,17 +45,24 @@ _DEVICE: Final = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
 _Stream = tuple[int, int]
 
 
-def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
-    """Return the waits between streams of each rank of a program (or of one process).
+def event_waits(traces: Sequence[Trace]) -> list[tuple[list[EventWait], list[str]]]:
+    """Return the waits between streams of each rank (or of one process), and the calls that are not sure.
 
     A wait that one rank cannot have had is none on the others, if all ranks call it as often.
     """
     found = [list(_waits(trace)) for trace in traces]
-    calls = [sum(_STREAM_WAIT.match(call.name) is not None for call in trace.calls) for trace in traces]
-    if len(set(calls)) == 1:
+    calls = [[call.name for call in trace.calls if _STREAM_WAIT.match(call.name)] for trace in traces]
+    if len({len(each) for each in calls}) == 1:
         wrong = {wait.key for waits in found for wait in waits if not wait.fits}
-        return [[wait for wait in waits if wait.key not in wrong] for waits in found]
-    return [[wait for wait in waits if wait.fits] for waits in found]
+    else:
+        wrong = set()
+    return [
+        (
+            [wait for wait in waits if wait.fits and wait.key not in wrong],
+            [names[n] for n in sorted({wait.key[0] for wait in waits if not wait.sure})],
+        )
+        for waits, names in zip(found, calls, strict=True)
+    ]
 
 
 def _waits(trace: Trace) -> Iterator[EventWait]:
@@ -141,6 +148,7 @@ def _calls(trace: Trace) -> Iterator[_Call]:
         for thread, mine in threads.items()
     }
     records = sorted(call.correlation for call in trace.calls if RECORD.match(call.name))
+    launched = sorted(task.correlation + 1 for task in trace.tasks)
     recording: dict[Thread, bool] = {}
     since, number = -1, -1
     for call in trace.calls:
@@ -159,10 +167,12 @@ def _calls(trace: Trace) -> Iterator[_Call]:
             if _in_one(trace.inside.get(call.thread, []), launch.start_ns, call.start_ns):
                 continue
         task, issued_ns = mine[at][1], call_of[mine[at][0]].end_ns
-        last = bisect.bisect(records, call.correlation)
-        before = records[max(0, last - _RECORDS) : last] or [call.correlation]
+        last = bisect.bisect(records or launched, call.correlation)
+        before = [*(records or launched)[max(0, last - _RECORDS) : last]]
+        if not records or not before:
+            before.append(call.correlation)
         on = trace.tasks[task].device, trace.tasks[task].stream
-        after_record = recording.get(thread, not records)
+        after_record = not records or recording.get(thread, False)
         yield _Call(number, call.correlation, on, task, issued_ns, used[thread], before, after_record, since)
 
 
@@ -190,6 +200,8 @@ def _chosen(
         return next(held, possible[0])
     if streams.fits(trace, last):
         return last
+    if call.records[-1] == call.at:
+        return last._replace(fits=False)
     earlier = (last._replace(recorded=at) for at in call.records[-2::-1])
     held = (each for each in earlier if streams.held(trace, each, call.task, call.issued_ns))
     return next(held, last._replace(fits=False))
