@@ -174,12 +174,12 @@ def _warn_of_waits(path: StrPath, calls: Sequence[str]) -> None:
     each = ", ".join(f"{n} {name}" for name, n in sorted(Counter(calls).items()))
     how = (
         "; torch.profiler.profile(..., experimental_config=torch._C._profiler._ExperimentalConfig("
-        "enable_cuda_sync_events=True)) notes it"
+        "enable_cuda_sync_events=True)) notes them"
     )
     warnings.warn(
         f"{path}: {len(calls)} call(s) wait for one of several events or streams, and neither the profiler "
-        f"nor the recorded times say for which ({each}); each is taken for the likeliest, so what-ifs "
-        f"may be off by some per cent{how if any(name.startswith('cu') for name in calls) else ''}",
+        f"nor the recorded times say for which ({each}); each is taken for the likeliest, which what-ifs "
+        f"depend on{how if any(name.startswith('cu') for name in calls) else ''}",
         stacklevel=5,
     )
 
