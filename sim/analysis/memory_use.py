@@ -122,7 +122,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     outputs = graph.outputs.take(op)
     maker = outputs.rows()
     tensor = np.concatenate((outputs.indices, moved["tensor"]))
-    born = np.concatenate((trace.tasks[f"{since}_ns"][maker], moved["start_ns"]))
+    born = np.concatenate((trace.tasks[f"{since}_ns"][maker], moved["ready_ns"]))
     dies = np.concatenate((trace.tasks["end_ns"][maker], moved["end_ns"]))
 
     # 2. ... which every reader prolongs, a transfer among them.
