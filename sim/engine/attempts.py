@@ -9,9 +9,9 @@
 When a step is aborted, all processes end. They start anew when every part that has failed is repaired, which
 takes `restart`, and load the last checkpoint, if there is one, which takes `restore`. A part that fails
 meanwhile lets them begin again. An attempt is a run of the engine by itself, of the steps that are left. The
-trace of the whole has an iteration for each step that an attempt has begun: a step that was lost is there twice. Checkpoints
-cost nothing here: what saving takes, and how often it is worth it, is for a run of many steps
-(docs/failures.md).
+trace of the whole has an iteration for each step that an attempt has begun: a step that was lost is there
+twice. Checkpoints cost nothing here: what saving takes, and how often it is worth it, is for a run of many
+steps (docs/failures.md).
 """
 
 from __future__ import annotations
