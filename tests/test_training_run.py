@@ -220,9 +220,9 @@ def walked(plan: Plan, failures: list[int]) -> tuple[int, int, int]:
     failures = sorted(set(failures))
     todo = "steps"
     while done < (plan.steps or 0):
-        todo_ns = {"steps": plan.step_ns, "save": how.save_ns, "restart": plan.restart_ns + how.restore_ns}[
-            todo
-        ]
+        todo_ns = {"steps": plan.step_ns, "save": how.save_ns, "restart": plan.restart_ns}[todo]
+        if todo == "restart" and kept:  # before the first checkpoint there is none to load
+            todo_ns += how.restore_ns
         hit = next((time for time in failures if at <= time < at + todo_ns), None)
         if hit is not None:
             lost += (done - saved) * plan.step_ns + (hit - at) * (todo == "steps")
@@ -247,12 +247,13 @@ def walked(plan: Plan, failures: list[int]) -> tuple[int, int, int]:
     every=st.integers(1, 6),
     save=st.integers(0, 9),
     restart=st.integers(0, 9),
+    restore=st.integers(0, 9),
     failures=st.lists(st.integers(0, 200), max_size=12),
 )
 def test_one_worker_is_as_walked(
-    step: int, steps: int, every: int, save: int, restart: int, failures: list[int]
+    step: int, steps: int, every: int, save: int, restart: int, restore: int, failures: list[int]
 ) -> None:
-    saved = Checkpoints(every_steps=every, save_ns=save)
+    saved = Checkpoints(every_steps=every, save_ns=save, restore_ns=restore)
     cause = broken(*((time, 0) for time in failures))
     plan = Plan(step, steps, None, 1, checkpoints=saved, failures=cause, restart_ns=restart)
     life = live(plan, RestartJob())

@@ -367,7 +367,8 @@ class _Run:
         start_ns = self.plan.restart_ns if restart.whole_job else self.plan.restart_worker_ns
         if cause is not None and cause.restart_ns is not None:
             start_ns = cause.restart_ns
-        yield from self._spend("restarting", start_ns + self.plan.checkpoints.restore_ns)
+        restore_ns = self.plan.checkpoints.restore_ns if self.checkpoints else 0
+        yield from self._spend("restarting", start_ns + restore_ns)
         self._begin()
 
 

@@ -4,8 +4,9 @@
 
     gpu0   a's output     ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇         from a's start (or issue) to the end of its last
                           a     b       transfer    reader there, or of the last transfer that sends it
-    gpu1   the copy of it             ▇▇▇▇▇▇▇▇▇▇▇   from the transfer's start to the end of the last
-                                                c   reader there
+    gpu1   the copy of it             ▇▇▇▇▇▇▇▇▇▇▇   from when the transfer is asked for, though it may
+                                                c   have to wait for a link, to the end of the last
+                                                    reader there
     both   parameters,    ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇   the whole time, where they are read or sent from;
            inputs                                   each counts once: its buffer serves every iteration
 
@@ -28,6 +29,7 @@ from sim.graph.forwards import ANY, forwarded_inputs, forwarding
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.graph.views import storage_of
+from sim.job.pageable import host_groups
 from sim.job.tensor_places import crossing_reads
 from sim.record.dependencies import dependencies, unread
 from sim.record.record import Record
@@ -94,6 +96,20 @@ class MemoryUse:
     holders: tuple[Holder, ...]
 
 
+def _sent_ns(trace: Record, producer: IntArray, consumer: IntArray) -> IntArray:
+    """Return when each transfer was asked for: once it was ready, and what it sends was there.
+
+    One that a host thread makes is asked for by that thread, when it begins.
+    """
+    moved = trace.transfers
+    by_host = host_groups(trace.job, moved["tensor"], moved["source"], moved["destination"]) != UNSET
+    sent_ns = np.where(by_host, moved["start_ns"], moved["ready_ns"])
+    sends = consumer >= len(trace)
+    made_ns = trace.of_rows("end_ns")[producer[sends]]
+    np.maximum.at(sent_ns, consumer[sends] - len(trace), made_ns)
+    return sent_ns
+
+
 def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     """Return when and where each copy of each tensor of more than 0 bytes was in memory.
 
@@ -122,7 +138,7 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     outputs = graph.outputs.take(op)
     maker = outputs.rows()
     tensor = np.concatenate((outputs.indices, moved["tensor"]))
-    born = np.concatenate((trace.tasks[f"{since}_ns"][maker], moved["start_ns"]))
+    born = np.concatenate((trace.tasks[f"{since}_ns"][maker], _sent_ns(trace, producer, consumer)))
     dies = np.concatenate((trace.tasks["end_ns"][maker], moved["end_ns"]))
 
     # 2. ... which every reader prolongs, a transfer among them.

@@ -7,11 +7,11 @@
     attempt 1                        restart, restore [----|----|    begins with step 2 again
 
 When a step is aborted, all processes end. They start anew when every part that has failed is repaired, which
-takes `restart`, and load the last checkpoint, which takes `restore`. A part that fails meanwhile lets them
-begin again. An attempt is a run of the engine by itself, of the steps that are left. The trace of the whole
-has an iteration for each step that an attempt has begun: a step that was lost is there twice. Checkpoints
-cost nothing here: what saving takes, and how often it is worth it, is for a run of many steps
-(docs/failures.md).
+takes `restart`, and load the last checkpoint, if there is one, which takes `restore`. A part that fails
+meanwhile lets them begin again. An attempt is a run of the engine by itself, of the steps that are left. The
+trace of the whole has an iteration for each step that an attempt has begun: a step that was lost is there
+twice. Checkpoints cost nothing here: what saving takes, and how often it is worth it, is for a run of many
+steps (docs/failures.md).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def run_attempts(
         if trace.detection is None:
             break
         step = saved
-        begin_ns = _restarted(job, faults, begin_ns + trace.detection.time_ns)
+        begin_ns = _restarted(job, faults, begin_ns + trace.detection.time_ns, step)
     return _joined(job, attempts)
 
 
@@ -149,11 +149,11 @@ def _steps_done(trace: Trace, begun: int) -> int:
     return begun if done.all() else int(done.argmin())
 
 
-def _restarted(job: Job, faults: Faults, end_ns: int) -> int | None:
-    """Return when the next attempt begins, if there is one, after one that ended at `end_ns`."""
+def _restarted(job: Job, faults: Faults, end_ns: int, step: int) -> int | None:
+    """Return when the next attempt begins, if there is one, with `step`, after one that ended at `end_ns`."""
     if faults.restart_ns is None:
         return None
-    takes_ns = faults.restart_ns + faults.restore_ns
+    takes_ns = faults.restart_ns + (faults.restore_ns if step else 0)  # before step 0 nothing was saved
     begin_ns = end_ns
     for failed in failures_of(faults, job.machine, job.seed):
         if failed.time_ns > begin_ns + takes_ns:

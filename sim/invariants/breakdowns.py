@@ -147,7 +147,8 @@ def _follows(before: Attempt, each: Attempt) -> None:
     if conditions is None or detection is None:
         raise InvariantError("there is an attempt after one in which no step was aborted")
     faults = conditions.faults
-    least_ns = before.begin_ns + detection.time_ns + (faults.restart_ns or 0) + faults.restore_ns
+    restore_ns = faults.restore_ns if each.step else 0
+    least_ns = before.begin_ns + detection.time_ns + (faults.restart_ns or 0) + restore_ns
     if each.begin_ns < least_ns:
         raise InvariantError(f"an attempt began at {each.begin_ns} ns; starting took until {least_ns} ns")
     every, reached = faults.every_steps, before.step + before.done
