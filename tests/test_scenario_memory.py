@@ -127,6 +127,27 @@ memory: {lifetime: execution, when_full: wait}
     ]
 
 
+def test_who_waits_for_one_block_is_told_how_large_the_largest_is(tmp_path: Path) -> None:
+    """Of 5 KiB four are free, two on each side of b."""
+    text = """\
+machine: {devices: {gpu0: {kind: gpu, memory: 5KiB}}}
+workload:
+  ops:
+    a: {duration: 1us, output: 2KiB}
+    b: {duration: 1us, output: 1KiB, inputs: [a]}
+    c: {duration: 1us, output: 2KiB, inputs: [a, b]}
+    d: {duration: 1us, output: 3KiB, inputs: [b], after: [c]}
+policy: in-order
+memory: {allocator: pool, lifetime: execution, when_full: wait}
+"""
+    with pytest.raises(StuckError) as error:
+        run_scenario(load_scenario(write(tmp_path, text)))
+    assert str(error.value).endswith(
+        "d waits for memory: 3 KiB on gpu0, of whose 5 KiB 1 KiB are in use by 'b' 1 KiB; "
+        "the largest free block is 2 KiB"
+    )
+
+
 def test_lifetimes_follow_the_policy_unless_given(tmp_path: Path) -> None:
     """Issued at once, all is taken and given back at time 0; block2's inputs live until it is issued."""
     base = ("policy={name: in-order, synchronisation: issue}",)

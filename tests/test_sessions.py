@@ -55,6 +55,26 @@ def test_batches_of_a_session_run_one_after_another_and_sessions_do_not_wait() -
     assert g.external_names == ["a/0/x", "a/w", "a/1/x", "a/2/x", "b/x", "b/w"]
 
 
+def test_a_batch_reads_what_the_batch_before_made_and_begins_after_it() -> None:
+    b = GraphBuilder("step")
+    b.op("grad", inputs=[("update", 1)], duration_ns=10)
+    b.op("update", inputs=["grad"], outputs=8, duration_ns=5)
+    g = side_by_side("one", {"a": Session(b.build(), batches=3)})
+    trace = simulate(g, cpu(4), ReadyQueue(), iterations=2)
+    begun = [trace.tasks["start_ns"][trace.tasks["op"] == g.index(f"a/{k}/grad")].tolist() for k in range(3)]
+    assert begun == [[0, 45], [15, 60], [30, 75]]
+
+
+def test_a_batch_begins_where_its_ops_are_and_not_on_the_first_accelerator(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {devices: {cpu0: {kind: cpu, cores: 1}, gpu0: {kind: gpu, issue_cost: 5us}}}\n"
+        "workload: {sessions: {a: {workload: {ops: {f: {duration: 10us, device: cpu0}}}, batches: 3}}}\n"
+        "expect: {makespan: 30us, utilisation.gpu0: 0%}\n"
+    )
+    assert all(outcome.passed for outcome in run_scenario(load_scenario(path)).outcomes)
+
+
 def test_batches_follow_one_another_through_loops_and_dead_branches() -> None:
     b = GraphBuilder("loop")
     b.op("zero", duration_ns=0)

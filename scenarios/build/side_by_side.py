@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from policies.compile.records import Record, Records, read, write
 from policies.option_checks import one_of
 from sim.graph.failures import in_step
@@ -94,16 +96,26 @@ def _add(
     marks = {"session": title, "inter_op_thread_pool": session.inter_op_thread_pool}
     if processes == "each":
         marks["process"] = title
+    loops = has_control_flow(session.graph)  # where the edges with a distance are those back
+
+    def earlier(made: str, distance: int) -> tuple[str, int]:
+        """Return what `distance` batches before this one made, and how many runs of all batches before."""
+        if loops or session.batches == 1:
+            return prefix + made, distance
+        runs, of = divmod(batch - distance, session.batches)
+        return f"{title}/{of}/{made}", -runs
+
     begin: list[tuple[str, int]] = []
     if last:  # a control trigger runs whatever became of the branches before it
         start = f"{prefix}begin"
         after = [(name, 0) for name in last]
+        # On a device of its own it would pay there for a launch, and use a device that the session does not.
+        first = next(record for record in records.ops.values() if _begins(records, record))
         together.ops[start] = Record(
-            start, "control_trigger", [], after, (0,), duration_ns=0, attributes=marks
+            start, "control_trigger", [], after, (0,), duration_ns=0, device=first.device, attributes=marks
         )
         begin = [(start, 0)]
     for name, record in records.ops.items():
-        reads = any(records.producer(tensor) is not None for tensor, _ in record.inputs)
         attributes = {**record.attributes, **marks}
         if "fails" in attributes:  # a step of a session is a batch
             try:
@@ -121,16 +133,27 @@ def _add(
         together.ops[prefix + name] = replace(
             record,
             name=prefix + name,
-            inputs=[(renamed.get(tensor, prefix + tensor), d) for tensor, d in record.inputs],
-            after=[(prefix + op, d) for op, d in record.after] + ([] if reads or record.after else begin),
+            inputs=[
+                (renamed[tensor], d) if tensor in renamed else earlier(tensor, d)
+                for tensor, d in record.inputs
+            ],
+            after=[earlier(op, d) for op, d in record.after] + (begin if _begins(records, record) else []),
             attributes=attributes,
         )
     return [prefix + name for name in _ends(session.graph)]
 
 
+def _begins(records: Records, record: Record) -> bool:
+    """Whether an op waits for no other of its batch."""
+    reads = (d for tensor, d in record.inputs if records.producer(tensor) is not None)
+    return all(reads) and all(d for _, d in record.after)
+
+
 def _ends(graph: Graph) -> list[str]:
-    """Return the ops outside all loops that nobody reads or follows."""
-    ends = [op for op, count in enumerate(graph.successors.counts().tolist()) if not count]
+    """Return the ops outside all loops that nobody of the same batch reads or follows."""
+    edges = graph.edges
+    counts = np.bincount(edges.producer[edges.distance == 0], minlength=len(graph))
+    ends = np.flatnonzero(counts == 0).tolist()
     if has_control_flow(graph):
         structure = frame_structure(graph)
         leaves = {

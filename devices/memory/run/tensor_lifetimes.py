@@ -238,7 +238,10 @@ class TensorMemory:
         asked, held = (format_bytes(n, iec=True) for n in (need, allocator.in_use))
         limit = format_bytes(allocator.limit, iec=True)
         holders = "; ".join(largest_holders(list(allocator.spans())))
-        return f"memory: {asked} on {allocator.name}, of whose {limit} {held} are in use by {holders}"
+        parted = ""
+        if allocator.limit is not None and need <= allocator.limit - allocator.in_use:
+            parted = f"; the largest free block is {format_bytes(allocator.largest_free(), iec=True)}"
+        return f"memory: {asked} on {allocator.name}, of whose {limit} {held} are in use by {holders}{parted}"
 
     def columns(self) -> dict[str, IntArray]:
         """Return the log: one row per allocation (change > 0) or free (change < 0), in order.
