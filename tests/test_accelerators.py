@@ -119,6 +119,6 @@ def test_replicas_of_a_builder_are_accelerators_whatever_they_are_called(
     found = ran(tmp_path / "a.yaml", [], machine, {"build": {**build, "replicas": 3}})
     assert [name for name in used(found) if name != "cpu"] == ["tpu0", "tpu1", "tpu2"]
     with pytest.raises(
-        ScenarioError, match=r"build\.replicas: there are 5 replicas, and the machine has 4 acc"
+        ScenarioError, match=r"build\.replicas: needs 5 accelerators, one for each replica; the machine has 4"
     ):
         ran(tmp_path / "a.yaml", [], machine, {"build": {**build, "replicas": 5}})
