@@ -11,7 +11,6 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
 from devices.cost.cost_description import make_cost
@@ -28,7 +27,7 @@ from sim.machine.link import Link
 from sim.machine.machine import Host, Machine
 from sim.machine.routing import SHORTEST
 from sim.words.errors import InputError, located
-from sim.words.plugins import Origin
+from sim.words.plugins import NOWHERE, Origin
 
 __all__ = ["DEVICE_KINDS", "make_device", "make_machine"]
 
@@ -44,9 +43,7 @@ def make_device(
     name: str,
     spec: Mapping[str, Any],
     *,
-    directory: Path | None = None,
-    allow_code: bool = False,
-    allow_outside: bool = False,
+    origin: Origin = NOWHERE,
     kinds: Collection[str] | None = (),
 ) -> Device:
     """Build a device from its description.
@@ -57,12 +54,8 @@ def make_device(
         What it is called: ``"gpu0"``.
     spec : mapping
         Keys of `devices.describe.fields.DEVICE_FIELDS`; what is left out is the ideal.
-    directory : Path, optional
-        Where relative paths in it begin, usually the folder of the scenario file.
-    allow_code : bool
-        Whether a preset or cost model may be ``module:attribute``, which runs other people's code.
-    allow_outside : bool
-        Whether files that it names may be outside `directory`.
+    origin : Origin
+        Which files and plugins it may name, and from where.
     kinds : collection of str, optional
         Kinds of op of your own, which mappings by kind may name beside the known ones
         (`devices.describe.kinds`). None: any word, which somebody else checks.
@@ -84,7 +77,6 @@ def make_device(
         ...
     sim.words.errors.UnknownNameError: gpu0: unknown key 'stream'; did you mean 'streams'? ...
     """
-    origin = Origin(directory, allow_code, allow_outside)
     with located(name):
         return _build(name, device_values(spec, origin), origin, kinds)
 
@@ -134,9 +126,7 @@ MOST_LANES_IN_ALL: Final = 1_000_000
 def make_machine(
     spec: Mapping[str, Any],
     *,
-    directory: Path | None = None,
-    allow_code: bool = False,
-    allow_outside: bool = False,
+    origin: Origin = NOWHERE,
     kinds: Collection[str] | None = (),
 ) -> Machine:
     """Build a machine from its description.
@@ -148,7 +138,7 @@ def make_machine(
         ``name0``, ``name1``, ...; a further entry for one of them (``gpu3``) changes that one alone. With a
         machine ``preset``, devices and links of the same name are laid over those of the preset, others are
         added.
-    directory, allow_code, allow_outside, kinds
+    origin, kinds
         As for `make_device`.
 
     Raises
@@ -167,7 +157,6 @@ def make_machine(
     >>> [device.name for device in machine.devices], [link.name for link in machine.links]
     (['gpu0', 'gpu1'], ['gpu0->gpu1', 'gpu1->gpu0'])
     """
-    origin = Origin(directory, allow_code, allow_outside)
     over, base = machine_fields(spec, origin)
     ideal, nodes = over.get("ideal", False), over.get("nodes")
     described = devices_of(over, base, origin)

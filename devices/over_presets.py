@@ -12,7 +12,6 @@ read, so that every number of every preset can be changed, or set to zero, by it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from devices.collectives.nodes import node_of
@@ -20,23 +19,17 @@ from devices.describe.field_reading import merge, read_fields
 from devices.describe.fields import DEVICE_FIELDS, MACHINE_FIELDS
 from devices.presets import device_preset, machine_preset
 from sim.words.errors import InputError, UnknownNameError, hint, located
-from sim.words.plugins import Origin
+from sim.words.plugins import NOWHERE, Origin
 
 __all__ = ["described_devices", "device_values", "devices_of", "entry_of", "machine_fields"]
 
 
-def described_devices(
-    spec: Mapping[str, Any],
-    *,
-    directory: Path | None = None,
-    allow_code: bool = False,
-    allow_outside: bool = False,
-) -> dict[str, dict[str, Any]]:
+def described_devices(spec: Mapping[str, Any], origin: Origin = NOWHERE) -> dict[str, dict[str, Any]]:
     """Return what a machine's description says of each device: presets included, counts written out, read.
 
     Parameters
     ----------
-    spec, directory, allow_code, allow_outside
+    spec, origin
         As for `make_machine`.
 
     Raises
@@ -49,7 +42,6 @@ def described_devices(
     >>> described_devices({"devices": {"gpu": {"kind": "gpu", "count": 2, "gap": "1us"}}})
     {'gpu0': {'kind': 'gpu', 'gap': 1000}, 'gpu1': {'kind': 'gpu', 'gap': 1000}}
     """
-    origin = Origin(directory, allow_code, allow_outside)
     return devices_of(*machine_fields(spec, origin), origin)
 
 

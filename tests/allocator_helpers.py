@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devices.memory import Block
+from devices.memory import Allocator, Block
 from devices.memory.allocators.segmented import SegmentedAllocator
 from devices.memory.blocks import FREE, LIVE, UNMAPPED, WAITING
 
@@ -33,3 +33,13 @@ def verify_segments(allocator: SegmentedAllocator) -> None:
     assert counted == (sums[LIVE], sums[WAITING], requested)
     held -= sums[UNMAPPED]
     assert allocator.in_use + allocator.waiting <= allocator.reserved <= held
+
+
+def place(block: Block) -> tuple[int, int]:
+    """Return where a block is, and its size."""
+    return block.address, block.nbytes
+
+
+def free_ranges(allocator: Allocator) -> list[tuple[int, int]]:
+    """Return (address, size) of what is free, in address order."""
+    return [(span.address, span.nbytes) for span in allocator.spans() if span.state == "free"]

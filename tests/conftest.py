@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from examples import load_profile
@@ -71,3 +73,16 @@ def data_dir(root: Path) -> Path:
     if not folder.is_dir():
         pytest.skip(f"no recorded inputs: {folder} is not a folder (set SIM_DATA to where they are)")
     return folder
+
+
+@pytest.fixture
+def without_ortools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ortools be missing."""
+    real_import = builtins.__import__
+
+    def no_ortools(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("ortools"):
+            raise ImportError(name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_ortools)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from devices.cost.cost_models import FixedCost
+from policies.compile.records import Record, read
 from policies.compile.training.training_step import Training
 from policies.issue.in_order import InOrder
 from policies.streams.recorded import Recorded
@@ -55,3 +56,9 @@ def by_stream(trace: Trace, rank: str = "gpu0") -> dict[str, list[tuple[int, int
         if device == rank:
             found[str(graph.attributes[op]["stream"])].append((start, end, name))
     return dict(found)
+
+
+def of_rank(graph: Graph, rank: str = "gpu0") -> dict[str, Record]:
+    """Return the ops of a rank by their names there."""
+    ops = read(graph).ops.values()
+    return {each.name.removeprefix(f"{rank}/"): each for each in ops if each.device == rank}

@@ -26,7 +26,7 @@ def graph_of(inputs: Mapping[str, Sequence[str]], ns: Mapping[str, int] | int = 
     return b.build()
 
 
-def cpu(workers: int) -> Machine:
+def cpu(workers: int = 1) -> Machine:
     """Return a machine with one CPU."""
     return Machine((Device("cpu0", "cpu", workers=workers),))
 

@@ -22,6 +22,7 @@ from policies.streams.recorded import Recorded
 from sim import Device, GraphBuilder, Machine, simulate
 from sim.machine.communicators import Call
 from sim.words.errors import InputError, UnknownNameError
+from sim.words.plugins import Origin
 
 
 def node(gpus: int = 8, **device: Any) -> Machine:
@@ -280,11 +281,11 @@ def test_a_scenario_finds_its_table(tmp_path: Path) -> None:
         "devices": {"gpu": {"kind": "gpu", "count": 8}},
         "collectives": {"model": "table", "file": "t.csv"},
     }
-    machine = make_machine(spec, directory=tmp_path)
+    machine = make_machine(spec, origin=Origin(tmp_path))
     assert machine.collectives is not None
     assert machine.collectives.time_ns(all_reduce(1000, 8), machine) == 20_000
     with pytest.raises(InputError, match="outside the scenario's folder"):
-        make_machine(spec | {"collectives": {"model": "table", "file": "../t.csv"}}, directory=tmp_path)
+        make_machine(spec | {"collectives": {"model": "table", "file": "../t.csv"}}, origin=Origin(tmp_path))
 
 
 def test_recorded_tables_are_read(data_dir: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from policy_helpers import cpu
 
 from devices.machine import make_machine
 from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
@@ -14,10 +15,6 @@ from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.words.errors import GraphError, RunError
-
-
-def cpu(workers: int = 1) -> Machine:
-    return Machine((Device("cpu0", "cpu", workers=workers),))
 
 
 def order(trace: Trace, dead: bool = False) -> list[str]:

@@ -25,6 +25,7 @@ from sim.job.build_job import make_job
 from sim.job.costs import costs_ns
 from sim.words import plugins
 from sim.words.errors import InfeasibleError, InputError
+from sim.words.plugins import Origin
 from sim.words.units import round_half_up
 
 GPU = Device("gpu0")
@@ -142,7 +143,7 @@ def test_descriptions_of_cost_models(tmp_path: Path) -> None:
     graph = ops({"kind": "matmul", "attributes": {"m": 8, "n": 8}}, {"kind": "add", "flops": 1000})
 
     def durations(**keys: Any) -> list[int]:
-        device = make_device("gpu0", {"kind": "gpu", **keys}, directory=tmp_path)
+        device = make_device("gpu0", {"kind": "gpu", **keys}, origin=Origin(tmp_path))
         return costs_ns(graph, device).tolist()
 
     assert durations(cost={"fixed": "10us"}) == [10_000, 10_000]

@@ -13,10 +13,8 @@ from devices.describe.field_types import TYPES
 from devices.describe.fields import (
     DEVICE_FIELDS,
     HOST_FIELDS,
-    KEYS_OF,
     LINK_FIELDS,
     MACHINE_FIELDS,
-    OVERHEADS,
 )
 
 PIPELINE = "workload: {pipeline: {ranks: 4, micro_batches: 8, forward: 1ms, backward: 2ms}}\npolicy: 1f1b\n"
@@ -74,10 +72,6 @@ def test_the_example_of_a_key_can_be_read(field: Field) -> None:
     elif field.type == "factor":
         value = float(first)
     TYPES[field.type].read(value)
-
-
-def test_lists_of_keys_name_keys_of_a_device() -> None:
-    assert OVERHEADS.union(*KEYS_OF.values()) <= DEVICE_FIELDS.keys()
 
 
 def test_keys_of_a_device_are_shown_with_their_own_examples() -> None:

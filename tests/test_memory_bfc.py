@@ -10,21 +10,12 @@ import random
 from typing import NamedTuple
 
 import pytest
-from allocator_helpers import verify_segments
+from allocator_helpers import free_ranges, place, verify_segments
 
-from devices.memory import Allocator, BfcAllocator, Block, DeviceMemory
+from devices.memory import BfcAllocator, Block, DeviceMemory
 from sim.words.errors import InputError, OutOfMemoryError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-
-
-def free_ranges(allocator: Allocator) -> list[tuple[int, int]]:
-    """Return (address, size) of the free chunks, in address order."""
-    return [(span.address, span.nbytes) for span in allocator.spans() if span.state == "free"]
-
-
-def place(block: Block) -> tuple[int, int]:
-    return block.address, block.nbytes
 
 
 def test_rounding_splitting_and_coalescing() -> None:

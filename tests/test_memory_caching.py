@@ -5,20 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from allocator_helpers import verify_segments
+from allocator_helpers import free_ranges, place, verify_segments
 
 from devices.memory import Block, CachingAllocator, DeviceMemory
 from sim.words.errors import InputError, InvariantError, OutOfMemoryError
 
 KIB, MIB = 1 << 10, 1 << 20
-
-
-def place(block: Block) -> tuple[int, int]:
-    return block.address, block.nbytes
-
-
-def free_ranges(allocator: CachingAllocator) -> list[tuple[int, int]]:
-    return [(span.address, span.nbytes) for span in allocator.spans() if span.state == "free"]
 
 
 def test_small_pool() -> None:

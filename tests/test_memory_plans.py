@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from itertools import accumulate, combinations
 from typing import Any
 
@@ -286,15 +285,8 @@ def test_both_optimal_planners_agree(rows: list[Lifetime]) -> None:
     assert solved.nbytes == plan_branch_and_bound(rows).nbytes
 
 
-def test_without_ortools_the_own_search_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_import = builtins.__import__
-
-    def no_ortools(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("ortools"):
-            raise ImportError(name)
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", no_ortools)
+@pytest.mark.usefixtures("without_ortools")
+def test_without_ortools_the_own_search_plans() -> None:
     rows = [Lifetime(2, 4, 4), Lifetime(3, 4, 4), Lifetime(4, 3, 3), Lifetime(2, 2, 4)]
     with pytest.raises(MissingExtraError, match="planning memory with CP-SAT needs the extra 'opt'"):
         plan_cp_sat(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import time
 from collections.abc import Iterator
@@ -290,16 +289,9 @@ def test_what_is_left_out_is_told() -> None:
     assert "the bound leaves out ranks that wait for one another in collectives" in done.stdout
 
 
-def test_without_ortools_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_import = builtins.__import__
-
-    def no_ortools(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("ortools"):
-            raise ImportError(name)
-        return real_import(name, *args, **kwargs)
-
+@pytest.mark.usefixtures("without_ortools")
+def test_without_ortools_the_extra_is_named() -> None:
     trace = simulate(draw_tiny(0, "")[0], Machine((Device("d0"),)), InOrder())
-    monkeypatch.setattr(builtins, "__import__", no_ortools)
     with pytest.raises(MissingExtraError, match="optimum of a scenario needs the extra 'opt'"):
         JobModel(trace.job, InOrder(), trace)
 

@@ -10,7 +10,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from parallel_helpers import by_stream, run
+from parallel_helpers import by_stream, of_rank, run
 
 from policies.compile.parallel.context.chunks import attention_shares
 from policies.compile.parallel.context.context_parallel import ContextParallel
@@ -18,7 +18,7 @@ from policies.compile.parallel.ddp import DistributedDataParallel
 from policies.compile.parallel.grid.combined import RankOrder, UnsummedWarning, warn_of_unsummed
 from policies.compile.parallel.grid.ranked import Ranked
 from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
-from policies.compile.records import Record, read
+from policies.compile.records import read
 from policies.compile.training.training_step import Training
 from scenarios.build.gpt import gpt_graph
 from scenarios.build.transformer import Transformer
@@ -28,11 +28,6 @@ from sim.words.errors import GraphError, InputError
 GPT = Transformer(layers=2, hidden=64, heads=8, sequence=32, vocabulary=128, micro_batch=2)
 BSH = 2 * 2 * 32 * 64
 STEP = Training().apply(gpt_graph(GPT))
-
-
-def of_rank(graph: Graph, rank: str = "gpu0") -> dict[str, Record]:
-    ops = read(graph).ops.values()
-    return {each.name.removeprefix(f"{rank}/"): each for each in ops if each.device == rank}
 
 
 def exchanged(graph: Graph, what: str, phase: str, rank: str = "gpu0") -> Counter[tuple[str, int]]:

@@ -12,7 +12,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from parallel_helpers import by_stream, run
+from parallel_helpers import by_stream, of_rank, run
 
 from policies.compile.parallel.ddp import DistributedDataParallel
 from policies.compile.parallel.tensor.tensor_parallel import TensorParallel, WholeWarning
@@ -26,12 +26,6 @@ from sim.words.errors import GraphError, InputError
 GPT = Transformer(layers=3, hidden=64, heads=4, sequence=32, vocabulary=128, micro_batch=2)
 BSH = 2 * 2 * 32 * 64
 FULL = Training().apply(gpt_graph(GPT))
-
-
-def of_rank(graph: Graph, rank: str = "gpu0") -> dict[str, Record]:
-    """Return the ops of a rank by their names there."""
-    ops = read(graph).ops.values()
-    return {each.name.removeprefix(f"{rank}/"): each for each in ops if each.device == rank}
 
 
 def exchanged(graph: Graph, what: str) -> Counter[tuple[str, str, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from policy_helpers import FRAMEWORKS
+from policy_helpers import FRAMEWORKS, cpu
 
 from policies.issue.executors.sequential import Sequential
 from policies.issue.executors.work_queues import KeepFirst, StreamStacks
@@ -26,10 +26,6 @@ def graph(edges: dict[str, list[str]], **stream_id: int) -> Graph:
 
 def order(trace: Trace) -> list[str]:
     return [trace.job.graph.op_names[op] for op in trace.tasks["op"].tolist()]
-
-
-def cpu(workers: int) -> Machine:
-    return Machine((Device("cpu0", "cpu", workers=workers),))
 
 
 TREE = {"root": [], "a": ["root"], "b": ["root"], "c": ["root"], "aa": ["a"], "bb": ["b"]}

@@ -25,6 +25,7 @@ from sim import Device, GraphBuilder
 from sim.job.costs import costs_ns
 from sim.policy.policy import Policy
 from sim.words.errors import InputError, RunError, UnknownNameError
+from sim.words.plugins import Origin
 from tools.pages.validation import page
 from validation import calibrate as calibrating
 from validation import steps
@@ -155,7 +156,7 @@ def test_a_scenario_takes_a_calibration_as_cost_table(tmp_path: Path) -> None:
     save_calibration(calibration(), tmp_path / "timer.json")
     assert [table.kind for table in load_tables(tmp_path / "timer.json")] == ["sleep"]
     machine = make_machine(
-        {"devices": {"gpu0": {"kind": "gpu", "cost": {"table": "timer.json"}}}}, directory=tmp_path
+        {"devices": {"gpu0": {"kind": "gpu", "cost": {"table": "timer.json"}}}}, origin=Origin(tmp_path)
     )
     b = GraphBuilder("one")
     b.op("a", kind="sleep", attributes={"sleep_ns": MS})

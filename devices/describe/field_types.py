@@ -167,6 +167,32 @@ def one_of(*words: str) -> Type:
     return Type(read, " | ".join(words), {"type": "string", "enum": list(words)})
 
 
+def one_of_with(words: Sequence[str], word: str, option: str, each: Type, shown: str, default: Any) -> Type:
+    """Return the type of a value that is one of these words, of which `word` may have an option.
+
+    Read, it is the word and the value of the option: ``{ecmp: {seed: 1}}`` is ``("ecmp", 1)``.
+    """
+    plain = one_of(*words)
+
+    def read(value: object) -> tuple[str, Any]:
+        if not isinstance(value, Mapping) or set(value) != {word}:
+            return plain.read(value), default
+        with located(word):
+            options = read_mapping(value[word])
+            for key in options:
+                if key != option:
+                    raise UnknownNameError("key", key, [option])
+            return word, inside(option, each.read, options[option]) if options else default
+
+    with_option = {
+        "type": "object",
+        "properties": {word: {"type": "object", "properties": {option: each.schema}}},
+        "required": [word],
+        "additionalProperties": False,
+    }
+    return Type(read, shown, {"anyOf": [{"enum": list(words)}, with_option]})
+
+
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{value!r} is neither true nor false")
@@ -268,75 +294,30 @@ def _duplex(value: object) -> bool | str:
     return value
 
 
-def _routing(value: object) -> tuple[str, int]:
-    """Read how routes are chosen: a word, or a word with a seed."""
-    if isinstance(value, Mapping) and set(value) == {"ecmp"}:
-        with located("ecmp"):
-            options = read_mapping(value["ecmp"])
-            for key in options:
-                if key != "seed":
-                    raise UnknownNameError("key", key, ["seed"])
-            return "ecmp", inside("seed", _integer, options.get("seed", 0))
-    return one_of("shortest", "ecmp").read(value), 0
-
-
 def _chunk(value: object) -> int:
     if not (nbytes := _SIZE.read(value)):
         raise InputError("a chunk has one byte at least")
     return int(nbytes)
 
 
-def _network(value: object) -> tuple[str, int | None]:
-    """Read how all links share: a word, or a word with the size of a chunk."""
-    if isinstance(value, Mapping) and set(value) == {"fifo"}:
-        with located("fifo"):
-            options = read_mapping(value["fifo"])
-            for key in options:
-                if key != "chunk":
-                    raise UnknownNameError("key", key, ["chunk"])
-            return "fifo", inside("chunk", _chunk, options["chunk"]) if options else None
-    return one_of(*_NETWORKS).read(value), None
-
-
 HALF: Final = "half"
 """Of a link's duplex: both directions share what one has."""
 
-_ROUTING: Final = {
-    "anyOf": [
-        {"enum": ["shortest", "ecmp"]},
-        {
-            "type": "object",
-            "properties": {"ecmp": {"type": "object", "properties": {"seed": {"type": "integer"}}}},
-            "required": ["ecmp"],
-            "additionalProperties": False,
-        },
-    ]
-}
-_NETWORKS: Final = ("max-min", "fifo", "serial", "instant")
-_NETWORK: Final = {
-    "anyOf": [
-        {"enum": list(_NETWORKS)},
-        {
-            "type": "object",
-            "properties": {"fifo": {"type": "object", "properties": {"chunk": quantity_schema(BYTES)}}},
-            "required": ["fifo"],
-            "additionalProperties": False,
-        },
-    ]
-}
 _SHARE: Final = {"type": ["number", "string"]}
 _COUNT: Final = {"type": "integer", "minimum": 1}
 
 _DURATION: Final = quantity(units.parse_duration, DURATION, "10us")
 _SIZE: Final = quantity(units.parse_bytes, BYTES, "4MB")
 _FLOPS: Final = quantity(units.parse_flops, FLOPS, "1GFLOP")
+_CHUNK: Final = replace(_SIZE, read=_chunk)
+_INTEGER: Final = Type(_integer, "0", {"type": "integer"})
 _FRACTION: Final = Type(_share, "0.8 or 80%", _SHARE)
 
 TYPES: Final[Mapping[str, Type]] = {
     "duration": _DURATION,
     "duration by kind": by_key(_DURATION),
     "size": _SIZE,
-    "chunk": replace(_SIZE, read=_chunk),
+    "chunk": _CHUNK,
     "bytes": quantity(units.parse_bytes, BYTES, "80GiB", unlimited=True),
     "bytes by kind": by_key(quantity(units.parse_bytes, BYTES, "1MB")),
     "rate": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s"),
@@ -371,9 +352,18 @@ TYPES: Final[Mapping[str, Type]] = {
     "device sharing": one_of("none", "cores", "time", "sm", "sm+dram"),
     "link sharing": one_of("serial", "shared", "fifo", "independent"),
     "duplex": Type(_duplex, "true, false or half", {"enum": [True, False, HALF]}),
-    "network": Type(_network, "max-min, or fifo, serial, instant, {fifo: {chunk: 1MiB}}", _NETWORK),
+    "network": one_of_with(
+        ("max-min", "fifo", "serial", "instant"),
+        "fifo",
+        "chunk",
+        _CHUNK,
+        "max-min, or fifo, serial, instant, {fifo: {chunk: 1MiB}}",
+        default=None,
+    ),
     "transport": one_of("local", "rdma", "tcp"),
-    "routing": Type(_routing, "shortest or ecmp or {ecmp: {seed: 1}}", _ROUTING),
+    "routing": one_of_with(
+        ("shortest", "ecmp"), "ecmp", "seed", _INTEGER, "shortest or ecmp or {ecmp: {seed: 1}}", default=0
+    ),
     "host memory": one_of("pinned", "pageable"),
     "words": Type(_list_of(_word), "[matmul, conv]", {"type": "array", "items": {"type": "string"}}),
     "contents": Type(

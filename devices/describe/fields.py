@@ -12,14 +12,14 @@ from typing import Final
 
 from devices.describe.field_reading import Field
 
-__all__ = ["DEVICE_FIELDS", "HOST_FIELDS", "KEYS_OF", "LINK_FIELDS", "MACHINE_FIELDS", "OVERHEADS"]
+__all__ = ["DEVICE_FIELDS", "HOST_FIELDS", "LINK_FIELDS", "MACHINE_FIELDS"]
 
 
 def _table(*fields: Field) -> Mapping[str, Field]:
     return {field.name: field for field in fields}
 
 
-_DEVICE = [
+DEVICE_FIELDS: Final = _table(
     Field("preset", "word", "take what is known of this device; other keys override it", example="h200-sxm"),
     Field("kind", "word", "cpu, gpu or npu; any other word: a device that only has streams", example="gpu"),
     Field("ideal", "flag", "drop every overhead and loss of the preset"),
@@ -27,98 +27,155 @@ _DEVICE = [
     Field("sources", "mapping", "where each number comes from; not used for anything else"),
     Field("count", "number of devices", "this many such devices, called name0, name1, ...; default one"),
     # -- who issues and how many run at once
-    Field("cores", "number of lanes", "cores of a CPU, or of an NPU"),
-    Field("inter_op", "number of lanes", "worker threads that run ops; default cores / intra_op"),
-    Field("intra_op", "positive count", "cores that one op uses; default 1"),
+    Field("cores", "number of lanes", "cores of a CPU, or of an NPU", ("cpu", "npu")),
+    Field("inter_op", "number of lanes", "worker threads that run ops; default cores / intra_op", ("cpu",)),
+    Field("intra_op", "positive count", "cores that one op uses; default 1", ("cpu",)),
     Field(
-        "cores_per_op", "positive count", "cores that one op uses; the device has cores / cores_per_op queues"
+        "cores_per_op",
+        "positive count",
+        "cores that one op uses; the device has cores / cores_per_op queues",
+        ("npu",),
     ),
     Field(
         "queues_per_core",
         "positive count",
         "queues of one core; with 2, its matrix and its vector unit can run two ops at once; default 1",
+        ("npu",),
     ),
     Field(
         "intra_op_pool",
         "number of lanes",
         "threads of one pool that ops running at once share, in place of cores for each; an op alone uses "
         "intra_op of them, by default all, and inter_op is by default the cores",
+        ("cpu",),
     ),
-    Field("serial_fraction", "part", "part of an op that more cores do not speed up (Amdahl)"),
-    Field("speedup", "curve", "speed-up by cores, in place of serial_fraction; linear in between"),
+    Field(
+        "serial_fraction",
+        "part",
+        "part of an op that more cores do not speed up (Amdahl)",
+        ("cpu",),
+        overhead=True,
+    ),
+    Field("speedup", "curve", "speed-up by cores, in place of serial_fraction; linear in between", ("cpu",)),
     Field(
         "oversubscription_cost",
         "factor",
         "share that each thread per core beyond the first adds to the time of all ops; 0: fair time slicing",
+        ("cpu",),
+        overhead=True,
     ),
     Field(
         "streams",
         "number of lanes",
         "queues whose tasks start in order; default as many as policy.streams uses, or 1",
+        ("gpu", "other"),
     ),
-    Field("stream_priorities", "integers", "priority of each stream, lower first, 0 when left out"),
+    Field("stream_priorities", "integers", "priority of each stream, lower first, 0 when left out", ("gpu",)),
     # -- overheads of issuing
-    Field("issue_cost", "duration by kind", "cost to the issuer of issuing an op"),
-    Field("launch_latency", "duration", "time from issue on an idle stream to the earliest start"),
-    Field("gap", "duration", "least time between two tasks of a stream"),
-    Field("event_hop", "duration", "time from a task's end to a task on another stream that waits for it"),
+    Field("issue_cost", "duration by kind", "cost to the issuer of issuing an op", overhead=True),
+    Field(
+        "launch_latency",
+        "duration",
+        "time from issue on an idle stream to the earliest start",
+        ("gpu", "npu", "other"),
+        overhead=True,
+    ),
+    Field(
+        "gap", "duration", "least time between two tasks of a stream", ("gpu", "npu", "other"), overhead=True
+    ),
+    Field(
+        "event_hop",
+        "duration",
+        "time from a task's end to a task on another stream that waits for it",
+        ("gpu", "npu", "other"),
+        overhead=True,
+    ),
     Field(
         "event_record",
         "duration",
         "cost to the host of recording an event: once for each op that other streams wait for",
+        ("gpu",),
+        overhead=True,
     ),
     Field(
         "event_wait",
         "duration",
         "cost to the host of making a stream wait: once for each other stream that an op reads from",
+        ("gpu",),
+        overhead=True,
     ),
-    Field("graph_launch", "duration", "cost of launching a CUDA graph; default the cost of one op"),
-    Field("graph_gap", "duration", "least time between two kernels of a CUDA graph; default gap"),
-    Field("legacy_stream", "flag", "the first stream is CUDA's legacy default stream"),
+    Field(
+        "graph_launch",
+        "duration",
+        "cost of launching a CUDA graph; default the cost of one op",
+        ("gpu",),
+        overhead=True,
+    ),
+    Field(
+        "graph_gap",
+        "duration",
+        "least time between two kernels of a CUDA graph; default gap",
+        ("gpu",),
+        overhead=True,
+    ),
+    Field("legacy_stream", "flag", "the first stream is CUDA's legacy default stream", ("gpu",)),
     Field(
         "queue_depth",
         "count or unlimited",
         "launches outstanding before the issuer blocks; default unlimited",
+        ("gpu", "npu", "other"),
+        overhead=True,
     ),
     # -- what an op costs
     Field("peak", "flop rate by dtype", "arithmetic rate for dense data; default no limit"),
-    Field("matrix_peak", "flop rate by dtype", "peak of the matrix units; default peak"),
-    Field("vector_peak", "flop rate by dtype", "peak of the vector units; default peak"),
+    Field("matrix_peak", "flop rate by dtype", "peak of the matrix units; default peak", ("npu",)),
+    Field("vector_peak", "flop rate by dtype", "peak of the vector units; default peak", ("npu",)),
     Field(
         "matrix_block",
         "positive count",
         "edge of the cube that a matrix unit multiplies at once: sizes are rounded up to it; default 1",
+        ("npu",),
         example="16",
     ),
     Field(
         "matrix_kinds",
         "words",
         "kinds of op that run on the matrix units; default products of matrices",
+        ("npu",),
         example="[matmul, conv]",
     ),
     Field("default_dtype", "dtype", "dtype of ops that name none; default fp32"),
     Field("bandwidth", "bandwidth", "bandwidth of the device's memory; default no limit"),
-    Field("core_bandwidth", "bandwidth", "bandwidth of one core; default its share of bandwidth"),
-    Field("efficiency", "fraction by kind", "part of the peak rate that large ops reach"),
-    Field("memory_efficiency", "fraction by kind", "part of the bandwidth that large ops reach"),
-    Field("half_flops", "flops by kind", "work at which an op reaches half of that rate"),
-    Field("half_bytes", "bytes by kind", "traffic at which an op reaches half of that bandwidth"),
-    Field("op_overhead", "duration by kind", "extra time on the device for every op"),
+    Field("core_bandwidth", "bandwidth", "bandwidth of one core; default its share of bandwidth", ("cpu",)),
+    Field("efficiency", "fraction by kind", "part of the peak rate that large ops reach", overhead=True),
+    Field(
+        "memory_efficiency", "fraction by kind", "part of the bandwidth that large ops reach", overhead=True
+    ),
+    Field("half_flops", "flops by kind", "work at which an op reaches half of that rate", overhead=True),
+    Field(
+        "half_bytes", "bytes by kind", "traffic at which an op reaches half of that bandwidth", overhead=True
+    ),
+    Field("op_overhead", "duration by kind", "extra time on the device for every op", overhead=True),
     Field(
         "kernel_floor",
         "duration",
         "least time of a kernel that takes its roofline, if its kind has no op_overhead",
+        ("gpu",),
+        overhead=True,
         example="1.5us",
     ),
     Field(
         "measured_dtypes",
         "dtypes",
         "dtypes in which these losses were measured; of ops of others a run says so; default all",
+        overhead=True,
     ),
+    # What was measured and fitted holds losses; what is left of an ideal device is its roofline.
     Field(
         "cost",
         "anything",
         "roofline (default), {fixed: ...}, {table: ...}, {fitted: ...}, or a list tried in turn",
+        overhead=True,
         example="roofline",
     ),
     Field("supports", "words", "kinds of op that the device can run; default all"),
@@ -127,22 +184,35 @@ _DEVICE = [
         "sharing",
         "device sharing",
         "what concurrent ops compete for: cores or time slices of a CPU, SMs (and DRAM) of a GPU",
+        ("cpu", "gpu"),
+        overhead=True,
     ),
-    Field("sms", "number of lanes", "streaming multiprocessors", example="132"),
+    Field("sms", "number of lanes", "streaming multiprocessors", ("gpu",), example="132"),
     Field(
-        "use_sms", "count or share", "use only this many or this share of the SMs; peak is cut in proportion"
+        "use_sms",
+        "count or share",
+        "use only this many or this share of the SMs; peak is cut in proportion",
+        ("gpu",),
     ),
-    Field("partitions", "counts by name", "split the SMs: how many SMs each partition has (green contexts)"),
-    Field("stream_partitions", "words", "partition of each stream; default in turn", example="[a, b]"),
-    Field("partition_step", "positive count", "partitions are multiples of this many SMs"),
+    Field(
+        "partitions",
+        "counts by name",
+        "split the SMs: how many SMs each partition has (green contexts)",
+        ("gpu",),
+    ),
+    Field(
+        "stream_partitions", "words", "partition of each stream; default in turn", ("gpu",), example="[a, b]"
+    ),
+    Field("partition_step", "positive count", "partitions are multiples of this many SMs", ("gpu",)),
     Field(
         "fitted_grids",
         "flag",
         "take the blocks of a matrix product that gives none from the fitted model, if there is one; "
         "false: it fills the device; default true",
+        ("gpu",),
     ),
-    Field("max_resident", "positive count", "kernels resident at once; default 128"),
-    Field("blocks_per_sm", "positive count", "blocks of a kernel that fit on one SM; default 1"),
+    Field("max_resident", "positive count", "kernels resident at once; default 128", ("gpu",)),
+    Field("blocks_per_sm", "positive count", "blocks of a kernel that fit on one SM; default 1", ("gpu",)),
     # -- memory and copies
     Field("memory", "bytes", "memory capacity; default unlimited"),
     Field("memory_fraction", "fraction", "use only this part of the memory"),
@@ -156,84 +226,57 @@ _DEVICE = [
         "host memory",
         "pinned (default): copy engines read it directly; pageable: copies to and from GPUs and NPUs "
         "occupy the host thread that launches there",
+        ("cpu",),
+        overhead=True,
     ),
     Field(
         "staging_bandwidth",
         "bandwidth",
         "bandwidth of copies through the driver's buffers, with pageable memory; default no limit",
+        ("cpu",),
+        overhead=True,
         example="6GB/s",
     ),
     Field(
         "scratchpad",
         "bytes",
         "software-managed memory of a core, through which operands pass in tiles",
+        ("npu",),
         example="1MiB",
     ),
     Field(
         "vector_scratchpad",
         "bytes",
         "scratchpad of the vector unit, if it has its own; default scratchpad",
+        ("npu",),
         example="256KiB",
     ),
     Field(
         "double_buffered",
         "flag",
         "load the next tile while computing on one; false: one after another; default true",
+        ("npu",),
     ),
     Field(
-        "dma_bandwidth", "bandwidth", "bandwidth of a core's DMA, each way; default its share of bandwidth"
+        "dma_bandwidth",
+        "bandwidth",
+        "bandwidth of a core's DMA, each way; default its share of bandwidth",
+        ("npu",),
     ),
-    Field("dma_latency", "duration", "cost of starting a DMA, for each tile and direction"),
-    Field("granule", "bytes", "smallest tile of an operand; default 64B", example="512B"),
+    Field(
+        "dma_latency",
+        "duration",
+        "cost of starting a DMA, for each tile and direction",
+        ("npu",),
+        overhead=True,
+    ),
+    Field("granule", "bytes", "smallest tile of an operand; default 64B", ("npu",), example="512B"),
     Field(
         "copy_engines",
         "count or unlimited",
         "copy or DMA engines; 1: one transfer at a time; 2: one in each direction; default unlimited",
+        ("gpu", "npu"),
     ),
-]
-
-_KEYS_OF: Final = {
-    "cpu": """
-        cores inter_op intra_op intra_op_pool serial_fraction speedup oversubscription_cost core_bandwidth
-        sharing host_memory staging_bandwidth
-    """,
-    "gpu": """
-        streams stream_priorities launch_latency gap event_hop event_record event_wait
-        graph_launch graph_gap legacy_stream queue_depth sharing sms use_sms partitions
-        stream_partitions partition_step fitted_grids max_resident blocks_per_sm copy_engines
-        kernel_floor
-    """,
-    "npu": """
-        cores cores_per_op queues_per_core launch_latency gap event_hop queue_depth matrix_peak
-        vector_peak matrix_block matrix_kinds scratchpad vector_scratchpad double_buffered
-        dma_bandwidth dma_latency granule copy_engines
-    """,
-    "other": "streams launch_latency gap event_hop queue_depth",
-}
-
-KEYS_OF: Final = {kind: frozenset(keys.split()) for kind, keys in _KEYS_OF.items()}
-"""Kind of device -> the keys that not every kind has; ``other`` are those that only have streams."""
-
-_OVERHEADS: Final = """
-    serial_fraction oversubscription_cost issue_cost launch_latency gap event_hop
-    event_record event_wait graph_launch graph_gap queue_depth efficiency memory_efficiency
-    half_flops half_bytes op_overhead kernel_floor measured_dtypes cost sharing host_memory staging_bandwidth
-    dma_latency
-"""
-
-OVERHEADS: Final = frozenset(_OVERHEADS.split())
-"""Overheads and losses that real devices have and ideal ones do not: ``ideal: true`` drops a preset's.
-
-Its costs are among them: what was measured and fitted holds losses, and what is left is the roofline."""
-
-DEVICE_FIELDS: Final = _table(
-    *(
-        field._replace(
-            kinds=tuple(kind for kind, keys in KEYS_OF.items() if field.name in keys),
-            overhead=field.name in OVERHEADS,
-        )
-        for field in _DEVICE
-    )
 )
 """Every key of a device, in the order in which help shows them."""
 

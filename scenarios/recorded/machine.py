@@ -68,7 +68,7 @@ def with_facts(spec: Mapping[str, Any], graph: Graph, origin: Origin = NOWHERE) 
     if not graph.device_facts:
         return dict(spec)
     devices = dict(spec.get("devices", {}))
-    for name, values in described_devices(spec, **origin._asdict()).items():
+    for name, values in described_devices(spec, origin).items():
         known = graph.device_facts.get(name, graph.device_facts.get(values.get("kind", ""), {}))
         missing = {key: value for key, value in known.items() if key not in values}
         if missing and values.get("kind") == "gpu" and not values.get("ideal"):

@@ -28,7 +28,7 @@ from sim.metrics import summary
 from sim.policy.policy import Policy
 from sim.simulation import simulate
 from sim.words.errors import InputError
-from sim.words.plugins import lookup
+from sim.words.plugins import Origin
 
 if TYPE_CHECKING:
     from scenarios.run.scenario import Scenario
@@ -126,13 +126,14 @@ class Simulate:
     ) -> Simulated:
         if machine is None:
             raise InputError("a graph needs a machine: simulate(graph, machine, policy)")
+        origin = Origin(self.test.parent, self.allow_code)
         if not isinstance(machine, Machine):
-            machine = make_machine(machine, directory=self.test.parent, allow_code=self.allow_code)
+            machine = make_machine(machine, origin=origin)
         if isinstance(policy, Policy):
             name, own = type(policy).__name__, policy
         else:
             name = policy or "ready-queue"
-            own = lookup("sim.policies", name, allow_code=self.allow_code, directory=self.test.parent)()
+            own = origin.lookup("sim.policies", name)()
         trace = simulate(graph, machine, own, **options)
         trace.check()
         return Simulated(trace, {**summary(trace), "policy": name}, name, self._document, self.new_tables)

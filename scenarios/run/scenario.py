@@ -114,7 +114,7 @@ class Scenario:
     @cached_property
     def described_devices(self) -> dict[str, dict[str, Any]]:
         """What its description says of each device: see `devices.over_presets.described_devices`."""
-        return described_devices(self.machine_spec, **self.origin._asdict())
+        return described_devices(self.machine_spec, self.origin)
 
     @cached_property
     def graph(self) -> Graph:

@@ -63,7 +63,7 @@ def build_machine(spec: dict[str, Any], content: ScenarioFile, document: Documen
         # Kinds of op are checked where those of the graph are known (`scenarios.run.words`).
         spec = _with_cost(spec, content.cost, origin)
         spec = spec if recording is None else with_facts(spec, recording, origin)
-        return make_machine(spec, **origin._asdict(), kinds=None)
+        return make_machine(spec, origin=origin, kinds=None)
     except InputError as error:
         if error.path[3:4] == ("cost",) and document.at(error.path[:4]) is None:
             error.path = error.path[3:]  # it is the scenario's

@@ -83,10 +83,6 @@ class Communicators:
         self._meetings: dict[tuple[int, int], _Meeting] = {}
         self._meeting_of: dict[int, tuple[int, int]] = {}
 
-    def __contains__(self, op: int) -> bool:
-        """Whether an op belongs to a communicator."""
-        return op in self._entry
-
     def issued(self, task: Task) -> None:
         """Put a task that is issued in line.
 

@@ -167,8 +167,8 @@ class Engine(RunState):
         if issuer is None:
             self.issuers.end_copy(task)
             return
-        if self.communicators is not None and task.op in self.communicators:
-            for following in self.communicators.leave(task):
+        if (communicators := self.communicators_of[task.op]) is not None:
+            for following in communicators.leave(task):
                 self._try_again(following)
         executed = task.dead or task.status or self.executed[task.op]
         if (executed or task.op in self.holding) and task.id not in self.let_go:
@@ -299,8 +299,8 @@ class Engine(RunState):
         stream = self.stream_of[task.op]
         task.issue_ns = self.now_ns
         task.stream = stream.index
-        if self.communicators is not None and task.op in self.communicators:
-            self.communicators.issued(task)
+        if (communicators := self.communicators_of[task.op]) is not None:
+            communicators.issued(task)
         if not stream.queue:
             self.touched.add(stream.index)
         stream.queue.append(task)
@@ -368,7 +368,7 @@ class Engine(RunState):
         Whoever took it goes on with something else; what takes no time it does itself, on the spot.
         """
         if task.op not in self.asks:
-            if self.duration_of(task) or (self.communicators is not None and task.op in self.communicators):
+            if self.duration_of(task) or self.communicators_of[task.op] is not None:
                 self._into_background(task)
                 self.issuers.free(task.issuer)
             self._start(task)
@@ -465,8 +465,8 @@ class Engine(RunState):
             cost += calls
         if self.executed[task.op]:
             task.issue_ns = self.now_ns
-            if self.communicators is not None and task.op in self.communicators:
-                self.communicators.issued(task)
+            if (communicators := self.communicators_of[task.op]) is not None:
+                communicators.issued(task)
         if cost:
             self._later(cost, self.paid.append, task)
         else:
@@ -496,23 +496,20 @@ class Engine(RunState):
 
     def _start(self, task: Task) -> bool:
         """Start `task` if its communicator, memory and what its device shares allow it now."""
-        if self.breakdowns is not None and self.breakdowns.is_down(self.device_of[task.op]):
+        device = self.device_of[task.op]
+        if self.breakdowns is not None and self.breakdowns.is_down(device):
             return False
-        communicators = (
-            self.communicators if self.communicators is not None and task.op in self.communicators else None
-        )
+        communicators = self.communicators_of[task.op]
         if communicators is not None and not communicators.may_start(task):
             task.wait = Wait.COMMUNICATOR
             return False
         if self.memory_at_start is not None and not self._has_memory(task):
             return False
-        device = self.device_of[task.op]
-        processor = self.processors[device]
-        if task.stream == BACKGROUND:
-            processor = None
-            self._begin(task, task.stream)
+        processor = None if task.stream == BACKGROUND else self.processors[device]
+        if task.stream != BACKGROUND and self.executed[task.op]:
+            self._begin(task, task.issuer.lane_on(device))  # type: ignore[union-attr]
         else:
-            self._begin(task, task.issuer.lane_on(device) if self.executed[task.op] else task.stream)  # type: ignore[union-attr]
+            self._begin(task, task.stream)
         if processor is None:
             ns = self.duration_of(task)
         else:
@@ -596,8 +593,8 @@ class Engine(RunState):
         """Put down that a task whose start was put off begins to execute now."""
         if task.start_ns < self.now_ns:
             self._begin(task, task.stream)
-        if self.communicators is not None and task.op in self.communicators:
-            self.communicators.started(task)
+        if (communicators := self.communicators_of[task.op]) is not None:
+            communicators.started(task)
         if self.breakdowns is not None and task.group < 0:
             self.breakdowns.started(task)
         if self.observers:

@@ -49,7 +49,7 @@ class RunState:
     # Without slots, calls of methods are slower by a third where there are thirty attributes or more.
     __slots__ = (
         "alone", "asks", "asynchronous", "blocked", "breakdowns", "called", "clock", "communicators",
-        "conditions", "device_of", "drawn",
+        "communicators_of", "conditions", "device_of", "drawn",
         "duration_ns", "end", "ended", "executed", "failing", "flow", "frames", "gives_back", "holding",
         "issue_ns", "issuers",
         "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start",
@@ -155,6 +155,10 @@ class RunState:
         self.communicators: Communicators | None = None
         if job.collectives is not None:
             self.communicators = Communicators(job, job.collectives, context, self.network, self.breakdowns)
+        # Of each op and transfer: the communicators, where it belongs to one.
+        self.communicators_of: list[Communicators | None] = [None] * self.flow.n_nodes
+        for op in () if job.collectives is None else job.collectives.op.tolist():
+            self.communicators_of[op] = self.communicators
         at_issue = self.memory is not None and self.memory.at_issue
         self.memory_at_issue = self.memory if at_issue else None
         self.memory_at_start = None if at_issue else self.memory

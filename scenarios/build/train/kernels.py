@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["Attention", "Collective", "CollectiveKind", "Kernel", "Pass", "Piece", "Product"]
+__all__ = ["Attention", "Collective", "CollectiveKind", "Kernel", "Pass", "Piece", "Product", "products"]
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 
@@ -40,6 +40,11 @@ class Product(NamedTuple):
     def elements(self) -> int:
         """Numbers read and written once."""
         return self.groups * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+
+def products(m: int, k: int, n: int, groups: int = 1) -> tuple[Product, Product, Product]:
+    """Return the product of m rows with a weight (k, n), and those of its backward: of input and weight."""
+    return Product(m, k, n, "F", groups), Product(m, n, k, "I", groups), Product(n, m, k, "W", groups)
 
 
 class Attention(NamedTuple):

@@ -31,7 +31,16 @@ from functools import cached_property
 
 from policies.compile.parallel.experts.routing import Routes
 from scenarios.build.train.architecture import Architecture
-from scenarios.build.train.kernels import Attention, Collective, CollectiveKind, Kernel, Pass, Piece, Product
+from scenarios.build.train.kernels import (
+    Attention,
+    Collective,
+    CollectiveKind,
+    Kernel,
+    Pass,
+    Piece,
+    Product,
+    products,
+)
 from scenarios.build.train.layout import Layout
 from sim.machine.communicators import even_nbytes
 from sim.words.errors import InputError, MisfitError
@@ -149,13 +158,12 @@ class RankWork:
         kind: CollectiveKind = "reduce_scatter" if self.layout.splits_sequence else "all_reduce"
         return [Collective(kind, self.wide, "tp", hidden_by)]
 
-    def column(self, name: str, k: int, n: int, *, norm: bool = True, takes: int | None = None) -> Piece:
+    def column(self, name: str, k: int, n: int, *, norm: bool = True) -> Piece:
         """Return a product whose columns are shared, the norm before it included.
 
         Its input is kept as the norm read it and as the norm wrote it.
         """
-        forward = Product(self.tokens, k, n)
-        of_input, of_weight = Product(self.tokens, n, k, "I"), Product(n, self.tokens, k, "W")
+        forward, of_input, of_weight = products(self.tokens, k, n)
         read = self.few * k * self.e
         norms: list[Kernel] = [Pass(2 * read)] if norm else []
         norms_back: list[Kernel] = [Pass(3 * read)] if norm else []
@@ -166,30 +174,26 @@ class RankWork:
             (*self.gather(of_input), of_input, *self.scatter(of_weight), of_weight, *norms_back),
             saved=(1 + norm) * read + (4 * self.few if norm else 0),
             made=self.tokens * n * self.e,
-            took=read if takes is None else takes,
+            took=read,
             backward_extra=self.tokens * k * self.e if gathered else 0,
         )
 
     def row(self, name: str, k: int, n: int, *, saved: bool = True) -> Piece:
         """Return a product whose rows are shared, and the addition to the residual."""
-        forward = Product(self.tokens, k, n)
-        of_input, of_weight = Product(self.tokens, n, k, "I"), Product(n, self.tokens, k, "W")
+        forward, of_input, of_weight = products(self.tokens, k, n)
         add = 3 * self.few * n * self.e
         mask = self.few * n if self.batch.dropout else 0
         dropout: list[Kernel] = [Pass(2 * self.thin + mask)] if mask else []
         return Piece(
             name,
             (forward, *self.scatter(), *dropout, Pass(add)),
-            (*dropout, *self.gather_gradient(), of_input, of_weight, Pass(add)),
+            # nothing computes while the gradient is gathered
+            (*dropout, *self.gather(), of_input, of_weight, Pass(add)),
             saved=(self.tokens * k * self.e if saved else 0) + mask,
             made=self.few * n * self.e,
             took=self.tokens * k * self.e,
             extra=self.wide if self.layout.splits_sequence else 0,
         )
-
-    def gather_gradient(self) -> list[Kernel]:
-        """Gather the gradient behind a product whose rows are shared: nothing computes meanwhile."""
-        return self.gather()
 
     # -- attention --------------------------------------------------------------------------------------
 
@@ -223,17 +227,9 @@ class RankWork:
         over = (b.sequence, heads // c, max(1, kv // c)) if by_heads else (b.sequence, heads, kv)
         forward = Attention(b.samples, *over, m.query_head, m.value_head)
         backward = forward._replace(backward=True)
-        before: list[Kernel] = []
-        behind: list[Kernel] = []
-        before_back: list[Kernel] = []
-        behind_back: list[Kernel] = []
-        if by_heads:  # each tensor is brought into the order of ranks, sent, and brought back
-            for sent in (q, k, v):
-                before += [Pass(2 * sent), Collective("all_to_all", sent, "cp"), Pass(2 * sent)]
-                behind_back += [Pass(2 * sent), Collective("all_to_all", sent, "cp"), Pass(2 * sent)]
-            behind = [Pass(2 * o), Collective("all_to_all", o, "cp"), Pass(2 * o)]
-            before_back = list(behind)
-        elif c > 1:
+        inputs, output = (_exchanged(q, k, v), _exchanged(o)) if by_heads else ([], [])
+        before, before_back = inputs, output
+        if c > 1 and not by_heads:
             forward, backward, before, before_back = self._shared_scores(forward, backward, k + v)
         out = o if by_heads else 0  # saved before it is sent, besides what proj saves
         lse = 4 * self.tokens * heads if b.flash else 0
@@ -245,8 +241,8 @@ class RankWork:
             before_back = [*before_back, Pass(each * (9 * e + b.dropout))]
         return Piece(
             "attention",
-            (*around, *before, forward, *behind),
-            (*before_back, backward, *behind_back, *back),
+            (*around, *before, forward, *output),
+            (*before_back, backward, *inputs, *back),
             saved=q + k + v + lse + o + out + scores,
             made=o,
             took=q + k + v,
@@ -306,11 +302,11 @@ class RankWork:
         self, name: str, k: int, n: int, before: tuple[Kernel, ...], behind: tuple[Kernel, ...], saved: int
     ) -> Piece:
         """Return a product that every rank has whole, of the tokens that it keeps."""
-        products = Product(self.few, k, n), Product(self.few, n, k, "I"), Product(n, self.few, k, "W")
+        forward, *backward = products(self.few, k, n)
         return Piece(
             name,
-            (*before, products[0]),
-            (products[1], products[2], *behind),
+            (*before, forward),
+            (*backward, *behind),
             saved=saved,
             made=self.few * n * self.e,
             took=self.few * k * self.e,
@@ -355,70 +351,52 @@ class RankWork:
 
     def experts(self) -> list[Piece]:
         """Return the pieces of a mixture of experts, shared ones included."""
-        m, e, load = self.model, self.e, self.load
-        ep, held = self.layout.ep, self.model.experts // self.layout.ep
-        copies, rows = load.copies, load.rows
-        sent = copies * m.hidden * e
-        full = rows * held
-        arrived = full * m.hidden * e
-        router = Piece(
+        m, rows, held = self.model, self.load.rows, self.model.experts // self.layout.ep
+        arrived = rows * held * m.hidden * self.e
+        up, down = (products(rows, *sizes, held) for sizes in m.middle_weights(m.expert_middle))
+        gate = self.gate(rows * held, m.expert_middle)
+        dispatch, combine = self._exchange(held, arrived)
+        return [
+            self._router(),
+            *(self.dense(m.shared_middle, norm=False) if m.shared_middle else []),
+            dispatch,
+            Piece("experts up", up[:1], up[1:], saved=arrived, made=gate.took, took=arrived),
+            gate,
+            Piece("experts down", down[:1], down[1:], saved=gate.made, made=arrived, took=gate.made),
+            combine,
+        ]
+
+    def _router(self) -> Piece:
+        """Return what says to which experts a token goes, the norm before it included."""
+        m = self.model
+        forward, *backward = products(self.few, m.hidden, m.experts)
+        scores = Pass(12 * self.few * m.experts)
+        return Piece(
             "router",
-            (Pass(2 * self.thin), Product(self.few, m.hidden, m.experts), Pass(12 * self.few * m.experts)),
-            (
-                Pass(12 * self.few * m.experts),
-                Product(self.few, m.experts, m.hidden, "I"),
-                Product(m.experts, self.few, m.hidden, "W"),
-                Pass(3 * self.thin),
-            ),
+            (Pass(2 * self.thin), forward, scores),
+            (scores, *backward, Pass(3 * self.thin)),
             saved=(2 - bool(m.shared_middle)) * self.thin + 4 * self.few + 2 * 4 * self.few * m.experts,
             made=self.thin,
             took=self.thin,
         )
-        moved = load.exchanged * m.hidden * e
-        exchange: list[Kernel] = [Collective("all_to_all", moved, "ep")] if ep > 1 else []
+
+    def _exchange(self, held: int, arrived: int) -> tuple[Piece, Piece]:
+        """Return what brings tokens to experts, of which a rank has `held`, and what brings them back."""
+        m, e, load, ep = self.model, self.e, self.load, self.layout.ep
+        sent = load.copies * m.hidden * e
+        exchange: list[Kernel] = (
+            [Collective("all_to_all", load.exchanged * m.hidden * e, "ep")] if ep > 1 else []
+        )
         sort = [Pass(sent + self.thin, "permute")]
         sort_again = [Pass(2 * arrived, "permute")] if held > 1 and ep > 1 else []
-        dispatch = Piece(
-            "dispatch",
-            (*sort, *exchange, *sort_again),
-            (*sort_again, *exchange, *sort),
-            saved=8 * copies,
-            made=arrived,
-            took=self.thin,
-            extra=arrived,
-        )
-        up, down = m.middle_weights(m.expert_middle)
-        middle = full * m.expert_middle * e
-        wide = middle * (1 + m.gated)
-
-        def grouped(k: int, n: int) -> tuple[Product, Product, Product]:
-            return (
-                Product(rows, k, n, "F", held),
-                Product(rows, n, k, "I", held),
-                Product(n, rows, k, "W", held),
-            )
-
-        up_products, down_products = grouped(*up), grouped(*down)
-        compute = [
-            Piece("experts up", up_products[:1], up_products[1:], saved=arrived, made=wide, took=arrived),
+        there, back = (*sort, *exchange, *sort_again), (*sort_again, *exchange, *sort)
+        add = Pass(3 * self.thin)
+        return (
             Piece(
-                "gate", (Pass(wide + middle),), (Pass(2 * wide + middle),), saved=wide, made=middle, took=wide
+                "dispatch", there, back, saved=8 * load.copies, made=arrived, took=self.thin, extra=arrived
             ),
-            Piece(
-                "experts down", down_products[:1], down_products[1:], saved=middle, made=arrived, took=middle
-            ),
-        ]
-        combine = Piece(
-            "combine",
-            (*sort_again, *exchange, *sort, Pass(3 * self.thin)),
-            (Pass(3 * self.thin), *sort, *exchange, *sort_again),
-            saved=0,
-            made=self.thin,
-            took=arrived,
-            extra=sent,
+            Piece("combine", (*back, add), (add, *there), saved=0, made=self.thin, took=arrived, extra=sent),
         )
-        shared = self.dense(m.shared_middle, norm=False) if m.shared_middle else []
-        return [router, *shared, dispatch, *compute, combine]
 
     # -- wholes -----------------------------------------------------------------------------------------
 
@@ -461,3 +439,8 @@ class RankWork:
             saved=logits + 4 * T,
         )
         return [norm, out, entropy]
+
+
+def _exchanged(*sizes: int) -> list[Kernel]:
+    """Return what brings each tensor into the order of ranks, sends it, and brings it back."""
+    return [each for n in sizes for each in (Pass(2 * n), Collective("all_to_all", n, "cp"), Pass(2 * n))]

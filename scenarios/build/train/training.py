@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import add
 from typing import Any, Final, Literal, NamedTuple
 
 from policies.compile.parallel.experts.routing import Routes
@@ -60,13 +61,7 @@ class Spent(NamedTuple):
 
     def plus(self, other: Spent) -> Spent:
         """Add another."""
-        return Spent(
-            self.products + other.products,
-            self.attention + other.attention,
-            self.passes + other.passes,
-            self.exposed + other.exposed,
-            self.hidden + other.hidden,
-        )
+        return Spent(*map(add, self, other))
 
 
 class Part(NamedTuple):
