@@ -11,8 +11,8 @@ launches one, or waits for the GPU, is an op of the host. Edges say what had to 
 
 Launch latency and gaps between kernels are the device's, and the graph says what they were
 (`Graph.device_facts`, estimated in `overheads`). Idle time that nothing explains is an op ``delay``. What
-the host does and waits for is in `kineto_host`, what tasks wait for on the GPU in `kineto_waits` and
-`kineto_events_waited`, how ranks meet in `kineto_ranks`.
+the host does and waits for is in `kineto_host`, what tasks wait for on the GPU in `kineto_waits`, how ranks
+meet in `kineto_ranks`.
 
 A trace that a simulation wrote in these words says itself what came before what; `simulated` reads it.
 """

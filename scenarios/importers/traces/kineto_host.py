@@ -22,8 +22,8 @@ StreamSynchronize                     the stream that the profiler noted (``cuda
                                       just before the call returned, and the first long before
 EventSynchronize                      what was launched before the event that the profiler noted was
                                       recorded, or else before the last one that its thread recorded of
-                                      those that were through when the call returned, if there is one just
-                                      before it did; or another stream, as above
+                                      those that were through when the call returned; or another stream,
+                                      as above
 copies that are synchronous           the copy, but for one within the device (``hipMemcpyWithStream``: any)
 copies from the device to pageable    the copy
 ``hipMemcpyAsync``, from or to a host  the copy, if it was recorded to be held and to end before the call did:
