@@ -75,7 +75,6 @@ def load_ranks(path: Path) -> Graph:
     """Return the ranks of a folder together, or the process of a file."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* GPU tasks were launched before the trace begins")
-        warnings.filterwarnings("ignore", ".* neither the profiler nor the recorded times say")
         return load_graph(path, format="kineto")
 
 

@@ -244,7 +244,6 @@ def test_real_recordings(data_dir: Path, name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*launched before the trace begins")
-@pytest.mark.filterwarnings("ignore:.* neither the profiler nor the recorded times say")
 def test_ranks_of_one_job_are_two_recordings_of_one_program(data_dir: Path) -> None:
     ranks = data_dir / "kineto" / "v100_dlrm_8_ranks"
     told = answer(ranks / "rank0.json.gz", ranks / "rank1.json.gz")

@@ -192,7 +192,6 @@ def test_by_its_rules_the_file_says_the_same(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*launched before the trace begins")
-@pytest.mark.filterwarnings("ignore:.* neither the profiler nor the recorded times say")
 @pytest.mark.parametrize(
     "name", ["h100_bert_small.json.gz", pytest.param("v100_dlrm_8_ranks", marks=pytest.mark.slow)]
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -228,57 +227,6 @@ def test_a_stream_waits_for_the_event_that_held_it(trace: Callable[..., Graph], 
     assert known == (105 if prefetched else 136)
     assert starts(graph, scale={"gather.0": "x0.5"})["b.2"] == (55 if prefetched else 136)
     assert starts(graph, scale={"gather.1": "x0.5"})["b.2"] == known
-
-
-SEVERAL = r"1 call\(s\) wait for one of several .*\(1 {}\).*enable_cuda_sync_events=True"
-
-
-def test_results_are_waited_for_in_order(trace: Callable[..., Graph]) -> None:
-    """Two collectives that are long over are a list of results; another thread has its own stream."""
-    events = [
-        host("cudaLaunchKernel", 1, 0, 5),
-        gpu("first", 1, 5, 10, stream=20),
-        host("cudaEventRecord", 2, 5, 1),
-        host("cudaLaunchKernel", 3, 6, 5),
-        gpu("second", 3, 15, 10, stream=20),
-        host("cudaEventRecord", 4, 11, 1),
-        host("cudaLaunchKernel", 5, 30, 5, tid=2),
-        gpu("alone", 5, 35, 10, stream=30),
-        host("cudaLaunchKernel", 6, 100, 5),
-        gpu("a", 6, 105, 10),
-        host("cudaStreamWaitEvent", 7, 110, 1),
-        host("cudaLaunchKernel", 8, 111, 5),
-        gpu("b", 8, 116, 10),
-        host("cudaStreamWaitEvent", 9, 120, 1),
-        host("cudaLaunchKernel", 10, 121, 5),
-        gpu("c", 10, 126, 10),
-    ]
-    with pytest.warns(UserWarning, match=SEVERAL.format("cudaStreamWaitEvent")):
-        graph = trace(*events)
-    assert starts(graph, scale={"alone": "x100"})["c.5"] == 126
-    late = starts(graph, scale={"first": "x20"})
-    assert (late["b.4"], late["c.5"]) == (205, 215)
-    late = starts(graph, scale={"second": "x20"})
-    assert (late["b.4"], late["c.5"]) == (116, 215)
-
-
-@pytest.mark.parametrize("clear", [True, False])
-def test_events_of_one_stream(trace: Callable[..., Graph], clear: bool) -> None:
-    """The host waits for the older event, though the next was over 5 us later; long after nobody knows."""
-    at = 12 if clear else 150
-    events = [
-        *(host("cudaLaunchKernel", 1, 0, 5), gpu("a", 1, 5, 100), host("cudaEventRecord", 2, 5, 1)),
-        *(host("cudaLaunchKernel", 3, 6, 5), gpu("b", 3, 105, 7), host("cudaEventRecord", 4, 11, 1)),
-        *(host("cudaLaunchKernel", 5, at, 1), gpu("c", 5, max(at + 1, 112), 1)),
-        host("cudaEventSynchronize", 6, at + 1, 94 if clear else 3),
-        *(host("cudaLaunchKernel", 7, at + 100, 5), gpu("d", 7, at + 105, 10, stream=20)),
-    ]
-    told = pytest.warns(UserWarning, match=SEVERAL.format("cudaEventSynchronize"))
-    with nullcontext() if clear else told:
-        graph = trace(*events)
-    assert starts(graph)["d.3"] == at + 105
-    if clear:
-        assert starts(graph, scale={"a": "x0.5", "b": "x5"})["d.3"] == at + 55
 
 
 def full_queue(kernel_us: int, most: int = 1000, kernels: int = 1200) -> list[dict[str, Any]]:

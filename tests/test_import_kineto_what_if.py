@@ -442,7 +442,6 @@ def edges(graph: Graph) -> set[tuple[str, str]]:
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* GPU tasks were launched")
-@pytest.mark.filterwarnings("ignore:.* neither the profiler nor the recorded times say")
 def test_a_faster_gpu_takes_the_waiting_away(name: str, waits_us: int) -> None:
     """At 100 times the speed at least 80 % of it is gone, and the host's own work is all there."""
     graph = load(recorded(f"kineto/{name}.json.gz"))

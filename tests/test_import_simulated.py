@@ -280,7 +280,6 @@ def test_a_recording_goes_round(name: str, tmp_path: Path) -> None:
     """recording → graph → run → trace → graph → run: the second graph has the same ops as the first."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*launched before the trace begins")
-        warnings.filterwarnings("ignore", ".* neither the profiler nor the recorded times say")
         first = load(recorded(f"kineto/{name}"))
     run = run_recorded(first)
     write_ranks(run, tmp_path / "ranks")

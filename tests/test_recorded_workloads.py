@@ -64,7 +64,6 @@ def gpu_end_ns(trace: Trace) -> tuple[int, int]:
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* GPU tasks were launched before the trace begins")
-@pytest.mark.filterwarnings("ignore:.* neither the profiler nor the recorded times say")
 def test_a_recorded_run_comes_out_again(tmp_path: Path, name: str, share: float) -> None:
     trace = run(tmp_path, recorded(f"kineto/{name}.json.gz"))
     trace.check()
@@ -72,7 +71,6 @@ def test_a_recorded_run_comes_out_again(tmp_path: Path, name: str, share: float)
     assert abs(simulated - measured) <= share * measured
 
 
-@pytest.mark.filterwarnings("ignore:.* neither the profiler nor the recorded times say")
 @pytest.mark.slow
 def test_a100_needs_its_streams(tmp_path: Path) -> None:
     """465 ms were recorded on four streams; all on one, collectives no longer overlap: 529 ms."""
@@ -87,7 +85,6 @@ def test_a100_needs_its_streams(tmp_path: Path) -> None:
     assert one_stream > 1.1 * measured
 
 
-@pytest.mark.filterwarnings("ignore:.* neither the profiler nor the recorded times say")
 def test_the_gpu_alone(tmp_path: Path) -> None:
     """Without the host's calls nothing holds the kernels back but their streams and events."""
     trace = run(tmp_path, recorded("kineto/v100_dlrm_8_ranks/rank7.json.gz"), more=", host: none")

@@ -104,7 +104,6 @@ def _rows(found: Sequence[Prediction], was: Measures, other: Measures) -> Iterat
 def _load(path: Path) -> Graph:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* GPU tasks were launched before the trace begins")
-        warnings.filterwarnings("ignore", ".* neither the profiler nor the recorded times say")
         return load_graph(path)
 
 

@@ -22,9 +22,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, Literal
@@ -34,11 +33,10 @@ import numpy as np
 from scenarios.importers.execution_graph.kernels import Told
 from scenarios.importers.files import StrPath, all_files, choice, fixed_batch, in_file, job_name, stem
 from scenarios.importers.traces.kernel_names import kind_of, short_name
-from scenarios.importers.traces.kineto_events_waited import event_waits
 from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
 from scenarios.importers.traces.kineto_tensors import add_told, told_of
-from scenarios.importers.traces.kineto_waits import Streams
+from scenarios.importers.traces.kineto_waits import Streams, event_waits
 from scenarios.importers.traces.overheads import OVERLAP_NS, Delay, Overheads, delays, overheads
 from scenarios.importers.traces.rank_groups import process_group
 from scenarios.importers.traces.simulated.load import is_simulated
@@ -107,7 +105,6 @@ def load(
     Warns
     -----
     UserWarning
-        Calls that wait for one of several events or streams, if neither the profiler nor the times say which.
         Tasks whose launch is not in the trace; they wait only for their streams. Threads that run gradients
         of which nobody knows who waits for them. Sends and recvs that did not meet, or of which it is not
         clear whom.
@@ -148,7 +145,7 @@ def _load(
     ranks = [Rank(None, 0, traces[0])] if one else together(paths, traces)
     processes = [
         _Process(
-            *(paths[rank.file], rank, Streams(rank.trace, waits[rank.file][0])),
+            *(paths[rank.file], rank, Streams(rank.trace, waits[rank.file])),
             known[rank.file] if known else (),
         )
         for rank in ranks
@@ -156,32 +153,11 @@ def _load(
     begin_ns = min(rank.trace.begin_ns for rank in ranks)
     rows = [row for process in processes for row in process.rows(begin_ns, host)]
     rows.sort(key=lambda row: row[0])
-    unsure = [call for _, calls in waits for call in calls]
-    _warn_of_waits(
-        paths[0] if one else name, [*unsure, *(call for each in processes for call in each.unsure)]
-    )
     builder = GraphBuilder(name)
     with in_file(paths[0] if one else name):
         _add(builder, [record for _, record in rows], bool(known))
         facts = {gpu: each.facts(number) for each in processes for number, gpu in each.gpus.items()}
         return replace(builder.build(), device_facts=facts)
-
-
-def _warn_of_waits(path: StrPath, calls: Sequence[str]) -> None:
-    """Say of how many calls neither the profiler nor the recorded times tell what they wait for."""
-    if not calls:
-        return
-    each = ", ".join(f"{n} {name}" for name, n in sorted(Counter(calls).items()))
-    how = (
-        "; torch.profiler.profile(..., experimental_config=torch._C._profiler._ExperimentalConfig("
-        "enable_cuda_sync_events=True)) notes them"
-    )
-    warnings.warn(
-        f"{path}: {len(calls)} call(s) wait for one of several events or streams, and neither the profiler "
-        f"nor the recorded times say for which ({each}); each is taken for the likeliest, which what-ifs "
-        f"depend on{how if any(name.startswith('cu') for name in calls) else ''}",
-        stacklevel=5,
-    )
 
 
 def _add(builder: GraphBuilder, ops: Sequence[Record], with_tensors: bool) -> None:
@@ -223,8 +199,6 @@ class _Process:
     streams: Streams
     told: Sequence[Told] = ()
     """What an execution graph tells of each task."""
-    unsure: list[str] = field(default_factory=list)
-    """Calls of the host of which it is not sure what they waited for, when its rows are there."""
 
     @cached_property
     def overheads(self) -> Overheads:
@@ -258,7 +232,6 @@ class _Process:
             own = Host(trace, names, self.streams, begin_ns, latency_ns, prefix, f"cpu{self._number}")
             yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
             launcher = own.launcher
-            self.unsure.extend(own.unsure)
             held = delays(trace, self.streams, own.issued_ns, begin_ns, self.overheads)
             self._warn_of_gradients(len(trace.uncalled))
             self._warn_of_early([task for i, task in enumerate(trace.tasks) if i not in launcher])

@@ -63,7 +63,6 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
-from scenarios.importers.traces.kernel_names import kind_of
 from scenarios.importers.traces.kineto_waits import LaunchQueue, Streams
 from scenarios.importers.traces.trace_events.kineto_events import RECORD
 from scenarios.importers.traces.trace_events.kineto_rows import GpuTask, HostCall, Thread, Trace
@@ -117,8 +116,6 @@ class Host:
         Task → the op that launches it.
     issued_ns : dict
         Task → the end of that op.
-    unsure : list of str
-        Calls that waited for one of several streams or events; neither the profiler nor the times say which.
     """
 
     def __init__(
@@ -134,7 +131,6 @@ class Host:
         self.ops: list[tuple[int, Record]] = []
         self.launcher: dict[int, str] = {}
         self.issued_ns: dict[int, int] = {}
-        self.unsure: list[str] = []
         self._trace, self._names, self._streams, self._begin_ns = trace, names, streams, begin_ns
         self._latency_ns, self._prefix, self._device = latency_ns, prefix, device
         self._point: dict[Thread, int] = {}  # until when each thread is accounted for
@@ -149,11 +145,8 @@ class Host:
             self._launches[task.correlation].append(i)
         self._queue = LaunchQueue(trace)
         self._waits: list[int] = []  # which of the ops are calls that only wait
-        self._over: dict[tuple[int, int], int] = {}  # up to which launch of each stream the host waited
-        self._before: dict[Thread, HostCall] = {}  # the last call of each thread
         for call in trace.calls:
             self._take(call.number, call)
-            self._before[call.thread] = call
         self._split_waits()
 
     def _take(self, n: int, call: HostCall) -> None:
@@ -249,16 +242,13 @@ class Host:
             return self._likeliest(call, told, [call.correlation])
         if _EVENT.match(call.name):
             marks = self._marked.get(call.thread, [])[::-1]
-            before = [tasks for mark in marks if (tasks := self._through(call, self._streams.at(*mark)))]
-            held = (tasks for tasks in before if 0 <= self._left_ns(call, tasks) <= _APART_NS)
-            told = next(held, before[0] if before else [])
+            before = (self._through(call, self._streams.at(*mark)) for mark in marks)
+            told = next((tasks for tasks in before if tasks), [])
             return self._likeliest(call, told, self._recorded[: -_MARKS - 1 : -1])
         return None
 
     def _likeliest(self, call: HostCall, told: list[int], recorded: Sequence[int]) -> list[int]:
         """Return what a call waits for: another stream, if one was through just before it returned.
-
-        Count it where others are possible and the times do not tell.
 
         Parameters
         ----------
@@ -268,41 +258,12 @@ class Host:
         recorded : sequence of int
             Calls at which it may be told to wait for another stream.
         """
-        if self._is_unsure(call, recorded):
-            self.unsure.append(call.name)
         if self._left_ns(call, told) <= _APART_NS:
             return told
         positions = (self._streams.at(stream, at) for at in recorded for stream in self._streams.known)
         others = [tasks for position in positions if (tasks := self._through(call, position))]
         likeliest = min(others, key=lambda tasks: self._left_ns(call, tasks), default=told)
         return likeliest if self._left_ns(call, likeliest) <= _APART_NS else told
-
-    def _is_unsure(self, call: HostCall, recorded: Sequence[int]) -> bool:
-        """Whether a call may wait for several things, and not just one was over shortly before it was.
-
-        Right after an event was recorded it is that one; right after a copy was launched, the stream of that.
-        """
-        before = self._before.get(call.thread)
-        if before is not None and _STREAM.match(call.name):
-            launched = self._launches.get(before.correlation, [])
-            if any(kind_of(self._trace.tasks[i].name) == "copy" for i in launched):
-                return False
-        newest = recorded[0] if before is not None and RECORD.match(before.name) else None
-        ends_ns: set[int] = set()
-        for stream in self._streams.known:
-            for at in recorded:
-                position = self._streams.at(stream, at)
-                last = max((self._trace.tasks[i].correlation for i in position), default=-1)
-                if last <= self._over.get(stream, -1):
-                    break
-                if self._through(call, position):
-                    ends_ns.add(max(self._trace.tasks[i].end_ns for i in position))
-                    if at == newest:
-                        break
-        waited = call.end_ns - call.start_ns > _APART_NS
-        held = [ns for ns in ends_ns if waited and call.end_ns - ns <= _APART_NS]
-        before_end = [ns for ns in held if ns <= call.end_ns]
-        return len(ends_ns) > 1 and len(before_end or held) != 1
 
     def _left_ns(self, call: HostCall, tasks: Iterable[int]) -> int:
         """Return what is left of a call when tasks have ended."""
@@ -319,10 +280,6 @@ class Host:
 
     def _wait(self, n: int, call: HostCall, awaited: list[int]) -> None:
         """Add a wait: it lasts what is left of its call when what it waits for has ended."""
-        for i in awaited:
-            task = self._trace.tasks[i]
-            stream = task.device, task.stream
-            self._over[stream] = max(self._over.get(stream, -1), task.correlation)
         waited_ns = self._pass(call, awaited)
         self._add(call, f"synchronize.{n}", call.end_ns, awaited, {"recorded_wait_ns": waited_ns})
 
