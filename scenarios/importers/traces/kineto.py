@@ -33,10 +33,12 @@ import numpy as np
 from scenarios.importers.execution_graph.kernels import Told
 from scenarios.importers.files import StrPath, all_files, choice, fixed_batch, in_file, job_name, stem
 from scenarios.importers.traces.kernel_names import kind_of, short_name
+from scenarios.importers.traces.kineto_calls import STREAM_WAIT
 from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
 from scenarios.importers.traces.kineto_tensors import add_told, told_of
-from scenarios.importers.traces.kineto_waits import Streams, event_waits
+from scenarios.importers.traces.kineto_unnoted import Waits, waits_of
+from scenarios.importers.traces.kineto_waits import Streams
 from scenarios.importers.traces.overheads import OVERLAP_NS, Delay, Overheads, delays, overheads
 from scenarios.importers.traces.rank_groups import process_group
 from scenarios.importers.traces.simulated.load import is_simulated
@@ -141,11 +143,11 @@ def _load(
             path=("execution_graph",),
         )
     known = [told_of(*each) for each in zip(paths, graphs, traces, strict=False)]
-    waits = event_waits(traces)
+    waits = waits_of(traces)
     ranks = [Rank(None, 0, traces[0])] if one else together(paths, traces)
     processes = [
         _Process(
-            *(paths[rank.file], rank, Streams(rank.trace, waits[rank.file])),
+            *(paths[rank.file], rank, waits[rank.file], Streams(rank.trace, waits[rank.file].streams)),
             known[rank.file] if known else (),
         )
         for rank in ranks
@@ -196,6 +198,7 @@ class _Process:
 
     path: StrPath
     rank: Rank
+    waits: Waits
     streams: Streams
     told: Sequence[Told] = ()
     """What an execution graph tells of each task."""
@@ -225,11 +228,21 @@ class _Process:
         trace, rank = self.rank.trace, self.rank.number
         prefix = "" if rank is None else f"rank{rank}/"
         names = [f"{prefix}{short_name(task.name)}.{i}" for i, task in enumerate(trace.tasks)]
+        self._warn_of_doubts(host)
         launcher: Mapping[int, str] = {}
         held: Mapping[int, Delay] = {}
         if host == "calls":
             latency_ns = self.overheads.launch_latency.usual_ns
-            own = Host(trace, names, self.streams, begin_ns, latency_ns, prefix, f"cpu{self._number}")
+            own = Host(
+                trace,
+                names,
+                self.streams,
+                self.waits.host,
+                begin_ns,
+                latency_ns,
+                prefix,
+                f"cpu{self._number}",
+            )
             yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
             launcher = own.launcher
             held = delays(trace, self.streams, own.issued_ns, begin_ns, self.overheads)
@@ -303,6 +316,21 @@ class _Process:
             warnings.warn(
                 f"{self.path}: {threads} thread(s) run gradients, and it is not clear who waits for each; "
                 "the time that the caller of backward waits for them counts as its own work",
+                stacklevel=3,
+            )
+
+    def _warn_of_doubts(self, host: str) -> None:
+        doubts = [
+            call for call in self.waits.doubts.values() if host == "calls" or STREAM_WAIT.match(call.name)
+        ]
+        if doubts:
+            first = doubts[0]
+            at_us = (first.start_ns - self.rank.trace.begin_ns) / 1000
+            warnings.warn(
+                f"{self.path}: of {len(doubts)} call(s) that wait nobody knows for which event or stream (the first "
+                f"is {first.name} at {at_us:,.0f} us); the likeliest is assumed, and what-ifs are wrong where it was "
+                "another one. Record with experimental_config="
+                "torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)",
                 stacklevel=3,
             )
 
