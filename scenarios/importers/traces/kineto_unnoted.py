@@ -25,6 +25,7 @@ other durations. So their number is told.
 from __future__ import annotations
 
 import bisect
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ _RECORDS: Final = 64
 _HELD_NS: Final = 20_000
 """A task that was held begins at most so long after what it waited for."""
 
+_COPY: Final = re.compile("Memcpy|Copy")
 _AHEAD: Final = 64
 """So many launches ahead a thread may let a stream wait."""
 
@@ -110,9 +112,11 @@ class _Reader:
         self._joined: dict[Lane, list[tuple[int, Reach]]] = defaultdict(list)  # others' reach, since a call
         self._known: dict[Thread, Reach] = defaultdict(dict)  # what each thread knows to be over
         self._home: dict[Thread, Lane] = {}  # on which each thread launched last
+        self._used: dict[Thread, set[Lane]] = defaultdict(set)  # on which each thread launched so far
         self._records: dict[Thread, list[tuple[int, Lane | None]]] = defaultdict(list)
         self._all: list[int] = []  # calls that recorded events
         self._lag: dict[Thread, int] = {}  # so many records later each thread waits for an event
+        self._copied: dict[Thread, Lane] = {}  # where threads copied by their last call
         self._behind: set[Thread] = set()  # threads whose last call recorded an event
         self._left: list[int] = []  # how long after what they waited for calls returned, in order
         self._waits = -1  # the number of the last wait of a stream
@@ -147,9 +151,13 @@ class _Reader:
         thread, at = self._thread(call), call.correlation
         behind = thread in self._behind
         self._behind.discard(thread)
+        copied = self._copied.pop(thread, None)
         if at in self._first:
             task = self._trace.tasks[self._first[at]]
             lane = self._home[thread] = task.device, task.stream
+            self._used[thread].add(lane)
+            if _COPY.match(task.name):
+                self._copied[thread] = lane
             if waits_for_copy(call.name, task.name) and task.end_ns <= call.end_ns + APART_NS:
                 self._know(thread, self._reach(lane, at + 1))
         elif RECORD.match(call.name):
@@ -171,6 +179,11 @@ class _Reader:
             wait_of = self.found.host[at]
             if wait_of.stream >= 0:
                 self._know(thread, self._reach((wait_of.device, wait_of.stream), wait_of.recorded))
+        elif copied is not None and STREAM.match(call.name):  # so PyTorch reads a value
+            event = self._event(copied, at)
+            self._waited(call, [event])
+            self.found.host[at] = HostWait(*copied, at)
+            self._know(thread, event.reach)
         elif (event := self._awaited(call, thread)) is not None:
             self.found.host[at] = HostWait(*event.lane, event.recorded)
             self._know(thread, event.reach)
@@ -271,9 +284,10 @@ class _Reader:
         if behind and own[0][1] == lane:  # the event just recorded is another stream's
             homes = []
         last = own[0][0] if own else self._all[-1] if self._all else call.correlation
-        return self._adding(homes, *known) or self._adding(
-            (self._event(each, last) for each in others), *known
-        )
+        if not (found := self._adding(homes, *known)):
+            used = [other for other in others if other in self._used[thread] or not own]
+            found = self._adding((self._event(other, last) for other in used), *known)
+        return found
 
     def _choose(
         self, call: HostCall, thread: Thread, task: int, launch: int, events: list[_Event], behind: bool
@@ -320,7 +334,7 @@ class _Reader:
     def _may_be_earlier(self, thread: Thread, before: Reach, event: _Event) -> bool:
         """Whether an event may have been recorded before the last task of its stream was launched."""
         known = max(self._known[thread].get(event.lane, 0), before.get(event.lane, 0))
-        return event.lane != self._home.get(thread) and event.reach[event.lane] > known + 1
+        return event.reach[event.lane] > known + 1
 
     def _wait(self, call: HostCall, lane: Lane, event: _Event, fits: bool = True) -> None:
         key = self._waits, event.lane[1]
