@@ -11,7 +11,7 @@ launches one, or waits for the GPU, is an op of the host. Edges say what had to 
 
 Launch latency and gaps between kernels are the device's, and the graph says what they were
 (`Graph.device_facts`, estimated in `overheads`). Idle time that nothing explains is an op ``delay``. What
-the host does and waits for is in `kineto_host`, what tasks wait for on the GPU in `kineto_waits`, how ranks
+the host does and waits for is in `kineto_host`, what tasks wait for on the GPU in `waits`, how ranks
 meet in `kineto_ranks`.
 
 A trace that a simulation wrote in these words says itself what came before what; `simulated` reads it.
@@ -33,12 +33,9 @@ import numpy as np
 from scenarios.importers.execution_graph.kernels import Told
 from scenarios.importers.files import StrPath, all_files, choice, fixed_batch, in_file, job_name, stem
 from scenarios.importers.traces.kernel_names import kind_of, short_name
-from scenarios.importers.traces.kineto_calls import STREAM_WAIT
 from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
 from scenarios.importers.traces.kineto_tensors import add_told, told_of
-from scenarios.importers.traces.kineto_unnoted import Waits, waits_of
-from scenarios.importers.traces.kineto_waits import Streams
 from scenarios.importers.traces.overheads import OVERLAP_NS, Delay, Overheads, delays, overheads
 from scenarios.importers.traces.rank_groups import process_group
 from scenarios.importers.traces.simulated.load import is_simulated
@@ -46,6 +43,9 @@ from scenarios.importers.traces.simulated.load import load as load_simulated
 from scenarios.importers.traces.trace_events.kineto_events import read_events
 from scenarios.importers.traces.trace_events.kineto_rows import GpuTask
 from scenarios.importers.traces.trace_events.other_traces import what_it_is
+from scenarios.importers.traces.waits.calls import STREAM_WAIT
+from scenarios.importers.traces.waits.streams import Streams
+from scenarios.importers.traces.waits.unnoted import Waits, waits_of
 from sim.graph.builder import GraphBuilder
 from sim.graph.csr import Csr
 from sim.graph.graph import Graph
@@ -108,7 +108,8 @@ def load(
     -----
     UserWarning
         Tasks whose launch is not in the trace; they wait only for their streams. Threads that run gradients
-        of which nobody knows who waits for them. Kernels of ranks that communicate in pairs; they do not
+        of which nobody knows who waits for them. Calls of which it is not clear for which stream or event
+        they wait. Kernels of ranks that communicate in pairs; they do not
         meet.
     """
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
@@ -152,6 +153,7 @@ def _load(
         )
         for rank in ranks
     ]
+    _warn_of_doubts(processes, host)
     begin_ns = min(rank.trace.begin_ns for rank in ranks)
     rows = [row for process in processes for row in process.rows(begin_ns, host)]
     rows.sort(key=lambda row: row[0])
@@ -160,6 +162,26 @@ def _load(
         _add(builder, [record for _, record in rows], bool(known))
         facts = {gpu: each.facts(number) for each in processes for number, gpu in each.gpus.items()}
         return replace(builder.build(), device_facts=facts)
+
+
+def _warn_of_doubts(processes: Sequence[_Process], host: str) -> None:
+    """Say how many calls may have waited for something else than was inferred, in one line for all ranks."""
+    doubts = [
+        (each, call)
+        for each in processes
+        for call in each.waits.doubts.values()
+        if host == "calls" or STREAM_WAIT.match(call.name)
+    ]
+    if doubts:
+        first, call = doubts[0]
+        at_ms = (call.start_ns - first.rank.trace.begin_ns) / 1e6
+        warnings.warn(
+            f"{first.path}: {len(doubts)} call(s) do not say for which stream or event they wait, and "
+            f"several fit (the first is {call.name} at {at_ms:.3f} ms); the likeliest is assumed, so "
+            "what-ifs may be off. To know: torch.profiler.profile(..., experimental_config="
+            "torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))",
+            stacklevel=5,
+        )
 
 
 def _add(builder: GraphBuilder, ops: Sequence[Record], with_tensors: bool) -> None:
@@ -228,7 +250,6 @@ class _Process:
         trace, rank = self.rank.trace, self.rank.number
         prefix = "" if rank is None else f"rank{rank}/"
         names = [f"{prefix}{short_name(task.name)}.{i}" for i, task in enumerate(trace.tasks)]
-        self._warn_of_doubts(host)
         launcher: Mapping[int, str] = {}
         held: Mapping[int, Delay] = {}
         if host == "calls":
@@ -316,21 +337,6 @@ class _Process:
             warnings.warn(
                 f"{self.path}: {threads} thread(s) run gradients, and it is not clear who waits for each; "
                 "the time that the caller of backward waits for them counts as its own work",
-                stacklevel=3,
-            )
-
-    def _warn_of_doubts(self, host: str) -> None:
-        doubts = [
-            call for call in self.waits.doubts.values() if host == "calls" or STREAM_WAIT.match(call.name)
-        ]
-        if doubts:
-            first = doubts[0]
-            at_us = (first.start_ns - self.rank.trace.begin_ns) / 1000
-            warnings.warn(
-                f"{self.path}: of {len(doubts)} call(s) that wait nobody knows for which event or stream (the first "
-                f"is {first.name} at {at_us:,.0f} us); the likeliest is assumed, and what-ifs are wrong where it was "
-                "another one. Record with experimental_config="
-                "torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)",
                 stacklevel=3,
             )
 

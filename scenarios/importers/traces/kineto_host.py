@@ -18,7 +18,7 @@ DeviceSynchronize, CtxSynchronize     all that was launched before it, on the de
                                       noted (``cuda_sync``), or else on any
 cudaFree, cudaFreeHost, hipFree       the same, if all of it was recorded to end by then
 StreamSynchronize, EventSynchronize   the stream, or what was launched before the event, that the profiler
-                                      noted, or that `kineto_unnoted` infers
+                                      noted, or that `waits.unnoted` infers
 copies that are synchronous           the copy, but for one within the device (``hipMemcpyWithStream``: any)
 copies from the device to pageable    the copy
 ``hipMemcpyAsync``, from or to a host  the copy, if it was recorded to be held and to end before the call did:
@@ -57,7 +57,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-from scenarios.importers.traces.kineto_calls import (
+from scenarios.importers.traces.trace_events.kineto_rows import GpuTask, HostCall, HostWait, Thread, Trace
+from scenarios.importers.traces.waits.calls import (
     ALL,
     APART_NS,
     COPY_FROM_PAGEABLE,
@@ -67,8 +68,7 @@ from scenarios.importers.traces.kineto_calls import (
     STREAM,
     waits_for_copy,
 )
-from scenarios.importers.traces.kineto_waits import LaunchQueue, Streams
-from scenarios.importers.traces.trace_events.kineto_rows import GpuTask, HostCall, HostWait, Thread, Trace
+from scenarios.importers.traces.waits.streams import LaunchQueue, Streams
 
 __all__ = ["Host", "Record"]
 

@@ -19,7 +19,16 @@ __all__ = ["ARGS", "EVENT", "SELDOM", "parsed", "wanted"]
 
 EVENT: Final = "ph", "cat", "name", "pid", "tid", "ts", "dur"
 ARGS: Final = (
-    *("External id", "external id", "Sequence number", "Fwd thread id", "correlation", "device", "stream"),
+    *(
+        "External id",
+        "external id",
+        "Sequence number",
+        "Fwd thread id",
+        "correlation",
+        "device",
+        "stream",
+        "sycl queue",
+    ),
     *("bytes", "grid", "block", "registers per thread", "shared memory"),
     *("wait_on_stream", "wait_on_cuda_event_id", "wait_on_cuda_event_record_corr_id"),
     *("Process Group Name", "Process Group Ranks", "Group size", "Collective name", "dtype"),

@@ -1,4 +1,4 @@
-"""What calls of the CUDA and HIP runtimes and drivers do, by their names."""
+"""What calls of the CUDA, HIP and SYCL runtimes and drivers do, by their names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ APART_NS: Final = 10_000
 """What the clocks of host and device may be apart; on an MI300X, tasks ended 8.5 us after calls that wait."""
 ALL: Final = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
 FREE: Final = re.compile(r"(cuda|hip)(Host)?Free(?!Async)|cuMemFree(?!Async)")
-STREAM: Final = re.compile(r"(cuda|hip|cu)StreamSynchronize")
+STREAM: Final = re.compile(r"(cuda|hip|cu)StreamSynchronize|ur(QueueFinish|EventWait)$")
 EVENT: Final = re.compile(r"(cuda|hip|cu)EventSynchronize")
 RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
 STREAM_WAIT: Final = re.compile(r"(cuda|hip|cu)StreamWaitEvent")

@@ -6,9 +6,9 @@
     stream 7    a ───────────── e1 ──── b ──────────── e2
     stream 20                                               ( ? )    c            for e2, and so for a and b
 
-Without ``enable_cuda_sync_events`` a trace has the calls alone: ``cudaEventRecord``, ``cudaStreamWaitEvent``,
-``cudaEventSynchronize`` and ``cudaStreamSynchronize`` do not say which event or stream. The order of calls and
-the times of tasks tell most of it:
+Without ``enable_cuda_sync_events`` a trace has the calls alone: ``cudaEventRecord``,
+``cudaStreamWaitEvent``, ``cudaEventSynchronize`` and ``cudaStreamSynchronize`` do not say which event or
+stream. The order of calls and the times of tasks tell most of it:
 
 - A thread records events on the stream on which it launched last, and lets the stream wait on which it
   launches next. If that is the same one, the event is another stream's.
@@ -32,7 +32,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from scenarios.importers.traces.kineto_calls import (
+from scenarios.importers.traces.trace_events.kineto_rows import HostCall, HostWait, Thread, Trace
+from scenarios.importers.traces.waits.calls import (
     ALL,
     APART_NS,
     EVENT,
@@ -41,8 +42,7 @@ from scenarios.importers.traces.kineto_calls import (
     STREAM_WAIT,
     waits_for_copy,
 )
-from scenarios.importers.traces.kineto_waits import EventWait, Streams
-from scenarios.importers.traces.trace_events.kineto_rows import HostCall, HostWait, Thread, Trace
+from scenarios.importers.traces.waits.streams import EventWait, Streams
 
 __all__ = ["Waits", "waits_of"]
 
@@ -173,17 +173,16 @@ class _Reader:
         elif ALL.match(call.name):
             every = [self._event(lane, at) for lane in self._launched]
             self._waited(call, sorted(every, key=lambda event: event.end_ns)[-1:])
-            for event in every:
-                self._know(thread, event.reach)
+            for each in every:
+                self._know(thread, each.reach)
         elif at in self.found.host:
             wait_of = self.found.host[at]
             if wait_of.stream >= 0:
                 self._know(thread, self._reach((wait_of.device, wait_of.stream), wait_of.recorded))
         elif copied is not None and STREAM.match(call.name):  # so PyTorch reads a value
-            event = self._event(copied, at)
-            self._waited(call, [event])
+            self._waited(call, [self._event(copied, at)])
             self.found.host[at] = HostWait(*copied, at)
-            self._know(thread, event.reach)
+            self._know(thread, self._reach(copied, at))
         elif (event := self._awaited(call, thread)) is not None:
             self.found.host[at] = HostWait(*event.lane, event.recorded)
             self._know(thread, event.reach)
@@ -265,8 +264,9 @@ class _Reader:
         """Whether a wait is one of a process group's own streams, behind the launch of its kernel.
 
         NCCL lets its internal stream wait for the one it launched on (nccl, src/enqueue.cc,
-        ``ncclLaunchPrepare``), PyTorch runs callbacks on a stream from the pool (aten/src/ATen/core/ivalue_inl.h,
-        ``invokeCallback``). The stream that uses the result waits later, outside.
+        ``ncclLaunchPrepare``), PyTorch runs callbacks on a stream from the pool
+        (aten/src/ATen/core/ivalue_inl.h, ``invokeCallback``). The stream that uses the result waits later,
+        outside.
         """
         if not self._trace.tasks[self._first[launch]].communicates:
             return False
@@ -293,6 +293,7 @@ class _Reader:
         self, call: HostCall, thread: Thread, task: int, launch: int, events: list[_Event], behind: bool
     ) -> None:
         at, lane, start_ns = call.correlation, self._lane(task), self._trace.tasks[task].start_ns
+        before = self._reach(lane, at)
         fits = [event for event in events if event.end_ns <= start_ns]
         others_ns = max(self._call[launch].end_ns, self._event(lane, at).end_ns, self._before_ns(task))
         held = self._held(fits, others_ns, start_ns)
@@ -306,6 +307,8 @@ class _Reader:
             missed = {event.lane: event for event in reversed(events)} if not held else {}
             for event in missed.values():
                 self._wait(call, lane, event, fits=False)
+            if not held and any(self._may_be_earlier(thread, before, event) for event in events):
+                self._open.setdefault(task, []).append(call)
         if not fits:
             return
         if not self._all:
@@ -318,7 +321,6 @@ class _Reader:
             chosen = fits[-1:]
         else:
             chosen = [max(fits, key=lambda event: self._launched[event.lane][event.reach[event.lane] - 1])]
-        before = self._reach(lane, at)
         for event in chosen:
             self._wait(call, lane, event)
         left = self._adding(fits, self._known[thread], self._reach(lane, at + 1))
@@ -389,7 +391,7 @@ class _Reader:
         return through[0] if through else None
 
     def _through(self, call: HostCall, thread: Thread, events: Iterable[_Event]) -> list[_Event]:
-        """Return events of which a thread does not know that they are over, and which were when a call returned."""
+        """Return events that were over when a call returned, and of which its thread did not know it."""
         events = self._adding(events, self._known[thread])
         return [event for event in events if event.end_ns <= call.end_ns + APART_NS]
 

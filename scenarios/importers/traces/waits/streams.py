@@ -10,7 +10,7 @@ A stream's *position* at a call is what has to end before the stream is through 
 far: the task launched last, or that one and the positions of events that it waits for since.
 
 Which event a stream waits for is in newer traces (``cuda_sync``, profiled with
-``enable_cuda_sync_events``; what was lost of it tells `noted_waits`); for others `kineto_unnoted` infers it.
+``enable_cuda_sync_events``; what was lost of it tells `noted_waits`); for others `unnoted` infers it.
 """
 
 from __future__ import annotations
