@@ -13,7 +13,6 @@ __all__ = [
     "EVENT",
     "FREE",
     "ON_DEVICE",
-    "RECORD",
     "STREAM",
     "STREAM_WAIT",
     "waits_for_copy",
@@ -25,7 +24,6 @@ ALL: Final = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
 FREE: Final = re.compile(r"(cuda|hip)(Host)?Free(?!Async)|cuMemFree(?!Async)")
 STREAM: Final = re.compile(r"(cuda|hip|cu)StreamSynchronize|ur(QueueFinish|EventWait)$")
 EVENT: Final = re.compile(r"(cuda|hip|cu)EventSynchronize")
-RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
 STREAM_WAIT: Final = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
 ON_DEVICE: Final = re.compile(r"DtoD|DeviceToDevice|PtoP")
 COPY_FROM_PAGEABLE: Final = re.compile(r"Pageable -> Device")

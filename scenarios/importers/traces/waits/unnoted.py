@@ -32,12 +32,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from scenarios.importers.traces.trace_events.kineto_events import RECORD
 from scenarios.importers.traces.trace_events.kineto_rows import HostCall, HostWait, Thread, Trace
 from scenarios.importers.traces.waits.calls import (
     ALL,
     APART_NS,
     EVENT,
-    RECORD,
     STREAM,
     STREAM_WAIT,
     waits_for_copy,
@@ -51,9 +51,9 @@ _RECORDS: Final = 64
 _HELD_NS: Final = 20_000
 """A task that was held begins at most so long after what it waited for."""
 
-_COPY: Final = re.compile("Memcpy|Copy")
 _AHEAD: Final = 64
 """So many launches ahead a thread may let a stream wait."""
+_COPY: Final = re.compile("Memcpy|Copy")
 
 Lane = tuple[int, int]
 """A device and a stream."""
@@ -116,7 +116,7 @@ class _Reader:
         self._records: dict[Thread, list[tuple[int, Lane | None]]] = defaultdict(list)
         self._all: list[int] = []  # calls that recorded events
         self._lag: dict[Thread, int] = {}  # so many records later each thread waits for an event
-        self._copied: dict[Thread, Lane] = {}  # where threads copied by their last call
+        self._copied: set[Thread] = set()  # threads whose last call copied, and so waits for the copy
         self._behind: set[Thread] = set()  # threads whose last call recorded an event
         self._left: list[int] = []  # how long after what they waited for calls returned, in order
         self._waits = -1  # the number of the last wait of a stream
@@ -151,13 +151,14 @@ class _Reader:
         thread, at = self._thread(call), call.correlation
         behind = thread in self._behind
         self._behind.discard(thread)
-        copied = self._copied.pop(thread, None)
+        copied = thread in self._copied
+        self._copied.discard(thread)
         if at in self._first:
             task = self._trace.tasks[self._first[at]]
             lane = self._home[thread] = task.device, task.stream
             self._used[thread].add(lane)
             if _COPY.match(task.name):
-                self._copied[thread] = lane
+                self._copied.add(thread)
             if waits_for_copy(call.name, task.name) and task.end_ns <= call.end_ns + APART_NS:
                 self._know(thread, self._reach(lane, at + 1))
         elif RECORD.match(call.name):
@@ -179,11 +180,7 @@ class _Reader:
             wait_of = self.found.host[at]
             if wait_of.stream >= 0:
                 self._know(thread, self._reach((wait_of.device, wait_of.stream), wait_of.recorded))
-        elif copied is not None and STREAM.match(call.name):  # so PyTorch reads a value
-            self._waited(call, [self._event(copied, at)])
-            self.found.host[at] = HostWait(*copied, at)
-            self._know(thread, self._reach(copied, at))
-        elif (event := self._awaited(call, thread)) is not None:
+        elif (event := self._awaited(call, thread, copied)) is not None:
             self.found.host[at] = HostWait(*event.lane, event.recorded)
             self._know(thread, event.reach)
 
@@ -357,7 +354,7 @@ class _Reader:
 
     # -- the host ----------------------------------------------------------------------------------
 
-    def _awaited(self, call: HostCall, thread: Thread) -> _Event | None:
+    def _awaited(self, call: HostCall, thread: Thread, copied: bool) -> _Event | None:
         """Return what a call of the host waits for."""
         if STREAM.match(call.name):
             own = [self._event(self._home[thread], call.correlation)] if thread in self._home else []
@@ -368,11 +365,12 @@ class _Reader:
             every = (self._event(lane, at) for at in recent for lane in self._launched)
         else:
             return None
-        through = self._through(call, thread, own)
+        through, others = self._through(call, thread, own), self._through(call, thread, every)
         if (event := self._waited(call, through)) is not None:
             self._note_lag(thread, event)
+            if any(each.lane != event.lane and self._ended_in(call, each) for each in others):
+                self.found.doubts[call.correlation] = call
             return event
-        others = self._through(call, thread, every)
         if (event := self._waited(call, others)) is not None:
             return event
         if EVENT.match(call.name):
@@ -386,7 +384,7 @@ class _Reader:
             through = others
             if len(others) > 1:
                 self.found.doubts[call.correlation] = call
-        elif len(others) > len(through):
+        elif len(others) > len(through) and not copied:
             self.found.doubts[call.correlation] = call
         return through[0] if through else None
 
@@ -397,9 +395,7 @@ class _Reader:
 
     def _waited(self, call: HostCall, events: Sequence[_Event]) -> _Event | None:
         """Return what was over while a call lasted, and so long before its end as others usually were."""
-        inside = [
-            each for each in events if each.end_ns > call.start_ns and call.end_ns - each.end_ns <= APART_NS
-        ]
+        inside = [each for each in events if self._ended_in(call, each)]
         if not inside:
             return None
         usual_ns = self._left[len(self._left) // 2] if self._left else 0
@@ -410,6 +406,10 @@ class _Reader:
         elif len({each.end_ns for each in inside}) == 1:
             bisect.insort(self._left, left[best])
         return inside[best]
+
+    def _ended_in(self, call: HostCall, event: _Event) -> bool:
+        """Whether an event was over just before a call returned, and not before it began."""
+        return event.end_ns > call.start_ns and call.end_ns - event.end_ns <= APART_NS
 
     def _note_lag(self, thread: Thread, event: _Event) -> None:
         records = [at for at, _ in self._records[thread]]
