@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cuda_programs import gpu, host, sync
-from test_import_kineto_what_if import starts_and_ends
+from cuda_programs import gpu, host, ran, sync
+from test_import_kineto_what_if import starts_and_ends, tasks_of
 
 from scenarios.importers.traces.kineto import load
 from scenarios.recorded.as_recorded import as_recorded
@@ -205,11 +207,133 @@ def test_a_copy_of_rocm_tells_its_memory_by_when_its_call_came_back(
     assert starts(graph, scale={"a": "x0.5"})["b.2"] == (75 if memory == "pageable" else 125)
 
 
+FORK = [("record", 0, 7), ("wait", 20, 0), ("launch", 20), ("record", 1, 20), ("launch", 7)]
+GROUP = [("launch", 7), ("record", 0, 7), ("wait", 20, 0), ("launch", 20)]
+LATER = [("launch", 7), ("launch", 7), ("launch", 7)]
+FLIGHT = [step for n in range(5) for step in (("launch", 7), ("record", n, 7), ("sync event", max(0, n - 2)))]
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        pytest.param([*FORK, ("wait", 7, 1)], False, id="fork and join"),
+        pytest.param(
+            [("launch", 24), ("launch", 7), *FORK, ("wait", 7, 1)],
+            False,
+            id="another stream is none of theirs",
+        ),
+        pytest.param([("wait", 20, 0), ("launch", 7), *FORK, ("sync stream", 20)], False, id="a side stream"),
+        pytest.param(
+            [
+                ("record", 0, 7),
+                ("wait", 20, 0),
+                ("record", 1, 7),
+                ("wait", 24, 1),
+                ("launch", 20),
+                ("launch", 24),
+            ],
+            False,
+            id="two waits before the launches",
+        ),
+        pytest.param(
+            [*GROUP, ("record", 1, 20), *GROUP, ("record", 2, 20), ("wait", 7, 1), ("wait", 7, 2)],
+            False,
+            id="all works of a process group",
+        ),
+        pytest.param(
+            [*GROUP, ("record", 1, 20), *GROUP, ("record", 2, 20), *LATER, ("wait", 7, 1)],
+            True,
+            id="the first of two works",
+        ),
+        pytest.param(
+            [("launch", 20), ("record", 1, 20), ("launch", 20), ("record", 2, 20), *LATER, ("wait", 7, 1)],
+            True,
+            id="the first of two copies",
+        ),
+        pytest.param(FLIGHT, False, id="two steps in flight"),
+        pytest.param(
+            [("launch", 20), ("launch", 7), ("work", 900), ("sync stream", 7)], True, id="both over"
+        ),
+    ],
+)
+def test_waits_that_the_profiler_did_not_note(
+    trace: Callable[..., Graph], recwarn: pytest.WarningsRecorder, steps: list[Any], told: bool
+) -> None:
+    """A GPU 100 times as fast, and one of a fifth of the speed, run as the program does; doubts are told."""
+    program = [("launch", 7), *steps, ("launch", 7)]
+    times = [100 + 37 * n for n in range(len(program))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        was = ran(program, times)
+        graph = trace(*(event for event in was.events if event["cat"] != "cuda_sync"))
+    assert [str(each.message).count("do not say for which") for each in recwarn] == [1] * told
+    for other in (times, [ns // 100 for ns in times], [5 * ns for ns in times]):
+        ns, run = graph.duration_ns.copy(), ran(program, other)
+        task_of = tasks_of(graph, was)
+        for op, task in task_of.items():
+            ns[op] = US * other[task]
+        start, _ = starts_and_ends(replace(graph, duration_ns=ns))
+        assert [start[graph.op_names[op]] for op in task_of] == [US * run.start[i] for i in task_of.values()]
+
+
+def test_a_call_returns_as_long_after_what_it_waits_for_as_others(trace: Callable[..., Graph]) -> None:
+    """The host waits for the event before the last; what the last one is for ends 7 us after the call."""
+    events, now = [], 0
+    for n in range(3):
+        events += [host("cudaLaunchKernel", 10 * n, now, 5), gpu("plain", 10 * n, now + 5, 100)]
+        events += [host("cudaDeviceSynchronize", 10 * n + 1, now + 5, 103)]
+        now += 108
+    graph = trace(
+        *events,
+        host("cudaLaunchKernel", 40, now, 5),
+        gpu("a", 40, now + 5, 100),
+        host("cudaEventRecord", 41, now + 5, 1),
+        host("cudaLaunchKernel", 42, now + 6, 5),
+        gpu("short", 42, now + 105, 10),
+        host("cudaEventRecord", 43, now + 11, 1),
+        host("cudaEventSynchronize", 44, now + 12, 96),
+        host("cudaLaunchKernel", 45, now + 108, 5),
+        gpu("b", 45, now + 115, 10),
+    )
+    assert starts(graph, scale={"a": "x0.01", "short": "x30"})["b.5"] == now + 11 + 300
+
+
+def test_another_thread_s_events_are_not_waited_for(trace: Callable[..., Graph]) -> None:
+    """Two threads, each with two streams: each stream waits for what its own thread recorded."""
+    graph = trace(
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 100),
+        host("cudaLaunchKernel", 2, 0, 5, tid=2),
+        gpu("long", 2, 5, 150, stream=30),
+        host("cudaEventRecord", 3, 6, 1),
+        host("cudaEventRecord", 4, 6, 2, tid=2),
+        host("cudaStreamWaitEvent", 5, 7, 1),
+        host("cudaLaunchKernel", 6, 200, 5),
+        gpu("b", 6, 205, 10, stream=20),
+    )
+    assert starts(graph, scale={"long": "x9"})["b.2"] == 205
+    assert starts(graph, scale={"a": "x9"})["b.2"] == 905
+
+
+@pytest.mark.parametrize("category", ["xpu_runtime", "privateuse1_runtime"])
+def test_calls_of_other_devices(trace: Callable[..., Graph], category: str) -> None:
+    """Intel's GPUs have queues; the profiler calls the runtime of a device that PyTorch does not know so."""
+    calls = [host("urEnqueueKernelLaunch", 1, 0, 5), host("urQueueFinish", 2, 5, 103)]
+    calls += [host("urEnqueueKernelLaunch", 3, 110, 5)]
+    tasks = [gpu("a", 1, 5, 100), gpu("b", 3, 115, 10)]
+    if category.startswith("xpu"):
+        for task in tasks:
+            task["args"]["sycl queue"] = task["args"].pop("stream")
+    graph = trace(*({**call, "cat": category} for call in calls), *tasks)
+    assert graph.attributes[graph.index("a.0")]["stream"] == 7
+    assert starts(graph, scale={"a": "x0.5"})["b.1"] == 65
+
+
 @pytest.mark.parametrize("prefetched", [True, False])
 def test_a_stream_waits_for_the_event_that_held_it(trace: Callable[..., Graph], prefetched: bool) -> None:
     """An older trace of FSDP: b waits for the first all-gather, while the second one runs already.
 
-    If it had not begun so late, when nothing else held it, nobody would know of the wait.
+    The second one had not ended when b began. So the wait is for the first, if b began much later, too.
     """
     at = 106 if prefetched else 136
     graph = trace(
@@ -225,7 +349,7 @@ def test_a_stream_waits_for_the_event_that_held_it(trace: Callable[..., Graph], 
     )
     known = starts(graph)["b.2"]  # without the 1 us from the end of one stream to the start on another
     assert known == (105 if prefetched else 136)
-    assert starts(graph, scale={"gather.0": "x0.5"})["b.2"] == (55 if prefetched else 136)
+    assert starts(graph, scale={"gather.0": "x0.5"})["b.2"] == known - 50
     assert starts(graph, scale={"gather.1": "x0.5"})["b.2"] == known
 
 

@@ -28,6 +28,9 @@ workload: {{{kind}: {file}{more}}}
 policy: {{name: ready-queue, synchronisation: {synchronisation}, streams: {assignment}}}
 """
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* do not say for which stream or event they wait")
+"""Of what streams wait for in older recordings."""
+
 
 def prepare(folder: Path, source: Path, rest: str = "", **values: object) -> Path:
     """Write a scenario of a recorded file that lies elsewhere: a scenario names files relative to itself."""

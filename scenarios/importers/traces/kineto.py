@@ -11,7 +11,7 @@ launches one, or waits for the GPU, is an op of the host. Edges say what had to 
 
 Launch latency and gaps between kernels are the device's, and the graph says what they were
 (`Graph.device_facts`, estimated in `overheads`). Idle time that nothing explains is an op ``delay``. What
-the host does and waits for is in `kineto_host`, what tasks wait for on the GPU in `kineto_waits`, how ranks
+the host does and waits for is in `kineto_host`, what tasks wait for on the GPU in `waits`, how ranks
 meet in `kineto_ranks`.
 
 A trace that a simulation wrote in these words says itself what came before what; `simulated` reads it.
@@ -36,7 +36,6 @@ from scenarios.importers.traces.kernel_names import kind_of, short_name
 from scenarios.importers.traces.kineto_host import Host, Record
 from scenarios.importers.traces.kineto_ranks import Rank, together
 from scenarios.importers.traces.kineto_tensors import add_told, told_of
-from scenarios.importers.traces.kineto_waits import Streams, event_waits
 from scenarios.importers.traces.overheads import OVERLAP_NS, Delay, Overheads, delays, overheads
 from scenarios.importers.traces.rank_groups import process_group
 from scenarios.importers.traces.simulated.load import is_simulated
@@ -44,6 +43,9 @@ from scenarios.importers.traces.simulated.load import load as load_simulated
 from scenarios.importers.traces.trace_events.kineto_events import read_events
 from scenarios.importers.traces.trace_events.kineto_rows import GpuTask
 from scenarios.importers.traces.trace_events.other_traces import what_it_is
+from scenarios.importers.traces.waits.calls import STREAM_WAIT
+from scenarios.importers.traces.waits.streams import Streams
+from scenarios.importers.traces.waits.unnoted import Waits, waits_of
 from sim.graph.builder import GraphBuilder
 from sim.graph.csr import Csr
 from sim.graph.graph import Graph
@@ -106,8 +108,8 @@ def load(
     -----
     UserWarning
         Tasks whose launch is not in the trace; they wait only for their streams. Threads that run gradients
-        of which nobody knows who waits for them. Sends and recvs that did not meet, or of which it is not
-        clear whom.
+        of which nobody knows who waits for them. Calls of which it is not clear for which stream or event
+        they wait. Sends and recvs that did not meet, or of which it is not clear whom.
     """
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
     paths = all_files(path, "kineto")
@@ -141,15 +143,16 @@ def _load(
             path=("execution_graph",),
         )
     known = [told_of(*each) for each in zip(paths, graphs, traces, strict=False)]
-    waits = event_waits(traces)
+    waits = waits_of(traces)
     ranks = [Rank(None, 0, traces[0])] if one else together(paths, traces)
     processes = [
         _Process(
-            *(paths[rank.file], rank, Streams(rank.trace, waits[rank.file])),
+            *(paths[rank.file], rank, waits[rank.file], Streams(rank.trace, waits[rank.file].streams)),
             known[rank.file] if known else (),
         )
         for rank in ranks
     ]
+    _warn_of_doubts(processes, host)
     begin_ns = min(rank.trace.begin_ns for rank in ranks)
     rows = [row for process in processes for row in process.rows(begin_ns, host)]
     rows.sort(key=lambda row: row[0])
@@ -158,6 +161,26 @@ def _load(
         _add(builder, [record for _, record in rows], bool(known))
         facts = {gpu: each.facts(number) for each in processes for number, gpu in each.gpus.items()}
         return replace(builder.build(), device_facts=facts)
+
+
+def _warn_of_doubts(processes: Sequence[_Process], host: str) -> None:
+    """Say how many calls may have waited for something else than was inferred, in one line for all ranks."""
+    doubts = [
+        (each, call)
+        for each in processes
+        for call in each.waits.doubts.values()
+        if host == "calls" or STREAM_WAIT.match(call.name)
+    ]
+    if doubts:
+        first, call = doubts[0]
+        at_ms = (call.start_ns - first.rank.trace.begin_ns) / 1e6
+        warnings.warn(
+            f"{first.path}: {len(doubts)} call(s) do not say for which stream or event they wait, and "
+            f"several fit (the first is {call.name} at {at_ms:.3f} ms); the likeliest is assumed, so "
+            "what-ifs may be off. To know: torch.profiler.profile(..., experimental_config="
+            "torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))",
+            stacklevel=5,
+        )
 
 
 def _add(builder: GraphBuilder, ops: Sequence[Record], with_tensors: bool) -> None:
@@ -196,6 +219,7 @@ class _Process:
 
     path: StrPath
     rank: Rank
+    waits: Waits
     streams: Streams
     told: Sequence[Told] = ()
     """What an execution graph tells of each task."""
@@ -229,7 +253,16 @@ class _Process:
         held: Mapping[int, Delay] = {}
         if host == "calls":
             latency_ns = self.overheads.launch_latency.usual_ns
-            own = Host(trace, names, self.streams, begin_ns, latency_ns, prefix, f"cpu{self._number}")
+            own = Host(
+                trace,
+                names,
+                self.streams,
+                self.waits.host,
+                begin_ns,
+                latency_ns,
+                prefix,
+                f"cpu{self._number}",
+            )
             yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
             launcher = own.launcher
             held = delays(trace, self.streams, own.issued_ns, begin_ns, self.overheads)

@@ -17,13 +17,8 @@ call                                  waits for
 DeviceSynchronize, CtxSynchronize     all that was launched before it, on the device that the profiler
                                       noted (``cuda_sync``), or else on any
 cudaFree, cudaFreeHost, hipFree       the same, if all of it was recorded to end by then
-StreamSynchronize                     the stream that the profiler noted (``cuda_sync``), or else the one
-                                      on which its thread launched last, or another one if that was through
-                                      just before the call returned, and the first long before
-EventSynchronize                      what was launched before the event that the profiler noted was
-                                      recorded, or else before the last one that its thread recorded of
-                                      those that were through when the call returned; or another stream,
-                                      as above
+StreamSynchronize, EventSynchronize   the stream, or what was launched before the event, that the profiler
+                                      noted, or that `waits.unnoted` infers
 copies that are synchronous           the copy, but for one within the device (``hipMemcpyWithStream``: any)
 copies from the device to pageable    the copy
 ``hipMemcpyAsync``, from or to a host  the copy, if it was recorded to be held and to end before the call did:
@@ -57,36 +52,31 @@ waits for the graph's future).
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
-from scenarios.importers.traces.kineto_waits import LaunchQueue, Streams
-from scenarios.importers.traces.trace_events.kineto_events import RECORD
-from scenarios.importers.traces.trace_events.kineto_rows import GpuTask, HostCall, Thread, Trace
+from scenarios.importers.traces.trace_events.kineto_rows import GpuTask, HostCall, HostWait, Thread, Trace
+from scenarios.importers.traces.waits.calls import (
+    ALL,
+    APART_NS,
+    COPY_FROM_PAGEABLE,
+    EVENT,
+    FREE,
+    ON_DEVICE,
+    STREAM,
+    waits_for_copy,
+)
+from scenarios.importers.traces.waits.streams import LaunchQueue, Streams
 
 __all__ = ["Host", "Record"]
 
 Record = dict[str, Any]
 """The arguments of `GraphBuilder.op`."""
 
-_APART_NS: Final = 10_000
-"""What the clocks of host and device may be apart; on an MI300X, tasks ended 8.5 us after calls that wait."""
-_MARKS: Final = 64
-"""Of so many recorded events one is the one that a call waits for, if the profiler did not note which."""
 _LONG_NS: Final = 100_000
 """No call that waits for nothing takes longer; a host may lose its core for some time, though."""
-_ALL: Final = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
-_FREE: Final = re.compile(r"(cuda|hip)(Host)?Free(?!Async)|cuMemFree(?!Async)")
-_STREAM: Final = re.compile(r"(cuda|hip|cu)StreamSynchronize")
-_EVENT: Final = re.compile(r"(cuda|hip|cu)EventSynchronize")
-_COPY: Final = re.compile(r"(cuda|hip|cu)Memcpy(?!.*(Async|Peer))")
-_WITH_STREAM: Final = re.compile(r"hipMemcpyWithStream")
-_ON_DEVICE: Final = re.compile(r"DtoD|DeviceToDevice|PtoP")
-_TO_PAGEABLE: Final = re.compile(r"Device -> Pageable")
-_FROM_PAGEABLE: Final = re.compile(r"Pageable -> Device")
 
 
 class Host:
@@ -99,6 +89,8 @@ class Host:
         The ops of its tasks.
     streams : Streams
         What tasks, and streams, wait for on the GPU.
+    host_waits : mapping
+        What calls wait for, by their correlation.
     begin_ns : int
         Time 0 of every thread. An op ``before.thread0`` lasts until the trace begins, if that is later.
     latency_ns : int
@@ -123,6 +115,7 @@ class Host:
         trace: Trace,
         names: list[str],
         streams: Streams,
+        host_waits: Mapping[int, HostWait],
         begin_ns: int,
         latency_ns: int = 0,
         prefix: str = "",
@@ -132,14 +125,16 @@ class Host:
         self.launcher: dict[int, str] = {}
         self.issued_ns: dict[int, int] = {}
         self._trace, self._names, self._streams, self._begin_ns = trace, names, streams, begin_ns
-        self._latency_ns, self._prefix, self._device = latency_ns, prefix, device
+        self._host_waits, self._latency_ns, self._prefix, self._device = (
+            host_waits,
+            latency_ns,
+            prefix,
+            device,
+        )
         self._point: dict[Thread, int] = {}  # until when each thread is accounted for
         self._last: dict[Thread, str] = {}
         self._called: dict[Thread, int] = {}  # when the last launch call of each thread ended
         self._threads: dict[Thread, str] = {}
-        self._mine: dict[Thread, tuple[int, int]] = {}  # the stream on which each thread launched last
-        self._marked: dict[Thread, list[tuple[tuple[int, int], int]]] = {}  # and when it recorded events
-        self._recorded: list[int] = []  # calls of any thread that recorded events
         self._launches: dict[int, list[int]] = defaultdict(list)
         for i, task in enumerate(trace.tasks):
             self._launches[task.correlation].append(i)
@@ -153,15 +148,10 @@ class Host:
         tasks = self._launches.get(call.correlation, [])
         if tasks:
             self._launch(n, call, tasks)
-        elif RECORD.match(call.name):
-            self._recorded.append(call.correlation)
-            if call.thread in self._mine:
-                marks = self._marked.setdefault(call.thread, [])
-                marks.append((self._mine[call.thread], call.correlation))
         elif (awaited := self._awaited(call)) is not None:
             self._reach(n, call)
             self._wait(n, call, awaited)
-            if not _FREE.match(call.name):  # which works, too
+            if not FREE.match(call.name):  # which works, too
                 self._waits.append(len(self.ops) - 1)
 
     # -- launches ----------------------------------------------------------------------------------
@@ -172,11 +162,11 @@ class Host:
         after: list[int] = []
         task, name, waits = self._trace.tasks[first], f"launch.{n}", None
         until = self._issued(call, task)
-        waits_for_copy = _waits_for_copy(call.name, task.name) or self._was_unpinned(call, first)
-        awaited = self._in_time(call, tasks) if waits_for_copy else []
+        blocks = waits_for_copy(call.name, task.name) or self._was_unpinned(call, first)
+        awaited = self._in_time(call, tasks) if blocks else []
         if awaited and self._is_held(call, first):
             until = min(until, call.start_ns + self._issuing_ns)
-        elif not awaited and call.end_ns >= task.start_ns and _FROM_PAGEABLE.search(task.name):
+        elif not awaited and call.end_ns >= task.start_ns and COPY_FROM_PAGEABLE.search(task.name):
             self._reach(n, call)
             after = self._in_time(call, self._streams.at((task.device, task.stream), call.correlation))
             if waited_ns := self._pass(call, after):
@@ -189,7 +179,6 @@ class Host:
         issued_ns = self._point[self._control(call)]
         for i in tasks:
             self.launcher[i], self.issued_ns[i] = self._prefix + name, issued_ns
-        self._mine[call.thread] = task.device, task.stream
         if awaited:
             self._wait(n, call, awaited)
 
@@ -206,7 +195,7 @@ class Host:
     def _was_unpinned(self, call: HostCall, task: int) -> bool:
         """Whether a copy of AMD's was recorded to be waited for, as those of pageable memory are."""
         copy = self._trace.tasks[task]
-        asked = call.name.startswith("hipMemcpy") and not _ON_DEVICE.search(copy.name)
+        asked = call.name.startswith("hipMemcpy") and not ON_DEVICE.search(copy.name)
         return asked and call.end_ns >= copy.end_ns and self._is_held(call, task)
 
     @cached_property
@@ -217,7 +206,7 @@ class Host:
             for i in self._launches.get(call.correlation, [])[:1]:
                 task = self._trace.tasks[i]
                 took = max(0, self._issued(call, task) - call.start_ns)
-                if not _waits_for_copy(call.name, task.name):
+                if not waits_for_copy(call.name, task.name):
                     launches.extend([] if self._was_unpinned(call, i) else [took])
                 elif not self._is_held(call, i):
                     copies.append(took)
@@ -228,50 +217,19 @@ class Host:
 
     def _awaited(self, call: HostCall) -> list[int] | None:
         """Return the tasks that a call waits for that launches nothing; None: it does not wait."""
-        noted = self._trace.host_waits.get(call.correlation)
-        if _ALL.match(call.name) or (noted is not None and noted.stream < 0):
+        noted = self._host_waits.get(call.correlation)
+        if ALL.match(call.name) or (noted is not None and noted.stream < 0):
             device = None if noted is None else noted.device
             return self._in_time(call, self._streams.all_at(call.correlation, device))
         if noted is not None:
             return self._in_time(call, self._streams.at((noted.device, noted.stream), noted.recorded))
-        if _FREE.match(call.name):
+        if FREE.match(call.name):
             return self._through(call, self._streams.all_at(call.correlation)) or None
-        if _STREAM.match(call.name):
-            mine = self._mine.get(call.thread)
-            told = [] if mine is None else self._in_time(call, self._streams.at(mine, call.correlation))
-            return self._likeliest(call, told, [call.correlation])
-        if _EVENT.match(call.name):
-            marks = self._marked.get(call.thread, [])[::-1]
-            before = (self._through(call, self._streams.at(*mark)) for mark in marks)
-            told = next((tasks for tasks in before if tasks), [])
-            return self._likeliest(call, told, self._recorded[: -_MARKS - 1 : -1])
-        return None
-
-    def _likeliest(self, call: HostCall, told: list[int], recorded: Sequence[int]) -> list[int]:
-        """Return what a call waits for: another stream, if one was through just before it returned.
-
-        Parameters
-        ----------
-        call : HostCall
-        told : list of int
-            The tasks that it seems to wait for.
-        recorded : sequence of int
-            Calls at which it may be told to wait for another stream.
-        """
-        if self._left_ns(call, told) <= _APART_NS:
-            return told
-        positions = (self._streams.at(stream, at) for at in recorded for stream in self._streams.known)
-        others = [tasks for position in positions if (tasks := self._through(call, position))]
-        likeliest = min(others, key=lambda tasks: self._left_ns(call, tasks), default=told)
-        return likeliest if self._left_ns(call, likeliest) <= _APART_NS else told
-
-    def _left_ns(self, call: HostCall, tasks: Iterable[int]) -> int:
-        """Return what is left of a call when tasks have ended."""
-        return call.end_ns - max([call.start_ns, *(self._trace.tasks[i].end_ns for i in tasks)])
+        return [] if STREAM.match(call.name) or EVENT.match(call.name) else None
 
     def _in_time(self, call: HostCall, tasks: Iterable[int]) -> list[int]:
         """Return the tasks that had ended when a call returned: for others it cannot have waited."""
-        return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns + _APART_NS]
+        return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns + APART_NS]
 
     def _through(self, call: HostCall, tasks: Sequence[int]) -> list[int]:
         """Return tasks if all of them had ended when a call returned, else none."""
@@ -354,10 +312,3 @@ class Host:
         }
         self.ops.append((start, op))
         self._point[thread], self._last[thread] = max(start, end_ns), op["name"]
-
-
-@lru_cache(maxsize=4096)
-def _waits_for_copy(call: str, task: str) -> bool:
-    """Whether a call of this name, which launches a task of that name, returns only when it has ended."""
-    waits = _COPY.match(call) and not _ON_DEVICE.search(task)
-    return bool(waits or _WITH_STREAM.match(call) or _TO_PAGEABLE.search(task))

@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.traces.kineto_waits import Streams
 from scenarios.importers.traces.trace_events.kineto_rows import Trace
+from scenarios.importers.traces.waits.streams import Streams
 from sim.words.arrays import IntArray
 from sim.words.units import round_half_up
 

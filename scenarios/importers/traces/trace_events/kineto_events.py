@@ -42,7 +42,9 @@ __all__ = ["RECORD", "read_events"]
 
 RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
 """The call that records an event."""
-_MATTERS: Final = re.compile(r"(cuda|hip|cu)\w*(Synchronize|Free|EventRecord|StreamWaitEvent)")
+_MATTERS: Final = re.compile(
+    r"(cuda|hip|cu)\w*(Synchronize|Free|EventRecord|StreamWaitEvent)|ur(QueueFinish|EventWait)$"
+)
 """Calls that may wait, or that others wait for; of those that launch nothing, two of three are others."""
 
 _WRONG: Final = (KeyError, TypeError, ValueError)

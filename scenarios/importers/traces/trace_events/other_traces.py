@@ -23,7 +23,7 @@ __all__ = ["what_it_is"]
 
 _SIGNS: Final = (
     (
-        r"c:(cuda_runtime|cuda_driver|runtime|hip_runtime)$",
+        r"c:(cuda_runtime|cuda_driver|runtime|hip_runtime|xpu_runtime|privateuse1_runtime)$",
         "it has calls of the GPU's runtime but not what they launched: the profiler could not watch the GPU "
         "(CUPTI, or its permission)",
     ),

@@ -39,10 +39,13 @@ _GPU, _HOST, _OPERATOR, _SYNC, _OTHER = range(5)
 _CATEGORIES: Final = {
     **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"), _GPU),
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "hip_runtime"), _HOST),
+    **dict.fromkeys(("xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"), _HOST),
     **dict.fromkeys(("cpu_op", "operator"), _OPERATOR),
     "cuda_sync": _SYNC,
 }
 """What events are, by their category."""
+_QUEUE: Final = "sycl queue"
+"""What Intel's GPUs have for streams."""
 _COLLECTIVE: Final = ("c10d::", "nccl:", "record_param_comms")
 """How operators begin in which a process group launches its kernels."""
 _FACTS: Final = {
@@ -160,9 +163,11 @@ class Taken:
 
     def _look_at_tasks(self, events: Sequence[Event]) -> None:
         args, (start_ns, end_ns) = _noted(events), _spans(events)
-        device, stream, correlation = (
-            wholes([own[key] for own in args], key).tolist() for key in ("device", "stream", "correlation")
+        device, correlation = (
+            wholes([own[key] for own in args], key).tolist() for key in ("device", "correlation")
         )
+        on = [_QUEUE if _QUEUE in own else "stream" for own in args]
+        stream = wholes([own[key] for own, key in zip(args, on, strict=True)], "stream").tolist()
         place = map(sys.intern, _names(events)), device, stream, correlation, start_ns.tolist()
         rows = zip(
             *place,

@@ -19,7 +19,7 @@ __all__ = ["Args", "Event", "as_events", "parsed", "wanted"]
 
 _ARGS: Final = (
     *("External id", "external id", "Sequence number", "Fwd thread id", "correlation", "device", "stream"),
-    *("bytes", "grid", "block", "registers per thread", "shared memory"),
+    *("sycl queue", "bytes", "grid", "block", "registers per thread", "shared memory"),
     *("wait_on_stream", "wait_on_cuda_event_id", "wait_on_cuda_event_record_corr_id"),
     *("Process Group Name", "Process Group Ranks", "Group size", "Collective name", "dtype"),
     *("In msg nelems", "Out msg nelems", "Src Rank", "Dst Rank"),

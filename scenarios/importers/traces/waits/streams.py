@@ -10,22 +10,15 @@ A stream's *position* at a call is what has to end before the stream is through 
 far: the task launched last, or that one and the positions of events that it waits for since.
 
 Which event a stream waits for is in newer traces (``cuda_sync``, profiled with
-``enable_cuda_sync_events``). Most have the calls of ``cudaStreamWaitEvent`` only: then the stream on which
-the thread launches next is taken to wait for all other streams as they were when an event was recorded last,
-unless the recorded times say otherwise. Then it may have been an earlier event: the last one by which the
-other stream was through, if the task began just then and nothing else had held it. That is how collectives
-are waited for of which the next has been launched already (FSDP). One in between tells the stream of the
-event, and not when it was recorded: then it is taken as it is at the call, or at the first that waits for the
-same event, unless the recorded times say otherwise (`noted_waits`).
+``enable_cuda_sync_events``; what was lost of it tells `noted_waits`); for others `unnoted` infers it.
 """
 
 from __future__ import annotations
 
 import bisect
-import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import repeat
 from operator import itemgetter
@@ -33,22 +26,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.traces.trace_events.kineto_rows import HostCall, Thread, Trace
+from scenarios.importers.traces.trace_events.kineto_rows import HostCall, Trace
 from sim.graph.csr import Csr
 from sim.words.arrays import BoolArray, IntArray
 
-__all__ = ["EventWait", "LaunchQueue", "Streams", "event_waits"]
+__all__ = ["EventWait", "LaunchQueue", "Streams"]
 
-_RECORDS: Final = 64
-"""Of so many recorded events one is the one that a call waits for, if the profiler did not note which."""
 _QUEUE: Final = 900
 """A queue of NVIDIA's GPUs holds about 1,024 launches (1,022 at most in public recordings)."""
 _RETURN_NS: Final = 10_000
 """So soon after a place was free the call returned that waited for it."""
-_HELD_NS: Final = 20_000
-"""A task that was held begins at most so long after what it waited for."""
-_STREAM_WAIT: Final = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
-_RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
 
 
 class EventWait(NamedTuple):
@@ -138,22 +125,6 @@ class Streams:
         (task,) = history[following][1]
         return self._end_ns(trace, wait) <= trace.tasks[task].start_ns
 
-    def held(self, trace: Trace, wait: EventWait, task: int, issued_ns: int) -> bool:
-        """Whether what a wait is for was over last, and just before a task, of all that may have held it.
-
-        Parameters
-        ----------
-        trace : Trace
-        wait : EventWait
-        task : int
-            The next one of the stream that waits.
-        issued_ns : int
-            When its launch was done.
-        """
-        end_ns, start_ns = self._end_ns(trace, wait), trace.tasks[task].start_ns
-        others = max([issued_ns, *(trace.tasks[i].end_ns for i in self.before[task])])
-        return others <= end_ns <= start_ns <= end_ns + _HELD_NS
-
     def _end_ns(self, trace: Trace, wait: EventWait) -> int:
         awaited = self.at((wait.device, wait.on_stream), wait.recorded)
         return max((trace.tasks[i].end_ns for i in awaited), default=0)
@@ -204,78 +175,3 @@ class LaunchQueue:
         ended = int(np.searchsorted(self._ends, call.end_ns, side="right"))
         end_ns, task = (int(self._ends[ended - 1]), int(self._tasks[ended - 1])) if ended else (0, 0)
         return task if call.start_ns < end_ns and call.end_ns - end_ns <= _RETURN_NS else None
-
-
-def event_waits(traces: Sequence[Trace]) -> list[list[EventWait]]:
-    """Return the waits between streams of each rank of a program (or of one process).
-
-    A wait that one rank cannot have had is none on the others, if all ranks call it as often.
-    """
-    found = [list(_waits(trace)) for trace in traces]
-    calls = [sum(_STREAM_WAIT.match(call.name) is not None for call in trace.calls) for trace in traces]
-    if len(set(calls)) == 1:
-        wrong = {wait.key for waits in found for wait in waits if not wait.fits}
-        return [[wait for wait in waits if wait.key not in wrong] for waits in found]
-    return [[wait for wait in waits if wait.fits] for waits in found]
-
-
-def _waits(trace: Trace) -> Iterator[EventWait]:
-    """Yield every wait, as recorded or, without a record, as inferred."""
-    streams = Streams(trace)
-    if trace.waits:
-        for n, told in enumerate(trace.waits):
-            key = n, told.on_stream
-            wait = EventWait(key, told.after, told.device, told.stream, told.on_stream, told.recorded)
-            yield wait if told.sure else wait._replace(fits=streams.fits(trace, wait))
-        return
-    records = sorted(call.correlation for call in trace.calls if _RECORD.match(call.name))
-    threads, call_of = _launched_by(trace), {call.correlation: call for call in trace.calls}
-    calls = (call for call in trace.calls if _STREAM_WAIT.match(call.name))
-    for n, call in enumerate(calls):
-        mine = threads[trace.callers.get(call.thread, call.thread)]
-        at = bisect.bisect_left(mine, (call.correlation, -1))
-        if at == len(mine):
-            continue
-        if at and trace.tasks[mine[at - 1][1]].communicates:
-            launch = call_of[mine[at - 1][0]]
-            if _in_one(trace.inside.get(call.thread, []), launch.start_ns, call.start_ns):
-                continue
-        task, now = mine[at][1], call.correlation
-        waiting, issued_ns = trace.tasks[task], call_of[mine[at][0]].end_ns
-        last = bisect.bisect(records, now)
-        recorded = [*records[max(0, last - _RECORDS) : last]] or [now]
-        for device, stream in streams.known:
-            if device == waiting.device and stream != waiting.stream:
-                wait = EventWait((n, stream), now, device, waiting.stream, stream, recorded[-1])
-                if not streams.at((device, stream), wait.recorded):
-                    continue
-                if not streams.fits(trace, wait):
-                    earlier = (wait._replace(recorded=at) for at in recorded[-2::-1])
-                    held = (each for each in earlier if streams.held(trace, each, task, issued_ns))
-                    wait = next(held, wait._replace(fits=False))
-                yield wait
-
-
-def _launched_by(trace: Trace) -> dict[Thread, list[tuple[int, int]]]:
-    """Return the tasks that each thread launched, in that order, with their correlations.
-
-    A thread that runs gradients goes on with the streams of the one that waits for it, and the other way.
-    """
-    thread_of = {call.correlation: trace.callers.get(call.thread, call.thread) for call in trace.calls}
-    threads: dict[Thread, list[tuple[int, int]]] = defaultdict(list)
-    for correlation, i in sorted((task.correlation, i) for i, task in enumerate(trace.tasks)):
-        if correlation in thread_of:
-            threads[thread_of[correlation]].append((correlation, i))
-    return threads
-
-
-def _in_one(spans: list[tuple[int, int]], first_ns: int, then_ns: int) -> bool:
-    """Whether two instants are in one of several spans, which are apart and in order.
-
-    Of a process group's operator: what waits there after the kernel's launch are streams of its own. NCCL
-    lets its internal stream wait for the one it launched on (nccl, src/enqueue.cc, ``ncclLaunchPrepare``),
-    PyTorch runs callbacks on a stream from the pool (aten/src/ATen/core/ivalue_inl.h, ``invokeCallback``).
-    The stream that uses the result waits later, outside.
-    """
-    at = bisect.bisect_right(spans, (then_ns, sys.maxsize)) - 1
-    return at >= 0 and spans[at][0] <= first_ns and then_ns < spans[at][1]

@@ -1,0 +1,1 @@
+"""What tasks, streams and calls of a recorded process wait for."""
