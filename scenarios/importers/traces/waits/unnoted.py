@@ -110,6 +110,7 @@ class _Reader:
             self._tasks[lane].append(i)
             self._first.setdefault(correlation, i)
         self._joined: dict[Lane, list[tuple[int, Reach]]] = defaultdict(list)  # others' reach, since a call
+        self._events: dict[tuple[Lane, int], _Event] = {}
         self._known: dict[Thread, Reach] = defaultdict(dict)  # what each thread knows to be over
         self._home: dict[Thread, Lane] = {}  # on which each thread launched last
         self._used: dict[Thread, set[Lane]] = defaultdict(set)  # on which each thread launched so far
@@ -192,9 +193,12 @@ class _Reader:
         return {**(joined[known - 1][1] if known else {}), lane: bisect.bisect_left(self._launched[lane], at)}
 
     def _event(self, lane: Lane, at: int) -> _Event:
-        reach = self._reach(lane, at)
-        ends = (self._trace.tasks[self._tasks[each][n - 1]].end_ns for each, n in reach.items() if n)
-        return _Event(lane, at, reach, max(ends, default=0))
+        """Return an event of a stream; what comes later does not change what it is for."""
+        if (lane, at) not in self._events:
+            reach = self._reach(lane, at)
+            ends = (self._trace.tasks[self._tasks[each][n - 1]].end_ns for each, n in reach.items() if n)
+            self._events[lane, at] = _Event(lane, at, reach, max(ends, default=0))
+        return self._events[lane, at]
 
     def _join(self, lane: Lane, at: int, other: Lane, recorded: int) -> None:
         joined = {**self._reach(lane, at)}
