@@ -125,12 +125,8 @@ class Host:
         self.launcher: dict[int, str] = {}
         self.issued_ns: dict[int, int] = {}
         self._trace, self._names, self._streams, self._begin_ns = trace, names, streams, begin_ns
-        self._host_waits, self._latency_ns, self._prefix, self._device = (
-            host_waits,
-            latency_ns,
-            prefix,
-            device,
-        )
+        self._host_waits = host_waits
+        self._latency_ns, self._prefix, self._device = latency_ns, prefix, device
         self._point: dict[Thread, int] = {}  # until when each thread is accounted for
         self._last: dict[Thread, str] = {}
         self._called: dict[Thread, int] = {}  # when the last launch call of each thread ended

@@ -106,7 +106,13 @@ class Taken:
 
     def look(self) -> None:
         """Look at all that was kept so far; raises what `take` does."""
-        looks = self._look_at_tasks, self._look_at_calls, self._look_at_operators, self._look_at_syncs
+        looks = {
+            _GPU: self._look_at_tasks,
+            _HOST: self._look_at_calls,
+            _OPERATOR: self._look_at_operators,
+            _SYNC: self._look_at_syncs,
+            _OTHER: self._look_at_ranges,
+        }
         for category, events in self._waiting.items():
             role = _CATEGORIES.get(category.lower(), _OTHER)
             slices = [event for event in events if event.ph == "X"]
@@ -114,7 +120,7 @@ class Taken:
                 phase = next(event.ph for event in events if event.ph != "X")
                 found = None if phase is ABSENT else phase
                 raise ValueError(f"a {category.lower()} with ph {found!r:.40}; the profiler writes 'X'")
-            (*looks, self._look_at_ranges)[role](slices)
+            looks[role](slices)
         self._waiting.clear()
         self._count = 0
 

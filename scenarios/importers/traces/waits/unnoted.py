@@ -105,7 +105,7 @@ class _Reader:
         self._tasks: dict[Lane, list[int]] = defaultdict(list)
         self._first: dict[int, int] = {}  # task that a call launched first
         for correlation, i in sorted((task.correlation, i) for i, task in enumerate(trace.tasks)):
-            lane = trace.tasks[i].device, trace.tasks[i].stream
+            lane = self._lane(i)
             self._launched[lane].append(correlation)
             self._tasks[lane].append(i)
             self._first.setdefault(correlation, i)
@@ -128,7 +128,7 @@ class _Reader:
         for call in self._calls:
             if call.correlation in self._first:
                 self._next[self._thread(call)].append(call.correlation)
-        noted = self._noted(Streams(trace))
+        noted = self._noted(Streams(trace)) if trace.waits else {}
         for call in self._calls:
             self._take(call, noted)
         for calls in self._open.values():
@@ -156,7 +156,7 @@ class _Reader:
         self._copied.discard(thread)
         if at in self._first:
             task = self._trace.tasks[self._first[at]]
-            lane = self._home[thread] = task.device, task.stream
+            lane = self._home[thread] = self._lane(self._first[at])
             self._used[thread].add(lane)
             if _COPY.match(task.name):
                 self._copied.add(thread)
@@ -348,8 +348,11 @@ class _Reader:
 
     def _before_ns(self, task: int) -> int:
         """Return when the task before one on its stream ended."""
-        tasks = self._tasks[self._lane(task)]
-        n = bisect.bisect_left(self._launched[self._lane(task)], self._trace.tasks[task].correlation)
+        lane = self._lane(task)
+        tasks, n = (
+            self._tasks[lane],
+            bisect.bisect_left(self._launched[lane], self._trace.tasks[task].correlation),
+        )
         return self._trace.tasks[tasks[n - 1]].end_ns if n else 0
 
     def _held(self, events: Iterable[_Event], others_ns: int, start_ns: int) -> list[_Event]:
