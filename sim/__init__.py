@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sim.record.plan import Plan as Plan
     from sim.simulation import simulate as simulate
     from sim.trace import Trace as Trace
+    from sim.words.errors import OutOfMemoryError as OutOfMemoryError
 
 _WHERE: Final = {
     "Device": "sim.machine.device",
@@ -36,6 +37,7 @@ _WHERE: Final = {
     "Job": "sim.job.job",
     "Link": "sim.machine.link",
     "Machine": "sim.machine.machine",
+    "OutOfMemoryError": "sim.words.errors",
     "Plan": "sim.record.plan",
     "Policy": "sim.policy.policy",
     "Task": "sim.machine.task",

@@ -18,6 +18,7 @@ def test_public_names() -> None:
         "Job",
         "Link",
         "Machine",
+        "OutOfMemoryError",
         "Plan",
         "Policy",
         "Task",

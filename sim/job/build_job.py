@@ -18,6 +18,7 @@ from sim.job.job import Job, Linearizer, Placement, StreamAssignment, drawing
 from sim.job.pins import PinnedPlacement, first_able
 from sim.machine.device import Device
 from sim.machine.machine import Machine
+from sim.words.answers import whole_numbers
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import InfeasibleError, InputError
 from sim.words.limits import LATEST_NS
@@ -127,7 +128,13 @@ def make_job(
         why = _why_nowhere(graph, machine, op, int(nowhere.sum()))
         raise InfeasibleError(why).about(graph.op_names[op])
     known_ns = known_costs(knowledge, graph, cost_ns, partial(drawing, "estimates", seed), estimate_error)
-    device_of = np.asarray(chosen_by.place(graph, machine, known_ns), dtype=np.int64)
+    device_of = whole_numbers(
+        chosen_by.place(graph, machine, known_ns),
+        f"{type(chosen_by).__name__}.place",
+        len(graph),
+        below=len(machine.devices),
+        of=graph.op_names,
+    )
     duration_ns = _of_devices(cost_ns, device_of)
     if (duration_ns == UNSET).any():
         op = int((duration_ns == UNSET).argmax())

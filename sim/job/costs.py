@@ -10,6 +10,7 @@ from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.device import Device
 from sim.machine.machine import Machine
+from sim.words.answers import whole_numbers
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import InputError
 
@@ -40,7 +41,11 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
     missing = ns == UNSET
     if missing.any():
         if device.cost is not None:
-            ns = np.where(missing, device.cost.durations_ns(graph, device), ns)
+            whose = f"{type(device.cost).__name__}.durations_ns"
+            answer = device.cost.durations_ns(graph, device)
+            ns = np.where(
+                missing, whole_numbers(answer, whose, len(graph), least=UNSET, of=graph.op_names), ns
+            )
         else:
             only_here = np.zeros(len(graph), dtype=bool)  # durations for other kinds of device only
             for other in graph.duration_by_kind.values():

@@ -20,6 +20,7 @@ from sim.job.collectives.durations import is_modelled
 from sim.job.collectives.members import Collectives, collectives_of
 from sim.machine.communicators import CarriedCollectives
 from sim.machine.machine import Machine
+from sim.words.answers import whole_numbers
 from sim.words.arrays import BoolArray, IntArray
 from sim.words.errors import InputError
 
@@ -181,7 +182,8 @@ class Job:
         if self.linearize is None:
             return self.graph.topological_order
         try:
-            order = np.asarray(self.linearize.order(self), dtype=np.int64)
+            whose, n = f"{type(self.linearize).__name__}.order", len(self.graph)
+            order = whole_numbers(self.linearize.order(self), whose, below=n)
             if len(order) != len(self.graph) or not np.array_equal(np.sort(order), np.arange(len(order))):
                 raise InputError(f"{type(self.linearize).__name__} did not return every op exactly once")
         except InputError as error:
@@ -210,7 +212,7 @@ class Job:
         if self.streams is None:
             return first
         lanes = np.array([d.lanes for d in self.machine.devices])[self.device_of]
-        if len(self.lane) != len(self.graph) or bool(((self.lane < 0) | (self.lane >= lanes)).any()):
+        if bool((self.lane >= lanes).any()):
             raise InputError(
                 f"stream assignment {type(self.streams).__name__} names a stream that does not exist",
                 path=("streams",),
@@ -222,7 +224,8 @@ class Job:
         """Stream of each op as assigned, counted within its device."""
         assert self.streams is not None
         try:
-            return np.asarray(self.streams.assign(self), dtype=np.int64)
+            whose = f"{type(self.streams).__name__}.assign"
+            return whole_numbers(self.streams.assign(self), whose, len(self.graph), of=self.graph.op_names)
         except InputError as error:
             raise error if error.op is not None else error.under("streams") from None
 
