@@ -22,7 +22,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from sim.words.arrays import IntArray
 
-__all__ = ["Order"]
+__all__ = ["Kind", "Order", "Per"]
+
+Kind = Literal["fifo", "lifo", "place", "keep", "steal"]
+Per = Literal["group", "machine", "issuer"]
 
 
 class Order(NamedTuple):
@@ -53,10 +56,10 @@ class Order(NamedTuple):
         pool are neighbours; -1: an issuer that takes nothing.
     """
 
-    kind: Literal["fifo", "lifo", "place", "keep", "steal"]
+    kind: Kind
     programs: Sequence[IntArray] = ()
     window: int | None = None
-    per: Literal["group", "machine", "issuer"] = "group"
+    per: Per = "group"
     in_flight: int | None = None
     label: IntArray | None = None
     cheap: IntArray | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 
 from sim.words.errors import InputError, extra
 
@@ -26,6 +26,19 @@ def without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ignore Ctrl-C while the block runs; a mask would not do, as other threads take the signal."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _begin(begin: Callable[[], None]) -> None:
@@ -56,8 +69,10 @@ def process_executor(jobs: int, begin: Callable[[], None]) -> Iterator[Executor]
         try:
             yield executor
         except BaseException:
-            for process in list((executor._processes or {}).values()):
-                process.terminate()
+            with _deaf():  # a second Ctrl-C would leave a process that the executor then waits for
+                for process in list((executor._processes or {}).values()):
+                    process.terminate()
+                executor.shutdown(cancel_futures=True)
             raise
 
 
