@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from scenarios.run.sweeps.sweep_executors import process_executor
 
 
 def _fail_on_two() -> None:
-    with process_executor(2, int) as executor:
+    with process_executor(2, gc.enable) as executor:
         for _ in range(2):
             executor.submit(time.sleep, 5)
         raise ZeroDivisionError
