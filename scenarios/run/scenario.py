@@ -204,6 +204,25 @@ class Scenario:
         """Return every run that the scenario compares, or its own run when it compares nothing."""
         return [self.entry(i) for i in range(len(self.variants))] or [self.case()]
 
+    def check(self) -> None:
+        """Refuse what is wrong with the policy or an entry of ``compare``, whether or not it is run.
+
+        Raises
+        ------
+        ScenarioError
+            As for `case` and `entry`.
+        """
+        for i in range(len(self.variants)):
+            self.entry(i)
+        if "policy" not in self.content.model_fields_set:
+            return
+        if self.policy.name is not None or self.policy.runtime is not None:
+            self.case()
+        elif self.policy.options:  # which no entry takes: a policy has its own
+            option = next(iter(self.policy.options))
+            message = f"is an option of no policy: there is no name{hint(option, Policy.model_fields)}"
+            raise self.document.error(("policy", option), message, key=True)
+
     def expected(self) -> list[Case]:
         """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""
         cases = [self.case(), *map(self.entry, range(len(self.variants)))] if self._expects else []
@@ -245,7 +264,7 @@ class Scenario:
         scenario = self
         if entry.set:
             changed = self.document.with_values(entry.set, (*loc, "set"))
-            scenario = scenario_of(changed, self.allow_code, self)
+            scenario = _read(changed, self.allow_code, self)
         spec = overlay(scenario.policy, entry)
         label = self.variants[i]
         expected = (
@@ -281,7 +300,7 @@ class Scenario:
         if unnamed and content.workload.default_policy() is None:
             message = "is missing: a pipeline's policy is its schedule, as in {name: 1f1b}"
             raise self.document.error((), f"policy: {message}")
-        decisions, named = resolve_schedule(spec, label, content.workload.schedules(), document, loc)
+        decisions, named = resolve_schedule(spec, label, content.workload, document, loc)
 
         def make() -> Work:
             machine = None if content.machine is None else self.machine
@@ -351,13 +370,23 @@ def scenario_of(document: Document, allow_code: bool = False, like: Scenario | N
     document : Document
     allow_code : bool
     like : Scenario, optional
-        Of the same file under other settings: if these left the workload alone, it need not be checked again.
+        Of the same file under other settings: what these left alone need not be checked again.
 
     Raises
     ------
     ScenarioError
         Whatever is wrong with it.
     """
+    scenario = _read(document, allow_code, like)
+    if like is None or any(
+        like.document.root.child(key) is not document.root.child(key) for key in ("policy", "compare")
+    ):
+        scenario.check()
+    return scenario
+
+
+def _read(document: Document, allow_code: bool, like: Scenario | None) -> Scenario:
+    """Return a scenario whose policies are not looked at yet."""
     refuse_renamed(document)
     root = document.root
     known = None

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from policies.pipeline import Schedule, default_chunks, generate, options
 from policies.pipeline.family_options import require_positive
 from policies.pipeline.recompute import without_backward_dependency
-from policies.pipeline.registry import MOST_SLOTS
+from policies.pipeline.registry import MOST_SLOTS, check_options
 from scenarios.build.data_parallel import ring_all_reduce_ns
 from scenarios.build.pipeline.pipeline_graph import crossings, pipeline_graph, plain_machine
 from scenarios.build.pipeline.pipeline_stage import Around, PipelineStage, Skip
@@ -42,7 +42,7 @@ from scenarios.work.workload import Work, Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.words import plugins
-from sim.words.errors import InputError, ScenarioError, UnknownNameError
+from sim.words.errors import InputError, ScenarioError, UnknownNameError, located
 from sim.words.units import NS_PER_S, format_bytes, parse_bytes, round_half_up
 
 if TYPE_CHECKING:
@@ -77,6 +77,23 @@ class Pipeline(Workload):
     def schedules(self) -> Collection[str]:
         """Return the names of all schedules."""
         return plugins.names("sim.pipelines")
+
+    def check_schedule(self, policy: Policy) -> None:
+        """Refuse options that the schedule has not, and sizes that the workload has."""
+        assert policy.name is not None
+        given, others = policy.options, ["chunks"]
+        for size in ("ranks", "micro_batches"):
+            if size in given:
+                raise InputError(
+                    f"{policy.name} takes no {size}: the workload says it (workload.pipeline.{size})"
+                )
+        if given.get("chunks") is not None:
+            require_positive(chunks=given["chunks"])
+        if policy.name == "zb-auto" and "memory_limit" in given:
+            with located("memory_limit"):
+                _limit(given["memory_limit"], 1, 0)
+            others.append("memory_limit")
+        check_options(policy.name, given, others=others)
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Refuse: without a schedule there is no graph."""
@@ -133,9 +150,6 @@ def _work(
         require_positive(chunks=chunks)
         if (fields.ranks or 1) * chunks > MOST_SLOTS:
             raise InputError(f"chunks: {chunks:,} a rank are more than the {MOST_SLOTS:,} slots there may be")
-    for size in ("ranks", "micro_batches"):
-        if size in given:
-            raise InputError(f"{name} takes no {size}: the workload says it (workload.pipeline.{size})")
     able = [] if machine is None else candidates(fields, machine)
     stages = make_stages(fields, document, able, chunks or default_chunks(name))
     sizes = _split(fields)
