@@ -168,7 +168,7 @@ def _placing(document: Document, loc: Loc) -> Iterator[None]:
         try:
             yield
         except UnknownOptionError as error:
-            if len(error.path) > 1 or nearest(error.option, error.known) or not nearest(error.option, keys):
+            if len(error.path) > 1 or nearest(error.option, [*error.known, *keys]) not in keys:
                 raise
             raise UnknownOptionError(error.what, error.option, [*keys]) from error
 

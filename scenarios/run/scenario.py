@@ -214,14 +214,13 @@ class Scenario:
         """
         for i in range(len(self.variants)):
             self.entry(i)
-        if "policy" not in self.content.model_fields_set:
-            return
-        if self.policy.name is not None or self.policy.runtime is not None:
+        policy, expect = self.policy, self.content.expect
+        if policy.name is not None or policy.runtime is not None:
+            said = "policy" in self.content.model_fields_set
+        else:  # every entry names its own; an option, which none of them takes, belongs to nothing
+            said = bool(policy.options)
+        if said or any(not isinstance(each, dict) for each in expect.values()):
             self.case()
-        elif self.policy.options:  # which no entry takes: a policy has its own
-            option = next(iter(self.policy.options))
-            message = f"is an option of no policy: there is no name{hint(option, Policy.model_fields)}"
-            raise self.document.error(("policy", option), message, key=True)
 
     def expected(self) -> list[Case]:
         """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""

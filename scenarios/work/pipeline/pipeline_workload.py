@@ -42,7 +42,7 @@ from scenarios.work.workload import Work, Workload
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.words import plugins
-from sim.words.errors import InputError, ScenarioError, UnknownNameError, located
+from sim.words.errors import InputError, ScenarioError, UnknownNameError
 from sim.words.units import NS_PER_S, format_bytes, parse_bytes, round_half_up
 
 if TYPE_CHECKING:
@@ -90,8 +90,7 @@ class Pipeline(Workload):
         if given.get("chunks") is not None:
             require_positive(chunks=given["chunks"])
         if policy.name == "zb-auto" and "memory_limit" in given:
-            with located("memory_limit"):
-                _limit(given["memory_limit"], 1, 0)
+            _limit(given["memory_limit"], 1, 0)
             others.append("memory_limit")
         check_options(policy.name, given, others=others)
 
