@@ -57,20 +57,16 @@ def is_name(loc: Loc) -> bool:
 def misspelt(node: Node, loc: Loc, above: Loc = ()) -> Node:
     """Return a tree in which the key at a path has a letter too many; results name an op behind a dot."""
     first, *rest = loc
-    if isinstance(node.value, list):
-        return Node(
-            [misspelt(v, tuple(rest)) if i == first else v for i, v in enumerate(node.value)], node.place
-        )
     key = str(first)
+    below: Any = node.value
+    if isinstance(below, list):
+        return Node([misspelt(v, tuple(rest)) if i == first else v for i, v in enumerate(below)], node.place)
     if rest:
-        return Node(
-            {**node.value, first: misspelt(node.value[first], tuple(rest), (*above, first))},
-            node.place,
-            node.keys,
-        )
+        inside = misspelt(below[key], tuple(rest), (*above, first))
+        return Node({**below, key: inside}, node.place, node.keys)
     head, dot, tail = key.partition(".")
     wrong = f"{head}x{dot}{tail}" if above[-1:] == ("expect",) else f"{key}x"
-    value = {wrong if each == first else each: below for each, below in node.value.items()}
+    value = {wrong if each == first else each: v for each, v in below.items()}
     return Node(value, node.place, {**node.keys, wrong: node.place})
 
 

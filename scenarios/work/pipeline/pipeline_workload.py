@@ -287,7 +287,7 @@ def _limit(given: Any, activation: int | list[int], resident: int) -> int | None
     if given is None or isinstance(given, bool):
         return None
     if isinstance(given, (int, float)):
-        if not math.isfinite(given):
+        if not -math.inf < given < math.inf:
             raise InputError(f"memory_limit should be a size or a number of micro-batches, not {given!r}")
         return int(given * (max(activation) if isinstance(activation, list) else activation))
     total = parse_bytes(given, what="memory_limit")
