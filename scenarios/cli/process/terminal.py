@@ -68,9 +68,10 @@ class Terminal(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write `text`, escaped; return its length."""
-        with self._forgiving():
-            self.stream.write(escaped(text))
+        """Write `text`, escaped; return its length. Nothing is a question whether this is for text."""
+        if text:  # who asks does not hear of an error
+            with self._forgiving():
+                self.stream.write(escaped(text))
         return len(text)
 
     def flush(self) -> None:
