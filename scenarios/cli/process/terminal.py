@@ -69,9 +69,9 @@ class Terminal(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write `text`, escaped; return its length. Nothing is a question whether this is for text."""
-        if text:  # who asks does not hear of an error
+        if shown := escaped(text):  # who asks does not hear of an error, but wants one of bytes
             with self._forgiving():
-                self.stream.write(escaped(text))
+                self.stream.write(shown)
         return len(text)
 
     def flush(self) -> None:
