@@ -130,15 +130,20 @@ def test_a_reader_that_leaves_early_costs_no_files(tmp_path: Path) -> None:
     assert ops.exists()
 
 
-def test_an_output_that_is_full_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["run", "explain", "check", "schedule"])
+def test_an_output_that_is_full_is_named(tmp_path: Path, verb: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full here")
     command = [
         sys.executable,
         "-c",
         "from scenarios.cli import app; app()",
-        "run",
-        str(write(tmp_path, GOOD)),
+        verb,
+        *(
+            ["1f1b", "--ranks", "2", "--micro-batches", "2"]
+            if verb == "schedule"
+            else [str(write(tmp_path, GOOD))]
+        ),
     ]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

@@ -8,7 +8,7 @@ families, those of other packages too, are entry points of the group ``sim.pipel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from policies.pipeline.families.custom import custom
@@ -16,11 +16,11 @@ from policies.pipeline.family_options import require_positive
 from policies.pipeline.orders.pipeline_schedule import Schedule
 from policies.pipeline.recompute import Checkpoint, with_recompute
 from sim.words import plugins
-from sim.words.errors import InputError, MisfitError, UnknownNameError
+from sim.words.errors import InputError, MisfitError, UnknownNameError, UnknownOptionError
 from sim.words.limits import MOST_BUILT
 from sim.words.options import arguments, parameters, require_call, spelling
 
-__all__ = ["default_chunks", "generate", "options", "schedules"]
+__all__ = ["check_options", "default_chunks", "generate", "options", "schedules"]
 
 
 _GROUP: Final = "sim.pipelines"
@@ -72,6 +72,41 @@ def options(name: str) -> Mapping[str, Any]:
     """
     own = {spelling(key): p.default for key, p in parameters(_family(name)).items() if key not in _SIZES}
     return own if name == "custom" else {**own, "checkpoint": "never"}
+
+
+def check_options(name: str, given: Mapping[str, Any], *, others: Collection[str] = ()) -> None:
+    """Refuse options that a schedule has not, without generating it.
+
+    Parameters
+    ----------
+    name : str
+        One of `schedules`.
+    given : mapping of str to object
+        As for `generate`.
+    others : collection of str
+        What the caller takes besides, as ``chunks``.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such schedule.
+    InputError
+        There is no such option (the nearest is named), or its value is of another kind.
+
+    Examples
+    --------
+    >>> check_options("gpipe", {"ordr": "fifo"})
+    Traceback (most recent call last):
+        ...
+    sim.words.errors.UnknownOptionError: ordr: gpipe has no option 'ordr'; did you mean 'order'?
+    """
+    taken = {key: p for key, p in parameters(_family(name)).items() if key not in _SIZES}
+    taken["checkpoint"] = parameters(generate)["checkpoint"]
+    known = [*options(name), *others]
+    for key in given:
+        if key not in known and (name, key) != ("custom", "checkpoint"):
+            raise UnknownOptionError(name, str(key), known)
+    arguments(name, taken, {key: value for key, value in given.items() if key not in others})
 
 
 MOST_SLOTS: Final = MOST_BUILT

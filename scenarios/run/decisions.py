@@ -12,19 +12,21 @@ own. A parameter ``timeout_ns`` is written ``timeout: 10us``, and ``limit_bytes`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from policies.recovery.recovery import Recovery
 from scenarios.fields.choices import Choice
-from scenarios.fields.policy_fields import Policy
+from scenarios.fields.policy_fields import Policy, Variant
 from scenarios.file.document import Document, Loc
+from scenarios.work.workload import Workload
 from sim.graph.graph import Graph
 from sim.job.job import Linearizer, Placement, StreamAssignment
 from sim.policy.policy import Policy as IssuePolicy
 from sim.words import plugins
-from sim.words.errors import InputError, hint, located
+from sim.words.errors import InputError, UnknownOptionError, hint, located, nearest
 from sim.words.options import arguments, parameters, require_call
 
 __all__ = ["Decisions", "Step", "overlay", "resolve", "resolve_recoveries", "resolve_schedule"]
@@ -130,7 +132,7 @@ def resolve(
     ScenarioError
         An unknown name (with the nearest known), an unknown option, or a wrong value of one.
     """
-    with document.placing(*loc):
+    with _placing(document, loc):
         spec, allocators = _with_runtime(spec, document, loc, origin)
         if spec.name is None:
             raise document.error(loc, "names no policy; give it a name, or a runtime", key=True)
@@ -158,6 +160,19 @@ def resolve(
         )
 
 
+@contextmanager
+def _placing(document: Document, loc: Loc) -> Iterator[None]:
+    """Give an error its place; what is no option of a policy may be a key of all policies, misspelt."""
+    keys = (Variant if loc[:1] == ("compare",) else Policy).model_fields
+    with document.placing(*loc):
+        try:
+            yield
+        except UnknownOptionError as error:
+            if len(error.path) > 1 or nearest(error.option, [*error.known, *keys]) not in keys:
+                raise
+            raise UnknownOptionError(error.what, error.option, [*keys]) from error
+
+
 def _under(policy: Any, rewrite: Any) -> Any:
     """Return a rewrite as it is meant for a policy."""
     from policies.compile.partition import Partition
@@ -166,7 +181,7 @@ def _under(policy: Any, rewrite: Any) -> Any:
 
 
 def resolve_schedule(
-    spec: Policy, label: str, schedules: Collection[str], document: Document, loc: Loc
+    spec: Policy, label: str, workload: Workload, document: Document, loc: Loc
 ) -> tuple[Decisions, Policy]:
     """Return the decisions of a pipeline, and its policy with the name of a schedule.
 
@@ -175,12 +190,13 @@ def resolve_schedule(
     Raises
     ------
     ScenarioError
-        The policy names no schedule, or a decision that a schedule makes itself.
+        The policy names no schedule, a decision that a schedule makes itself, or an option that it has not.
     """
     from policies.issue.in_order import InOrder
     from scenarios.build.pipeline.pipeline_graph import AsWritten, CommunicationStream
 
-    with document.placing(*loc):
+    schedules = workload.schedules()
+    with _placing(document, loc):
         spec, allocators = _with_runtime(spec, document, loc, plugins.Origin(document.directory))
         if spec.name not in schedules:
             what = "names no schedule" if spec.name is None else f"{spec.name!r} is no pipeline schedule"
@@ -189,6 +205,7 @@ def resolve_schedule(
             if getattr(spec, key) is not None:
                 message = f"a pipeline's schedule decides it: {spec.name} takes no {key}"
                 raise InputError(message, path=(key,))
+        workload.check_schedule(spec)
     decisions = Decisions(label, InOrder(), streams=CommunicationStream(), linearize=AsWritten(), loc=loc)
     return decisions._replace(allocators=allocators), spec
 

@@ -204,6 +204,24 @@ class Scenario:
         """Return every run that the scenario compares, or its own run when it compares nothing."""
         return [self.entry(i) for i in range(len(self.variants))] or [self.case()]
 
+    def check(self) -> None:
+        """Refuse what is wrong with the policy or an entry of ``compare``, whether or not it is run.
+
+        Raises
+        ------
+        ScenarioError
+            As for `case` and `entry`.
+        """
+        for i in range(len(self.variants)):
+            self.entry(i)
+        policy, expect = self.policy, self.content.expect
+        if policy.name is not None or policy.runtime is not None:
+            said = "policy" in self.content.model_fields_set
+        else:  # every entry names its own; an option, which none of them takes, belongs to nothing
+            said = bool(policy.options)
+        if said or any(not isinstance(each, dict) for each in expect.values()):
+            self.case()
+
     def expected(self) -> list[Case]:
         """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""
         cases = [self.case(), *map(self.entry, range(len(self.variants)))] if self._expects else []
@@ -245,7 +263,7 @@ class Scenario:
         scenario = self
         if entry.set:
             changed = self.document.with_values(entry.set, (*loc, "set"))
-            scenario = scenario_of(changed, self.allow_code, self)
+            scenario = _read(changed, self.allow_code, self)
         spec = overlay(scenario.policy, entry)
         label = self.variants[i]
         expected = (
@@ -281,7 +299,7 @@ class Scenario:
         if unnamed and content.workload.default_policy() is None:
             message = "is missing: a pipeline's policy is its schedule, as in {name: 1f1b}"
             raise self.document.error((), f"policy: {message}")
-        decisions, named = resolve_schedule(spec, label, content.workload.schedules(), document, loc)
+        decisions, named = resolve_schedule(spec, label, content.workload, document, loc)
 
         def make() -> Work:
             machine = None if content.machine is None else self.machine
@@ -351,13 +369,23 @@ def scenario_of(document: Document, allow_code: bool = False, like: Scenario | N
     document : Document
     allow_code : bool
     like : Scenario, optional
-        Of the same file under other settings: if these left the workload alone, it need not be checked again.
+        Of the same file under other settings: what these left alone need not be checked again.
 
     Raises
     ------
     ScenarioError
         Whatever is wrong with it.
     """
+    scenario = _read(document, allow_code, like)
+    if like is None or any(
+        like.document.root.child(key) is not document.root.child(key) for key in ("policy", "compare")
+    ):
+        scenario.check()
+    return scenario
+
+
+def _read(document: Document, allow_code: bool, like: Scenario | None) -> Scenario:
+    """Return a scenario whose policies are not looked at yet."""
     refuse_renamed(document)
     root = document.root
     known = None

@@ -73,6 +73,17 @@ class Workload(Strict):
         """Return the policies that are schedules of this workload; none: any policy of the project."""
         return ()
 
+    def check_schedule(self, policy: Policy) -> None:
+        """Refuse a policy that names one of the `schedules` with options that it has not.
+
+        It is asked when the file is loaded, of every policy in it, and generates nothing.
+
+        Raises
+        ------
+        InputError
+            There is no such option, or it has another kind of value; the path begins with the option.
+        """
+
     def misfit(self, document: Document, policy: Policy) -> str | None:
         """Return in a few words why sizes that are each right do not fit one another; None: they do.
 

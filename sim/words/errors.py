@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -196,9 +196,10 @@ class UnknownOptionError(InputError):
     ordr: gpipe has no option 'ordr'; did you mean 'order'?
     """
 
-    def __init__(self, what: str, option: str, known: Iterable[str]) -> None:
+    def __init__(self, what: str, option: str, known: Collection[str]) -> None:
         near = hint(option, known) or "; it has none"
         super().__init__(f"{what} has no option {option!r}{near}", path=(option,))
+        self.what, self.option, self.known = what, option, [*known]
 
 
 class ScenarioError(InputError):

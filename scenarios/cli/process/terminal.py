@@ -68,9 +68,10 @@ class Terminal(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write `text`, escaped; return its length."""
-        with self._forgiving():
-            self.stream.write(escaped(text))
+        """Write `text`, escaped; return its length. Nothing is a question whether this is for text."""
+        if shown := escaped(text):  # who asks does not hear of an error, but wants one of bytes
+            with self._forgiving():
+                self.stream.write(shown)
         return len(text)
 
     def flush(self) -> None:

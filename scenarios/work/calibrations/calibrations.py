@@ -91,6 +91,7 @@ def _parsed(text: str, name: str, precision: str, gradients: str = "fp32") -> Ca
             raise InputError(f"{name}: not JSON: {error}") from None
         if is_simumax(content):
             with in_file(name):
+                _refuse_precision(precision, "the system file has one rate of products")
                 return from_simumax(content, gradients=gradients)
     document = Document(read_yaml_text(text, name), Path(name))
     try:
@@ -106,11 +107,13 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
     Raises
     ------
     InputError
-        A rate or a bandwidth is missing, or the preset is unknown.
+        A rate or a bandwidth is missing, the preset is unknown, or the precision would change nothing.
     """
     preset = device_preset(fields.device) if fields.device is not None else {}
     peak, bandwidth, memory = fields.peak, fields.bandwidth, fields.memory
-    if peak is None and precision in preset.get("peak", {}):
+    if peak is not None:
+        _refuse_precision(precision, f"{name} has one peak")
+    elif precision in preset.get("peak", {}):
         peak = parse_flop_rate(preset["peak"][precision])
     if bandwidth is None and "bandwidth" in preset:
         bandwidth = parse_bandwidth(preset["bandwidth"])
@@ -155,6 +158,15 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         measured=measured,
         collective=None if fields.nccl is None else nccl_times(fields.nccl),
     )
+
+
+def _refuse_precision(precision: str, why: str) -> None:
+    """Refuse a precision that would have no effect: the one that is meant where nothing is said has none."""
+    if precision != "bf16":
+        raise InputError(
+            f"{why}, and knows no precisions apart: with precision: {precision} it would say what it says of "
+            "bf16; leave precision out, or take a calibration with a device whose preset has such a peak"
+        )
 
 
 def _reach(fields: ReachFields | None, unsaid: Literal["nccl"] | None = None) -> Reach:

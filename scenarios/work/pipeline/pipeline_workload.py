@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from policies.pipeline import Schedule, default_chunks, generate, options
 from policies.pipeline.family_options import require_positive
 from policies.pipeline.recompute import without_backward_dependency
-from policies.pipeline.registry import MOST_SLOTS
+from policies.pipeline.registry import MOST_SLOTS, check_options
 from scenarios.build.data_parallel import ring_all_reduce_ns
 from scenarios.build.pipeline.pipeline_graph import crossings, pipeline_graph, plain_machine
 from scenarios.build.pipeline.pipeline_stage import Around, PipelineStage, Skip
@@ -77,6 +77,22 @@ class Pipeline(Workload):
     def schedules(self) -> Collection[str]:
         """Return the names of all schedules."""
         return plugins.names("sim.pipelines")
+
+    def check_schedule(self, policy: Policy) -> None:
+        """Refuse options that the schedule has not, and sizes that the workload has."""
+        assert policy.name is not None
+        given, others = policy.options, ["chunks"]
+        for size in ("ranks", "micro_batches"):
+            if size in given:
+                raise InputError(
+                    f"{policy.name} takes no {size}: the workload says it (workload.pipeline.{size})"
+                )
+        if given.get("chunks") is not None:
+            require_positive(chunks=given["chunks"])
+        if policy.name == "zb-auto" and "memory_limit" in given:
+            _limit(given["memory_limit"], 1, 0)
+            others.append("memory_limit")
+        check_options(policy.name, given, others=others)
 
     def build(self, document: Document, machine: Machine) -> Graph:
         """Refuse: without a schedule there is no graph."""
@@ -133,9 +149,6 @@ def _work(
         require_positive(chunks=chunks)
         if (fields.ranks or 1) * chunks > MOST_SLOTS:
             raise InputError(f"chunks: {chunks:,} a rank are more than the {MOST_SLOTS:,} slots there may be")
-    for size in ("ranks", "micro_batches"):
-        if size in given:
-            raise InputError(f"{name} takes no {size}: the workload says it (workload.pipeline.{size})")
     able = [] if machine is None else candidates(fields, machine)
     stages = make_stages(fields, document, able, chunks or default_chunks(name))
     sizes = _split(fields)
@@ -274,7 +287,7 @@ def _limit(given: Any, activation: int | list[int], resident: int) -> int | None
     if given is None or isinstance(given, bool):
         return None
     if isinstance(given, (int, float)):
-        if not math.isfinite(given):
+        if not -math.inf < given < math.inf:
             raise InputError(f"memory_limit should be a size or a number of micro-batches, not {given!r}")
         return int(given * (max(activation) if isinstance(activation, list) else activation))
     total = parse_bytes(given, what="memory_limit")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from policies.compile.parallel.experts.routing import Routes
 from policies.pipeline import Schedule
+from policies.pipeline.registry import check_options
 from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.layout import Layout
 from scenarios.build.train.models import MODELS
@@ -50,6 +51,11 @@ class Train(Workload):
     def schedules(self) -> Collection[str]:
         """Return the names of all schedules."""
         return plugins.names("sim.pipelines")
+
+    def check_schedule(self, policy: Policy) -> None:
+        """Refuse options that the schedule has not; its sizes are those of the layout."""
+        assert policy.name is not None
+        check_options(policy.name, policy.options)
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return the schedule that is meant where a scenario names none."""
