@@ -278,6 +278,25 @@ def test_waits_that_the_profiler_did_not_note(
         assert [start[graph.op_names[op]] for op in task_of] == [US * run.start[i] for i in task_of.values()]
 
 
+@pytest.mark.parametrize("apart", [0, 900])
+def test_threads_that_take_turns_wait_for_each_other(
+    trace: Callable[..., Graph], recwarn: pytest.WarningsRecorder, apart: int
+) -> None:
+    """Each waits in copies of 1 ms; one that goes on some time after the other waits for something else."""
+    warnings.simplefilter("always")
+    events, now = [], 0
+    for n in range(10):
+        copy = gpu("Memcpy DtoH (Device -> Pageable)", n, now + 5, 1000, category="gpu_memcpy")
+        events += [host("cudaMemcpyAsync", n, now, 1008, tid=1 + n % 2), copy]
+        now += 1010 + apart
+    graph = trace(*events)
+    end = max(
+        starts_and_ends(applied(graph, [WhatIf.model_validate({"scale": {"gpu": "x0.01"}})]))[1].values()
+    )
+    assert (end < 0.05 * now * US) == (not apart)
+    assert sum("4 wait(s) of one for the other" in str(each.message) for each in recwarn) == (not apart)
+
+
 VALUES_READ = [*[("launch", 7)] * 4, ("item", 7), ("sync stream", 7), ("work", 20), ("launch", 20)] * 5
 """So PyTorch reads a value: the copy's call waits for the copy, the next one for its stream."""
 
