@@ -17,6 +17,8 @@ from scenarios.importers.traces.kineto import load
 from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.setup import run_recorded
 from scenarios.recorded.what_if.changes import WhatIf, applied
+from scenarios.run.trials.standard import Trial
+from scenarios.run.trials.trials import base_of, try_all
 from sim import Graph
 
 US = 1000
@@ -274,6 +276,56 @@ def test_waits_that_the_profiler_did_not_note(
             ns[op] = US * other[task]
         start, _ = starts_and_ends(replace(graph, duration_ns=ns))
         assert [start[graph.op_names[op]] for op in task_of] == [US * run.start[i] for i in task_of.values()]
+
+
+@pytest.mark.parametrize("apart", [0, 900])
+def test_threads_that_take_turns_wait_for_each_other(
+    trace: Callable[..., Graph], recwarn: pytest.WarningsRecorder, apart: int
+) -> None:
+    """Each waits in copies of 1 ms; one that goes on some time after the other waits for something else."""
+    warnings.simplefilter("always")
+    events, now = [], 0
+    for n in range(10):
+        copy = gpu("Memcpy DtoH (Device -> Pageable)", n, now + 5, 1000, category="gpu_memcpy")
+        events += [host("cudaMemcpyAsync", n, now, 1008, tid=1 + n % 2), copy]
+        now += 1010 + apart
+    graph = trace(*events)
+    end = max(
+        starts_and_ends(applied(graph, [WhatIf.model_validate({"scale": {"gpu": "x0.01"}})]))[1].values()
+    )
+    assert (end < 0.05 * now * US) == (not apart)
+    assert sum("4 wait(s) of one for the other" in str(each.message) for each in recwarn) == (not apart)
+
+
+VALUES_READ = [*[("launch", 7)] * 4, ("item", 7), ("sync stream", 7), ("work", 20), ("launch", 20)] * 5
+"""So PyTorch reads a value: the copy's call waits for the copy, the next one for its stream."""
+
+
+@pytest.mark.parametrize("change", [{"remove": "transfers"}, {"scale": {"copy": "x50"}}])
+def test_a_wait_behind_a_copy_that_was_waited_for_is_as_the_profiler_notes_it(
+    trace: Callable[..., Graph], change: dict[str, Any]
+) -> None:
+    was = ran(VALUES_READ, [300, 300, 300, 300, 2, 3] * 5)
+    noted = trace(*was.events)
+    hidden = trace(*(event for event in was.events if event["cat"] != "cuda_sync"))
+    assert starts(hidden, **change) == starts(noted, **change)
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_saving_that_rests_on_inferred_waits_is_a_range(tmp_path: Path, hidden: bool) -> None:
+    was = ran(VALUES_READ, [300, 300, 300, 300, 2, 3] * 5)
+    events = [event for event in was.events if not hidden or event["cat"] != "cuda_sync"]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    base = base_of(str(tmp_path / "trace.json"))
+    (as_it_is, gone) = try_all(base, [Trial("gone", {"remove": "transfers"}, given=True)])
+    assert as_it_is.other_saved_ns is None
+    assert gone.makespan_ns is not None
+    assert any("5 wait(s) of the host that were inferred" in note for note in gone.notes) == hidden
+    if not hidden:
+        assert gone.other_saved_ns is None
+    else:
+        assert gone.other_saved_ns is not None
+        assert gone.other_saved_ns > base.trace.makespan_ns - gone.makespan_ns
 
 
 def test_a_call_returns_as_long_after_what_it_waits_for_as_others(trace: Callable[..., Graph]) -> None:

@@ -215,7 +215,10 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
         (in_pipeline(ranks=4), "has stages and ranks"),
         (in_pipeline(backward="1ms"), "backward is 1000000 ns, and input_grad and weight_grad add up to"),
         (in_pipeline(bakward="1ms"), "no such key; did you mean 'backward'?"),
-        (["policy.checkpoint=allways"], "should be 'never', 'except_last' or 'always', not 'allways'; did you mean 'always'?"),
+        (
+            ["policy.checkpoint=allways"],
+            "should be 'never', 'except_last' or 'always', not 'allways'; did you mean 'always'?",
+        ),
         (in_pipeline(skips="[{from: 1, to: 1, size: 1MB}]"), "leads to a later stage, not from 1 to 1"),
     ],
 )

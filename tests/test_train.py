@@ -20,7 +20,7 @@ from scenarios.build.train.kernels import Attention, Collective, Pass, Product
 from scenarios.build.train.layers import Batch, RankWork
 from scenarios.build.train.layout import Group, Layout
 from scenarios.build.train.models import MODELS
-from scenarios.build.train.step import step_ns
+from scenarios.build.train.step import peaks_of, step_ns
 from scenarios.build.train.training import Training
 from scenarios.recorded.what_if.changes import WhatIf, applied
 from scenarios.run.execute import run_scenario
@@ -433,6 +433,20 @@ def test_the_change_that_is_offered_fits_and_the_notch_before_it_does_not() -> N
     before = replace(of, micro_batch=2 * smaller)
     assert before.peaks(before.schedule)[0].nbytes > of.memory  # type: ignore[operator]
     check_fits(replace(of, memory=full), of.peaks(of.schedule), 1)
+
+
+def test_what_is_offered_fits_under_the_policy_that_stays() -> None:
+    """GPipe holds all 32 micro-batches: what 1F1B needs with other settings is no way out of it."""
+    gpipe = replace(training(Layout(pp=4, dp=2), global_batch=64), policy="gpipe")
+    lean = replace(gpipe, policy="1f1b")
+    most = {of.policy: max(each.nbytes for each in peaks_of(of, of.schedule)) for of in (gpipe, lean)}
+    assert most["1f1b"] < most["gpipe"]
+    of = replace(gpipe, memory=most["1f1b"])
+    changes = {change.what: change for change in changes_that_fit(of)}
+    assert changes["policy: 1f1b"] == ("policy: 1f1b", most["1f1b"], step_ns(lean))
+    assert not any("sharding" in what for what in changes)  # it shards no activations
+    batch = next((what for what in changes if what.startswith("micro_batch")), None)
+    assert batch is None  # as many samples are held in smaller ones
 
 
 def test_nothing_fits_on_a_gpu_without_memory() -> None:

@@ -51,6 +51,7 @@ def to_json(name: str, recorded_ns: int | None, outcomes: Sequence[Outcome]) -> 
                 "what_if": each.what_if,
                 "makespan_ns": each.makespan_ns,
                 "saved_ns": None if each.makespan_ns is None else base_ns - each.makespan_ns,
+                "other_saved_ns": each.other_saved_ns,
                 "notes": list(each.notes),
             }
             for each in (*ranked(outcomes)[1:], *(each for each in outcomes if each.makespan_ns is None))

@@ -18,7 +18,8 @@ core/distributed/param_and_grad_buffer.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from operator import add
 from typing import Any, Final, Literal, NamedTuple
@@ -119,6 +120,10 @@ class Training:
         A gradient of each shape of weight is kept besides, as Transformer Engine does.
     memory : int or None
         Bytes of a GPU.
+    policy : str or None
+        The schedule of its pipeline; None: the default one.
+    options : mapping
+        Of the schedule.
     """
 
     model: Architecture
@@ -140,6 +145,8 @@ class Training:
     routes: Routes | None = None
     transformer_engine: bool = True
     memory: int | None = None
+    policy: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse batches and stages that do not come out even."""
@@ -367,8 +374,23 @@ class Training:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The default schedule."""
-        return self.schedule_of(default_schedule(self.layout.chunks))
+        """The schedule of its pipeline.
+
+        Raises
+        ------
+        InputError
+            No such schedule, or it has other stages.
+        """
+        name = self.policy or default_schedule(self.layout.chunks)
+        schedule = self.schedule_of(name, **self.options)
+        if schedule.stages != self.stages:
+            ranks = self.layout.pp
+            raise MisfitError(
+                f"{name} has {schedule.stages} stages on {ranks} ranks, and pp·vpp = {self.stages}; "
+                f"set parallel.vpp: {schedule.stages // ranks}",
+                reason=f"{name} has other stages than pp·vpp",
+            )
+        return schedule
 
     def schedule_of(self, name: str, **options: Any) -> Schedule:
         """Return a schedule by name, with its options."""

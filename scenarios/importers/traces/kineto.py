@@ -267,6 +267,7 @@ class _Process:
             launcher = own.launcher
             held = delays(trace, self.streams, own.issued_ns, begin_ns, self.overheads)
             self._warn_of_gradients(len(trace.uncalled))
+            self._warn_of_turns(trace.in_turn)
             self._warn_of_early([task for i, task in enumerate(trace.tasks) if i not in launcher])
         for i, task in enumerate(trace.tasks):
             pin = {"device": self.gpus[task.device]}
@@ -338,6 +339,14 @@ class _Process:
             warnings.warn(
                 f"{self.path}: {threads} thread(s) run gradients, and it is not clear who waits for each; "
                 "the time that the caller of backward waits for them counts as its own work",
+                stacklevel=3,
+            )
+
+    def _warn_of_turns(self, waits: int) -> None:
+        if waits:
+            warnings.warn(
+                f"{self.path}: two threads look as if they took turns; {waits} wait(s) of one for the other "
+                "are inferred, as no operators tell who waits for whom",
                 stacklevel=3,
             )
 

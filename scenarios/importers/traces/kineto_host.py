@@ -234,8 +234,11 @@ class Host:
 
     def _wait(self, n: int, call: HostCall, awaited: list[int]) -> None:
         """Add a wait: it lasts what is left of its call when what it waits for has ended."""
-        waited_ns = self._pass(call, awaited)
-        self._add(call, f"synchronize.{n}", call.end_ns, awaited, {"recorded_wait_ns": waited_ns})
+        own: dict[str, Any] = {"recorded_wait_ns": self._pass(call, awaited)}
+        inferred = call.correlation in self._host_waits and call.correlation not in self._trace.host_waits
+        if inferred and awaited and not own["recorded_wait_ns"]:
+            own["inferred_wait"] = True
+        self._add(call, f"synchronize.{n}", call.end_ns, awaited, own)
 
     def _split_waits(self) -> None:
         """Put a delay before each call that waited for something that is not in the trace."""

@@ -122,6 +122,13 @@ class Program:
         one = second.kind == _WAITS and first.attributes.get("call") == second.attributes.get("call")
         return name if one else None
 
+    def forget_inferred(self) -> int:
+        """Take away what the host waits for by inference alone, and held nothing; return how many waits."""
+        found = [record for record in self.records.ops.values() if "inferred_wait" in record.attributes]
+        for record in found:
+            record.after = self._of_host(record)
+        return len(found)
+
     # -- taking ops out ----------------------------------------------------------------------------
 
     def drop(self, names: Iterable[str], *, host_work: bool = True) -> None:

@@ -2,8 +2,8 @@
 
 ::
 
-    one setting at a time, its least notch that fits: micro_batch /2 .., recompute, sharding, shard,
-    tp, cp, pp ×2 ..
+    one setting at a time, its least notch that fits: policy, micro_batch /2 .., recompute, sharding,
+    shard, tp, cp, pp ×2 ..
     of those that fit: the one with the fastest step
 
 A change of tp, cp or pp takes the ranks from dp, so that the cluster stays as large; the global batch stays,
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from scenarios.build.train.layout import SHARDINGS, Sharding
 from scenarios.build.train.memory import Peak
@@ -25,6 +25,10 @@ from sim.words.errors import InputError, OutOfMemoryError
 from sim.words.units import format_bytes, format_duration
 
 __all__ = ["Change", "changes_that_fit", "check_fits"]
+
+
+_LEAN: Final = ("1f1b", "interleaved-1f1b", "v-half", "v-min")
+"""Schedules that start backwards early, each holding fewer activations than those before it."""
 
 
 class Change(NamedTuple):
@@ -45,6 +49,13 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Training]]]:
         except InputError:  # sizes that do not fit each other are no way out
             return []
 
+    if layout.pp > 1:
+        yield [
+            each
+            for name in _LEAN
+            if name != of.policy
+            for each in tried(f"policy: {name}", policy=name, options={})
+        ]
     ladder: list[tuple[str, Training]] = []
     smaller = of.micro_batch
     while smaller % 2 == 0:
@@ -138,8 +149,8 @@ def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> N
     changes = changes_that_fit(training)
     if not changes:
         raise OutOfMemoryError(
-            f"{message}no single change of micro_batch, recompute, sharding, tp, cp or pp makes it fit: "
-            "it takes more GPUs, or several changes"
+            f"{message}no single change of policy, micro_batch, recompute, sharding, tp, cp or pp makes it "
+            "fit: it takes more GPUs, or several changes"
         )
     best, *others = changes
     message += f"it fits with {_told(best, step)}"

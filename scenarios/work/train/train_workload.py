@@ -11,10 +11,10 @@ names none.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from policies.compile.parallel.experts.routing import Routes
-from policies.pipeline import Schedule
 from policies.pipeline.registry import check_options
 from scenarios.build.train.architecture import Architecture
 from scenarios.build.train.layout import Layout
@@ -64,8 +64,7 @@ class Train(Workload):
     def misfit(self, document: Document, policy: Policy) -> str | None:
         """Return why sizes do not fit one another; what else is wrong is said by a run."""
         try:
-            training = _training(self.train, document)
-            _schedule(training, policy)
+            _under(_training(self.train, document), policy).schedule  # noqa: B018
         except MisfitError as error:
             return error.reason
         except InputError:
@@ -94,9 +93,9 @@ class Train(Workload):
             raise document.error(
                 ("machine",), "a training runs on what its calibration describes, and takes no machine"
             )
-        training = training_of(self.train, document)
+        training = _under(training_of(self.train, document), policy)
         try:
-            schedule = _schedule(training, policy)
+            schedule = training.schedule
             graph, devices = step_graph(training, schedule)
         except InputError as error:
             if error.path or isinstance(error, UnknownNameError):
@@ -123,17 +122,8 @@ class Train(Workload):
         return Work(graph, devices, report, fits)
 
 
-def _schedule(training: Training, policy: Policy) -> Schedule:
-    assert policy.name is not None
-    schedule = training.schedule_of(policy.name, **policy.options)
-    if schedule.stages != training.stages:
-        ranks = training.layout.pp
-        raise MisfitError(
-            f"{policy.name} has {schedule.stages} stages on {ranks} ranks, and pp·vpp = {training.stages}; "
-            f"set parallel.vpp: {schedule.stages // ranks}",
-            reason=f"{policy.name} has other stages than pp·vpp",
-        )
-    return schedule
+def _under(training: Training, policy: Policy) -> Training:
+    return replace(training, policy=policy.name, options=policy.options)
 
 
 def training_of(fields: TrainFields, document: Document) -> Training:

@@ -128,7 +128,13 @@ def _print(name: str, recorded_ns: int | None, outcomes: Sequence[Outcome]) -> N
                 "what_if": written(each.what_if),
                 "makespan": format_duration(makespan_ns),
                 "saved": sign + format_duration(abs(saved_ns)),
-                "share": percent(saved_ns / base_ns) if base_ns else "",
+                "share": " .. ".join(
+                    percent(ns / base_ns)
+                    for ns in sorted(
+                        {saved_ns, saved_ns if each.other_saved_ns is None else each.other_saved_ns}
+                    )
+                    if base_ns
+                ),
             }
         )
     print_table(rows, left=2)

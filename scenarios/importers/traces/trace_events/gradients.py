@@ -23,7 +23,7 @@ from scenarios.importers.traces.trace_events.kineto_rows import Calls, Thread
 from scenarios.importers.traces.trace_events.operators import Spans
 from sim.words.arrays import Codes, IntArray, by_first_use
 
-__all__ = ["FORWARD_THREAD", "NODE", "SEQUENCE", "Numbered", "callers", "is_gradient"]
+__all__ = ["FORWARD_THREAD", "NODE", "SEQUENCE", "Numbered", "callers", "is_gradient", "turns"]
 
 SEQUENCE: Final = "Sequence number"
 _GRADIENT: Final = "autograd::engine::evaluate_function"
@@ -32,6 +32,13 @@ FORWARD_THREAD: Final = "Fwd thread id"
 
 NODE: Final = re.compile(r"torch::autograd::|\w+Backward\d*$")
 """Operators that are gradients by their names."""
+
+
+_TURNS: Final = 3
+"""So often at least a thread goes on right after another one, where they take turns."""
+
+_RIGHT_AFTER: Final = 0.1
+"""Part of the other one's burst of calls that may pass before it goes on."""
 
 
 class Numbered(NamedTuple):
@@ -107,3 +114,31 @@ def _any_inside(instants: IntArray, spans: Sequence[tuple[int, int]]) -> bool:
     starts, ends = np.array(sorted(spans), np.int64).T
     last = np.searchsorted(starts, instants, side="left") - 1  # the last that began before
     return bool((np.maximum.accumulate(ends)[last] > instants)[last >= 0].any())
+
+
+def turns(threads: Sequence[Thread], calls: Calls) -> dict[int, tuple[int, int]]:
+    """Return threads that run while another one of their process waits → that one, and how often it waited.
+
+    So it looks, where the recording has no operators, if the two alone call the GPU, never at once, and each
+    time the first goes on right after the last call of the other one's burst::
+
+        main       [call][call]                      [call][call]
+        another                 [call] [call] [call]              [call] [call]
+    """
+    of_process: dict[object, list[int]] = defaultdict(list)
+    for thread in by_first_use(calls.thread)[1].tolist():
+        of_process[threads[thread][0]].append(thread)
+    found = {}
+    for first, *others in of_process.values():
+        if len(others) != 1:
+            continue
+        own = calls.only(np.isin(calls.thread, [first, *others]))
+        if (own.start_ns[1:] < own.end_ns[:-1]).any():
+            continue
+        begins = np.flatnonzero(np.diff(own.thread, prepend=-1))  # of bursts, in turn of one and the other
+        back = begins[2::2]
+        burst_ns = own.end_ns[back - 1] - own.start_ns[begins[1:-1:2]]
+        lag_ns = own.start_ns[back] - own.end_ns[back - 1]
+        if len(back) >= _TURNS and (lag_ns <= _RIGHT_AFTER * burst_ns).all():
+            found[others[0]] = first, len(back)
+    return found

@@ -29,7 +29,7 @@ import numpy as np
 from scenarios.importers.files import StrPath, in_file
 from scenarios.importers.streamed_json import lists
 from scenarios.importers.traces.trace_events.event_fields import ABSENT
-from scenarios.importers.traces.trace_events.gradients import NODE, callers
+from scenarios.importers.traces.trace_events.gradients import NODE, callers, turns
 from scenarios.importers.traces.trace_events.kineto_rows import Calls, GpuTask, HostWait, StreamWait, Trace
 from scenarios.importers.traces.trace_events.messages import given
 from scenarios.importers.traces.trace_events.noted_waits import resolved
@@ -141,6 +141,11 @@ def _trace(found: Taken, rank: int | None, world_size: int | None) -> Trace:
     matter[:1] = True  # when the trace begins
     threads = [*found.threads]
     waits_for, uncalled = callers(threads, found.numbered(), found.operators.spans(NODE.match), calls)
+    told = (
+        len(found.numbered().number) or waits_for or uncalled or any(name is not None for name in operators)
+    )
+    in_turn = {} if told else turns(threads, calls)
+    waits_for |= {thread: whose for thread, (whose, _) in in_turn.items()}
     merged = defaultdict(list, {threads[thread]: _apart(spans) for thread, spans in inside.items()})
     return Trace(
         tasks,
@@ -153,6 +158,7 @@ def _trace(found: Taken, rank: int | None, world_size: int | None) -> Trace:
         merged,
         rank,
         world_size,
+        in_turn=sum(times for _, times in in_turn.values()),
     )
 
 

@@ -179,6 +179,8 @@ class Trace:
         Of a distributed job.
     gpus : dict of int to str
         What the driver calls each GPU, by its number.
+    in_turn : int
+        Waits of a thread for another one that were inferred, as the two took turns.
     """
 
     tasks: list[GpuTask] = field(default_factory=list)
@@ -192,6 +194,7 @@ class Trace:
     rank: int | None = None
     world_size: int | None = None
     gpus: dict[int, str] = field(default_factory=dict)
+    in_turn: int = 0
 
     @cached_property
     def start_ns(self) -> IntArray:

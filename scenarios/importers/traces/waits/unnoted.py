@@ -378,6 +378,8 @@ class _Reader:
             if any(each.lane != event.lane and self._ended_in(call, each) for each in others):
                 self.found.doubts[call.correlation] = call
             return event
+        if copied and not through and own:  # so PyTorch reads a value; the copy's own call waited for it
+            return own[0]
         if (event := self._waited(call, others)) is not None:
             return event
         if EVENT.match(call.name):
