@@ -259,10 +259,18 @@ def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...])
         raise
 
 
+_HOW_MANY: Final = ("count", "nodes")
+
+
 def _laid_over(base: Node, over: Node) -> Node:
-    """Return `base` with what `over` says in its place: mappings key by key, anything else as a whole."""
+    """Return `base` with what `over` says in its place: mappings key by key, anything else as a whole.
+
+    A mapping that names another preset is of another thing: of the one before only how many there are remains.
+    """
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
+    if (preset := over.child("preset")) and preset.plain() != ((old := base.child("preset")) and old.plain()):
+        base = replace(base, value={key: base.value[key] for key in _HOW_MANY if key in base.value})
     both = {key: _laid_over(base.value[key], node) for key, node in over.value.items() if key in base.value}
     return Node({**base.value, **over.value, **both}, over.place, {**base.keys, **over.keys})
 
