@@ -168,7 +168,7 @@ class _Given(Placement):
 
 
 _KNOWN: Final = 10_000
-"""After so many moves in a row to placements that were tried, everything near was, however large the budget."""
+"""After so many moves in a row to what was tried before, everything near was, however large the budget."""
 
 
 class _Search:

@@ -265,7 +265,7 @@ _HOW_MANY: Final = ("count", "nodes")
 def _laid_over(base: Node, over: Node) -> Node:
     """Return `base` with what `over` says in its place: mappings key by key, anything else as a whole.
 
-    A mapping that names another preset is of another thing: of the one before only how many there are remains.
+    A mapping that names another preset is of another thing: of the one before only how many there are stays.
     """
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over

@@ -67,7 +67,7 @@ class Place(NamedTuple):
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
     def error(self, message: str) -> ScenarioError:
-        """Return an error that begins with this place; of long numbers and names in quotes it has the ends."""
+        """Return an error that begins with this place; of long numbers and quoted names it has the ends."""
         shown = _LONG.sub(lambda found: shortened(found[0]), message)
         error = ScenarioError(f"{self}: {shown}")
         error.placed = [(self, shown)]
