@@ -269,10 +269,11 @@ def _laid_over(base: Node, over: Node) -> Node:
     """
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
-    if (preset := over.child("preset")) and preset.plain() != ((old := base.child("preset")) and old.plain()):
-        base = replace(base, value={key: base.value[key] for key in _HOW_MANY if key in base.value})
-    both = {key: _laid_over(base.value[key], node) for key, node in over.value.items() if key in base.value}
-    return Node({**base.value, **over.value, **both}, over.place, {**base.keys, **over.keys})
+    old, new = (node.child("preset") for node in (base, over))
+    other = new is not None and (old is None or old.plain() != new.plain())
+    below = {key: node for key, node in base.value.items() if not other or key in _HOW_MANY}
+    both = {key: _laid_over(below[key], node) for key, node in over.value.items() if key in below}
+    return Node({**below, **over.value, **both}, over.place, {**base.keys, **over.keys})
 
 
 def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> Node:
