@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_a_reader_that_leaves_early_costs_no_files(tmp_path: Path) -> None:
     assert ops.exists()
 
 
-@pytest.mark.parametrize("verb", ["run", "explain", "check", "schedule"])
+@pytest.mark.parametrize("verb", ["run", "explain", "check", "schedule", "--help", "--version"])
 def test_an_output_that_is_full_is_named(tmp_path: Path, verb: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full here")
@@ -142,10 +143,27 @@ def test_an_output_that_is_full_is_named(tmp_path: Path, verb: str) -> None:
         *(
             ["1f1b", "--ranks", "2", "--micro-batches", "2"]
             if verb == "schedule"
-            else [str(write(tmp_path, GOOD))]
+            else [str(write(tmp_path, GOOD))] * (verb[0] != "-")
         ),
     ]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "<stdout>: No space left on device\n"
+
+
+@pytest.mark.parametrize("verb", [[], ["run"]])
+def test_help_on_a_terminal_has_no_codes(verb: list[str]) -> None:
+    main, terminal = os.openpty()
+    command = [sys.executable, "-c", "from scenarios.cli import app; app()", *verb, "--help"]
+    running = subprocess.Popen(command, stdout=terminal, env={**os.environ, "TERM": "xterm"})
+    os.close(terminal)
+    told = b""
+    with suppress(OSError):  # the end of a terminal that is closed
+        while found := os.read(main, 65536):
+            told += found
+    os.close(main)
+    assert running.wait() == 0
+    assert b"Usage" in told
+    assert b"\x1b" not in told
+    assert b"\\u001b" not in told

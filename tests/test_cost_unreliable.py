@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from devices.cost.formulas.nccl import COLLECTIVES
 from devices.cost.told.plain_rooflines import warn_of_plain_rooflines
 from devices.cost.unreliable import ALLOWANCES, BorrowedRateWarning, PlainRooflineWarning, may_take_twice
 from devices.machine import make_machine
+from devices.presets import device_preset, presets
 from scenarios.run.load import load_scenario
 from sim import GraphBuilder
 from sim.job.build_job import make_job
 from sim.job.job import Job
-from sim.words.errors import UnknownNameError
+from sim.words.errors import InfeasibleError, UnknownNameError
 
 PEAK = {"fp32": "1TFLOP/s", "bf16": "2TFLOP/s"}
 # Of an A100 SXM (devices/presets/a100-sxm-80.yaml): 312 TFLOP/s in bf16, 2.039 TB/s.
@@ -217,6 +219,59 @@ def test_the_rate_of_another_data_type_is_told(device: dict[str, Any], where: st
     index = {"kind": "add", "flops": 10**9, "dtype": "int64"}
     with pytest.warns(BorrowedRateWarning, match=rf"({where}): 2 ops in int4 compute at the rate of fp32"):
         warn_of_plain_rooflines(job(device, op, op, index, {**op, "duration_ns": 1}))
+
+
+DTYPES = ["fp64", "fp32", "fp16", "bf16", "fp8", "int8", "int32"]
+
+
+@pytest.mark.parametrize("kind", ["matmul", "conv", "gelu"])
+@pytest.mark.parametrize(
+    "preset", [each.name for each in presets("sim.devices") if "switch" not in each.name]
+)
+def test_on_every_preset_arithmetic_takes_time_or_a_line_says_why_not(preset: str, kind: str) -> None:
+    values = device_preset(preset)
+    own = {name for key in ("peak", "matrix_peak", "vector_peak") for name in values.get(key) or {}}
+    for dtype in DTYPES:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            one = job({"preset": preset}, {"kind": kind, "flops": 10**12, "dtype": dtype})
+            warn_of_plain_rooflines(one)
+        assert one.duration_ns[0] >= 222_222 or not own  # the fastest: 4500 TFLOP/s of a B200
+        if dtype not in own and (dtype, kind) != ("int32", "gelu"):
+            assert any(isinstance(each.message, BorrowedRateWarning) for each in caught), dtype
+
+
+def test_a_tpu_computes_products_in_fp32_as_six_in_bf16() -> None:
+    ops = [{"kind": "matmul", "flops": 197 * 10**9, "dtype": dtype} for dtype in ("bf16", "fp32", "fp16")]
+    with pytest.warns(BorrowedRateWarning, match=r"tpu-v5e: 1 op in fp16 computes at the rate of fp32 \(mat"):
+        warn_of_plain_rooflines(one := job({"preset": "tpu-v5e"}, *ops))
+    assert one.duration_ns.tolist() == [1_000_000, 6_000_609, 6_000_609]  # 197 / 32.83
+
+
+def test_an_npu_says_that_a_unit_without_a_peak_computes_in_no_time() -> None:
+    device = {"kind": "npu", "matrix_peak": {"fp16": "1TFLOP/s"}}
+    with pytest.warns(
+        BorrowedRateWarning, match=r"npu: 1 op in fp32 computes in no time, as vector_peak is not"
+    ):
+        warn_of_plain_rooflines(job(device, {"kind": "gelu", "flops": 10**9, "dtype": "fp32"}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak", "size"),
+    [
+        ("gpu", "peak", {"flops": 10**9}),
+        ("npu", "peak", {"flops": 10**9}),
+        ("npu", "matrix_peak", {"flops": 10**9}),
+        ("npu", "matrix_peak", {"attributes": {"m": 8, "n": 8, "k": 8}}),
+    ],
+    ids=str,
+)
+def test_a_product_without_any_rate_is_refused(kind: str, peak: str, size: dict[str, Any]) -> None:
+    told = (
+        r"gpu0 \(.pu\) cannot: no peak is given for fp8, nor for fp32, at which others compute; known: fp16"
+    )
+    with pytest.raises(InfeasibleError, match=told):
+        job({"kind": kind, peak: {"fp16": "1TFLOP/s"}}, {"kind": "matmul", "dtype": "fp8", **size})
 
 
 def test_a_rate_for_all_data_types_is_not_borrowed() -> None:

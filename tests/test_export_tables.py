@@ -18,6 +18,7 @@ from policies.issue.in_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import cond
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
+from sim.diff.ops_table import read_ops_table
 from sim.export.tables import TABLE_ENDINGS, task_table, write_table
 from sim.words.errors import InputError
 
@@ -178,3 +179,18 @@ def test_pandas_is_imported_only_for_tables() -> None:
     code = "import sys, sim.export.tables, sim.metrics; print('pandas' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "name", ["=cmd|' /C calc'!A0", "b\x1b[31mred", "-c", "@x", "'=a", "'plain", "two\nlines"]
+)
+def test_a_name_in_csv_is_no_formula_and_steers_no_terminal(tmp_path: Path, name: str) -> None:
+    b = GraphBuilder("one")
+    b.op(name, duration_ns=10)
+    trace = simulate(b.build(), Machine((Device("cpu0"),)), InOrder())
+    path = tmp_path / "t.csv"
+    write_table(task_table(trace), path)
+    row = path.read_text().split("\n", 1)[1]
+    assert row.lstrip('"')[0] not in "=+-@"
+    assert "\x1b" not in row
+    assert read_ops_table(path)["op"].tolist() == [name]

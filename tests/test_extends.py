@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
+from devices.machine import make_device
 from scenarios.file.document import Document
 from scenarios.regression.check import is_scenario
 from scenarios.run.execute import run_scenario
@@ -24,6 +25,8 @@ compare: [in-order, ready-queue]
 expect: {makespan: 60us}
 """
 
+OPS = BASE.partition("\n")[2].partition("compare")[0]
+
 
 def laid(folder: Path, over: str, base: str = BASE) -> Path:
     """Write a file over another one."""
@@ -39,6 +42,24 @@ def test_mappings_are_merged_and_the_rest_is_replaced(tmp_path: Path) -> None:
     assert scenario.graph.op_names == ["a", "b", "c"]
     result = run_scenario(scenario)
     assert (result.trace.makespan_ns, result.passed) == (40_000, True)
+
+
+def test_another_preset_keeps_no_number_of_the_one_before(tmp_path: Path) -> None:
+    base = f"machine: {{devices: {{gpu: {{preset: h100-sxm, count: 2, memory: 7GB, gap: 9us}}}}}}\n{OPS}"
+    plain = make_device("x", {"preset": "a100-sxm-80"})
+    for preset, numbers in (
+        ("a100-sxm-80", (plain.memory_bytes, plain.gap_ns)),
+        ("h100-sxm", (7 * 10**9, 9000)),  # the same one
+    ):
+        over = f"machine: {{devices: {{gpu: {{preset: {preset}}}}}}}"
+        devices = load_scenario(laid(tmp_path, over, base)).machine.devices
+        assert [device.name for device in devices] == ["gpu0", "gpu1"]
+        assert (devices[0].memory_bytes, devices[0].gap_ns) == numbers
+    base = f"machine: {{preset: dgx-h100, nodes: 2, devices: {{gpu: {{memory: 7GB}}}}}}\n{OPS}"
+    machine = load_scenario(laid(tmp_path, "machine: {preset: dgx-a100}", base)).machine
+    gpus = [device for device in machine.devices if device.kind == "gpu"]
+    assert len(gpus) == 16
+    assert gpus[0].memory_bytes != 7 * 10**9
 
 
 def test_what_is_expected_of_the_base_is_expected_of_all_that_say_nothing_else(tmp_path: Path) -> None:

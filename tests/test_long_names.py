@@ -36,6 +36,16 @@ def test_a_name_in_a_scenario(tmp_path: Path, name: str, old: str, new: str) -> 
         assert len(line) < 500 + len(str(path))
 
 
+@pytest.mark.parametrize("digits", [4000, 5000])  # the latter are no number to Python
+@pytest.mark.parametrize(
+    "key", ["machine.devices.cpu0.inter_op", "policy.window", "seed", "workload.ops.a.flops"]
+)
+def test_a_number(tmp_path: Path, digits: int, key: str) -> None:
+    result = sim("run", write(tmp_path), "--set", f"{key}=-{'9' * digits}")
+    assert result.exit_code == 2
+    assert len(result.stderr) < 1000
+
+
 def test_a_name_on_the_command_line(tmp_path: Path) -> None:
     path = write(tmp_path)
     for arguments in (["--policy", "q\nw" * 100], ["--set", f"{LONG}=1"], ["--set", f"policy={LONG}"]):

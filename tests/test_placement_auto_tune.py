@@ -16,6 +16,7 @@ from policies.placement.auto_tune import AutoTune, Tuning
 from policies.placement.problem import Problem
 from policies.placement.round_robin import RoundRobin
 from sim import Device, GraphBuilder, Machine, simulate
+from sim.job.build_job import make_job
 from sim.job.costs import costs_ns
 from sim.words.errors import InputError, OutOfMemoryError, UnknownNameError
 from sim.words.plugins import lookup
@@ -66,6 +67,17 @@ def test_the_same_seed_finds_the_same() -> None:
 def test_a_larger_budget_is_never_worse() -> None:
     found = [tuned(AutoTune(budget=budget)).makespan_ns for budget in (1, 2)]
     assert found == [91, 91]  # the first start, then the better of two
+
+
+def test_a_budget_without_end_is_over_when_all_placements_were_tried() -> None:
+    b = GraphBuilder("two ops, two devices")
+    b.op("a", duration_ns=10)
+    b.op("b", duration_ns=10)
+    tune = AutoTune(budget=10**19)
+    make_job(b.build(), Machine((Device("gpu0"), Device("gpu1"))), placement=tune)
+    assert tune.tuning is not None
+    assert len(tune.tuning.trajectory) <= 2 + 4
+    assert tune.tuning.makespan_ns == 10
 
 
 def test_another_measure_than_the_simulator() -> None:

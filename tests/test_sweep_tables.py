@@ -45,6 +45,18 @@ def test_the_best_of_what_is_sought_has_the_star(goal: list[str], starred: str, 
     assert lines[5] == f"best: micro_batches={lines[1].split()[0]}, gpipe: {goal[1]} {value}"
 
 
+def test_utilisation_is_of_the_devices_that_run_ops(tmp_path: Path) -> None:
+    # 10 us on gpu0, 2 us over the switch, 8 us on gpu1: 50 % and 40 % of 20 us. No op runs on sw and cpu0.
+    devices = "{gpu0: {kind: gpu}, gpu1: {kind: gpu}, sw: {kind: switch}, cpu0: {kind: cpu}}"
+    links = ", ".join(
+        f"{{from: {d}, to: sw, bandwidth: {r}}}" for d, r in (("gpu0", "1GB/s"), ("gpu1", "1GB/s"))
+    )
+    ops = "{a: {duration: 10us, output: 2kB, device: gpu0}, b: {duration: 8us, inputs: [a], device: gpu1}}"
+    text = f"machine: {{devices: {devices}, links: [{links}]}}\nworkload: {{ops: {ops}}}\npolicy: in-order\n"
+    lines = sim("sweep", write(tmp_path, text), "--vary", "seed=1,2").stdout.splitlines()
+    assert lines[1].split()[5:] == ["45.0%", "1.953", "KiB", "gpu0"]
+
+
 def test_a_sweep_that_goes_on_says_what_was_done_before(tmp_path: Path) -> None:
     path, out = write(tmp_path), tmp_path / "t.csv"
 

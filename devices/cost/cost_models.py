@@ -17,13 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from devices.cost.formulas.roofline import IDEAL, KindEfficiency, roofline_ns
-from devices.describe.dtypes import dtype_name
+from devices.cost.npu_units import MATRIX_KINDS
+from devices.describe.dtypes import INDICES, dtype_name, no_peak
 from devices.describe.field_types import DEFAULT
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel, Device, Roofs
@@ -65,10 +66,6 @@ class FixedCost(CostModel):
         default = UNSET if self.default_ns is None else self.default_ns
         table = np.array([self.by_kind_ns.get(kind, default) for kind in graph.kinds], dtype=np.int64)
         return table[graph.kind_code]
-
-
-_INDICES: Final = frozenset(("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (16, 32, 64))))
-"""Types of masks and indices: what little is computed in them is not what a rate is for."""
 
 
 @dataclass(frozen=True)
@@ -176,17 +173,29 @@ class RooflineCost(CostModel):
             found.update({f"{kind} in {dtype}" if kind in self.by_kind else kind: count} if count else {})
         return found
 
-    def borrowed(self, graph: Graph) -> dict[str, npt.NDArray[np.intp]]:
-        """Return the ops that compute at the rate of another data type, by their own.
+    def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
+        """Return the ops that compute in no time or at another data type's rate, by their own and how.
 
-        Integers of 16 bits and more, and booleans, are not among them: they are mostly index arithmetic.
+        Integers of 16 bits and more, and booleans, are not among them, but for products: they are mostly
+        index arithmetic.
         """
         rates = self.peak_flop_per_s.keys()
-        found: dict[str, list[npt.NDArray[np.intp]]] = {}
-        for rows, _, dtype, _ in self._roofs(graph):
-            if rates and not {dtype, DEFAULT} & rates and dtype not in _INDICES:
-                found.setdefault(dtype, []).append(rows[graph.flops[rows] > 0])
-        return {dtype: np.concatenate(rows) for dtype, rows in found.items()}
+        found: dict[tuple[str, str], list[int]] = {}
+        for rows, kind, dtype, _ in self._roofs(graph):
+            if not {dtype, DEFAULT} & rates and (dtype not in INDICES or kind in MATRIX_KINDS):
+                lent = f"at the rate of fp32, as peak has none for {dtype}"
+                how = lent if rates else "in no time, as peak is not given"
+                found.setdefault((dtype, how), []).extend(rows[graph.flops[rows] > 0].tolist())
+        return found
+
+    def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
+        """Say why an op cannot run on `device`, where a data type without a rate is the reason; else None."""
+        if not any(op in rows for rows, *_ in self._roofs(graph)):
+            code = graph.dtype_code[op]
+            return no_peak(
+                dtype_name(graph.dtypes[code] if code >= 0 else self.default_dtype), self.peak_flop_per_s
+            )
+        return None
 
     def _roofs(self, graph: Graph) -> Iterator[tuple[npt.NDArray[np.intp], str, str, int | None]]:
         """Return the ops of each data type and kind, both, and the peak rate; not those without a rate."""

@@ -42,10 +42,20 @@ class Units(NamedTuple):
         Of ops that are products of matrices.
     dtypes : frozenset of str or None
         That the matrix unit has; others are computed on the vector unit. None: all.
+    vector : frozenset of str or None
+        That the vector unit has; None: all. What neither has is computed in fp32, if possible on the matrix
+        unit.
     """
 
     kinds: frozenset[str] = MATRIX_KINDS
     dtypes: frozenset[str] | None = None
+    vector: frozenset[str] | None = None
+
+    def multiplies(self, dtype: str) -> bool:
+        """Return whether products in a data type run on the matrix unit."""
+        if self.dtypes is None or dtype in self.dtypes:
+            return True
+        return "fp32" in self.dtypes and self.vector is not None and dtype not in self.vector
 
 
 def units_of(graph: Graph, units: Units, default_dtype: str = "fp32") -> IntArray:
@@ -62,6 +72,6 @@ def units_of(graph: Graph, units: Units, default_dtype: str = "fp32") -> IntArra
     """
     names = [dtype_name(name) for name in (*graph.dtypes, default_dtype)]  # the code of none is -1: the last
     kinds = np.array([kind in units.kinds for kind in graph.kinds], dtype=bool)
-    dtypes = np.array([units.dtypes is None or name in units.dtypes for name in names], dtype=bool)
+    dtypes = np.array([units.multiplies(name) for name in names], dtype=bool)
     matrix = kinds[graph.kind_code] & dtypes[graph.dtype_code]
     return np.where(matrix, MATRIX, VECTOR)

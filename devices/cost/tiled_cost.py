@@ -15,7 +15,7 @@
   the smallest tile of an operand (a row that a softmax needs whole), by default the device's.
 
 What an op must move never exceeds the memory's bandwidth, both ways together. An op whose smallest tiles do
-not fit is unknown to the model; `TiledCost.why_not` says how large the scratchpad would have to be.
+not fit, or for whose data type there is no rate, is unknown to the model; `TiledCost.why_not` says why.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ import numpy as np
 
 from devices.cost.formulas.roofline import KindEfficiency
 from devices.cost.formulas.tiles import Stages, best_tiles, blockings, tiled_ns
-from devices.cost.npu_units import MATRIX, Units, units_of
-from devices.describe.dtypes import dtype_name
+from devices.cost.npu_units import MATRIX, VECTOR, Units, units_of
+from devices.describe.dtypes import INDICES, dtype_name, no_peak
 from devices.describe.field_types import DEFAULT
 from devices.memory.allocators.scratchpad import Operand, cut_into, tile
 from sim.graph.graph import Graph
@@ -50,6 +50,9 @@ _ELEMENT_BYTES: Final = {
     **dict.fromkeys(("fp8", "int8", "uint8"), 1),
 }
 """Of the operands of a product; of any other data type 4."""
+
+
+_UNITS: Final = ("matrix", "vector")
 
 
 class _Work(NamedTuple):
@@ -147,7 +150,7 @@ class TiledCost(CostModel):
         return np.array(out, dtype=np.int64)
 
     def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
-        """Say why an op cannot run on `device`, where a scratchpad is the reason; else None."""
+        """Say why an op cannot run on `device`: its tiles do not fit, or no unit has a rate; else None."""
         try:
             self._ns(next(islice(self._works(graph), op, None)))
         except InfeasibleError as error:
@@ -158,11 +161,25 @@ class TiledCost(CostModel):
         """Return the peak of each op's unit and data type, and the bandwidth, of all cores together."""
         flop_per_s = np.full(len(graph), np.nan)
         for op, work in enumerate(self._works(graph)):
-            rates = self.peak_flop_per_s[work.unit]
-            rate = next((rates[name] for name in (work.dtype, DEFAULT, "fp32") if name in rates), None)
+            try:
+                rate, _ = self._rate(work)
+            except InfeasibleError:
+                continue
             flop_per_s[op] = np.nan if rate is None else float(rate * self.cores)
         bandwidth = self.bandwidth_bytes_per_s
         return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth * self.cores))
+
+    def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
+        """Return the ops that compute in no time or at another data type's rate, by their own and how."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for op, work in enumerate(self._works(graph)):
+            try:
+                _, how = self._rate(work)
+            except InfeasibleError:
+                continue
+            if how:
+                found.setdefault((work.dtype, how), []).append(op)
+        return found
 
     def _works(self, graph: Graph) -> Iterator[_Work]:
         """Yield what each op asks for."""
@@ -193,13 +210,9 @@ class TiledCost(CostModel):
         Raises
         ------
         InfeasibleError
-            Its smallest tiles do not fit.
+            Its smallest tiles do not fit, or there is no rate for it.
         """
-        rates = self.peak_flop_per_s[work.unit]
-        found = next((name for name in (work.dtype, DEFAULT, "fp32") if name in rates), None)
-        if found is None and rates and work.flops:
-            return UNSET
-        rate = None if found is None else rates[found]
+        rate, _ = self._rate(work)
         known = self.by_kind.get(work.kind) or self.by_kind.get(DEFAULT) or KindEfficiency()
         part = _exact(known.memory_efficiency)
         speeds = _Speeds(
@@ -211,6 +224,29 @@ class TiledCost(CostModel):
         )
         ns = (self._product if work.shape is not None else self._streamed)(work, speeds)
         return round_half_up(ns) + known.overhead_ns
+
+    def _rate(self, work: _Work) -> tuple[Fraction | None, str]:
+        """Return the rate at which an op computes, and in words whose it is, if not that of its data type.
+
+        Where a unit has no rates at all, it is ideal; but beside one that has, this is told.
+
+        Raises
+        ------
+        InfeasibleError
+            It computes in a data type for which there is no rate, nor one of fp32.
+        """
+        rates, others = self.peak_flop_per_s[work.unit], self.peak_flop_per_s[1 - work.unit]
+        if not (work.flops or work.shape):
+            return None, ""
+        product, unit = work.kind in self.units.kinds, _UNITS[work.unit]
+        for name in (work.dtype, DEFAULT, "fp32"):
+            if name in rates:
+                lent = name == "fp32" != work.dtype and (product or work.dtype not in INDICES)
+                how = f"at the rate of fp32 ({unit} unit), as no peak is given for {work.dtype}"
+                return rates[name], how if lent else ""
+        if rates or (product and work.unit == VECTOR):
+            raise InfeasibleError(no_peak(work.dtype, {**others, **rates} if product else rates))
+        return None, f"in no time, as {unit}_peak is not given" if others else ""
 
     def _product(self, work: _Work, speeds: _Speeds) -> Fraction:
         """Return the time of a product of matrices with the best blocks, in ns.

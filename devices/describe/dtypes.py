@@ -10,13 +10,14 @@ A package that has more offers their bits an element under the entry-point group
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Final
 
 from sim.words import plugins
 from sim.words.errors import UnknownNameError
 
-__all__ = ["BITS", "dtype_bits", "dtype_name"]
+__all__ = ["BITS", "INDICES", "dtype_bits", "dtype_name", "no_peak"]
 
 _INTEGERS: Final = {f"{sign}int{bits}": bits for sign in ("", "u") for bits in (2, 4, 8, 16, 32, 64)}
 
@@ -32,6 +33,9 @@ BITS: Final = _INTEGERS | {
     "complex128": 128,
 }
 """Bits an element takes; types under a byte are packed."""
+
+INDICES: Final = frozenset(("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (16, 32, 64))))
+"""Types of masks and indices: but for products, what little is computed in them is not what a rate is for."""
 
 _WITHOUT_SIZE: Final = frozenset(("tf32", "string", "resource", "variant"))
 """How fp32 is computed on tensor cores, and types of TensorFlow that nothing computes with."""
@@ -72,6 +76,12 @@ def dtype_name(dtype: str) -> str:
     if dtype in registered:
         return dtype
     raise UnknownNameError("dtype", dtype, [*BITS, *sorted(_WITHOUT_SIZE), *registered])
+
+
+def no_peak(dtype: str, known: Iterable[str]) -> str:
+    """Return why an op in a data type cannot be timed, where there is no rate for it, nor one of fp32."""
+    stead = "" if dtype == "fp32" else ", nor for fp32, at which others compute"
+    return f"no peak is given for {dtype}{stead}; known: {', '.join(known)}"
 
 
 def dtype_bits(dtype: str) -> int:

@@ -88,7 +88,9 @@ def _for_streams(queues: int, device: Device, streams: int) -> Device:
 def _units(values: Mapping[str, Any]) -> Units:
     kinds = values.get("matrix_kinds")
     peaks = values.get("matrix_peak")
+    vector = values.get("vector_peak") or values.get("peak") or {}
     return Units(
         MATRIX_KINDS if kinds is None else frozenset(kinds),
         None if not peaks or DEFAULT in peaks else frozenset(peaks),
+        None if DEFAULT in vector else frozenset(vector),
     )

@@ -19,7 +19,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -167,6 +167,10 @@ class _Given(Placement):
         return self.devices
 
 
+_KNOWN: Final = 10_000
+"""After so many moves in a row to what was tried before, everything near was, however large the budget."""
+
+
 class _Search:
     """The state of a search: where it is, the best it saw, and what it tried."""
 
@@ -203,12 +207,13 @@ class _Search:
             return
         now_ns, now = self.best
         threshold = now_ns // 50  # 2 % worse is tolerated at first
-        for _ in range(20 * budget):
-            if not self.left(budget):
-                return
+        moves = known = 0
+        while self.left(budget) and moves < 20 * budget and known < _KNOWN:
             what, placement = self._move(now, rng)
+            moves, known = moves + 1, known + 1
             if tuple(placement) in self.seen:
                 continue
+            known = 0
             makespan = self.evaluated(what, placement)
             allowed = threshold * (budget - len(self.trajectory)) // budget
             if makespan is not None and makespan <= now_ns + allowed:

@@ -82,7 +82,18 @@ _OF_CLICK: Final[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind
 """What typer answers itself: wrong usage."""
 
 
-class _Verb(TyperCommand):
+class _PlainHelp:
+    """Help without colours: what names steer a terminal with is written out, and colours would be, too."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        from typer import rich_utils
+
+        rich_utils.FORCE_TERMINAL = False
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+
+
+class _Verb(_PlainHelp, TyperCommand):
     """A verb of ours: refuses an option that is given twice in vain, and notes which file it is about."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -102,7 +113,7 @@ class _Verb(TyperCommand):
         return super().invoke(ctx)
 
 
-class _Sim(TyperGroup):
+class _Sim(_PlainHelp, TyperGroup):
     """Makes a verb when it is named; turns errors into exit statuses, for the shell and for tests alike."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -149,6 +160,15 @@ class _Sim(TyperGroup):
             else:
                 message = f"{plugin} and {first} both offer the verb {name!r}; the one of {first} is used"
                 warnings.warn(message, plugins.PluginWarning, stacklevel=2)
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Read the options of `sim` itself: ``--help`` and ``--version`` print, and a disk may be full."""
+        try:
+            with terminal():
+                return super().make_context(*arguments, **options)
+        except OSError as error:
+            typer.echo(_told(error, {})[0], err=True)
+            raise SystemExit(2) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb; whatever goes wrong ends with a line on stderr and an exit status."""

@@ -259,12 +259,21 @@ def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...])
         raise
 
 
+_HOW_MANY: Final = ("count", "nodes")
+
+
 def _laid_over(base: Node, over: Node) -> Node:
-    """Return `base` with what `over` says in its place: mappings key by key, anything else as a whole."""
+    """Return `base` with what `over` says in its place: mappings key by key, anything else as a whole.
+
+    A mapping that names another preset is of another thing: of the one before only how many there are stays.
+    """
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
-    both = {key: _laid_over(base.value[key], node) for key, node in over.value.items() if key in base.value}
-    return Node({**base.value, **over.value, **both}, over.place, {**base.keys, **over.keys})
+    old, new = (node.child("preset") for node in (base, over))
+    other = new is not None and (old is None or old.plain() != new.plain())
+    below = {key: node for key, node in base.value.items() if not other or key in _HOW_MANY}
+    both = {key: _laid_over(below[key], node) for key, node in over.value.items() if key in below}
+    return Node({**below, **over.value, **both}, over.place, {**base.keys, **over.keys})
 
 
 def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> Node:

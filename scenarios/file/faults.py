@@ -42,7 +42,7 @@ def scenario_error(error: ValidationError, model: type[BaseModel], document: Doc
     for loc, shown, message, key in _told(error, model, document.root.plain()):
         place = document.place(loc, key=key)
         path = dotted(shown)
-        lines[f"{place}: {path}: {message}" if path else f"{place}: {message}"] = place
+        lines[str(place.error(f"{path}: {message}" if path else message))] = place
     return in_order(lines)
 
 

@@ -67,15 +67,15 @@ class Place(NamedTuple):
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
     def error(self, message: str) -> ScenarioError:
-        """Return an error that begins with this place; of long names in quotes it has the ends."""
-        shown = _LONG_NAME.sub(lambda found: f"'{shortened(found[1])}'", message)
+        """Return an error that begins with this place; of long numbers and quoted names it has the ends."""
+        shown = _LONG.sub(lambda found: shortened(found[0]), message)
         error = ScenarioError(f"{self}: {shown}")
         error.placed = [(self, shown)]
         return error
 
 
-_LONG_NAME: Final = re.compile(rf"'([^'\s]{{{LONGEST_NAME + 1},}})'")
-"""A name in quotes that is longer than a message shows."""
+_LONG: Final = re.compile(rf"(?<=')[^'\s]{{{LONGEST_NAME + 1},}}(?=')|\d{{{LONGEST_NAME + 1},}}")
+"""A name in quotes, or a number, that is longer than a message shows."""
 
 
 @dataclass(slots=True)

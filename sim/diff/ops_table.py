@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.diff.schedule import FILLERS, TRANSFER, Schedule, Told
+from sim.export.tables import text_of_csv
 from sim.files.reading import StrPath, read_bytes
 from sim.words.arrays import BoolArray, IntArray
 from sim.words.errors import InputError, UnknownNameError, extra, hint
@@ -53,6 +54,8 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
             table = pd.read_parquet(io.BytesIO(content), engine="pyarrow")
         elif name.endswith(".csv"):
             table = pd.read_csv(io.BytesIO(content), keep_default_na=False, dtype=str)
+            if b"'" in content or b"\\u00" in content:  # else none of a million rows has to be asked
+                table = table.map(text_of_csv)
         else:
             table = pd.DataFrame(json.loads(content))
     except InputError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,7 +25,7 @@ from sim.words.errors import InputError, extra
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["TABLE_ENDINGS", "task_table", "write_table"]
+__all__ = ["TABLE_ENDINGS", "csv_text", "task_table", "text_of_csv", "write_table"]
 
 TABLE_ENDINGS: Final = (".csv", ".csv.gz", ".json", ".json.gz", ".parquet")
 
@@ -123,6 +124,33 @@ def task_table(trace: Record, *, transfers: bool = False) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
+_FORMULA: Final = re.compile(r"'*[=+\-@\t\r]")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def csv_text(text: object) -> object:
+    r"""Return a text as it stands in a CSV file: a spreadsheet must not run it, nor a terminal.
+
+    What a spreadsheet would take for a formula has an apostrophe before it, and control characters are
+    written out. `text_of_csv` is the way back.
+
+    Examples
+    --------
+    >>> csv_text("=cmd|x"), csv_text("a\x1b[2J"), csv_text("conv-1")
+    ("'=cmd|x", 'a\\u001b[2J', 'conv-1')
+    """
+    if not isinstance(text, str):
+        return text
+    shown = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return f"'{shown}" if _FORMULA.match(shown) else shown
+
+
+def text_of_csv(text: str) -> str:
+    """Return the text that `csv_text` wrote."""
+    meant = text[1:] if text.startswith("'") and _FORMULA.match(text) else text
+    return re.sub(r"\\u(00[0189][0-9a-f]|007f)", lambda found: chr(int(found[1], 16)), meant)
+
+
 def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     """Write a table in the format that the name's ending says, whole or not at all.
 
@@ -142,7 +170,10 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     name = Path(path).name.lower()
     if name.endswith((".csv", ".csv.gz")):
         text = io.StringIO()
-        table.to_csv(text, index=False, lineterminator="\n")
+        words = table.select_dtypes(exclude=["number", "bool"]).columns
+        table.assign(**{name: table[name].map(csv_text) for name in words}).to_csv(
+            text, index=False, lineterminator="\n"
+        )
         write_bytes(path, text.getvalue().encode())
     elif name.endswith((".json", ".json.gz")):
         rows: str = table.to_json(orient="records", lines=True)

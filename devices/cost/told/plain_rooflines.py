@@ -12,7 +12,8 @@ the preset's ``measured_dtypes`` are counted too. Nothing is said of ops that ha
 which a loss in their data type is given, of what a table or a fit answered, of ``ideal: true``, and of
 devices described without a preset: what a description leaves out is the ideal, and there the ideal is what
 was asked for. But of any device it is said that ops in ``int4`` compute at the rate of ``fp32`` because
-``peak`` has no other.
+``peak`` has no other, of an NPU that ops of one unit compute in no time because only the other has a peak,
+and of a preset that all ops do because it gives none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from devices.cost.cost_models import FirstCost, RooflineCost
-from devices.describe.field_types import DEFAULT
+from devices.cost.tiled_cost import TiledCost
 from sim.graph.graph import Graph
 from sim.job.costs import costs_ns
 from sim.job.job import Job
@@ -50,7 +51,7 @@ def warn_of_plain_rooflines(job: Job) -> None:
         Ops of GPUs described by a preset take its plain roofline, or have a loss that was measured in other
         data types.
     BorrowedRateWarning
-        Ops compute in a data type for which their device gives no rate.
+        Ops compute in a data type, or on a unit, for which their device gives no rate.
 
     Examples
     --------
@@ -67,7 +68,9 @@ def warn_of_plain_rooflines(job: Job) -> None:
     'a100-sxm-80: 1 of 1 op has no measured cost'
     """
     counts = _Counts(job.graph)
-    alike: list[tuple[Device, RooflineCost, list[int]]] = []  # devices that a model knows no difference of
+    alike: list[
+        tuple[Device, RooflineCost | TiledCost, list[int]]
+    ] = []  # devices that a model knows no difference of
     for index, device in enumerate(job.machine.devices):
         if (model := _roofline(device.cost)) is None:
             continue
@@ -96,7 +99,7 @@ def warn_of_plain_ops(graph: Graph, devices: Sequence[Device]) -> None:
         As `warn_of_plain_rooflines`.
     """
     counts = _Counts(graph)
-    seen: list[RooflineCost] = []
+    seen: list[RooflineCost | TiledCost] = []
     for device in devices:
         model = _roofline(device.cost)
         if model is not None and model not in seen:
@@ -115,26 +118,30 @@ class _Counts:
         self.total: Counter[str] = Counter()
         self.borrowed: Counter[tuple[str, str, str]] = Counter()
 
-    def add(self, device: Device, model: RooflineCost, here: BoolArray, duration_ns: IntArray) -> None:
+    def add(
+        self, device: Device, model: RooflineCost | TiledCost, here: BoolArray, duration_ns: IntArray
+    ) -> None:
         """Count the ops that are `here`, on devices like this one, which take `duration_ns`."""
         graph = self.graph
         free = here & (graph.duration_ns == UNSET)
         if (by_kind := graph.duration_by_kind.get(device.kind)) is not None:
             free &= by_kind == UNSET
-        self.total[model.hardware] += int(here.sum())
-        plain, twice = model.plain(graph) if model.hardware else (np.zeros_like(free),) * 2
-        lent = model.borrowed(graph)
+        roofline = model if isinstance(model, RooflineCost) and model.hardware else None
+        if roofline:
+            self.total[roofline.hardware] += int(here.sum())
+        plain, twice = roofline.plain(graph) if roofline else (np.zeros_like(free),) * 2
+        lent = model.borrowed(graph) if model.peak_flop_per_s or device.details.preset else {}
         if not ((free & plain).any() or lent):
             return
         timed = free & (
             model.durations_ns(graph, device) == duration_ns
         )  # another model has another duration
-        found = self.plain.setdefault(model.hardware, Counter())
-        found.update(model.called(graph, np.flatnonzero(plain & timed)))
-        self.twice[model.hardware] += int((twice & timed).sum())
-        for dtype, ops in lent.items():
-            lender = DEFAULT if DEFAULT in model.peak_flop_per_s else "fp32"
-            self.borrowed[model.hardware or device.kind, dtype, lender] += int(timed[ops].sum())
+        if roofline:
+            found = self.plain.setdefault(roofline.hardware, Counter())
+            found.update(roofline.called(graph, np.flatnonzero(plain & timed)))
+            self.twice[roofline.hardware] += int((twice & timed).sum())
+        for (dtype, how), ops in lent.items():
+            self.borrowed[device.details.preset or device.kind, dtype, how] += int(timed[ops].sum())
 
     def tell(self, op: str) -> None:
         """Warn of what was counted."""
@@ -144,17 +151,17 @@ class _Counts:
             if found:
                 message = _message(hardware, found, self.twice[hardware], self.total[hardware], op)
                 warnings.warn(PlainRooflineWarning(message, hardware), stacklevel=3)
-        for (where, dtype, lender), count in self.borrowed.items():
+        for (where, dtype, how), count in self.borrowed.items():
             if count:
                 lent_ops = f"{count} op{'s' * (count != 1)} in {dtype} compute{'s' * (count == 1)}"
-                message = f"{where}: {lent_ops} at the rate of {lender}, as peak has none for {dtype}."
+                message = f"{where}: {lent_ops} {how}."
                 warnings.warn(BorrowedRateWarning(message, f"{where} {dtype}"), stacklevel=3)
 
 
-def _roofline(model: CostModel | None) -> RooflineCost | None:
-    """Return the first roofline in a model, if there is one; a second is never asked."""
+def _roofline(model: CostModel | None) -> RooflineCost | TiledCost | None:
+    """Return the first roofline in a model, or tiles, if there are; a second is never asked."""
     models = model.models if isinstance(model, FirstCost) else (model,)
-    return next((one for one in models if isinstance(one, RooflineCost)), None)
+    return next((one for one in models if isinstance(one, RooflineCost | TiledCost)), None)
 
 
 def _message(hardware: str, found: Counter[str], twice: int, total: int, op: str) -> str:

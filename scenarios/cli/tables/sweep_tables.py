@@ -203,7 +203,7 @@ def _of_devices(row: Row, shown: _Shown) -> dict[str, str]:
         ]
         for number in ("utilisation", "peak_memory_bytes")
     }
-    shares = [share for share, _ in used["utilisation"]]
+    shares = [share for share, _ in used["utilisation"] if share]  # of switches and idle devices none
     peak, where = max(used["peak_memory_bytes"], key=lambda found: found[0], default=(0, ""))
     told = {
         "micro-batches/s": _rate(row.get("micro_batches_per_s")),

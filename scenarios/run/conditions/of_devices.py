@@ -99,6 +99,9 @@ def _of_devices(names: tuple[str, ...], holds: Callable[[_Described], bool], why
     return Rule(keys, lambda case, loc: any(map(holds, _entry(case, loc))), why)
 
 
+_OF_TILES: Final = (
+    *("scratchpad", "vector_scratchpad", "double_buffered", "granule", "dma_bandwidth", "dma_latency"),
+)
 _LOSSES: Final = ("efficiency", "memory_efficiency", "half_flops", "half_bytes", "op_overhead")
 
 OF_DEVICES: Final[tuple[Rule, ...]] = (
@@ -168,10 +171,22 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
     ),
     # -- devices: what ops cost
     _of_devices(
-        ("peak", "matrix_peak", "vector_peak", "matrix_block", "default_dtype", "op_overhead"),
+        (
+            *("peak", "matrix_peak", "vector_peak", "matrix_block", "default_dtype", "op_overhead"),
+            *("kernel_floor", *_OF_TILES),
+        ),
         _Described.by_roofline,
         "the device's roofline times no op: each has a duration of its own, or another cost model knows it; "
         "leave out the durations, or the key",
+    ),
+    _of_devices(
+        ("matrix_kinds",),
+        lambda of: (
+            of.by_roofline("matrix_peak", "vector_peak", *_OF_TILES)
+            or of.values.get("queues_per_core", 1) > 1
+        ),
+        "it says which ops run on the matrix unit, and the units are alike, or time no op and run no "
+        "two at once; give matrix_peak and leave out the durations, say queues_per_core: 2, or leave it out",
     ),
     _of_devices(
         ("bandwidth",),
