@@ -204,6 +204,17 @@ class Scenario:
         """Return every run that the scenario compares, or its own run when it compares nothing."""
         return [self.entry(i) for i in range(len(self.variants))] or [self.case()]
 
+    def left_out(self) -> str | None:
+        """Return the label of the policy that the file gives, if ``compare`` has entries and none is that run."""
+        own = self.policy
+        given = "policy" in self.content.model_fields_set and (
+            own.name is not None or own.runtime is not None
+        )
+        entries = self.content.compare
+        if not given or not entries or any(overlay(own, each) == own for each in entries):
+            return None
+        return _own_label(own)
+
     def check(self) -> None:
         """Refuse what is wrong with the policy or an entry of ``compare``, whether or not it is run.
 
