@@ -205,15 +205,11 @@ class Scenario:
         return [self.entry(i) for i in range(len(self.variants))] or [self.case()]
 
     def left_out(self) -> str | None:
-        """Return the label of the policy that the file gives, if ``compare`` has entries and none is that run."""
-        own = self.policy
-        given = "policy" in self.content.model_fields_set and (
-            own.name is not None or own.runtime is not None
-        )
-        entries = self.content.compare
-        if not given or not entries or any(overlay(own, each) == own for each in entries):
+        """Return the label of the policy that the file gives, if ``compare`` lists others, and not that."""
+        own, entries = self.policy, self.content.compare
+        if "policy" not in self.content.model_fields_set or own.name is own.runtime is None:
             return None
-        return _own_label(own)
+        return _own_label(own) if entries and all(overlay(own, each) != own for each in entries) else None
 
     def check(self) -> None:
         """Refuse what is wrong with the policy or an entry of ``compare``, whether or not it is run.
