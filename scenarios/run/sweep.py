@@ -319,9 +319,7 @@ def _run(
         for point in points:
             yield point, run_point(path, point, *how)
         return
-    ended: SimpleQueue[Future[Row]] = (
-        SimpleQueue()
-    )  # unlike `as_completed`, it leaves no lock when interrupted
+    ended: SimpleQueue[Future[Row]] = SimpleQueue()  # an interrupt leaves no lock of it taken
     with without_interrupts():  # which processes that start now inherit: Ctrl-C is for this one alone
         futures: dict[Future[Row], Point] = {
             executor.submit(run_point, path, point, *how): point for point in points

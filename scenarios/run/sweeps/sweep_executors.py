@@ -20,7 +20,7 @@ __all__ = ["dask_executor", "process_executor", "without_interrupts"]
 def without_interrupts() -> Iterator[None]:
     """Hold Ctrl-C back while the block runs: it is heard at its end.
 
-    Processes that start meanwhile inherit that. An interrupt that came while a lock is taken would leave it taken.
+    Processes that start meanwhile inherit that. An interrupt while a lock is taken would leave it taken.
     """
     before, heard = signal.getsignal(signal.SIGINT), []
     noted = current_thread() is main_thread() and callable(before)
