@@ -32,8 +32,14 @@ demo: $(READY)  ## Inception v1 on a GPU under several policies: a table, a Gant
 test: $(READY)  ## Run the tests (WORKERS=2 at a time), under two minutes
 	$(PYTEST) $(PARALLEL) -m "not slow"
 
-test-all: $(READY)  ## ... with notebooks, published tables, whole sessions, and all examples of property tests
-	HYPOTHESIS_PROFILE=full $(PYTEST) $(PARALLEL)
+# On a kernel that checks every index, so that one out of bounds is an error and no crash, or worse.
+CHECKED := build/checked
+test-all: $(CHECKED)/.built  ## ... with notebooks, published tables, whole sessions, and all examples of property tests
+	HYPOTHESIS_PROFILE=full SIM_CHECKED_KERNEL=$(CHECKED) $(PYTEST) $(PARALLEL)
+
+$(CHECKED)/.built: $(READY)
+	SIM_CHECKED=1 $(BIN)/python setup.py -q build_ext --build-lib $(CHECKED) --build-temp $(CHECKED)/temp
+	@touch $@
 
 # From PyPI this brings CUDA along; an index of CPU builds is named with
 # PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu".

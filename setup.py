@@ -7,6 +7,7 @@ of date.
 
 Compiling is optional: without Cython or a working C compiler, the build says so and the installation is pure
 Python. ``SIM_PURE_WHEEL=1`` skips it on purpose, for the wheel that fits every interpreter and platform.
+``SIM_CHECKED=1`` compiles it for the tests of ``make test-all``: an index out of bounds is an error there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ except ImportError:  # a build without isolation, in an environment that lacks i
 SIM = Path("sim")
 COMPILED = runpy.run_path(str(SIM / "native" / "compiled.py"))
 SOURCES: list[Path] = COMPILED["sources"](SIM)
+CHECKED = os.environ.get("SIM_CHECKED", "0") not in ("", "0")
 PURE = os.environ.get("SIM_PURE_WHEEL", "0") not in ("", "0")
 
 
@@ -73,6 +75,8 @@ def translate(folder: Path) -> dict[str, list[str]]:
             (inner / "__init__.py").touch()
         for suffix, more in ((".py", f"\nSOURCE_DIGEST = {digest!r}\n"), (".pxd", "")):
             text = sibling.sub(r"sim.\1._\2", source.with_suffix(suffix).read_text("utf-8"))
+            if CHECKED:  # with `noexcept`, an error would be printed and passed over
+                text = text.replace("boundscheck=False", "boundscheck=True").replace(" noexcept", "")
             (package / f"_{source.stem}{suffix}").write_text(text + more, "utf-8")
     extensions = [
         Extension(compiled_name(source), [str(folder / source.parent / f"_{source.stem}.py")])
@@ -95,7 +99,7 @@ def extensions() -> list[Extension]:
         say("there is no Cython")
         return []
     # Debug information would name the folder of the build: the same source shall give the same bytes.
-    flags = [] if os.name == "nt" else ["-g0"]
+    flags = [] if os.name == "nt" else ["-g0", "-O1"] if CHECKED else ["-g0"]
     return [
         Extension(compiled_name(source), [str(source)], extra_compile_args=flags, optional=True)
         for source in SOURCES

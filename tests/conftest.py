@@ -13,8 +13,13 @@ from typing import Any
 import pytest
 from examples import load_profile
 
+import sim.kernel
+import sim.native
 from sim.kernel.run import compiled
 
+if checked := os.environ.get("SIM_CHECKED_KERNEL"):  # `make test-all` has built it there
+    for package in (sim.kernel, sim.native):
+        package.__path__.insert(0, str(Path(checked).resolve() / package.__name__.replace(".", "/")))
 os.environ.setdefault("MPLBACKEND", "Agg")
 if not compiled():  # its source runs where it would
     os.environ.setdefault("SIM_PURE", "1")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli_runner import sim
 
+from devices.memory.allocator import Allocator
+from devices.memory.blocks import LIVE, Block
+from devices.memory.memory_description import MemorySpec
+from devices.memory.run.tensors import tensor_memory
 from policies.issue.ready_queue import ReadyQueue
-from sim import Device, GraphBuilder, Machine, simulate
+from sim import Device, GraphBuilder, Machine, Policy, simulate
 from sim.job.build_job import make_job
 from sim.job.job import Placement
+from sim.kernel.run import compiled
 from sim.policy.as_data import order_of
 from sim.policy.order import Order
 from sim.words.errors import InputError
@@ -53,6 +60,18 @@ def test_a_wrong_stream_is_named(answer: Any) -> None:
         Order("place", programs=[np.array([0, -1])]),
         Order("place", programs=[np.array([0, 2])]),
         Order("place", programs=[np.array([0.5, 1])]),
+        Order("place"),
+        Order("place", programs=[np.array([0, 1])]),
+        Order("place", programs=[np.array([0]), np.array([])]),
+        Order("place", programs=[np.array([0, 0]), np.array([1])]),
+        Order("place", programs=[np.array([0]), np.array([1])]),
+        Order("place", programs=[np.array([0]), np.array([1])], per="issuer"),
+        Order("place", programs=[np.array([0, 1]), np.array([])], window=0),
+        Order("fifo", in_flight=0.5),  # type: ignore[arg-type]
+        Order("fifo", per="issuer"),
+        Order("keep", pool=np.array([0, 0])),
+        Order("keep", pool=np.array([1, 0]), pool_of_issuer=np.array([1, 1])),
+        Order("steal", pool=np.array([0, 0]), pool_of_issuer=np.array([0, 1])),
         Order("steal", cheap=np.zeros(2, np.int64), pool=np.array([0, 9]), pool_of_issuer=np.array([0, 1])),
     ],
     ids=repr,
@@ -77,3 +96,199 @@ def test_the_error_names_the_op() -> None:
 
     with pytest.raises(InputError, match="returned -1 for op 'b', should be a whole number from 0 to 1"):
         _run(placement=Mine())
+
+
+class _Queue(Policy):
+    """A queue of its own, so that it is asked task by task."""
+
+    def prepare(self, job: Any) -> None:
+        self.tasks: list[Any] = []
+
+    def ready(self, task: Any) -> None:
+        self.tasks.append(task)
+
+    def next(self, issuer: Any) -> Any:
+        return self.tasks.pop(0) if self.tasks else None
+
+
+@pytest.mark.parametrize("op", [9, -1, 1, None, "a"])
+def test_a_task_that_a_policy_changes_is_named(op: Any) -> None:
+    class Mine(_Queue):
+        def ready(self, task: Any) -> None:
+            task.op = op
+            super().ready(task)
+
+    b = GraphBuilder("two")
+    for name in "ab":
+        b.op(name, duration_ns=10)
+    with pytest.raises(InputError, match=rf"Mine gave gpu0/host <Task op={op} iteration=0> with id 0, which"):
+        simulate(b.build(), Machine((Device("gpu0"),)), Mine())
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "told"),
+    [
+        ("synchronisation", "isue", "synchronisation 'isue'; did you mean 'issue'"),
+        ("synchronisation", None, "synchronisation None"),
+        ("scope", "grup", "scope 'grup'; did you mean 'group'"),
+        ("on_failure", "skp", "on_failure 'skp'; did you mean 'skip'"),
+        ("asks_in_turn", "yes", "asks_in_turn 'yes'"),
+        ("next", None, "next None, which should be a method"),
+    ],
+)
+def test_a_wrong_attribute_of_a_policy_is_named(attribute: str, value: Any, told: str) -> None:
+    mine = type("Mine", (_Queue,), {attribute: value})
+    b = GraphBuilder("one")
+    b.op("a", duration_ns=10)
+    with pytest.raises(InputError, match=f"policy Mine has {told}"):
+        simulate(b.build(), Machine((Device("gpu0"),)), mine())
+
+
+@pytest.mark.parametrize("answer", [None, 5, {9}, {-1}, {0.5}, [0]], ids=repr)
+def test_wrong_asynchronous_ops_are_named(answer: Any) -> None:
+    class Mine(_Queue):
+        def asynchronous_ops(self, job: Any) -> Any:
+            return answer
+
+    b = GraphBuilder("one")
+    b.op("a", duration_ns=10)
+    with pytest.raises(InputError, match=r"Mine\.asynchronous_ops returned .*should be"):
+        simulate(b.build(), Machine((Device("cpu0", "cpu", workers=1),)), Mine())
+
+
+def test_an_issuer_of_no_pool_takes_nothing() -> None:
+    class Mine(ReadyQueue):
+        scope = "machine"
+
+        def as_data(self, job: Any) -> Any:
+            return Order("keep", pool=job.group_of, pool_of_issuer=np.array([-1, 0]))
+
+    b = GraphBuilder("two")
+    for name in "ab":
+        b.op(name, duration_ns=10)
+    trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=2),)), Mine(), engine="kernel")
+    assert (trace.makespan_ns, trace.engine) == (20, "kernel" if compiled() else "kernel (pure Python)")
+
+
+class Bump(Allocator):
+    """Hands out one address after another."""
+
+    kind = "bump"
+
+    def __init__(self, capacity: Any = None, *, name: str = "d") -> None:
+        super().__init__(capacity, name)
+        self.at = 0
+
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Any = None) -> Any:
+        block = Block(self.at, nbytes, nbytes, stream, owner, LIVE, None)
+        self.at += nbytes
+        self._took(block)
+        self._reserve(nbytes)
+        return block
+
+    def free(self, block: Block) -> Any:
+        self._gave(block)
+        self._reserve(-block.nbytes)
+        return ()
+
+    def spans(self) -> Any:
+        return iter(())
+
+
+class Lazy(Bump):
+    """Forgets to say what it holds from the device."""
+
+    def _reserve(self, nbytes: int) -> None:
+        pass
+
+
+class Floats(Bump):
+    """Counts in something else than bytes."""
+
+    def _reserve(self, nbytes: int) -> None:
+        self.reserved += 1e9  # type: ignore[assignment]
+
+
+class Short(Bump):
+    """Gives too little."""
+
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Any = None) -> Any:
+        return super().try_alloc(nbytes // 2, stream, owner)
+
+
+class Number(Bump):
+    """Gives an address."""
+
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Any = None) -> Any:
+        return super().try_alloc(nbytes, stream, owner).address
+
+
+class Freed(Bump):
+    """Says that nothing has to be waited for in a way that nobody understands."""
+
+    def free(self, block: Block) -> Any:
+        super().free(block)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (Lazy, r"Lazy counts \(100, 0, 0, .*reserved at least in_use \+ waiting"),
+        (Floats, "Floats counts .*should be whole numbers"),
+        (
+            Short,
+            r"Short\.try_alloc returned a block of 50 bytes at 0 .*should be a live block of 100",
+        ),
+        (Number, r"Number\.try_alloc returned 0 for '.*', should be"),
+        (Freed, r"Freed\.free returned None, should be a tuple of streams"),
+    ],
+)
+def test_a_wrong_answer_of_an_allocator_is_named(kind: Any, told: str) -> None:
+    b = GraphBuilder("two")
+    b.op("a", duration_ns=10, outputs=100)
+    b.op("b", duration_ns=10, inputs=["a"])
+    memory = tensor_memory({"gpu0": MemorySpec(kind)})
+    for engine in ("auto", "simpy"):
+        with pytest.raises(InputError, match=told):
+            simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue(), memory=memory, engine=engine)
+
+
+REWRITE = """\
+machine: {devices: {gpu0: {kind: gpu}}}
+workload: {ops: {a: {duration: 10us}}}
+policy: {name: ready-queue, compile: ["MODULE:Mine"]}
+"""
+RECOVERY = """\
+training_run:
+  workers: 4
+  steps: 100000000
+  failures: {worker: {mtbf: 1min, of: worker}}
+  recovery: ["MODULE:Mine"]
+machine: {devices: {gpu0: {kind: gpu}}}
+workload: {ops: {a: {duration: 10us}}}
+policy: ready-queue
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "method", "answer", "told"),
+    [
+        (REWRITE, "apply(self, graph)", "None", "Mine.apply returned a NoneType, should be a Graph"),
+        (REWRITE, "apply(self, graph)", "graph.op_names", "Mine.apply returned a list, should be a Graph"),
+        (RECOVERY, "after_failure(self, fleet)", "4", "Mine returned 4, should be a Restart or None"),
+        (RECOVERY, "after_failure(self, fleet)", "Restart(0.5)", "returned 0.5 at position 0, should be"),
+    ],
+)
+def test_what_a_rewrite_or_a_recovery_returns(
+    tmp_path: Path, text: str, method: str, answer: str, told: str
+) -> None:
+    base = "Recovery" if text is RECOVERY else "object"
+    module = f"answers_{tmp_path.name}"  # a module is imported once
+    (tmp_path / f"{module}.py").write_text(
+        "from policies.recovery.recovery import Recovery, Restart\n\n"
+        f"class Mine({base}):\n    def {method}:\n        return {answer}\n"
+    )
+    (tmp_path / "s.yaml").write_text(text.replace("MODULE", module))
+    done = sim("run", tmp_path / "s.yaml", "--allow-code")
+    assert done.exit_code == 2
+    assert told in done.stderr

@@ -14,6 +14,7 @@ from sim.analysis.bounds import Bounds, bounds
 from sim.analysis.lower_bounds.one_machine import around_ns, between_ns
 from sim.job.build_job import make_job
 from sim.job.job import Job
+from sim.job.noise import Noise
 from sim.job.travel import Travel
 from sim.words.errors import InputError
 
@@ -213,3 +214,9 @@ def test_of_a_large_job_what_is_around_its_work_counts_too() -> None:
 def test_binding_names_the_greatest() -> None:
     b = Bounds(5, {"gpu0": 7}, {"gpu0/0": 7}, {}, {"nvlink": 9})
     assert (b.lower_bound_ns, b.binding) == (9, "link nvlink")
+
+
+def test_under_noise_the_work_of_a_core_is_that_of_all_its_tasks() -> None:
+    machine = Machine((Device("cpu0", "cpu", workers=1),))
+    trace = simulate(graph({"a": 10_000}, {}), machine, ReadyQueue(), iterations=10, noise=Noise(sigma=0.3))
+    assert bounds(trace).lower_bound_ns == trace.makespan_ns == int(trace.job.noisy_ns.sum())

@@ -93,3 +93,19 @@ compare: [1f1b, zb-v, interleaved-1f1b]
     none = sim("compare", write(tmp_path, text.replace("[1f1b, zb-v", "[zb-v")))
     assert none.exit_code == 2
     assert none.stderr.count("set parallel.vpp: 2") == 1
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    told = "in-order, the scenario's own policy, is not compared"
+    assert told not in sim("compare", write(tmp_path, TEXT)).stderr
+    others = TEXT.replace("  - in-order\n", "").replace("name: in-order, set", "name: ready-queue, set")
+    path = write(tmp_path, others)
+    assert sim("compare", path).stderr.count(told) == 1
+    assert told not in sim("compare", path, "--policy", "ready-queue").stderr
+
+
+def test_a_picture_says_which_runs_it_leaves_out(tmp_path: Path) -> None:
+    path = write(tmp_path, TEXT)
+    told = "not in the files that are written, as there is no result: tight, waits\n"
+    assert told in sim("compare", path, "--gantt", tmp_path / "g.png").stderr
+    assert "not in the files" not in sim("compare", path).stderr

@@ -183,6 +183,17 @@ def test_bugs_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "in job_of" in done.stderr
 
 
+def test_an_interrupt_inside_the_making_of_a_class_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr(scenarios.run.case_job, "make_job", interrupted)
+    done = sim("run", write(tmp_path))
+    assert (done.exit_code, done.stderr) == (130, "interrupted\n")
+
+
 OF_A_USER = """\
 from heapq import heappop
 from sim import Policy

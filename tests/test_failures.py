@@ -38,7 +38,7 @@ from sim.graph.failures import STATUSES, Failures, in_step, read_fails
 from sim.job.noise import Noise
 from sim.kernel.choose import NotOnKernelError
 from sim.metrics import summary
-from sim.words.errors import GraphError, InputError, InvariantError, StuckError, UnknownNameError
+from sim.words.errors import GraphError, InputError, InvariantError, StuckError
 
 Spans = dict[str, tuple[int, int, str]]
 
@@ -473,7 +473,7 @@ def test_a_policy_of_ones_own_says_what_it_does_in_words_that_there_are() -> Non
     class Mine(ReadyQueue):
         on_failure = "skp"  # type: ignore[assignment]
 
-    with pytest.raises(UnknownNameError, match="unknown on_failure 'skp'; did you mean 'skip'"):
+    with pytest.raises(InputError, match="Mine has on_failure 'skp'; did you mean 'skip'"):
         simulate(graph_of(DIAMOND), Machine((cpu(),)), Mine())
 
 

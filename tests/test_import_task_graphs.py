@@ -13,6 +13,7 @@ from scenarios.importers import load_graph
 from scenarios.importers.task_graphs.stg import load as load_stg
 from scenarios.importers.task_graphs.wfformat import load as load_workflow
 from sim import Graph
+from sim.graph.frames import has_control_flow
 from sim.graph.graph import Role
 from sim.words.errors import GraphError, InputError, UnitError
 
@@ -138,6 +139,14 @@ def test_a_workflow(tmp_path: Path) -> None:
     assert graph.bytes_read.tolist() == [1000, 400, 1600, 50]
     assert graph.attributes[0] == {"cores": 2, "full_name": "split"}
     assert graph.attributes[1] == {"machine": "node7", "full_name": "work"}
+
+
+@pytest.mark.parametrize("program", ["merge", "switch", "send"])
+def test_a_program_that_is_called_like_control_flow_is_a_program(tmp_path: Path, program: str) -> None:
+    content = {"tasks": [{"name": f"{program}_{k}", "runtime": 1, "files": []} for k in range(2)]}
+    graph = workflow(tmp_path, {"schemaVersion": "1.2", "workflow": content})
+    assert {graph.kind(op) for op in range(2)} == {f"{program} (program)"}
+    assert not has_control_flow(graph)
 
 
 def test_a_workflow_of_the_older_form(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -488,3 +490,12 @@ def test_queues_and_deques_in_two_columns_are_those_in_lists(stealing: Any, seed
             assert columns.take(who) == lists.take(who)
     for who in range(len(pool_of)):
         assert [columns.take(who) for _ in range(n)] == [lists.take(who) for _ in range(n)]
+
+
+@pytest.mark.skipif("SIM_CHECKED_KERNEL" not in os.environ, reason="wants the kernel of make test-all")
+def test_of_a_checked_kernel_an_index_out_of_bounds_is_an_error() -> None:
+    checked = load("stealing")
+    assert str(Path(os.environ["SIM_CHECKED_KERNEL"]).resolve()) in str(checked.__file__)
+    some = checked.Stealing(4, 4, [0] * 4, [0] * 4, [0, 0])
+    with pytest.raises(IndexError):
+        some.add(9, 9)

@@ -28,6 +28,7 @@ from devices.memory import (
 from devices.memory.allocators.planned import lifetimes_of_events
 from devices.memory.memory_event import EVERY_STREAM
 from devices.memory.trace.memory_replay import NO_ADDRESS, replay_until_full
+from devices.memory.trace.snapshot import load_plain_pickle
 from sim.words.errors import InputError, OutOfMemoryError, UnknownNameError
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -592,3 +593,18 @@ def test_a_pickle_of_something_else(tmp_path: Path) -> None:
     twice["device_traces"][1] = [{"action": "free_completed", "addr": 16, "size": 8, "stream": 0}] * 2
     with pytest.raises(InputError, match=r"\[1\]: frees address 0x10, where nothing lives"):
         read_events(write(tmp_path / "s.pickle", twice))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"]r\0\0\0\x08.", b"\x80\x02]r\xff\xff\xff\x07.", b"]p134217728\n.", b"\x8c\x02abr\0\0\0\x08."],
+)
+def test_a_pickle_of_nine_bytes_takes_no_gigabytes(data: bytes) -> None:
+    with pytest.raises(InputError, match=r"x: puts something at place 134,217,72[78] of its memo"):
+        load_plain_pickle(data, "x")
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_plain_pickle_of_each_protocol_is_read(protocol: int) -> None:
+    plain = [(), (1, 2.5, None, True), {"a" * 300: -(1 << 500), 1 << 40: -70_000}, [[k] for k in range(300)]]
+    assert load_plain_pickle(pickle.dumps(plain, protocol), "x") == plain

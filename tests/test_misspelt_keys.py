@@ -147,3 +147,10 @@ def test_a_memory_limit_of_350_digits_is_a_number(tmp_path: Path) -> None:
     path.write_text(f"{PIPELINE}policy: {{name: zb-auto, memory_limit: {'9' * 350}}}\n", encoding="utf-8")
     result = sim("check", path)
     assert result.exit_code == 0, result.output
+
+
+def test_a_tolerance_of_350_digits_without_a_unit_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    text = f"{PIPELINE}policy: gpipe\nexpect: {{makespan: {{equals: 33ms, tolerance: {'9' * 350}}}}}\n"
+    path = tmp_path / "s.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert sim("check", path).exit_code == 2

@@ -23,7 +23,7 @@ from sim.job.build_job import make_job
 from sim.machine.link import Link
 from sim.machine.machine import Host
 from sim.record.plan import Plan
-from sim.words.errors import InputError, RunError, StuckError, UnknownNameError
+from sim.words.errors import InputError, StuckError, UnknownNameError
 from validation.cases.draws import draw
 from validation.host.clock import now_ns, run_queue_ns, sleep_until
 from validation.real.driver import Driver
@@ -260,7 +260,7 @@ def test_a_policy_that_stops_is_stuck_at_once() -> None:
 
 
 def test_a_policy_that_gives_a_task_twice_is_refused() -> None:
-    with pytest.raises(RunError, match="GivesTwice gave cpu0/w1 op 'o0', which was taken before"):
+    with pytest.raises(InputError, match="GivesTwice gave cpu0/w1 op 'o0', which was taken before"):
         Timer().drive(make_job(random_graph(3, 0, ms=1), TWO), GivesTwice())
 
 

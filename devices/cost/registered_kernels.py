@@ -25,6 +25,7 @@ from devices.describe.dtypes import dtype_name
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel, Device
 from sim.words import plugins
+from sim.words.answers import whole_numbers
 from sim.words.arrays import UNSET, IntArray
 from sim.words.errors import InputError
 from sim.words.options import require_call
@@ -182,9 +183,6 @@ class KernelCost(CostModel):
             one = one or self.by_key.get((facts.kind, device.kind, ""))
             if one is not None:
                 ns = one.cost_ns(facts, device)
-                if not isinstance(ns, int) or ns < 0:
-                    raise InputError(
-                        f"the kernel for {facts.kind} on {device.kind} returned {ns!r} for op {facts.name!r}"
-                    ).about(facts.name)
-                duration_ns[op] = ns
+                whose = f"the kernel for {facts.kind} on {device.kind}"
+                duration_ns[op] = whole_numbers([ns], whose, of=[facts.name])[0]
         return duration_ns

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 from devices.memory.blocks import FREE, LIVE, Block, Owner, Span
 from devices.memory.device_memory import DeviceMemory
@@ -29,6 +29,8 @@ from devices.memory.oom import largest_holders, more_memory, out_of_memory, show
 from sim.words.errors import InputError, InvariantError, OutOfMemoryError
 
 __all__ = ["Allocator"]
+
+_MOST: Final = 1 << 62
 
 
 class Allocator(ABC):
@@ -111,6 +113,67 @@ class Allocator(ABC):
         """Return how many bytes a request of `nbytes` takes at least."""
         return nbytes
 
+    def take(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
+        """Allocate as `try_alloc` does, and believe no answer that cannot be.
+
+        Raises
+        ------
+        InputError
+            It returned something else than a live block of that size, or its counters do not add up.
+        """
+        block = self.try_alloc(nbytes, stream, owner)
+        if block is not None:
+            self._check_block(block, nbytes, owner)
+        self._check_counters()
+        return block
+
+    def let_go(self, block: Block) -> tuple[int, ...]:
+        """Free as `free` does, and believe no answer that cannot be.
+
+        Raises
+        ------
+        InputError
+            It returned something else than streams, or its counters do not add up.
+        """
+        streams = self.free(block)
+        if streams != () and not (isinstance(streams, tuple) and {*map(type, streams)} == {int}):
+            whose = f"{type(self).__name__}.free"
+            raise InputError(f"{whose} returned {streams!r:.60}, should be a tuple of streams, or ()")
+        self._check_counters()
+        return streams
+
+    def _check_block(self, block: Any, nbytes: int, owner: Owner) -> None:
+        if isinstance(block, Block):
+            if (
+                isinstance(block.nbytes, int)
+                and isinstance(block.address, int)
+                and nbytes <= block.nbytes < _MOST
+                and 0 <= block.address < _MOST
+                and block.state == LIVE
+            ):
+                return
+            found = f"a block of {block.nbytes!r} bytes at {block.address!r} in state {block.state!r}"
+        else:
+            found = f"{block!r:.60}"
+        raise InputError(
+            f"{type(self).__name__}.try_alloc returned {found} for {owner!r}, should be a live block of "
+            f"{nbytes} bytes or more, or None"
+        )
+
+    def _check_counters(self) -> None:
+        calls = self.device_mallocs, self.device_frees, self.synchronisations
+        counted = (self.in_use, self.waiting, self.reserved, self.requested, *calls)
+        if (
+            {*map(type, counted)} != {int}
+            or not 0 <= min(counted) <= max(counted) < _MOST
+            or self.in_use + self.waiting > self.reserved
+        ):
+            names = "in_use, waiting, reserved, requested, device_mallocs, device_frees, synchronisations"
+            raise InputError(
+                f"{type(self).__name__} counts {counted} ({names}); should be whole numbers from 0 on, and "
+                "reserved at least in_use + waiting (see _reserve)"
+            )
+
     @abstractmethod
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Allocate, or return None when there is no room now."""
@@ -159,7 +222,7 @@ class Allocator(ABC):
         OutOfMemoryError
             There is no room; the message tells what was in use, by whom, and what would help.
         """
-        block = self.try_alloc(nbytes, stream, owner)
+        block = self.take(nbytes, stream, owner)
         if block is None:
             raise self.out_of_memory(nbytes, stream=stream, owner=owner)
         return block
@@ -272,6 +335,7 @@ class Allocator(ABC):
 
     def _took(self, block: Block) -> None:
         """Account for a block that became live."""
+        self._check_block(block, 0, getattr(block, "owner", None))
         self.requested += block.requested
         self.in_use += block.nbytes
         if self.in_use > self.peak_in_use:

@@ -188,6 +188,8 @@ class _Sim(_PlainHelp, TyperGroup):
 
 def _told(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
     """Return what is said of what went wrong, and the exit status."""
+    if not isinstance(error, SimError) and isinstance(error.__cause__, KeyboardInterrupt):
+        error = error.__cause__  # as Python has it where one comes while a class is made
     if isinstance(error, KeyboardInterrupt):
         return f"interrupted; {error}" if str(error) else "interrupted", 130
     if isinstance(error, SimError):

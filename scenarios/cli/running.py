@@ -46,6 +46,9 @@ def cases_of(
     scenario = load_scenario(path, sets=sets or (), allow_code=allow_code, allow_outside=allow_outside)
     if policies:
         return [scenario.case(name) for name in policies]
+    if compare and (own := scenario.left_out()) is not None:
+        told = f"{own}, the scenario's own policy, is not compared: compare: lists others"
+        typer.echo(f"{told}; list it there, too, or name what to compare with --policy", err=True)
     return scenario.cases() if compare else [scenario.case()]
 
 

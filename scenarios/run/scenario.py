@@ -204,6 +204,13 @@ class Scenario:
         """Return every run that the scenario compares, or its own run when it compares nothing."""
         return [self.entry(i) for i in range(len(self.variants))] or [self.case()]
 
+    def left_out(self) -> str | None:
+        """Return the label of the policy that the file gives, if ``compare`` lists others, and not that."""
+        own, entries = self.policy, self.content.compare
+        if "policy" not in self.content.model_fields_set or own.name is own.runtime is None:
+            return None
+        return _own_label(own) if entries and all(overlay(own, each) != own for each in entries) else None
+
     def check(self) -> None:
         """Refuse what is wrong with the policy or an entry of ``compare``, whether or not it is run.
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from concurrent.futures import BrokenExecutor, Executor, Future
 from functools import lru_cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from scenarios.fields.results import column_of_result
@@ -318,12 +319,16 @@ def _run(
         for point in points:
             yield point, run_point(path, point, *how)
         return
+    ended: SimpleQueue[Future[Row]] = SimpleQueue()  # an interrupt leaves no lock of it taken
     with without_interrupts():  # which processes that start now inherit: Ctrl-C is for this one alone
         futures: dict[Future[Row], Point] = {
             executor.submit(run_point, path, point, *how): point for point in points
         }
+        for future in futures:
+            future.add_done_callback(ended.put)
     try:
-        for future in as_completed(futures):
+        for _ in points:
+            future = ended.get()
             yield futures[future], future.result()
     except BrokenExecutor:
         raise RunError(

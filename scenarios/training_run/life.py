@@ -24,6 +24,7 @@ from scenarios.training_run.pace import Pace
 from scenarios.training_run.plan import Life, Own, Plan
 from scenarios.training_run.sources import Failure
 from sim.faults.sources import arrivals
+from sim.words.answers import whole_numbers
 from sim.words.errors import InputError, RunError
 from sim.words.limits import LATEST_NS, MOST_BUILT, at_most
 
@@ -188,6 +189,7 @@ class _Run:
 
     def _staff(self, workers: int) -> None:
         """Take so many machines: those that run, then spare ones, the lowest number first."""
+        whole_numbers([workers], f"{_name(self.recovery)}: the workers of a Restart")
         if not self.plan.minimum <= workers <= min(self.plan.workers, len(self.members) + len(self._free)):
             raise InputError(f"{_name(self.recovery)} asks for {workers} workers of {self._fleet()}")
         chosen = set([*sorted(self.members), *self._free][:workers])
@@ -362,6 +364,8 @@ class _Run:
             raise _OverError
 
     def _restart(self, restart: Restart, cause: Failure | None) -> Events:
+        if not isinstance(restart, Restart):
+            raise InputError(f"{_name(self.recovery)} returned {restart!r:.60}, should be a Restart or None")
         self._staff(restart.workers)
         self.restarts += 1
         start_ns = self.plan.restart_ns if restart.whole_job else self.plan.restart_worker_ns

@@ -157,7 +157,11 @@ def bounds(
     cost = issue_costs_ns(job)
     flow = _flow(what) if static else None
     around = _ways(job, flow, ns, cost, synchronisation)
-    load = _Load(job, ns, cost, runs - _alone(what), around, exact)
+    alone = _alone(what)
+    total = (runs - alone) * ns
+    if duration_ns is None:
+        total = np.maximum(total, _drawn_ns(what, alone))
+    load = _Load(job, ns, total, cost, runs - alone, around, exact)
     return Bounds(
         critical_path_ns=longest_chain_ns(job, np.where(runs > 0, ns, 0)),
         device_ns=_devices(load),
@@ -214,6 +218,18 @@ def least_durations_ns(what: Job | Record) -> IntArray:
     return ns
 
 
+def _drawn_ns(what: Job | Record, alone: IntArray | int) -> IntArray:
+    """Return what the tasks of each op take together, where noise drew each of them; 0: it did not."""
+    job = what.job if isinstance(what, Record) else what
+    total = np.zeros(len(job.graph), np.int64)
+    if job.drawn is not None and isinstance(what, Record):
+        ran = np.flatnonzero(what.executed & ~what.alone if what.alone.any() else what.executed)
+        np.add.at(total, what.tasks["op"][ran], what.alone_ns[ran])
+    elif job.noisy_ns is not None:
+        total = np.where(alone, 0, job.noisy_ns.sum(axis=0))
+    return np.where(job.meets, 0, total)  # a collective lasts as its ranks have it together
+
+
 def cores_of_ops(job: Job) -> IntArray:
     """Return how many cores each op occupies: its attribute ``cores``, or its device's default."""
     cores = np.array([device.cores_per_op for device in job.machine.devices])[job.device_of]
@@ -239,13 +255,15 @@ _Least = Callable[[int, int], int]
 
 
 class _Load(NamedTuple):
-    """What each op asks for: its duration, its issue cost, and how many times; and what is around it.
+    """What each op asks for: its duration, the least and that of all its tasks, its issue cost, and how many
+    times; and what is around it.
 
     `exact` bounds are over all sets of tasks of a machine.
     """
 
     job: Job
     ns: IntArray
+    total_ns: IntArray
     cost: IntArray
     runs: IntArray
     ways: Ways
@@ -257,11 +275,23 @@ class _Load(NamedTuple):
             return between_ns(head.tolist(), body.tolist(), tail.tolist(), capacity)
         return around_ns(head, body, tail, capacity)
 
-    def least(self, of: IntArray, n: int, *, head: IntArray, body: IntArray, tail: IntArray) -> _Least:
-        """Return what bounds some machines, `of` being that of each op."""
+    def least(
+        self,
+        of: IntArray,
+        n: int,
+        *,
+        head: IntArray,
+        rest: IntArray | int,
+        times: IntArray | int,
+        tail: IntArray,
+    ) -> _Least:
+        """Return what bounds some machines, `of` being that of each op.
+
+        A task keeps it busy `times` its duration, and for the `rest`.
+        """
         ran = np.flatnonzero(self.runs > 0)
         rows = Csr.group(of[ran], ran, n)
-        body = body * self.runs
+        body = rest * self.runs + times * self.total_ns
 
         def of_machine(k: int, capacity: int) -> int:
             ops = rows.row(k)
@@ -291,15 +321,16 @@ def _devices(load: _Load) -> dict[str, int]:
         job.device_of,
         n,
         head=np.where(job.launched, around.start[:n_ops], around.taken[:n_ops]),
-        body=np.where(job.launched, load.ns + gap, load.ns + load.cost),
+        rest=np.where(job.launched, gap, load.cost),
+        times=1,
         tail=around.tail[:n_ops],
     )
-    computing = np.where(job.meets, 0, load.ns)  # a collective need not use its cores
     cores = load.least(
         job.device_of,
         n,
         head=around.start[:n_ops],
-        body=computing * least_cores_of_ops(job),
+        rest=0,
+        times=np.where(job.meets, 0, least_cores_of_ops(job)),  # a collective need not use its cores
         tail=around.tail[:n_ops],
     )
     ops = np.bincount(job.device_of, minlength=n).tolist()
@@ -321,7 +352,8 @@ def _streams(load: _Load) -> dict[str, int]:
         job.stream_of,
         n,
         head=load.ways.start[:n_ops],
-        body=load.ns + gap,
+        rest=gap,
+        times=1,
         tail=load.ways.tail[:n_ops],
     )
     for d, device in enumerate(machine.devices):
@@ -347,7 +379,8 @@ def _hosts(load: _Load) -> dict[str, int]:
         job.group_of,
         job.n_groups,
         head=load.ways.taken[:n_ops],
-        body=load.cost + np.where(job.launched, 0, load.ns),
+        rest=load.cost,
+        times=np.where(job.launched, 0, 1),
         tail=np.where(job.launched, load.ways.issued[:n_ops], load.ways.tail[:n_ops]),
     )
     for group, names in members.items():

@@ -433,7 +433,7 @@ class Engine(RunState):
 
     def _take(self, issuer: Issuer, task: Task) -> None:
         """Let `issuer` take `task` from the policy."""
-        refuse_wrong(self.policy, self.job.graph, issuer, task)
+        refuse_wrong(self.policy, self.job.graph, self.flow.n_nodes, issuer, task)
         task.issuer = issuer
         if self._passed_by(task):
             self._pass_by(task)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,19 @@ from sim.machine.task import Task
 from sim.policy.issuers import Issuers
 from sim.policy.policy import Policy
 from sim.record.column_writer import task_columns, transfer_columns
+from sim.words.answers import whole_numbers
+from sim.words.errors import InputError
 
 __all__ = ["RunState"]
+
+
+def _asynchronous(policy: Policy, job: Job) -> Set[int]:
+    """Return the ops that a policy says are asynchronous."""
+    whose = f"{type(policy).__name__}.asynchronous_ops"
+    if not isinstance(ops := policy.asynchronous_ops(job), Set):
+        raise InputError(f"{whose} returned {ops!r}, should be a set of ops")
+    whole_numbers(list(ops), whose, below=len(job.graph))
+    return ops
 
 
 class RunState:
@@ -119,7 +130,7 @@ class RunState:
         self.holding = holding_ops(job)
         # Ops that go on without who took them: asynchronous ones, and Recvs that ask when they are taken.
         self.asks = self.rendezvous.asked if self.rendezvous is not None else frozenset[int]()
-        self.alone = policy.asynchronous_ops(job) | self.asks
+        self.alone = _asynchronous(policy, job) | self.asks
         # Sends and Recvs that execute when they are dead: the other side has to know.
         nodes = job.graph.is_kind("send", "recv") & ~job.launched & policy.asks_in_turn
         self.transmits = self.asks.union(np.flatnonzero(nodes).tolist())

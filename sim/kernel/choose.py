@@ -13,7 +13,7 @@ from sim.job.job import Job
 from sim.job.transfers import make_flow
 from sim.kernel.run import DEADLOCK, compiled, run
 from sim.native.compiled import source_is_wanted
-from sim.policy.policy import Policy
+from sim.policy.policy import Policy, check_attributes
 from sim.trace import Trace
 from sim.words.errors import InputError, UnknownNameError
 
@@ -53,6 +53,8 @@ def run_job(
     ------
     UnknownNameError
         There is no such engine.
+    InputError
+        An attribute of the policy, or what it returns, is not what a policy may say.
     NotOnKernelError
         The kernel is wanted and cannot run this.
     StuckError
@@ -60,6 +62,7 @@ def run_job(
     """
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
+    check_attributes(policy)
     observers = list(observers)
     flow = make_flow(job)
     which = "simpy"

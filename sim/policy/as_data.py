@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
 
 from sim.policy.order import Kind, Order, Per
 from sim.words.answers import whole_numbers
@@ -61,24 +65,81 @@ def _checked(policy: Policy, job: Job, order: Order | None) -> Order | None:
     for name, found, known in (("kind", order.kind, get_args(Kind)), ("per", order.per, get_args(Per))):
         if found not in known:
             raise InputError(f"{whose}: {name} is {found!r}{hint(str(found), known)}")
-    tasks = n * job.iterations if order.per == "issuer" else n
-    programs = tuple(whole_numbers(program, f"{whose}: a program", below=tasks) for program in order.programs)
+    most: Any
+    for name, most in (("window", order.window), ("in_flight", order.in_flight)):
+        if most is not None and (isinstance(most, bool) or not isinstance(most, Integral) or most < 1):
+            raise InputError(f"{whose}: {name} is {most!r}, should be a whole number from 1 on, or None")
+    if order.per != "group" and (order.kind != "place" or order.window != 1):
+        raise InputError(f"{whose}: per is {order.per!r}, which takes the kind 'place' and a window of 1")
 
     def per_op(name: str, column: IntArray | None, least: int, below: int | None = None) -> IntArray | None:
         if column is None:
             return None
         return whole_numbers(column, f"{whose}: {name}", n, least=least, below=below, of=names)
 
-    of_issuer, pools = order.pool_of_issuer, None
+    of_issuer = order.pool_of_issuer
     if of_issuer is not None:
-        n_issuers = len(job.machine.issuers())
-        of_issuer = whole_numbers(of_issuer, f"{whose}: pool_of_issuer", n_issuers, least=UNSET)
-        if order.kind == "steal":
-            pools = int(of_issuer.max(initial=UNSET)) + 1
-    return order._replace(
-        programs=programs,
+        issuers = len(job.machine.issuers())
+        of_issuer = whole_numbers(
+            of_issuer, f"{whose}: pool_of_issuer", issuers, least=UNSET, below=n + 2 * issuers
+        )
+    order = order._replace(
         label=per_op("label", order.label, UNSET),
         cheap=per_op("cheap", order.cheap, 0, 2),
-        pool=per_op("pool", order.pool, 0, pools),
+        pool=per_op("pool", order.pool, 0, n + 2 * len(job.machine.issuers())),
         pool_of_issuer=of_issuer,
     )
+    if order.kind == "place":
+        return order._replace(programs=_programs(whose, job, order))
+    if order.kind in ("keep", "steal"):
+        _check_pools(whose, job, order)
+    return order
+
+
+def _programs(whose: str, job: Job, order: Order) -> list[IntArray]:
+    """Return the programs, if they have every task once, where an issuer may take it."""
+    n, names = len(job.graph), job.graph.op_names
+    tasks = n * job.iterations if order.per == "issuer" else n
+    wanted = {"group": job.n_groups, "machine": 1, "issuer": len(job.machine.issuers())}[order.per]
+    if not isinstance(order.programs, Sequence) or len(order.programs) != wanted:
+        found = len(order.programs) if isinstance(order.programs, Sequence) else repr(order.programs)
+        raise InputError(f"{whose}: programs are {found}, should be {wanted}, one for each {order.per}")
+    programs = [whole_numbers(program, f"{whose}: a program", below=tasks) for program in order.programs]
+    times = np.bincount(np.concatenate(programs), minlength=tasks)
+    if (times != 1).any():
+        key = int((times != 1).argmax())
+        raise InputError(
+            f"{whose}: the programs have op {names[key % n]!r} {times[key]} times, should have it once"
+        ).about(names[key % n])
+    for group, program in enumerate(programs if order.per == "group" else ()):
+        if (elsewhere := job.group_of[program] != group).any():
+            op = int(program[elsewhere.argmax()])
+            raise InputError(
+                f"{whose}: the program of group {group} has op {names[op]!r}, which is of group "
+                f"{job.group_of[op]}"
+            ).about(names[op])
+    return programs
+
+
+def _check_pools(whose: str, job: Job, order: Order) -> None:
+    """Refuse pools whose issuers may not take their ops, or are no neighbours."""
+    names = job.graph.op_names
+    for name in ("pool", "pool_of_issuer", *(["cheap"] if order.kind == "steal" else ())):
+        if getattr(order, name) is None:
+            raise InputError(f"{whose}: the kind {order.kind!r} takes {name}, which is None")
+    assert order.pool is not None
+    assert order.pool_of_issuer is not None
+    group = np.array([issuer.group for issuer in job.machine.issuers()])
+    group_of = np.full(int(max(order.pool.max(initial=0), order.pool_of_issuer.max())) + 1, UNSET)
+    for pool in np.unique(order.pool_of_issuer[order.pool_of_issuer >= 0]).tolist():
+        members = np.flatnonzero(order.pool_of_issuer == pool)
+        if len(np.unique(group[members])) > 1 or members[-1] - members[0] >= len(members):
+            raise InputError(f"{whose}: the issuers of pool {pool} should be neighbours in one group")
+        group_of[pool] = group[members[0]]
+    takers = group_of[order.pool]
+    wrong = (takers != job.group_of) & ((takers != UNSET) | (order.kind == "steal"))
+    if wrong.any():
+        op = int(wrong.argmax())
+        raise InputError(
+            f"{whose}: op {names[op]!r} is of pool {order.pool[op]}, whose issuers may not take it"
+        ).about(names[op])

@@ -15,7 +15,7 @@ from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.machine.task import Issuer, Task
 from sim.policy.policy import Policy
-from sim.words.errors import RunError
+from sim.words.errors import InputError
 
 __all__ = ["Issuers", "refuse_wrong"]
 
@@ -120,21 +120,27 @@ class Issuers:
             self.free(issuer)
 
 
-def refuse_wrong(policy: Policy, graph: Graph, issuer: Issuer, task: Task) -> None:
+def refuse_wrong(policy: Policy, graph: Graph, n_nodes: int, issuer: Issuer, task: Task) -> None:
     """Refuse what a policy gave an issuer and should not have.
 
     Raises
     ------
-    RunError
-        It is no task, or one that was taken before, is not eligible or is for another group of issuers.
+    InputError
+        It is no task, or one that was taken before, is not eligible, is for another group of issuers, or is
+        another one than it was.
     """
+    gave = f"policy {type(policy).__name__} gave {issuer.name}"
+    if not isinstance(task, Task):
+        raise InputError(f"{gave} {task!r}, which is no task: next() returns a task or None")
     try:
-        wrong = task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group
-    except AttributeError:
-        what = f"{type(policy).__name__} gave {issuer.name} {task!r}"
-        raise RunError(f"policy {what}, which is no task: next() returns a task or None") from None
-    if wrong:
-        raise RunError(
-            f"policy {type(policy).__name__} gave {issuer.name} op {graph.op_names[task.op]!r}, "
+        changed = task.frame is None and task.id != task.iteration * n_nodes + task.op
+        changed = changed or not 0 <= task.op < len(graph)
+    except TypeError:
+        changed = True
+    if changed:
+        raise InputError(f"{gave} {task!r} with id {task.id}, which it has changed: tasks are to be read")
+    if task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group:
+        raise InputError(
+            f"{gave} op {graph.op_names[task.op]!r}, "
             + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
         )

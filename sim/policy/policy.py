@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from sim.words.errors import InputError
+from sim.words.errors import InputError, hint
 
 if TYPE_CHECKING:
     from sim.job.job import Job
     from sim.machine.task import Issuer, Task
     from sim.policy.order import Order
 
-__all__ = ["OnFailure", "Policy", "Synchronisation"]
+__all__ = ["OnFailure", "Policy", "Synchronisation", "check_attributes"]
 
 Synchronisation = Literal["completion", "issue"]
 """What *eligible* means: see `Policy`. `sim.readiness.synchronisations` says which edges it concerns."""
@@ -111,3 +111,31 @@ class Policy:
             A job that `prepare` refuses.
         """
         return None
+
+
+_WORDS: Final = {
+    "synchronisation": get_args(Synchronisation),
+    "scope": ("group", "machine"),
+    "on_failure": (None, *get_args(OnFailure)),
+    "asks_in_turn": (False, True),
+    "one_process": (False, True),
+    "runs_in_turn": (False, True),
+}
+_VERBS: Final = ("prepare", "ready", "next", "ended", "asynchronous_ops", "as_data")
+
+
+def check_attributes(policy: Policy) -> None:
+    """Refuse attributes of a policy that say what there is not.
+
+    Raises
+    ------
+    InputError
+        An unknown word, with the nearest known, or a verb that cannot be called.
+    """
+    name = type(policy).__name__
+    for key, known in _WORDS.items():
+        if (found := getattr(policy, key)) not in known:
+            raise InputError(f"policy {name} has {key} {found!r}{hint(str(found), map(str, known))}")
+    for verb in _VERBS:
+        if not callable(found := getattr(policy, verb)):
+            raise InputError(f"policy {name} has {verb} {found!r}, which should be a method")

@@ -299,7 +299,7 @@ def _split(value: object, accepted: str) -> tuple[Fraction, str]:
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal, Fraction)):
         raise UnitError(f"{_shown(value)} is not a quantity; {accepted}")
     if not isinstance(value, str):
-        if not math.isfinite(value):
+        if not isinstance(value, int) and not math.isfinite(value):
             raise UnitError(f"{value} is not a finite number; {accepted}")
         # A float in a file was a short decimal (0.8): its shortest spelling is what was meant.
         return Fraction(str(value) if isinstance(value, float) else value), ""

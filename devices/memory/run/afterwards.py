@@ -130,9 +130,9 @@ def _taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str | Non
         this, d, b = int(key[row]), int(device[row]), int(buffer[row])
         allocator = memories.allocators[d]
         if this < 0:
-            allocator.free(blocks.pop(~this))
+            allocator.let_go(blocks.pop(~this))
         else:
-            block = allocator.try_alloc(size[b], stream[owner[b]], names[b])
+            block = allocator.take(size[b], stream[owner[b]], names[b])
             if block is None:
                 return taken, allocator.name
             blocks[this] = block

@@ -140,7 +140,7 @@ class DeviceMemories:
         """
         for device, nbytes, tensor in self.buffers.resident:
             allocator, name = self.allocators[device], self.job.graph.external_names[tensor]
-            block = allocator.try_alloc(nbytes, self.job.machine.first_stream[device], name)
+            block = allocator.take(nbytes, self.job.machine.first_stream[device], name)
             if block is None:
                 raise allocator.out_of_memory(nbytes, owner=name, where="before time 0")
             self.log.load(device, block.nbytes, tensor)

@@ -125,7 +125,7 @@ class TensorMemory:
         allocator = self.allocators[device]
         first = self._first_key(task)
         for buffer in self.writes[node]:
-            block = allocator.try_alloc(self.nbytes[buffer], stream, self.names[buffer])
+            block = allocator.take(self.nbytes[buffer], stream, self.names[buffer])
             if block is None:
                 return self._full(task, allocator, stream, buffer, now_ns)
             key = first + buffer
@@ -188,7 +188,7 @@ class TensorMemory:
             if other == buffer:
                 break
             key = self._first_key(task) + other
-            allocator.free(self.blocks[key])
+            allocator.let_go(self.blocks[key])
             self.blocks[key] = NOWHERE
             self.log.undo()  # it was taken at this instant, and never used
         return WAIT
@@ -304,7 +304,9 @@ class TensorMemory:
         device, block = self.home[key], self.blocks[key]
         self.blocks[key] = NOWHERE
         allocator = self.allocators[device]
-        for used_on in allocator.free(block):  # when these have done what was put on them so far, it is free
+        for used_on in allocator.let_go(
+            block
+        ):  # when these have done what was put on them so far, it is free
             last = task if used_on == stream else self.last_on_stream[used_on] or task
             if self.ended[last.id]:
                 allocator.event_done(block)

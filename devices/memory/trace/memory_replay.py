@@ -165,7 +165,7 @@ def replay_until_full(events: Sequence[MemoryEvent], allocator: Allocator) -> Re
     for i, event in enumerate(events):
         address = NO_ADDRESS
         if event.op == "alloc":
-            block = allocator.try_alloc(event.nbytes, event.stream, event.id)
+            block = allocator.take(event.nbytes, event.stream, event.id)
             if block is None:
                 where = f"at event {i + 1} of {n}"
                 failure = allocator.out_of_memory(
@@ -178,7 +178,7 @@ def replay_until_full(events: Sequence[MemoryEvent], allocator: Allocator) -> Re
         elif event.op == "free":
             block = live.pop(event.id)
             address = block.address
-            for stream in allocator.free(block):
+            for stream in allocator.let_go(block):
                 waiting[stream].append(block)
                 last_freed[event.id] = block
         elif event.op == "record_stream":

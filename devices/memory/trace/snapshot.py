@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
+import re
 from typing import Any, Final, NoReturn
 
 from devices.memory.memory_event import HELD, MemoryEvent
@@ -33,6 +35,29 @@ __all__ = ["events_of_snapshot", "load_plain_pickle"]
 
 _NO_EVENT: Final = ("free_requested", "oom", "snapshot", "user_defined")
 """What changes no memory: ``oom`` comes after the ``segment_free`` of all that its retry gave back."""
+
+_LENGTHS: Final = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4} | {
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+}
+_ARGUMENTS: Final = {
+    each.code.encode("latin-1"): 0 if each.arg is None else each.arg.n for each in pickletools.opcodes
+}
+_COUNTED: Final = {code: _LENGTHS[n] for code, n in _ARGUMENTS.items() if n in _LENGTHS}
+_LINES: Final = {code for code, n in _ARGUMENTS.items() if n == pickletools.UP_TO_NEWLINE} - {b"c", b"i"}
+_FIXED: Final = re.compile(
+    b"(?:"
+    + b"|".join(
+        b"["
+        + b"".join(re.escape(code) for code, m in _ARGUMENTS.items() if m == n and code not in b".r")
+        + b"]"
+        + b"." * n
+        for n in sorted({n for n in _ARGUMENTS.values() if n >= 0})
+    )
+    + b")*+",
+    re.DOTALL,
+)
+"""A run of opcodes whose arguments are of a fixed length."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -59,11 +84,40 @@ def load_plain_pickle(data: bytes, source: str) -> Any:
     sim.words.errors.InputError: x.pickle: names builtins.print; a memory snapshot holds plain containers only
     """
     try:
+        _check_memo(data)
         return _PlainUnpickler(io.BytesIO(data)).load()
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
     except Exception as error:  # a broken pickle may raise nearly anything (see pickle.PickleError)
         raise InputError(f"{source}: not a readable pickle: {error}") from error
+
+
+def _check_memo(data: bytes) -> None:
+    """Refuse a pickle that puts something at a place of its memo with fewer bytes before it than places.
+
+    The table for it is made as long as the highest place: nine bytes could ask for gigabytes.
+    """
+    at = 0
+    while (at := _FIXED.match(data, at).end()) < len(data):  # type: ignore[union-attr]
+        code = data[at : at + 1]
+        if code in _COUNTED:
+            n = _COUNTED[code]
+            at += 1 + n + int.from_bytes(data[at + 1 : at + 1 + n], "little")
+        elif code == b"r":  # LONG_BINPUT
+            _check_place(int.from_bytes(data[at + 1 : at + 5], "little"), at)
+            at += 5
+        elif code in _LINES:
+            end = data.find(b"\n", at) + 1 or len(data)
+            if code == b"p":  # PUT
+                _check_place(int(data[at + 1 : end]), at)
+            at = end
+        else:  # the end, a name, or no pickle: whoever loads it says so
+            return
+
+
+def _check_place(place: int, before: int) -> None:
+    if place > before:
+        raise InputError(f"puts something at place {place:,} of its memo, and begins with {before} bytes")
 
 
 def events_of_snapshot(snapshot: Any, source: str, *, device: int | None = None) -> list[MemoryEvent]:

@@ -45,6 +45,7 @@ from sim.job.job import Job
 from sim.machine.communicators import HoldsSms
 from sim.machine.device import Device
 from sim.machine.task import Task
+from sim.words.answers import whole_numbers
 from sim.words.errors import InvariantError
 
 __all__ = ["GROUPS", "NEVER", "Demand", "HeldSms", "Kernel", "demand", "demands", "held_sms"]
@@ -163,7 +164,9 @@ def held_sms(device: Device, job: Job) -> dict[int, int]:
         if "sms" in attributes[op]:
             held[op] = min(sms, attributes[op]["sms"])
         elif holding is not None:
-            held[op] = min(sms, holding.sms(call_of(job.graph, c, entry), job.machine))
+            holds = [holding.sms(call_of(job.graph, c, entry), job.machine)]
+            whole_numbers(holds, f"{type(holding).__name__}.sms", of=[job.graph.op_names[op]])
+            held[op] = min(sms, *holds)
     return {op: count for op, count in held.items() if count}
 
 

@@ -24,15 +24,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 from scenarios.importers.files import StrPath, fixed_batch, in_file, read_json
 from sim.graph.builder import GraphBuilder
+from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph
 from sim.words.errors import GraphError, InputError
 from sim.words.units import NS_PER_S, round_half_up
 
 __all__ = ["load", "recognises"]
+
+_OTHERWISE_MEANT: Final = CONTROL_FLOW_KINDS | {"send", "recv"}
+"""Kinds of op that are no programs."""
 
 
 @dataclass
@@ -67,7 +71,8 @@ def load(path: StrPath, *, batch: int | None = None) -> Graph:
     Returns
     -------
     Graph
-        One op a task, called by its id, of the kind of its program's name; the recorded ``cores``,
+        One op a task, called by its id, of the kind of its program's name (``merge (program)`` where that is
+        a kind of control flow); the recorded ``cores``,
         ``machine`` and ``program`` are attributes.
 
     Raises
@@ -181,7 +186,7 @@ def _build(name: str, tasks: list[_Task], sizes: Mapping[str, int]) -> Graph:
         before = {writer[file][0] for file in task.reads if file in writer}
         builder.op(
             task.id,
-            kind=task.kind,
+            kind=f"{task.kind} (program)" if task.kind in _OTHERWISE_MEANT else task.kind,
             inputs=list(_inputs(task, writer, ids)),
             after=[parent for parent in dict.fromkeys(task.before) if parent not in before],
             outputs=[sizes.get(file, 0) for file in task.writes],

@@ -91,6 +91,9 @@ def compile_graph(
                 graph = rewrite.apply(graph, machine)
             else:
                 graph = rewrite.apply(graph)
+            if not isinstance(graph, Graph):
+                returned = f"{type(rewrite).__name__}.apply returned a {type(graph).__name__}"  # type: ignore[unreachable]
+                raise InputError(f"{returned}, should be a Graph")
             _keep_failures(before, graph)
         except ScenarioError:
             raise

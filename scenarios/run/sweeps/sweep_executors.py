@@ -7,8 +7,9 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from threading import Thread, current_thread, main_thread
+from types import FrameType
 
 from sim.words.errors import InputError, extra
 
@@ -17,26 +18,48 @@ __all__ = ["dask_executor", "process_executor", "without_interrupts"]
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back while the block runs, where the system can."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Hold Ctrl-C back while the block runs: it is heard at its end.
+
+    Processes that start meanwhile inherit that. An interrupt while a lock is taken would leave it taken.
+    """
+    before, heard = signal.getsignal(signal.SIGINT), []
+    noted = current_thread() is main_thread() and callable(before)
+    if noted:  # the mask below is that of this thread: another one may take the signal
+        signal.signal(signal.SIGINT, lambda *said: heard.append(said))
+    masks = hasattr(signal, "pthread_sigmask")
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else None
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if noted:
+            signal.signal(signal.SIGINT, before)
+            if heard and callable(before):
+                before(*heard[0])
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Ignore Ctrl-C while the block runs; a mask would not do, as other threads take the signal."""
-    if current_thread() is not main_thread():
-        yield
+def _heard_once() -> Iterator[Callable[[], object]]:
+    """Let Ctrl-C be heard once while the block runs: another would cut short what the first has to end.
+
+    Gives what ignores it from now on. A mask would not do, as other threads take the signal.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or not callable(before):
+        yield lambda: None
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def deaf() -> object:
+        return signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        deaf()
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, hear)
     try:
-        yield
+        yield deaf
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -65,14 +88,19 @@ def process_executor(jobs: int, begin: Callable[[], None]) -> Iterator[Executor]
     begin : callable
         What each process does first.
     """
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (begin,)) as executor:
+    others = active_children()
+    with (
+        _heard_once() as deaf,
+        ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (begin,)) as executor,
+    ):
         try:
             yield executor
         except BaseException:
-            with _deaf():  # a second Ctrl-C would leave a process that the executor then waits for
-                for process in list((executor._processes or {}).values()):
+            deaf()
+            for process in active_children():  # one that was being started, the executor does not know
+                if process not in others:
                     process.terminate()
-                executor.shutdown(cancel_futures=True)
+            executor.shutdown(cancel_futures=True)
             raise
 
 

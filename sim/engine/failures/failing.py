@@ -25,7 +25,6 @@ transfer without ops of its own is both Send and Recv.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from typing import Final, get_args
 
 import numpy as np
 
@@ -34,13 +33,11 @@ from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.machine.task import Task
-from sim.policy.policy import OnFailure, Policy
+from sim.policy.policy import Policy
 from sim.readiness.runs_in_turn import sessions_of
-from sim.words.errors import InputError, UnknownNameError
+from sim.words.errors import InputError
 
 __all__ = ["Failing", "refuse_unknown"]
-
-_WORDS: Final = get_args(OnFailure)
 
 
 def refuse_unknown(job: Job, policy: Policy) -> None:
@@ -51,8 +48,6 @@ def refuse_unknown(job: Job, policy: Policy) -> None:
     InputError
         The policy does not say; or collectives wait for ranks that may never come, which end by a timeout
         that is not modelled; or an exception ends one of several processes that share threads.
-    UnknownNameError
-        The policy says it in a word that there is not.
     """
     if policy.on_failure is None:
         raise InputError(
@@ -60,8 +55,6 @@ def refuse_unknown(job: Job, policy: Policy) -> None:
             "tensorflow-executor, tfrt, ready-queue, sequential, virtual-machine or in-order, or give a "
             "policy of your own the attribute on_failure"
         )
-    if policy.on_failure not in _WORDS:
-        raise UnknownNameError("on_failure", policy.on_failure, _WORDS)
     if job.collectives is not None:
         raise InputError(
             "some ops may fail, and nobody knows how long the other ranks of a collective then wait; leave "

@@ -9,6 +9,7 @@ from sim.job.collectives.members import Collectives
 from sim.machine.communicators import Call, ToldCollectives, even_nbytes
 from sim.machine.device import Device
 from sim.machine.machine import Machine
+from sim.words.answers import whole_numbers
 from sim.words.arrays import UNSET, BoolArray, IntArray
 from sim.words.errors import InputError
 from sim.words.limits import LATEST_NS
@@ -76,9 +77,8 @@ def modelled_ns(graph: Graph, machine: Machine, c: Collectives, wanted: BoolArra
     for entry in np.flatnonzero(wanted)[first].tolist():
         try:
             took = model.time_ns(call_of(graph, c, entry), machine)
-            if not 0 <= took < LATEST_NS:
-                raise InputError(f"the model of collectives says that it takes {took} ns")
         except InputError as error:
             raise (error if error.op is not None else error.about(graph.op_names[int(c.op[entry])])) from None
-        times.append(took)
+        whose, op = f"{type(model).__name__}.time_ns", graph.op_names[int(c.op[entry])]
+        times += whole_numbers([took], whose, below=LATEST_NS, of=[op]).tolist()
     return np.array(times, np.int64)[which.ravel()]

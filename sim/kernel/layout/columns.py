@@ -358,15 +358,17 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
     elif order.kind == "keep":
         assert order.pool is not None
         assert order.pool_of_issuer is not None
-        queue_of = order.pool_of_issuer
-        sizes = np.bincount(order.pool, minlength=int(queue_of.max()) + 1)
+        # Behind the others, an empty queue for issuers that take nothing.
+        sizes = np.append(np.bincount(order.pool, minlength=int(order.pool_of_issuer.max()) + 1), 0)
+        queue_of = np.where(order.pool_of_issuer < 0, len(sizes) - 1, order.pool_of_issuer)
     elif order.kind == "steal":  # which has lists of its own
         sizes = np.zeros(job.n_groups, np.int64)
     else:
         sizes = np.bincount(job.group_of, minlength=job.n_groups)
     total = sizes * (1 if order.per == "issuer" else job.iterations)
     windowed = order.kind == "place" and order.window != 1
-    window = int(total.max()) if order.window is None else order.window
+    most = int(total.max(initial=1))
+    window = most if order.window is None else min(order.window, most)
     # Slots of idle issuers come first, then those in which lanes or groups are put in order.
     after = len(group) + max(int(job.machine.first_stream[-1]), job.n_groups)
     first = after + np.concatenate((np.zeros(1, np.int64), np.cumsum(total)))
@@ -387,7 +389,9 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
         "window": window,
         "window_end": np.minimum(window, total),
         "in_flight": zeros.copy(),
-        "most_in_flight": order.in_flight or 0,
+        "most_in_flight": 0
+        if order.in_flight is None
+        else min(order.in_flight, flow.n_nodes * job.iterations),
     }
 
 

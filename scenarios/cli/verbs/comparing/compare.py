@@ -74,6 +74,9 @@ def compare(
         print_json(comparison.to_json())
     else:
         print_comparison(comparison)
+    if comparison.failures and any(files.values()):
+        failed = ", ".join(failure.policy for failure in comparison.failures)
+        typer.echo(f"not in the files that are written, as there is no result: {failed}", err=True)
     finish(comparison.results, files, charts)
     if comparison.failures:
         raise typer.Exit(1)
