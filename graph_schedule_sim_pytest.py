@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from scenarios.regression.check import Checked
-    from scenarios.regression.simulate import Simulate
+    from scenarios.regression import Checked
     from scenarios.run.scenario import Case
+    from scenarios.simulate_fixture import Simulate
 
 __all__ = ["ScenarioFile", "ScenarioTest", "simulate"]
 
@@ -71,7 +71,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
         return None
     if found := _shadowed():
         raise parent.CollectError(f"--sim-check: {found}")
-    from scenarios.regression.check import SUFFIXES, is_scenario
+    from scenarios.regression import SUFFIXES, is_scenario
 
     if file_path.suffix not in SUFFIXES:
         return None
@@ -100,7 +100,7 @@ def simulate(request: pytest.FixtureRequest) -> Simulate:
     """Run a scenario or a graph: ``simulate("s.yaml", policy=Mine)["makespan"]``; see docs/regression.md."""
     if found := _shadowed():
         pytest.fail(f"simulate: {found}", pytrace=False)
-    from scenarios.regression.simulate import Simulate
+    from scenarios.simulate_fixture import Simulate
 
     option = request.config.getoption
     new_tables = request.config.stash[_UPDATED] if option("--sim-update") else None
@@ -113,7 +113,7 @@ class ScenarioFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         """Read the file; a mistake in it fails the collection with its place."""
         from scenarios.run.load import load_scenario
-        from sim.words.errors import InputError
+        from sim.base.errors import InputError
 
         try:
             cases = load_scenario(
@@ -142,7 +142,7 @@ class ScenarioTest(pytest.Item):
 
     def runtest(self) -> None:
         """Run it, check the invariants of its trace, and fail with every expectation that does not hold."""
-        from scenarios.regression.check import check_case
+        from scenarios.regression import check_case
 
         checked: Checked = check_case(self.case, new_values=self.config.getoption("--sim-update"))
         short = os.path.relpath(self.path, self.config.invocation_params.dir)

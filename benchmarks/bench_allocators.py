@@ -21,8 +21,8 @@ import pytest
 from bench_engine import raw_timeouts
 
 from devices.memory import Allocator, Block, PlannedAllocator, make_allocator
-from devices.memory.plan.greedy_by_size import plan_greedy
-from devices.memory.plan.plan_problem import Lifetime
+from devices.memory.plan_problem import Lifetime
+from devices.memory.planners import plan_greedy
 
 LIVE = 10_000
 PAIRS = 50_000

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import pytest
 from bench_engine import layered, raw_timeouts
 
-from scenarios.importers.neutral.graph_write import write_graph
+from scenarios.importers.graph_json import write_graph
 from sim.kernel.run import compiled
 
 ROOT = Path(__file__).parents[1]

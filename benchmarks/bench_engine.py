@@ -44,8 +44,8 @@ import pytest
 import simpy
 
 from devices.machine import make_device
-from devices.memory.memory_description import MemorySpec
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.registry import MemorySpec
+from devices.memory.run_memory import tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Job, Machine, Trace, simulate
 

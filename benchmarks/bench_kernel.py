@@ -28,10 +28,10 @@ from policies.issue.ready_queue import ReadyQueue
 from sim import Graph, Job, Trace
 from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
-from sim.kernel.layout import columns as layout
+from sim.kernel import columns as layout
 from sim.kernel.run import compiled, run, to_the_end
 from sim.native.compiled import load
-from sim.policy.as_data import order_of
+from sim.policy import order_of
 
 BUDGET = {"plain": 0.15, "gpu": 0.4}
 """Raw timeouts that a task may cost in the compiled loop, layered on eight devices."""

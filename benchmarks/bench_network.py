@@ -35,10 +35,10 @@ from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
 from sim.kernel import loop as loop_source
 from sim.kernel import network as network_source
-from sim.kernel.layout.columns import columns, routes_of
+from sim.kernel.columns import columns, routes_of
 from sim.kernel.run import compiled, to_the_end
 from sim.native.compiled import load
-from sim.policy.as_data import order_of
+from sim.policy import order_of
 
 BANDWIDTH = 25 * 10**9
 """Of every link, in bytes/s: 25 bytes a ns."""

@@ -19,16 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from devices.machine import make_machine
-from scenarios.build.gpt import gpt_graph
-from scenarios.build.transformer import Transformer
+from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.importers import read_graph, write_graph
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
-from scenarios.tune.list_schedules import list_schedules
-from scenarios.tune.optimum import find_optimum
+from scenarios.variants.optimum import find_optimum, list_schedules
 from sim import Graph, GraphBuilder
+from sim.base.units import parse_duration
 from sim.job.costs import costs_ns
-from sim.words.units import parse_duration
 
 ROOT = Path(__file__).resolve().parents[1]
 

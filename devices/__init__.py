@@ -1,1 +1,1 @@
-"""See docs/design.md for the layers."""
+"""Hardware that takes time and space: devices, links and memories, from descriptions to what runs on them."""

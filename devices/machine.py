@@ -2,7 +2,7 @@
 
 A description is what a scenario file or a preset holds::
 
-    {preset: h200-sxm, streams: 2}  ──devices.over_presets──►  values  ──devices.kinds.gpu.build──►  Device
+    {preset: h200-sxm, streams: 2}  ──devices.preset_overlay──►  values  ──devices.kinds.gpu.build──►  Device
 """
 
 from __future__ import annotations
@@ -14,22 +14,16 @@ from importlib import import_module
 from typing import Any, Final
 
 from devices.cost.cost_description import make_cost
-from devices.describe.common_arguments import common_arguments
-from devices.describe.field_reading import merge, read_fields
-from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS
-from devices.describe.kinds import check_kinds
-from devices.describe.network.links import as_network, make_links
-from devices.describe.network.patterns import matching
-from devices.over_presets import device_values, devices_of, entry_of, machine_fields
+from devices.describe.field_reading import common_arguments, merge, read_fields
+from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, check_kinds
+from devices.describe.links import as_network, make_links, matching
+from devices.preset_overlay import device_values, devices_of, entry_of, machine_fields
+from sim.base.errors import InputError, located
+from sim.base.plugins import NOWHERE, Origin
 from sim.machine.communicators import CollectiveModel
 from sim.machine.device import Device
-from sim.machine.link import Link
+from sim.machine.links import SHORTEST, Link
 from sim.machine.machine import Host, Machine
-from sim.machine.routing import SHORTEST
-from sim.words.errors import InputError, located
-from sim.words.plugins import NOWHERE, Origin
-
-__all__ = ["DEVICE_KINDS", "make_device", "make_machine"]
 
 DEVICE_KINDS: Final = ("cpu", "gpu", "npu")
 SWITCH: Final = "switch"
@@ -58,7 +52,7 @@ def make_device(
         Which files and plugins it may name, and from where.
     kinds : collection of str, optional
         Kinds of op of your own, which mappings by kind may name beside the known ones
-        (`devices.describe.kinds`). None: any word, which somebody else checks.
+        (`devices.describe.fields`). None: any word, which somebody else checks.
 
     Raises
     ------
@@ -75,7 +69,7 @@ def make_device(
     >>> make_device("gpu0", {"kind": "gpu", "stream": 2})
     Traceback (most recent call last):
         ...
-    sim.words.errors.UnknownNameError: gpu0: unknown key 'stream'; did you mean 'streams'? ...
+    sim.base.errors.UnknownNameError: gpu0: unknown key 'stream'; did you mean 'streams'? ...
     """
     with located(name):
         return _build(name, device_values(spec, origin), origin, kinds)
@@ -197,7 +191,7 @@ def make_machine(
     model = _collectives(over, base, devices, origin)
     routing = SHORTEST
     if "routing" in over or "routes" in over:
-        from devices.describe.network.routes import make_routing
+        from devices.describe.links import make_routing
 
         with located("machine"):
             routing = make_routing(over.get("routing"), over.get("routes", ()), names, links)
@@ -208,13 +202,13 @@ def _collectives(
     over: Mapping[str, Any], base: Mapping[str, Any], devices: Sequence[Device], origin: Origin
 ) -> CollectiveModel:
     """Return how long collectives take: as the description says, or else its preset."""
-    from devices.collectives.by_name import make_collectives
+    from devices.collectives.registry import make_collectives
 
     with located("machine", "collectives"):
         model = make_collectives(over.get("collectives", base.get("collectives", {})), origin)
     if "collectives" in over or "preset" not in over:
         return model
-    from devices.collectives.of_preset import of_preset
+    from devices.collectives.registry import of_preset
 
     return of_preset(model, devices, next((key for key in _NETWORK if over.get(key)), None))
 
@@ -239,7 +233,7 @@ def _topology(
     if given.get("kind", preset.get("kind")) != preset.get("kind"):
         preset = {key: preset[key] for key in ("link", "ends") if key in preset}
     given = {**preset, **given}
-    from devices.describe.network.topologies import make_topology
+    from devices.describe.topologies import make_topology
 
     with located("machine", "topology"):
         return make_topology(given, kinds)

@@ -1,1 +1,1 @@
-"""See docs/design.md for the layers."""
+"""Decisions, which take no time: what runs where, in which order, on which stream."""

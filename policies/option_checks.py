@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
-from sim.policy.policy import Synchronisation
-from sim.words.errors import InputError, nearest
-from sim.words.options import spelling
-
-__all__ = ["SYNCHRONISATIONS", "one_of", "whole"]
+from sim.base.errors import InputError, nearest
+from sim.base.options import spelling
+from sim.policy import Synchronisation
 
 SYNCHRONISATIONS: tuple[str, ...] = get_args(Synchronisation)
 """What *eligible* may mean; see `sim.Policy`."""
@@ -37,7 +35,7 @@ def one_of(policy: str, option: str, value: object, accepted: Sequence[str]) -> 
     >>> one_of("ready-queue", "order", "fiffo", ("fifo", "lifo"))
     Traceback (most recent call last):
         ...
-    sim.words.errors.InputError: order: ready-queue: order must be one of fifo, lifo; found 'fiffo', did you
+    sim.base.errors.InputError: order: ready-queue: order must be one of fifo, lifo; found 'fiffo', did you
     mean 'fifo'?
     """
     if isinstance(value, str) and value in accepted:
@@ -71,7 +69,7 @@ def whole(policy: str, option: str, value: object, *, least: int = 1, most: int 
     >>> whole("out-of-order", "window", 0)
     Traceback (most recent call last):
         ...
-    sim.words.errors.InputError: window: out-of-order: window must be a whole number of at least 1; found 0
+    sim.base.errors.InputError: window: out-of-order: window must be a whole number of at least 1; found 0
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         if most is None or value <= most:

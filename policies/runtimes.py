@@ -28,8 +28,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["Runtime", "pipedream", "torchgpipe"]
-
 
 class Runtime(dict[str, Any]):
     """A named set of decisions; its docstring is what ``sim runtimes`` shows."""

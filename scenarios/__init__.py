@@ -1,1 +1,1 @@
-"""See docs/design.md for the layers."""
+"""What a user runs: scenario files, importers, workloads, sweeps, checks, and the command line."""

@@ -13,7 +13,7 @@
     expect: {...}                                      what has to come out
 
 The machine's part is in `scenarios.fields.machine_fields`, each kind of workload in
-`scenarios.work.registry`. A key that is not known here is an error, except in ``policy``, where it is an
+`scenarios.workloads.workload`. A key that is not known here is an error, except in ``policy``, where it is an
 option of the policy, which `scenarios.run.decisions` checks.
 """
 
@@ -25,19 +25,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, PlainValidator, ValidationInfo, create_model
 
-from devices.describe.field_types import quantity_schema
-from devices.describe.quantities import Count, File, Name, Strict, Whole, fault, one_of
+from devices.describe.field_types import fault, quantity_schema
+from devices.describe.quantities import Count, File, Name, Strict, Whole, one_of
 from scenarios.fields.machine_fields import PRESET, AnyMachine, machine_model
-from scenarios.fields.memory_fields import MemoryFields
-from scenarios.fields.noise_fields import NoiseFields, Spread
-from scenarios.fields.policy_fields import AnyPolicy, AnyVariant, ExpectOfRuns, Knowledge, Policy
-from scenarios.work.registry import every_kind, kind_names, kind_of, kinds_in
-from scenarios.work.workload import Workload
-from sim.words.dimensions import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
-from sim.words.errors import hint
-from sim.words.limits import MOST_TASKS
-
-__all__ = ["ScenarioFile", "json_schema", "json_schema_text"]
+from scenarios.fields.policy_fields import (
+    AnyPolicy,
+    AnyVariant,
+    ExpectOfRuns,
+    Knowledge,
+    MemoryFields,
+    NoiseFields,
+    PolicyFields,
+    Spread,
+)
+from scenarios.workloads.workload import Workload, every_kind, kind_names, kind_of, kinds_in
+from sim.base.arrays import MOST_TASKS
+from sim.base.errors import hint
+from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
@@ -71,7 +75,7 @@ def _training_run(value: Any) -> Any:
     """Read ``training_run:``; most scenarios have none, and do not import what that takes."""
     if value is None:
         return None
-    from scenarios.training_run.section import TrainingRun
+    from scenarios.training_run.fields import TrainingRun
 
     return TrainingRun.model_validate(value)
 
@@ -107,7 +111,7 @@ class ScenarioFile(Strict):
     workload: Annotated[Workload, PlainValidator(_workload)]
     policy: Annotated[
         AnyPolicy, Field(description="who decides what runs next, and all else; default: ready-queue")
-    ] = Policy.model_construct(name="ready-queue")
+    ] = PolicyFields.model_construct(name="ready-queue")
     knowledge: Annotated[Knowledge, Field(description="what policies know about durations")] = "exact"
     estimate_error: Annotated[
         Spread, Field(description="standard deviation of an estimate's logarithm, with knowledge: estimate")
@@ -150,7 +154,7 @@ class ScenarioFile(Strict):
 def model_of(kinds: Mapping[str, type[Workload]]) -> type[ScenarioFile]:
     """Return a model of scenario files with these kinds of workload, which knows all keys of a machine."""
     from scenarios.fields.fault_fields import FaultFields
-    from scenarios.training_run.section import TrainingRun
+    from scenarios.training_run.fields import TrainingRun
 
     workload = one_of(kinds, lambda value: next((name for name in kinds if name in value), None))
     machine: Any = Annotated[machine_model(), PRESET]
@@ -185,7 +189,7 @@ _SHARED = {
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a scenario file."""
-    from scenarios.known.in_schema import with_names
+    from scenarios.reference import with_names
 
     schema = model_of(every_kind()).model_json_schema(by_alias=True)
     _share(schema)

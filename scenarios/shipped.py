@@ -20,10 +20,8 @@ from typing import Any, Final, NamedTuple
 
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml, read_yaml_text
-from sim.files.atomic_files import write_text
-from sim.words.errors import InputError, UnknownNameError, located
-
-__all__ = ["Ask", "Shipped", "filled", "named", "shipped", "write_scenario"]
+from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.files import write_text
 
 _FOLDER: Final = Path(__file__).parent
 _EXAMPLES: Final = _FOLDER / "examples"

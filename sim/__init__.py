@@ -10,23 +10,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sim.words.lazy import lazy
+from sim.base.startup import lazy
 
 if TYPE_CHECKING:
+    from sim.base.errors import OutOfMemoryError as OutOfMemoryError
     from sim.graph.builder import GraphBuilder as GraphBuilder
     from sim.graph.graph import Graph as Graph
     from sim.job.job import Job as Job
     from sim.machine.device import Device as Device
-    from sim.machine.link import Link as Link
+    from sim.machine.links import Link as Link
     from sim.machine.machine import Host as Host
     from sim.machine.machine import Machine as Machine
     from sim.machine.task import Issuer as Issuer
     from sim.machine.task import Task as Task
-    from sim.policy.policy import Policy as Policy
+    from sim.policy import Policy as Policy
     from sim.record.plan import Plan as Plan
     from sim.simulation import simulate as simulate
     from sim.trace import Trace as Trace
-    from sim.words.errors import OutOfMemoryError as OutOfMemoryError
 
 _WHERE: Final = {
     "Device": "sim.machine.device",
@@ -35,11 +35,11 @@ _WHERE: Final = {
     "Host": "sim.machine.machine",
     "Issuer": "sim.machine.task",
     "Job": "sim.job.job",
-    "Link": "sim.machine.link",
+    "Link": "sim.machine.links",
     "Machine": "sim.machine.machine",
-    "OutOfMemoryError": "sim.words.errors",
+    "OutOfMemoryError": "sim.base.errors",
     "Plan": "sim.record.plan",
-    "Policy": "sim.policy.policy",
+    "Policy": "sim.policy",
     "Task": "sim.machine.task",
     "Trace": "sim.trace",
     "simulate": "sim.simulation",

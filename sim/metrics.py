@@ -25,21 +25,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.analysis.bounds import bounds
-from sim.analysis.core_use import cores_of, used_core_ns
-from sim.analysis.failed_ops import failure_report
-from sim.analysis.memory_use import peak_bytes
-from sim.analysis.training.expert_load import expert_load
-from sim.analysis.training.staleness import staleness_report
-from sim.analysis.transfers_on_links import traffic_on_links
-from sim.analysis.unused_devices import unused_devices
+from sim.base.intervals import stacked, union
+from sim.base.units import NS_PER_S
+from sim.explain.bounds import bounds
+from sim.explain.failed_ops import failure_report
 from sim.explain.idle import idle_reasons
-from sim.explain.time_use import time_use
+from sim.explain.memory_use import peak_bytes
+from sim.explain.time_use import cores_of, time_use, unused_devices, used_core_ns
+from sim.explain.training import expert_load, staleness_report
+from sim.explain.transfers_on_links import traffic_on_links
 from sim.record.record import Record
-from sim.words.intervals import stacked, union
-from sim.words.units import NS_PER_S
-
-__all__ = ["SCHEMA", "DeviceUse", "LinkUse", "device_use", "link_use", "summary"]
 
 SCHEMA: Final = "sim.result/1"
 _OF_DEVICES: Final = ("busy_ns", "span_ns", "idle_ns", "utilisation", "cores", "core_ns", "bubble")
@@ -195,13 +190,13 @@ def summary(trace: Record) -> dict[str, Any]:
     name of the policy's class), ``pipeline`` (None), ``expect`` (an empty list).
 
     Peak memory is what the allocator gave out and reserved, when one was simulated; else what the
-    tensors alone take (`sim.analysis.memory_use`), and ``peak_reserved_bytes`` is None.
+    tensors alone take (`sim.explain.memory_use`), and ``peak_reserved_bytes`` is None.
 
     Where ops, or parts of the machine, may fail, there is a key ``failures``
-    (`sim.analysis.failed_ops.failure_report`); of a run in which one did, the bounds are 0. ``gap`` is by
+    (`sim.explain.failed_ops.failure_report`); of a run in which one did, the bounds are 0. ``gap`` is by
     which part of the lower bound the makespan is above it; None where that says nothing, and ``no_gap`` why.
-    Where ranks share experts there is a key ``experts`` (`sim.analysis.training.expert_load`), and where
-    workers push updates of their own ``staleness`` (`sim.analysis.training.staleness.staleness_report`).
+    Where ranks share experts there is a key ``experts`` (`sim.explain.training`), and where
+    workers push updates of their own ``staleness`` (`sim.explain.training.staleness_report`).
 
     Returns
     -------

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Final, TypeVar
 
-__all__ = ["alike", "card", "columns_that_speak"]
-
 Rows = Sequence[Mapping[str, str]]
 
 _T = TypeVar("_T")

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from sim.base.startup import collector_paused
 from sim.engine import Memory, Observer
-from sim.faults.faults import Faults
+from sim.faults import Faults
 from sim.graph.graph import Graph
+from sim.issuers import with_processes
 from sim.job.build_job import make_job
 from sim.job.context import Context
 from sim.job.job import Job, Linearizer, Placement, StreamAssignment
 from sim.job.noise import Noise
-from sim.kernel.choose import run_job
+from sim.kernel.run import run_job
 from sim.machine.machine import Machine
-from sim.policy.policy import Policy
-from sim.policy.processes import with_processes
+from sim.policy import Policy
 from sim.trace import Trace
-from sim.words.collector import collector_paused
-
-__all__ = ["simulate"]
 
 
 def simulate(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.machine.task import Task
-from sim.policy.policy import Policy
+from sim.policy import Policy
 from sim.record.column_writer import task_columns, transfer_columns
 from sim.record.record import Record
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sim.record.plan import Plan
-
-__all__ = ["Trace"]
 
 
 class Trace(Record):
@@ -43,7 +41,7 @@ class Trace(Record):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: makespan, lower bound, and how each device spent its time."""
-        from sim.export.result_rows import device_rows, summary_lines
+        from sim.export.tables import device_rows, summary_lines
         from sim.metrics import summary
         from sim.notebook import card
 

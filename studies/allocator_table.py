@@ -20,18 +20,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from devices.machine import make_device
-from devices.memory.by_name import make_allocator
-from devices.memory.memory_description import MemorySpec
 from devices.memory.memory_event import MemoryEvent
-from devices.memory.run.tensors import tensor_memory
-from devices.memory.trace.memory_replay import replay
-from policies.issue.in_order import InOrder
+from devices.memory.memory_replay import replay
+from devices.memory.registry import MemorySpec, make_allocator
+from devices.memory.run_memory import tensor_memory
+from policies.issue.program_order import InOrder
 from scenarios.importers import load_graph
 from sim import Graph, Machine, simulate
-from sim.analysis.allocator_log import Allocated, allocated
+from sim.base.errors import InfeasibleError, OutOfMemoryError, SimError
+from sim.base.units import format_bytes, format_duration
+from sim.explain.memory_use import Allocated, allocated
 from sim.trace import Trace
-from sim.words.errors import InfeasibleError, OutOfMemoryError, SimError
-from sim.words.units import format_bytes, format_duration
 
 __all__ = ["ALLOCATORS", "Row", "allocator_rows", "events_of", "markdown"]
 
@@ -89,7 +88,7 @@ def allocator_rows(
     device : mapping, optional
         Description of the only device; default: an H200.
     lifetime : str
-        See `devices.memory.run.tensors`.
+        See `devices.memory.run_memory`.
 
     Raises
     ------

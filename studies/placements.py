@@ -19,21 +19,20 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from devices.machine import make_machine
-from policies.compile.batch import Batch
-from policies.compile.simplify.batch_norm import BatchNorm
-from policies.compile.training.gradients import OPTIMISERS
-from policies.compile.training.training_step import Training
 from policies.issue.ready_queue import ReadyQueue
 from policies.placement.auto_tune import AutoTune
-from policies.placement.lists.greedy import Greedy
-from policies.placement.lists.heft import Heft
-from policies.placement.single import Single
+from policies.placement.list_schedule import Greedy, Heft
+from policies.placement.simple import SinglePlacement
+from policies.rewrite.backward import OPTIMISERS
+from policies.rewrite.batch import Batch
+from policies.rewrite.simplify import BatchNorm
+from policies.rewrite.training_step import TrainingRewrite
 from scenarios.importers import load_graph
 from sim import Graph, Machine, simulate
+from sim.base.arrays import UNSET
 from sim.graph.graph import longest_path_ns
 from sim.job.costs import costs_ns
 from sim.job.job import Placement
-from sim.words.arrays import UNSET
 from studies.machines import MACHINES
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def training_step(graph: Graph, times: int = 1) -> Graph:
     updates = {"assign", "assign_sub", "assign_add", *OPTIMISERS}
     if not updates.isdisjoint(graph.kinds):
         return graph
-    return Training().apply(Batch(times).apply(BatchNorm().apply(graph)))
+    return TrainingRewrite().apply(Batch(times).apply(BatchNorm().apply(graph)))
 
 
 def compare_placements(graph: Graph, machine: Machine, *, budget: int = 30, seed: int = 0) -> pd.DataFrame:
@@ -108,7 +107,7 @@ def compare_placements(graph: Graph, machine: Machine, *, budget: int = 30, seed
 
     fastest = machine.devices[0].name
     placements: dict[str, Placement] = {
-        f"all on {fastest}": Single(fastest),
+        f"all on {fastest}": SinglePlacement(fastest),
         "greedy": Greedy(),
         "HEFT": Heft(),
     }

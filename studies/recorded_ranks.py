@@ -31,11 +31,11 @@ from scenarios.importers import load_graph
 from scenarios.importers.files import files_in
 from scenarios.recorded.setup import run_recorded
 from sim import Graph
+from sim.base.arrays import BoolArray, IntArray
+from sim.base.intervals import union
+from sim.base.units import parse_duration, round_half_up
 from sim.explain.idle import idle_reasons
 from sim.trace import Trace
-from sim.words.arrays import BoolArray, IntArray
-from sim.words.intervals import union
-from sim.words.units import parse_duration, round_half_up
 
 __all__ = [
     "Spans",

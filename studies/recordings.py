@@ -12,7 +12,7 @@ Of a folder every trace has a row, and if they are the ranks of a job all of the
 
 *Span* is from the first call to the end of the last task of a GPU. *Idle* is a stream between its tasks.
 *Tau* compares the starts of all GPU tasks (`kendall_tau`): 1 if they start in the same order. *Unexplained*
-is the part of the makespan that only delays fill (`scenarios.recorded.residue`).
+is the part of the makespan that only delays fill (`scenarios.recorded.as_recorded`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from scenarios.importers.files import files_in
-from scenarios.recorded.as_recorded import as_recorded
-from scenarios.recorded.residue import Residue, residue
+from scenarios.recorded.as_recorded import Residue, as_recorded, residue
 from scenarios.recorded.setup import run_recorded
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError
+from sim.base.intervals import union
 from sim.graph.graph import Graph
 from sim.trace import Trace
-from sim.words.arrays import IntArray
-from sim.words.errors import InputError
-from sim.words.intervals import union
 from studies.recorded_ranks import load_ranks, markdown, ms, scaled, waiting_ns
 
 __all__ = ["Faster", "Replay", "faster", "kendall_tau", "replay"]

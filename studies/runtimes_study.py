@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from devices.machine import make_machine
-from scenarios.fields.policy_fields import Policy
+from scenarios.fields.policy_fields import PolicyFields
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import Node, Place
 from scenarios.importers import load_graph
@@ -23,12 +23,12 @@ from scenarios.run.decisions import resolve
 from scenarios.run.execute import run_case
 from scenarios.run.scenario import Case, Scenario
 from scenarios.schema import ScenarioFile
-from scenarios.work.workload import Work
+from scenarios.workloads.workload import Work
 from sim import Graph, GraphBuilder, Machine, Trace
+from sim.base import plugins
+from sim.base.errors import InputError
 from sim.job.costs import issue_costs_ns
 from sim.metrics import summary
-from sim.words import plugins
-from sim.words.errors import InputError
 from studies import machines
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def run_under(runtime: str, graph: Graph, machine: Machine) -> Trace:
         An unknown runtime.
     """
     document = Document(Node({}, Place(f"runtime {runtime}")), Path())
-    decisions = resolve(Policy(runtime=runtime), runtime, document, ())
+    decisions = resolve(PolicyFields(runtime=runtime), runtime, document, ())
     nothing = ScenarioFile.model_validate({"workload": {"ops": {"replaced": {}}}})
     work = Work(graph, machine, lambda trace: {}, lambda trace, advise: None)
     scenario = Scenario(nothing, document)

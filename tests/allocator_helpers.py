@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from devices.memory import Allocator, Block
-from devices.memory.allocators.segmented import SegmentedAllocator
-from devices.memory.blocks import FREE, LIVE, UNMAPPED, WAITING
+from devices.memory.best_fit import SegmentedAllocator
+from devices.memory.device_memory import FREE, LIVE, UNMAPPED, WAITING
 
 
 def verify_segments(allocator: SegmentedAllocator) -> None:

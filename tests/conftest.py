@@ -57,7 +57,7 @@ def both_engines(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run what a test simulates on the engine that is chosen, and once more on SimPy."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "simpy":
-            patch.setattr("sim.kernel.choose.run", lambda *_, **__: "a test wants SimPy")
+            patch.setattr("sim.kernel.run.run", lambda *_, **__: "a test wants SimPy")
         yield
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from devices import fair_sharing as maxmin
 from devices.network import make_network
-from devices.sharing import maxmin
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
-from sim.machine.device_details import Details
+from sim.machine.device import Details
 
 GB = 10**9
 """Bytes a second that are one byte a nanosecond."""
@@ -66,7 +66,7 @@ def max_min(
     routes: Sequence[Sequence[int]], capacity: Mapping[int, int], flows: Sequence[int] | None = None
 ) -> list[Fraction]:
     """Return the max-min fair rate of a flow on each route; of `flows` on it, by default one."""
-    links = {link: maxmin.Link(capacity[link]) for route in routes for link in route}
+    links = {link: maxmin.SharedLink(capacity[link]) for route in routes for link in route}
     made = []
     for i, route in enumerate(routes):
         made.append(maxmin.Route(tuple(links[link] for link in route), 1 if flows is None else flows[i]))

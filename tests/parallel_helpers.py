@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from devices.cost.cost_models import FixedCost
-from policies.compile.records import Record, read
-from policies.compile.training.training_step import Training
-from policies.issue.in_order import InOrder
-from policies.streams.recorded import Recorded
+from policies.issue.program_order import InOrder
+from policies.rewrite.records import OpEntry, read
+from policies.rewrite.training_step import TrainingRewrite
+from policies.streams import Recorded
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 from sim.machine.communicators import Call
 
@@ -34,7 +34,7 @@ def layers(weights: Sequence[int], ns: int | Sequence[int] = 100, optimiser: str
         b.parameter(f"w{k}", nbytes)
         facts = {"duration_ns": took, "dtype": "fp32", "flops": 100}
         before = b.op(f"l{k}", kind="matmul", inputs=[before, f"w{k}"], outputs=40, **facts)
-    return Training(optimiser=optimiser).apply(b.build())
+    return TrainingRewrite(optimiser=optimiser).apply(b.build())
 
 
 def run(graph: Graph, ranks: int, streams: int = 8, engine: str = "simpy", **more: int) -> Trace:
@@ -58,7 +58,7 @@ def by_stream(trace: Trace, rank: str = "gpu0") -> dict[str, list[tuple[int, int
     return dict(found)
 
 
-def of_rank(graph: Graph, rank: str = "gpu0") -> dict[str, Record]:
+def of_rank(graph: Graph, rank: str = "gpu0") -> dict[str, OpEntry]:
     """Return the ops of a rank by their names there."""
     ops = read(graph).ops.values()
     return {each.name.removeprefix(f"{rank}/"): each for each in ops if each.device == rank}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from hypothesis import strategies as st
 
-from policies.placement.lists.list_schedule import Schedule
+from policies.placement.list_schedule import ListSchedule
 from policies.placement.problem import NEVER, Problem
 from sim import Device, Graph, GraphBuilder, Link, Machine, Task
 from sim.job.context import Context
@@ -113,7 +113,7 @@ def problems(draw: st.DrawFn, max_ops: int = 9, kinds: Sequence[str] = ("p1", "p
     return problem_of(b.build(), full_mesh(devices, draw(st.integers(0, 3))))
 
 
-def require_valid(schedule: Schedule, problem: Problem) -> None:
+def require_valid(schedule: ListSchedule, problem: Problem) -> None:
     """Assert that ops last what they cost, have their inputs, share no lane, and are where they may be."""
     for op in range(problem.n):
         device, start = schedule.device[op], schedule.start_ns[op]

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from devices.memory.plan.plan_problem import Lifetime
-from devices.memory.plan.tokens import TokenPool
+from devices.memory.plan_problem import Lifetime
+from devices.memory.planners import TokenPool
 
 
 class Step(NamedTuple):

@@ -10,7 +10,7 @@ import yaml
 
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import load_scenario
-from sim.words.errors import InputError, ScenarioError
+from sim.base.errors import InputError, ScenarioError
 
 NODES = {
     "devices": {
@@ -100,7 +100,7 @@ def test_who_does_not_fit_is_told_both_numbers(compile_: list[Any], message: str
 def test_without_a_machine_somebody_has_to_say_how_many() -> None:
     from parallel_helpers import layers
 
-    from policies.compile.parallel.ddp import DistributedDataParallel
+    from policies.parallel.ddp import DistributedDataParallel
 
     with pytest.raises(InputError, match="ddp: give ranks"):
         DistributedDataParallel().apply(layers([40]))

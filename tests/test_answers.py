@@ -10,17 +10,16 @@ import pytest
 from cli_runner import sim
 
 from devices.memory.allocator import Allocator
-from devices.memory.blocks import LIVE, Block
-from devices.memory.memory_description import MemorySpec
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.device_memory import LIVE, Block
+from devices.memory.registry import MemorySpec
+from devices.memory.run_memory import tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, Policy, simulate
+from sim.base.errors import InputError
 from sim.job.build_job import make_job
 from sim.job.job import Placement
 from sim.kernel.run import compiled
-from sim.policy.as_data import order_of
-from sim.policy.order import Order
-from sim.words.errors import InputError
+from sim.policy import Order, order_of
 
 WRONG = [[-1, -1], [2, 0], [0.9, 0], [True, 0], [0], [0, 0, 0], None, "00", [1 << 70, 0], np.zeros((2, 1))]
 
@@ -285,7 +284,7 @@ def test_what_a_rewrite_or_a_recovery_returns(
     base = "Recovery" if text is RECOVERY else "object"
     module = f"answers_{tmp_path.name}"  # a module is imported once
     (tmp_path / f"{module}.py").write_text(
-        "from policies.recovery.recovery import Recovery, Restart\n\n"
+        "from policies.recovery import Recovery, Restart\n\n"
         f"class Mine({base}):\n    def {method}:\n        return {answer}\n"
     )
     (tmp_path / "s.yaml").write_text(text.replace("MODULE", module))

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from parallel_helpers import run
 
-from policies.compile.attention import FuseAttention
-from policies.compile.parallel.context.context_parallel import ContextParallel
-from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.records import read
-from policies.compile.training.training_step import Training
+from policies.parallel.context_parallel import ContextParallel
+from policies.parallel.ddp import DistributedDataParallel
+from policies.rewrite.attention import FuseAttention
+from policies.rewrite.records import read
+from policies.rewrite.training_step import TrainingRewrite
 from sim import Graph, GraphBuilder
-from sim.words.errors import GraphError
+from sim.base.errors import GraphError
 
 
 def layer(chain: bool, *, again: bool = False) -> Graph:
@@ -61,14 +61,14 @@ def test_the_chain_is_the_op() -> None:
 def test_context_parallel_takes_what_was_written_out(method: str) -> None:
     ends = []
     for graph in (FuseAttention().apply(layer(True)), layer(False)):
-        split = ContextParallel(2, method).apply(Training().apply(graph))
+        split = ContextParallel(2, method).apply(TrainingRewrite().apply(graph))
         ends.append(run(DistributedDataParallel(1).apply(split), 2).makespan_ns)
     assert ends[0] == ends[1]
 
 
 def test_what_is_not_attention_stays_and_is_told() -> None:
     with pytest.raises(GraphError, match="let the rewrite attention, which makes one op of it, come before"):
-        ContextParallel(2).apply(Training().apply(layer(True)))
-    for graph in (layer(False), layer(True, again=True), Training().apply(layer(True))):
+        ContextParallel(2).apply(TrainingRewrite().apply(layer(True)))
+    for graph in (layer(False), layer(True, again=True), TrainingRewrite().apply(layer(True))):
         with pytest.raises(GraphError, match="has no softmax between two products of data"):
             FuseAttention().apply(graph)

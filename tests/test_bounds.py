@@ -10,13 +10,13 @@ from examples import seeds
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
-from sim.analysis.bounds import Bounds, bounds
-from sim.analysis.lower_bounds.one_machine import around_ns, between_ns
+from sim.base.errors import InputError
+from sim.explain.bounds import Bounds, bounds
+from sim.explain.jackson_bound import around_ns, between_ns
 from sim.job.build_job import make_job
 from sim.job.job import Job
 from sim.job.noise import Noise
-from sim.job.travel import Travel
-from sim.words.errors import InputError
+from sim.job.transfers import Travel
 
 
 def graph(durations: dict[str, int], edges: dict[str, list[str]]) -> Graph:

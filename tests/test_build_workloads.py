@@ -12,23 +12,18 @@ from hypothesis import strategies as st
 from import_helpers import columns
 from scenario_texts import write
 
-from scenarios.build.data_loading import DataLoadingFields
-from scenarios.build.data_parallel import (
-    DataParallelFields,
-    LayerFields,
-    buckets,
-    ring_all_reduce_ns,
-)
-from scenarios.build.gpt import gpt_graph
-from scenarios.build.random_dag import Branchy, RandomDag
-from scenarios.build.transformer import Transformer
+from scenarios.builders.builder import Builder
+from scenarios.builders.data_loaders import DataLoadingFields
+from scenarios.builders.data_parallel import DataParallelFields, LayerFields, buckets, ring_all_reduce_ns
+from scenarios.builders.gpt import Transformer, gpt_graph
+from scenarios.builders.random_dag import Branchy, RandomDag
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from scenarios.work.built import BUILDERS, Builder
+from scenarios.workloads.built import BUILDERS
 from sim import Graph
+from sim.base.errors import InputError, ScenarioError
 from sim.graph.graph import Role, longest_path_ns
 from sim.trace import Trace
-from sim.words.errors import InputError, ScenarioError
 
 
 def weight_flops(model: Transformer) -> int:

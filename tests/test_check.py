@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from scenario_texts import GOOD, changed, write
 
-from scenarios.regression.check import check_file, scenario_files
-from sim.words.errors import InputError
+from scenarios.regression import check_file, scenario_files
+from sim.base.errors import InputError
 
 pytest_plugins = ["pytester"]
 

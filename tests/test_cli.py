@@ -11,7 +11,7 @@ import typer
 from cli_runner import COMPARE, sim
 from scenario_texts import GOOD, changed, write
 
-from sim.words import plugins
+from sim.base import plugins
 
 
 def test_run_prints_a_table_and_nothing_on_stderr(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def add_verbs(app: typer.Typer) -> None:
         app.command(name, help=f"Somebody else's {name}.")(lambda: typer.echo("hello"))
 
 
-@pytest.mark.filterwarnings("always::sim.words.plugins.PluginWarning")
+@pytest.mark.filterwarnings("always::sim.base.plugins.PluginWarning")
 @pytest.mark.parametrize("arguments", [["--help"], ["greet"], ["gret"]])
 def test_a_verb_of_a_plugin_whose_name_is_taken_is_left_out(arguments: list[str]) -> None:
     plugins.register("sim.commands", "a-plugin", add_verbs)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_runner import sim
 
-from devices.collectives.by_name import make_collectives
+from devices.collectives.registry import make_collectives
 from devices.machine import make_machine
 from sim.machine.communicators import Call
 

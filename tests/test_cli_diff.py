@@ -15,9 +15,9 @@ from cli_runner import sim
 from cuda_programs import Step, ran
 from scenario_texts import HEAD_OF_LINE, changed, write
 
-from scenarios.diff.recording import recorded_trace
 from scenarios.importers import load_graph
 from scenarios.recorded.setup import run_recorded
+from scenarios.report.diff import recorded_trace
 from sim.diff.differences import differences
 from sim.diff.schedule import schedule_of
 

@@ -9,7 +9,7 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, changed, write
 
-import scenarios.run.case_job
+import scenarios.run.prepare_job
 
 MISTAKES = {
     "cycle": (changed("inputs: [a]", "inputs: [d]"), "{file}:8:8: workload.ops.b: "),
@@ -127,7 +127,7 @@ def test_a_policy_that_is_unknown_or_given_twice(tmp_path: Path) -> None:
 
 def test_code_needs_permission(tmp_path: Path) -> None:
     (tmp_path / "own_of_test_cli.py").write_text(
-        "from policies.issue.in_order import InOrder\nclass Own(InOrder):\n    'Mine.'\n"
+        "from policies.issue.program_order import InOrder\nclass Own(InOrder):\n    'Mine.'\n"
     )
     path = write(tmp_path, changed("ready-queue", "'own_of_test_cli:Own'"))
     refused = sim("run", path)
@@ -159,7 +159,7 @@ def test_warnings_are_one_line_on_stderr(tmp_path: Path, monkeypatch: pytest.Mon
         warnings.warn("the sky is falling", stacklevel=1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scenarios.run.case_job, "make_job", warn)
+    monkeypatch.setattr(scenarios.run.prepare_job, "make_job", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         result = sim("run", write(tmp_path))
@@ -168,7 +168,7 @@ def test_warnings_are_one_line_on_stderr(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_bugs_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenarios.run.case_job, "make_job", None)
+    monkeypatch.setattr(scenarios.run.prepare_job, "make_job", None)
     path = write(tmp_path)
     done = sim("run", path)
     assert done.exit_code == 3
@@ -189,7 +189,7 @@ def test_an_interrupt_inside_the_making_of_a_class_is_one(
     def interrupted(*_: object, **__: object) -> None:
         raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
 
-    monkeypatch.setattr(scenarios.run.case_job, "make_job", interrupted)
+    monkeypatch.setattr(scenarios.run.prepare_job, "make_job", interrupted)
     done = sim("run", write(tmp_path))
     assert (done.exit_code, done.stderr) == (130, "interrupted\n")
 

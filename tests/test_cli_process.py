@@ -15,7 +15,7 @@ from cli_runner import COMPARE, sim
 from scenario_texts import GOOD, write
 
 from scenarios.cli import running
-from scenarios.cli.progress import progress
+from scenarios.cli.running import progress
 
 
 def process(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

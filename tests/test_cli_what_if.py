@@ -13,12 +13,12 @@ from cuda_programs import ran
 from import_helpers import recorded
 
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.recorded.program.select import Names
-from scenarios.report.what_ifs import draw_what_ifs
-from scenarios.run.trials.machine_trials import machine_trials
-from scenarios.run.trials.trials import Outcome, base_of, try_all
+from scenarios.recorded.select import Names
+from scenarios.report.pictures import draw_what_ifs
+from scenarios.variants.machine_trials import machine_trials
+from scenarios.variants.recording_trials import TrialOutcome, base_of, try_all
 from sim import Device, GraphBuilder, Machine, simulate
-from sim.words.units import format_duration
+from sim.base.units import format_duration
 
 FOLDER = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
 PAGE = FOLDER.parents[1] / "docs" / "what_if.md"
@@ -149,8 +149,8 @@ def test_a_picture(tmp_path: Path) -> None:
     result = sim("whatif", STEP, "--plot", path)
     assert f"wrote {path}" in result.stderr
     assert path.read_bytes().startswith(b"<?xml")
-    outcomes = [Outcome(name, {}, ns) for name, ns in (("base", 200), ("slower", 210), ("faster", 150))]
-    ax = draw_what_ifs("drawn", [*outcomes, Outcome("impossible", {}, None)])
+    outcomes = [TrialOutcome(name, {}, ns) for name, ns in (("base", 200), ("slower", 210), ("faster", 150))]
+    ax = draw_what_ifs("drawn", [*outcomes, TrialOutcome("impossible", {}, None)])
     assert [bar.get_width() for bar in ax.patches] == [25.0, -5.0]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["faster", "slower"]
 
@@ -178,7 +178,7 @@ def test_mistakes(words: list[object], says: str) -> None:
 
 
 def test_the_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scenarios.importers.traces import kineto
+    from scenarios.importers.kineto import kineto
 
     reads = []
     load = kineto.load

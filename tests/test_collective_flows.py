@@ -15,19 +15,18 @@ from hypothesis import strategies as st
 from scenario_texts import write
 
 from devices.collectives.flows import Flows
-from devices.collectives.formulas import Formula
-from devices.collectives.ring_order import ring_order
+from devices.collectives.formulas import Formula, ring_order
 from devices.machine import make_machine
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import GraphBuilder, Machine, Trace, simulate
+from sim.base.errors import InputError, InvariantError
 from sim.export.timeline import Timeline
-from sim.kernel.choose import NotOnKernelError
+from sim.kernel.run import NotOnKernelError
 from sim.machine.communicators import Call
-from sim.machine.link import Message
+from sim.machine.links import Message
 from sim.metrics import link_use
-from sim.words.errors import InputError, InvariantError
 
 
 def machine(

@@ -12,17 +12,15 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.collectives.by_name import make_collectives
-from devices.collectives.formulas import Formula
-from devices.collectives.ring_order import ring_order
-from devices.collectives.schedules import ALGORITHMS, steps_of
-from devices.collectives.two_trees import double_tree, rounds_of, tree
+from devices.collectives.formulas import Formula, ring_order
+from devices.collectives.registry import make_collectives
+from devices.collectives.schedules import ALGORITHMS, double_tree, rounds_of, steps_of, tree
 from devices.machine import make_machine
 from sim import Device, GraphBuilder, Job, Machine
+from sim.base.errors import InfeasibleError, InputError
+from sim.base.units import round_half_up
 from sim.job.build_job import make_job
 from sim.machine.communicators import Call
-from sim.words.errors import InfeasibleError, InputError
-from sim.words.units import round_half_up
 
 ALPHA, RATE = 700, 10**9  # ns; bytes/s: a byte takes a ns
 

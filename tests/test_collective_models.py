@@ -10,19 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.collectives.by_name import make_collectives
 from devices.collectives.measured import MeasuredTable, read_measurements
-from devices.collectives.nccl.constants import GENERATIONS
-from devices.collectives.nccl.model import Nccl
-from devices.collectives.nccl.rates import RATES, amounts, load_rates, taken_us
-from devices.collectives.nccl.tuner import Tuner
+from devices.collectives.nccl_constants import GENERATIONS
+from devices.collectives.nccl_model import RATES, Nccl, amounts, load_rates, taken_us
+from devices.collectives.nccl_tuner import NcclTuner
+from devices.collectives.registry import make_collectives
 from devices.machine import make_machine
-from policies.issue.in_order import InOrder
-from policies.streams.recorded import Recorded
+from policies.issue.program_order import InOrder
+from policies.streams import Recorded
 from sim import Device, GraphBuilder, Machine, simulate
+from sim.base.errors import InputError, UnknownNameError
+from sim.base.plugins import Origin
 from sim.machine.communicators import Call
-from sim.words.errors import InputError, UnknownNameError
-from sim.words.plugins import Origin
 
 
 def node(gpus: int = 8, **device: Any) -> Machine:
@@ -44,12 +43,12 @@ def test_the_gpu_is_recognised_by_its_sms() -> None:
 
 def test_neighbours_are_a_node() -> None:
     sixteen = node(16)
-    two = Tuner(GENERATIONS["h100"], (8, 8)).choose("all_reduce", 1 << 26)
+    two = NcclTuner(GENERATIONS["h100"], (8, 8)).choose("all_reduce", 1 << 26)
     assert Nccl().choice(all_reduce(1 << 26, 16), sixteen) == two
     alone = Nccl().choice(Call("all_gather", 1 << 20, (3, 11)), sixteen)  # one GPU of each node
-    assert alone == Tuner(GENERATIONS["h100"], (1, 1)).choose("all_gather", 1 << 20)
+    assert alone == NcclTuner(GENERATIONS["h100"], (1, 1)).choose("all_gather", 1 << 20)
     four = Nccl(per_node=4).choice(all_reduce(1 << 20, 8), sixteen)
-    assert four == Tuner(GENERATIONS["h100"], (4, 4)).choose("all_reduce", 1 << 20)
+    assert four == NcclTuner(GENERATIONS["h100"], (4, 4)).choose("all_reduce", 1 << 20)
 
 
 def test_ranks_of_a_recorded_job_name_no_nodes() -> None:
@@ -58,7 +57,7 @@ def test_ranks_of_a_recorded_job_name_no_nodes() -> None:
     nodes = Machine(tuple(Device(f"node{k}/gpu{j}") for k in range(4) for j in range(4)))
     call, model = all_reduce(1 << 26, 16), Nccl("h100")
     for machine, per_node in ((ranks, (8, 8)), (nodes, (4, 4, 4, 4))):
-        assert model.choice(call, machine) == Tuner(GENERATIONS["h100"], per_node).choose(*call[:2])
+        assert model.choice(call, machine) == NcclTuner(GENERATIONS["h100"], per_node).choose(*call[:2])
     many = Machine(tuple(Device(f"node0/gpu{k}") for k in range(16)))
     with pytest.raises(InputError, match="16 ranks on a node are more than the 8 that are modelled; say per"):
         model.choice(call, many)
@@ -94,7 +93,7 @@ def ranks_of(machine: Machine) -> tuple[int, ...]:
 
 
 def test_rates_are_counted_by_hand() -> None:
-    choice = Tuner(GENERATIONS["h100"], (8,)).choose("all_reduce", 4000)
+    choice = NcclTuner(GENERATIONS["h100"], (8,)).choose("all_reduce", 4000)
     assert amounts("all_reduce", 8, 4000, choice) == {
         "launch": 1,
         "hop ll": 14,
@@ -102,7 +101,7 @@ def test_rates_are_counted_by_hand() -> None:
         "own": 0.5,  # one primitive more than steps, of an eighth
         "link ll": 7.0,
     }
-    exchange = Tuner(GENERATIONS["h100"], (8,)).choose("all_to_all", 32_000)
+    exchange = NcclTuner(GENERATIONS["h100"], (8,)).choose("all_to_all", 32_000)
     assert amounts("all_to_all", 8, 32_000, exchange) == {
         "exchange start ll": 1,
         "exchange peer": 7,
@@ -119,7 +118,7 @@ def test_rates_are_counted_by_hand() -> None:
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"])
 def test_every_choice_within_a_node_has_rates(gpu: str, kind: str) -> None:
     for ranks in range(2, 9):
-        tuner = Tuner(GENERATIONS[gpu], (ranks,))
+        tuner = NcclTuner(GENERATIONS[gpu], (ranks,))
         if kind == "send" and ranks > 2:
             continue
         for power in range(33):

@@ -9,14 +9,14 @@ import pytest
 from cli_runner import sim
 
 from devices.collectives.formulas import Formula
-from devices.collectives.of_preset import OfPreset
+from devices.collectives.registry import OfPreset
 from devices.machine import make_machine
 from scenarios.report.collective_sizes import ranks_of_nodes, row_of
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from sim.base.units import round_half_up
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
-from sim.words.units import round_half_up
 
 NBYTES = 2**25
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.collectives.nccl.rates import RATES, load_rates
+from devices.collectives.nccl_model import RATES, load_rates
 from studies.collectives.fit import SETUPS, _fit, error_table, fitted, read_measured
 from studies.collectives.split import drawn_fifth
 
@@ -57,7 +57,7 @@ def test_what_is_shipped_is_what_was_fitted(data_dir: Path) -> None:
 
 
 def test_every_rate_is_described() -> None:
-    text = (files("devices.collectives.nccl") / "fitted.json").read_text(encoding="utf-8")
+    text = (files("devices.collectives") / "nccl_fitted.json").read_text(encoding="utf-8")
     for each in json.loads(text)["gpus"].values():
         assert list(each["rates"]) == list(RATES)
         assert all(rate >= 0 for rate in each["rates"].values())

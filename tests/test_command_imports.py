@@ -18,15 +18,15 @@ HEAVY = (
         "devices.memory",
         "devices.network",
         "devices.kinds.npu",
-        "devices.processor.sms.shared_sms",
-        "devices.cost.tiled_cost",
+        "devices.processor.shared_sms",
+        "devices.cost.npu_tiles",
     ),
     *(
         "policies.pipeline",
         "scenarios.cli.verbs.sweep",
         "scenarios.importers",
         "scenarios.report.outputs",
-        "scenarios.work.pipeline.pipeline_workload",
+        "scenarios.workloads.pipeline_workload",
     ),
 )
 TELL = "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"

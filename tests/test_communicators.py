@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_machine
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from policies.streams.recorded import Recorded
+from policies.streams import Recorded
 from sim import Device, GraphBuilder, Machine, Policy, Trace, simulate
+from sim.base.errors import GraphError, InputError, InvariantError, StuckError
 from sim.explain.idle import idle_reasons
+from sim.explain.narration import explain_text
 from sim.explain.path import executed_path
 from sim.explain.time_use import time_use
-from sim.explain.told.text import explain_text
 from sim.job.noise import Noise
-from sim.kernel.choose import NotOnKernelError
-from sim.plot.chart.bars import bars_of
+from sim.kernel.run import NotOnKernelError
+from sim.plot.bars import bars_of
 from sim.record.record import WAITS
-from sim.words.errors import GraphError, InputError, InvariantError, StuckError
 
 
 class Launch(InOrder):

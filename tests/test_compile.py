@@ -11,8 +11,8 @@ from cli_runner import sim
 from scenarios.importers import read_graph
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim.words import plugins
-from sim.words.errors import ScenarioError
+from sim.base import plugins
+from sim.base.errors import ScenarioError
 
 TEXT = """\
 machine: {devices: {gpu0: {kind: gpu, issue_cost: 1us}}}

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
-from scenarios.run.case_job import job_of
-from scenarios.run.conditions.refuse import RULES
+from scenarios.run.conditions import RULES
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim.words.errors import ScenarioError
+from scenarios.run.prepare_job import job_of
+from sim.base.errors import ScenarioError
 
 OPS = "workload: {ops: {a: {duration: 10us, output: 1MB}, b: {duration: 10us, inputs: [a]}}}"
 INNER = OPS.partition(" ")[2]

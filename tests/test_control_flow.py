@@ -9,12 +9,12 @@ import pytest
 from policy_helpers import cpu
 
 from devices.machine import make_machine
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
 from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
+from sim.base.errors import GraphError, RunError
 from sim.graph.frames import CONTROL_FLOW_KINDS
-from sim.words.errors import GraphError, RunError
 
 
 def order(trace: Trace, dead: bool = False) -> list[str]:

@@ -15,19 +15,19 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.memory.memory_description import MemorySpec
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.registry import MemorySpec
+from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-from policies.issue.executors.virtual_machine import VirtualMachine
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.virtual_machine import VirtualMachine
 from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Host, Link, Machine, Trace, simulate
-from sim.analysis.memory_use import memory_use
-from sim.graph.forwards import forwarding
+from sim.base.errors import InputError, OutOfMemoryError, StuckError
+from sim.explain.memory_use import memory_use
+from sim.graph.views import forwarding
 from sim.job.noise import Noise
 from sim.record.record import Wait
-from sim.words.errors import InputError, OutOfMemoryError, StuckError
 
 Row = tuple[int, int, str]
 """Time, change in bytes, and what was taken or given back."""

@@ -12,7 +12,7 @@ from cli_runner import sim
 
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim.words.errors import ScenarioError
+from sim.base.errors import ScenarioError
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
 

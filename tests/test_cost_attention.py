@@ -10,10 +10,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.cost.attention import AttentionParameters, attention_ns, visible_pairs
 from devices.cost.fitted import load_fit
-from devices.cost.formulas.attention import AttentionParameters, attention_ns, visible_pairs
 from devices.cost.unreliable import UnreliableCostWarning
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 # Only the tensor cores cost anything, and with heads of 128 elements one row against one key takes 1 ns:
 # 4 * 128 flop at 512 flop/ns. Keys come in blocks of 128, rows in tiles of 64 or 128 at the same rate.

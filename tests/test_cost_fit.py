@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from devices.cost.attention import AttentionParameters, attention_axes, attention_ns
+from devices.cost.collective_fit import COLLECTIVES, NcclParameters
 from devices.cost.fitted import load_fit, read_fit
-from devices.cost.formulas.attention import AttentionParameters, attention_axes, attention_ns
-from devices.cost.formulas.gemm import GemmParameters, gemm_ns
-from devices.cost.formulas.nccl import COLLECTIVES, NcclParameters
-from devices.cost.formulas.parameters import from_mapping, from_vector, ranges, to_mapping
+from devices.cost.gemm import GemmParameters, gemm_ns
+from devices.cost.parameters import from_mapping, from_vector, ranges, to_mapping
 from devices.cost.unreliable import UnreliableCostWarning
-from sim.words.errors import InputError, UnknownNameError
+from sim.base.errors import InputError, UnknownNameError
 from studies.h200.crossval import cross_validate, errors, folds_by
 from studies.h200.fit import main
 from studies.h200.measured import (

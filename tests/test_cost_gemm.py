@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost.fitted import load_fit
-from devices.cost.formulas.gemm import GemmParameters, gemm_ns
+from devices.cost.gemm import GemmParameters, gemm_ns
 from devices.cost.unreliable import UnreliableCostWarning
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 # Nothing costs anything but the tensor cores: a 64 x 8 tile (the smallest) takes 1 ns per element of k, as
 # 2 * 64 * 8 flop = 1024 flop and an SM does 1024 flop/ns. Splitting k is made too dear to happen.

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.cost.collective_fit import COLLECTIVES, NcclParameters, collective_ns
 from devices.cost.fitted import load_fit
-from devices.cost.formulas.nccl import COLLECTIVES, NcclParameters, collective_ns
-from sim.words.errors import InputError, UnknownNameError
+from sim.base.errors import InputError, UnknownNameError
 
 # Protocol LL: 100 ns a step at 1 B/ns. The others, the switch and the copy: never, or free.
 BARE = NcclParameters(

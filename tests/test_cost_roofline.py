@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost.formulas.roofline import roofline_ns
+from devices.cost.roofline import roofline_ns
 from devices.describe.field_reading import read_fields
 from devices.describe.fields import DEVICE_FIELDS
 from devices.machine import make_device
 from devices.presets import device_preset
 from sim import GraphBuilder
+from sim.base.errors import InputError
 from sim.job.costs import costs_ns
-from sim.words.errors import InputError
 
 SIZES = st.integers(0, 10**15)
 RATES = st.integers(10**9, 10**16)  # at worst 10^15 / 10^9 s / 0.001 = 10^18 ns

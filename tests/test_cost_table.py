@@ -13,11 +13,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost.tables.cost_table import Axis, CostTable, ExtrapolationWarning
-from devices.cost.tables.kriging import Kriging, nearest_rows
-from devices.cost.tables.table_file import load_table, save_table
+from devices.cost.cost_table import Axis, CostTable, ExtrapolationWarning, load_table, save_table
+from devices.cost.kriging import Kriging, nearest_rows
 from devices.cost.unreliable import UnreliableCostWarning
-from sim.words.errors import InputError, UnknownNameError
+from sim.base.errors import InputError, UnknownNameError
 
 LINE = [(2**i, 1000 * 3**i) for i in range(6)]
 

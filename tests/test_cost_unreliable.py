@@ -14,16 +14,16 @@ from cli_runner import sim
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost.formulas.nccl import COLLECTIVES
-from devices.cost.told.plain_rooflines import warn_of_plain_rooflines
+from devices.cost.collective_fit import COLLECTIVES
+from devices.cost.cost_warnings import warn_of_plain_rooflines
 from devices.cost.unreliable import ALLOWANCES, BorrowedRateWarning, PlainRooflineWarning, may_take_twice
 from devices.machine import make_machine
 from devices.presets import device_preset, presets
 from scenarios.run.load import load_scenario
 from sim import GraphBuilder
+from sim.base.errors import InfeasibleError, UnknownNameError
 from sim.job.build_job import make_job
 from sim.job.job import Job
-from sim.words.errors import InfeasibleError, UnknownNameError
 
 PEAK = {"fp32": "1TFLOP/s", "bf16": "2TFLOP/s"}
 # Of an A100 SXM (devices/presets/a100-sxm-80.yaml): 312 TFLOP/s in bf16, 2.039 TB/s.

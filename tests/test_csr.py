@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.graph.csr import Csr
+from sim.base.arrays import Csr
 
 
 def test_a_row_that_is_not_there_is_an_error() -> None:

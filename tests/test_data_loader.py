@@ -14,12 +14,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scenario_texts import write
 
-from scenarios.build.loading.data_loader import DataLoaderFields
-from scenarios.build.loading.tf_data import TfDataFields
+from scenarios.builders.data_loaders import DataLoaderFields, TfDataFields
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import load_scenario
+from sim.base.errors import ScenarioError
 from sim.trace import Trace
-from sim.words.errors import ScenarioError
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "data_loader_orders.json").read_text())["cases"]
 

@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 from scenario_texts import GOOD, changed, write
 
-from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from policies.linearize.depth_first import DepthFirst
-from policies.streams.per_branch import PerBranch
-from policies.streams.single import Single
+from policies.linearize import DepthFirst
+from policies.streams import PerBranch, SingleStream
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from scenarios.run.scenario import Case, Scenario
 from sim import Policy
-from sim.words import plugins
-from sim.words.errors import ScenarioError
+from sim.base import plugins
+from sim.base.errors import ScenarioError
 
 
 def load(folder: Path, policy: str, more: str = "") -> Scenario:
@@ -119,8 +118,8 @@ def test_a_runtime_is_a_set_of_decisions_that_the_scenario_may_change(tmp_path: 
     assert isinstance(made.streams, PerBranch)
     assert made.label == "one-by-one"
     compared = load(tmp_path, "{name: in-order, streams: per-branch}", "compare: [{runtime: one-by-one}]\n")
-    assert isinstance(compared.cases()[0].decisions.streams, Single)
-    assert isinstance(case(tmp_path, "in-order", name="one-by-one").decisions.streams, Single)
+    assert isinstance(compared.cases()[0].decisions.streams, SingleStream)
+    assert isinstance(case(tmp_path, "in-order", name="one-by-one").decisions.streams, SingleStream)
     with pytest.raises(ScenarioError, match="unknown runtime 'one-by-on'; did you mean 'one-by-one'"):
         case(tmp_path, "{runtime: one-by-on}")
     with pytest.raises(ScenarioError, match="has both a name and a runtime"):

@@ -12,21 +12,20 @@ from hypothesis import strategies as st
 
 from devices.cost.cost_description import make_cost
 from devices.cost.cost_models import FirstCost, FixedCost, RooflineCost, TableCost
-from devices.cost.formulas.roofline import KindEfficiency
+from devices.cost.cost_table import Axis, CostTable, save_table
 from devices.cost.measured import Measured
-from devices.cost.tables.cost_table import Axis, CostTable
-from devices.cost.tables.table_file import save_table
-from devices.describe.dtypes import dtype_name
+from devices.cost.roofline import KindEfficiency
 from devices.describe.field_reading import read_fields
+from devices.describe.field_types import dtype_name
 from devices.describe.fields import DEVICE_FIELDS
 from devices.machine import make_device
 from sim import Device, Graph, GraphBuilder, Machine
+from sim.base import plugins
+from sim.base.errors import InfeasibleError, InputError
+from sim.base.plugins import Origin
+from sim.base.units import round_half_up
 from sim.job.build_job import make_job
 from sim.job.costs import costs_ns
-from sim.words import plugins
-from sim.words.errors import InfeasibleError, InputError
-from sim.words.plugins import Origin
-from sim.words.units import round_half_up
 
 GPU = Device("gpu0")
 

@@ -12,10 +12,10 @@ from devices.describe.field_types import TYPES
 from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS
 from devices.kinds.cpu import speedup
 from devices.machine import make_device, make_machine
-from devices.over_presets import described_devices
+from devices.preset_overlay import described_devices
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine, simulate
-from sim.words.errors import InputError, UnitError, UnknownNameError
+from sim.base.errors import InputError, UnitError, UnknownNameError
 
 
 def test_a_bare_cpu_is_ideal() -> None:

@@ -13,19 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.network import make_network
-from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.diff.answer import Answer
+from scenarios.report.diff import Answer
 from sim import Device, GraphBuilder, Link, Machine, Policy, Trace, simulate
-from sim.diff.carried import own_ns
-from sim.diff.differences import Differences, differences
-from sim.diff.held import held_at
-from sim.diff.in_order import common_subsequence
+from sim.diff.blockers import held_at
+from sim.diff.differences import Differences, common_subsequence, differences
 from sim.diff.ops_table import read_ops_table, schedule_of_table
+from sim.diff.propagated_delays import Why, own_ns, why_first_moved
 from sim.diff.schedule import schedule_of
 from sim.diff.time_spent import idle_change, path_change
-from sim.diff.why import Why, why_first_moved
 from sim.export.tables import task_table
 from sim.job.noise import Noise
 from tests.communicator_helpers import draw_collectives, draw_ranks

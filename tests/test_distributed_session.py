@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from policies.compile.distributed_session import DistributedSession
+from policies.rewrite.partition import DistributedSession
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import GraphBuilder, Machine, Trace
+from sim.base.errors import InputError, ScenarioError
 from sim.machine.device import Device
-from sim.words.errors import InputError, ScenarioError
 
 TEXT = """
 machine:

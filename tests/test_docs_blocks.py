@@ -21,7 +21,7 @@ from scenario_texts import write
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
 from scenarios.shipped import named, write_scenario
-from sim.words import plugins
+from sim.base import plugins
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCKS = [

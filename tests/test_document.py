@@ -14,7 +14,7 @@ from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario, read_scenario
-from sim.words.errors import GraphError, InfeasibleError, ScenarioError, SimError
+from sim.base.errors import GraphError, InfeasibleError, ScenarioError, SimError
 
 
 def document(text: str) -> Document:

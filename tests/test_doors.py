@@ -12,12 +12,11 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, write
 
-from scenarios.cli.process.terminal import escaped
+from scenarios.cli.terminal import escaped
 from scenarios.importers import load_graph
 from scenarios.run.load import load_scenario
-from sim.files.atomic_files import write_text
-from sim.files.reading import FileTooLargeError, read_bytes
-from sim.words.errors import InputError
+from sim.base.errors import InputError
+from sim.base.files import FileTooLargeError, read_bytes, write_text
 
 PLAIN = "machine: {devices: {g: {kind: gpu}}}\nworkload: {ops: {a: {duration: 5us}}}\npolicy: in-order\n"
 SECRET = "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1:daemon:/usr/sbin\n"

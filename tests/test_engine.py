@@ -10,7 +10,7 @@ import pytest
 from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Machine, Policy, Task, Trace, simulate
-from sim.words.errors import InfeasibleError, InputError, StuckError
+from sim.base.errors import InfeasibleError, InputError, StuckError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 

@@ -14,22 +14,21 @@ from hypothesis import strategies as st
 from program_helpers import programs
 
 from devices.machine import make_machine
-from policies.compile.partition import Partition
-from policies.issue.executors.sequential import Sequential
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-from policies.issue.executors.virtual_machine import VirtualMachine
-from policies.issue.executors.work_queues import KeepFirst, StreamStacks
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.virtual_machine import Sequential, VirtualMachine
+from policies.issue.work_queues import KeepFirst, StreamStacks
+from policies.rewrite.partition import Partition
 from scenarios.ops.control_flow import cond, while_loop
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, Graph, GraphBuilder, Host, Machine, Policy, Trace, simulate
+from sim.base.errors import InputError
 from sim.export.chrome import write_chrome
 from sim.export.perfetto import write_perfetto
 from sim.export.timeline import Timeline
 from sim.metrics import summary
-from sim.plot.chart.bars import bars_of
-from sim.words.errors import InputError
+from sim.plot.bars import bars_of
 
 CPU = Machine((Device("cpu0", "cpu", workers=1),))
 

@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario_texts import GOOD, changed, write
 
-from scenarios.expect.relative import read_relative, resolved
-from scenarios.fields.results import RESULTS, holds
-from scenarios.fields.throughput import RATES
-from scenarios.regression.check import check_file
+from scenarios.expectations import read_relative, resolved
+from scenarios.fields.results import RATES, RESULTS, holds
+from scenarios.regression import check_file
 from scenarios.run import execute
-from scenarios.run.case_job import job_of
 from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
-from sim.words.errors import ScenarioError
+from scenarios.run.prepare_job import job_of
+from sim.base.errors import ScenarioError
 
 
 def run(folder: Path, expect: str, text: str = GOOD) -> Result:

@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from parallel_helpers import run
 
 from devices.machine import make_machine
-from policies.compile.parallel.experts.expert_parallel import ExpertParallel
-from policies.compile.parallel.experts.routing import routed
-from policies.compile.parallel.grid.ranked import Ranked
-from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
-from policies.compile.records import Records, read
-from policies.compile.training.training_step import Training
-from policies.issue.in_order import InOrder
-from policies.streams.recorded import Recorded
+from policies.issue.program_order import InOrder
+from policies.parallel.accumulation import GradientAccumulation
+from policies.parallel.expert_parallel import ExpertParallel
+from policies.parallel.expert_routing import routed
+from policies.parallel.rank_grid import Ranked
+from policies.rewrite.records import Records, read
+from policies.rewrite.training_step import TrainingRewrite
+from policies.streams import Recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Graph, GraphBuilder, Trace, simulate
-from sim.analysis.training.expert_load import expert_load
-from sim.words.errors import GraphError, InputError
+from sim.base.errors import GraphError, InputError
+from sim.explain.training import expert_load
 
 ZIPF = [6720, 3360, 2240, 1680, 1344, 1120, 960, 840]
 """Of each rank's 18,264 tokens; 1 : 1/2 : 1/3 ..."""
@@ -214,7 +214,7 @@ def trained(**more: Any) -> Records:
     last = layer(b, router, "ffn0", gated=True)
     add = b.op("add", kind="add", inputs=[last, router], outputs=80, duration_ns=8)
     b.op("head", kind="matmul", inputs=[add, "h"], outputs=80, duration_ns=8)
-    return read(parallel(Training(optimiser="momentum").apply(b.build()), **more))
+    return read(parallel(TrainingRewrite(optimiser="momentum").apply(b.build()), **more))
 
 
 def test_the_backward_travels_the_other_way() -> None:
@@ -272,7 +272,7 @@ def test_a_step_runs_on_both_engines() -> None:
     router = b.op("router", kind="matmul", inputs=["x", "r"], outputs=80, duration_ns=8)
     last = layer(b, router, "ffn0", gated=True)
     b.op("head", kind="matmul", inputs=[last, "h"], outputs=80, duration_ns=8)
-    graph = parallel(Training().apply(b.build()), 4, size=2, routing={"random": 1})
+    graph = parallel(TrainingRewrite().apply(b.build()), 4, size=2, routing={"random": 1})
     slow, fast = run(graph, 4), run(graph, 4, engine="kernel")
     assert {k: v.tolist() for k, v in slow.tasks.items()} == {k: v.tolist() for k, v in fast.tasks.items()}
 
@@ -385,7 +385,7 @@ def test_sums_of_several_experts_are_made_where_each_is() -> None:
                 b.op(f"e.{e}.{what}", kind="matmul", inputs=[x, f"w{e}.{what}"], outputs=80, duration_ns=8)
             )
     b.op("loss", kind="add_n", inputs=made, outputs=80, duration_ns=8)
-    step = Training().apply(b.build())
+    step = TrainingRewrite().apply(b.build())
     options = {"wrap": r"^e\.(\d)", "experts": 2, "token_bytes": 10, "routing": {"tokens": [[4, 4], [4, 4]]}}
     records = read(parallel(step, 2, **options, tokens=None))
     here, there = records.ops["gpu1/norm/grad_sum/e.1"], records.ops["gpu1/norm/grad_sum"]
@@ -415,7 +415,7 @@ def test_micro_batches_exchange_each_and_sum_once() -> None:
     router = b.op("router", kind="matmul", inputs=["x", "r"], outputs=80, duration_ns=8)
     last = layer(b, router, "ffn0", gated=True)
     b.op("head", kind="matmul", inputs=[last, "h"], outputs=80, duration_ns=8)
-    step = GradientAccumulation(2).apply(Training().apply(b.build()))
+    step = GradientAccumulation(2).apply(TrainingRewrite().apply(b.build()))
     graph = parallel(step, 4, size=2, routing={"tokens": [[3, 3, 1, 1], [3, 3, 1, 1]]})
     records = read(graph)
     mine = [

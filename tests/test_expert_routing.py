@@ -12,11 +12,11 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.compile.parallel.experts.routing import Routing, routed
-from sim.words.errors import InputError
+from policies.parallel.expert_routing import ExpertRouting, routed
+from sim.base.errors import InputError
 
 
-def route(given_: object, **more: Any) -> Routing:
+def route(given_: object, **more: Any) -> ExpertRouting:
     return routed(given_, **{"ranks": 2, "experts": 4, "tokens": 4, **more})
 
 
@@ -101,7 +101,7 @@ def test_two_choices_without_replacement() -> None:
 # -- traces -----------------------------------------------------------------------------------------
 
 
-def trace(tmp_path: Path, text: str, **more: Any) -> Routing:
+def trace(tmp_path: Path, text: str, **more: Any) -> ExpertRouting:
     path = tmp_path / "routed.csv"
     path.write_text(text, encoding="utf-8")
     return route({"trace": str(path)}, **{"tokens": None, **more})

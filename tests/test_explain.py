@@ -8,23 +8,21 @@ import pytest
 from drawn_runs import draw_run
 from examples import seeds
 
-from devices.memory.memory_description import MemorySpec
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.registry import MemorySpec
+from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
-from devices.processor.cores.core_pool import CorePool
-from policies.issue.in_order import InOrder
+from devices.processor.cpu_cores import CorePool
 from policies.issue.out_of_order import OutOfOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from policies.placement.device_kind import DeviceKind
+from policies.placement.simple import DeviceKind
 from scenarios.ops.control_flow import cond, while_loop
-from scenarios.report.why import makespan_parts
+from scenarios.report.compare import makespan_parts
 from sim import Device, GraphBuilder, Job, Link, Machine, Policy, Trace, simulate
-from sim.explain.facts.derived_columns import Facts
-from sim.explain.idle import idle_pieces, idle_reasons
-from sim.explain.path import Step, executed_path
-from sim.explain.told.gaps import largest_gaps
-from sim.explain.told.text import explain_text
-from sim.explain.waits import final_waits
+from sim.explain.derived import DerivedColumns
+from sim.explain.idle import final_waits, idle_pieces, idle_reasons
+from sim.explain.narration import explain_text, largest_gaps
+from sim.explain.path import PathStep, executed_path
 from sim.metrics import device_use
 from sim.record.record import Wait
 
@@ -53,7 +51,7 @@ def steps(trace: Trace) -> list[tuple[int, int, str]]:
     """Return (start, end, what) of the executed path."""
     names = trace.job.graph.op_names
 
-    def what(step: Step) -> str:
+    def what(step: PathStep) -> str:
         if step.row >= len(trace):
             name = trace.job.graph.tensor_name(int(trace.transfers["tensor"][step.row - len(trace)]))
         else:
@@ -173,7 +171,7 @@ def test_policy() -> None:
     gap = largest_gaps(trace)[0]
     assert (gap.device, gap.start_ns, gap.length_ns, gap.reason) == ("gpu1", 0, 50, "policy")
     assert gap.blame == "'c' is ready and an issuer is free, but InOrder runs 'b' first"
-    assert largest_gaps(trace, facts=Facts(trace, "in-order"))[0].blame.endswith(
+    assert largest_gaps(trace, facts=DerivedColumns(trace, "in-order"))[0].blame.endswith(
         "but in-order runs 'b' first"
     )
     assert final_waits(trace).tolist() == [0, 0, Wait.POLICY]

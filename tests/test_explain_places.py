@@ -16,21 +16,19 @@ from examples import examples, seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from policies.streams.recorded import Recorded
+from policies.streams import Recorded
 from sim import Device, GraphBuilder, Machine, Trace, simulate
-from sim.explain.exposed import exposed_communication
-from sim.explain.facts.communication import INSIDE, communicates
-from sim.explain.facts.derived_columns import Facts
-from sim.explain.facts.where import Where
+from sim.base.errors import InputError, StuckError, UnknownNameError
+from sim.explain.communication import INSIDE, communicates, exposed_communication
+from sim.explain.derived import DerivedColumns
 from sim.explain.idle import idle_reasons
+from sim.explain.narration import explain_text, grouped_gaps, largest_gaps, op_text, steps_in
 from sim.explain.path import executed_path
+from sim.explain.sentences import lives
 from sim.explain.time_use import time_use
-from sim.explain.told.gaps import grouped_gaps, largest_gaps
-from sim.explain.told.one_op import lives
-from sim.explain.told.text import explain_text, op_text, steps_in
-from sim.words.errors import InputError, StuckError, UnknownNameError
+from sim.explain.where import Where
 
 
 def draw_where(rng: np.random.Generator, trace: Trace) -> Where:
@@ -52,7 +50,7 @@ def draw_where(rng: np.random.Generator, trace: Trace) -> Where:
 
 def idle_there(trace: Trace, where: Where, device: int) -> int:
     """Return for how many ns no task of a place runs, one ns after another."""
-    f = Facts(trace)
+    f = DerivedColumns(trace)
     here = np.flatnonzero(where.tasks(f) & (f.device == device))
     runs = np.zeros(trace.makespan_ns, bool)
     for row in here.tolist():
@@ -66,7 +64,7 @@ def test_blame_adds_up_to_what_is_idle_in_any_place_and_time(seed: int) -> None:
     if trace.makespan_ns < 2:
         return
     rng = np.random.default_rng(seed)
-    f, where = Facts(trace), draw_where(rng, trace)
+    f, where = DerivedColumns(trace), draw_where(rng, trace)
     reasons, use = idle_reasons(trace, f, where), time_use(trace, None, where)
     names = [device.name for device in f.devices]
     assert list(reasons) == (names if where.device is None else [names[where.device]])
@@ -105,7 +103,7 @@ def test_exposed_communication_adds_up(seed: int) -> None:
         trace = simulate(
             graph, draw_ranks(rng, ranks), ReadyQueue(synchronisation="issue"), streams=Recorded()
         )
-        f, use = Facts(trace), time_use(trace)
+        f, use = DerivedColumns(trace), time_use(trace)
         of_device = exposed_communication(f)
         moves = communicates(trace)
         for d, device in enumerate(f.devices):
@@ -139,7 +137,7 @@ def two_streams() -> Trace:
 
 def test_a_stream_is_idle_for_the_sake_of_its_own_tasks() -> None:
     trace = two_streams()
-    f = Facts(trace)
+    f = DerivedColumns(trace)
     assert idle_reasons(trace) == {"gpu0": {"issue": 20}}  # the device: some stream is busy from then on
     first = Where.named(f.machine, 110, device="gpu0", stream=0)
     assert idle_reasons(trace, f, first) == {"gpu0": {"dependency": 30, "issue": 20}}
@@ -161,7 +159,7 @@ def test_exposed_communication_is_charged_to_the_host_that_came_late() -> None:
     trace = simulate(b.build(), machine, ReadyQueue(), streams=Recorded())
     # a runs 25-55, c 55-100, the collective is issued 55-80 and runs 80-110: 10 ns are exposed, of 25 late.
     assert trace.tasks["start_ns"].tolist() == [25, 55, 80]
-    assert exposed_communication(Facts(trace)) == {"gpu0": {"host late": 10}}
+    assert exposed_communication(DerivedColumns(trace)) == {"gpu0": {"host late": 10}}
 
 
 @pytest.mark.parametrize(
@@ -202,12 +200,12 @@ def test_a_copy_that_the_host_launches_late_delays_what_it_prepares(
         for op, at in zip(trace.tasks["op"].tolist(), trace.tasks["start_ns"].tolist(), strict=True)
     }
     assert (starts["a"], starts["c"], starts["copy"], starts["gather"]) == (20, 50, 100, 120)
-    assert exposed_communication(Facts(trace)) == {"gpu0": parts}
+    assert exposed_communication(DerivedColumns(trace)) == {"gpu0": parts}
 
 
 def test_the_life_of_an_op() -> None:
     trace = two_streams()
-    f = Facts(trace)
+    f = DerivedColumns(trace)
     (life,) = lives(f, "update")
     assert [piece[:3] for piece in life.pieces] == [("runs", 100, 10)]
     assert life.path == executed_path(trace)
@@ -224,7 +222,7 @@ def test_the_life_of_an_op() -> None:
 
 def test_steps_are_cut_at_the_ends_of_the_time() -> None:
     trace = two_streams()
-    f = Facts(trace)
+    f = DerivedColumns(trace)
     cut = steps_in(f, executed_path(trace), Where(from_ns=60, to_ns=105))
     assert [(step.start_ns, step.end_ns) for step in cut] == [(60, 70), (70, 100), (100, 105)]
 

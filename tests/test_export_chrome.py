@@ -17,9 +17,9 @@ from trace_examples import two_streams
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Host, Link, Machine, simulate
+from sim.base.errors import InputError
 from sim.explain.time_use import time_use
 from sim.export.chrome import write_chrome
-from sim.words.errors import InputError
 
 
 def test_slices_say_what_ran_where_and_when() -> None:

@@ -30,20 +30,20 @@ import pytest
 from communicator_helpers import draw_collectives, draw_ranks
 from import_helpers import recorded
 
-from policies.issue.in_order import InOrder
-from policies.streams.recorded import Recorded
-from scenarios.importers.traces.kineto import load
+from policies.issue.program_order import InOrder
+from policies.streams import Recorded
+from scenarios.importers.kineto.kineto import load
 from scenarios.recorded.setup import run_recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Trace, simulate
-from sim.explain.facts.communication import moving_ops
+from sim.base.intervals import union
+from sim.explain.communication import moving_ops
 from sim.explain.idle import idle_reasons
 from sim.explain.time_use import time_use
 from sim.export.chrome import write_ranks
 from sim.job.costs import issue_costs_ns
 from sim.metrics import summary
-from sim.words.intervals import union
 
 HERE = Path(__file__).parent
 EXAMPLES = ("data_parallel", "fsdp2", "one_communicator", "straggler", "unet")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policies.issue.ready_queue import ReadyQueue
-from policies.streams.round_robin import RoundRobin
+from policies.streams import RoundRobinStreams
 from sim import Device, GraphBuilder, Machine, Trace, simulate
 from sim.export.chrome import write_chrome
 from sim.export.perfetto import write_perfetto
@@ -20,7 +20,9 @@ def large(n: int) -> Trace:
         given = {"device": f"gpu{i % 4}", "inputs": [f"op{i - 4}"] if i >= 4 else []}
         b.op(f"op{i}", kind=("matmul", "copy")[i % 2], duration_ns=1000 + i % 7, outputs=100, **given)
     gpus = tuple(Device(f"gpu{k}", streams=2, issue_ns=300) for k in range(4))
-    return simulate(b.build(), Machine(gpus), ReadyQueue(synchronisation="issue"), streams=RoundRobin())
+    return simulate(
+        b.build(), Machine(gpus), ReadyQueue(synchronisation="issue"), streams=RoundRobinStreams()
+    )
 
 
 def peak_bytes(run: Trace, path: Path) -> int:

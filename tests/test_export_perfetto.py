@@ -15,12 +15,11 @@ from examples import seeds
 from trace_examples import two_streams
 
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.importers.chakra.protobuf_wire import fields, signed
+from scenarios.importers.chakra_nodes import fields, signed
 from scenarios.report.outputs import check_outputs
 from sim import Device, GraphBuilder, Machine, Trace, simulate
-from sim.export.perfetto import write_perfetto
-from sim.export.protobuf_wire import number
-from sim.words.errors import InputError
+from sim.base.errors import InputError
+from sim.export.perfetto import number, write_perfetto
 
 
 class Slice(NamedTuple):

@@ -15,11 +15,11 @@ from examples import seeds
 from trace_examples import two_streams
 
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.recorded.files import as_scenario
+from scenarios.recorded.many_ranks import as_scenario
 from scenarios.report.outputs import check_outputs
 from sim import Device, GraphBuilder, Host, Machine, Trace, simulate
+from sim.base.errors import InputError
 from sim.export.chrome import write_ranks
-from sim.words.errors import InputError
 
 EXAMPLES = Path(__file__).parent.parent / "scenarios" / "examples"
 

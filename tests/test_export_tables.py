@@ -14,13 +14,13 @@ import pytest
 from drawn_runs import draw_run
 
 from devices.network import make_network
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import cond
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
+from sim.base.errors import InputError
 from sim.diff.ops_table import read_ops_table
 from sim.export.tables import TABLE_ENDINGS, task_table, write_table
-from sim.words.errors import InputError
 
 COLUMNS = [
     "op",

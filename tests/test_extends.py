@@ -9,10 +9,10 @@ from scenario_texts import write
 
 from devices.machine import make_device
 from scenarios.file.document import Document
-from scenarios.regression.check import is_scenario
+from scenarios.regression import is_scenario
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim.words.errors import ScenarioError
+from sim.base.errors import ScenarioError
 
 BASE = """\
 machine: {devices: {cpu0: {kind: cpu, cores: 1}}}

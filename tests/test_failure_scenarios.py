@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from cli_runner import sim
 
-from scenarios.importers.neutral.graph_json import read_graph, write_graph
+from scenarios.importers.graph_json import read_graph, write_graph
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import GraphBuilder
-from sim.analysis.failed_ops import failed_tasks
+from sim.explain.failed_ops import failed_tasks
 
 TEXT = """\
 machine: {devices: {cpu0: {kind: cpu, cores: 2}}}

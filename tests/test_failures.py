@@ -15,30 +15,28 @@ from hypothesis import strategies as st
 from program_helpers import programs
 from test_order_of_ties import LooksAway
 
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
-from policies.compile.partition import Partition
-from policies.issue.critical_path import CriticalPath
-from policies.issue.executors.sequential import Sequential
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-from policies.issue.executors.virtual_machine import VirtualMachine
-from policies.issue.executors.work_queues import KeepFirst, StreamStacks
-from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
-from policies.issue.ready_queue import ReadyQueue
-from scenarios.build.side_by_side import Session, side_by_side
+from policies.issue.program_order import InOrder
+from policies.issue.ready_queue import CriticalPath, ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.virtual_machine import Sequential, VirtualMachine
+from policies.issue.work_queues import KeepFirst, StreamStacks
+from policies.rewrite.partition import Partition
+from scenarios.builders.side_by_side import Session, side_by_side
 from scenarios.ops.control_flow import while_loop
-from scenarios.run.rewriting.compiling import pinned
+from scenarios.run.rewriting import pinned
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
-from sim.analysis.failed_ops import failed_tasks, failure_report, failure_text, never_ran
-from sim.analysis.memory_use import memory_use
-from sim.explain.told.text import explain_text
+from sim.base.errors import GraphError, InputError, InvariantError, StuckError
+from sim.explain.failed_ops import failed_tasks, failure_report, failure_text, never_ran
+from sim.explain.memory_use import memory_use
+from sim.explain.narration import explain_text
 from sim.export.tables import task_table
 from sim.graph.failures import STATUSES, Failures, in_step, read_fails
 from sim.job.noise import Noise
-from sim.kernel.choose import NotOnKernelError
+from sim.kernel.run import NotOnKernelError
 from sim.metrics import summary
-from sim.words.errors import GraphError, InputError, InvariantError, StuckError
 
 Spans = dict[str, tuple[int, int, str]]
 

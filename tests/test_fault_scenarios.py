@@ -10,7 +10,7 @@ from cli_runner import sim
 
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim.words.errors import ScenarioError
+from sim.base.errors import ScenarioError
 
 EXAMPLE = "scenarios/examples/worker_fails.yaml"
 

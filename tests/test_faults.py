@@ -13,23 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_device
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import while_loop
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
+from sim.base.errors import InputError, InvariantError, RunError, StuckError
 from sim.explain.idle import idle_reasons
+from sim.explain.narration import explain_text
 from sim.explain.time_use import time_use
-from sim.explain.told.text import explain_text
-from sim.faults.conditions import Conditions
-from sim.faults.faults import Cause, Faults, HealthCheck
-from sim.faults.pace import FOREVER, Pace, Window
+from sim.faults import FOREVER, Cause, Conditions, Faults, HealthCheck, SpeedProfile, Window
 from sim.job.noise import Noise
-from sim.kernel.choose import NotOnKernelError
+from sim.kernel.run import NotOnKernelError
 from sim.machine.machine import Host
 from sim.metrics import summary
-from sim.words.errors import InputError, InvariantError, RunError, StuckError
 
 GPUS = (Device("gpu0"), Device("gpu1"))
 
@@ -95,11 +93,11 @@ def test_a_pace_does_the_work_of_every_nanosecond(
     while done < work:
         done += rate(ns)
         ns += 1
-    assert Pace(windows).end_ns(start, work) == ns
+    assert SpeedProfile(windows).end_ns(start, work) == ns
 
 
 def test_what_stands_still_for_good_never_ends() -> None:
-    pace = Pace([Window(5, FOREVER, None), *(Window(k, k + 1, Fraction(2)) for k in range(6, 9))])
+    pace = SpeedProfile([Window(5, FOREVER, None), *(Window(k, k + 1, Fraction(2)) for k in range(6, 9))])
     assert (pace.end_ns(0, 5), pace.end_ns(0, 6), pace.end_ns(7, 1)) == (5, None, None)
 
 

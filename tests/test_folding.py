@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from scenarios.report.compare import Comparison
 from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
-from scenarios.run.rewriting.folding import NotFoldedWarning
-from sim.explain.communicator_waits import communicator_waits
-from sim.explain.facts.derived_columns import Facts
-from sim.words.errors import ScenarioError
+from scenarios.run.rewriting import NotFoldedWarning
+from sim.base.errors import ScenarioError
+from sim.explain.communication import communicator_waits
+from sim.explain.derived import DerivedColumns
 
 
 def scenario(ranks: int, rewrite: dict[str, Any], layers: int = 3, **more: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def same(path: Path, content: dict[str, Any]) -> Result:
     both = [
         {
             name: (size, 0 if name in paired else meetings, *waited[:2])  # a message stands for several
-            for name, size, meetings, *waited in map(tuple, communicator_waits(Facts(run.trace)))
+            for name, size, meetings, *waited in map(tuple, communicator_waits(DerivedColumns(run.trace)))
         }
         for run in (folded, whole)
     ]
@@ -271,7 +271,7 @@ def test_what_keeps_ranks_from_being_folded_is_named(
 def test_auto_folds_what_is_large_and_says_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, content = tmp_path / "a.yaml", scenario(4, {"name": "ddp"})
     assert "folded" not in ran(path, content, "auto").summary
-    monkeypatch.setattr("scenarios.run.rewriting.folding._FEW", 3)
+    monkeypatch.setattr("scenarios.run.rewriting._FEW", 3)
     assert ran(path, content, "auto").summary["folded"]["devices"] == 4
     with pytest.warns(NotFoldedWarning, match="cannot be folded: noise.sigma.*; all 4 are simulated"):
         assert "folded" not in ran(path, {**content, "noise": {"sigma": 0.1}}, "auto").summary

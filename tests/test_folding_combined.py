@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_folding import same
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::policies.compile.parallel.tensor.tensor_parallel.WholeWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore::policies.parallel.tensor_parallel.WholeWarning")
 
 DATA: list[dict[str, Any]] = [
     {"name": "ddp", "bucket_cap": "40kB"},

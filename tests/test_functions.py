@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from policies.issue.executors.virtual_machine import VirtualMachine
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.virtual_machine import VirtualMachine
 from scenarios.importers import read_graph
-from scenarios.ops.functions import Function
-from scenarios.ops.inlining import add_ops
+from scenarios.ops.inlining import Function, add_ops
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
-from sim.words.errors import GraphError, InputError
+from sim.base.errors import GraphError, InputError
 
 CPU = Machine((Device("cpu0", "cpu", workers=4),))
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from import_helpers import recorded
 
 from scenarios.importers import load_graph
-from scenarios.importers.chakra.protobuf_wire import delimited, fields, packed, signed
-from scenarios.importers.traces.chakra import load, read_nodes
-from sim.words.errors import GraphError, InputError
-from studies.recorded_ranks import run_recorded
+from scenarios.importers.chakra import load
+from scenarios.importers.chakra_nodes import delimited, fields, packed, read_nodes, signed
+from scenarios.recorded.setup import run_recorded
+from sim.base.errors import GraphError, InputError
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from cli_runner import sim
 from examples import seeds
 
 from scenarios.importers import load_graph
-from sim.words.errors import InputError
-from studies.recorded_ranks import run_recorded
+from scenarios.recorded.setup import run_recorded
+from sim.base.errors import InputError
 
 WHOLE = trace_of(
     host(1, "aten::mm", us=2, outputs=tensors(3), op_schema="aten::mm(Tensor a, Tensor b) -> Tensor"),

@@ -13,14 +13,14 @@ from examples import seeds
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.importers import load_graph
-from scenarios.importers.execution_graph.tensor_flow import Tensor, Touch, tensor_flow, written_arguments
-from scenarios.importers.traces.chakra import load
+from scenarios.importers.chakra import load
+from scenarios.importers.tensor_flow import Tensor, Touch, tensor_flow, written_arguments
+from scenarios.recorded.setup import run_recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import simulate
+from sim.base.errors import InputError
 from sim.graph.graph import Graph
-from sim.words.errors import InputError
-from studies.recorded_ranks import run_recorded
 
 
 def write(folder: Path, *nodes: bytes, name: str = "t.et") -> Path:

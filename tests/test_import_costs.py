@@ -9,10 +9,11 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.ops.dtypes import BITS, FLOATING, ONNX, TENSORFLOW, check_dtype, nbytes
-from scenarios.ops.op_costs import COSTS, VIEWS, Cost, OpFacts, TensorFacts, cost_of
-from scenarios.ops.op_formulas import measured_shape
-from sim.words.errors import GraphError, UnknownNameError
+from devices.describe.field_types import BITS
+from scenarios.ops.attributes import FLOATING, ONNX, TENSORFLOW, check_dtype, nbytes
+from scenarios.ops.op_costs import COSTS, VIEWS, cost_of
+from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, measured_shape
+from sim.base.errors import GraphError, UnknownNameError
 
 small = st.integers(1, 4)
 

@@ -12,14 +12,14 @@ import pytest
 from cli_runner import sim
 
 from scenarios.importers import load_graph
-from scenarios.importers.execution_graph.execution_graph import load
-from scenarios.importers.execution_graph.operators import read_operators, recognises
-from scenarios.importers.traces.kineto import load as load_kineto
+from scenarios.importers.execution_graph import load
+from scenarios.importers.execution_operators import read_operators, recognises
+from scenarios.importers.kineto.kineto import load as load_kineto
 from scenarios.recorded.setup import run_recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from sim.base.errors import InputError
 from sim.graph.graph import Graph
-from sim.words.errors import InputError
 
 # -- small execution graphs -----------------------------------------------------------------------
 

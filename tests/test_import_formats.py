@@ -8,8 +8,8 @@ from import_helpers import REPOSITORY, columns, recorded
 
 from scenarios.importers import convert, load_graph, read_graph
 from sim import GraphBuilder
-from sim.words import plugins
-from sim.words.errors import InputError, UnknownNameError
+from sim.base import plugins
+from sim.base.errors import InputError, UnknownNameError
 
 INCEPTION = REPOSITORY / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz"
 

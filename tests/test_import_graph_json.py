@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from import_helpers import REPOSITORY, columns
 
+from scenarios.importers import graph_columns
 from scenarios.importers.batching import at_batch, is_straight, slope_between
-from scenarios.importers.neutral import graph_columns
-from scenarios.importers.neutral.graph_file import SCHEMA, json_schema
-from scenarios.importers.neutral.graph_json import read_graph, recognises, write_graph
+from scenarios.importers.graph_columns import SCHEMA, json_schema
+from scenarios.importers.graph_json import read_graph, recognises, write_graph
 from sim import GraphBuilder
+from sim.base.errors import GraphError, InputError
 from sim.graph.attributes import READERS
-from sim.words.errors import GraphError, InputError
 
 amount = st.integers(0, 2**40)
 word = st.text(min_size=1, max_size=8)
@@ -347,7 +347,7 @@ def test_reading_columns_and_reading_ops_give_the_same_graph(tmp_path_factory, g
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph_columns, "_BLOCK", block)
         fast = read_graph(path)
-        patch.setattr("scenarios.importers.neutral.graph_json.read_columns", lambda content: None)
+        patch.setattr("scenarios.importers.graph_json.read_columns", lambda content: None)
         assert columns(read_graph(path)) == columns(fast)
 
 

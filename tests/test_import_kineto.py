@@ -7,9 +7,9 @@ import pytest
 from import_helpers import recorded
 
 from scenarios.importers import load_graph
-from scenarios.importers.traces.kernel_names import kind_of
-from scenarios.importers.traces.kineto import load
-from sim.words.errors import InputError
+from scenarios.importers.kineto.kineto import load
+from scenarios.importers.kineto.kineto_tensors import kind_of
+from sim.base.errors import InputError
 
 LARGE = "a100_training_rank3"
 RECORDED = {

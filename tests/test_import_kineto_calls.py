@@ -13,12 +13,11 @@ import pytest
 from cuda_programs import gpu, host, ran, sync
 from test_import_kineto_what_if import starts_and_ends, tasks_of
 
-from scenarios.importers.traces.kineto import load
+from scenarios.importers.kineto.kineto import load
 from scenarios.recorded.as_recorded import as_recorded
+from scenarios.recorded.changes import WhatIf, applied
 from scenarios.recorded.setup import run_recorded
-from scenarios.recorded.what_if.changes import WhatIf, applied
-from scenarios.run.trials.standard import Trial
-from scenarios.run.trials.trials import base_of, try_all
+from scenarios.variants.recording_trials import WhatIfTrial, base_of, try_all
 from sim import Graph
 
 US = 1000
@@ -317,7 +316,7 @@ def test_a_saving_that_rests_on_inferred_waits_is_a_range(tmp_path: Path, hidden
     events = [event for event in was.events if not hidden or event["cat"] != "cuda_sync"]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
     base = base_of(str(tmp_path / "trace.json"))
-    (as_it_is, gone) = try_all(base, [Trial("gone", {"remove": "transfers"}, given=True)])
+    (as_it_is, gone) = try_all(base, [WhatIfTrial("gone", {"remove": "transfers"}, given=True)])
     assert as_it_is.other_saved_ns is None
     assert gone.makespan_ns is not None
     assert any("5 wait(s) of the host that were inferred" in note for note in gone.notes) == hidden

@@ -22,16 +22,15 @@ from scenario_texts import write
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
-from policies.streams.recorded import Recorded
+from policies.streams import Recorded
 from scenarios.importers import load_graph
 from scenarios.recorded.setup import run_recorded
-from scenarios.run.sweeps.sweep_files import stamps
-from scenarios.run.sweeps.sweep_points import points_of
+from scenarios.variants.sweep_files import points_of, stamps
 from sim import Graph, simulate
+from sim.base.errors import InputError
 from sim.explain.idle import idle_reasons
 from sim.job.noise import Noise
 from sim.trace import Trace
-from sim.words.errors import InputError
 from studies.recorded_ranks import (
     as_recorded,
     as_simulated,

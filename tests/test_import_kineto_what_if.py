@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from import_helpers import recorded
 
-from scenarios.importers.traces.kineto import load
+from scenarios.importers.kineto.kineto import load
 from scenarios.recorded.setup import run_recorded
 from sim import Graph
 

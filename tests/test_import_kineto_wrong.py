@@ -17,11 +17,11 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.importers import streamed_json
-from scenarios.importers.traces.kineto import load
+from scenarios.importers import files as streamed_json
+from scenarios.importers.kineto.kineto import load
 from scenarios.recorded.setup import run_recorded
-from sim.files import reading
-from sim.words.errors import InputError
+from sim.base import files as reading
+from sim.base.errors import InputError
 
 RUN = ran(
     [

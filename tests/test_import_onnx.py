@@ -11,12 +11,13 @@ import pytest
 from import_helpers import REPOSITORY, columns
 
 from scenarios.importers import load_graph
-from scenarios.importers.neutral.graph_json import read_graph
-from scenarios.importers.onnx.onnx_model import import_onnx, kind_of
+from scenarios.importers.graph_json import read_graph
+from scenarios.importers.onnx.onnx_model import import_onnx
+from scenarios.importers.onnx.onnx_nodes import kind_of
 from scenarios.ops.op_costs import COSTS
 from scenarios.run.load import load_scenario
+from sim.base.errors import InputError, MissingExtraError, UnknownNameError
 from sim.graph.graph import Role
-from sim.words.errors import InputError, MissingExtraError, UnknownNameError
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-from policies.issue.executors.virtual_machine import VirtualMachine
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.virtual_machine import VirtualMachine
 from scenarios.importers import convert, load_graph
 from scenarios.importers.onnx.onnx_model import import_onnx
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, Graph, Machine, simulate
+from sim.base.errors import InputError
 from sim.machine.device import CostModel
-from sim.words.errors import InputError
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402

@@ -13,7 +13,7 @@ from cli_runner import sim
 
 from scenarios.importers import convert, load_graph
 from sim import Graph
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 helper, FLOAT, INT64 = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scenarios.importers import load_graph
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 
 def event(category: str | None, name: str = "x", **more: Any) -> dict[str, Any]:

@@ -4,8 +4,8 @@ import pytest
 from import_helpers import recorded
 
 from scenarios.importers import load_graph
-from scenarios.importers.task_graphs.pipedream_profile import read_profile, training_graph
-from sim.words.errors import InputError
+from scenarios.importers.pipedream_profile import read_profile, training_graph
+from sim.base.errors import InputError
 
 FACTS = "forward_compute_time={}, backward_compute_time={}, activation_size={}, parameter_size={}"
 

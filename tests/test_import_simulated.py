@@ -17,21 +17,21 @@ from examples import seeds
 from import_helpers import columns, recorded
 from trace_examples import two_streams
 
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from policies.streams.recorded import Recorded
+from policies.streams import Recorded
 from scenarios.importers import convert, load_graph
-from scenarios.importers.traces.kineto import load
+from scenarios.importers.kineto.kineto import load
 from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.setup import run_recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
-from sim.analysis.transfers_on_links import transfers_on_links
+from sim.base.errors import InputError
+from sim.explain.transfers_on_links import transfers_on_links
 from sim.export.chrome import write_chrome, write_ranks
 from sim.job.costs import issue_costs_ns
-from sim.machine.device_details import Details
-from sim.words.errors import InputError
+from sim.machine.device import Details
 
 EXAMPLES = Path(__file__).parent.parent / "scenarios" / "examples"
 

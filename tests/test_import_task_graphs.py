@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from scenarios.importers import load_graph
-from scenarios.importers.task_graphs.stg import load as load_stg
-from scenarios.importers.task_graphs.wfformat import load as load_workflow
+from scenarios.importers.stg import load as load_stg
+from scenarios.importers.wfformat import load as load_workflow
 from sim import Graph
+from sim.base.errors import GraphError, InputError, UnitError
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Role
-from sim.words.errors import GraphError, InputError, UnitError
 
 MODERN: dict[str, Any] = {
     "name": "fork",

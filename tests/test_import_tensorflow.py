@@ -7,15 +7,14 @@ import pytest
 from import_helpers import recorded
 
 from devices.machine import make_machine
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
+from policies.issue.tensorflow_executor import TensorFlowExecutor
 from scenarios.importers import load_graph
-from scenarios.importers.tensorflow.tensorflow_json import import_tensorflow_json
-from scenarios.importers.tensorflow.tensorflow_nodes import kind_of
+from scenarios.importers.tensorflow_json import import_tensorflow_json, kind_of
 from sim import simulate
+from sim.base.errors import InputError
 from sim.graph.frames import frame_structure
 from sim.graph.graph import Role
 from sim.graph.rendezvous_keys import rendezvous_keys
-from sim.words.errors import InputError
 
 
 def node(name, op="Relu", inputs=(), shape=(4,), dtype="float32", **more):

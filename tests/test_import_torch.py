@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
-from policies.compile.simplify.cse import CommonSubexpressions
-from scenarios.importers.torch.torch_export import import_torch
+from policies.rewrite.simplify import CommonSubexpressions
+from scenarios.importers.torch_export import import_torch
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from sim.base.errors import InputError, ScenarioError, UnknownNameError
 from sim.graph.graph import Graph, Role
-from sim.words.errors import InputError, ScenarioError, UnknownNameError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of PyTorch about its own inside

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.words.intervals import Cover, in_use, most_at_once, most_in_use, union
+from sim.base.intervals import Cover, in_use, most_at_once, most_in_use, union
 
 rows = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(0, 2)), max_size=25)
 

@@ -18,9 +18,9 @@ from policies.issue.ready_queue import ReadyQueue
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, GraphBuilder, Machine, Trace, simulate
-from sim.analysis.bounds import bounds
-from sim.analysis.core_use import used_core_ns
-from sim.words.errors import InputError, ScenarioError
+from sim.base.errors import InputError, ScenarioError
+from sim.explain.bounds import bounds
+from sim.explain.time_use import used_core_ns
 
 
 def run(ops: list[tuple[int, int]], **spec: Any) -> Trace:

@@ -15,8 +15,8 @@ from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
-from sim.words.arrays import IntArray
-from sim.words.errors import InvariantError
+from sim.base.arrays import IntArray
+from sim.base.errors import InvariantError
 
 
 def two_gpus() -> Trace:

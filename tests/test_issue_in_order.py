@@ -6,11 +6,11 @@ import pytest
 from policy_helpers import FIVE, cpu, gpu, graph_of, spans
 
 from devices.network import make_network
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from policies.linearize.user_order import Program
+from policies.linearize import UserOrder
 from sim import Device, GraphBuilder, Host, Job, Link, Machine, simulate
-from sim.words.errors import InputError, StuckError
+from sim.base.errors import InputError, StuckError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 
@@ -136,7 +136,7 @@ def test_iterations_follow_one_another_in_the_program() -> None:
 
 def test_a_program_in_which_a_consumer_comes_first_is_stuck_and_says_so() -> None:
     with pytest.raises(StuckError, match=r"e waits for d"):
-        simulate(graph_of(FIVE), cpu(2), InOrder(), linearize=Program(["e", "a", "b", "c", "d"]))
+        simulate(graph_of(FIVE), cpu(2), InOrder(), linearize=UserOrder(["e", "a", "b", "c", "d"]))
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_helpers import cpu, dags, graph_of, spans
 
-from policies.issue.critical_path import CriticalPath
 from policies.issue.out_of_order import OutOfOrder
-from policies.issue.ready_queue import ReadyQueue
+from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from sim import Device, Graph, GraphBuilder, Machine, Policy, simulate
+from sim.base.errors import InputError
 from sim.graph.graph import longest_path_ns
-from sim.words.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_helpers import cpu, dags, gpu, graph_of, same_times, spans
 
-from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
-from policies.streams.round_robin import RoundRobin
+from policies.issue.program_order import InOrder
+from policies.streams import RoundRobinStreams
 from sim import Device, Graph, GraphBuilder, Issuer, Job, Machine, Policy, Task, simulate
+from sim.base.errors import InputError
 from sim.job.job import Placement
-from sim.words.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 
@@ -59,7 +59,7 @@ def test_a_window_of_one_is_issue_in_order(
 ) -> None:
     for machine in (cpu(lanes), gpu(lanes, issue_ns=3, launch_latency_ns=2, event_ns=1)):
         runs = [
-            simulate(graph, machine, policy, streams=RoundRobin(), iterations=iterations)
+            simulate(graph, machine, policy, streams=RoundRobinStreams(), iterations=iterations)
             for policy in (
                 InOrder(synchronisation=synchronisation),
                 OutOfOrder(1, synchronisation),

@@ -12,16 +12,15 @@ from hypothesis import given
 from policy_helpers import FIVE, cpu, gpu, graph_of, same_times, spans
 from triple_helpers import Run, runs
 
-from policies.issue.critical_path import CriticalPath
-from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
-from policies.issue.ready_queue import ReadyQueue
-from policies.issue.replay import Planned, Replay
-from policies.streams.per_branch import PerBranch
+from policies.issue.program_order import InOrder
+from policies.issue.ready_queue import CriticalPath, ReadyQueue
+from policies.issue.replay import Planned, ReplayPlan
+from policies.streams import PerBranch
 from sim import Device, Machine, Policy, Trace, simulate
+from sim.base.errors import InputError, UnknownNameError
 from sim.job.job import Placement
 from sim.record.plan import Plan
-from sim.words.errors import InputError, UnknownNameError
 
 TWO = Machine((Device("gpu0", streams=2), Device("gpu1")))
 
@@ -40,7 +39,7 @@ def again(trace: Trace, machine: Machine | None = None, policy: Policy | None = 
     return simulate(
         trace.job.graph,
         machine or trace.job.machine,
-        policy or Replay(plan),
+        policy or ReplayPlan(plan),
         placement=planned,
         streams=planned,
         linearize=planned,
@@ -68,7 +67,7 @@ def test_work_conserving_runs_come_out_the_same(run: Run) -> None:
     run = run._replace(machine=replace(run.machine, hosts=()))
     for policy in (ReadyQueue("lifo", synchronisation), OutOfOrder(None, synchronisation), CriticalPath()):
         first = run._replace(policy=policy).trace()
-        second = again(first, policy=Replay(first.plan(), synchronisation=policy.synchronisation))
+        second = again(first, policy=ReplayPlan(first.plan(), synchronisation=policy.synchronisation))
         second.check()
         assert same_order(first, second)
         assert second.plan().digest == first.plan().digest
@@ -81,7 +80,7 @@ def test_no_task_starts_later_than_it_did(run: Run) -> None:
     devices = tuple(replace(d, processor=None, cores=0, cores_per_op=1) for d in run.machine.devices)
     run = run._replace(machine=Machine(devices))
     first = run.trace()
-    second = again(first, policy=Replay(first.plan(), synchronisation=run.policy.synchronisation))
+    second = again(first, policy=ReplayPlan(first.plan(), synchronisation=run.policy.synchronisation))
     second.check()
     before = dict(zip(first.tasks["id"].tolist(), first.tasks["start_ns"].tolist(), strict=True))
     for id, start in zip(second.tasks["id"].tolist(), second.tasks["start_ns"].tolist(), strict=True):
@@ -117,20 +116,20 @@ def test_a_plan_from_a_file(tmp_path: Path) -> None:
     trace = simulate(graph_of(FIVE), cpu(2), ReadyQueue())
     file = tmp_path / "plan.json"
     file.write_text(trace.plan().to_json(), encoding="utf-8")
-    replayed = simulate(graph_of(FIVE), cpu(2), Replay(file=file), placement=Planned(file=file))
+    replayed = simulate(graph_of(FIVE), cpu(2), ReplayPlan(file=file), placement=Planned(file=file))
     assert same_times(trace, replayed)
     for wrong, message in ((tmp_path, "is a directory"), (tmp_path / "none", "no such file")):
         with pytest.raises(InputError, match=message):
-            Replay(file=wrong)
+            ReplayPlan(file=wrong)
     (tmp_path / "no.json").write_text("{}", encoding="utf-8")
     with pytest.raises(InputError, match="a plan has"):
         Planned(file=tmp_path / "no.json")
     with pytest.raises(InputError, match="either a plan or the file"):
-        Replay()
+        ReplayPlan()
     with pytest.raises(InputError, match="either a plan or the file"):
         Planned(trace.plan(), file)
     with pytest.raises(InputError, match="synchronisation must be one of"):
-        Replay(trace.plan(), synchronisation="none")
+        ReplayPlan(trace.plan(), synchronisation="none")
 
 
 def edited(plan: Plan, **columns: object) -> Plan:
@@ -148,7 +147,7 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
     plan = trace.plan()
 
     def run(plan: Plan, graph: dict[str, list[str]] = FIVE, machine: Machine = TWO, **more: int) -> Trace:
-        return simulate(graph_of(graph), machine, Replay(plan), placement=Alternate(), **more)
+        return simulate(graph_of(graph), machine, ReplayPlan(plan), placement=Alternate(), **more)
 
     assert same_times(run(plan), trace)
     with pytest.raises(UnknownNameError, match="unknown op 'e'"):
@@ -188,7 +187,7 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         run(plan, machine=other)
     streams = Planned(edited(plan, streams=["gpu0/7", "gpu1/0"]))
     with pytest.raises(UnknownNameError, match="unknown stream 'gpu0/7'"):
-        simulate(graph_of(FIVE), TWO, Replay(plan), placement=Alternate(), streams=streams)
+        simulate(graph_of(FIVE), TWO, ReplayPlan(plan), placement=Alternate(), streams=streams)
     with pytest.raises(InputError, match="leaves out op 'f' of graph"):
         simulate(graph_of({**FIVE, "f": []}), TWO, ReadyQueue(), placement=Planned(plan))
     twice = simulate(graph_of(FIVE), TWO, ReadyQueue(), placement=Alternate(), iterations=2).plan()

@@ -19,27 +19,26 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from devices.network import make_network
-from devices.processor.cores.core_pool import CorePool
-from devices.processor.sms.leftover import LeftoverSMs
-from policies.issue.critical_path import CriticalPath
-from policies.issue.executors.sequential import Sequential
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-from policies.issue.executors.work_queues import KeepFirst, StreamStacks
-from policies.issue.in_order import InOrder
+from devices.processor.cpu_cores import CorePool
+from devices.processor.leftover import LeftoverSMs
 from policies.issue.out_of_order import OutOfOrder
-from policies.issue.ready_queue import ReadyQueue
-from policies.issue.replay import Replay
+from policies.issue.program_order import InOrder
+from policies.issue.ready_queue import CriticalPath, ReadyQueue
+from policies.issue.replay import ReplayPlan
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.virtual_machine import Sequential
+from policies.issue.work_queues import KeepFirst, StreamStacks
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
+from sim.base.errors import InputError, StuckError
 from sim.job.build_job import make_job
 from sim.job.job import Placement
 from sim.job.noise import Noise
 from sim.kernel import stealing
 from sim.kernel.run import compiled, run
 from sim.kernel.stealing import FROM_THE_START, NOBODY
-from sim.machine.device_details import Details
+from sim.machine.device import Details
 from sim.native.compiled import load
 from sim.record.record import Wait
-from sim.words.errors import InputError, StuckError
 from tests.kernel_helpers import KERNELS, same
 from tests.policy_helpers import dags
 
@@ -256,7 +255,7 @@ def test_a_replay_does_too(given: dict[str, Any]) -> None:
     trace = agree(given)
     if trace is not None:
         plan = trace.plan()
-        agree({**given, "policy": Replay(plan, synchronisation=given["policy"].synchronisation)})
+        agree({**given, "policy": ReplayPlan(plan, synchronisation=given["policy"].synchronisation)})
 
 
 def chain(n: int = 3, **of: Any) -> Graph:
@@ -334,9 +333,9 @@ def test_what_64_bits_cannot_count_is_refused() -> None:
 
 
 def test_what_32_bits_cannot_count_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sim.kernel.layout.columns._MOST", 15)  # (3 ops + 2 * 2 edges) * 2 and a stream
+    monkeypatch.setattr("sim.kernel.columns._MOST", 15)  # (3 ops + 2 * 2 edges) * 2 and a stream
     assert refusal(ReadyQueue()) is None
-    monkeypatch.setattr("sim.kernel.layout.columns._MOST", 14)
+    monkeypatch.setattr("sim.kernel.columns._MOST", 14)
     assert refusal(ReadyQueue()) == "the run may have more tasks than 32 bits can count"
 
 
@@ -388,7 +387,7 @@ def test_a_kernel_that_is_not_compiled_runs_when_asked_for(monkeypatch: pytest.M
     monkeypatch.delenv("SIM_PURE")
     if compiled():
         assert simulate(graph, machine, ReadyQueue()).engine == "kernel"
-    monkeypatch.setattr("sim.kernel.choose.compiled", lambda: False)
+    monkeypatch.setattr("sim.kernel.run.compiled", lambda: False)
     assert simulate(graph, machine, ReadyQueue()).engine == "simpy: the kernel is not compiled here"
     assert simulate(graph, machine, ReadyQueue(), engine="kernel").engine.startswith("kernel")
 

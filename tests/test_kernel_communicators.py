@@ -13,24 +13,23 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from kernel_helpers import KERNELS, same
 
-from devices.memory.memory_description import MemorySpec
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.registry import MemorySpec
+from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
-from devices.processor.cores.core_pool import CorePool
-from devices.processor.sms.leftover import LeftoverSMs
-from policies.issue.critical_path import CriticalPath
-from policies.issue.in_order import InOrder
+from devices.processor.cpu_cores import CorePool
+from devices.processor.leftover import LeftoverSMs
 from policies.issue.out_of_order import OutOfOrder
-from policies.issue.ready_queue import ReadyQueue
-from policies.streams.recorded import Recorded
+from policies.issue.program_order import InOrder
+from policies.issue.ready_queue import CriticalPath, ReadyQueue
+from policies.streams import Recorded
 from sim import Device, GraphBuilder, Job, Link, Machine, Policy, simulate
+from sim.base.errors import StuckError
 from sim.engine.engine import Engine
 from sim.job.build_job import make_job
 from sim.job.noise import Noise
 from sim.kernel.run import run
-from sim.machine.device_details import Details
+from sim.machine.device import Details
 from sim.trace import Trace
-from sim.words.errors import StuckError
 
 POLICIES = [
     *(lambda word=word: InOrder(synchronisation=word) for word in ("completion", "issue")),

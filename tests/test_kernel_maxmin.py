@@ -16,17 +16,17 @@ from examples import drawn
 from network_helpers import GB, Transfer, machine_of
 
 from devices.network import make_network
-from devices.network.columns import network_columns
+from devices.network.carrier import network_columns
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
 from sim.job.build_job import make_job
 from sim.kernel import maxmin
 from sim.kernel import network as network_source
-from sim.kernel.layout.routes import NEVER, Routes
+from sim.kernel.layout import NEVER, RouteColumns
 from sim.kernel.maxmin import MaxMin
 from sim.kernel.network import Net
 from sim.kernel.run import run
-from sim.machine.device_details import Details
+from sim.machine.device import Details
 from sim.machine.task import Task
 from sim.native.compiled import load
 from tests.kernel_helpers import KERNELS
@@ -387,7 +387,7 @@ def net_of(capacity: list[int], routes: list[list[int]], work: list[int]) -> Net
     first = [0, *itertools.accumulate(len(route) for route in routes)]
     links = [link for route in routes for link in route]
     ways = list(range(n))
-    return Net(Routes(ways, work, [0] * n, [0] * n, [0] * (n + 1), [], ways, first, links, capacity), n)
+    return Net(RouteColumns(ways, work, [0] * n, [0] * n, [0] * (n + 1), [], ways, first, links, capacity), n)
 
 
 def test_a_share_that_needs_more_than_64_bits() -> None:

@@ -10,16 +10,15 @@ from examples import examples
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from devices.memory.memory_description import MemorySpec
-from devices.memory.run.tensor_lifetimes import TensorMemory
-from devices.memory.run.tensors import TensorMemories, tensor_memory
+from devices.memory.registry import MemorySpec
+from devices.memory.run_memory import TensorMemories, tensor_memory
+from devices.memory.tensor_lifetimes import TensorMemory
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
+from sim.base.errors import InputError, OutOfMemoryError, SimError, StuckError
 from sim.job.build_job import make_job
-from sim.kernel.choose import NotOnKernelError
-from sim.kernel.run import DEADLOCK, run
-from sim.words.errors import InputError, OutOfMemoryError, SimError, StuckError
+from sim.kernel.run import DEADLOCK, NotOnKernelError, run
 from tests.kernel_helpers import KERNELS, same
 from tests.test_kernel import job_of, runs
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.run.case_job import job_of
 from scenarios.run.load import load_scenario
+from scenarios.run.prepare_job import job_of
 from scenarios.run.run_memory import memory_of
 from sim.engine.engine import Engine
 from sim.kernel.run import run
@@ -31,7 +31,8 @@ def _few(path: Path) -> bool:
 FILES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if LARGE in path.parts else [])
     for path in sorted(FOLDER.rglob("*.yaml"))
-    if not {"data", "templates"} & set(path.parts)  # calibrations; scenarios whose files `sim new` copies
+    if not {"calibrations_data", "templates"}
+    & set(path.parts)  # calibrations; scenarios whose files `sim new` copies
     if _few(path)
 ]
 

@@ -11,13 +11,13 @@ from types import ModuleType
 
 import pytest
 
-from devices.cost.registered_kernels import Kernel, KernelCost, OpFacts, kernel, kernels
+from devices.cost.registered_kernels import Kernel, KernelCost, KernelFacts, kernel, kernels
 from devices.machine import make_device
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, Graph, GraphBuilder
-from sim.words import plugins
-from sim.words.errors import InputError, UnknownNameError
+from sim.base import plugins
+from sim.base.errors import InputError, UnknownNameError
 
 
 def blocks(root: Path) -> dict[str, str]:
@@ -97,7 +97,7 @@ def test_wrong_kernels_are_refused(accelerator: ModuleType) -> None:
     with pytest.raises(InputError, match="kernels takes a list of names, found 'my-relu'"):
         kernels("my-relu")
 
-    def broken(op: OpFacts, device: Device) -> int:
+    def broken(op: KernelFacts, device: Device) -> int:
         return -op.flops
 
     with pytest.raises(InputError, match="the kernel for conv on npu returned -100 for op 'a'"):

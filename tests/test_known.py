@@ -12,10 +12,9 @@ from scenario_texts import changed, write
 from typer.testing import CliRunner
 
 from scenarios.cli import app
-from scenarios.known.decisions import decisions, known_as
-from scenarios.known.docstring import Told, plain, read_docstring
+from scenarios.reference import ParameterDoc, decisions, known_as, plain, read_docstring
 from scenarios.run.load import load_scenario
-from sim.words import plugins
+from sim.base import plugins
 
 
 def test_every_option_of_every_decision_is_documented_where_it_is_defined() -> None:
@@ -58,7 +57,10 @@ class Derived(Base):
 def test_a_docstring_is_taken_apart_and_a_class_takes_from_its_bases_what_it_does_not_say() -> None:
     found = read_docstring(Derived)
     assert (found.summary, found.text) == ("A line.", "More of it.")
-    assert found.parameters == {"a": Told("int", "Two."), "b": Told("str", '``"x"``, of two lines.')}
+    assert found.parameters == {
+        "a": ParameterDoc("int", "Two."),
+        "b": ParameterDoc("str", '``"x"``, of two lines.'),
+    }
     assert plain("A picture::\n\n    a `b`\n\n::\n\n    c") == "A picture:\n\n    a b\n\n    c"
 
 

@@ -12,13 +12,13 @@ from scenario_texts import write
 
 from devices.kinds.launches import as_cuda_graphs, launched, with_legacy_streams
 from devices.machine import make_device
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, GraphBuilder, Job, Machine, Trace
+from sim.base.errors import InputError
 from sim.engine.engine import Engine
 from sim.job.build_job import make_job
-from sim.words.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 

@@ -19,7 +19,8 @@ from cli_runner import sim
 
 from scenarios.fields.goals import Goal, read_goal
 from scenarios.run.load import load_scenario
-from scenarios.run.sweep import Interrupted, fitting, points_of, run_point, sweep
+from scenarios.variants.sweep import Interrupted, fitting, run_point, sweep
+from scenarios.variants.sweep_files import points_of
 
 SCENARIO = """\
 name: eight GPUs

@@ -7,16 +7,18 @@ from examples import examples
 from hypothesis import given
 from policy_helpers import FIVE, dags, graph_of, job_of, names
 
-from policies.linearize.critical_path_first import CriticalPathFirst
-from policies.linearize.depth_first import DepthFirst
-from policies.linearize.memory_aware import MemoryAware
-from policies.linearize.priority import Priority
-from policies.linearize.reverse_depth_first import ReverseDepthFirst
-from policies.linearize.topological import Topological
-from policies.linearize.user_order import Program
+from policies.linearize import (
+    CriticalPathFirst,
+    DepthFirst,
+    MemoryAware,
+    Priority,
+    ReverseDepthFirst,
+    Topological,
+    UserOrder,
+)
 from sim import Graph, GraphBuilder
+from sim.base.errors import InputError, UnknownNameError
 from sim.job.job import Linearizer
-from sim.words.errors import InputError, UnknownNameError
 
 ALL = [
     Topological(),
@@ -149,17 +151,17 @@ def test_a_tensor_that_the_next_iteration_reads_is_not_given_back() -> None:
 
 def test_a_given_program() -> None:
     graph = graph_of(FORK)
-    assert linear(Program(list("axybcz")), graph) == "axybcz"
+    assert linear(UserOrder(list("axybcz")), graph) == "axybcz"
     for ops, message in (
         ("abcxy", "'z' is nowhere in the list"),
         ("abcxyzz", "'z' is 2 times in the list"),
     ):
         with pytest.raises(InputError, match=message):
-            linear(Program(list(ops)), graph)
+            linear(UserOrder(list(ops)), graph)
     with pytest.raises(UnknownNameError, match=r"^ops\[6\]: unknown op 'k'"):
-        linear(Program(list("abcxyzk")), graph)
+        linear(UserOrder(list("abcxyzk")), graph)
     with pytest.raises(InputError, match="list of op names"):
-        Program("abc")
+        UserOrder("abc")
 
 
 def test_wrong_options_are_refused() -> None:

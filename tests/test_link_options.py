@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from network_helpers import GB, Transfer, arrivals, machine_of, max_min, moved, run
 
-from devices.describe.network.links import make_links
-from devices.describe.network.patterns import found, pairs
+from devices.describe.links import found, make_links, pairs
 from devices.machine import make_machine
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Link, Machine, simulate
+from sim.base.errors import InputError, SimError
 from sim.export.timeline import Timeline
-from sim.words.errors import InputError, SimError
 
 HOSTS = {"kind": "cpu", "cores": 64}
 

@@ -10,7 +10,7 @@ long as nothing is cheap, because cheap ops go inline and nobody steals them; ON
 executor, where a thread keeps one consumer and runs it next; TFRT with streams that are chains.
 
 It need not hold for TFRT as it is: a ready kernel of a thread's own stream waits for that thread, and
-streams that are not worth a thread are merged (`policies.issue.executors.stream_analysis`). Of 3,600 random
+streams that are not worth a thread are merged (`policies.issue.work_queues`). Of 3,600 random
 runs 5 exceed it, by up to a third; all on one stream, as a scenario may say, by any factor up to m.
 """
 
@@ -24,9 +24,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_helpers import cpu, dags
 
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-from policies.issue.executors.work_queues import KeepFirst, StreamStacks
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.work_queues import KeepFirst, StreamStacks
 from sim import Graph, GraphBuilder, Policy, simulate
 
 CONSERVING: dict[str, Callable[[], Policy]] = {

@@ -8,7 +8,7 @@ import pytest
 from cli_runner import sim
 from scenario_texts import changed, write
 
-from sim.words.errors import LONGEST_NAME, UnknownNameError, shortened
+from sim.base.errors import LONGEST_NAME, UnknownNameError, shortened
 
 LONG = "x" * 2000
 BROKEN = "two\\nlines" * 50

@@ -28,11 +28,11 @@ from devices.memory import (
     read_allocator,
     virtual_devices,
 )
-from devices.memory.allocators.segmented import SegmentedAllocator
-from devices.memory.plan.greedy_by_size import plan_greedy
-from devices.memory.plan.plan_problem import Lifetime
-from sim.words import plugins
-from sim.words.errors import InfeasibleError, InputError, InvariantError, OutOfMemoryError, UnknownNameError
+from devices.memory.best_fit import SegmentedAllocator
+from devices.memory.plan_problem import Lifetime
+from devices.memory.planners import plan_greedy
+from sim.base import plugins
+from sim.base.errors import InfeasibleError, InputError, InvariantError, OutOfMemoryError, UnknownNameError
 
 MIB = 1 << 20
 

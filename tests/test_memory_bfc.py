@@ -13,7 +13,7 @@ import pytest
 from allocator_helpers import free_ranges, place, verify_segments
 
 from devices.memory import BfcAllocator, Block, DeviceMemory
-from sim.words.errors import InputError, OutOfMemoryError
+from sim.base.errors import InputError, OutOfMemoryError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

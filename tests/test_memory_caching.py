@@ -8,7 +8,7 @@ import pytest
 from allocator_helpers import free_ranges, place, verify_segments
 
 from devices.memory import Block, CachingAllocator, DeviceMemory
-from sim.words.errors import InputError, InvariantError, OutOfMemoryError
+from sim.base.errors import InputError, InvariantError, OutOfMemoryError
 
 KIB, MIB = 1 << 10, 1 << 20
 

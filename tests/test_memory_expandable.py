@@ -10,7 +10,7 @@ from allocator_helpers import verify_segments
 from examples import seeds
 
 from devices.memory import Block, CachingAllocator
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from devices.machine import make_device
 from devices.memory import Block, PoolAllocator, VirtualDevices, make_allocator, read_allocator
-from devices.memory.groups import Groups
+from devices.memory.device_memory import Groups
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import load_scenario
-from sim.words.errors import InfeasibleError, InputError, OutOfMemoryError, ScenarioError, StuckError
+from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, ScenarioError, StuckError
 
 SCENARIO = Path(__file__).resolve().parents[1] / "scenarios" / "examples" / "shared_gpu.yaml"
 

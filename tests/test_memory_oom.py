@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from devices.memory import BfcAllocator, CachingAllocator, CountedAllocator, DeviceMemory, PoolAllocator
-from sim.words.errors import OutOfMemoryError
+from sim.base.errors import OutOfMemoryError
 
 MIB = 1 << 20
 

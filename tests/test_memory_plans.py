@@ -12,21 +12,26 @@ from hypothesis import strategies as st
 from plan_programs import Program, Step, plan_program
 
 from devices.memory.allocators.planned import lifetimes_of_events
-from devices.memory.blocks import round_up
-from devices.memory.plan import PLANNERS
-from devices.memory.plan.greedy_by_size import plan_greedy
-from devices.memory.plan.least_arena import plan_branch_and_bound, plan_cp_sat, plan_optimal
-from devices.memory.plan.plan_problem import Lifetime, Plan, peak_live
-from devices.memory.plan.tokens import TokenPool, plan_relax, plan_relay
-from devices.memory.run.buffers import make_buffers
-from devices.memory.run.planned_order import events_in_order
+from devices.memory.buffers import events_in_order, make_buffers
+from devices.memory.device_memory import round_up
+from devices.memory.plan_problem import ArenaPlan, Lifetime, peak_live
+from devices.memory.planners import (
+    PLANNERS,
+    TokenPool,
+    plan_branch_and_bound,
+    plan_cp_sat,
+    plan_greedy,
+    plan_optimal,
+    plan_relax,
+    plan_relay,
+)
 from sim import Device, GraphBuilder, Machine
+from sim.base.errors import InputError, MissingExtraError
 from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
-from sim.words.errors import InputError, MissingExtraError
 
 
-def check(plan: Plan) -> None:
+def check(plan: ArenaPlan) -> None:
     """Assert that no two tensors that live at the same time share a byte."""
     rows = sorted(
         (offset, offset + lifetime.nbytes, lifetime)
@@ -311,10 +316,10 @@ def test_search_that_gives_up_says_so() -> None:
 def test_check_finds_a_wrong_plan() -> None:
     rows = (Lifetime(4, 0, 1), Lifetime(4, 1, 2))
     with pytest.raises(AssertionError, match="share byte 3"):
-        check(Plan(rows, (0, 3), 7, 7, "by hand"))
+        check(ArenaPlan(rows, (0, 3), 7, 7, "by hand"))
     with pytest.raises(AssertionError, match="at 4 of 7 bytes"):
-        check(Plan(rows, (0, 4), 7, 7, "by hand"))
-    check(Plan((Lifetime(4, 0, 0), Lifetime(4, 1, 2)), (0, 3), 7, 7, "by hand"))  # apart in time
+        check(ArenaPlan(rows, (0, 4), 7, 7, "by hand"))
+    check(ArenaPlan((Lifetime(4, 0, 0), Lifetime(4, 1, 2)), (0, 3), 7, 7, "by hand"))  # apart in time
 
 
 def test_wrong_lifetimes_are_refused() -> None:

@@ -6,12 +6,11 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.memory.memory_description import MemorySpec
-from devices.memory.run.buffers import make_buffers
-from devices.memory.run.planned_order import events_in_order
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.buffers import events_in_order, make_buffers
+from devices.memory.registry import MemorySpec
+from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
 from sim.job.build_job import make_job
 from sim.job.transfers import make_flow

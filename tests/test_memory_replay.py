@@ -27,9 +27,9 @@ from devices.memory import (
 )
 from devices.memory.allocators.planned import lifetimes_of_events
 from devices.memory.memory_event import EVERY_STREAM
-from devices.memory.trace.memory_replay import NO_ADDRESS, replay_until_full
-from devices.memory.trace.snapshot import load_plain_pickle
-from sim.words.errors import InputError, OutOfMemoryError, UnknownNameError
+from devices.memory.memory_replay import NO_ADDRESS, replay_until_full
+from devices.memory.trace_readers import load_plain_pickle
+from sim.base.errors import InputError, OutOfMemoryError, UnknownNameError
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.memory import Operand, ScratchpadAllocator, tile
-from sim.words.errors import InfeasibleError, InputError, InvariantError
+from sim.base.errors import InfeasibleError, InputError, InvariantError
 
 KIB = 1 << 10
 

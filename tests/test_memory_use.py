@@ -9,13 +9,14 @@ import pytest
 from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_machine, draw_policy, draw_run
 from examples import seeds
 
-from devices.memory.run.tensors import MemorySpec, tensor_memory
+from devices.memory.registry import MemorySpec
+from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import while_loop
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
-from sim.analysis.memory_use import lifetimes, memory_use, peak_bytes
-from sim.words.errors import GraphError, InputError
+from sim.base.errors import GraphError, InputError
+from sim.explain.memory_use import lifetimes, memory_use, peak_bytes
 
 
 def steps(trace: Trace, device: str, since: str = "start") -> list[tuple[int, int]]:

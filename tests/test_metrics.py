@@ -8,7 +8,7 @@ import pytest
 from drawn_runs import draw_run
 from examples import seeds
 
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate

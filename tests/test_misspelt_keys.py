@@ -18,10 +18,10 @@ from examples import FACTORS, PROFILE
 
 from scenarios.file.document import Document, Loc, dotted
 from scenarios.file.yaml_read import Node
-from scenarios.regression.check import is_scenario
+from scenarios.regression import is_scenario
 from scenarios.run.execute import run_case
 from scenarios.run.scenario import scenario_of
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 EXAMPLES = Path(__file__).parents[1] / "scenarios/examples"
 FILES = [path for path in sorted(EXAMPLES.rglob("*.yaml")) if is_scenario(path)]

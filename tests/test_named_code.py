@@ -10,7 +10,7 @@ from scenario_texts import write
 
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario, read_scenario
-from sim.words.errors import ScenarioError
+from sim.base.errors import ScenarioError
 
 CODE = """
 import numpy as np

@@ -6,10 +6,9 @@ from math import inf
 
 import pytest
 
-from devices.collectives.nccl.constants import GENERATIONS
-from devices.collectives.nccl.search import search
-from devices.collectives.nccl.tuner import Tuner
-from sim.words.errors import InputError
+from devices.collectives.nccl_constants import GENERATIONS
+from devices.collectives.nccl_tuner import NcclTuner, search
+from sim.base.errors import InputError
 
 TREE, RING, DIRECT, CHAIN, NVLS, NVLS_TREE, PAT = range(7)
 LL, LL128, SIMPLE = range(3)
@@ -221,7 +220,7 @@ def test_what_the_search_finds(gpu: str, n: int, several: bool) -> None:
 @pytest.mark.parametrize(("gpu", "n", "several"), GRAPHS)
 def test_the_choice_at_every_power_of_two(gpu: str, n: int, several: bool, kind: str) -> None:
     for nodes in (2, 3, 4, 16) if several else (1,):
-        tuner = Tuner(GENERATIONS[gpu], (n,) * nodes)
+        tuner = NcclTuner(GENERATIONS[gpu], (n,) * nodes)
         for power in range(34):
             for nbytes in (1 << power, (1 << power) * 3 // 2):
                 choice = tuner.choose(kind, nbytes)
@@ -234,7 +233,7 @@ def test_the_choice_at_every_power_of_two(gpu: str, n: int, several: bool, kind:
 
 def test_by_hand() -> None:
     """H100, eight GPUs, all-reduce."""
-    tuner = Tuner(GENERATIONS["h100"], (8,))
+    tuner = NcclTuner(GENERATIONS["h100"], (8,))
     # Ring, LL: 14 steps of 0.6 us; half of 360 GB/s is more than the 141 it can, of which 8/14 count.
     small = tuner.choose("all_reduce", 4096)
     assert small[:2] == ("ring", "ll")
@@ -245,45 +244,45 @@ def test_by_hand() -> None:
     assert large[:4] == ("nvls", "simple", 16, 640)
     assert large.estimate_us == pytest.approx(25 + (1 << 26) / 272e3)
     # Without the switch: 8.4 + 14 x 3.4 = 56 us; 360 x 8/14 GB/s.
-    without = Tuner(GENERATIONS["h100"], (8,), nvls=False).choose("all_reduce", 1 << 26)
+    without = NcclTuner(GENERATIONS["h100"], (8,), nvls=False).choose("all_reduce", 1 << 26)
     assert without[:4] == ("ring", "simple", 24, 544)
     assert without.estimate_us == pytest.approx(56 + (1 << 26) / (360e3 * 8 / 14))
 
 
 def test_two_nodes_by_hand() -> None:
     """H100, 16 GPUs: in the switches first (25 us), then over the network there and back (20.9 us each)."""
-    choice = Tuner(GENERATIONS["h100"], (8, 8)).choose("all_reduce", 1 << 28)
+    choice = NcclTuner(GENERATIONS["h100"], (8, 8)).choose("all_reduce", 1 << 28)
     # 8 channels of min(59.5, 2 x 48, 57.7), of which 16/30 count.
     assert choice[:3] == ("nvls-tree", "simple", 16)
     assert choice.estimate_us == pytest.approx(25 + 2 * 20.9 + (1 << 28) / (8e3 * 57.7 * 16 / 30))
 
 
 def test_one_gpu_of_each_node_gathers_by_pat() -> None:
-    choice = Tuner(GENERATIONS["h100"], (1,) * 16).choose("all_gather", 1 << 16)
+    choice = NcclTuner(GENERATIONS["h100"], (1,) * 16).choose("all_gather", 1 << 16)
     assert choice.algorithm == "pat"
     # 4 rounds of 14 / 3.5 us, 2.8 us for each rank; 2 channels of 24, of which three quarters.
     assert choice.estimate_us == pytest.approx(8 + 4 * 4 + 16 * 2.8 + (1 << 16) / (1e3 * 48 * 0.75))
 
 
 def test_messages_by_hand() -> None:
-    tuner = Tuner(GENERATIONS["h100"], (8,))
+    tuner = NcclTuner(GENERATIONS["h100"], (8,))
     # Eight messages of 8 KiB, one channel for each, short enough for LL.
     assert tuner.choose("all_to_all", 1 << 16)[:3] == ("direct", "ll", 8)
     # 8 MiB each: at most 4 of the 32 channels for each of 8 peers.
     assert tuner.choose("all_to_all", 1 << 26)[:3] == ("direct", "simple", 32)
     # One message of 64 MiB over 32 / 2 channels: parts of 4 MiB, below 16 MiB.
-    pair = Tuner(GENERATIONS["h100"], (2,))
+    pair = NcclTuner(GENERATIONS["h100"], (2,))
     assert pair.choose("send", 1 << 26)[:3] == ("direct", "simple", 16)
     assert pair.choose("send", 1 << 14)[:3] == ("direct", "ll", 1)
 
 
 def test_messages_before_2_29() -> None:
     """Up to 16 KiB for each channel that a peer may have (32) by LL, in parts of 8 KiB at least."""
-    old = Tuner(GENERATIONS["a100"], (4,), version=(2, 27))
+    old = NcclTuner(GENERATIONS["a100"], (4,), version=(2, 27))
     assert old.choose("all_to_all", 4 << 19)[:3] == ("direct", "ll", 32)
     assert old.choose("all_to_all", 4 << 14)[:3] == ("direct", "ll", 8)  # 16 KiB: two parts
     assert old.choose("all_to_all", (4 << 19) + 4)[1] == "simple"
-    new = Tuner(GENERATIONS["a100"], (4,))
+    new = NcclTuner(GENERATIONS["a100"], (4,))
     assert new.choose("all_to_all", 4 << 14)[:3] == ("direct", "ll", 4)
     assert new.choose("all_to_all", 4 << 15)[1] == "simple"
 
@@ -291,7 +290,7 @@ def test_messages_before_2_29() -> None:
 def test_messages_to_other_nodes_have_no_buffers_for_ll() -> None:
     for per_node, kind in (((1, 1), "send"), ((8, 8), "all_to_all")):
         for version in ((2, 27), (2, 30)):
-            tuner = Tuner(GENERATIONS["h100"], per_node, version=version)
+            tuner = NcclTuner(GENERATIONS["h100"], per_node, version=version)
             assert tuner.choose(kind, 512)[1] == "simple"
 
 
@@ -301,8 +300,8 @@ def test_a_weaker_node_counts() -> None:
 
 
 def test_one_rank_and_unknown_kinds() -> None:
-    assert Tuner(GENERATIONS["h100"], (1,)).choose("all_reduce", 8).estimate_us == 0
+    assert NcclTuner(GENERATIONS["h100"], (1,)).choose("all_reduce", 8).estimate_us == 0
     with pytest.raises(InputError, match="NCCL has no scan"):
-        Tuner(GENERATIONS["h100"], (2,)).choose("scan", 8)
-    barrier = Tuner(GENERATIONS["h100"], (2,)).choose("barrier", 0)
-    assert barrier == Tuner(GENERATIONS["h100"], (2,)).choose("all_reduce", 4)
+        NcclTuner(GENERATIONS["h100"], (2,)).choose("scan", 8)
+    barrier = NcclTuner(GENERATIONS["h100"], (2,)).choose("barrier", 0)
+    assert barrier == NcclTuner(GENERATIONS["h100"], (2,)).choose("all_reduce", 4)

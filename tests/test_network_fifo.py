@@ -16,9 +16,9 @@ from devices.machine import make_machine
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Link, Machine, simulate
-from sim.job.travel import Travel
-from sim.kernel.choose import NotOnKernelError
-from sim.words.errors import InputError
+from sim.base.errors import InputError
+from sim.job.transfers import Travel
+from sim.kernel.run import NotOnKernelError
 
 
 def fifo(a: str, b: str, rate: int = 1, latency_ns: int = 0, chunk: int | None = None, **more: Any) -> Link:

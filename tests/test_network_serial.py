@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from network_helpers import GB, Transfer, arrivals, machine_of, moved
 
 from devices.network import make_network
-from devices.network.turnstile import Turnstile
+from devices.network.carrier import Turnstile
 from sim import Link, Machine
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.issue.critical_path import CriticalPath
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-from policies.issue.executors.virtual_machine import VirtualMachine
-from policies.issue.ready_queue import ReadyQueue
+from policies.issue.ready_queue import CriticalPath, ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.virtual_machine import VirtualMachine
 from scenarios.ops.control_flow import while_loop
 from sim import Device, Graph, GraphBuilder, Machine, simulate
-from sim.analysis.bounds import bounds
+from sim.base.errors import InputError, UnknownNameError
+from sim.explain.bounds import bounds
 from sim.job.build_job import make_job
 from sim.job.noise import Noise
-from sim.words.errors import InputError, UnknownNameError
 
 
 def wide(n: int, ns: int = 1_000_000) -> Graph:

@@ -11,12 +11,12 @@ import pytest
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.report.compare import Comparison, Failure
+from scenarios.report.compare import Comparison, FailedRun
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
 from sim import Device, GraphBuilder, Machine, simulate
+from sim.base.errors import StuckError
 from sim.notebook import card
-from sim.words.errors import StuckError
 
 SCENARIO = """
 name: <b>two</b> & two
@@ -128,7 +128,7 @@ def test_a_run_shows_what_sim_run_prints(tmp_path: Path) -> None:
 
 def test_a_comparison_shows_why(tmp_path: Path) -> None:
     results = [run_case(case) for case in a_scenario(tmp_path).cases()]
-    comparison = Comparison(results, [Failure("hopeless", StuckError("nobody can go on:\nat all"))])
+    comparison = Comparison(results, [FailedRun("hopeless", StuckError("nobody can go on:\nat all"))])
     (table,) = seen(comparison).tables
     assert [row[0] for row in table[1:]] == ["in-order", "ready-queue", "sequential", "hopeless"]
     assert table[-1][1] == "stuck"

@@ -15,13 +15,13 @@ from cli_runner import sim
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost.formulas.tiles import Stages, best_tiles, blockings, tiled_ns
+from devices.cost.npu_tiles import TileStages, best_tiles, blockings, tiled_ns
 from devices.machine import make_device
-from devices.over_presets import described_devices
-from policies.issue.in_order import InOrder
-from policies.streams.per_kind import PerKind
+from devices.preset_overlay import described_devices
+from policies.issue.program_order import InOrder
+from policies.streams import PerKind
 from sim import GraphBuilder, Machine, simulate
-from sim.words.errors import InfeasibleError, InputError, UnknownNameError
+from sim.base.errors import InfeasibleError, InputError, UnknownNameError
 
 SCENARIO = Path(__file__).resolve().parents[1] / "scenarios" / "examples" / "npu_tiles.yaml"
 CORE = {
@@ -65,7 +65,7 @@ times = st.integers(0, 50)
 def test_double_buffering_is_the_pipeline_tile_by_tile(
     load: int, compute: int, store: int, tiles: int
 ) -> None:
-    stages = Stages(Fraction(tiles * load), Fraction(tiles * compute), Fraction(tiles * store))
+    stages = TileStages(Fraction(tiles * load), Fraction(tiles * compute), Fraction(tiles * store))
     assert tiled_ns(stages, tiles) == pipeline_ns(load, compute, store, tiles)
     assert tiled_ns(stages, tiles, double_buffered=False) == tiles * (load + compute + store)
 
@@ -74,7 +74,7 @@ def test_double_buffering_is_the_pipeline_tile_by_tile(
 def test_the_best_number_of_tiles_is_the_best(
     load: int, compute: int, store: int, setup_ns: int, fewest: int, more: int
 ) -> None:
-    stages = Stages(Fraction(load), Fraction(compute), Fraction(store), setup_ns)
+    stages = TileStages(Fraction(load), Fraction(compute), Fraction(store), setup_ns)
     every = range(fewest, fewest + more + 1)
     assert best_tiles(stages, fewest, fewest + more) == min(every, key=lambda n: tiled_ns(stages, n))
 

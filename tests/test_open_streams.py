@@ -12,15 +12,13 @@ from policy_helpers import same_times, spans
 from scenario_texts import write
 
 from devices.machine import make_machine
-from policies.issue.in_order import InOrder
-from policies.issue.replay import Planned, Replay
-from policies.streams.per_branch import PerBranch
-from policies.streams.per_kind import PerKind
-from policies.streams.recorded import Recorded
+from policies.issue.program_order import InOrder
+from policies.issue.replay import Planned, ReplayPlan
+from policies.streams import PerBranch, PerKind, Recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Graph, GraphBuilder, Trace, simulate
-from sim.words.errors import InputError, ScenarioError
+from sim.base.errors import InputError, ScenarioError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 
@@ -58,7 +56,7 @@ def test_a_gpu_has_as_many_streams_as_ops_name(sharing: str) -> None:
     # A plan of the run has them, too.
     plan = trace.plan()
     again = simulate(
-        graph(OPS), make_machine({"devices": {"gpu0": spec}}), Replay(plan, synchronisation="issue"),
+        graph(OPS), make_machine({"devices": {"gpu0": spec}}), ReplayPlan(plan, synchronisation="issue"),
         placement=Planned(plan), streams=Planned(plan),
     )  # fmt: skip
     assert same_times(trace, again)

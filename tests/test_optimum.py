@@ -16,18 +16,18 @@ from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_machine, d
 from examples import seeds
 
 from devices.network import make_network
-from policies.cp_sat.translate import translate
-from policies.issue.in_order import InOrder
+from policies.cp_sat import translate
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from policies.optimum.follow import Follow
 from policies.optimum.job_model import JobModel
+from policies.optimum.plan_from_solution import Follow
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
-from scenarios.tune.optimum import find_optimum
-from scenarios.tune.schedules import Given, Order
+from scenarios.variants.optimum import find_optimum
+from scenarios.variants.schedules import Given, ListedOrder
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
-from sim.analysis.bounds import bounds
-from sim.words.errors import InputError, MissingExtraError
+from sim.base.errors import InputError, MissingExtraError
+from sim.explain.bounds import bounds
 
 pytest.importorskip("ortools", reason="the optimum needs the extra 'opt'")
 
@@ -103,7 +103,7 @@ def test_no_order_is_better_and_what_is_found_takes_as_long_as_the_solver_says(
     assert found.finished
     assert timetable is not None
     follow = Follow(timetable, synchronisation)
-    least = min(run(policy, linearize=Order(order)).makespan_ns for order in orders(graph))
+    least = min(run(policy, linearize=ListedOrder(order)).makespan_ns for order in orders(graph))
     replayed = run(follow, streams=follow).makespan_ns
     others = [run(ReadyQueue(order, synchronisation)).makespan_ns for order in ("fifo", "lifo")]
     assert bounds(first).lower_bound_ns <= found.bound_ns <= least <= min(first.makespan_ns, *others)
@@ -127,7 +127,11 @@ def test_devices_are_chosen_too() -> None:
     machine = Machine((Device("c", "cpu", workers=1), Device("g")), links, (), make_network)
     runs = [
         simulate(
-            graph, machine, InOrder(), placement=Given([k >> op & 1 for op in range(5)]), linearize=Order(o)
+            graph,
+            machine,
+            InOrder(),
+            placement=Given([k >> op & 1 for op in range(5)]),
+            linearize=ListedOrder(o),
         )
         for k in range(32)
         for o in orders(graph)
@@ -158,7 +162,7 @@ def layers(n: int, width: int) -> Graph:
 def test_window_by_window_runs_get_shorter_and_the_same_each_time(
     synchronisation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("policies.cp_sat.windows._EFFORT", 0.0005)
+    monkeypatch.setattr("policies.optimum.windows._EFFORT", 0.0005)
     graph, machine = layers(40, 5), Machine((Device("gpu0", streams=2, issue_ns=20),))
     policy = ReadyQueue("fifo", synchronisation)
     first = simulate(graph, machine, policy, streams=DrawnStreams())

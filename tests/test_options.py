@@ -10,15 +10,15 @@ import pytest
 from scenario_texts import changed, write
 
 from policies.pipeline import generate, options
-from policies.pipeline.families.gpipe import gpipe
+from policies.pipeline.gpipe import gpipe
 from policies.pipeline.zero_bubble.zb_auto import zb_auto
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.run.load import load_scenario
 from scenarios.run.scenario import scenario_of
-from sim.words import plugins
-from sim.words.errors import InfeasibleError, InputError, ScenarioError
-from sim.words.options import checked, parameters
+from sim.base import plugins
+from sim.base.errors import InfeasibleError, InputError, ScenarioError
+from sim.base.options import checked, parameters
 
 PLAIN: list[Any] = ["x", "", -1, 0, 1.5, True, None, [], {}, [1, "x"], {"a": 1}, 10**30, float("nan"), "5us"]
 """Whatever a hurried hand may write."""

@@ -18,12 +18,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from triple_helpers import Op, Run, runs
 
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.run_memory import tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Issuer, Job, Machine, Policy, Task, Trace
 from sim.job.context import Context
 from sim.job.noise import Noise
-from sim.job.pins import PinnedPlacement
+from sim.job.places import PinnedPlacement
 
 MEMORIES = [(lives, full) for lives in ("execution", "issue") for full in ("error", "wait")]
 

@@ -17,17 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_device, make_machine
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.placement.problem import Problem
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
-from sim.explain.facts.derived_columns import Facts
+from sim.base.errors import InputError, InvariantError
+from sim.explain.derived import DerivedColumns
+from sim.explain.idle import final_waits
 from sim.explain.path import executed_path
-from sim.explain.waits import final_waits
 from sim.record.record import Wait
-from sim.words.errors import InputError, InvariantError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 
@@ -205,7 +205,7 @@ def test_between_hosts_and_between_gpus_nobody_is_held() -> None:
     }
     trace = run(b.build(), make_machine(spec), ReadyQueue())
     assert times(trace) == {"a": (10, 11), "b": (10, 11), "c": (0, 1)}
-    assert (Facts(trace).copied_by == -1).all()
+    assert (DerivedColumns(trace).copied_by == -1).all()
 
 
 def test_an_op_that_holds_the_host_and_a_copy_of_its_result() -> None:

@@ -10,23 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel_helpers import by_stream, layers, run
 
-from policies.compile.parallel.buckets import closed_before_overflow, closed_when_full
-from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.parallel.fsdp2 import FullyShard
-from policies.compile.parallel.grid.combined import DataParallel
-from policies.compile.parallel.grid.rank_grid import Grid
-from policies.compile.parallel.grid.ranked import Ranked
-from policies.compile.parallel.training_step import TrainingStep
-from policies.compile.parallel.zero.stage_3 import ZeroThree
-from policies.compile.parallel.zero.stages_1_and_2 import ZeroTwo
-from policies.compile.records import Records, read, write
-from policies.compile.training.training_step import Training
-from scenarios.build.gpt import gpt_graph
-from scenarios.build.transformer import Transformer
+from policies.parallel.ddp import DistributedDataParallel, closed_before_overflow, closed_when_full
+from policies.parallel.fsdp2 import FullyShard
+from policies.parallel.rank_grid import DataParallel, Grid, Ranked
+from policies.parallel.training_step import TrainingStep
+from policies.parallel.zero_1_2 import ZeroTwo
+from policies.parallel.zero_3 import ZeroThree
+from policies.rewrite.records import Records, read, write
+from policies.rewrite.training_step import TrainingRewrite
+from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder
+from sim.base.errors import GraphError, InputError
 from sim.graph.graph import Role
-from sim.words.errors import GraphError, InputError
 
 MIB = 2**20
 RESNET = "scenarios/examples/graphs/resnet50.json.gz"
@@ -34,7 +30,7 @@ RESNET = "scenarios/examples/graphs/resnet50.json.gz"
 
 @pytest.fixture(scope="module")
 def resnet(root) -> TrainingStep:  # type: ignore[no-untyped-def]
-    return TrainingStep(Training().apply(load_graph(root / RESNET)))
+    return TrainingStep(TrainingRewrite().apply(load_graph(root / RESNET)))
 
 
 # -- buckets --------------------------------------------------------------------------------------
@@ -143,7 +139,7 @@ def test_a_bucket_waits_for_the_one_before() -> None:
     b.input("x", 40), b.parameter("v", 2 * MIB), b.parameter("w", 2 * MIB)
     b.op("a", kind="matmul", inputs=["x", "w"], outputs=40, duration_ns=10)
     b.op("b", kind="matmul", inputs=["a", "v"], outputs=40, duration_ns=10)
-    step = Training().apply(b.build())
+    step = TrainingRewrite().apply(b.build())
     orders = [
         [
             name
@@ -258,7 +254,7 @@ def test_an_op_of_the_graph_may_have_the_name_of_a_collective(rewrite: DataParal
         b.input("x", 40), b.parameter("w", 40)
         b.op(name, inputs=["x"], outputs=40, duration_ns=5, phase="F")
         b.op("a", kind="matmul", inputs=[name, "w"], outputs=40, duration_ns=7, phase="F")
-        return rewrite.apply(Training().apply(b.build()))
+        return rewrite.apply(TrainingRewrite().apply(b.build()))
 
     found, expected = step(name), step("other")
     renamed = [each.replace(name, f"{name}.2").replace("other", name) for each in expected.op_names]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 from parallel_helpers import by_stream, layers, run
 
-from policies.compile.parallel.context.context_parallel import ContextParallel
-from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.parallel.megatron_ddp import MegatronDDP
-from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
-from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
-from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne
-from policies.compile.records import read
-from policies.compile.training.training_step import Training
-from scenarios.build.gpt import gpt_graph
-from scenarios.build.transformer import Transformer
-from sim.words.errors import GraphError, InputError
+from policies.parallel.accumulation import GradientAccumulation
+from policies.parallel.context_parallel import ContextParallel
+from policies.parallel.ddp import DistributedDataParallel, MegatronDDP
+from policies.parallel.tensor_parallel import TensorParallel
+from policies.parallel.zero_1_2 import ZeroOne
+from policies.rewrite.records import read
+from policies.rewrite.training_step import TrainingRewrite
+from scenarios.builders.gpt import Transformer, gpt_graph
+from sim.base.errors import GraphError, InputError
 
 THREE = layers([40, 40, 40])
 
@@ -45,7 +43,7 @@ def test_one_micro_batch_changes_names_only() -> None:
 
 def test_ranks_exchange_inside_layers_for_each_micro_batch_and_at_the_end_once() -> None:
     sizes = Transformer(layers=2, hidden=64, heads=4, sequence=32, vocabulary=128, micro_batch=1)
-    step = Training().apply(gpt_graph(sizes))
+    step = TrainingRewrite().apply(gpt_graph(sizes))
     split = ContextParallel(2).apply(TensorParallel(2, sequence_parallel=True).apply(step))
     graph = DistributedDataParallel(1).apply(GradientAccumulation(3).apply(split))
 

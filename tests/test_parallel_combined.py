@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel_helpers import layers
 
-from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.parallel.fsdp2 import FullyShard
-from policies.compile.parallel.grid.combined import RankOrder
-from policies.compile.parallel.grid.rank_grid import MEGATRON, Grid, read_order
-from policies.compile.parallel.grid.ranked import Ranked
-from policies.compile.records import read
+from policies.parallel.ddp import DistributedDataParallel
+from policies.parallel.fsdp2 import FullyShard
+from policies.parallel.rank_grid import MEGATRON, Grid, Ranked, RankOrder, read_order
+from policies.rewrite.records import read
 from sim import Graph, GraphBuilder
-from sim.words.errors import GraphError, InputError
+from sim.base.errors import GraphError, InputError
 
 
 @given(st.permutations(MEGATRON), st.lists(st.integers(1, 3), min_size=5, max_size=5), st.data())

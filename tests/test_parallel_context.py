@@ -12,22 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel_helpers import by_stream, of_rank, run
 
-from policies.compile.parallel.context.chunks import attention_shares
-from policies.compile.parallel.context.context_parallel import ContextParallel
-from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.parallel.grid.combined import RankOrder, UnsummedWarning, warn_of_unsummed
-from policies.compile.parallel.grid.ranked import Ranked
-from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
-from policies.compile.records import read
-from policies.compile.training.training_step import Training
-from scenarios.build.gpt import gpt_graph
-from scenarios.build.transformer import Transformer
+from policies.parallel.context_parallel import ContextParallel
+from policies.parallel.context_tokens import attention_shares
+from policies.parallel.ddp import DistributedDataParallel
+from policies.parallel.rank_grid import Ranked, RankOrder, UnsummedWarning, warn_of_unsummed
+from policies.parallel.tensor_parallel import TensorParallel
+from policies.rewrite.records import read
+from policies.rewrite.training_step import TrainingRewrite
+from scenarios.builders.gpt import Transformer, gpt_graph
 from sim import Graph, GraphBuilder
-from sim.words.errors import GraphError, InputError
+from sim.base.errors import GraphError, InputError
 
 GPT = Transformer(layers=2, hidden=64, heads=8, sequence=32, vocabulary=128, micro_batch=2)
 BSH = 2 * 2 * 32 * 64
-STEP = Training().apply(gpt_graph(GPT))
+STEP = TrainingRewrite().apply(gpt_graph(GPT))
 
 
 def exchanged(graph: Graph, what: str, phase: str, rank: str = "gpu0") -> Counter[tuple[str, int]]:
@@ -186,7 +184,7 @@ def test_a_backward_ring_runs_to_its_end() -> None:
         x = b.op(f"a{k}", kind="attention", inputs=[y], outputs=120, duration_ns=160, dtype="fp32")
     for method in ("ring", "all-gather", "all-to-all"):
         graph = DistributedDataParallel(1).apply(
-            ContextParallel(4, method).apply(Training().apply(b.build()))
+            ContextParallel(4, method).apply(TrainingRewrite().apply(b.build()))
         )
         trace = run(graph, 4)
         found = by_stream(trace)["compute"]
@@ -203,7 +201,7 @@ def test_a_backward_worked_by_hand() -> None:
     b.input("x", 120), b.parameter("w", 40)
     b.op("l", kind="matmul", inputs=["x", "w"], outputs=360, duration_ns=120, dtype="fp32")
     b.op("a", kind="attention", inputs=["l"], outputs=120, duration_ns=160, dtype="fp32")
-    graph = DistributedDataParallel(1).apply(ContextParallel(2).apply(Training().apply(b.build())))
+    graph = DistributedDataParallel(1).apply(ContextParallel(2).apply(TrainingRewrite().apply(b.build())))
     found = by_stream(run(graph, 2))
     assert found["context parallel send"] == [
         (60, 180, "a/send0"),
@@ -257,7 +255,7 @@ def test_tensor_context_and_data_parallelism_together() -> None:
 
 def timed(graph: Graph) -> Graph:
     """Return the graph with durations of a nanosecond for each thousand flop."""
-    from policies.compile.records import write
+    from policies.rewrite.records import write
 
     records = read(graph)
     for record in records.ops.values():

@@ -11,15 +11,15 @@ from parallel_helpers import by_stream, layers, run
 
 from devices.cost.cost_models import FixedCost
 from devices.machine import make_machine
-from policies.compile.parallel.megatron_ddp import MegatronDDP
-from policies.compile.parallel.parameter_server import ParameterServer
-from policies.compile.parallel.training_step import TrainingStep
-from policies.compile.training.training_step import Training
 from policies.issue.ready_queue import ReadyQueue
+from policies.parallel.ddp import MegatronDDP
+from policies.parallel.parameter_server import ParameterServer
+from policies.parallel.training_step import TrainingStep
+from policies.rewrite.training_step import TrainingRewrite
 from sim import Device, GraphBuilder, Machine, simulate
-from sim.analysis.training.staleness import staleness
+from sim.base.errors import InputError
+from sim.explain.training import staleness
 from sim.job.noise import Noise
-from sim.words.errors import InputError
 
 FOUR = layers([40] * 4)
 
@@ -46,7 +46,7 @@ def test_a_ready_bucket_is_not_held_back() -> None:
     b.input("x", 40), b.parameter("v", 40), b.parameter("w", 40)
     b.op("a", kind="matmul", inputs=["x", "w"], outputs=40, duration_ns=10)
     b.op("b", kind="matmul", inputs=["a", "v"], outputs=40, duration_ns=10)
-    graph = MegatronDDP(2, bucket_size=1).apply(Training().apply(b.build()))
+    graph = MegatronDDP(2, bucket_size=1).apply(TrainingRewrite().apply(b.build()))
     names = [
         name[5:]
         for name in graph.op_names

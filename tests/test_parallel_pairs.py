@@ -9,25 +9,21 @@ from functools import cache
 import pytest
 from parallel_helpers import layers, run
 
-from policies.compile.parallel.context.context_parallel import ContextParallel
-from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.parallel.fsdp2 import FullyShard
-from policies.compile.parallel.grid.combined import DataParallel
-from policies.compile.parallel.grid.ranked import OnRanks, Ranked
-from policies.compile.parallel.megatron_ddp import MegatronDDP
-from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
-from policies.compile.parallel.micro_batches.pipeline_parallel import PipelineParallel
-from policies.compile.parallel.micro_batches.stages import Stages
-from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
-from policies.compile.parallel.training_step import TrainingStep
-from policies.compile.parallel.zero.stage_3 import ZeroThree
-from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne, ZeroTwo
-from policies.compile.records import Record, read, write
-from policies.compile.training.training_step import Training
-from scenarios.build.gpt import gpt_graph
-from scenarios.build.transformer import Transformer
+from policies.parallel.accumulation import GradientAccumulation
+from policies.parallel.context_parallel import ContextParallel
+from policies.parallel.ddp import DistributedDataParallel, MegatronDDP
+from policies.parallel.fsdp2 import FullyShard
+from policies.parallel.pipeline_parallel import PipelineParallel, StageCut
+from policies.parallel.rank_grid import DataParallel, OnRanks, Ranked
+from policies.parallel.tensor_parallel import TensorParallel
+from policies.parallel.training_step import TrainingStep
+from policies.parallel.zero_1_2 import ZeroOne, ZeroTwo
+from policies.parallel.zero_3 import ZeroThree
+from policies.rewrite.records import OpEntry, read, write
+from policies.rewrite.training_step import TrainingRewrite
+from scenarios.builders.gpt import Transformer, gpt_graph
 from sim import Graph
-from sim.words.errors import GraphError
+from sim.base.errors import GraphError
 
 GPT = gpt_graph(Transformer(layers=2, hidden=32, heads=4, sequence=16, vocabulary=64, micro_batch=1))
 
@@ -63,7 +59,7 @@ EACH = ("fsdp2", "hsdp", "zero-2", "zero-3")
 @cache
 def one_device() -> Ranked:
     """Return one device with a training step of two stages."""
-    return Ranked.of(Training().apply(Stages(["layer1"]).apply(GPT)))
+    return Ranked.of(TrainingRewrite().apply(StageCut(["layer1"]).apply(GPT)))
 
 
 @cache
@@ -86,7 +82,7 @@ def bytes_by_kind(graph: Graph, rank: str, words: tuple[str, ...]) -> Counter[st
     return found
 
 
-@pytest.mark.filterwarnings("ignore::policies.compile.parallel.tensor.tensor_parallel.WholeWarning")
+@pytest.mark.filterwarnings("ignore::policies.parallel.tensor_parallel.WholeWarning")
 @pytest.mark.parametrize(
     ("split", "replicas"),
     [
@@ -159,7 +155,7 @@ def test_collectives_whose_names_others_have(split: str, replicas: DataParallel)
             name: name.replace("/", "~") for name, r in records.ops.items() if "dimension" in r.attributes
         }
         moved = {
-            r.tensor(k): Record.tensor(replace(r, name=names[r.name]), k)
+            r.tensor(k): OpEntry.tensor(replace(r, name=names[r.name]), k)
             for r in records.ops.values()
             if r.name in names
             for k in range(len(r.outputs))

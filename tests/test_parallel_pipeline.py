@@ -8,22 +8,19 @@ import pytest
 from parallel_helpers import by_stream
 
 from devices.cost.cost_models import FixedCost
-from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.parallel.megatron_ddp import MegatronDDP
-from policies.compile.parallel.micro_batches.pipeline_parallel import PipelineParallel
-from policies.compile.parallel.micro_batches.stages import Stages
-from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
-from policies.compile.records import read, write
-from policies.compile.training.training_step import Training
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
+from policies.parallel.ddp import DistributedDataParallel, MegatronDDP
+from policies.parallel.pipeline_parallel import PipelineParallel, StageCut
+from policies.parallel.tensor_parallel import TensorParallel
 from policies.pipeline import generate
-from policies.pipeline.timing.evaluate import StageTimes, evaluate
-from policies.streams.recorded import Recorded
-from scenarios.build.gpt import gpt_graph
-from scenarios.build.transformer import Transformer
+from policies.pipeline.evaluate import StageTimes, evaluate
+from policies.rewrite.records import read, write
+from policies.rewrite.training_step import TrainingRewrite
+from policies.streams import Recorded
+from scenarios.builders.gpt import Transformer, gpt_graph
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
+from sim.base.errors import GraphError, InputError
 from sim.machine.communicators import Call
-from sim.words.errors import GraphError, InputError
 
 
 class Messages:
@@ -53,7 +50,7 @@ def chain(n: int) -> Graph:
         b.parameter(f"w{k}", 40)
         before = b.op(f"l{k}", kind="matmul", inputs=[before, f"w{k}"], outputs=40, duration_ns=100, stage=k)
     b.op("last", kind="relu", inputs=[before], outputs=40, duration_ns=0, stage=n - 1)
-    return Training().apply(b.build())
+    return TrainingRewrite().apply(b.build())
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,7 @@ def chain(n: int) -> Graph:
     [("1f1b", 4, 6, None), ("gpipe", 3, 4, None), ("interleaved-1f1b", 2, 4, 2), ("zb-h1", 3, 5, None)],
 )
 def test_schedules_take_what_their_evaluation_says(name: str, ranks: int, m: int, chunks: int | None) -> None:
-    """Another formulation: `policies.pipeline.timing.evaluate` knows slots only, no ops and no streams."""
+    """Another formulation: `policies.pipeline.evaluate` knows slots only, no ops and no streams."""
     schedule = generate(name, ranks=ranks, micro_batches=m, chunks=chunks)
     times = StageTimes(forward=100, input_grad=100, weight_grad=100)
     expected = evaluate(schedule, [times] * schedule.stages)
@@ -97,7 +94,7 @@ def test_two_stages_worked_by_hand() -> None:
 _FIRST = {DistributedDataParallel: "gpu0/all_reduce0", MegatronDDP: "gpu0/reduce_scatter0"}
 
 GPT = Transformer(layers=4, hidden=64, heads=4, sequence=32, vocabulary=128, micro_batch=2)
-STEP = Training().apply(Stages(["layer1", "layer2", "layer3"]).apply(gpt_graph(GPT)))
+STEP = TrainingRewrite().apply(StageCut(["layer1", "layer2", "layer3"]).apply(gpt_graph(GPT)))
 
 
 def test_a_decoder_sends_a_tensor_each_way_and_sums_shared_words() -> None:
@@ -127,7 +124,7 @@ def test_a_decoder_sends_a_tensor_each_way_and_sums_shared_words() -> None:
 
 
 def test_with_sequence_parallelism_a_rank_sends_its_tokens() -> None:
-    step = Training().apply(Stages(["layer2"]).apply(gpt_graph(GPT)))
+    step = TrainingRewrite().apply(StageCut(["layer2"]).apply(gpt_graph(GPT)))
     graph = PipelineParallel(2, 2).apply(TensorParallel(2, sequence_parallel=True).apply(step))
     sends = Counter((r.device, r.attributes["nbytes"]) for r in read(graph).ops.values() if r.kind == "send")
     assert sends == {(f"gpu{rank}", 2 * 32 * 64): 2 for rank in range(4)}
@@ -137,7 +134,7 @@ def test_tensor_data_and_pipeline_parallelism_in_megatrons_order() -> None:
     """tp-dp-pp, 2 of each: stage 0 is on GPUs 0 to 3; norms are summed over tp once, words over pp last."""
     split = PipelineParallel(2, 2).apply(
         TensorParallel(2, sequence_parallel=True).apply(
-            Training().apply(Stages(["layer2"]).apply(gpt_graph(GPT)))
+            TrainingRewrite().apply(StageCut(["layer2"]).apply(gpt_graph(GPT)))
         )
     )
     for rewrite in (DistributedDataParallel(2), MegatronDDP(2, use_distributed_optimizer=True)):
@@ -181,7 +178,7 @@ def test_what_cannot_be_is_refused() -> None:
     b = GraphBuilder("none")
     b.input("x", 40), b.parameter("w", 40)
     b.op("l0", kind="matmul", inputs=["x", "w"], outputs=40)
-    step = Training().apply(b.build())
+    step = TrainingRewrite().apply(b.build())
     with pytest.raises(GraphError, match="op 'l0' says no stage, and the schedule has stages 0 to 1"):
         PipelineParallel(2, 2).apply(step)
     with pytest.raises(GraphError, match=r"is of stage 2, and the schedule has stages 0 to 1"):
@@ -191,6 +188,6 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="dualpipe has slots that overlap"):
         PipelineParallel(2, 4, "dualpipe")
     with pytest.raises(InputError, match="no op that could begin stage 1 has 'layer9' in it"):
-        Stages(["layer9"]).apply(gpt_graph(GPT))
+        StageCut(["layer9"]).apply(gpt_graph(GPT))
     with pytest.raises(GraphError, match="comes before the rewrite that makes them"):
         PipelineParallel(2, 2).apply(DistributedDataParallel(2).apply(chain(2)))

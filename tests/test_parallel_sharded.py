@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from parallel_helpers import by_stream, layers, run
 
-from policies.compile.parallel.fsdp2 import FullyShard
-from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
-from policies.compile.parallel.zero.stage_3 import ZeroThree
-from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne, ZeroTwo
-from policies.compile.records import read, write
-from policies.compile.training.training_step import Training
+from policies.parallel.accumulation import GradientAccumulation
+from policies.parallel.fsdp2 import FullyShard
+from policies.parallel.zero_1_2 import ZeroOne, ZeroTwo
+from policies.parallel.zero_3 import ZeroThree
+from policies.rewrite.records import read, write
+from policies.rewrite.training_step import TrainingRewrite
 from sim import Graph, GraphBuilder
+from sim.base.errors import GraphError, InputError, UnknownNameError
 from sim.graph.graph import Role
-from sim.words.errors import GraphError, InputError, UnknownNameError
 
 FOUR = [40, 40, 40, 40]
 
@@ -173,7 +173,7 @@ def tied() -> Graph:
     b.input("x", 40), b.parameter("w", 40)
     b.op("a0", kind="matmul", inputs=["x", "w"], outputs=40, duration_ns=10)
     b.op("a1", kind="matmul", inputs=["a0", "w"], outputs=40, duration_ns=10)
-    return Training().apply(b.build())
+    return TrainingRewrite().apply(b.build())
 
 
 def test_a_parameter_belongs_to_one_module() -> None:

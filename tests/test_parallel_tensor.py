@@ -14,18 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel_helpers import by_stream, of_rank, run
 
-from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.parallel.tensor.tensor_parallel import TensorParallel, WholeWarning
-from policies.compile.records import Record, Records, read
-from policies.compile.training.training_step import Training
-from scenarios.build.gpt import gpt_graph
-from scenarios.build.transformer import Transformer
+from policies.parallel.ddp import DistributedDataParallel
+from policies.parallel.tensor_parallel import TensorParallel, WholeWarning
+from policies.rewrite.records import OpEntry, Records, read
+from policies.rewrite.training_step import TrainingRewrite
+from scenarios.builders.gpt import Transformer, gpt_graph
 from sim import Graph, GraphBuilder
-from sim.words.errors import GraphError, InputError
+from sim.base.errors import GraphError, InputError
 
 GPT = Transformer(layers=3, hidden=64, heads=4, sequence=32, vocabulary=128, micro_batch=2)
 BSH = 2 * 2 * 32 * 64
-FULL = Training().apply(gpt_graph(GPT))
+FULL = TrainingRewrite().apply(gpt_graph(GPT))
 
 
 def exchanged(graph: Graph, what: str) -> Counter[tuple[str, str, int]]:
@@ -134,7 +133,7 @@ def pair(blocks: int = 1, residual: bool = False, ns: int = 100) -> Graph:
             if residual
             else down
         )
-    return Training().apply(b.build())
+    return TrainingRewrite().apply(b.build())
 
 
 def test_two_pairs_worked_by_hand() -> None:
@@ -309,7 +308,7 @@ def drawn(data: st.DataObject) -> tuple[Graph, dict[str, np.ndarray[Any, Any]]]:
             y = op(f"offset{k}", "add", [y, given(f"o{k}", width)], width)
         x = op(f"add{k}", "add", [x, y], width) if data.draw(st.booleans()) else y
         x = op(f"tanh{k}", "tanh", [x], width)
-    return Training().apply(b.build()), values
+    return TrainingRewrite().apply(b.build()), values
 
 
 def compute(records: Records, values: list[dict[str, Any]]) -> None:
@@ -333,7 +332,7 @@ def _meet(kind: str, read_: list[list[Any]], rank: int) -> list[Any]:
     return sums if kind == "all_reduce" else [np.split(each, len(read_))[rank] for each in sums]
 
 
-def _one(record: Record, x: list[Any], rank: int) -> Any:
+def _one(record: OpEntry, x: list[Any], rank: int) -> Any:
     """Compute an op; of what is whole beside some tokens it takes those of the rank."""
     rows = min((len(each) for each in x if each.ndim == 2), default=0)
     if record.kind != "matmul" and rows < TOKENS:

@@ -16,16 +16,16 @@ from program_helpers import programs
 from rendezvous_helpers import rendezvous_keys
 
 from devices.machine import make_machine
-from policies.compile.partition import Partition
-from policies.issue.executors.sequential import Sequential
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.virtual_machine import Sequential
+from policies.rewrite.partition import Partition
 from scenarios.ops.control_flow import cond, while_loop
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from scenarios.run.rewriting.compiling import pinned
+from scenarios.run.rewriting import pinned
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 DEVICES = ("cpu0", "cpu1", "cpu2")
 

@@ -12,17 +12,17 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
-from policies.compile.partition import Partition
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-from policies.issue.executors.work_queues import StreamStacks
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.work_queues import StreamStacks
+from policies.rewrite.partition import Partition
 from scenarios.ops.control_flow import while_loop
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
-from sim.analysis.memory_use import lifetimes
-from sim.explain.told.text import explain_text
-from sim.readiness.parts import parts
+from sim.explain.memory_use import lifetimes
+from sim.explain.narration import explain_text
+from sim.readiness.eligibility import parts
 
 Changes = dict[tuple[int, str, int], int]
 """Time, tensor, iteration of the graph → of how many runs it begins to lie there, less those that end."""

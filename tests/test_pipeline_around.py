@@ -18,8 +18,8 @@ from scenario_texts import write
 from policies.pipeline import Schedule, generate, schedules
 from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
-from sim.words import plugins
-from sim.words.errors import InfeasibleError, InputError, OutOfMemoryError, ScenarioError
+from sim.base import plugins
+from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, ScenarioError
 
 # -- around ------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from scenario_texts import write
 
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import load_scenario
-from sim.words.errors import ScenarioError
+from sim.base.errors import ScenarioError
 
 MODEL = "model: {layers: 8, hidden: 1024, heads: 16, sequence: 512}"
 

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from policies.pipeline import Schedule, StageTimes, closed_form, evaluate, generate, schedules
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 NAMES = [name for name, _ in schedules() if name not in ("custom", "zb-auto")]
 TIME = st.integers(0, 20)

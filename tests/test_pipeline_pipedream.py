@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.pipeline import StageTimes, evaluate, generate, staleness, validate
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 
 def test_a_straight_pipeline_keeps_as_many_versions_as_stages_follow() -> None:

@@ -16,15 +16,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario_texts import write
 
-from policies.pipeline.planners.balance import block_partition, check_balance, min_max
-from policies.pipeline.planners.layers import LayerCost, by_size, by_time
-from policies.pipeline.planners.pipedream_planner import Level, Rule, plan_pipedream
-from scenarios.build.pipeline.pipeline_layers import cut, graph_layers, layer_costs, profile_layers
-from scenarios.importers.task_graphs.pipedream_profile import read_profile
+from policies.pipeline.planners import (
+    LayerCost,
+    Level,
+    Rule,
+    block_partition,
+    by_size,
+    by_time,
+    check_balance,
+    min_max,
+    plan_pipedream,
+)
+from scenarios.builders.pipeline_layers import cut, graph_layers, layer_costs, profile_layers
+from scenarios.importers.pipedream_profile import read_profile
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, GraphBuilder
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 COSTS = st.lists(st.integers(0, 30), min_size=1, max_size=9)
 

@@ -15,12 +15,12 @@ from pipeline_runs import FOLDER, GOOD, SIZED, block, in_pipeline, run
 from scenario_texts import write
 
 from policies.pipeline import StageTimes, evaluate, generate
-from scenarios.regression.check import check_file
+from scenarios.regression import check_file
 from scenarios.report.pipeline_compare import memory_of_rank, pipeline_rows
 from scenarios.run.execute import run_case, run_scenario
 from scenarios.run.load import load_scenario
-from scenarios.work.pipeline.pipeline_workload import micro_batch_sizes
-from sim.words.errors import InputError, OutOfMemoryError, ScenarioError, StuckError
+from scenarios.workloads.pipeline_workload import micro_batch_sizes
+from sim.base.errors import InputError, OutOfMemoryError, ScenarioError, StuckError
 
 # -- the result ------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from policies.pipeline import (
     validate,
     with_recompute,
 )
-from sim.words.errors import InputError, UnknownNameError
+from sim.base.errors import InputError, UnknownNameError
 
 NAMES = [name for name, _ in schedules() if name != "custom"]
 

@@ -20,7 +20,7 @@ from policies.pipeline import (
     to_csv,
     write_csv,
 )
-from sim.words.errors import InputError, StuckError
+from sim.base.errors import InputError, StuckError
 
 ACTIONS = st.builds(Action, st.integers(0, 999), st.sampled_from(list(PHASES)), st.integers(0, 9999))
 

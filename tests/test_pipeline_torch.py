@@ -10,7 +10,7 @@ import pipeline_torch
 import pytest
 
 from policies.pipeline import generate
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 GOLDEN = json.loads(pipeline_torch.GOLDEN.read_text(encoding="utf-8"))
 OPTIONS: dict[str, dict[str, Any]] = {"gpipe": {"order": "fifo"}}

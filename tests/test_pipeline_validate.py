@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.pipeline import Action, Schedule, StageTimes, evaluate, generate, parse_csv, problems, validate
-from policies.pipeline.families.custom import from_rows
-from policies.pipeline.orders.waits import Dependencies
-from sim.words.errors import InputError, StuckError
+from policies.pipeline.custom import from_rows
+from policies.pipeline.validate import Dependencies
+from sim.base.errors import InputError, StuckError
 
 
 def order(text: str) -> Schedule:

@@ -10,8 +10,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.graph.csr import Csr
-from sim.native import programs
+from sim.base.arrays import Csr
+from sim.native import program_walk as programs
 from sim.native.compiled import load
 
 Rows = list[list[int]]
@@ -74,11 +74,11 @@ def by_definition(given_: Programs) -> tuple[list[int], list[int]]:
 @examples(300)
 @given(given_=several_programs())
 def test_the_walk_is_the_same_compiled_and_not(given_: Programs) -> None:
-    compiled = load("programs", "native")
+    compiled = load("program_walk", "native")
     assert walked(compiled, given_) == walked(programs, given_) == by_definition(given_)
 
 
 def test_the_compiled_walk_is_tested_where_there_is_one() -> None:
-    compiled = pytest.importorskip("sim.native._programs")
+    compiled = pytest.importorskip("sim.native._program_walk")
     assert compiled.COMPILED
     assert not programs.COMPILED

@@ -7,19 +7,14 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.pipeline import generate
-from policies.pipeline.orders.pipeline_schedule import Schedule
-from policies.pipeline.timing.activations import StageActivations, peak_activations
-from policies.pipeline.timing.evaluate import StageTimes, evaluate
-from scenarios.build.pipeline.pipeline_graph import (
-    AsWritten,
-    PipelineStage,
-    pipeline_graph,
-    plain_machine,
-)
+from policies.pipeline.evaluate import StageActivations, StageTimes, evaluate, peak_activations
+from policies.pipeline.pipeline_schedule import Schedule
+from scenarios.builders.pipeline_graph import AsWritten, pipeline_graph, plain_machine
+from scenarios.builders.pipeline_stage import PipelineStage
 from sim import Trace, simulate
-from sim.analysis.memory_use import peak_bytes
+from sim.explain.memory_use import peak_bytes
 
 FAMILIES = [
     ("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("looped-bfs", 2), ("zb-h1", 1), ("zb-h2", 1),

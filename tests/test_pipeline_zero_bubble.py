@@ -20,8 +20,8 @@ from policies.pipeline import (
     peak_activations,
     validate,
 )
-from policies.pipeline.orders.pipeline_schedule import one_pipeline
-from sim.words.errors import InfeasibleError, InputError, StuckError
+from policies.pipeline.pipeline_schedule import one_pipeline
+from sim.base.errors import InfeasibleError, InputError, StuckError
 
 NEEDS_ORTOOLS = pytest.mark.skipif(
     importlib.util.find_spec("ortools") is None, reason="ortools is not installed"

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from placement_helpers import problems, published_graph, three_processors
 
 from devices.network import make_network
-from policies.issue.critical_path import CriticalPath
-from policies.placement.auto_tune import AutoTune, Tuning
+from policies.issue.ready_queue import CriticalPath
+from policies.placement.auto_tune import AutoTune, PlacementSearch
 from policies.placement.problem import Problem
-from policies.placement.round_robin import RoundRobin
+from policies.placement.simple import RoundRobinPlacement
 from sim import Device, GraphBuilder, Machine, simulate
+from sim.base.errors import InputError, OutOfMemoryError, UnknownNameError
+from sim.base.plugins import lookup
 from sim.job.build_job import make_job
 from sim.job.costs import costs_ns
-from sim.words.errors import InputError, OutOfMemoryError, UnknownNameError
-from sim.words.plugins import lookup
 
 STARTS = ["greedy", "heft", "cpop", "peft", "round-robin", "device-kind"]
 
 
-def tuned(tune: AutoTune, machine: Machine | None = None) -> Tuning:
+def tuned(tune: AutoTune, machine: Machine | None = None) -> PlacementSearch:
     """Tune the published graph and return what was found."""
     machine = machine or three_processors(network=make_network)
     graph = published_graph()
@@ -87,7 +87,7 @@ def test_another_measure_than_the_simulator() -> None:
         calls.append(list(placement))
         return sum(d != 1 for d in placement)
 
-    found = tuned(AutoTune(start=RoundRobin(), budget=400, evaluate=ones))
+    found = tuned(AutoTune(start=RoundRobinPlacement(), budget=400, evaluate=ones))
     assert len(calls) == len(found.trajectory) <= 400
     assert found.makespan_ns <= 1
     assert len({tuple(placement) for placement in calls}) == len(calls)  # nothing is tried twice

@@ -8,15 +8,19 @@ import pytest
 from placement_helpers import Independent, problem_of, published_graph, require_valid, three_processors
 
 from devices.network import make_network
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.placement.auto_tune import AutoTune
-from policies.placement.exact.optimal import Optimal
-from policies.placement.lists.cpop import Cpop
-from policies.placement.lists.greedy import Greedy
-from policies.placement.lists.heft import Heft
-from policies.placement.lists.list_schedule import Builder, ListPlacement
-from policies.placement.lists.peft import Peft
-from policies.placement.lists.ranks import downward_ranks, upward_ranks
+from policies.placement.exact import Optimal
+from policies.placement.list_schedule import (
+    Cpop,
+    Greedy,
+    Heft,
+    ListPlacement,
+    PartialSchedule,
+    Peft,
+    downward_ranks,
+    upward_ranks,
+)
 from policies.placement.problem import Problem
 from sim import simulate
 
@@ -56,7 +60,7 @@ def test_the_tie_of_n3_and_n4_is_one(problem: Problem) -> None:
 def test_n4_first_is_worse_only_where_the_last_of_equal_devices_wins(
     problem: Problem, tie: int, length: int
 ) -> None:
-    builder = Builder(problem)
+    builder = PartialSchedule(problem)
     ties = {}
     for op in [0, 3, 2, 1, 4, 5, 8, 6, 7, 9]:
         slots = builder.slots(op)

@@ -12,22 +12,25 @@ from examples import examples
 from hypothesis import given
 from placement_helpers import Independent, full_mesh, problem_of, problems, require_valid
 
-from policies.cp_sat import search as cp_search
-from policies.issue.in_order import InOrder
+from policies import cp_sat as cp_search
+from policies.issue.program_order import InOrder
 from policies.placement.auto_tune import AutoTune
-from policies.placement.exact.optimal import Optimal, UnprovenWarning
-from policies.placement.lists.cpop import Cpop
-from policies.placement.lists.greedy import Greedy
-from policies.placement.lists.heft import Heft
-from policies.placement.lists.list_schedule import Builder, ListPlacement
-from policies.placement.lists.peft import Peft
-from policies.placement.lists.timeline import Timeline
+from policies.placement.exact import Optimal, UnprovenWarning
+from policies.placement.list_schedule import (
+    Cpop,
+    FreeTime,
+    Greedy,
+    Heft,
+    ListPlacement,
+    PartialSchedule,
+    Peft,
+)
 from policies.placement.problem import Problem
 from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
+from sim.base.arrays import IntArray
+from sim.base.errors import InfeasibleError, InputError
 from sim.job.build_job import make_job
 from sim.job.job import Placement
-from sim.words.arrays import IntArray
-from sim.words.errors import InfeasibleError, InputError
 
 LISTS = [Greedy(), Heft(), Cpop(), Peft()]
 by_name = pytest.mark.parametrize("placement", LISTS, ids=lambda p: type(p).__name__)
@@ -120,13 +123,13 @@ def test_the_limit_of_a_search_is_time_on_the_wall() -> None:
 def test_a_search_is_the_same_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the solver is told does not leave it the choice of how many threads search, nor of their luck."""
     pytest.importorskip("ortools", reason="the optimum needs the extra 'opt'")
-    told = []
+    told, real = [], cp_search.solve
 
     def noted(solver: Any, model: Any) -> Any:
         told.append(solver.parameters)
-        return cp_search.solve(solver, model)
+        return real(solver, model)
 
-    monkeypatch.setattr("policies.cp_sat.activities.solve", noted)
+    monkeypatch.setattr("policies.cp_sat.solve", noted)
     b = GraphBuilder("one")
     b.op("a", duration_ns=1)
     Optimal(workers=3, seed=5).solve(problem_of(b.build(), full_mesh([Device("gpu0"), Device("gpu1")])))
@@ -157,12 +160,12 @@ def test_gaps_are_used_with_insertion_only() -> None:
     b.op("small", duration_by_kind={"p1": 30})
     problem = problem_of(b.build(), full_mesh([Device("D1", "p1"), Device("D2", "p2")]))
     order = range(4)
-    assert Builder(problem, insertion=True).put_all(order).start_ns == [0, 0, 50, 10]
-    assert Builder(problem, insertion=False).put_all(order).start_ns == [0, 0, 50, 60]
+    assert PartialSchedule(problem, insertion=True).put_all(order).start_ns == [0, 0, 50, 10]
+    assert PartialSchedule(problem, insertion=False).put_all(order).start_ns == [0, 0, 50, 60]
 
 
 def test_a_timeline_of_two_lanes() -> None:
-    t = Timeline(lanes=2)
+    t = FreeTime(lanes=2)
     t.take(0, 10, 0)
     assert t.earliest(0, 5) == (0, 1)
     t.take(0, 4, 1)

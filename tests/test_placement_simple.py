@@ -8,18 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placement_helpers import every_placement, full_mesh, problem_of, problems
 
-from policies.placement.device_kind import DeviceKind
-from policies.placement.exact.chain_dp import ChainDp
-from policies.placement.exact.max_flow import FlowNetwork
-from policies.placement.exact.min_cut import MinCut
+from policies.placement.exact import ChainDp, FlowNetwork, MinCut
 from policies.placement.problem import NEVER, Problem
-from policies.placement.round_robin import RoundRobin
-from policies.placement.single import Single
+from policies.placement.simple import DeviceKind, RoundRobinPlacement, SinglePlacement
 from sim import Device, Graph, GraphBuilder, Link, Machine
+from sim.base.errors import InfeasibleError, InputError, UnknownNameError
 from sim.job.build_job import make_job
 from sim.job.costs import costs_ns
 from sim.job.job import Placement
-from sim.words.errors import InfeasibleError, InputError, UnknownNameError
 
 CPU, GPU, GPU1, NPU = (
     Device("cpu0", "cpu", workers=2),
@@ -193,7 +189,7 @@ def test_hard_placement_refuses_it() -> None:
 def test_by_kind_everything_is_where_it_may_be(problem: Problem) -> None:
     devices = problem.machine.devices
     costs = [costs_ns(problem.graph, device) for device in devices]
-    for placement in (DeviceKind(["p2", "p1"]), DeviceKind(["p3"], soft=True), RoundRobin()):
+    for placement in (DeviceKind(["p2", "p1"]), DeviceKind(["p3"], soft=True), RoundRobinPlacement()):
         device = placement.place(problem.graph, problem.machine, costs)
         assert all(device[op] in problem.devices_of[op] for op in range(problem.n))
         assert all(device[op] == device[group] for op, group in enumerate(problem.group_of))
@@ -205,22 +201,22 @@ def test_by_kind_everything_is_where_it_may_be(problem: Problem) -> None:
 def test_everything_on_one_device() -> None:
     graph = kinds()
     with pytest.raises(InfeasibleError, match="puts op 'no_gpu' on gpu0, which cannot run it"):
-        placed(graph, HOST, Single("gpu0"))
-    assert placed(graph, HOST, Single()) == {
+        placed(graph, HOST, SinglePlacement("gpu0"))
+    assert placed(graph, HOST, SinglePlacement()) == {
         "any": "cpu0",
         "no_gpu": "cpu0",
         "cpu_only": "cpu0",
         "pinned": "gpu1",
     }
     with pytest.raises(UnknownNameError, match="unknown device 'gpu'"):
-        placed(graph, HOST, Single("gpu"))
+        placed(graph, HOST, SinglePlacement("gpu"))
 
 
 def test_devices_in_turn() -> None:
     b = GraphBuilder("seven")
     for k in range(6):
         b.op(f"op{k}", duration_ns=1, attributes={"colocate": "g"} if k in (1, 4) else None)
-    found = placed(b.build(), HOST, RoundRobin())
+    found = placed(b.build(), HOST, RoundRobinPlacement())
     assert list(found.values()) == ["cpu0", "gpu0", "gpu1", "npu0", "gpu0", "cpu0"]
 
 

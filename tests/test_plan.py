@@ -15,7 +15,7 @@ from examples import seeds
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import while_loop
 from sim import Device, GraphBuilder, Job, Machine, Plan, Trace, simulate
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 
 class Lanes:

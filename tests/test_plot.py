@@ -13,18 +13,19 @@ from drawn_runs import draw_run
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
-from devices.memory.run.tensors import MemorySpec, tensor_memory
+from devices.memory.registry import MemorySpec
+from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
+from sim.base.errors import InputError, UnknownNameError
 from sim.plot import compare_gantt, gantt, memory, save, utilisation
-from sim.plot.chart.bars import arrows_of, bars_of
-from sim.plot.chart.names import by_turns
-from sim.plot.colours import colour_of
+from sim.plot.bar_polygons import by_turns
+from sim.plot.bars import arrows_of, bars_of
 from sim.plot.figure import time_unit
 from sim.plot.html import gantt_data
 from sim.plot.legend import colours_of
-from sim.words.errors import InputError, UnknownNameError
+from sim.plot.theme import colour_of
 
 
 class Alternate:

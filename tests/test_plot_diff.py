@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, Policy, Trace, simulate
 from sim.diff.differences import Differences, differences

@@ -20,17 +20,17 @@ from scenario_texts import GOOD, write
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
-from sim.analysis.transfers_on_links import link_loads
-from sim.explain.facts.derived_columns import Facts
+from sim.base.errors import InputError
+from sim.base.units import parse_duration
+from sim.explain.derived import DerivedColumns
 from sim.explain.path import executed_path
+from sim.explain.transfers_on_links import link_loads
 from sim.plot import gantt, save_html, save_page, theme
-from sim.plot.chart.bars import bars_of
-from sim.plot.chart.names import forms
-from sim.plot.colours import colour_of
+from sim.plot.bar_polygons import forms
+from sim.plot.bars import bars_of
 from sim.plot.html import gantt_data
-from sim.plot.use.devices import use_of_devices
-from sim.words.errors import InputError
-from sim.words.units import parse_duration
+from sim.plot.theme import colour_of
+from sim.plot.utilisation import use_of_devices
 
 
 class Alternate:
@@ -282,9 +282,9 @@ def test_the_page_has_the_executed_path_and_shares_that_add_up(seed: int) -> Non
         else:
             assert step.kind in ("issue", "wait")
     assert all(sum(share for _, share in parts) == pytest.approx(1, abs=1e-5) for _, parts in told["use"])
-    assert sum(map(sum, (parts.values() for parts in use_of_devices(trace, Facts(trace)).values()))) == (
-        trace.makespan_ns * len(trace.job.machine.devices)
-    )
+    assert sum(
+        map(sum, (parts.values() for parts in use_of_devices(trace, DerivedColumns(trace)).values()))
+    ) == (trace.makespan_ns * len(trace.job.machine.devices))
 
 
 def test_the_whole_page_has_memory_links_ops_and_causes(tmp_path: Path) -> None:

@@ -16,16 +16,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scenario_texts import write
 
-from devices.memory.run.tensors import MemorySpec, tensor_memory
-from policies.issue.in_order import InOrder
+from devices.memory.registry import MemorySpec
+from devices.memory.run_memory import tensor_memory
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, Trace, simulate
-from sim.analysis.memory_bands import OTHER, RESIDENT
+from sim.base.arrays import IntArray
+from sim.explain.memory_use import OTHER, RESIDENT
 from sim.plot import compare_gantt, gantt, memory, save, save_html
-from sim.plot.colours import colour_of
 from sim.plot.html import gantt_data
-from sim.plot.strips import Scale, Strip, Strips, alike, scales_of, strip_of, strips_of
-from sim.words.arrays import IntArray
+from sim.plot.memory import Scale, Strip, Strips, alike, scales_of, strip_of, strips_of
+from sim.plot.theme import colour_of
 
 ALLOCATORS = ("pool", "bfc", "caching", "counted", "planned")
 

@@ -18,20 +18,19 @@ from typer import Context
 from typer.main import get_group
 
 from devices.cost.cost_models import FirstCost, FixedCost, RooflineCost
-from devices.cost.tiled_cost import TiledCost
+from devices.cost.npu_tiles import TiledCost
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.cli import app
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
-from sim.analysis.transfers_on_links import link_loads
+from sim.base.errors import InputError, UnknownNameError
+from sim.explain.transfers_on_links import link_loads
 from sim.metrics import link_use
 from sim.plot import compare_gantt, gantt, link_heat_map, roofline, theme, utilisation
-from sim.plot.colours import _KNOWN, FAMILIES, LAUNCH, OKABE_ITO, TRANSFER, WAITING, colour_of
 from sim.plot.html import gantt_data
-from sim.plot.theme import shade
-from sim.plot.use.devices import USE_COLOURS
-from sim.plot.use.roofline import op_points
-from sim.words.errors import InputError, UnknownNameError
+from sim.plot.roofline import op_points
+from sim.plot.theme import _KNOWN, FAMILIES, LAUNCH, OKABE_ITO, TRANSFER, WAITING, colour_of, shade
+from sim.plot.utilisation import USE_COLOURS
 
 
 def two_transfers(sharing: str = "shared") -> Trace:

@@ -13,9 +13,9 @@ from scenario_texts import GOOD
 
 from devices.cost.registered_kernels import kernel
 from scenarios.importers import load_graph
-from sim.words import plugins
-from sim.words.errors import InputError
-from sim.words.options import require_call
+from sim.base import plugins
+from sim.base.errors import InputError
+from sim.base.options import require_call
 
 Put = Callable[[str, object], None]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import sim.words.plugins
-from sim.words.errors import InputError, UnknownNameError
-from sim.words.plugins import PluginWarning, describe, lookup, names, register, unregister
+import sim.base.plugins
+from sim.base.errors import InputError, UnknownNameError
+from sim.base.plugins import PluginWarning, describe, lookup, names, register, unregister
 
 GROUP = "test.things"
 Install = Callable[..., Path]
@@ -53,7 +53,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     yield put
     for name in set(sys.modules) - before:
         del sys.modules[name]
-    sim.words.plugins._broken.clear()
+    sim.base.plugins._broken.clear()
 
 
 def test_a_plugin_is_found_by_name_and_imported_only_when_looked_up(install: Install) -> None:
@@ -127,7 +127,7 @@ def test_of_two_plugins_with_one_name_the_first_distribution_is_used(install: In
 
 def test_a_built_in_wins_over_a_plugin(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        sim.words.plugins, "_own_entry_points", lambda: {GROUP: {"good": "fractions:Fraction"}}
+        sim.base.plugins, "_own_entry_points", lambda: {GROUP: {"good": "fractions:Fraction"}}
     )
     install("a-first-by-name", "things_a", {"good": "things_a:Good"})
     with warnings.catch_warnings():
@@ -141,13 +141,11 @@ def test_a_built_in_wins_over_a_plugin(install: Install, monkeypatch: pytest.Mon
 def test_in_a_checkout_its_pyproject_counts_and_not_the_installed_copy(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        sim.words.plugins, "_own_entry_points", lambda: {GROUP: {"new": "fractions:Fraction"}}
-    )
+    monkeypatch.setattr(sim.base.plugins, "_own_entry_points", lambda: {GROUP: {"new": "fractions:Fraction"}})
     install("graph-schedule-sim", "things_a", {"old": "things_a:Good"})
     assert names(GROUP) == ["new"]
-    monkeypatch.setattr(sim.words.plugins, "_own_entry_points", dict)
-    sim.words.plugins._plugins.cache_clear()
+    monkeypatch.setattr(sim.base.plugins, "_own_entry_points", dict)
+    sim.base.plugins._plugins.cache_clear()
     assert names(GROUP) == ["old"]
 
 
@@ -155,17 +153,17 @@ def test_where_it_is_installed_the_built_ins_are_read_beside_the_packages(tmp_pa
     info = tmp_path / "graph_schedule_sim-1.0.dist-info"
     info.mkdir()
     (info / "entry_points.txt").write_text("[sim.policies]\nready-queue = a.b:C\n")
-    assert sim.words.plugins._own_entry_points(tmp_path) == {"sim.policies": {"ready-queue": "a.b:C"}}
-    assert (sim.words.plugins._ROOT / "sim" / "words" / "plugins.py").is_file()
+    assert sim.base.plugins._own_entry_points(tmp_path) == {"sim.policies": {"ready-queue": "a.b:C"}}
+    assert (sim.base.plugins._ROOT / "sim" / "base" / "plugins.py").is_file()
 
 
 def test_every_built_in_can_be_loaded_and_says_what_it_is() -> None:
-    declared = sim.words.plugins._own_entry_points()
+    declared = sim.base.plugins._own_entry_points()
     assert declared
     with warnings.catch_warnings():
         warnings.simplefilter("error", PluginWarning)
         for group in declared:
-            assert group in sim.words.plugins.GROUPS or not group.startswith("sim.")
+            assert group in sim.base.plugins.GROUPS or not group.startswith("sim.")
             if group.startswith("sim."):
                 assert [found.name for found in describe(group) if not found.summary] == []
 
@@ -230,9 +228,9 @@ def test_importing_the_registry_reads_no_metadata() -> None:
         "import importlib.metadata as m\n"
         "def no(*a, **k): raise AssertionError('looked for plugins at import')\n"
         "m.entry_points = no\n"
-        "import sim.words.plugins\n"
+        "import sim.base.plugins\n"
     )
-    root = Path(sim.words.plugins.__file__).parents[2]
+    root = Path(sim.base.plugins.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False
     )

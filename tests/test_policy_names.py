@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from sim.words.plugins import describe, lookup
+from sim.base.plugins import describe, lookup
 
 NAMES = {
     "sim.policies": ["critical-path", "in-order", "out-of-order", "ready-queue", "replay"],

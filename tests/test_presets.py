@@ -14,10 +14,10 @@ from devices.cost.fitted import load_fit
 from devices.describe.field_reading import read_fields
 from devices.describe.fields import DEVICE_FIELDS
 from devices.machine import make_device, make_machine
-from devices.over_presets import described_devices
+from devices.preset_overlay import described_devices
 from devices.presets import device_preset, machine_preset, presets
-from sim.words import plugins
-from sim.words.errors import InputError
+from sim.base import plugins
+from sim.base.errors import InputError
 
 FOLDER = Path(module.__file__).parent
 DEVICES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
@@ -278,7 +278,7 @@ def test_each_preset_with_a_table_has_a_measured_chain() -> None:
 
 @pytest.mark.parametrize("name", MEASURED_CHAINS)
 def test_a_chain_takes_what_was_measured_of_it(name: str) -> None:
-    from policies.issue.in_order import InOrder
+    from policies.issue.program_order import InOrder
     from sim import GraphBuilder, simulate
 
     shape, length, measured_ns = MEASURED_CHAINS[name]

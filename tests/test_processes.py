@@ -13,20 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_machine
-from policies.issue.executors.sequential import Sequential
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from policies.issue.replay import Planned, Replay
-from policies.streams.per_branch import PerBranch
-from policies.streams.round_robin import RoundRobin
-from scenarios.build.side_by_side import Session, side_by_side
+from policies.issue.replay import Planned, ReplayPlan
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.virtual_machine import Sequential
+from policies.streams import PerBranch, RoundRobinStreams
+from scenarios.builders.side_by_side import Session, side_by_side
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, Graph, GraphBuilder, Host, Machine, Policy, Trace, simulate
-from sim.kernel.choose import NotOnKernelError
-from sim.words.errors import InputError, ScenarioError
+from sim.base.errors import InputError, ScenarioError
+from sim.kernel.run import NotOnKernelError
 
 
 def ops(**durations: int) -> Graph:
@@ -83,7 +82,7 @@ def test_processes_take_turns_on_a_gpu() -> None:
 def test_streams_of_a_process_do_not_count_as_processes() -> None:
     """a has the half for its two kernels together, which do not disturb one another."""
     sessions = {"a": Session(ops(f=10, g=10)), "b": Session(ops(f=10))}
-    trace = simulate(side_by_side("two", sessions), gpu(streams=2), ReadyQueue(), streams=RoundRobin())
+    trace = simulate(side_by_side("two", sessions), gpu(streams=2), ReadyQueue(), streams=RoundRobinStreams())
     assert times(trace) == {"a/f": (0, 20), "a/g": (0, 20), "b/f": (0, 20)}
 
 
@@ -169,12 +168,12 @@ def test_a_cuda_graph_is_one_launch_of_each_process(tmp_path: Path) -> None:
 
 def test_the_default_stream_is_that_of_a_process() -> None:
     from devices.kinds.launches import with_legacy_streams
+    from sim.issuers import with_processes
     from sim.job.build_job import make_job
-    from sim.policy.processes import with_processes
 
     sessions = {"a": Session(ops(f=10, g=10)), "b": Session(ops(f=10, g=10))}
     machine = gpu(streams=2, legacy_stream=True)
-    job = with_processes(make_job(side_by_side("two", sessions), machine, streams=RoundRobin()))
+    job = with_processes(make_job(side_by_side("two", sessions), machine, streams=RoundRobinStreams()))
     edges = with_legacy_streams(job).graph.edges
     names = job.graph.op_names
     found = [(names[p], names[c]) for p, c in zip(edges.producer, edges.consumer, strict=True)]
@@ -247,7 +246,7 @@ def test_a_plan_of_processes_can_be_followed(streams: PerBranch | None) -> None:
     graph, machine = side_by_side("two", TWO), gpu(issue_cost="10us", streams=2)
     trace = simulate(graph, machine, Sequential(), streams=streams)
     planned = Planned(trace.plan())
-    replay = Replay(trace.plan(), synchronisation="issue")
+    replay = ReplayPlan(trace.plan(), synchronisation="issue")
     again = simulate(graph, machine, replay, placement=planned, streams=planned)
     assert times(again) == times(trace)
 
@@ -257,7 +256,7 @@ def test_a_plan_orders_the_tasks_of_all_processes_on_a_worker() -> None:
     graph, machine = side_by_side("two", TWO), Machine((Device("cpu0", "cpu", workers=1),))
     trace = simulate(graph, machine, ReadyQueue())
     plan = trace.plan()
-    assert times(simulate(graph, machine, Replay(plan), placement=Planned(plan))) == times(trace)
+    assert times(simulate(graph, machine, ReplayPlan(plan), placement=Planned(plan))) == times(trace)
 
 
 @examples(40)
@@ -269,11 +268,11 @@ def test_processes_on_gpus_of_their_own_do_not_notice_one_another(seed: int, kin
     devices = tuple(Device(d, issue_ns=7, launch_latency_ns=5, gap_ns=1, streams=2) for d in ("d0", "d1"))
     machine = Machine(devices, hosts=(Host("host", ("d0", "d1")),))
     sessions = {name: Session(graph) for name, graph in graphs.items()}
-    both = simulate(side_by_side("two", sessions), machine, kind(), streams=RoundRobin())
+    both = simulate(side_by_side("two", sessions), machine, kind(), streams=RoundRobinStreams())
     both.check()
     found = times(both)
     for name, graph in graphs.items():
-        alone = simulate(graph, machine, kind(), streams=RoundRobin())
+        alone = simulate(graph, machine, kind(), streams=RoundRobinStreams())
         assert times(alone) == {op: found[f"{name}/{op}"] for op in times(alone)}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from devices.processor.cores.corun import CorunSlowdown
+from devices.processor.cpu_cores import CorunSlowdown
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, simulate
-from sim.machine.device_details import Details
+from sim.machine.device import Details
 
 
 def makespan(kinds: list[str], workers: int, factors: list[float]) -> int:

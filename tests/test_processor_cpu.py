@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, Trace, simulate
+from sim.base.errors import InfeasibleError, InputError
 from sim.record.record import WAITS
-from sim.words.errors import InfeasibleError, InputError
 
 
 def run(

@@ -17,20 +17,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_device
-from devices.over_presets import described_devices
-from devices.processor.sms.dram import fair_level
-from devices.processor.sms.kernel_demand import Demand, demand, demands
-from devices.processor.sms.leftover import LeftoverSMs
-from devices.processor.sms.shared_sms import SharedSMs
+from devices.preset_overlay import described_devices
+from devices.processor.kernel_demand import Demand, demand, demands
+from devices.processor.leftover import LeftoverSMs
+from devices.processor.shared_sms import SharedSMs, fair_level
 from policies.issue.ready_queue import ReadyQueue
-from policies.streams.round_robin import RoundRobin
+from policies.streams import RoundRobinStreams
 from sim import GraphBuilder, Job, Machine, simulate
-from sim.analysis.bounds import bounds
+from sim.base.errors import InputError
+from sim.explain.bounds import bounds
 from sim.job.build_job import make_job
 from sim.job.noise import Noise
 from sim.machine.task import Task
 from sim.record.record import WAITS
-from sim.words.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 
@@ -131,7 +130,7 @@ def test_observers_are_told_when_the_first_block_runs(processor: Any) -> None:
     gpu = make_device("gpu0", {"kind": "gpu", "sharing": "sm", "streams": 2, "sms": 4})
     machine = Machine((dataclasses.replace(gpu, processor=processor),))
     seen = Seen()
-    simulate(b.build(), machine, ReadyQueue(), streams=RoundRobin(), observers=[seen])
+    simulate(b.build(), machine, ReadyQueue(), streams=RoundRobinStreams(), observers=[seen])
     assert seen.events == [("start", 0, 0), ("start", 1, 10), ("end", 0, 20), ("end", 1, 30)]
 
 
@@ -371,7 +370,7 @@ def test_streams_of_a_preset_do_not_exceed_its_peak(preset: str) -> None:
         for i in range(4):
             b.op(f"k{i}", kind="matmul", flops=10**12, bytes_read=10**6, dtype="fp32")
         device = make_device("gpu0", {"preset": preset, "streams": 4, "issue_cost": 0, **more})
-        return simulate(b.build(), Machine((device,)), ReadyQueue(), streams=RoundRobin()).makespan_ns
+        return simulate(b.build(), Machine((device,)), ReadyQueue(), streams=RoundRobinStreams()).makespan_ns
 
     peak = described_devices({"devices": {"gpu0": {"preset": preset}}})["gpu0"]["peak"]["fp32"]
     least_ns = 4 * 10**12 * 10**9 / peak
@@ -411,7 +410,7 @@ def test_products_without_a_grid_have_that_of_the_fitted_model() -> None:
     ends = []
     for fitted in (True, False):
         machine = Machine((make_device("gpu0", {**h200, "fitted_grids": fitted}),))
-        trace = simulate(small.build(), machine, ReadyQueue(), streams=RoundRobin())
+        trace = simulate(small.build(), machine, ReadyQueue(), streams=RoundRobinStreams())
         trace.check()
         ends.append(trace.makespan_ns)
     assert ends[1] == 2 * ends[0]

@@ -11,10 +11,10 @@ from gpu_kernels import Launch, kernels, run, spans
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from devices.processor.sms.choice import SimplestSms
-from devices.processor.sms.kernel_demand import GROUPS, Demand
-from devices.processor.sms.leftover import course
-from devices.processor.sms.shared_sms import SharedSMs
+from devices.processor.kernel_demand import GROUPS, Demand
+from devices.processor.leftover import course
+from devices.processor.shared_sms import SharedSMs
+from devices.processor.sm_processor import SimplestSms
 
 
 @examples(300)

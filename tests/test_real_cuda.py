@@ -14,12 +14,12 @@ import pytest
 from fake_torch import Driver, Torch, libcuda
 
 from devices.cost.calibration import Calibration, load_calibration
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine
+from sim.base.errors import InfeasibleError, InputError, RunError
 from sim.job.build_job import make_job
 from sim.record.plan import Plan
-from sim.words.errors import InfeasibleError, InputError, RunError
 from validation import calibrate as calibrating
 from validation import steps
 from validation.calibrate.blocks.gpu_costs import BATCHES

@@ -15,9 +15,9 @@ import pytest
 from fake_torch import Driver, Torch
 
 from devices.cost.calibration import Calibration
+from sim.base.errors import InfeasibleError, RunError
 from sim.job.job import Job
 from sim.record.plan import Plan
-from sim.words.errors import InfeasibleError, RunError
 from validation.calibrate import DisturbedError, calibrate, not_calibrated
 from validation.calibrate.blocks.gpu_costs import REPEATS
 from validation.calibrate.blocks.grid import durations

@@ -9,7 +9,7 @@ import fake_torch
 import pytest
 
 from devices.cost.calibration import Calibration
-from sim.words.errors import RunError
+from sim.base.errors import RunError
 from validation.calibrate.blocks.gpu_costs import BATCHES, model_steps
 from validation.calibrate.session import Session
 from validation.cases.draws import draw, step_case

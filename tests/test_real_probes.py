@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from devices.cost.calibration import Calibration
 from sim import Device, GraphBuilder
-from sim.words.errors import InfeasibleError, InputError, RunError
+from sim.base.errors import InfeasibleError, InputError, RunError
 from validation.calibrate.blocks.calibration_probes import ALLOCATION_BYTES, COPY_BYTES, probes
 from validation.calibrate.blocks.piecewise import fit_pieces
 from validation.calibrate.session import Session

@@ -8,22 +8,22 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from policies.issue.critical_path import CriticalPath
-from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
-from policies.issue.ready_queue import ReadyQueue
-from policies.linearize.user_order import Program
+from policies.issue.program_order import InOrder
+from policies.issue.ready_queue import CriticalPath, ReadyQueue
+from policies.linearize import UserOrder
 from policies.pipeline import generate
-from policies.pipeline.timing.evaluate import StageTimes
-from policies.streams.round_robin import RoundRobin
-from scenarios.build.pipeline.pipeline_graph import PipelineStage, pipeline_graph, plain_machine
+from policies.pipeline.evaluate import StageTimes
+from policies.streams import RoundRobinStreams
+from scenarios.builders.pipeline_graph import pipeline_graph, plain_machine
+from scenarios.builders.pipeline_stage import PipelineStage
 from sim import Device, Graph, GraphBuilder, Job, Machine, Policy, Task, simulate
-from sim.graph.csr import Csr
+from sim.base.arrays import Csr
+from sim.base.errors import InputError, StuckError, UnknownNameError
 from sim.job.build_job import make_job
-from sim.machine.link import Link
+from sim.machine.links import Link
 from sim.machine.machine import Host
 from sim.record.plan import Plan
-from sim.words.errors import InputError, StuckError, UnknownNameError
 from validation.cases.draws import draw
 from validation.host.clock import now_ns, run_queue_ns, sleep_until
 from validation.real.driver import Driver
@@ -97,7 +97,7 @@ def test_1f1b_is_the_same_schedule_and_policy_in_both_worlds() -> None:
     stage = PipelineStage(StageTimes(forward=2 * MS, backward=4 * MS))
     graph = pipeline_graph(schedule, [stage] * 2)
     machine = plain_machine(2)
-    decisions = {"linearize": Program([str(slot) for program in schedule.programs for slot in program])}
+    decisions = {"linearize": UserOrder([str(slot) for program in schedule.programs for slot in program])}
     policy = InOrder()
     simulated = simulate(graph, machine, policy, **decisions)
     seen = Timer().drive(make_job(graph, machine, **decisions), policy)
@@ -120,7 +120,7 @@ def test_driver_holds_the_policy_it_was_given() -> None:
 @pytest.mark.parametrize("synchronisation", ["issue", "completion"])
 def test_launches_on_streams(streams: int, synchronisation: str) -> None:
     machine = Machine((Device("gpu0", streams=streams, queue_depth=3),))
-    job = make_job(random_graph(20, 2), machine, streams=RoundRobin())
+    job = make_job(random_graph(20, 2), machine, streams=RoundRobinStreams())
     seen = Timer().drive(job, ReadyQueue(synchronisation=synchronisation))
     assert seen.wrong == []
     assert keeps_order(job, by_op(seen.trace.tasks, "start_ns"), by_op(seen.trace.tasks, "end_ns"))
@@ -136,8 +136,10 @@ def test_launches_on_streams(streams: int, synchronisation: str) -> None:
 def test_a_plan_is_executed_exactly(machine: Machine) -> None:
     graph = random_graph(20, 3)
     synchronisation = "issue" if machine is not TWO else "completion"
-    plan = simulate(graph, machine, ReadyQueue(synchronisation=synchronisation), streams=RoundRobin()).plan()
-    seen = Timer().execute(make_job(graph, machine, streams=RoundRobin()), plan)
+    plan = simulate(
+        graph, machine, ReadyQueue(synchronisation=synchronisation), streams=RoundRobinStreams()
+    ).plan()
+    seen = Timer().execute(make_job(graph, machine, streams=RoundRobinStreams()), plan)
     assert seen.wrong == []
     again = seen.trace.plan()
     assert set(again.streams) == set(plan.streams)
@@ -159,7 +161,9 @@ def test_the_plan_of_a_case_is_what_issue_in_order_does_whatever_the_durations(n
 
 
 def program_plan(job: Job) -> Plan:
-    return simulate(job.graph, job.machine, InOrder(synchronisation="issue"), streams=RoundRobin()).plan()
+    return simulate(
+        job.graph, job.machine, InOrder(synchronisation="issue"), streams=RoundRobinStreams()
+    ).plan()
 
 
 def without_waits(plan: object) -> object:
@@ -173,7 +177,7 @@ def across() -> tuple[Job, Callable[[], object]]:
     b = GraphBuilder("across")
     b.op("long", kind="matmul", duration_ns=300 * MS, attributes={"size": 600, "repeat": 25})
     b.op("reader", kind="matmul", inputs=["long"], duration_ns=MS, attributes={"size": 600, "repeat": 1})
-    job = make_job(b.build(), Machine((Device("gpu0", streams=2),)), streams=RoundRobin())
+    job = make_job(b.build(), Machine((Device("gpu0", streams=2),)), streams=RoundRobinStreams())
     return job, lambda: program_plan(job)
 
 
@@ -277,18 +281,18 @@ def test_what_is_not_executed_is_refused_before_anything_runs() -> None:
 
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:
-    job = make_job(random_graph(4, 0), Machine((Device("gpu0", streams=2),)), streams=RoundRobin())
+    job = make_job(random_graph(4, 0), Machine((Device("gpu0", streams=2),)), streams=RoundRobinStreams())
     plan = program_plan(job)
     with pytest.raises(UnknownNameError, match="stream 'elsewhere'"):
         Timer().execute(job, dataclasses.replace(plan, streams=("elsewhere", "gpu0/1")))
-    small = make_job(random_graph(3, 0), job.machine, streams=RoundRobin())
+    small = make_job(random_graph(3, 0), job.machine, streams=RoundRobinStreams())
     doubled = dataclasses.replace(program_plan(small), op=np.array([0, 1, 1]), stream=np.array([0, 1, 1]))
     with pytest.raises(InputError, match="leaves out op 'o2'"):
         Timer().execute(small, doubled)
     hosts = Machine((Device("gpu0", streams=2),), hosts=(Host("h", ("gpu0",), threads=2),))
     mixed = dataclasses.replace(plan, issuers=("h0", "h1"), issuer=np.array([0, 0, 1, 1]))
     with pytest.raises(InputError, match="two issuers feed"):
-        Timer().execute(make_job(job.graph, hosts, streams=RoundRobin()), mixed)
+        Timer().execute(make_job(job.graph, hosts, streams=RoundRobinStreams()), mixed)
 
 
 def test_clock() -> None:

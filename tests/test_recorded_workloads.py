@@ -10,13 +10,13 @@ from import_helpers import recorded
 from policy_helpers import gpu, job_of
 from scenario_texts import write
 
-from policies.streams.recorded import Recorded
-from scenarios.cli.stream_hints import stream_notes
+from policies.streams import Recorded
+from scenarios.cli.hints import stream_notes
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, GraphBuilder, Machine
+from sim.base.errors import InputError, ScenarioError
 from sim.trace import Trace
-from sim.words.errors import InputError, ScenarioError
 
 SCENARIO = """\
 name: recorded

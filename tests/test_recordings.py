@@ -21,19 +21,18 @@ from scenario_texts import write
 
 from devices.machine import make_machine
 from scenarios.importers import load_graph, write_graph
-from scenarios.recorded.files import as_scenario
-from scenarios.recorded.machine import with_facts
-from scenarios.recorded.residue import residue
-from scenarios.recorded.setup import recorded_setup, run_recorded
-from scenarios.report.why import makespan_parts
+from scenarios.recorded.as_recorded import residue
+from scenarios.recorded.many_ranks import as_scenario
+from scenarios.recorded.setup import recorded_setup, run_recorded, with_facts
+from scenarios.report.compare import makespan_parts
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from sim.base.errors import InputError, ScenarioError
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
 from sim.explain.time_use import time_use
 from sim.metrics import device_use
 from sim.trace import Trace
-from sim.words.errors import InputError, ScenarioError
 from studies.recorded_ranks import load_ranks
 from studies.recordings import faster, kendall_tau, replay
 

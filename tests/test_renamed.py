@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
-from scenarios.file.renamed import RENAMED
+from scenarios.file.faults import RENAMED
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim.words.errors import ScenarioError
+from sim.base.errors import ScenarioError
 
 DEVICE = "machine: {devices: {d: {%s}}}\n%s\nworkload: {ops: {a: {duration: 10us, output: 1MB}}}\n"
 

@@ -16,25 +16,24 @@ from program_helpers import programs
 from rendezvous_helpers import rendezvous_keys
 
 from devices.machine import make_machine
-from devices.memory.memory_description import MemorySpec
-from devices.memory.run.tensors import tensor_memory
-from policies.compile.partition import Partition
-from policies.compile.simplify.prune import Prune
-from policies.issue.executors.sequential import Sequential
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-from policies.issue.executors.virtual_machine import VirtualMachine
-from policies.issue.in_order import InOrder
+from devices.memory.registry import MemorySpec
+from devices.memory.run_memory import tensor_memory
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.virtual_machine import Sequential, VirtualMachine
+from policies.rewrite.partition import Partition
+from policies.rewrite.prune import Prune
 from scenarios.ops.control_flow import cond, while_loop
-from scenarios.run.rewriting.compiling import pinned
+from scenarios.run.rewriting import pinned
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
-from sim.analysis.memory_use import memory_use
+from sim.base.errors import GraphError, InvariantError, StuckError
+from sim.explain.memory_use import memory_use
 from sim.explain.path import executed_path
 from sim.job.build_job import make_job
-from sim.job.travel import Travel
+from sim.job.transfers import Travel
 from sim.readiness.rendezvous import Rendezvous
 from sim.record.dependencies import dependencies
-from sim.words.errors import GraphError, InvariantError, StuckError
 
 DEVICES = ("cpu0", "cpu1", "cpu2")
 

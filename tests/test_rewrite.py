@@ -17,19 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
 
-from policies.compile.fusion import Fusion
-from policies.compile.layout import Layout
-from policies.compile.records import read, write
-from policies.compile.simplify.arithmetic import Arithmetic
-from policies.compile.simplify.constant_folding import ConstantFolding
-from policies.compile.simplify.cse import CommonSubexpressions
-from policies.compile.simplify.dependencies import Dependencies
-from policies.compile.simplify.prune import Prune
 from policies.issue.ready_queue import ReadyQueue
+from policies.rewrite.dependencies import DependencyPruning
+from policies.rewrite.fusion import Fusion
+from policies.rewrite.layout import Layout
+from policies.rewrite.prune import Prune
+from policies.rewrite.records import read, write
+from policies.rewrite.simplify import Arithmetic, CommonSubexpressions, ConstantFolding
 from scenarios.importers import load_graph
-from scenarios.importers.tensorflow.tensorflow_nodes import kind_of
+from scenarios.importers.tensorflow_json import kind_of
 from sim import Device, Graph, GraphBuilder, Machine, simulate
-from sim.words.errors import GraphError, InputError, UnknownNameError
+from sim.base.errors import GraphError, InputError, UnknownNameError
 
 
 def graph(ops: dict[str, dict[str, Any]], inputs: tuple[str, ...] = ("x",)) -> Graph:
@@ -397,7 +395,7 @@ def test_a_recorded_step_keeps_its_constants(data_dir: Path) -> None:
 
 def edges_after(ops: dict[str, dict[str, Any]]) -> dict[str, tuple[list[str], list[str]]]:
     """Return op → what it reads and what it follows, when superfluous dependencies are gone."""
-    records = read(Dependencies().apply(graph(ops)))
+    records = read(DependencyPruning().apply(graph(ops)))
     return {r.name: ([t for t, _ in r.inputs], [n for n, _ in r.after]) for r in records.ops.values()}
 
 
@@ -460,7 +458,7 @@ def test_identities_that_stand_for_something_stay() -> None:
 @given(g=programs())
 def test_fewer_dependencies_in_loops_and_conditions_run_the_same_ops(g: Graph) -> None:
     there = Machine((Device("cpu0", "cpu", workers=4),))
-    plain, fewer = (simulate(x, there, ReadyQueue()) for x in (g, Dependencies().apply(g)))
+    plain, fewer = (simulate(x, there, ReadyQueue()) for x in (g, DependencyPruning().apply(g)))
     fewer.check()
     live = [
         Counter(t.job.graph.op_names[op] for op in t.tasks["op"][t.tasks["dead"] == 0].tolist())
@@ -898,7 +896,7 @@ def stateful_ancestors(g: Graph, name: str) -> set[str]:
     return {n for n in seen if records.ops[n].kind == "random"}
 
 
-STEPS = [ConstantFolding(), CommonSubexpressions(), Dependencies(), Arithmetic(), Layout(), Fusion()]
+STEPS = [ConstantFolding(), CommonSubexpressions(), DependencyPruning(), Arithmetic(), Layout(), Fusion()]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: type(step).__name__)

@@ -8,34 +8,30 @@ from dataclasses import replace
 
 import pytest
 
-from policies.compile.distributed_session import DistributedSession
-from policies.compile.layout import Layout
-from policies.compile.parallel.context.context_parallel import ContextParallel
-from policies.compile.parallel.ddp import DistributedDataParallel
-from policies.compile.parallel.experts.expert_parallel import ExpertParallel
-from policies.compile.parallel.fsdp2 import FullyShard
-from policies.compile.parallel.megatron_ddp import MegatronDDP
-from policies.compile.parallel.micro_batches.accumulation import GradientAccumulation
-from policies.compile.parallel.micro_batches.pipeline_parallel import PipelineParallel
-from policies.compile.parallel.micro_batches.stages import Stages
-from policies.compile.parallel.parameter_server import ParameterServer
-from policies.compile.parallel.tensor.tensor_parallel import TensorParallel
-from policies.compile.parallel.zero.stage_3 import ZeroThree
-from policies.compile.parallel.zero.stages_1_and_2 import ZeroOne, ZeroTwo
-from policies.compile.partition import Partition
-from policies.compile.records import Record, read, write
-from policies.compile.simplify.arithmetic import Arithmetic
-from policies.compile.simplify.dependencies import Dependencies
-from policies.compile.training.training_step import Training
-from scenarios.build.gpt import gpt_graph
-from scenarios.build.transformer import Transformer
+from policies.parallel.accumulation import GradientAccumulation
+from policies.parallel.context_parallel import ContextParallel
+from policies.parallel.ddp import DistributedDataParallel, MegatronDDP
+from policies.parallel.expert_parallel import ExpertParallel
+from policies.parallel.fsdp2 import FullyShard
+from policies.parallel.parameter_server import ParameterServer
+from policies.parallel.pipeline_parallel import PipelineParallel, StageCut
+from policies.parallel.tensor_parallel import TensorParallel
+from policies.parallel.zero_1_2 import ZeroOne, ZeroTwo
+from policies.parallel.zero_3 import ZeroThree
+from policies.rewrite.dependencies import DependencyPruning
+from policies.rewrite.layout import Layout
+from policies.rewrite.partition import DistributedSession, Partition
+from policies.rewrite.records import OpEntry, read, write
+from policies.rewrite.simplify import Arithmetic
+from policies.rewrite.training_step import TrainingRewrite
+from scenarios.builders.gpt import Transformer, gpt_graph
 from sim import Graph, GraphBuilder
-from sim.words.errors import GraphError
+from sim.base.errors import GraphError
 
 GPT = gpt_graph(Transformer(layers=1, hidden=8, heads=2, sequence=4, vocabulary=16, micro_batch=1))
-STEP = Training().apply(GPT)
+STEP = TrainingRewrite().apply(GPT)
 FFN = "layer0.(?:up|gelu|down)(?!/(?:dispatch|combine))"
-STAGED = Training().apply(Stages(["layer0.attention"]).apply(GPT))
+STAGED = TrainingRewrite().apply(StageCut(["layer0.attention"]).apply(GPT))
 
 
 def named(graph: Graph, old: str, new: str) -> Graph:
@@ -51,7 +47,7 @@ def named(graph: Graph, old: str, new: str) -> Graph:
     return write(records)
 
 
-def plain(*ops: Record) -> Graph:
+def plain(*ops: OpEntry) -> Graph:
     builder = GraphBuilder("plain")
     builder.input("x", 1000)
     for record in ops:
@@ -59,10 +55,10 @@ def plain(*ops: Record) -> Graph:
     return builder.build()
 
 
-def op(name: str, kind: str, reads: str, after: str = "", **more: str) -> Record:
+def op(name: str, kind: str, reads: str, after: str = "", **more: str) -> OpEntry:
     given = {"attributes": {"data_format": more.pop("format")}} if "format" in more else {}
     edges = [[(each, 0) for each in row.split()] for row in (reads, after)]
-    return Record(name, kind, *edges, (1000,), **more, **given)  # type: ignore[arg-type]
+    return OpEntry(name, kind, *edges, (1000,), **more, **given)  # type: ignore[arg-type]
 
 
 TWO = plain(
@@ -78,7 +74,7 @@ CASES: dict[str, tuple[Callable[[Graph], Graph], Graph, str]] = {
     "context, all_to_all": (ContextParallel(2, "all-to-all").apply, STEP, "embed"),
     "context, ring": (ContextParallel(2, "ring").apply, STEP, "embed"),
     "ddp": (DistributedDataParallel(2).apply, STEP, "embed"),
-    "dependencies": (Dependencies().apply, TWO, "c"),
+    "dependencies": (DependencyPruning().apply, TWO, "c"),
     "expert-parallel": (ExpertParallel(2, FFN, 2, tokens=4).apply, STEP, "embed"),
     "megatron-ddp": (MegatronDDP(2).apply, STEP, "embed"),
     "zero-1": (ZeroOne(2).apply, STEP, "embed"),
@@ -92,7 +88,7 @@ CASES: dict[str, tuple[Callable[[Graph], Graph], Graph, str]] = {
     "partition": (Partition().apply, TWO, "b"),
     "pipeline-parallel": (PipelineParallel(2, 2).apply, STAGED, "embed"),
     "tensor-parallel": (TensorParallel(2, sequence_parallel=True).apply, STEP, "layer0.gelu"),
-    "training": (Training(optimiser="adam").apply, GPT, "embed"),
+    "training": (TrainingRewrite(optimiser="adam").apply, GPT, "embed"),
 }
 
 

@@ -16,10 +16,10 @@ from network_helpers import GB, Transfer, moved, run
 
 from devices.machine import make_machine
 from sim import Device, Link, Machine
-from sim.machine.routing import Router, Routing, hashed
+from sim.base.arrays import distinct_rows
+from sim.base.errors import InfeasibleError, InputError, SimError
+from sim.machine.links import Router, Routing, hashed
 from sim.metrics import link_use
-from sim.words.arrays import distinct_rows
-from sim.words.errors import InfeasibleError, InputError, SimError
 
 
 def dijkstra(machine: Machine, source: int, destination: int) -> tuple[int, ...] | None:

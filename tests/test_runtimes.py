@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from policy_helpers import FRAMEWORKS, cpu
 
-from policies.issue.executors.sequential import Sequential
-from policies.issue.executors.work_queues import KeepFirst, StreamStacks
-from policies.linearize.depth_first import DepthFirst
-from policies.linearize.reverse_depth_first import ReverseDepthFirst
+from policies.issue.virtual_machine import Sequential
+from policies.issue.work_queues import KeepFirst, StreamStacks
+from policies.linearize import DepthFirst, ReverseDepthFirst
 from sim import Device, Graph, GraphBuilder, Machine, Policy, Trace, simulate
-from sim.words import plugins
-from sim.words.errors import InputError
+from sim.base import plugins
+from sim.base.errors import InputError
 
 
 def graph(edges: dict[str, list[str]], **stream_id: int) -> Graph:

@@ -10,7 +10,7 @@ from scenario_texts import write
 
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim.words.errors import OutOfMemoryError, ScenarioError
+from sim.base.errors import OutOfMemoryError, ScenarioError
 
 CPU = "machine: {devices: {cpu0: {kind: cpu, cores: 4}}}\nworkload:\n  ops:\n" + "".join(
     f"    op{i}: {{duration: 10us}}\n" for i in range(8)

@@ -11,7 +11,7 @@ from scenario_texts import write
 
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import load_scenario
-from sim.words.errors import OutOfMemoryError, ScenarioError, StuckError
+from sim.base.errors import OutOfMemoryError, ScenarioError, StuckError
 
 TEXT = """\
 name: three blocks

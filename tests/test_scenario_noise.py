@@ -12,8 +12,8 @@ from scenario_texts import GOOD, write
 
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from scenarios.run.repeat import repeat
-from sim.words.errors import InputError, ScenarioError
+from scenarios.variants.repeat import repeat
+from sim.base.errors import InputError, ScenarioError
 
 SMS = """\
 machine:

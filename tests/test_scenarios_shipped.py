@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from cli_runner import sim
 
-from scenarios.regression.check import check_file, scenario_files
+from scenarios.regression import check_file, scenario_files
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim.explain.facts.derived_columns import Facts
-from sim.explain.facts.where import Where
+from sim.explain.derived import DerivedColumns
 from sim.explain.idle import idle_reasons
-from sim.explain.told.gaps import grouped_gaps
+from sim.explain.narration import grouped_gaps
+from sim.explain.where import Where
 
 FOLDER = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
 FILES = [path for path in scenario_files([FOLDER]) if path.parent.name != "zero_bubble"]
@@ -56,7 +56,7 @@ def test_files_pass_as_a_whole() -> None:
     assert result.stdout.splitlines()[-1].endswith("runs, all as expected")
 
 
-def idle_ns(facts: Facts, device: int, lane: int | None, from_ns: int, to_ns: int) -> int:
+def idle_ns(facts: DerivedColumns, device: int, lane: int | None, from_ns: int, to_ns: int) -> int:
     """Return for how long no task of a device, or of one of its lanes, runs, one task after another."""
     here = facts.device == device
     if lane is not None:
@@ -74,7 +74,7 @@ def idle_ns(facts: Facts, device: int, lane: int | None, from_ns: int, to_ns: in
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_blame_adds_up_to_what_is_idle_on_every_device_grouped_and_in_any_place(path: Path) -> None:
     trace = run_scenario(load_scenario(path)).trace
-    facts, end = Facts(trace), trace.makespan_ns
+    facts, end = DerivedColumns(trace), trace.makespan_ns
     for from_ns, to_ns in ((0, end), (end // 3, end - end // 4)):
         where = Where(from_ns=from_ns, to_ns=to_ns)
         reasons = idle_reasons(trace, facts, where)

@@ -11,11 +11,11 @@ from scenario_texts import GOOD, changed, write
 
 from devices.describe.field_types import TYPES, quantity_schema
 from scenarios.file.yaml_read import read_yaml
-from scenarios.run.case_job import job_of
 from scenarios.run.load import load_scenario
+from scenarios.run.prepare_job import job_of
 from scenarios.shipped import shipped
-from sim.words.dimensions import BYTES, DIMENSIONS, DURATION
-from sim.words.errors import InputError, ScenarioError
+from sim.base.errors import InputError, ScenarioError
+from sim.base.units import BYTES, DIMENSIONS, DURATION
 
 
 def failure(folder: Path, text: str) -> str:
@@ -242,7 +242,7 @@ def test_what_ships_keeps_the_schema_that_editors_use() -> None:
 
 def test_an_editor_is_offered_names_and_the_options_of_each() -> None:
     kinds = SCHEMA["$defs"]
-    assert "out-of-order" in kinds["Policy"]["properties"]["name"]["anyOf"][0]["enum"]
+    assert "out-of-order" in kinds["PolicyFields"]["properties"]["name"]["anyOf"][0]["enum"]
     assert "zb-h1" in kinds["Variant"]["properties"]["name"]["anyOf"][0]["enum"]
     assert "h200-sxm" in kinds["Device"]["properties"]["preset"]["anyOf"][0]["enum"]
     meanings = {

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from cli_runner import sim
 
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.build.side_by_side import Session, side_by_side
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from scenarios.builders.side_by_side import Session, side_by_side
 from scenarios.ops.control_flow import while_loop
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
-from sim.words.errors import InputError, ScenarioError
+from sim.base.errors import InputError, ScenarioError
 
 
 def cpu(workers: int, cores: int = 0) -> Machine:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from scenario_texts import GOOD, HEAD_OF_LINE, changed, write
 
-from scenarios.regression.simulate import Simulate
 from scenarios.shipped import named, write_scenario
+from scenarios.simulate_fixture import Simulate
 from sim import Device, GraphBuilder, Issuer, Job, Machine, Policy, Task
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 pytest_plugins = ["pytester"]
 

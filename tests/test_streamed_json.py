@@ -12,10 +12,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.importers import streamed_json
-from scenarios.importers.traces.trace_events import wanted
-from sim.files import reading
-from sim.words.errors import InputError
+from scenarios.importers import files as streamed_json
+from scenarios.importers.kineto import event_columns as wanted
+from sim.base import files as reading
+from sim.base.errors import InputError
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6)
 VALUES = st.recursive(

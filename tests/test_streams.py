@@ -10,19 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_helpers import dags, gpu, graph_of, job_of
 
-from policies.streams.per_branch import PerBranch
-from policies.streams.per_kind import PerKind
-from policies.streams.round_robin import RoundRobin
-from policies.streams.single import Single
+from policies.streams import PerBranch, PerKind, RoundRobinStreams, SingleStream
 from sim import Device, Graph, GraphBuilder, Job, Machine, simulate
+from sim.base.errors import InputError
 from sim.job.job import Placement, StreamAssignment
-from sim.words.errors import InputError
 
 TWO_GPUS_AND_A_CPU = Machine(
     (Device("gpu0", streams=2), Device("gpu1", streams=3), Device("cpu0", workers=2))
 )
 FORK = {"a": [], "b": ["a"], "c": ["b"], "x": ["a"], "y": ["x"], "z": ["c", "y"]}
-ALL = [Single(), RoundRobin(), PerBranch(), PerBranch("next"), PerKind(), PerKind({"copy": 1})]
+ALL = [SingleStream(), RoundRobinStreams(), PerBranch(), PerBranch("next"), PerKind(), PerKind({"copy": 1})]
 
 
 class Spread(Placement):
@@ -48,17 +45,17 @@ def test_streams_exist_on_every_device(streams: StreamAssignment, graph: Graph) 
 
 def test_single() -> None:
     graph = graph_of(FORK)
-    assert set(assigned(Single(), graph).values()) == {0}
-    assert set(assigned(Single(2), graph).values()) == {2}
+    assert set(assigned(SingleStream(), graph).values()) == {0}
+    assert set(assigned(SingleStream(2), graph).values()) == {2}
     with pytest.raises(InputError, match=r"gpu0 has 2 stream\(s\), counted from 0; found stream 2"):
-        assigned(Single(2), graph, n=2)
+        assigned(SingleStream(2), graph, n=2)
 
 
 def test_round_robin_counts_on_each_device() -> None:
     graph = graph_of({name: [] for name in "abcdefg"})
-    assert list(assigned(RoundRobin(), graph, n=3).values()) == [0, 1, 2, 0, 1, 2, 0]
-    spread = job_of(graph, TWO_GPUS_AND_A_CPU, placement=Spread(), streams=RoundRobin())
-    assert RoundRobin().assign(spread) == [0, 0, 0, 1, 1, 1, 0]
+    assert list(assigned(RoundRobinStreams(), graph, n=3).values()) == [0, 1, 2, 0, 1, 2, 0]
+    spread = job_of(graph, TWO_GPUS_AND_A_CPU, placement=Spread(), streams=RoundRobinStreams())
+    assert RoundRobinStreams().assign(spread) == [0, 0, 0, 1, 1, 1, 0]
 
 
 def test_a_fork_and_its_join() -> None:
@@ -81,12 +78,12 @@ def test_more_branches_than_streams() -> None:
 
 def test_branches_side_by_side_cost_what_the_longest_does() -> None:
     graph = graph_of({"a": [], **{f"b{k}": ["a"] for k in range(4)}, "z": [f"b{k}" for k in range(4)]})
-    from policies.issue.in_order import InOrder
+    from policies.issue.program_order import InOrder
 
     def makespan(streams: StreamAssignment) -> int:
         return simulate(graph, gpu(4), InOrder(synchronisation="issue"), streams=streams).makespan_ns
 
-    assert makespan(Single()) == 60
+    assert makespan(SingleStream()) == 60
     assert makespan(PerBranch()) == 30
 
 
@@ -141,7 +138,7 @@ def test_wrong_options_are_refused() -> None:
     with pytest.raises(InputError, match="spread must be one of least-loaded, next; found 'most'"):
         PerBranch("most")
     with pytest.raises(InputError, match="single: stream must be a whole number of at least 0; found -1"):
-        Single(-1)
+        SingleStream(-1)
     with pytest.raises(InputError, match=r"streams\[copy\] must be a whole number of at least 0; found '1'"):
         PerKind({"copy": "1"})  # type: ignore[dict-item]
     with pytest.raises(InputError, match="streams must map kinds"):

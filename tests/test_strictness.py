@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 from policy_helpers import FRAMEWORKS, cpu, gpu, same_times, spans
 from program_helpers import programs
 
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
-from policies.compile.fusion import Fusion
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-from policies.issue.executors.work_queues import KeepFirst, StreamStacks
 from policies.issue.ready_queue import ReadyQueue
-from policies.issue.replay import Planned, Replay
+from policies.issue.replay import Planned, ReplayPlan
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.issue.work_queues import KeepFirst, StreamStacks
+from policies.rewrite.fusion import Fusion
 from scenarios.ops.control_flow import while_loop
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
-from sim.analysis.bounds import bounds
+from sim.base import plugins
+from sim.base.errors import GraphError, InfeasibleError, InvariantError
+from sim.explain.bounds import bounds
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
 from sim.job.build_job import make_job
 from sim.job.job import Placement
-from sim.readiness.strictness import non_strict_ops
+from sim.readiness.eligibility import non_strict_ops
 from sim.record.dependencies import dependencies
-from sim.words import plugins
-from sim.words.errors import GraphError, InfeasibleError, InvariantError
 
 LOOSE = {"strict": False}
 
@@ -205,7 +205,7 @@ def test_a_plan_waits_for_what_came_first_and_replays_to_the_same_times() -> Non
     waits = {task.op: {plan[k].op for k in task.waits} for task in plan}
     assert "slow" not in waits["join"]
     planned = Planned(plan)
-    again = simulate(join(after="gate"), cpu(3), Replay(plan), placement=planned, streams=planned)
+    again = simulate(join(after="gate"), cpu(3), ReplayPlan(plan), placement=planned, streams=planned)
     assert same_times(trace, again)
 
 

@@ -1,4 +1,4 @@
-"""How the source is laid out: imports lead one way, on every floor, and no floor is crowded.
+"""How the source is laid out: imports lead one way, rooms are few and large, names stand for one thing.
 
 A floor is what stands in one folder: its files, and its folders as wholes. Every import counts, wherever it
 stands: those inside functions and those for type checkers, too. What a package's ``__init__.py`` takes from
@@ -16,9 +16,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (("studies", "validation"), ("scenarios",), ("devices", "policies"), ("sim",))
 PACKAGES = [name for layer in LAYERS for name in layer]
-MOST_FILES = 10
-CROWDED: dict[str, int] = {"sim/words": 11}
-"""Folders that may hold more files than that, and how many."""
+FOUR = ("sim", "devices", "policies", "scenarios")
+MOST_FILES, LEAST_FILES, MOST_LINES = 30, 5, 600
+LONG = {"sim/kernel/loop.py": 1010, "sim/engine/engine.py": 640}
+"""The two loops over instants, each in one piece."""
+SMALL = frozenset(
+    f"{layer}/{room}"
+    for layer, rooms in (
+        ("sim", "export native record plot/page"),
+        ("devices", "kinds network presets"),
+        ("scenarios", "file"),
+    )
+    for room in rooms.split()
+)
+"""Rooms of few files that other rooms may not import back, so that none of these can hold them."""
 
 
 @cache
@@ -29,13 +40,19 @@ def modules() -> dict[str, str]:
 
 
 @cache
+def tree(path: str) -> ast.Module:
+    """Return the syntax of a file."""
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+@cache
 def arrows() -> dict[str, set[str]]:
     """Return which modules of ours each one imports."""
     known = modules()
     found: dict[str, set[str]] = {}
     for name, path in known.items():
         used: set[str] = set()
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path}:{node.lineno}: imports name their package in full"
                 for alias in node.names:
@@ -114,7 +131,43 @@ def test_arrows_between_packages_point_down() -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_floor_is_crowded(folder: str) -> None:
     files = [name for name in floor(folder) if name.endswith(".py")]
-    assert len(files) <= CROWDED.get(folder, MOST_FILES), f"{folder}: {', '.join(sorted(files))}"
+    assert len(files) <= MOST_FILES, f"{folder}: {', '.join(sorted(files))}"
+
+
+@pytest.mark.parametrize("folder", [each for each in FOLDERS if each.split("/")[0] in FOUR])
+def test_a_folder_is_a_room(folder: str) -> None:
+    """A layer, a room, at most a chamber in it; and none for a handful of files that has no need of one."""
+    assert folder.count("/") <= 2
+    inside = [path for path in modules().values() if path.startswith(f"{folder}/")]
+    assert len(inside) > LEAST_FILES or folder in SMALL, f"{folder}: {', '.join(sorted(inside))}"
+
+
+def test_a_file_answers_one_question() -> None:
+    long = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in modules().values()}
+    assert {path: n for path, n in long.items() if n > LONG.get(path, MOST_LINES)} == {}
+
+
+def test_public_class_names_are_unique() -> None:
+    seen: dict[str, list[str]] = {}
+    for name, path in modules().items():
+        if path.split("/")[0] not in FOUR:
+            continue
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                seen.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in seen.items() if len(where) > 1} == {}
+
+
+def test_only_faces_list_their_names() -> None:
+    """What a package offers stands in its ``__init__``; a module offers what has no underscore before it."""
+    listed = [
+        path
+        for path in modules().values()
+        if path.split("/")[0] in FOUR and not path.endswith("__init__.py")
+        for node in tree(path).body
+        if isinstance(node, ast.Assign) and "__all__" in [getattr(each, "id", "") for each in node.targets]
+    ]
+    assert listed == []
 
 
 def test_every_folder_says_what_it_is() -> None:

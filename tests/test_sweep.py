@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from scenarios.cli import app
-from scenarios.run.sweep import Interrupted, Point, points_of, run_point, sweep
-from scenarios.work.inline_ops import InlineOps
-from sim.words.errors import InputError
+from scenarios.variants.sweep import Interrupted, run_point, sweep
+from scenarios.variants.sweep_files import Point, points_of
+from scenarios.workloads.inline_ops import InlineOps
+from sim.base.errors import InputError
 
 SCENARIO = """\
 name: chain
@@ -168,7 +169,7 @@ def test_a_sweep_that_is_done_is_not_run_again_until_something_changes(
     path.write_text(SCENARIO.replace("30us", "31us"), encoding="utf-8")
     assert "its results differ; replace it with --force" in again().stderr
     assert told in again("--force").stderr  # they are remembered all the same
-    monkeypatch.setattr("scenarios.run.sweep.program", lambda: "another version")
+    monkeypatch.setattr("scenarios.variants.sweep.program", lambda: "another version")
     assert "4 of 4 points run again" in again().stderr
 
 

@@ -10,7 +10,8 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, write
 
-from scenarios.run.sweep import Interrupted, points_of, sweep
+from scenarios.variants.sweep import Interrupted, sweep
+from scenarios.variants.sweep_files import points_of
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
 
@@ -105,7 +106,7 @@ def test_a_sweep_is_drawn(tmp_path: Path) -> None:
 
 
 def test_of_many_lines_the_best_have_names() -> None:
-    from scenarios.report.sweep_plot import sweep_plot
+    from scenarios.report.pictures import sweep_plot
 
     rows = [
         {"a": a, "b": b, "policy": "p", "makespan_ns": 100 - b, "error": None}
@@ -120,8 +121,8 @@ def test_of_many_lines_the_best_have_names() -> None:
 
 
 def test_nothing_to_draw_says_so(tmp_path: Path) -> None:
-    from scenarios.report.sweep_plot import sweep_plot
-    from sim.words.errors import InputError
+    from scenarios.report.pictures import sweep_plot
+    from sim.base.errors import InputError
 
     with pytest.raises(InputError, match="every point failed"):
         sweep_plot([{"a": 1, "policy": "p", "error": "no"}], ["a"])

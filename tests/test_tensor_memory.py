@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.memory.memory_description import MemorySpec, read_allocator
-from devices.memory.run.buffers import make_buffers
-from devices.memory.run.planned_order import events_in_order
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.buffers import events_in_order, make_buffers
+from devices.memory.registry import MemorySpec, read_allocator
+from devices.memory.run_memory import tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Link, Machine, Trace, simulate
+from sim.base.errors import InputError, OutOfMemoryError, StuckError, UnknownNameError
 from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
-from sim.words.errors import InputError, OutOfMemoryError, StuckError, UnknownNameError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 
@@ -352,7 +351,7 @@ def test_buffers_have_the_names_of_their_tensors_and_copies() -> None:
     builder.parameter("w", 10)
     builder.op("a", inputs=["w"], outputs=[8, 9], duration_ns=10, device="gpu0")
     builder.op("b", inputs=["a", "a:1"], outputs=5, duration_ns=10, device="gpu1")
-    from devices.memory.run.buffers import make_buffers
+    from devices.memory.buffers import make_buffers
     from devices.network import make_network
 
     link = Link("l", "gpu0", "gpu1", bandwidth_bytes_per_s=1_000_000_000)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tensorflow_orders import RECORDED
 
-from policies.issue.executors.tensorflow_executor import TensorFlowExecutor
-from scenarios.importers.tensorflow.tensorflow_nodes import kind_of
+from policies.issue.tensorflow_executor import TensorFlowExecutor
+from scenarios.importers.tensorflow_json import kind_of
 from sim import Device, Graph, GraphBuilder, Host, Machine, simulate
 from sim.machine.task import Task
 

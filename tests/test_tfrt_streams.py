@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.issue.executors.stream_analysis import INPUT, assigned_streams
-from policies.issue.executors.work_queues import StreamStacks
+from policies.issue.work_queues import INPUT, StreamStacks, assigned_streams
 from sim import Device, GraphBuilder, Machine, simulate
+from sim.base.errors import InputError
 from sim.job.build_job import make_job
-from sim.words.errors import InputError
 
 
 def shared(streams: list[int]) -> list[list[int]]:

@@ -12,7 +12,7 @@ from cli_runner import sim
 from drawn_runs import draw_run
 from scenario_texts import write
 
-from sim.explain.facts.communication import COMMUNICATION
+from sim.explain.communication import COMMUNICATION
 from sim.explain.time_use import time_use
 from sim.trace import Trace
 

@@ -12,8 +12,8 @@ from network_helpers import Transfer, arrivals, moved, run
 from devices.machine import make_machine
 from devices.presets import machine_preset
 from sim import Machine
+from sim.base.errors import SimError
 from sim.metrics import link_use
-from sim.words.errors import SimError
 
 GB_LINK = {"bandwidth": "1GB/s"}
 

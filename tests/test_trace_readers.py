@@ -11,13 +11,13 @@ from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_policy
 from examples import seeds
 
 from devices.machine import make_machine
-from devices.memory.run.tensors import tensor_memory
+from devices.memory.run_memory import tensor_memory
 from sim import Trace, simulate
+from sim.base.errors import RunError
 from sim.explain.idle import idle_reasons
+from sim.explain.narration import explain_text
 from sim.explain.path import executed_path
-from sim.explain.told.text import explain_text
 from sim.metrics import device_use
-from sim.words.errors import RunError
 
 
 def draw_device(rng: np.random.Generator) -> dict[str, Any]:

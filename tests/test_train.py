@@ -13,43 +13,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from policies.issue.in_order import InOrder
-from scenarios.build.train.architecture import Architecture
-from scenarios.build.train.calibration import Calibration, Reach
-from scenarios.build.train.kernels import Attention, Collective, Pass, Product
-from scenarios.build.train.layers import Batch, RankWork
-from scenarios.build.train.layout import Group, Layout
-from scenarios.build.train.models import MODELS
-from scenarios.build.train.step import peaks_of, step_ns
-from scenarios.build.train.training import Training
-from scenarios.recorded.what_if.changes import WhatIf, applied
+from policies.issue.program_order import InOrder
+from scenarios.builders.train.architecture import MODELS, Architecture
+from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from scenarios.builders.train.kernels import Attention, Collective, Pass, Product
+from scenarios.builders.train.layers import RankWork, ReplicaBatch
+from scenarios.builders.train.layout import ParallelLayout, RankGroup
+from scenarios.builders.train.step import peaks_of, step_ns
+from scenarios.builders.train.training import Training
+from scenarios.recorded.changes import WhatIf, applied
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from scenarios.run.trials.machine_trials import machine_trials
-from scenarios.work.calibrations.calibration_fields import CalibrationFields
-from scenarios.work.calibrations.calibrations import (
+from scenarios.variants.machine_trials import machine_trials
+from scenarios.workloads.calibrations import (
+    CalibrationFields,
     calibration_names,
+    from_simumax,
     named_calibration,
     read_calibration,
     to_calibration,
 )
-from scenarios.work.calibrations.simumax import from_simumax
-from scenarios.work.train.fits import changes_that_fit, check_fits
+from scenarios.workloads.train_report import changes_that_fit, check_fits
 from sim import Device, GraphBuilder, Machine, simulate
-from sim.explain.exposed import exposed_communication
-from sim.explain.facts.derived_columns import Facts
-from sim.words.errors import InputError, OutOfMemoryError
+from sim.base.errors import InputError, OutOfMemoryError
+from sim.explain.communication import exposed_communication
+from sim.explain.derived import DerivedColumns
 
 GPT = Architecture(layers=8, hidden=1024, heads=16, vocabulary=51200)
 FREE = Reach(1e30)
-PLAIN = Calibration("plain", peak=1e12, memory_bandwidth=1e30, node=FREE, between=FREE, roofline=False)
+PLAIN = TrainingCalibration(
+    "plain", peak=1e12, memory_bandwidth=1e30, node=FREE, between=FREE, roofline=False
+)
 """Products take flop / (1 TFLOP/s); nothing else takes time."""
 
 
-def training(layout: Layout | None = None, **changes: object) -> Training:
+def training(layout: ParallelLayout | None = None, **changes: object) -> Training:
     """Return a small training on plain GPUs."""
-    sizes = {"sequence": 512, "micro_batch": 1, "global_batch": 8 * (layout or Layout()).dp}
-    return Training(GPT, layout or Layout(), PLAIN, **{**sizes, **changes})  # type: ignore[arg-type]
+    sizes = {"sequence": 512, "micro_batch": 1, "global_batch": 8 * (layout or ParallelLayout()).dp}
+    return Training(GPT, layout or ParallelLayout(), PLAIN, **{**sizes, **changes})  # type: ignore[arg-type]
 
 
 # -- parameters and flop --------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ def test_flop_of_equation_3(layers: int, h: int, samples: int, s: int, words: in
 @given(st.sampled_from([1, 2, 4, 8]), st.booleans(), st.integers(1, 3))
 def test_kernels_of_all_ranks_do_the_flop_of_the_model(t: int, recompute: bool, chunks: int) -> None:
     """Products and attention of a step, over all ranks and micro-batches, are what the formula says."""
-    layout = Layout(tp=t, pp=2, chunks=chunks)
+    layout = ParallelLayout(tp=t, pp=2, chunks=chunks)
     model = replace(GPT, layers=12)
     of = Training(model, layout, PLAIN, 512, 2, 8, "full" if recompute else "none")
     spent = sum(stage.forward.products + stage.backward.products for stage in of.each_stage)
@@ -109,7 +110,7 @@ def test_kernels_of_all_ranks_do_the_flop_of_the_model(t: int, recompute: bool, 
 
 @pytest.mark.parametrize("context", ["all-to-all", "ring", "all-gather"])
 def test_ranks_of_a_context_share_its_scores(context: str) -> None:
-    whole, shared = training(), training(Layout(cp=4), context=context)
+    whole, shared = training(), training(ParallelLayout(cp=4), context=context)
     for of in ("products", "attention"):
         one, four = (getattr(each.each_stage[0].forward, of) for each in (whole, shared))
         assert four == pytest.approx(one / 4)
@@ -118,7 +119,7 @@ def test_ranks_of_a_context_share_its_scores(context: str) -> None:
 # -- memory -----------------------------------------------------------------------------------------------
 
 
-def kept(layout: Layout, batch: Batch, *, statistics: int = 8) -> int:
+def kept(layout: ParallelLayout, batch: ReplicaBatch, *, statistics: int = 8) -> int:
     """Return what a layer of the paper's GPT keeps, the two numbers a token of its two norms left out."""
     work = RankWork(GPT, layout, batch)
     return sum(piece.saved for piece in work.layer(0)) - statistics * work.few
@@ -128,20 +129,20 @@ def kept(layout: Layout, batch: Batch, *, statistics: int = 8) -> int:
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 4), st.sampled_from([64, 512, 2048]))
 def test_activations_of_korthikanti(t: int, b: int, s: int) -> None:
     """arXiv 2205.05198: sbh(34 + 5as/h); sbh(10 + 24/t + 5as/ht) with tensor parallelism; /t with both."""
-    paper = Batch(b, s, flash=False, dropout=True)
+    paper = ReplicaBatch(b, s, flash=False, dropout=True)
     sbh, scores = s * b * GPT.hidden, 5 * GPT.heads * s * s * b
-    assert kept(Layout(), paper) == 34 * sbh + scores
-    assert kept(Layout(tp=t), paper) == (34 * sbh + scores) // t
-    apart = Layout(tp=t, sequence_parallel=False)
+    assert kept(ParallelLayout(), paper) == 34 * sbh + scores
+    assert kept(ParallelLayout(tp=t), paper) == (34 * sbh + scores) // t
+    apart = ParallelLayout(tp=t, sequence_parallel=False)
     assert kept(apart, paper) == 10 * sbh + (24 * sbh + scores) // t
-    dropped = sum(piece.dropped for piece in RankWork(GPT, Layout(tp=t), paper).layer(0))
+    dropped = sum(piece.dropped for piece in RankWork(GPT, ParallelLayout(tp=t), paper).layer(0))
     assert dropped == scores // t  # selective recomputation leaves 34 sbh / t
 
 
 def test_gpt3_needs_what_the_paper_prints() -> None:
     """arXiv 2205.05198, figure 1: 66.8 GiB of activations as they are, 12.4 with both ways to save."""
     gpt3 = Architecture(**MODELS["gpt3-175b"])
-    layout = Layout(tp=8, pp=8, chunks=3)
+    layout = ParallelLayout(tp=8, pp=8, chunks=3)
     sizes = {"sequence": 2048, "micro_batch": 1, "global_batch": 64, "flash": False, "dropout": True}
 
     def activations(**changes: object) -> float:
@@ -158,7 +159,7 @@ def test_gpt3_needs_what_the_paper_prints() -> None:
 def test_memory_of_mixed_precision() -> None:
     """2 + 4 + 12 bytes a parameter, the 12 shared by the data-parallel ranks (arXiv 1910.02054)."""
     for sharding, shared in (("none", 1), ("zero-1", 4)):
-        of = training(Layout(dp=4, sharding=sharding))  # type: ignore[arg-type]
+        of = training(ParallelLayout(dp=4, sharding=sharding))  # type: ignore[arg-type]
         (peak,) = of.peaks(of.schedule)
         p = GPT.parameters
         assert of.each_stage[0].parameters == p
@@ -169,7 +170,7 @@ def test_memory_of_mixed_precision() -> None:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_activations_in_flight_are_those_of_the_schedule(schedule: str) -> None:
-    of = training(Layout(pp=4))
+    of = training(ParallelLayout(pp=4))
     peaks = of.peaks(of.schedule_of(schedule))
     saved = [stage.saved for stage in of.memory_of_stages]
     alive = [8, 8, 8, 8] if schedule == "gpipe" else [4, 3, 2, 1]
@@ -198,7 +199,7 @@ def test_a_step_on_one_gpu_is_the_sum_of_its_kernels() -> None:
 def test_a_pipeline_of_equal_stages_takes_its_closed_form(p: int, m: int) -> None:
     """(m + p − 1)(F + B), where the ends of the model take no time: one word, no vocabulary to speak of."""
     model = replace(GPT, vocabulary=1)
-    of = Training(model, Layout(pp=p), PLAIN, 512, 1, m)
+    of = Training(model, ParallelLayout(pp=p), PLAIN, 512, 1, m)
     first, last = of.pipeline_stages[0].times, of.pipeline_stages[-1].times
     assert (
         0
@@ -211,28 +212,28 @@ def test_collectives_by_formula() -> None:
     """A ring: 2(n−1)/n · S/B + 2(n−1)·α for an all-reduce, half of it for its two halves."""
     node = Reach(100e9, latency_ns={"default": 1000.0}, fixed_ns={"all_to_all/4": 7.0})
     of = replace(PLAIN, node=node, between=Reach(10e9))
-    one = Group(4, 1)
+    one = RankGroup(4, 1)
     assert of.collective_ns("all_reduce", 400_000, one) == pytest.approx(6_000 + 6_000)
     assert of.collective_ns("all_gather", 400_000, one) == pytest.approx(3_000 + 3_000)
     assert of.collective_ns("reduce_scatter", 400_000, one) == pytest.approx(3_000 + 3_000)
     assert of.collective_ns("all_to_all", 400_000, one) == pytest.approx(3_000 + 3_000 + 7)
-    assert of.collective_ns("all_reduce", 400_000, Group(1, 1)) == 0
+    assert of.collective_ns("all_reduce", 400_000, RankGroup(1, 1)) == 0
     # two nodes of four: the ring crosses the network with the bandwidth of four ranks; six hops stay in nodes
-    assert of.collective_ns("all_gather", 800_000, Group(8, 2)) == pytest.approx(6_000 + 17_500)
+    assert of.collective_ns("all_gather", 800_000, RankGroup(8, 2)) == pytest.approx(6_000 + 17_500)
     replaced = replace(of, collective=lambda kind, nbytes, per_node, nodes, dtype: float(per_node * nodes))
-    assert replaced.collective_ns("all_gather", 800_000, Group(8, 2)) == 8
+    assert replaced.collective_ns("all_gather", 800_000, RankGroup(8, 2)) == 8
 
 
 def test_a_collective_beside_a_kernel_costs_what_is_left() -> None:
     kernel = Product(1000, 1000, 1000)  # 2 ms at 1 TFLOP/s
     of = replace(PLAIN, node=Reach(1e9))
     hidden = Collective("all_gather", 2_000_000, "tp", kernel)
-    assert of.exposed_ns(hidden, Group(2, 1)) == (pytest.approx(1e6), 0.0)
-    assert replace(of, hiding=0.25).exposed_ns(hidden, Group(2, 1)) == (
+    assert of.exposed_ns(hidden, RankGroup(2, 1)) == (pytest.approx(1e6), 0.0)
+    assert replace(of, hiding=0.25).exposed_ns(hidden, RankGroup(2, 1)) == (
         pytest.approx(1e6),
         pytest.approx(7.5e5),
     )
-    assert replace(of, contention=3.0).exposed_ns(hidden, Group(2, 1)) == (
+    assert replace(of, contention=3.0).exposed_ns(hidden, RankGroup(2, 1)) == (
         pytest.approx(3e6),
         pytest.approx(1e6),
     )
@@ -240,7 +241,7 @@ def test_a_collective_beside_a_kernel_costs_what_is_left() -> None:
 
 def test_kernels_take_a_smooth_roofline_or_what_was_measured() -> None:
     product, attention = Product(100, 100, 100), Attention(1, 64, 2, 1, 16, 16)
-    of = Calibration(
+    of = TrainingCalibration(
         "c", 1e12, 1e9, FREE, FREE, product=0.5, gap_ns=10.0, sustained=0.8, pass_efficiency={"x": 0.1}
     )
     assert of.kernel_ns(product) == pytest.approx(2e6 / 0.4e12 * 1e9 + 60_000 + 10)
@@ -266,7 +267,7 @@ def test_groups_are_where_the_order_puts_them(
     t: int, c: int, p: int, d: int, order: list[str], node: int
 ) -> None:
     """Against ranks written out: those of a group differ in its dimension alone."""
-    layout = Layout(tp=t, cp=c, pp=p, dp=d, order=tuple(order), node=node)
+    layout = ParallelLayout(tp=t, cp=c, pp=p, dp=d, order=tuple(order), node=node)
     sizes = {"tp": t, "cp": c, "pp": p, "dp": d}
     where = {}
     for rank in range(layout.ranks):
@@ -276,16 +277,16 @@ def test_groups_are_where_the_order_puts_them(
         where[rank] = at
     for names in (("tp",), ("cp",), ("pp",), ("dp",), ("cp", "dp")):
         mine = [r for r, at in where.items() if all(not at[name] for name in order if name not in names)]
-        expected = Group(len(mine), len({rank // node for rank in mine}))
+        expected = RankGroup(len(mine), len({rank // node for rank in mine}))
         assert layout.group("_".join(reversed(names)) if len(names) > 1 else names[0]) == expected
 
 
 def test_experts_lie_within_tp_cp_and_dp_and_shards_within_cp_and_dp() -> None:
-    layout = Layout(tp=2, dp=16, ep=4, shard=4)
-    assert layout.group("ep") == Group(4, 1)
-    assert layout.group("edp") == Group(8, 4)
-    assert layout.group("shard") == Group(4, 1)
-    assert layout.group("replicas") == Group(4, 4)
+    layout = ParallelLayout(tp=2, dp=16, ep=4, shard=4)
+    assert layout.group("ep") == RankGroup(4, 1)
+    assert layout.group("edp") == RankGroup(8, 4)
+    assert layout.group("shard") == RankGroup(4, 1)
+    assert layout.group("replicas") == RankGroup(4, 4)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +299,7 @@ def test_experts_lie_within_tp_cp_and_dp_and_shards_within_cp_and_dp() -> None:
 )
 def test_layouts_that_do_not_fit_are_refused(wrong: dict[str, object], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        Layout(**wrong)  # type: ignore[arg-type]
+        ParallelLayout(**wrong)  # type: ignore[arg-type]
 
 
 # -- the workload -----------------------------------------------------------------------------------------
@@ -365,7 +366,7 @@ def test_what_is_exposed_and_idle_is_the_same_whoever_tells_it(parallel: str, tm
     path = tmp_path / "train.yaml"
     path.write_text(SCENARIO)
     result = run_scenario(load_scenario(str(path), sets=sets))
-    told, exposed = result.summary, exposed_communication(Facts(result.trace))
+    told, exposed = result.summary, exposed_communication(DerivedColumns(result.trace))
     assert told["train"]["exposed_ns"] == max(sum(parts.values()) for parts in exposed.values())
     for rank, (name, parts) in zip(told["train"]["ranks"], exposed.items(), strict=True):
         inside = rank["time_ns"]["exposed_in_layers"]
@@ -420,7 +421,7 @@ def test_what_does_not_fit_says_who_when_what_and_the_way_out(tmp_path: Path) ->
 
 
 def test_the_change_that_is_offered_fits_and_the_notch_before_it_does_not() -> None:
-    of = training(Layout(dp=4), micro_batch=8, memory=1)
+    of = training(ParallelLayout(dp=4), micro_batch=8, memory=1)
     full = of.peaks(of.schedule)[0].nbytes
     of = replace(of, memory=replace(of, micro_batch=2).peaks(of.schedule)[0].nbytes)
     with pytest.raises(OutOfMemoryError, match="it fits with"):
@@ -437,7 +438,7 @@ def test_the_change_that_is_offered_fits_and_the_notch_before_it_does_not() -> N
 
 def test_what_is_offered_fits_under_the_policy_that_stays() -> None:
     """GPipe holds all 32 micro-batches: what 1F1B needs with other settings is no way out of it."""
-    gpipe = replace(training(Layout(pp=4, dp=2), global_batch=64), policy="gpipe")
+    gpipe = replace(training(ParallelLayout(pp=4, dp=2), global_batch=64), policy="gpipe")
     lean = replace(gpipe, policy="1f1b")
     most = {of.policy: max(each.nbytes for each in peaks_of(of, of.schedule)) for of in (gpipe, lean)}
     assert most["1f1b"] < most["gpipe"]
@@ -572,7 +573,7 @@ def test_a_system_file_of_simumax(data_dir: Path) -> None:
     product = Product(4096, 8192, 10240)
     assert of.kernel_ns(product) == pytest.approx(product.flops / (2250e12 * 0.6451614102335537) * 1e9)
     ns = 8 * 9182.8 - 9182.8 + 23104.9 + (7 / 8 * 2**30) / (900 * 2**30 * 0.6735) * 1e9
-    assert of.collective_ns("all_gather", 2**30, Group(8, 1)) == pytest.approx(ns)
+    assert of.collective_ns("all_gather", 2**30, RankGroup(8, 1)) == pytest.approx(ns)
     attention = Attention(1, 4096, 128, 128, 192, 128, backward=True)
     theirs = 5 * 128 * 4096**2 * (192 + 128) / (2250e12 * 0.6440)
     assert of.kernel_ns(attention) == pytest.approx(theirs * 1e9, rel=1e-3)
@@ -585,7 +586,7 @@ def test_gradients_that_a_rank_does_not_hold_take_no_time() -> None:
     times = {}
     for sharding in ("zero-1", "zero-2"):
         slow = replace(PLAIN, memory_bandwidth=1e9)  # a byte in a ns
-        step = replace(training(Layout(dp=4, sharding=sharding)), calibration=slow)
+        step = replace(training(ParallelLayout(dp=4, sharding=sharding)), calibration=slow)
         (stage,) = step.each_stage
         times[sharding] = step.optimizer_ns(stage)
         p, s, g = stage.parameters, step.share(stage), step.gradient_bytes

@@ -8,26 +8,28 @@ from typing import Any
 import pytest
 from cli_runner import sim
 
-from policies.compile.parallel.experts.routing import Routes
-from scenarios.build.train.architecture import Architecture
-from scenarios.build.train.calibration import Calibration, Reach
-from scenarios.build.train.kernels import Collective, Product
-from scenarios.build.train.layout import Layout
-from scenarios.build.train.training import Training
-from sim.words.errors import InputError
+from policies.parallel.expert_routing import UnplacedRouting
+from scenarios.builders.train.architecture import Architecture
+from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from scenarios.builders.train.kernels import Collective, Product
+from scenarios.builders.train.layout import ParallelLayout
+from scenarios.builders.train.training import Training
+from sim.base.errors import InputError
 
 MOE = Architecture(
     layers=2, hidden=256, heads=4, vocabulary=1000, experts=8, experts_per_token=2, expert_middle=512
 )
 FREE = Reach(1e30)
 WIRES = Reach(1e9)
-PLAIN = Calibration("plain", peak=1e12, memory_bandwidth=1e30, node=WIRES, between=WIRES, roofline=False)
+PLAIN = TrainingCalibration(
+    "plain", peak=1e12, memory_bandwidth=1e30, node=WIRES, between=WIRES, roofline=False
+)
 
 
 def training(ep: int = 4, **changes: object) -> Training:
     """Return a training of 512 tokens a rank, which choose two of eight experts each."""
     sizes = {"sequence": 512, "micro_batch": 1, "global_batch": 4, **changes}
-    return Training(MOE, Layout(ep=ep, dp=4), PLAIN, **sizes)  # type: ignore[arg-type]
+    return Training(MOE, ParallelLayout(ep=ep, dp=4), PLAIN, **sizes)  # type: ignore[arg-type]
 
 
 def kernels(of: Training) -> tuple[list[Product], list[Collective]]:
@@ -38,7 +40,7 @@ def kernels(of: Training) -> tuple[list[Product], list[Collective]]:
 
 
 def test_balanced_is_as_without_routing() -> None:
-    assert kernels(training(routes=Routes("balanced"))) == kernels(training())
+    assert kernels(training(routes=UnplacedRouting("balanced"))) == kernels(training())
 
 
 def test_the_fullest_rank_by_hand() -> None:
@@ -46,34 +48,37 @@ def test_the_fullest_rank_by_hand() -> None:
 
     Three ranks send it 1,024 tokens each: as an even exchange in which each sends 4,096 and keeps a quarter.
     """
-    products, exchanges = kernels(training(routes=Routes("one-hot")))
+    products, exchanges = kernels(training(routes=UnplacedRouting("one-hot")))
     assert [(p.m, p.groups) for p in products] == [(2048, 2)] * 2
     assert {(c.kind, c.nbytes) for c in exchanges} == {("all_to_all", 4096 * 256 * 2)}
-    assert training(routes=Routes("one-hot")).work.load.imbalance == 4.0
+    assert training(routes=UnplacedRouting("one-hot")).work.load.imbalance == 4.0
 
 
 def test_a_factor_says_the_same_as_a_routing() -> None:
-    one, other = training(routes=Routes("one-hot")), training(imbalance=4.0)
+    one, other = training(routes=UnplacedRouting("one-hot")), training(imbalance=4.0)
     assert kernels(one) == kernels(other)
     assert [stage.forward for stage in one.each_stage] == [stage.forward for stage in other.each_stage]
 
 
 def test_capacity_limits_the_fullest_rank_and_padding_fills_all() -> None:
     """An expert takes 1.25 times 128 of each rank's tokens: 160 x 4 ranks; two of eight are asked for."""
-    load = training(routes=Routes("one-hot", capacity_factor=1.25)).work.load
+    load = training(routes=UnplacedRouting("one-hot", capacity_factor=1.25)).work.load
     assert (load.rows, load.copies, load.dropped) == (640, 320, 704 / 1024)
-    padded = training(routes=Routes("one-hot", capacity_factor=1.25, pad=True)).work.load
+    padded = training(routes=UnplacedRouting("one-hot", capacity_factor=1.25, pad=True)).work.load
     assert (padded.rows, padded.copies, padded.imbalance, padded.dropped) == (640, 1280, 1.0, 704 / 1024)
 
 
 def test_both_or_neither_are_refused() -> None:
     with pytest.raises(InputError, match="imbalance: has no effect beside routing"):
-        _ = training(routes=Routes("one-hot"), imbalance=2.0).work.load
+        _ = training(routes=UnplacedRouting("one-hot"), imbalance=2.0).work.load
     dense = Architecture(layers=2, hidden=256, heads=4, vocabulary=1000)
-    for changes, key in (({"imbalance": 2.0}, "imbalance"), ({"routes": Routes("balanced")}, "routing")):
+    for changes, key in (
+        ({"imbalance": 2.0}, "imbalance"),
+        ({"routes": UnplacedRouting("balanced")}, "routing"),
+    ):
         more: dict[str, Any] = {"sequence": 512, "micro_batch": 1, "global_batch": 4, **changes}
         with pytest.raises(InputError, match=f"{key}: has no effect: the model has no experts"):
-            _ = Training(dense, Layout(dp=4), PLAIN, **more).work
+            _ = Training(dense, ParallelLayout(dp=4), PLAIN, **more).work
 
 
 SCENARIO = """

@@ -7,25 +7,22 @@ from math import inf
 
 import pytest
 
-from devices.collectives.nccl.constants import GENERATIONS, PROTOCOLS
-from devices.collectives.nccl.tuner import Tuner
-from scenarios.build.train.architecture import Architecture
-from scenarios.build.train.calibration import Calibration, Reach
-from scenarios.build.train.hops import nccl_ways
-from scenarios.build.train.layout import Group, Layout
-from scenarios.build.train.models import MODELS
-from scenarios.build.train.step import peaks_of, step_ns
-from scenarios.build.train.training import Training
-from scenarios.work.calibrations.calibrations import named_calibration
-from scenarios.work.train.fits import changes_that_fit
-from scenarios.work.train.hybrid import fastest_shard, latency_note, shards
+from devices.collectives.nccl_constants import GENERATIONS, PROTOCOLS
+from devices.collectives.nccl_tuner import NcclTuner
+from scenarios.builders.train.architecture import MODELS, Architecture
+from scenarios.builders.train.calibration import Reach, TrainingCalibration, nccl_ways
+from scenarios.builders.train.layout import ParallelLayout, RankGroup
+from scenarios.builders.train.step import peaks_of, step_ns
+from scenarios.builders.train.training import Training
+from scenarios.workloads.calibrations import named_calibration
+from scenarios.workloads.train_report import changes_that_fit, fastest_shard, latency_note, shards
 
 NODE, BETWEEN = Reach(inf, latency_ns={"default": 1e3}), Reach(inf, latency_ns={"default": 10e3})
-WIRES = Calibration("wires", peak=1e12, memory_bandwidth=1e12, node=NODE, between=BETWEEN)
+WIRES = TrainingCalibration("wires", peak=1e12, memory_bandwidth=1e12, node=NODE, between=BETWEEN)
 
 
 def test_a_ring_crosses_the_network_once_a_node() -> None:
-    four = Group(32, 4)
+    four = RankGroup(32, 4)
     for kind, hops in {
         "all_gather": (28, 3),
         "reduce_scatter": (28, 3),
@@ -35,32 +32,32 @@ def test_a_ring_crosses_the_network_once_a_node() -> None:
     }.items():
         expected = hops[0] * 1e3 + hops[1] * 10e3
         assert WIRES.collective_ns(kind, 8, four) == pytest.approx(expected), kind  # type: ignore[arg-type]
-    alone = Group(4, 4)  # one rank a node: all hops are between them
+    alone = RankGroup(4, 4)  # one rank a node: all hops are between them
     assert WIRES.collective_ns("all_gather", 8, alone) == pytest.approx(30e3)
-    assert WIRES.collective_ns("all_gather", 8, Group(8, 1)) == pytest.approx(7e3)
+    assert WIRES.collective_ns("all_gather", 8, RankGroup(8, 1)) == pytest.approx(7e3)
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_latencies_are_those_of_nccls_tuner(kind: str) -> None:
     """The tuner is another formulation: it searches a topology, and takes nodes of up to eight."""
     for per_node, nodes in ((8, 2), (8, 100), (8, 800), (4, 3), (1, 16)):
-        tuner = Tuner(GENERATIONS["h100"], (per_node,) * nodes)
+        tuner = NcclTuner(GENERATIONS["h100"], (per_node,) * nodes)
         expected = [
             1000 * tuner.latency_us(kind, way, protocol)
             for way in (("ring", "tree") if kind == "all_reduce" else ("ring",))
             for protocol in PROTOCOLS
         ]
-        ways = nccl_ways(kind, Group(per_node * nodes, nodes))  # type: ignore[arg-type]
+        ways = nccl_ways(kind, RankGroup(per_node * nodes, nodes))  # type: ignore[arg-type]
         assert [way.latency_ns for way in ways] == pytest.approx(expected)
-    choice = Tuner(GENERATIONS["h100"], (1, 1)).choose("send", 0)
-    assert nccl_ways("send", Group(16, 2))[0].latency_ns == pytest.approx(1000 * choice.estimate_us)
+    choice = NcclTuner(GENERATIONS["h100"], (1, 1)).choose("send", 0)
+    assert nccl_ways("send", RankGroup(16, 2))[0].latency_ns == pytest.approx(1000 * choice.estimate_us)
 
 
 def test_a_gather_over_800_nodes_takes_what_nccl_expects() -> None:
     """At the bandwidth that NCCL counts with: 8 cards of 48 GB/s."""
     of = replace(WIRES, between=Reach(48e9, nccl=True), node=Reach(450e9))
-    nbytes, group = 1_711_308_800, Group(6400, 800)
-    expected = Tuner(GENERATIONS["h100"], (8,) * 800).choose("all_gather", nbytes)
+    nbytes, group = 1_711_308_800, RankGroup(6400, 800)
+    expected = NcclTuner(GENERATIONS["h100"], (8,) * 800).choose("all_gather", nbytes)
     assert expected.protocol == "ll128"
     ns = of.collective_ns("all_gather", nbytes, group)
     assert ns / 1000 == pytest.approx(expected.estimate_us, rel=0.06)  # it caps a channel of LL128, too
@@ -72,7 +69,7 @@ def training(sequence: int = 2048, **layout: object) -> Training:
     calibration = named_calibration("h100-sxm")
     return Training(
         model=Architecture(**{**MODELS["llama3-8b"], "layers": 8}),
-        layout=Layout(dp=6400, **{"sharding": "fsdp", **layout}),  # type: ignore[arg-type]
+        layout=ParallelLayout(dp=6400, **{"sharding": "fsdp", **layout}),  # type: ignore[arg-type]
         calibration=calibration,
         sequence=sequence,
         micro_batch=1,

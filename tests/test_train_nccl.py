@@ -8,15 +8,15 @@ from typing import get_args
 import pytest
 from cli_runner import sim
 
-from devices.collectives.nccl.model import Nccl
-from scenarios.build.train.kernels import CollectiveKind
-from scenarios.build.train.layout import Group
+from devices.collectives.nccl_model import Nccl
+from scenarios.builders.train.kernels import CollectiveKind
+from scenarios.builders.train.layout import RankGroup
 from scenarios.run.load import load_scenario
-from scenarios.work.calibrations.nccl_times import nccl_times
-from scenarios.work.train.train_workload import Train, training_of
+from scenarios.workloads.calibrations import nccl_times
+from scenarios.workloads.train_workload import Train, training_of
 from sim import Device, Machine
+from sim.base.errors import InputError
 from sim.machine.communicators import Call
-from sim.words.errors import InputError
 
 MACHINE = Machine(tuple(Device(f"gpu{k}") for k in range(32)))
 
@@ -63,7 +63,7 @@ def test_a_calibration_with_nccl(tmp_path: Path) -> None:
     workload = load_scenario(path).content.workload
     assert isinstance(workload, Train)
     training = training_of(workload.train, load_scenario(path).document)
-    assert training.groups["dp"] == Group(4, 2)
+    assert training.groups["dp"] == RankGroup(4, 2)
     found = training.calibration.collective_ns("all_gather", 2**20, training.groups["dp"])
     assert found == 2 * nccl_times("h100")("all_gather", 2**20, 2, 2, "bf16")
     assert sim("run", path).exit_code == 0

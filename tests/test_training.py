@@ -13,17 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_machine
-from policies.compile.batch import Batch
-from policies.compile.records import Record, read, write
-from policies.compile.simplify.batch_norm import BatchNorm
-from policies.compile.simplify.prune import Prune
-from policies.compile.training.training_step import Training
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.build.gpt import gpt_graph
-from scenarios.build.transformer import Transformer
+from policies.rewrite.batch import Batch
+from policies.rewrite.prune import Prune
+from policies.rewrite.records import OpEntry, read, write
+from policies.rewrite.simplify import BatchNorm
+from policies.rewrite.training_step import TrainingRewrite
+from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder, simulate
-from sim.words.errors import GraphError, InputError, UnknownNameError
+from sim.base.errors import GraphError, InputError, UnknownNameError
 from studies.placements import CPU_AND_TWO_GPUS, compare_placements, training_step
 
 
@@ -37,7 +36,7 @@ def layers(ops: dict[str, dict[str, Any]], parameters: dict[str, int], x: int = 
     return b.build()
 
 
-def records(g: Graph) -> dict[str, Record]:
+def records(g: Graph) -> dict[str, OpEntry]:
     return read(g).ops
 
 
@@ -61,7 +60,7 @@ def test_a_layer_worked_by_hand() -> None:
         {"w": 800, "b": 40},
         x=800,
     )  # fmt: skip
-    step = Training().apply(g)
+    step = TrainingRewrite().apply(g)
     assert reads(step) == {
         "p": ("matmul", ["x", "w"]),
         "s": ("bias_add", ["p", "b"]),
@@ -104,7 +103,7 @@ def test_gradients_of_what_is_read_twice_are_summed() -> None:
         },
         {"w": 400},
     )
-    made = records(Training().apply(g))
+    made = records(TrainingRewrite().apply(g))
     assert made["y/grad1_neg"].inputs == [("y/loss_grad", 0)]
     assert made["a/grad_sum"].kind == "add_n"
     assert made["a/grad_sum"].inputs == [("r/grad", 0), ("l/grad", 0)]
@@ -119,7 +118,7 @@ def test_a_weight_that_is_used_twice_is_updated_once() -> None:
         },
         {"w": 400},
     )
-    made = records(Training().apply(g))
+    made = records(TrainingRewrite().apply(g))
     assert made["w/grad_sum"].inputs == [("b/weight_grad", 0), ("a/weight_grad", 0)]
     assert made["w/update"].inputs == [("w/grad_sum", 0), ("w", 0)]
     assert made["a"].after == made["b"].after == [("w/update", 1)]
@@ -131,7 +130,7 @@ def test_a_weight_that_is_used_twice_is_updated_once() -> None:
 )
 def test_what_an_optimiser_keeps(optimiser: str, states: list[str], flops: int) -> None:
     g = layers({"y": {"kind": "matmul", "inputs": ["x", "w"], "flops": 10}}, {"w": 400})
-    step = Training(optimiser=optimiser).apply(g)
+    step = TrainingRewrite(optimiser=optimiser).apply(g)
     update = records(step)["w/update"]
     assert [t for t, _ in update.inputs] == ["y/weight_grad", *(f"w/{s}" for s in states), "w"]
     assert (update.flops, update.bytes_read) == (100 * flops, 400 * (2 + len(states)))
@@ -147,7 +146,7 @@ def test_frozen_parameters_and_what_leads_to_them_alone_get_none() -> None:
         },
         {"w": 400, "v": 400},
     )
-    made = reads(Training(frozen=["w"]).apply(g))
+    made = reads(TrainingRewrite(frozen=["w"]).apply(g))
     assert set(made) == {"a", "b", "b/loss_grad", "b/weight_grad", "v/update"}
 
 
@@ -159,7 +158,7 @@ def test_measured_durations_are_taken_over() -> None:
         },
         {"w": 400},
     )
-    made = records(Training().apply(g))
+    made = records(TrainingRewrite().apply(g))
     assert (made["a/weight_grad"].duration_ns, made["a/weight_grad"].duration_by_kind) == (10, {"cpu": 70})
     assert made["y/grad"].duration_ns == 4  # 3/4 of 5
     assert made["y/grad"].flops == 300
@@ -176,17 +175,17 @@ def test_measured_durations_are_taken_over() -> None:
 )  # fmt: skip
 def test_what_cannot_be_trained(graph: Graph, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
-        Training(**options).apply(graph)
+        TrainingRewrite(**options).apply(graph)
 
 
 def test_unknown_words() -> None:
     g = layers({"y": {"inputs": ["w"]}}, {"w": 4})
     with pytest.raises(InputError, match="optimiser must be one of sgd, momentum, adam; found 'lamb'"):
-        Training(optimiser="lamb")
+        TrainingRewrite(optimiser="lamb")
     with pytest.raises(UnknownNameError, match="did you mean 'w'"):
-        Training(frozen=["ww"]).apply(g)
+        TrainingRewrite(frozen=["ww"]).apply(g)
     with pytest.raises(UnknownNameError, match="unknown op or tensor 'loss'"):
-        Training(loss="loss").apply(g)
+        TrainingRewrite(loss="loss").apply(g)
 
 
 # -- any graph ----------------------------------------------------------------------------------------
@@ -222,9 +221,9 @@ def test_every_parameter_that_leads_to_the_loss_is_updated_once(data: st.DataObj
             stack += [t for t, _ in read(g).ops[tensor].inputs]
     if not leads & trained:
         with pytest.raises(GraphError, match="no parameter that could be trained"):
-            Training(loss="loss").apply(g)
+            TrainingRewrite(loss="loss").apply(g)
         return
-    step = Training(loss="loss").apply(g)
+    step = TrainingRewrite(loss="loss").apply(g)
     updated = Counter(r.name.removesuffix("/update") for r in records(step).values() if r.kind == "sgd")
     assert updated == Counter(leads & trained)
     forward = {name: record.inputs for name, record in read(g).ops.items()}
@@ -258,7 +257,7 @@ def test_the_recorded_step_of_resnet_50(data_dir: Path) -> None:
     for record in forward.ops.values():  # from one iteration to the next
         record.after = [(name, distance) for name, distance in record.after if not distance]
     (loss,) = (r.name for r in forward.ops.values() if r.kind == "sparse_softmax_cross_entropy")
-    step = Training(loss=loss).apply(Prune([loss]).apply(write(forward)))
+    step = TrainingRewrite(loss=loss).apply(Prune([loss]).apply(write(forward)))
     ours, theirs = by_kind(step), by_kind(recorded)
     same = ["conv", "conv_weight_grad", "matmul", "add_n", "relu", "relu_grad", "bias_add", "bias_add_grad"]
     same += ["reduce_sum", "squared_difference", "rsqrt", "rsqrt_grad", "max_pool", "max_pool_grad", "sub"]
@@ -277,7 +276,7 @@ def test_a_decoder_that_was_built_for_training() -> None:
     """Our GPT builder's step, made from its forward; the builder fuses Adam by layer, and sums with add."""
     small = Transformer(layers=2, hidden=64, heads=4, sequence=16, vocabulary=100, micro_batch=2)
     built, forward = gpt_graph(small, training=True), gpt_graph(small)
-    step = Training(optimiser="adam").apply(forward)
+    step = TrainingRewrite(optimiser="adam").apply(forward)
     ours, theirs = by_kind(step), by_kind(built)
     same = ["matmul", "gelu_grad", "layer_norm_grad", "bias_add_grad", "embedding_grad", "reduce_sum"]
     assert {kind: ours[kind] for kind in same} == {kind: theirs[kind] for kind in same}
@@ -324,7 +323,7 @@ def test_a_batch_norm_that_is_written_out(gamma: bool) -> None:
     assert reads(g) == {"y": ("batch_norm", ["x", *vectors]), "z": ("relu", ["y"])}
     assert records(g)["y"].flops == 200
     assert records(g)["y"].bytes_read == 400 + 40 * len(vectors)
-    step = records(Training().apply(g))
+    step = records(TrainingRewrite().apply(g))
     assert step["y"].flops == 700  # with the statistics of the batch
     assert step["y/grad"].kind == "batch_norm_grad"
     assert step["y/grad"].flops == 900
@@ -335,7 +334,7 @@ def test_a_batch_norm_that_is_written_out(gamma: bool) -> None:
 def test_what_others_read_stays() -> None:
     g = written_out(False)
     forward = read(g)
-    forward.ops["other"] = Record("other", "neg", [("q", 0)], [], (40,))
+    forward.ops["other"] = OpEntry("other", "neg", [("q", 0)], [], (40,))
     kept = reads(BatchNorm().apply(write(forward)))
     assert set(kept) == {"v", "r", "q", "y", "z", "other"}
     del forward.ops["q"].inputs[1]

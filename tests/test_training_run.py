@@ -12,15 +12,30 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.recovery.elastic import Shrink, ShrinkAndRegrow
-from policies.recovery.full_size import ReplaceWorker, RestartJob, WaitForRepair
-from policies.recovery.recovery import Fleet, Recovery, Restart
-from scenarios.training_run.intervals import best, daly, expected_goodput, young
-from scenarios.training_run.life import live
-from scenarios.training_run.plan import Checkpoints, Life, Plan
-from scenarios.training_run.sources import Failure, SlowDown
-from sim.faults.sources import arrivals
-from sim.words.errors import InputError, RunError
+from policies.recovery import (
+    Fleet,
+    Recovery,
+    ReplaceWorker,
+    Restart,
+    RestartJob,
+    Shrink,
+    ShrinkAndRegrow,
+    WaitForRepair,
+)
+from scenarios.training_run.lifecycle import live
+from scenarios.training_run.plan import (
+    Checkpoints,
+    Failure,
+    Life,
+    SlowDown,
+    TrainingPlan,
+    best,
+    daly,
+    expected_goodput,
+    young,
+)
+from sim.base.errors import InputError, RunError
+from sim.faults import arrivals
 
 S = 10**9
 HOUR = 3600 * S
@@ -41,7 +56,7 @@ def broken(*at: tuple[int, int], **told: object) -> tuple[Failure, ...]:
 
 
 def test_nothing_happens() -> None:
-    life = live(Plan(10, 5, None, 3, checkpoints=Checkpoints(every_steps=2, save_ns=3)), RestartJob())
+    life = live(TrainingPlan(10, 5, None, 3, checkpoints=Checkpoints(every_steps=2, save_ns=3)), RestartJob())
     assert picture(life) == "computing 0-20, saving 20-23, computing 23-43, saving 43-46, computing 46-56"
     assert (life.end_ns, life.steps, life.useful_ns, life.lost_ns, life.checkpoints) == (56, 5, 50, 0, 2)
     assert life.goodput == 50 / 56
@@ -50,7 +65,9 @@ def test_nothing_happens() -> None:
 def test_one_failure_and_a_synchronous_checkpoint() -> None:
     """The fourth step fails in its middle: it and the third are done again, after a restart and a restore."""
     saved = Checkpoints(every_steps=2, save_ns=3, restore_ns=4)
-    life = live(Plan(10, 5, None, 1, checkpoints=saved, failures=broken((38, 0)), restart_ns=6), RestartJob())
+    life = live(
+        TrainingPlan(10, 5, None, 1, checkpoints=saved, failures=broken((38, 0)), restart_ns=6), RestartJob()
+    )
     assert picture(life) == (
         "computing 0-20, saving 20-23, computing 23-38, restarting 38-48, redoing 48-58, computing 58-68, "
         "saving 68-71, computing 71-81"
@@ -61,7 +78,9 @@ def test_one_failure_and_a_synchronous_checkpoint() -> None:
 
 def test_a_failure_while_saving_loses_the_checkpoint() -> None:
     saved = Checkpoints(every_steps=2, save_ns=3)
-    life = live(Plan(10, 3, None, 1, checkpoints=saved, failures=broken((22, 0)), restart_ns=5), RestartJob())
+    life = live(
+        TrainingPlan(10, 3, None, 1, checkpoints=saved, failures=broken((22, 0)), restart_ns=5), RestartJob()
+    )
     assert picture(life) == (
         "computing 0-20, saving 20-22, restarting 22-27, redoing 27-47, saving 47-50, computing 50-60"
     )
@@ -70,19 +89,21 @@ def test_a_failure_while_saving_loses_the_checkpoint() -> None:
 
 def test_what_ends_at_the_instant_of_a_failure_has_ended() -> None:
     saved = Checkpoints(every_steps=2, save_ns=3)
-    life = live(Plan(10, 3, None, 1, checkpoints=saved, failures=broken((23, 0)), restart_ns=5), RestartJob())
+    life = live(
+        TrainingPlan(10, 3, None, 1, checkpoints=saved, failures=broken((23, 0)), restart_ns=5), RestartJob()
+    )
     assert picture(life) == "computing 0-20, saving 20-23, restarting 23-28, computing 28-38"
     assert life.lost_ns == 0
 
 
 def test_a_failure_while_restarting_begins_the_restart_again() -> None:
-    life = live(Plan(10, 1, None, 1, failures=broken((4, 0), (8, 0)), restart_ns=6), RestartJob())
+    life = live(TrainingPlan(10, 1, None, 1, failures=broken((4, 0), (8, 0)), restart_ns=6), RestartJob())
     assert picture(life) == "computing 0-4, restarting 4-14, computing 14-24"
     assert (life.restarts, life.interruptions) == (2, {"broken": 2})
 
 
 def test_two_workers_that_fail_at_once_are_one_interruption() -> None:
-    life = live(Plan(10, 1, None, 2, failures=broken((4, 0), (4, 1)), restart_ns=6), RestartJob())
+    life = live(TrainingPlan(10, 1, None, 2, failures=broken((4, 0), (4, 1)), restart_ns=6), RestartJob())
     assert picture(life) == "computing 0-4, restarting 4-10, computing 10-20"
     assert (life.restarts, life.interruptions) == (1, {"broken": 1})
 
@@ -90,7 +111,9 @@ def test_two_workers_that_fail_at_once_are_one_interruption() -> None:
 def test_an_asynchronous_checkpoint_counts_when_it_is_written() -> None:
     """The second one is under way when the worker fails, so the run goes back to the first."""
     saved = Checkpoints(every_steps=2, save_ns=15, asynchronous=True, pause_ns=1)
-    life = live(Plan(10, 5, None, 1, checkpoints=saved, failures=broken((50, 0)), restart_ns=5), RestartJob())
+    life = live(
+        TrainingPlan(10, 5, None, 1, checkpoints=saved, failures=broken((50, 0)), restart_ns=5), RestartJob()
+    )
     assert picture(life) == (
         "computing 0-20, saving 20-21, computing 21-41, saving 41-42, computing 42-50, restarting 50-55, "
         "redoing 55-75, saving 75-76, computing 76-86"
@@ -100,12 +123,12 @@ def test_an_asynchronous_checkpoint_counts_when_it_is_written() -> None:
 
 def test_an_asynchronous_checkpoint_waits_until_the_last_one_is_written() -> None:
     saved = Checkpoints(every_steps=1, save_ns=15, asynchronous=True, pause_ns=1)
-    life = live(Plan(10, 3, None, 1, checkpoints=saved), RestartJob())
+    life = live(TrainingPlan(10, 3, None, 1, checkpoints=saved), RestartJob())
     assert picture(life) == "computing 0-10, saving 10-11, computing 11-21, saving 21-27, computing 27-37"
 
 
 def test_a_checkpoint_by_time_comes_at_the_end_of_a_step() -> None:
-    life = live(Plan(10, 6, None, 1, checkpoints=Checkpoints(every_ns=15, save_ns=1)), RestartJob())
+    life = live(TrainingPlan(10, 6, None, 1, checkpoints=Checkpoints(every_ns=15, save_ns=1)), RestartJob())
     assert picture(life) == "computing 0-20, saving 20-21, computing 21-41, saving 41-42, computing 42-62"
 
 
@@ -115,7 +138,7 @@ def test_a_checkpoint_by_time_comes_at_the_end_of_a_step() -> None:
     ids=lambda each: str(each),
 )
 def test_a_failure_is_detected(detect: str, until: int) -> None:
-    plan = Plan(
+    plan = TrainingPlan(
         10,
         2,
         None,
@@ -131,7 +154,7 @@ def test_a_failure_is_detected(detect: str, until: int) -> None:
 
 
 def test_a_spare_worker_takes_the_place() -> None:
-    plan = Plan(
+    plan = TrainingPlan(
         10, 2, None, 2, spares=1, failures=broken((15, 1), repair_ns=100), restart_ns=7, restart_worker_ns=3
     )
     replaced, anew, waited = (
@@ -146,13 +169,15 @@ def test_a_spare_worker_takes_the_place() -> None:
 
 
 def test_without_a_spare_worker_the_run_waits_for_one() -> None:
-    plan = Plan(10, 2, None, 2, failures=broken((15, 1), repair_ns=20), restart_worker_ns=3)
+    plan = TrainingPlan(10, 2, None, 2, failures=broken((15, 1), repair_ns=20), restart_worker_ns=3)
     life = live(plan, ReplaceWorker())
     assert picture(life) == "computing 0-15, waiting 15-35, restarting 35-38, redoing 38-48, computing 48-58"
 
 
 def test_a_spare_worker_may_fail() -> None:
-    plan = Plan(10, 2, None, 1, spares=1, failures=broken((5, 1), (15, 0), repair_ns=20), restart_worker_ns=3)
+    plan = TrainingPlan(
+        10, 2, None, 1, spares=1, failures=broken((5, 1), (15, 0), repair_ns=20), restart_worker_ns=3
+    )
     life = live(plan, ReplaceWorker())
     assert picture(life) == "computing 0-15, waiting 15-25, restarting 25-28, redoing 28-38, computing 38-48"
     assert life.interruptions == {"broken": 1}
@@ -162,7 +187,9 @@ def test_elastic_runs_shrink_and_grow() -> None:
     """Half of the workers take twice as long; the failed one is back at 45, and joins at the checkpoint."""
     saved = Checkpoints(every_steps=2, save_ns=1)
     failed = broken((15, 0), repair_ns=30)
-    plan = Plan(10, 5, None, 4, replica=2, minimum=2, checkpoints=saved, failures=failed, restart_worker_ns=3)
+    plan = TrainingPlan(
+        10, 5, None, 4, replica=2, minimum=2, checkpoints=saved, failures=failed, restart_worker_ns=3
+    )
     shrunk, grown = live(plan, Shrink()), live(plan, ShrinkAndRegrow())
     assert picture(shrunk) == (
         "computing 0-15, restarting 15-18, redoing 18-38, computing 38-58, saving 58-59, computing 59-99, "
@@ -183,7 +210,7 @@ def test_elastic_runs_shrink_and_grow() -> None:
 
 
 def test_below_the_minimum_an_elastic_run_waits() -> None:
-    plan = Plan(10, 1, None, 2, minimum=2, failures=broken((5, 0), repair_ns=10), restart_worker_ns=1)
+    plan = TrainingPlan(10, 1, None, 2, minimum=2, failures=broken((5, 0), repair_ns=10), restart_worker_ns=1)
     for policy in (Shrink(), ShrinkAndRegrow()):
         assert picture(live(plan, policy)) == "computing 0-5, waiting 5-15, restarting 15-16, computing 16-26"
 
@@ -191,21 +218,21 @@ def test_below_the_minimum_an_elastic_run_waits() -> None:
 def test_all_wait_for_a_slow_worker() -> None:
     """A step keeps the pace that it began with: the second one is slow until its end, the third fast."""
     slow = (SlowDown("heat", at=((10, 1),), lasts_ns=5, factor=Fraction(3, 2)),)
-    life = live(Plan(10, 3, None, 2, slow_downs=slow), RestartJob())
+    life = live(TrainingPlan(10, 3, None, 2, slow_downs=slow), RestartJob())
     assert (picture(life), life.useful_ns) == ("computing 0-35", 30)
     later = (SlowDown("heat", at=((11, 1), (12, 2)), lasts_ns=5, factor=Fraction(3, 2)),)
-    assert live(Plan(10, 3, None, 2, spares=1, slow_downs=later), RestartJob()).end_ns == 30
+    assert live(TrainingPlan(10, 3, None, 2, spares=1, slow_downs=later), RestartJob()).end_ns == 30
 
 
 def test_a_cause_may_have_a_restart_of_its_own() -> None:
-    plan = Plan(10, 1, None, 1, failures=broken((5, 0), restart_ns=2), restart_ns=50)
+    plan = TrainingPlan(10, 1, None, 1, failures=broken((5, 0), restart_ns=2), restart_ns=50)
     assert picture(live(plan, RestartJob())) == "computing 0-5, restarting 5-7, computing 7-17"
 
 
 def test_a_run_may_end_at_a_time() -> None:
     saved = Checkpoints(every_steps=2, save_ns=3)
     life = live(
-        Plan(10, None, 45, 1, checkpoints=saved, failures=broken((38, 0)), restart_ns=6), RestartJob()
+        TrainingPlan(10, None, 45, 1, checkpoints=saved, failures=broken((38, 0)), restart_ns=6), RestartJob()
     )
     assert picture(life) == "computing 0-20, saving 20-23, computing 23-38, restarting 38-44, redoing 44-45"
     assert (life.end_ns, life.steps, life.goodput) == (45, 2, 20 / 45)
@@ -214,7 +241,7 @@ def test_a_run_may_end_at_a_time() -> None:
 # -- against another formulation -------------------------------------------------------------------
 
 
-def walked(plan: Plan, failures: list[int]) -> tuple[int, int, int]:
+def walked(plan: TrainingPlan, failures: list[int]) -> tuple[int, int, int]:
     """Return end, work lost and checkpoints of one worker, walked from failure to failure without events."""
     how, at, done, saved, lost, kept, since = plan.checkpoints, 0, 0, 0, 0, 0, 0
     failures = sorted(set(failures))
@@ -255,7 +282,7 @@ def test_one_worker_is_as_walked(
 ) -> None:
     saved = Checkpoints(every_steps=every, save_ns=save, restore_ns=restore)
     cause = broken(*((time, 0) for time in failures))
-    plan = Plan(step, steps, None, 1, checkpoints=saved, failures=cause, restart_ns=restart)
+    plan = TrainingPlan(step, steps, None, 1, checkpoints=saved, failures=cause, restart_ns=restart)
     life = live(plan, RestartJob())
     assert (life.end_ns, life.lost_ns, life.checkpoints) == walked(plan, failures)
 
@@ -284,7 +311,7 @@ def test_every_instant_is_accounted_for(
     seed: int,
 ) -> None:
     machines = workers * replica + spares
-    plan = Plan(
+    plan = TrainingPlan(
         7,
         30,
         None,
@@ -369,9 +396,9 @@ def test_the_best_interval_is_the_best(save: float, mtbf: float) -> None:
     assert all(expected_goodput(best(save, mtbf) * f, save, 0, mtbf) <= there for f in (0.9, 0.99, 1.01, 1.1))
 
 
-def exponential(mtbf_s: int, failures: int, every: int, save_s: int, restart_s: int) -> Plan:
+def exponential(mtbf_s: int, failures: int, every: int, save_s: int, restart_s: int) -> TrainingPlan:
     """Return one worker with steps of a second, for as long as so many failures take on average."""
-    return Plan(
+    return TrainingPlan(
         S,
         None,
         failures * mtbf_s * S,
@@ -453,7 +480,7 @@ def test_mtbf_is_of_a_component() -> None:
 
 def test_policies_meet_the_same_failures() -> None:
     """What machines do beside the run tells of every failure, whatever the policy."""
-    plan = Plan(
+    plan = TrainingPlan(
         S,
         None,
         100 * HOUR,
@@ -475,7 +502,7 @@ def test_a_policy_that_waits_for_nothing_is_told() -> None:
             return None
 
     with pytest.raises(RunError, match="Never waits, and no machine is in repair"):
-        live(Plan(10, 1, None, 1, failures=broken((5, 0))), Never())
+        live(TrainingPlan(10, 1, None, 1, failures=broken((5, 0))), Never())
 
 
 def test_a_policy_cannot_have_more_workers_than_there_are() -> None:
@@ -484,7 +511,7 @@ def test_a_policy_cannot_have_more_workers_than_there_are() -> None:
             return Restart(2)
 
     with pytest.raises(InputError, match="More asks for 2 workers of Fleet"):
-        live(Plan(10, 1, None, 2, failures=broken((5, 0), repair_ns=9)), More())
+        live(TrainingPlan(10, 1, None, 2, failures=broken((5, 0), repair_ns=9)), More())
 
 
 def test_a_policy_must_decide() -> None:
@@ -493,12 +520,12 @@ def test_a_policy_must_decide() -> None:
 
 
 def test_a_run_that_never_gets_far_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scenarios.training_run.life.MOST_FAILURES", 1000)
-    plan = Plan(100, 1, None, 1, failures=(Failure("any", mtbf_ns=Fraction(1)),))
+    monkeypatch.setattr("scenarios.training_run.lifecycle.MOST_FAILURES", 1000)
+    plan = TrainingPlan(100, 1, None, 1, failures=(Failure("any", mtbf_ns=Fraction(1)),))
     with pytest.raises(RunError, match="after 1,000 failures 0 steps are done"):
         live(plan, RestartJob())
 
 
 def test_a_run_that_takes_centuries_is_told() -> None:
     with pytest.raises(RunError, match="after 146 years 46 of 100 steps are done"):
-        live(Plan(10**17, 100, None, 1), RestartJob())
+        live(TrainingPlan(10**17, 100, None, 1), RestartJob())

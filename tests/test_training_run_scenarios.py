@@ -10,12 +10,11 @@ import pytest
 from cli_runner import sim
 from scenario_texts import write
 
-from policies.recovery.full_size import RestartJob
-from scenarios.training_run.life import live
-from scenarios.training_run.plan import Checkpoints, Plan
-from scenarios.training_run.sources import Failure, SlowDown
+from policies.recovery import RestartJob
+from scenarios.training_run.lifecycle import live
+from scenarios.training_run.plan import Checkpoints, Failure, SlowDown, TrainingPlan
 from scenarios.training_run.timeline import lanes_of, timeline
-from sim.words import plugins
+from sim.base import plugins
 
 RUN = """\
 name: a short run
@@ -178,7 +177,7 @@ def test_the_timeline_is_drawn(tmp_path: Path) -> None:
 def test_lanes_of_the_picture() -> None:
     failed = (Failure("psu", at=((38, 0),), repair_ns=20),)
     slow = (SlowDown("heat", at=((0, 1),), lasts_ns=5),)
-    plan = Plan(
+    plan = TrainingPlan(
         10,
         4,
         None,

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from scenario_texts import write
 
-from scenarios.build.pipeline.pipeline_stage import PipelineStage
-from scenarios.build.train.architecture import Architecture
+from scenarios.builders.pipeline_stage import PipelineStage
+from scenarios.builders.train.architecture import Architecture
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import load_scenario, read_scenario
-from scenarios.work.pipeline.pipeline_fields import PipelineFields
-from scenarios.work.pipeline.pipeline_model import model_stages
-from sim.words.errors import OutOfMemoryError, ScenarioError, SimError
+from scenarios.workloads.pipeline_fields import PipelineFields
+from scenarios.workloads.pipeline_model import model_stages
+from sim.base.errors import OutOfMemoryError, ScenarioError, SimError
 
 pytestmark = pytest.mark.filterwarnings("ignore::devices.cost.unreliable.UnreliableCostWarning")
 

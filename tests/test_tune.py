@@ -17,11 +17,11 @@ from scenarios.fields.goals import read_goal
 from scenarios.file.document import Document
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
-from scenarios.tune.methods import METHODS, Ask
-from scenarios.tune.optimum import find_optimum
-from scenarios.tune.tune import Tuner
-from sim.words import plugins
-from sim.words.errors import InputError, MissingExtraError
+from scenarios.variants.optimum import find_optimum
+from scenarios.variants.search_methods import METHODS, Ask
+from scenarios.variants.tune import Tuner
+from sim.base import plugins
+from sim.base.errors import InputError, MissingExtraError
 
 
 def ask_all(method: str, sizes: list[int], budget: int, levels: int = 1, seed: int = 0) -> list[Ask]:

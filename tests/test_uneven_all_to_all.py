@@ -17,10 +17,10 @@ from devices.collectives.flows import Flows
 from devices.collectives.formulas import Formula
 from devices.collectives.schedules import uneven
 from devices.machine import make_machine
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from sim import Graph, GraphBuilder, Machine, Trace, simulate
+from sim.base.errors import GraphError, InputError
 from sim.machine.communicators import Call
-from sim.words.errors import GraphError, InputError
 
 Sends = list[list[int]]
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.words.errors import UnitError
-from sim.words.units import (
+from sim.base.errors import UnitError
+from sim.base.units import (
     format_bytes,
     format_duration,
     parse_bandwidth,

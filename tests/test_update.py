@@ -12,14 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario_texts import GOOD, HEAD_OF_LINE, changed, write
 
-from scenarios.expect.expectation import Expectation, Outcome
-from scenarios.expect.relative import Relative, read_relative, resolved
+from scenarios.expectations import Expectation, Outcome, Relative, read_relative, resolved
 from scenarios.fields.results import RESULTS, holds
 from scenarios.file.document import Document
-from scenarios.file.rewrite import replace_scalars
 from scenarios.file.yaml_read import Node, Place, read_yaml_text
-from scenarios.regression.check import check_file
-from scenarios.regression.new_values import new_values
+from scenarios.regression import check_file, new_values, replace_scalars
 
 WRONG = """\
 # All of it is wrong.

@@ -22,10 +22,10 @@ from devices.cost.calibration import Calibration, load_calibration, load_tables,
 from devices.machine import make_device, make_machine
 from scenarios.cli import app
 from sim import Device, GraphBuilder
+from sim.base.errors import InputError, RunError, UnknownNameError
+from sim.base.plugins import Origin
 from sim.job.costs import costs_ns
-from sim.policy.policy import Policy
-from sim.words.errors import InputError, RunError, UnknownNameError
-from sim.words.plugins import Origin
+from sim.policy import Policy
 from tools.pages.validation import page
 from validation import calibrate as calibrating
 from validation import steps

@@ -12,7 +12,7 @@ from fake_torch import Driver, Torch
 
 from devices.cost.calibration import Calibration
 from devices.memory.allocators import caching
-from sim.words.errors import InfeasibleError, InputError
+from sim.base.errors import InfeasibleError, InputError
 from validation.cases import step_files
 from validation.experiments import memory_experiment
 from validation.experiments.measure import measure

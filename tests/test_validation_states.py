@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from devices.cost.calibration import Calibration, load_calibration
-from devices.processor.cores.corun import CorunSlowdown
-from devices.processor.cores.waking import Waking
-from policies.issue.in_order import InOrder
+from devices.processor.cpu_cores import CorunSlowdown, Waking
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 from sim.job.build_job import make_job
-from sim.machine.device_details import Details
+from sim.machine.device import Details
 from validation.calibrate import DisturbedError, machine_state, session
 from validation.calibrate.blocks.host_costs import reactions_ns
 from validation.calibrate.machine_state import Speed, looks_ns, usual

@@ -10,11 +10,9 @@ from examples import examples
 from hypothesis import given
 from program_helpers import programs
 
-from policies.issue.executors.sequential import Sequential
-from policies.issue.executors.virtual_machine import VirtualMachine
 from policies.issue.ready_queue import ReadyQueue
-from policies.linearize.jumps.instructions import Goto, If, Ret
-from policies.linearize.jumps.program_with_jumps import _common, _Free, compile_program
+from policies.issue.virtual_machine import Sequential, VirtualMachine
+from policies.jumps import Goto, If, Ret, _common, _Free, compile_program
 from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 

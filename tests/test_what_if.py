@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from import_helpers import columns, recorded
 from test_import_kineto_what_if import STEPS, edges, starts_and_ends
 
-from policies.compile.records import read
-from scenarios.importers.traces.kineto import load
+from policies.rewrite.records import read
+from scenarios.importers.kineto.kineto import load
+from scenarios.recorded.changes import WhatIf, applied
 from scenarios.recorded.setup import run_recorded
-from scenarios.recorded.what_if.changes import WhatIf, applied
-from scenarios.run.trials.straggler import straggler
+from scenarios.variants.recording_trials import straggler
 from sim import Graph, GraphBuilder
-from sim.graph.csr import Csr
-from sim.words.errors import InputError
+from sim.base.arrays import Csr
+from sim.base.errors import InputError
 
 US = 1000
 Program = list[tuple[Any, ...]]
@@ -543,7 +543,7 @@ def test_another_device(bound: str, gemm_ns: int, relu_ns: int, small_ns: int, m
         name: {"peak": {"fp32": f"{n * n}TFLOP/s"}, "bandwidth": f"{n}TB/s", "sms": 10}
         for name, n in (("one", 1), ("two", 2))
     }
-    module = "scenarios.recorded.what_if.device"
+    module = "scenarios.recorded.other_gpu"
     monkeypatch.setattr(f"{module}.device_preset", presets.__getitem__)
     monkeypatch.setattr(f"{module}.presets", lambda: [type("P", (), {"name": name}) for name in presets])
     b = GraphBuilder("kernels")

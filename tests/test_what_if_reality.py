@@ -15,10 +15,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.importers.traces.kineto import load
+from scenarios.importers.kineto.kineto import load
 from scenarios.recorded.setup import run_recorded
 from sim import Graph, GraphBuilder
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 from studies.what_if_reality.__main__ import main, predictions
 from studies.what_if_reality.measures import Measures, recorded, simulated
 from studies.what_if_reality.ranges import ranges_of, without

@@ -11,15 +11,13 @@ from hypothesis import given
 from triple_helpers import Run, runs
 
 from devices.machine import make_machine
-from policies.issue.in_order import InOrder
 from policies.issue.out_of_order import OutOfOrder
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from policies.streams.per_branch import PerBranch
-from policies.streams.recorded import Recorded
-from policies.streams.round_robin import RoundRobin
-from scenarios.report.why import PARTS, difference, makespan_parts, why_fast
+from policies.streams import PerBranch, Recorded, RoundRobinStreams
+from scenarios.report.compare import PARTS, difference, makespan_parts, why_fast
 from sim import Device, GraphBuilder, Link, Machine, Policy, Trace, simulate
-from sim.words.units import parse_duration
+from sim.base.units import parse_duration
 
 CPU = Device("cpu0", "cpu", workers=2)
 
@@ -80,7 +78,7 @@ def test_a_queue_and_resources_are_one_wait_for_the_device() -> None:
 
     ops: dict[str, tuple[int, list[str]]] = {"a": (10, []), "b": (10, ["a"]), "c": (30, []), "d": (20, ["b"])}
     one = run(ops, gpu(1, "0ns"), InOrder(synchronisation="issue"))
-    two = run(ops, gpu(2, "2ns"), InOrder(synchronisation="issue"), streams=RoundRobin())
+    two = run(ops, gpu(2, "2ns"), InOrder(synchronisation="issue"), streams=RoundRobinStreams())
     assert makespan_parts(one) == {"executing": 40, "stream": 30}
     assert makespan_parts(two) == {"executing": 40, "issuer": 2, "resources": 30}
     assert difference(two, one) == "2 ns slower because ops wait for the host or a worker"

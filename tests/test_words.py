@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from devices.cost.formulas.nccl import COLLECTIVES
-from devices.describe.dtypes import dtype_name
-from devices.describe.kinds import KINDS, WITH_FORMULA
+from devices.cost.collective_fit import COLLECTIVES
+from devices.describe.field_types import dtype_name
+from devices.describe.fields import KINDS, WITH_FORMULA
 from devices.machine import make_device, make_machine
 from scenarios.importers import load_graph
 from scenarios.ops.attributes import ATTRIBUTES, check_attributes
-from scenarios.ops.costless import FREE
-from scenarios.ops.functions import FUNCTIONAL_KINDS
-from scenarios.ops.op_costs import COSTS
-from scenarios.run.execute import job_of, run_scenario
+from scenarios.ops.inlining import FUNCTIONAL_KINDS
+from scenarios.ops.op_costs import COSTS, FREE
+from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from scenarios.run.prepare_job import job_of
 from sim import Device, GraphBuilder, Machine
-from sim.words import plugins
-from sim.words.errors import GraphError, InputError, ScenarioError, UnknownNameError
+from sim.base import plugins
+from sim.base.errors import GraphError, InputError, ScenarioError, UnknownNameError
 
 GPU = "gpu0: {kind: gpu, peak: {fp32: 1TFLOP/s, bf16: 2TFLOP/s}, bandwidth: 1TB/s%s}"
 OP = "a: {%s, flops: 1GFLOP, bytes_read: 1MB}"

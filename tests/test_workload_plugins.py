@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from cli_runner import sim as sim_here
 
-from scenarios.work.registry import every_kind
-from sim.words import plugins
+from scenarios.workloads.workload import every_kind
+from sim.base import plugins
 
 MODULE = '''
 """A package of somebody else's."""
 
 from sim import GraphBuilder
-from scenarios.work.workload import Workload
+from scenarios.workloads.workload import Workload
 
 
 class Chain(Workload):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scenarios.file.yaml_read import MAX_ALIASED, MAX_BYTES, MAX_DEPTH, Node, read_yaml, read_yaml_text
-from sim.words.errors import ScenarioError
+from sim.base.errors import ScenarioError
 
 
 def read(text: str) -> Node:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from policies.issue.in_order import InOrder
+from policies.issue.program_order import InOrder
 from policies.pipeline import StageTimes
-from scenarios.build.pipeline.pipeline_graph import AsWritten, PipelineStage, pipeline_graph, plain_machine
+from scenarios.builders.pipeline_graph import AsWritten, pipeline_graph, plain_machine
+from scenarios.builders.pipeline_stage import PipelineStage
 from sim import simulate
 from sim.metrics import device_use
 from studies.zero_bubble.zero_bubble_model import (

@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies.issue.in_order import InOrder
-from scenarios.build.pipeline.pipeline_graph import AsWritten, CommunicationStream
-from scenarios.build.train.architecture import Architecture
-from scenarios.build.train.calibration import Calibration, Reach
-from scenarios.build.train.layout import Layout
-from scenarios.build.train.step import peaks_of, step_graph, step_ns
-from scenarios.build.train.training import Training
+from policies.issue.program_order import InOrder
+from scenarios.builders.pipeline_graph import AsWritten, CommunicationStream
+from scenarios.builders.train.architecture import Architecture
+from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from scenarios.builders.train.layout import ParallelLayout
+from scenarios.builders.train.step import peaks_of, step_graph, step_ns
+from scenarios.builders.train.training import Training
 from sim import simulate
+from sim.base.errors import MisfitError
+from sim.base.intervals import union
 from sim.trace import Trace
-from sim.words.errors import MisfitError
-from sim.words.intervals import union
 
 SLOW = Reach(100e9, latency_ns={"default": 1000.0})
 SIZES = {"sequence": 64, "micro_batch": 1, "global_batch": 16}
@@ -32,8 +32,8 @@ def training(
     model: Architecture, *, sharding: str = "zero-3", reach: Reach = SLOW, **changes: object
 ) -> Training:
     """Return a step on two nodes."""
-    of = Calibration("plain", 1e15, 1e30, node=reach, between=reach, roofline=False)
-    return Training(model, Layout(dp=16, sharding=sharding), of, **{**SIZES, **changes})  # type: ignore[arg-type]
+    of = TrainingCalibration("plain", 1e15, 1e30, node=reach, between=reach, roofline=False)
+    return Training(model, ParallelLayout(dp=16, sharding=sharding), of, **{**SIZES, **changes})  # type: ignore[arg-type]
 
 
 def run(of: Training) -> Trace:
@@ -148,4 +148,4 @@ def test_ranks_hold_their_part_and_what_is_gathered() -> None:
 
 def test_zero_3_takes_no_pipeline() -> None:
     with pytest.raises(MisfitError, match="zero-3 takes no pipeline"):
-        Layout(pp=2, dp=2, sharding="zero-3")
+        ParallelLayout(pp=2, dp=2, sharding="zero-3")

@@ -15,30 +15,27 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from devices.network import make_network
-from devices.processor.cores.core_pool import CorePool
-from policies.issue.critical_path import CriticalPath
-from policies.issue.in_order import InOrder
+from devices.processor.cpu_cores import CorePool
 from policies.issue.out_of_order import OutOfOrder
-from policies.issue.ready_queue import ReadyQueue
-from policies.linearize.critical_path_first import CriticalPathFirst
-from policies.linearize.depth_first import DepthFirst
-from policies.linearize.memory_aware import MemoryAware
-from policies.linearize.priority import Priority
-from policies.linearize.reverse_depth_first import ReverseDepthFirst
-from policies.linearize.topological import Topological
-from policies.placement.device_kind import DeviceKind
-from policies.placement.lists.cpop import Cpop
-from policies.placement.lists.greedy import Greedy
-from policies.placement.lists.heft import Heft
-from policies.placement.lists.peft import Peft
-from policies.placement.round_robin import RoundRobin as DevicesInTurn
-from policies.placement.single import Single as OneDevice
-from policies.streams.per_branch import PerBranch
-from policies.streams.per_kind import PerKind
-from policies.streams.round_robin import RoundRobin as StreamsInTurn
-from policies.streams.single import Single as OneStream
+from policies.issue.program_order import InOrder
+from policies.issue.ready_queue import CriticalPath, ReadyQueue
+from policies.linearize import (
+    CriticalPathFirst,
+    DepthFirst,
+    MemoryAware,
+    Priority,
+    ReverseDepthFirst,
+    Topological,
+)
+from policies.placement.list_schedule import Cpop, Greedy, Heft, Peft
+from policies.placement.simple import DeviceKind
+from policies.placement.simple import RoundRobinPlacement as DevicesInTurn
+from policies.placement.simple import SinglePlacement as OneDevice
+from policies.streams import PerBranch, PerKind
+from policies.streams import RoundRobinStreams as StreamsInTurn
+from policies.streams import SingleStream as OneStream
 from sim import Device, Graph, GraphBuilder, Host, Link, Machine, Policy, Trace, simulate
-from sim.job.pins import PinnedPlacement
+from sim.job.places import PinnedPlacement
 
 PLACEMENTS: list[Callable[[], Any]] = [
     *[PinnedPlacement, DevicesInTurn, OneDevice, DeviceKind, Greedy, Heft, Cpop, Peft],

@@ -41,7 +41,7 @@ TESTS: Final = {
     "sim/kernel": "kernel kernel_* order_of_ties",
     "devices/memory": "memory_* tensor_memory allocator_table scenario_memory",
     "devices/processor": "processor_* bounds",
-    "devices/sharing": "processor_* network_*",
+    "devices/fair_sharing": "processor_* network_*",
     "devices/network": "network_* pipeline_devices",
     "devices/cost": "cost_* import_costs presets npu_tiles",
     "devices/collectives": "collective_* nccl_choice communicators kernel_communicators cli_collectives",
@@ -53,7 +53,7 @@ TESTS: Final = {
     "policies/streams": "streams recorded_workloads",
     "policies/placement": "placement_*",
     "policies/pipeline": "pipeline_*",
-    "policies/compile": "rewrite compile training partition parallel parallel_*",
+    "policies/rewrite": "rewrite compile training partition parallel parallel_*",
     "policies/recovery": "training_run training_run_scenarios",
     "policies": "runtimes policy_names options",
 }

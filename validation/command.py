@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sim.words.errors import SimError
+from sim.base.errors import SimError
 from validation.cases.tables import BUDGET_S
 from validation.steps import RENAMED, validate
 

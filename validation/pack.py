@@ -7,8 +7,8 @@ import tarfile
 from pathlib import Path
 from typing import Final
 
-from sim.files.atomic_files import atomic_path
-from sim.words.errors import RunError
+from sim.base.errors import RunError
+from sim.base.files import atomic_path
 
 __all__ = ["MOST_BYTES", "archive_of", "pack"]
 

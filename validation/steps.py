@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from devices.cost.calibration import Calibration, load_calibration, save_calibration
-from sim.files.atomic_files import check_writable, write_text
-from sim.words.errors import InputError, RunError, SimError, UnknownNameError
+from sim.base.errors import InputError, RunError, SimError, UnknownNameError
+from sim.base.files import check_writable, write_text
 from validation.calibrate import DisturbedError, calibrate, not_calibrated
 from validation.calibrate.journal import Journal
 from validation.calibrate.session import LATE

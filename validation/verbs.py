@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from scenarios.cli.shared_options import Json
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 __all__ = ["add_to"]
 
@@ -30,7 +30,7 @@ def calibrate(
     A scenario uses the file's tables with `cost: {table: FILE}`.
     """
     from devices.cost.calibration import save_calibration
-    from scenarios.cli.progress import progress
+    from scenarios.cli.running import progress
     from scenarios.report.outputs import check_path
     from validation.calibrate import calibrate as measure
 

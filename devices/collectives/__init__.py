@@ -1,1 +1,1 @@
-"""How long collectives take: algorithms as messages, formulas, flows, NCCL's choice, measured times."""
+"""How long a collective takes: by formula, by NCCL's choice, by measurement, as flows."""

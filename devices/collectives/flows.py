@@ -22,14 +22,12 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from devices.collectives.formulas import Formula
-from devices.collectives.schedules import Step, Steps
+from devices.collectives.schedules import CollectiveStep, Steps
+from sim.base.errors import InputError
 from sim.job.context import Context
 from sim.machine.communicators import Call
-from sim.machine.link import Network
+from sim.machine.links import Network
 from sim.machine.machine import Machine
-from sim.words.errors import InputError
-
-__all__ = ["Flows"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class _Carrier:
 class _Part:
     """The messages of each rank in a step, as sender and as receiver: which they are, by their place."""
 
-    def __init__(self, step: Step, nbytes: int) -> None:
+    def __init__(self, step: CollectiveStep, nbytes: int) -> None:
         self.nbytes = [ceil(share * nbytes) for share in step.shares]
         self.ends = list(zip(step.source.tolist(), step.destination.tolist(), strict=True))
         self.of: dict[int, list[int]] = defaultdict(list)

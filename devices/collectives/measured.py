@@ -24,14 +24,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final, Literal
 
-from sim.files.reading import read_bytes
+from sim.base.errors import InputError, UnknownNameError, nearest
+from sim.base.files import read_bytes
+from sim.base.plugins import NOWHERE, Origin
+from sim.base.units import format_bytes, round_half_up
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
-from sim.words.errors import InputError, UnknownNameError, nearest
-from sim.words.plugins import NOWHERE, Origin
-from sim.words.units import format_bytes, round_half_up
-
-__all__ = ["ROLES", "MeasuredTable", "Measurements", "read_measurements"]
 
 ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "op": ("op", "op_name", "kind", "collective"),

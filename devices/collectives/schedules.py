@@ -23,19 +23,122 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from devices.collectives.two_trees import rounds_of
-from sim.words.arrays import IntArray
+from sim.base.arrays import IntArray
 
-__all__ = ["ALGORITHMS", "Step", "Steps", "steps_of", "uneven"]
+# ----------------------------------------------------------------------------------------------------------
+# Two binary trees at once, in pieces: the double binary tree of NCCL, and Sanders' broadcast.
+#
+# ::
+#
+#     tree 1   0 ─ 8 ┬ 4 ┬ 2 ┬ 1           tree 2 is its mirror image (an even number of ranks) or is shifted
+#                    │   │   └ 3           by one rank (an odd one): who passes on in one tree is a leaf in
+#                    │   └ 6 ...           the other, so that nobody sends to more than two, nor receives from
+#                    └ 12 ┬ 10 ...         more than two
+#
+# Each tree carries half of the bytes. Its edges have two colours, so that of what a rank sends, and of what
+# it receives, one is red and one is blue; they take turns, a piece at a time. So each rank sends one piece
+# and receives one in every round, and with many pieces a broadcast takes S/B, an all-reduce (up both trees,
+# then down) 2 S/B, with some 2 log2(n) rounds of latency to fill a tree. The rounds of a broadcast of p
+# pieces for each tree are ``2 (p - 1) + depth``, the depth counted in rounds.
+#
+# Sources: NVIDIA/nccl 2.30, ``src/graph/trees.cc`` (``ncclGetBtree``, ``ncclGetDtree``); Sanders, Speck and
+# Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35(12),
+# 2009 (colours, rounds; the root of a broadcast feeds the roots of two trees of all others).
+
+Edge = tuple[int, int]
+"""Parent and child."""
+
+
+def tree(n: int) -> list[int]:
+    """Return the parent of each rank in NCCL's binary tree, which alternates leaves and nodes; -1: the root.
+
+    Examples
+    --------
+    >>> tree(8)
+    [-1, 2, 4, 2, 0, 6, 4, 6]
+    """
+    parents = [-1]
+    for rank in range(1, n):
+        lowest = rank & -rank
+        up = (rank ^ lowest) | (lowest << 1)
+        parents.append(up if up < n else rank ^ lowest)
+    return parents
+
+
+def double_tree(n: int) -> tuple[list[int], list[int]]:
+    """Return the parents of each rank in NCCL's two trees."""
+    one = tree(n)
+    if n % 2 == 0:
+        return one, [-1 if one[n - 1 - r] < 0 else n - 1 - one[n - 1 - r] for r in range(n)]
+    return one, [-1 if one[r - 1] < 0 else (one[r - 1] + 1) % n for r in range(n)]
+
+
+@cache
+def rounds_of(n: int, fed: bool) -> tuple[tuple[Edge, int], ...]:
+    """Return the edges of both trees, and the round in which the first piece crosses each.
+
+    The next piece follows two rounds later, and so on. Edges of one tree come after those of the other.
+
+    Parameters
+    ----------
+    n : int
+        How many ranks.
+    fed : bool
+        Whether rank 0 stands apart and feeds both roots of trees of all others.
+    """
+    both = double_tree(n - 1 if fed else n)
+    if fed:
+        both = tuple([-1, *(parent + 1 for parent in parents)] for parents in both)  # type: ignore[assignment]
+    edges = [(t, parent, child) for t, parents in enumerate(both) for child, parent in enumerate(parents)]
+    edges = [edge for edge in edges if edge[1] >= 0]
+    colour = _colours(edges)
+    first: dict[tuple[int, int], int] = {}  # tree and rank -> when it gets its first piece
+
+    def arrives(t: int, rank: int) -> int:
+        if (t, rank) not in first:
+            parent = both[t][rank]
+            if parent < 0:
+                return -1
+            there = arrives(t, parent) + 1
+            first[t, rank] = there + (there + colour[t, parent, rank]) % 2
+        return first[t, rank]
+
+    return tuple(((parent, child), arrives(t, child)) for t, parent, child in edges)
+
+
+def _colours(edges: list[tuple[int, int, int]]) -> dict[tuple[int, int, int], int]:
+    """Return 0 or 1 of each edge, different ones for all that a rank sends and for all that it receives.
+
+    Nobody has more than two of a sort, so that edges that must differ form paths and even circles.
+    """
+    at: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+    for edge in edges:
+        at.setdefault(("from", edge[1]), []).append(edge)
+        at.setdefault(("to", edge[2]), []).append(edge)
+    colour: dict[tuple[int, int, int], int] = {}
+    for start in edges:
+        todo = [(start, 0)] if start not in colour else []
+        while todo:
+            edge, mine = todo.pop()
+            if edge in colour:
+                continue
+            colour[edge] = mine
+            others = [*at["from", edge[1]], *at["to", edge[2]]]
+            todo += [(other, 1 - mine) for other in others if other not in colour]
+    return colour
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 ALGORITHMS: Final = ("ring", "tree", "halving-doubling", "direct", "hierarchical", "double-tree")
 
 
-class Step(NamedTuple):
+class CollectiveStep(NamedTuple):
     """Messages that are sent at once.
 
     Attributes
@@ -59,12 +162,12 @@ class Step(NamedTuple):
         return self.share if isinstance(self.share, tuple) else (self.share,) * len(self.source)
 
     @property
-    def reversed(self) -> Step:
+    def reversed(self) -> CollectiveStep:
         """The same messages the other way round."""
         return self._replace(source=self.destination, destination=self.source)
 
 
-Steps = list[Step]
+Steps = list[CollectiveStep]
 
 
 def steps_of(
@@ -98,7 +201,7 @@ def steps_of(
         return []
     kind = "all_reduce" if kind == "barrier" else "all_to_all" if kind == "alltoall" else kind
     if kind in ("send", "recv"):
-        return [Step(np.array([0]), np.array([1]), Fraction(1))]
+        return [CollectiveStep(np.array([0]), np.array([1]), Fraction(1))]
     if algorithm == "hierarchical":
         return _hierarchical(kind, ranks, group)
     if algorithm == "double-tree":
@@ -126,7 +229,7 @@ def uneven(sends: Sequence[Sequence[int]], nbytes: int) -> Steps:
     if not ends:
         return []
     source, destination = np.array(ends).T
-    return [Step(source, destination, tuple(Fraction(sends[a][b], nbytes) for a, b in ends))]
+    return [CollectiveStep(source, destination, tuple(Fraction(sends[a][b], nbytes) for a, b in ends))]
 
 
 def _ring(kind: str, n: int, root: int) -> Steps | None:
@@ -138,14 +241,14 @@ def _ring(kind: str, n: int, root: int) -> Steps | None:
     steps = []  # a chain from the root, in n pieces one behind the other
     for t in range(2 * (n - 1)):
         hop = np.arange(max(0, t - n + 1), min(t, n - 2) + 1)
-        steps.append(Step((root + hop) % n, (root + hop + 1) % n, Fraction(1, n)))
+        steps.append(CollectiveStep((root + hop) % n, (root + hop + 1) % n, Fraction(1, n)))
     return steps if kind == "broadcast" else [step.reversed for step in reversed(steps)]
 
 
-def _round(first: IntArray, n: int, stride: int, share: Fraction, times: int) -> Step:
+def _round(first: IntArray, n: int, stride: int, share: Fraction, times: int) -> CollectiveStep:
     """Return a round of rings of n ranks, `stride` apart; `first` has all ranks."""
     place = first // stride % n
-    return Step(first, first + np.where(place == n - 1, 1 - n, 1) * stride, share, times)
+    return CollectiveStep(first, first + np.where(place == n - 1, 1 - n, 1) * stride, share, times)
 
 
 def _tree(kind: str, n: int, root: int) -> Steps | None:
@@ -154,7 +257,7 @@ def _tree(kind: str, n: int, root: int) -> Steps | None:
     down = []
     for k in range((n - 1).bit_length()):
         here = np.arange(min(1 << k, n - (1 << k)))
-        down.append(Step((root + here) % n, (root + here + (1 << k)) % n, Fraction(1)))
+        down.append(CollectiveStep((root + here) % n, (root + here + (1 << k)) % n, Fraction(1)))
     up = [step.reversed for step in reversed(down)]
     return {"broadcast": down, "reduce": up, "all_reduce": up + down}[kind]
 
@@ -168,20 +271,22 @@ def _halving_doubling(kind: str, n: int, root: int) -> Steps | None:
     part = np.concatenate((np.arange(1, 2 * extra, 2), np.arange(2 * extra, n)))
     halves = [power >> (k + 1) for k in range(power.bit_length() - 1)]
     place = np.arange(power)
-    halving = [Step(part, part[place ^ half], Fraction(half, power)) for half in halves]
+    halving = [CollectiveStep(part, part[place ^ half], Fraction(half, power)) for half in halves]
     doubling = halving[::-1]
     if kind in ("broadcast", "reduce"):
         scatter = []
         for half in halves:
             here = np.arange(0, power, 2 * half)
-            scatter.append(Step((root + here) % n, (root + here + half) % n, Fraction(half, power)))
+            scatter.append(CollectiveStep((root + here) % n, (root + here + half) % n, Fraction(half, power)))
         turned = [step._replace(source=(step.source + root) % n, destination=(step.destination + root) % n)
                   for step in doubling]  # fmt: skip
         steps = scatter + turned
         return steps if kind == "broadcast" else [step.reversed for step in reversed(steps)]
     if kind != "all_reduce":
         return halving if kind == "reduce_scatter" else doubling
-    fold = [Step(np.arange(0, 2 * extra, 2), np.arange(1, 2 * extra, 2), Fraction(1))] if extra else []
+    fold = (
+        [CollectiveStep(np.arange(0, 2 * extra, 2), np.arange(1, 2 * extra, 2), Fraction(1))] if extra else []
+    )
     return fold + halving + doubling + [step.reversed for step in fold]
 
 
@@ -191,12 +296,14 @@ _OF_PAIRS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "
 def _direct(kind: str, n: int, root: int) -> Steps | None:
     if kind in ("broadcast", "reduce"):
         others = np.delete(np.arange(n), root)
-        step = Step(np.full(n - 1, root), others, Fraction(1))
+        step = CollectiveStep(np.full(n - 1, root), others, Fraction(1))
         return [step if kind == "broadcast" else step.reversed]
     if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         return None
     ahead, source = np.divmod(np.arange(n * (n - 1)), n)  # first each to its next, so that ports are busy
-    return [Step(source, (source + ahead + 1) % n, Fraction(1, n), 2 if kind == "all_reduce" else 1)]
+    return [
+        CollectiveStep(source, (source + ahead + 1) % n, Fraction(1, n), 2 if kind == "all_reduce" else 1)
+    ]
 
 
 def _hierarchical(kind: str, n: int, group: int) -> Steps | None:
@@ -216,7 +323,7 @@ def _double_tree(kind: str, n: int, root: int, pieces: int) -> Steps | None:
         return None
     edges = rounds_of(n, fed=kind != "all_reduce")
     last = 2 * (pieces - 1)
-    found: dict[tuple[int, ...], tuple[Step, Step]] = {}
+    found: dict[tuple[int, ...], tuple[CollectiveStep, CollectiveStep]] = {}
     down, up = [], []
     for t in range(last + max(first for _, first in edges) + 1):
         here = tuple(
@@ -226,7 +333,7 @@ def _double_tree(kind: str, n: int, root: int, pieces: int) -> Steps | None:
             parent, child = (np.array([edges[k][0][end] for k in here]) for end in (0, 1))
             if kind != "all_reduce":
                 parent, child = (parent + root) % n, (child + root) % n
-            step = Step(parent, child, Fraction(1, 2 * pieces))
+            step = CollectiveStep(parent, child, Fraction(1, 2 * pieces))
             found[here] = step, step.reversed
         down.append(found[here][0])
         up.append(found[here][1])

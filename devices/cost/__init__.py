@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sim.words.lazy import lazy
+from sim.base.startup import lazy
 
 if TYPE_CHECKING:
+    from devices.cost.attention import AttentionParameters, attention_ns
+    from devices.cost.cost_table import Axis, CostTable, ExtrapolationWarning, load_table, save_table
     from devices.cost.fitted import FittedCosts, load_fit
-    from devices.cost.formulas.attention import AttentionParameters, attention_ns
-    from devices.cost.formulas.gemm import GemmParameters, gemm_ns
-    from devices.cost.formulas.roofline import KindEfficiency, roofline_ns
-    from devices.cost.tables.cost_table import Axis, CostTable, ExtrapolationWarning
-    from devices.cost.tables.table_file import load_table, save_table
+    from devices.cost.gemm import GemmParameters, gemm_ns
+    from devices.cost.roofline import KindEfficiency, roofline_ns
     from devices.cost.unreliable import PlainRooflineWarning, UnreliableCostWarning
 
 __all__ = [
@@ -48,11 +47,10 @@ __all__ = [
 
 _NAMES: Final = {
     "fitted": ("FittedCosts", "load_fit"),
-    "formulas.attention": ("AttentionParameters", "attention_ns"),
-    "formulas.gemm": ("GemmParameters", "gemm_ns"),
-    "formulas.roofline": ("KindEfficiency", "roofline_ns"),
-    "tables.cost_table": ("Axis", "CostTable", "ExtrapolationWarning"),
-    "tables.table_file": ("load_table", "save_table"),
+    "attention": ("AttentionParameters", "attention_ns"),
+    "gemm": ("GemmParameters", "gemm_ns"),
+    "roofline": ("KindEfficiency", "roofline_ns"),
+    "cost_table": ("Axis", "CostTable", "ExtrapolationWarning", "load_table", "save_table"),
     "unreliable": ("PlainRooflineWarning", "UnreliableCostWarning"),
 }
 

@@ -14,7 +14,7 @@ the company it was measured in is biased; `warm` is what a scenario gets, or ``w
 has that data type.
 
 A table may be ``"along": "repeat"``: between rows that differ in that axis alone it is a straight line,
-because a kernel that runs again adds what it takes. The power laws of `devices.cost.tables.cost_table`, which
+because a kernel that runs again adds what it takes. The power laws of `devices.cost.cost_table`, which
 is what anything else gets, know nothing of that; they were 10 % off where a dozen sizes and repeats lay on
 one grid.
 """
@@ -30,18 +30,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.cost.measured import Measured
-from devices.cost.tables import table_file
-from devices.cost.tables.cost_table import Axis, CostTable
-from devices.cost.tables.record_file import read_record, well_formed
-from devices.describe.dtypes import dtype_name
-from sim.files.atomic_files import write_text
+from devices.cost import cost_table as table_file
+from devices.cost.cost_table import Axis, CostTable
+from devices.cost.measured import Measured, read_record, well_formed
+from devices.describe.field_types import dtype_name
+from sim.base.arrays import UNSET, IntArray
+from sim.base.errors import InputError
+from sim.base.files import write_text
 from sim.graph.graph import Graph
 from sim.machine.device import Device
-from sim.words.arrays import UNSET, IntArray
-from sim.words.errors import InputError
-
-__all__ = ["SCHEMA", "Calibration", "load_calibration", "load_tables", "save_calibration"]
 
 SCHEMA: Final = "sim.calibration/1"
 _KEYS: Final = ("schema", "backend", "device", "provenance", "quantities", "tables", "sentinels")

@@ -4,10 +4,10 @@
 
     cost: roofline                    from peak, bandwidth, efficiency, ...; the default where these are given
     cost: {fixed: 10us}               or {fixed: {matmul: 10us, default: 2us}}
-    cost: {table: gemm.json.gz}       measured (`devices.cost.tables.table_file`); a list of files is allowed
+    cost: {table: gemm.json.gz}       measured (`devices.cost.cost_table`); a list of files is allowed
     cost: {fitted: h200}              models fitted to measurements, see `devices.cost.fitted`
     cost: {fitted: {device: h200, gemm: {launch_ns: 0}, attention: {tail: 0}}}     the same but for these
-    cost: tiles                       an NPU with scratchpads, see `devices.cost.tiled_cost`; its default
+    cost: tiles                       an NPU with scratchpads, see `devices.cost.npu_tiles`; its default
     cost: {my-model: {...}}           a plugin of the group sim.costs: factory(parameters, device's values)
     cost: [{fitted: h200}, roofline]  the first that knows an op
 """
@@ -22,19 +22,17 @@ from typing import TYPE_CHECKING, Any, Final
 from devices.describe.field_reading import Field, read_fields
 from devices.describe.field_types import DEFAULT, TYPES
 from devices.describe.fields import DEVICE_FIELDS
+from sim.base import plugins
+from sim.base.errors import InputError, located
+from sim.base.options import require_call
+from sim.base.units import round_half_up
 from sim.machine.device import CostModel
-from sim.words import plugins
-from sim.words.errors import InputError, located
-from sim.words.options import require_call
-from sim.words.units import round_half_up
 
 if TYPE_CHECKING:  # a device without costs needs no models of them
     from devices.cost.cost_models import RooflineCost
     from devices.cost.fitted import FittedCosts
-    from devices.cost.formulas.roofline import KindEfficiency
-    from devices.cost.tiled_cost import TiledCost
-
-__all__ = ["make_cost"]
+    from devices.cost.npu_tiles import TiledCost
+    from devices.cost.roofline import KindEfficiency
 
 
 def make_cost(
@@ -126,7 +124,7 @@ def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugi
 def _fitted(spec: object, bandwidth: int | None) -> FittedCosts:
     """Return fitted models, memory-bound parts at the device's `bandwidth`, with some parameters replaced."""
     from devices.cost.fitted import fits, load_fit
-    from devices.cost.formulas.parameters import with_values
+    from devices.cost.parameters import with_values
 
     given = read_fields(spec if isinstance(spec, Mapping) else {"device": spec}, _FITTED)
     if "device" not in given:
@@ -199,7 +197,7 @@ def _hardware(values: Mapping[str, Any]) -> str:
 
 def _tiles(values: Mapping[str, Any]) -> TiledCost:
     """Return the model of one core with its share of everything."""
-    from devices.cost.tiled_cost import TiledCost
+    from devices.cost.npu_tiles import TiledCost
     from devices.memory.allocators.scratchpad import ALIGNMENT_BYTES
 
     cores, queues = values.get("cores", 1), values.get("queues_per_core", 1)
@@ -231,7 +229,7 @@ def _tiles(values: Mapping[str, Any]) -> TiledCost:
 
 
 def _efficiencies(values: Mapping[str, Any]) -> dict[str, KindEfficiency]:
-    from devices.cost.formulas.roofline import KindEfficiency
+    from devices.cost.roofline import KindEfficiency
 
     def of(name: str, kind: str, ideal: Any) -> Any:
         by_kind = values.get(name) or {}

@@ -22,19 +22,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from devices.cost.formulas.roofline import IDEAL, KindEfficiency, roofline_ns
 from devices.cost.npu_units import MATRIX_KINDS
-from devices.describe.dtypes import INDICES, dtype_name, no_peak
-from devices.describe.field_types import DEFAULT
+from devices.cost.roofline import IDEAL, KindEfficiency, roofline_ns
+from devices.describe.field_types import DEFAULT, INDICES, dtype_name, no_peak
+from sim.base.arrays import UNSET, IntArray
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel, Device, Roofs
-from sim.words.arrays import UNSET, IntArray
 
 if TYPE_CHECKING:
+    from devices.cost.cost_table import CostTable
     from devices.cost.fitted import FittedCosts
-    from devices.cost.tables.cost_table import CostTable
-
-__all__ = ["FirstCost", "FittedCost", "FixedCost", "RooflineCost", "TableCost"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class FixedCost(CostModel):
 
 @dataclass(frozen=True)
 class RooflineCost(CostModel):
-    """The roofline of `devices.cost.formulas.roofline`, with a roof for every data type.
+    """The roofline of `devices.cost.roofline`, with a roof for every data type.
 
     An op takes the longer of its arithmetic (``flops``) and its traffic (``bytes_read`` +
     ``bytes_written``), plus an overhead. A data type that the device has no rate for runs at the rate of
@@ -228,7 +225,7 @@ class TableCost(CostModel):
 
     Examples
     --------
-    >>> from devices.cost.tables.cost_table import Axis, CostTable
+    >>> from devices.cost.cost_table import Axis, CostTable
     >>> from sim import Device, GraphBuilder
     >>> table = CostTable.from_rows("toy", "copy", [Axis("nbytes")], [(1024, 1000), (4096, 2000)])
     >>> b = GraphBuilder("two")
@@ -282,7 +279,7 @@ class FittedCost(CostModel):
 
     def blocks(self, graph: Graph, device: Device) -> IntArray:
         """Return in how many thread blocks, one an SM, each op is computed; -1: it is no matrix product."""
-        from devices.cost.formulas.gemm import gemm_blocks
+        from devices.cost.gemm import gemm_blocks
 
         product = (["m", "n", "k"], partial(gemm_blocks, parameters=self.fitted.gemm))
         return self._each(graph, device, {"matmul": product, "gemm": product})

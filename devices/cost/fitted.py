@@ -18,17 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from devices.cost.formulas.attention import AttentionParameters, attention_axes, attention_ns
-from devices.cost.formulas.gemm import GemmParameters, gemm_ns
-from devices.cost.formulas.nccl import NcclParameters, collective_ns
-from devices.cost.formulas.parameters import from_mapping
-from devices.cost.formulas.roofline import KindEfficiency
-from devices.cost.measured import Measured
-from devices.cost.tables.record_file import read_record, well_formed
+from devices.cost.attention import AttentionParameters, attention_axes, attention_ns
+from devices.cost.collective_fit import NcclParameters, collective_ns
+from devices.cost.gemm import GemmParameters, gemm_ns
+from devices.cost.measured import Measured, read_record, well_formed
+from devices.cost.parameters import from_mapping
+from devices.cost.roofline import KindEfficiency
 from devices.cost.unreliable import UnreliableCostWarning
-from sim.words.errors import UnknownNameError
-
-__all__ = ["SCHEMA", "FittedCosts", "Region", "fits", "load_fit", "read_fit"]
+from sim.base.errors import UnknownNameError
 
 IntArray = NDArray[np.int64]
 SCHEMA = "sim.fitted_costs/1"
@@ -106,7 +103,7 @@ class FittedCosts:
     record: Mapping[str, Any]
 
     def gemm_ns(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, *, sm_count: int = 132) -> IntArray:
-        """Return :func:`devices.cost.formulas.gemm.gemm_ns` with this device's parameters.
+        """Return :func:`devices.cost.gemm.gemm_ns` with this device's parameters.
 
         Warns
         -----
@@ -127,7 +124,7 @@ class FittedCosts:
         window: ArrayLike = 0,
         sm_count: int = 132,
     ) -> IntArray:
-        """Return :func:`devices.cost.formulas.attention.attention_ns` with this device's parameters.
+        """Return :func:`devices.cost.attention.attention_ns` with this device's parameters.
 
         Warns
         -----
@@ -140,7 +137,7 @@ class FittedCosts:
         return duration
 
     def collective_ns(self, collective: str, ranks: ArrayLike, nbytes: ArrayLike) -> IntArray:
-        """Return :func:`devices.cost.formulas.nccl.collective_ns` with this device's parameters."""
+        """Return :func:`devices.cost.collective_fit.collective_ns` with this device's parameters."""
         return collective_ns(collective, ranks, nbytes, self.collective)
 
     def with_bandwidth(self, bytes_per_s: int) -> FittedCosts:

@@ -15,11 +15,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from devices.describe.dtypes import dtype_name
+from devices.describe.field_types import dtype_name
+from sim.base.arrays import IntArray
 from sim.graph.graph import Graph
-from sim.words.arrays import IntArray
-
-__all__ = ["MATRIX", "MATRIX_KINDS", "VECTOR", "Units", "units_of"]
 
 MATRIX_KINDS: Final = frozenset(
     {

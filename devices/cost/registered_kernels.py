@@ -21,20 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from devices.describe.dtypes import dtype_name
+from devices.describe.field_types import dtype_name
+from sim.base import plugins
+from sim.base.answers import whole_numbers
+from sim.base.arrays import UNSET, IntArray
+from sim.base.errors import InputError
+from sim.base.options import require_call
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel, Device
-from sim.words import plugins
-from sim.words.answers import whole_numbers
-from sim.words.arrays import UNSET, IntArray
-from sim.words.errors import InputError
-from sim.words.options import require_call
-
-__all__ = ["Kernel", "KernelCost", "OpFacts", "kernel", "kernels"]
 
 
 @dataclass(frozen=True)
-class OpFacts:
+class KernelFacts:
     """What a kernel's cost may depend on.
 
     Attributes
@@ -55,7 +53,7 @@ class OpFacts:
     attributes: Mapping[str, Any]
 
 
-CostFunction = Callable[[OpFacts, Device], int]
+CostFunction = Callable[[KernelFacts, Device], int]
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def kernel(op: str, device: str, dtypes: Iterable[str] = ()) -> Callable[[CostFu
     Examples
     --------
     >>> @kernel("conv", "npu", ["int8"])
-    ... def conv_int8(op: OpFacts, device: Device) -> int:
+    ... def conv_int8(op: KernelFacts, device: Device) -> int:
     ...     return op.flops // 100_000
     >>> conv_int8.op, conv_int8.dtypes
     ('conv', ('int8',))
@@ -170,7 +168,7 @@ class KernelCost(CostModel):
         covered = [any(kind == op and device.kind == d for op, d, _ in self.by_key) for kind in graph.kinds]
         for op in np.flatnonzero(np.array(covered, dtype=bool)[graph.kind_code]).tolist():
             code = int(graph.dtype_code[op])
-            facts = OpFacts(
+            facts = KernelFacts(
                 graph.op_names[op],
                 graph.kind(op),
                 None if code == UNSET else dtype_name(graph.dtypes[code]),

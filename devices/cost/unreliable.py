@@ -1,7 +1,7 @@
 """Where a cost may be off by more than a factor of 2, and the warning that says so.
 
 A fitted model names the regions of shapes where it is (:mod:`devices.cost.fitted`), a table measures how far
-its neighbours contradict one another (:mod:`devices.cost.tables.cost_table`). A plain roofline knows no
+its neighbours contradict one another (:mod:`devices.cost.cost_table`). A plain roofline knows no
 launch, no share of the peak that kernels reach, and no time in which computing and moving do not overlap.
 What it lacks is allowed for here by two numbers for a kind of op::
 
@@ -19,16 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from devices.cost.formulas.nccl import COLLECTIVES
-
-__all__ = [
-    "ALLOWANCES",
-    "Allowance",
-    "BorrowedRateWarning",
-    "PlainRooflineWarning",
-    "UnreliableCostWarning",
-    "may_take_twice",
-]
+from devices.cost.collective_fit import COLLECTIVES
 
 
 class UnreliableCostWarning(UserWarning):

@@ -1,1 +1,1 @@
-"""What may be said of devices, links and hosts, and how it is read."""
+"""What may be said of a device, a link and a machine, and how it is read."""

@@ -7,12 +7,13 @@ all use them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 from devices.describe.field_reading import Field
-
-__all__ = ["DEVICE_FIELDS", "HOST_FIELDS", "LINK_FIELDS", "MACHINE_FIELDS"]
+from devices.describe.field_types import DEFAULT, TYPES
+from sim.base import plugins
+from sim.base.errors import UnknownNameError
 
 
 def _table(*fields: Field) -> Mapping[str, Field]:
@@ -407,3 +408,131 @@ MACHINE_FIELDS: Final = _table(
     ),
 )
 """Every key of a machine."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Kinds of op: a closed list, so that a slip of the pen is told and not taken for a kind of its own.
+#
+# ::
+#
+#     efficiency: {matmull: 0.5}    no op is a matmull, so products would run at the peak
+#
+# What importers, builders and rewrites make is in it. A package that has more offers them under the
+# entry-point group ``sim.kinds``; a scenario names those of its own ops::
+#
+#     workload: {kinds: [tokenize], ops: {t: {kind: tokenize, duration: 3us}}}
+
+_FORMULAS: Final = """
+    reshape flatten squeeze unsqueeze identity stop_gradient dropout read_variable switch merge enter exit
+    next_iteration loop_cond shape size rank const no_op placeholder control_trigger arg retval send recv
+    constant_of_shape fill range eye_like zeros_like ones_like one_hot concat transpose pad cast tile expand
+    pack where compress depth_to_space space_to_depth reverse reverse_sequence scatter_elements scatter_nd
+    trilu copy gather gather_elements gather_nd slice strided_slice split unpack add sub mul div floor_div
+    mod pow relu abs neg sign ceil floor round sqrt rsqrt exp log sin cos tan asin acos atan sinh cosh tanh
+    asinh acosh atanh erf reciprocal square not and or xor is_nan is_inf equal not_equal greater less
+    greater_or_equal less_or_equal bitwise_and bitwise_or bitwise_xor bitwise_not bit_shift bias_add
+    relu_grad cum_sum clip relu6 leaky_relu prelu thresholded_relu squared_difference dequantize_linear elu
+    celu softplus softsign hard_sigmoid shrink sigmoid_grad tanh_grad rotary_embedding sigmoid selu
+    rsqrt_grad rms_norm softmax log_softmax gelu silu hard_swish quantize_linear mish gelu_grad
+    layer_norm_grad layer_norm instance_norm group_norm mean_variance_norm reduce_sum reduce_mean reduce_max
+    reduce_min reduce_prod reduce_all reduce_any argmax argmin global_average_pool global_max_pool
+    bias_add_grad max_pool_grad non_zero reduce_l1 reduce_l2 reduce_sum_square reduce_log_sum
+    reduce_log_sum_exp softmax_grad softmax_cross_entropy sparse_softmax_cross_entropy batch_norm_grad conv
+    conv_transpose depthwise_conv conv_input_grad conv_weight_grad matmul gemm einsum attention
+    attention_grad embedding_grad adam lstm gru rnn max_pool average_pool average_pool_grad lrn batch_norm
+    resize top_k unique add_n maximum minimum mean_n assign assign_add assign_sub
+"""
+WITH_FORMULA: Final = frozenset(_FORMULAS.split())
+"""Kinds whose cost follows from the shapes of their tensors (`scenarios.ops.op_costs.COSTS`)."""
+
+_OTHERS: Final = """
+    call if while all_reduce all_gather reduce_scatter alltoall
+    op task data draw load decode augment collate forward backward optimizer elementwise embedding conv2d
+    collective broadcast reduce all_to_all barrier synchronise wait post kernel memcpy memset relayout
+    layout_transform source sink variable sgd dropout_grad
+"""
+KINDS: Final = frozenset((*WITH_FORMULA, *(f"{kind}_grad" for kind in WITH_FORMULA), *_OTHERS.split()))
+"""The kinds that everybody knows."""
+
+BY_KIND: Final = tuple(
+    name
+    for name, field in DEVICE_FIELDS.items()
+    if field.type.endswith("by kind") and TYPES[field.type].by_key
+)
+"""Keys of a device that may be a mapping of kinds of op."""
+LISTS_OF_KINDS: Final = ("supports", "matrix_kinds")
+"""Keys of a device that are a list of them."""
+
+
+def known_kinds() -> list[str]:
+    """Return all kinds that are known, those of other packages included, sorted."""
+    return sorted({*KINDS, *plugins.names("sim.kinds")})
+
+
+def check_kind(word: str, own: Collection[str], *path: str | int) -> None:
+    """Refuse a word that is neither a known kind nor one of one's own.
+
+    Parameters
+    ----------
+    word : str
+    own : collection of str
+    *path : str and int
+        Where it stands.
+
+    Raises
+    ------
+    UnknownNameError
+        With the nearest kind.
+    """
+    if word in KINDS or word in own:
+        return
+    known = [*known_kinds(), *own]  # only now are the packages asked: that takes time
+    if word not in known:
+        raise UnknownNameError("kind of op", word, dict.fromkeys(known), path=path)
+
+
+def check_kinds(values: Mapping[str, Any], own: Collection[str]) -> None:
+    """Refuse unknown kinds of op in the description of a device.
+
+    Parameters
+    ----------
+    values : mapping
+        The description as `devices.describe.field_reading.read_fields` returns it.
+    own : collection of str
+        Kinds of one's own.
+
+    Raises
+    ------
+    UnknownNameError
+        With the path of the kind, and the nearest one.
+
+    Examples
+    --------
+    >>> check_kinds({"efficiency": {"matmull": 1}}, own=())
+    Traceback (most recent call last):
+        ...
+    sim.base.errors.UnknownNameError: efficiency.matmull: unknown kind of op 'matmull'; did you mean ...
+    """
+    own = (DEFAULT, *own)
+    for name in BY_KIND:
+        for kind in values.get(name) or ():
+            check_kind(kind, own, name, kind)
+    for name in LISTS_OF_KINDS:
+        for i, kind in enumerate(values.get(name) or ()):
+            check_kind(kind, own, name, i)
+    _check_cost(values.get("cost"), own, "cost")
+
+
+def _check_cost(spec: object, own: Collection[str], *path: str | int) -> None:
+    """Refuse unknown kinds in a cost model that is given by kind, alone or in a list."""
+    if isinstance(spec, list | tuple):
+        for i, each in enumerate(spec):
+            _check_cost(each, own, *path, i)
+    elif isinstance(spec, Mapping):
+        fixed, roofline = spec.get("fixed"), spec.get("roofline")
+        by_kind = {"fixed": fixed}
+        if isinstance(roofline, Mapping):
+            by_kind |= {f"roofline.{name}": roofline.get(name) for name in BY_KIND}
+        for name, mapping in by_kind.items():
+            for kind in mapping if isinstance(mapping, Mapping) else ():
+                check_kind(kind, own, *path, *name.split("."), kind)

@@ -1,7 +1,7 @@
 """Types of values in a file, for pydantic: quantities with units, names, counts, files.
 
 Each is a pydantic type: it reads what YAML gives, refuses the rest in words, and describes itself to
-editors through the JSON Schema. Units are read by `sim.words.units` and nowhere else.
+editors through the JSON Schema. Units are read by `sim.base.units` and nowhere else.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
-from devices.describe.faults import fault, reader
-from devices.describe.field_types import TYPES
-
-__all__ = ["Count", "File", "Name", "Shorthand", "Size", "Strict", "Whole", "fault", "one_of", "reader"]
+from devices.describe.field_types import TYPES, fault
 
 
 class Strict(BaseModel):

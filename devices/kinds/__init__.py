@@ -1,1 +1,1 @@
-"""The kinds of device: what a description of each becomes."""
+"""CPUs, GPUs and NPUs: how each issues and executes."""

@@ -13,11 +13,11 @@ approach to achieving large scale computing capabilities*, AFIPS 1967) for a `se
 measured curve. It scales what the cost model says; a duration that the graph gives is taken as it is.
 
 With ``intra_op_pool`` ops have no cores of their own: all that run at once share the threads of one pool
-(`devices.processor.cores.intra_op_pool`).
+(`devices.processor.cpu_cores`).
 
 Two pools whose product exceeds the cores are oversubscribed. By default the operating system then slices
-time (``sharing: time``, see `devices.processor.cores.timeshare`); with ``sharing: cores`` an op waits until
-its cores are free (`devices.processor.cores.core_pool`).
+time (``sharing: time``, see `devices.processor.cpu_cores`); with ``sharing: cores`` an op waits until
+its cores are free (`devices.processor.cpu_cores`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,11 @@ from functools import partial
 from typing import Any
 
 from devices.cost.cost_description import make_cost
-from devices.describe.common_arguments import common_arguments
-from devices.processor.cores.core_pool import CorePool
-from devices.processor.cores.intra_op_pool import IntraOpPool, least_ns
-from devices.processor.cores.timeshare import TimeShare
+from devices.describe.field_reading import common_arguments
+from devices.processor.cpu_cores import CorePool, IntraOpPool, TimeShare, least_ns
+from sim.base.errors import InputError
+from sim.base.plugins import NOWHERE, Origin
 from sim.machine.device import Device
-from sim.words.errors import InputError
-from sim.words.plugins import NOWHERE, Origin
-
-__all__ = ["build", "speedup"]
 
 
 def speedup(

@@ -8,7 +8,7 @@
 
 What is left out is the ideal: ``{kind: gpu, streams: 2}`` launches at no cost, its streams do not disturb
 one another, and its memory has no end. ``sharing: sm`` lets kernels compete for SMs, ``sm+dram`` for the
-memory's bandwidth too (`devices.processor.sms.shared_sms`). Presets of real GPUs say ``sm+dram``; ``sharing:
+memory's bandwidth too (`devices.processor.shared_sms`). Presets of real GPUs say ``sm+dram``; ``sharing:
 none`` and ``ideal: true`` switch it off.
 """
 
@@ -21,12 +21,10 @@ from functools import partial
 from typing import Any
 
 from devices.cost.cost_description import make_cost
-from devices.describe.common_arguments import common_arguments
+from devices.describe.field_reading import common_arguments
+from sim.base.errors import InputError, UnknownNameError
+from sim.base.plugins import NOWHERE, Origin
 from sim.machine.device import Device
-from sim.words.errors import InputError, UnknownNameError
-from sim.words.plugins import NOWHERE, Origin
-
-__all__ = ["build"]
 
 
 def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:
@@ -86,8 +84,7 @@ def _for_streams(values: Mapping[str, Any], device: Device, streams: int) -> Dev
     device = replace(device, streams=streams, details=details)
     if (streams == 1 and not sms) or values.get("sharing", "none") == "none":
         return device  # one kernel at a time shares nothing with anybody
-    from devices.processor.sms.choice import processor_of
-    from devices.processor.sms.gpu_bound import least_ns
+    from devices.processor.sm_processor import least_ns, processor_of
 
     return replace(device, processor=processor_of(values, streams), least_ns=least_ns)
 
@@ -100,10 +97,12 @@ def _for_processes(values: Mapping[str, Any], one: Device, n: int) -> Device:
     """
     streams = n * one.streams
     if one.processor is None:
-        from devices.processor.sms.time_slices import TimeSlices, least_ns
+        from devices.processor.sm_processor import TimeSlices, time_sliced_least_ns
 
-        return replace(one, streams=streams, processor=TimeSlices, least_ns=partial(least_ns, one.streams))
-    from devices.processor.sms.choice import processor_of
+        return replace(
+            one, streams=streams, processor=TimeSlices, least_ns=partial(time_sliced_least_ns, one.streams)
+        )
+    from devices.processor.sm_processor import processor_of
 
     given = one.details.stream_priorities
     details = replace(

@@ -24,13 +24,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.graph.csr import Csr
+from sim.base.arrays import Csr
+from sim.base.errors import InputError
 from sim.graph.graph import Graph
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
-from sim.words.errors import InputError
-
-__all__ = ["as_cuda_graphs", "launched", "with_event_calls", "with_legacy_streams"]
 
 
 class _Decided(NamedTuple):
@@ -54,7 +52,7 @@ def launched(job: Job, synchronisation: str, *, as_graph: bool = False) -> Job:
     ----------
     job : Job
     synchronisation : str
-        Of the policy (`sim.policy.policy.Policy`).
+        Of the policy (`sim.policy.Policy`).
     as_graph : bool
         Whether the ops of a device are launched as one CUDA graph.
 
@@ -142,7 +140,7 @@ def with_legacy_streams(job: Job) -> Job:
 
     An op on it waits for the last op that the program launched before it on every other stream, and the next
     op on each other stream waits for it; both ways within an iteration, and from one iteration to the next.
-    Each process (`sim.policy.processes`) has a default stream, and streams, of its own.
+    Each process (`sim.issuers`) has a default stream, and streams, of its own.
     """
     machine = job.machine
     edges: list[tuple[int, int, int]] = []

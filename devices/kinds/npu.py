@@ -12,9 +12,9 @@ queue and the whole chip works on one op, as compilers for such chips usually ar
 
 A core has a matrix and a vector unit with peak rates of their own, and a scratchpad through which the
 operands of an op pass in tiles, by DMA, double-buffered; the time of an op follows from its tiles
-(`devices.cost.tiled_cost`). With ``queues_per_core: 2`` both units of a core can run ops of two queues at
-once (`devices.processor.cores.core_units`). A program that makes more streams than there are queues, as for
-its collectives, has them all (`devices.processor.cores.core_turns`).
+(`devices.cost.npu_tiles`). With ``queues_per_core: 2`` both units of a core can run ops of two queues at
+once (`devices.processor.npu_cores`). A program that makes more streams than there are queues, as for
+its collectives, has them all (`devices.processor.npu_cores`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ from typing import Any
 
 from devices.cost.cost_description import make_cost
 from devices.cost.npu_units import MATRIX_KINDS, Units
-from devices.describe.common_arguments import common_arguments
+from devices.describe.field_reading import common_arguments
 from devices.describe.field_types import DEFAULT
-from devices.processor.cores.core_turns import CoreTurns
-from devices.processor.cores.core_units import CoreUnits
+from devices.processor.npu_cores import CoreTurns, CoreUnits
+from sim.base.errors import InputError
+from sim.base.plugins import NOWHERE, Origin
 from sim.machine.device import Device
-from sim.words.errors import InputError
-from sim.words.plugins import NOWHERE, Origin
-
-__all__ = ["build"]
 
 
 def build(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:

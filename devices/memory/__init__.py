@@ -20,17 +20,14 @@ from devices.memory.allocators.bfc import BfcAllocator
 from devices.memory.allocators.caching import CachingAllocator
 from devices.memory.allocators.counted import CountedAllocator
 from devices.memory.allocators.planned import PlannedAllocator
-from devices.memory.allocators.pool import PoolAllocator, virtual_devices
+from devices.memory.allocators.pool import PoolAllocator, VirtualDevices, virtual_devices
 from devices.memory.allocators.scratchpad import Operand, ScratchpadAllocator, Tiling, tile
-from devices.memory.allocators.virtual import VirtualDevices
-from devices.memory.blocks import Block, Owner, Span
-from devices.memory.by_name import allocators, make_allocator
-from devices.memory.device_memory import DeviceMemory
-from devices.memory.memory_description import MemorySpec, read_allocator
+from devices.memory.device_memory import Block, DeviceMemory, Owner, Span
 from devices.memory.memory_event import MemoryEvent
-from devices.memory.oom import largest_holders
-from devices.memory.trace.memory_replay import Replay, replay
-from devices.memory.trace.readers import read_events
+from devices.memory.memory_replay import Replay, replay
+from devices.memory.out_of_memory import largest_holders
+from devices.memory.registry import MemorySpec, allocators, make_allocator, read_allocator
+from devices.memory.trace_readers import read_events
 
 __all__ = [
     "Allocator",

@@ -23,12 +23,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
-from devices.memory.blocks import FREE, LIVE, Block, Owner, Span
-from devices.memory.device_memory import DeviceMemory
-from devices.memory.oom import largest_holders, more_memory, out_of_memory, shown
-from sim.words.errors import InputError, InvariantError, OutOfMemoryError
-
-__all__ = ["Allocator"]
+from devices.memory.device_memory import FREE, LIVE, Block, DeviceMemory, Owner, Span
+from devices.memory.out_of_memory import largest_holders, more_memory, out_of_memory, shown
+from sim.base.errors import InputError, InvariantError, OutOfMemoryError
 
 _MOST: Final = 1 << 62
 

@@ -17,12 +17,11 @@ The words are PyTorch's: ``torch.cuda.empty_cache``, ``Tensor.record_stream``, t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from sim.words.errors import InputError
-
-__all__ = ["EVERY_STREAM", "FIELDS", "HELD", "MemoryEvent", "checked_events"]
+from sim.base.errors import InputError
 
 _SEGMENT: Final = (("nbytes",), ("stream",))
 
@@ -83,7 +82,7 @@ def checked_events(events: Iterable[tuple[str, MemoryEvent]]) -> Iterator[Memory
     --------
     >>> list(checked_events([("t:1", MemoryEvent("free", "x"))]))
     Traceback (most recent call last):
-    sim.words.errors.InputError: t:1: 'x' is freed, and was never allocated
+    sim.base.errors.InputError: t:1: 'x' is freed, and was never allocated
     """
     live: dict[str | int, tuple[str, int]] = {}
     freed: dict[str | int, str] = {}
@@ -108,3 +107,24 @@ def checked_events(events: Iterable[tuple[str, MemoryEvent]]) -> Iterator[Memory
         elif event.op == "reached" and event.id not in freed:
             raise InputError(f"{where}: {event.id!r} is reached, and was never freed")
         yield event
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Allocation traces as JSON lines, which `devices.memory.trace_readers` reads.
+
+
+def json_lines(events: Iterable[MemoryEvent]) -> Iterator[str]:
+    """Yield one line an event, with what it needs, and what else is not its default.
+
+    Examples
+    --------
+    >>> for line in json_lines([MemoryEvent("alloc", "x", 8, 2), MemoryEvent("free", "x")]):
+    ...     print(line)
+    {"op": "alloc", "id": "x", "nbytes": 8, "stream": 2}
+    {"op": "free", "id": "x"}
+    """
+    usual = MemoryEvent._field_defaults
+    for event in events:
+        needed, optional = FIELDS[event.op]
+        given = [key for key in optional if getattr(event, key) != usual[key]]
+        yield json.dumps({"op": event.op, **{key: getattr(event, key) for key in (*needed, *given)}})

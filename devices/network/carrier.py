@@ -16,7 +16,7 @@ flow; the latency comes first (as in SimGrid's flow models, Velho et al., *On th
 network models*, ACM TOMACS 23(4), 2013). A lone transfer takes as long on either:
 ``latency + nbytes / bandwidth``, up to the first whole ns at which its bytes are there.
 
-What a host copies from or to pageable memory (`sim.job.pageable`) passes through the driver's buffers: never
+What a host copies from or to pageable memory (`sim.job.transfers`) passes through the driver's buffers: never
 faster than ``staging_bandwidth``, which all such copies from one device to another share.
 
 Copy engines (``copy_engines``; of an NPU its DMA engines): with 2 a device takes part in one transfer in each
@@ -26,30 +26,315 @@ CUDA devices).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+import heapq
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from math import lcm
-from typing import Final
+from math import gcd, lcm
+from operator import itemgetter
+from typing import Any, Final, Generic, TypeVar
 
+import numpy as np
+
+from devices.fair_sharing import Alarm, Route, SharedLink, VirtualQueue, fill
 from devices.network.chunks import ChunkQueues
-from devices.network.columns import network_columns
-from devices.network.flows import FairFlows
 from devices.network.routes import Way, find_ways, way_of_message
-from devices.network.turnstile import Turnstile
-from sim.faults.pace import FOREVER
+from sim.base.arrays import UNSET
+from sim.base.errors import StuckError
+from sim.base.units import NS_PER_S
+from sim.faults import FOREVER
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
-from sim.kernel.layout.routes import Routes
-from sim.machine.link import Message
+from sim.kernel.layout import LARGEST, RouteColumns
+from sim.machine.links import Message
 from sim.machine.machine import Machine
 from sim.machine.task import Task
-from sim.words.arrays import UNSET
-from sim.words.errors import StuckError
 
-__all__ = ["Carrier", "make_network"]
+# ----------------------------------------------------------------------------------------------------------
+# Who may go on when several things must be free at once: links held whole, copy engines.
+#
+# A transfer over two serial links holds both. It stands in the queue of each, and begins when it is at the
+# front of all its queues::
+#
+#     link a   [1][3]        1 holds a, 2 holds b;
+#     link b   [2][3]        3 needs both and begins when 1 and 2 have left
+#
+# Everybody enters all queues at one moment, so nobody is ever held up by someone who came later: each queue
+# is first come, first served, and there is no deadlock.
+
+T = TypeVar("T")
+
+
+class _Ticket(Generic[T]):
+    """Somebody in queues, and in how many of them others stand before."""
+
+    __slots__ = ("behind", "who")
+
+    def __init__(self, who: T, behind: int) -> None:
+        self.who, self.behind = who, behind
+
+
+class Turnstile(Generic[T]):
+    """Queues for exclusive use, one for each key.
+
+    Examples
+    --------
+    >>> gate = Turnstile()
+    >>> gate.enter("first", ["a"]), gate.enter("second", ["a", "b"]), gate.enter("third", ["b"])
+    (True, False, False)
+    >>> gate.leave(["a"]), gate.leave(["a", "b"])
+    (['second'], ['third'])
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[Hashable, deque[_Ticket[T]]] = {}
+
+    def enter(self, who: T, keys: Sequence[Hashable]) -> bool:
+        """Queue up for all `keys` (distinct); return whether `who` may begin at once."""
+        queues = [self._queues.setdefault(key, deque()) for key in keys]
+        ticket = _Ticket(who, sum(map(bool, queues)))
+        for queue in queues:
+            queue.append(ticket)
+        return not ticket.behind
+
+    def leave(self, keys: Sequence[Hashable]) -> list[T]:
+        """Whoever holds `keys` gives them back; return who may begin now, in the order of the keys."""
+        begin = []
+        for key in keys:
+            queue = self._queues[key]
+            queue.popleft()
+            if queue:
+                queue[0].behind -= 1
+                if not queue[0].behind:
+                    begin.append(queue[0].who)
+        return begin
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The network of a job in columns, for the kernel.
+
+
+def network_columns(job: Job, flow: Flow) -> RouteColumns | str:
+    """Return where a job's transfers go, or in words why the kernel cannot count what they carry.
+
+    Parameters
+    ----------
+    job : Job
+    flow : Flow
+
+    Raises
+    ------
+    InputError
+        A link with a word of `sharing` or a number of copy engines that means nothing.
+    """
+    ways, of, bandwidth = find_ways(job, flow)
+    if any(way.hops for way in ways):
+        return "links that are fifo send chunks one after another"
+    used = sorted({link for way in ways for link in way.shared})
+    number = {link: k for k, link in enumerate(used)}
+    unit = gcd(NS_PER_S, *(bandwidth[link] for link in used))
+    keys: dict[Hashable, int] = {}
+    routes: dict[tuple[int, ...], int] = {}
+    route, held, held_first, links, first = [], [], [0], [], [0]
+    for way in ways:
+        held += [keys.setdefault(key, len(keys)) for key in way.held]
+        held_first.append(len(held))
+        if way.shared and way.shared not in routes:
+            routes[way.shared] = len(routes)
+            links += [number[link] for link in way.shared]
+            first.append(len(links))
+        route.append(routes.get(way.shared, -1))
+    capacity = [bandwidth[link] // unit for link in used]
+    latency_ns = [way.latency_ns for way in ways]
+    flows = (np.array(route, np.int64)[of] >= 0) & (flow.nbytes > 0)
+    per_byte = NS_PER_S // unit
+    largest = max(int(flow.nbytes.max(initial=0)) * per_byte * bool(used), *capacity, *latency_ns, 0)
+    if largest >= LARGEST:
+        return f"its transfers need numbers of {largest.bit_length()} bits"
+    alone = np.where(flows, 0, flow.nbytes)
+    alone_ns = [ways[k].alone_ns(n) for k, n in zip(of.tolist(), alone.tolist(), strict=True)]
+    if max(alone_ns, default=0) >= LARGEST:
+        return "a transfer takes longer than 60 bits can count"
+    work = np.where(flows, flow.nbytes * per_byte, 0)
+    return RouteColumns(
+        of, work, np.array(alone_ns, np.int64), latency_ns, held_first, held, route, first, links, capacity
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Flows over links that they share max-min fairly, advanced from change to change.
+#
+# ::
+#
+#     a flow comes or goes ──► the links it uses are marked
+#                              at the end of the instant, once: the connected component of marked links
+#                              (routes that use them, links those use, ...) gets new rates; where a rate is
+#                              another one, virtual time is brought up to date and the next end predicted anew
+#
+# All flows of one route have the same rate, so a route is a queue in virtual time
+# (`devices.fair_sharing`). A change costs one computation of rates over the *routes* of the
+# component, however many flows they have, and O(log k) for the flow itself; on a single link with k flows
+# that is all there is. Routes elsewhere are not looked at. Predicted ends, one a route, are in one heap, in
+# which an entry that is no longer true is dropped when it comes to the top.
+#
+# Work is counted in 1e-9 bytes, so that a rate in bytes/s is also a rate in this unit per ns: whole numbers,
+# or exact fractions where a share is one. A flow ends at the first whole ns at which its bytes have arrived,
+# and keeps its rate until then.
+
+
+class _Flows(Route):
+    """The flows that use the same links."""
+
+    __slots__ = ("end_ns", "index", "queue", "rate", "stale")
+
+    def __init__(self, index: int, links: tuple[SharedLink, ...]) -> None:
+        super().__init__(links)
+        self.index = index
+        self.queue = VirtualQueue()
+        self.rate = (0, 1)
+        self.end_ns = -1
+        self.stale = False  # whether `end_ns` has to be predicted anew
+
+
+class FairFlows:
+    """All flows over a set of links that share their bandwidth max-min fairly.
+
+    Parameters
+    ----------
+    context : Context
+    capacity : mapping of int to int
+        Bandwidth of each link in bytes/s.
+    arrived : callable
+        Called with a flow's item at the instant at which its last byte is there; of those that arrive at
+        one instant, in the order in which they began.
+    parts : int
+        Of each 1e-9 bytes, so that bandwidths which change (`change`) are whole numbers of them.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        capacity: Mapping[int, int],
+        arrived: Callable[[Any], None],
+        parts: int = 1,
+    ) -> None:
+        self._context, self._arrived = context, arrived
+        self._parts, self._per_byte = parts, NS_PER_S * parts
+        self._alarm = Alarm(context, self._ring)
+        self._links = {link: SharedLink(bandwidth * parts) for link, bandwidth in capacity.items()}
+        self._routes: dict[tuple[int, ...], _Flows] = {}
+        self._marked: list[SharedLink] = []
+        self._stamp = 0
+        self._ends: list[tuple[int, int, _Flows]] = []
+        self._number = 0
+
+    def add_link(self, link: int, bandwidth: int) -> None:
+        """Have one more link, with a bandwidth in bytes/s."""
+        self._links[link] = SharedLink(bandwidth * self._parts)
+
+    def add(self, item: Any, nbytes: int, links: tuple[int, ...]) -> None:
+        """Begin a flow of `nbytes` (at least one) over `links` (at least one, each once)."""
+        route = self._routes.get(links)
+        if route is None:
+            used = tuple([self._links[link] for link in links])
+            route = self._routes[links] = _Flows(len(self._routes), used)
+        self._number += 1
+        route.queue.advance(self._context.now_ns)
+        route.queue.add((self._number, item), nbytes * self._per_byte)
+        self._count(route, 1)
+
+    def change(self, link: int, bandwidth: Fraction) -> None:
+        """Give a link another bandwidth in bytes/s, from now on; with none its flows stand still."""
+        self._links[link].capacity = int(bandwidth * self._parts)
+        self._mark((self._links[link],))
+
+    def uses(self, link: int) -> bool:
+        """Whether a flow is under way over a link."""
+        return self._links[link].flows > 0
+
+    def _mark(self, links: tuple[SharedLink, ...]) -> None:
+        """Let what goes over links have new rates once all of this instant is known."""
+        if not self._marked:
+            self._context.when_settled(self._settle)
+        self._marked += links
+
+    def _count(self, route: _Flows, more: int) -> None:
+        """Put down that a route has more flows, or fewer, and that its links need new rates."""
+        route.flows += more
+        route.stale = True
+        for link in route.links:
+            link.flows += more
+            if route.flows:
+                link.routes[route.index] = route
+            else:
+                del link.routes[route.index]
+        self._mark(route.links)
+
+    def _settle(self) -> None:
+        """Give new rates to the routes that the marked links touch, however indirectly."""
+        marked, self._marked = self._marked, []
+        self._stamp += 2
+        links, routes = self._component(marked, self._stamp - 1)
+        fill(links, self._stamp)
+        now = self._context.now_ns
+        for route in routes:
+            if route.stale or route.share != route.rate:
+                queue = route.queue
+                queue.advance(now)
+                queue.set_speed(*route.share)
+                route.rate, route.stale = route.share, False
+                route.end_ns = -1
+                if route.share[0]:  # else it stands still
+                    route.end_ns = queue.next_end_ns()
+                    heapq.heappush(self._ends, (route.end_ns, route.index, route))
+        self._predict()
+
+    def _component(self, marked: list[SharedLink], stamp: int) -> tuple[list[SharedLink], list[_Flows]]:
+        """Return the links with flows, and the routes, that are connected with the marked ones."""
+        links: list[SharedLink] = []
+        routes: list[_Flows] = []
+        todo = marked
+        while todo:
+            link = todo.pop()
+            if link.seen == stamp or not link.flows:
+                continue
+            link.seen = stamp
+            links.append(link)
+            for route in link.routes.values():
+                if route.seen != stamp:
+                    route.seen = stamp
+                    routes.append(route)  # type: ignore[arg-type]
+                    todo += route.links
+        return links, routes
+
+    def _predict(self) -> None:
+        while self._ends and self._ends[0][0] != self._ends[0][2].end_ns:
+            heapq.heappop(self._ends)
+        if self._ends:
+            self._alarm.by(self._ends[0][0])
+
+    def _ring(self) -> None:
+        now = self._context.now_ns
+        ended: list[tuple[int, Any]] = []
+        while self._ends and self._ends[0][0] <= now:
+            end_ns, _, route = heapq.heappop(self._ends)
+            if end_ns != route.end_ns:
+                continue  # it was predicted anew since
+            route.queue.advance(now)
+            over = route.queue.take_out_ended()
+            ended += over
+            route.end_ns = -1
+            self._count(route, -len(over))
+        for _, item in sorted(ended, key=itemgetter(0)):
+            self._arrived(item)
+        if not ended:
+            self._predict()
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 _MOST_CHANGES: Final = 1_000_000
 """... of links until something arrives: a flow may wait for a link that never comes back."""
@@ -68,7 +353,7 @@ class _Message:
 
 
 class Carrier:
-    """A `sim.machine.link.Network` of links of any sort; `make_network` makes one.
+    """A `sim.machine.links.Network` of links of any sort; `make_network` makes one.
 
     Parameters
     ----------
@@ -213,7 +498,7 @@ class Carrier:
 class MakeNetwork:
     """Makes the network of a run, in which every link shares as it says itself.
 
-    The kernel runs the same network over columns (`sim.kernel.layout.routes.InColumns`).
+    The kernel runs the same network over columns (`sim.kernel.layout.InColumns`).
 
     Examples
     --------
@@ -247,8 +532,8 @@ class MakeNetwork:
         """
         return Carrier(machine, context)
 
-    def columns(self, job: Job, flow: Flow) -> Routes | str:
-        """Return the same in columns; see `devices.network.columns.network_columns`."""
+    def columns(self, job: Job, flow: Flow) -> RouteColumns | str:
+        """Return the same in columns; see `devices.network.carrier.network_columns`."""
         return network_columns(job, flow)
 
 

@@ -25,11 +25,9 @@ from collections.abc import Callable, Iterable
 from math import gcd, lcm
 from typing import Any, NamedTuple
 
-from devices.sharing.virtual_time import Alarm
+from devices.fair_sharing import Alarm
+from sim.base.units import NS_PER_S
 from sim.job.context import Context
-from sim.words.units import NS_PER_S
-
-__all__ = ["ChunkQueues", "Hop"]
 
 
 class Hop(NamedTuple):

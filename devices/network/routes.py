@@ -6,15 +6,12 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from devices.network.chunks import Hop
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError
+from sim.base.units import NS_PER_S
 from sim.job.job import Job
-from sim.job.pageable import connection_bytes_per_s
-from sim.job.transfers import Flow
+from sim.job.transfers import Flow, connection_bytes_per_s
 from sim.machine.machine import Machine
-from sim.words.arrays import IntArray
-from sim.words.errors import InputError
-from sim.words.units import NS_PER_S
-
-__all__ = ["Way", "Ways", "find_ways", "way_of_message"]
 
 
 class Way(NamedTuple):
@@ -52,7 +49,7 @@ class Ways(NamedTuple):
         Index of each transfer's way.
     bandwidth_bytes_per_s : dict of int to int
         By what `Way.shared` names: links that have one, and connections that carry no more
-        (`sim.job.pageable.connection_bytes_per_s`).
+        (`sim.job.transfers.connection_bytes_per_s`).
     """
 
     each: list[Way]

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import yaml
 
-from sim.words import plugins
-from sim.words.errors import InputError
+from sim.base import plugins
+from sim.base.errors import InputError
 
 __all__ = ["device_preset", "machine_preset", "preset_text", "presets"]
 

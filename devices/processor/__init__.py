@@ -1,1 +1,1 @@
-"""What the tasks of one device share while they run: cores, time slices, SMs, memory bandwidth."""
+"""What the tasks of one device share: the cores of a CPU or NPU, the SMs of a GPU."""

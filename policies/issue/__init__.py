@@ -1,1 +1,1 @@
-"""Issue policies: which eligible task a free issuer takes next."""
+"""Who runs what next: ready queues, programs in order, executors of frameworks, replay of a plan."""

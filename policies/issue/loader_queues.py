@@ -1,7 +1,7 @@
 """Queues between those who load and those who train, where only the run says who gets what.
 
 Everything is a queue of ready tasks, first in, first out, for each group of issuers, but for what graphs of
-`scenarios.build.loading` mark by the kind of the op and by its attribute ``loader``::
+`scenarios.builders` mark by the kind of the op and by its attribute ``loader``::
 
     kind             taken                                            then
     request, load    by its worker alone, in the order handed out     the worker keeps to it: first the
@@ -22,12 +22,53 @@ from typing import Final
 
 import numpy as np
 
-from policies.issue.prefetch_autotuner import PrefetchAutotuner
 from sim import Issuer, Job, Policy, Task
+from sim.base.errors import InputError
 from sim.graph.graph import Graph
-from sim.words.errors import InputError
 
-__all__ = ["LoaderQueues", "refuse_undecided"]
+# ----------------------------------------------------------------------------------------------------------
+# tf.data's prefetch autotuner: how many elements the buffer may hold.
+#
+# ::
+#
+#     up      limit 1, and after each doubling: until an element is taken from a full buffer    ──► down
+#     down    until somebody wants an element and there is none: the limit doubles              ──► up
+#
+# As in ``PrefetchAutotuner::RecordConsumption`` of tensorflow/core/kernels/data/prefetch_autotuner.cc: from
+# 2048 on, the limit grows by 2048 instead. Its budget of memory is left out.
+
+_THRESHOLD: Final = 2048
+
+
+class PrefetchAutotuner:
+    """The limit of one buffer.
+
+    Attributes
+    ----------
+    limit : int
+
+    Examples
+    --------
+    >>> tuner, limits = PrefetchAutotuner(), []
+    >>> for size in (0, 1, 0, 1, 0, 2, 0):
+    ...     tuner.consumed(size)
+    ...     limits.append(tuner.limit)
+    >>> limits
+    [1, 1, 2, 2, 2, 2, 4]
+    """
+
+    def __init__(self) -> None:
+        self.limit = 1
+        self._up = True
+
+    def consumed(self, size: int) -> None:
+        """Note that an element is wanted while the buffer has `size` of them."""
+        if self._up:
+            self._up = size != self.limit
+        elif size == 0:
+            self.limit += min(self.limit, _THRESHOLD)
+            self._up = True
+
 
 _DECIDED: Final = ("next_that_came", "pull_tuned", "request_kept")
 """Kinds of op that no other policy knows how to take."""
@@ -58,6 +99,21 @@ class _Loader:
 
 class LoaderQueues(Policy):
     """First in, first out, with index queues, batches returned as they come, and buffers that are tuned.
+
+    Queues between those who load and those who train, where only the run says who gets what.
+
+    Everything is a queue of ready tasks, first in, first out, for each group of issuers, but for what
+    graphs of `scenarios.builders` mark by the kind of the op and by its attribute ``loader``::
+
+        kind             taken                                            then
+        request, load    by its worker alone, in the order handed out     the worker keeps to it: first the
+                                                                          request, then the load
+        next_that_came   when a batch has come and was not returned       the next batch handed out is for the
+                                                                          worker whose batch it was
+        pull_tuned       while the buffer has fewer than its limit        (push, ask, next: what is in it)
+
+    The worker of a batch is said by its attribute ``worker``, at least that of the first ones. A batch has
+    come when the last op that makes it has ended: ``pin_memory``, or ``load``.
 
     Raises
     ------

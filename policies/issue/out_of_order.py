@@ -17,9 +17,7 @@ from __future__ import annotations
 from policies.issue.program_order import ProgramOrder, group_programs, refuse_control_flow
 from policies.option_checks import SYNCHRONISATIONS, one_of, whole
 from sim import Job
-from sim.policy.order import Order
-
-__all__ = ["OutOfOrder"]
+from sim.policy import Order
 
 
 class OutOfOrder(ProgramOrder):

@@ -9,7 +9,7 @@ from the oldest that nobody took, the head, a window may be looked at; a heap ha
                       ^head                           window 1: b and nothing else
                       [--------]                      window 4: of b, c, a and b the first that is eligible
 
-`sim.policy.order.Order` says how many programs there are, who takes from which, and how wide the window is.
+`sim.policy.Order` says how many programs there are, who takes from which, and how wide the window is.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from policies.option_checks import SYNCHRONISATIONS, one_of, whole
 from sim import Issuer, Job, Policy, Task
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError
 from sim.graph.frames import has_control_flow
-from sim.policy.order import Order
-from sim.words.arrays import IntArray
-from sim.words.errors import InputError
-
-__all__ = ["ProgramOrder", "group_programs", "refuse_control_flow"]
+from sim.policy import Order
 
 
 class _Window:
@@ -144,7 +143,7 @@ class ProgramOrder(Policy):
 
 
 def _parts(program: IntArray, job: Job, order: Order) -> list[IntArray]:
-    """Return the program of each process (`sim.policy.processes`); a plan of an issuer stays whole."""
+    """Return the program of each process (`sim.issuers`); a plan of an issuer stays whole."""
     if job.process_of is None or order.per == "issuer":
         return [program]
     process = job.process_of[program]
@@ -176,3 +175,114 @@ def refuse_control_flow(policy: str, job: Job) -> None:
             f"{policy}: graph {job.graph.name!r} has conditions or loops, so its ops have no fixed order; "
             "the policy sequential runs it as a program with jumps"
         )
+
+
+class InOrder(ProgramOrder):
+    """Issue the ops in program order; an op that is not ready blocks everything behind it.
+
+    In-order issue: a linear program, one instruction after another, whoever else may be ready.
+
+    ::
+
+        program   a  b  c  d          b waits for data, c is ready
+                     ^                and still nothing is issued: head-of-line blocking
+
+    This is how a runtime behaves whose graph was turned into a list before it ran: TVM's graph executor
+    walks over its nodes (``GraphExecutor::Run``, src/runtime/graph_executor), a PyTorch script launches
+    kernel after kernel, an NPU's command queue is consumed from the front.
+
+    Parameters
+    ----------
+    in_flight : int, optional
+        How many tasks may be issued and not ended; 1 is strictly one after another. By default
+        only the issuers limit it: two workers may run the first two ops of the program at once.
+    per : str
+        ``"group"``: every group of issuers has its own program, in which `in_flight` counts too.
+        ``"machine"``: one program for all devices, as when a single thread of the host runs it.
+    synchronisation : str
+        ``"completion"``: an op is ready when its inputs are computed. ``"issue"``: when they are
+        issued (streams and events keep the order on the device).
+
+    Raises
+    ------
+    InputError
+        Another word or number; or `in_flight` under ``"issue"``, where a policy does not hear of
+        ends (``queue_depth`` of the device limits the launches outstanding).
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> b = GraphBuilder("a and b side by side, then c")
+    >>> for name, inputs, ns in (("a", [], 30), ("b", [], 10), ("c", ["b"], 10), ("d", [], 10)):
+    ...     _ = b.op(name, inputs=inputs, duration_ns=ns)
+    >>> machine = Machine((Device("cpu0", "cpu", workers=2),))
+    >>> simulate(b.build(), machine, InOrder()).makespan_ns
+    30
+    >>> simulate(b.build(), machine, InOrder(in_flight=1)).makespan_ns
+    60
+    """
+
+    def __init__(
+        self, in_flight: int | None = None, per: str = "group", synchronisation: str = "completion"
+    ) -> None:
+        self.in_flight = None if in_flight is None else whole("in-order", "in_flight", in_flight)
+        self.per = one_of("in-order", "per", per, ("group", "machine"))
+        self.synchronisation = one_of("in-order", "synchronisation", synchronisation, SYNCHRONISATIONS)
+        if in_flight is not None and synchronisation == "issue":
+            raise InputError(
+                "in-order: in_flight needs synchronisation: completion, because under issue a policy is not "
+                "told of ends; set the device's queue_depth instead",
+                path=("in_flight",),
+            )
+        # The end of a task on a stream, or of another group's, may be all that a head waits for.
+        self.scope = "group" if per == "group" and in_flight is None else "machine"
+        self.on_failure = "stop-group" if per == "group" else "stop-machine"
+
+    def as_data(self, job: Job) -> Order:
+        """Return the programs.
+
+        Raises
+        ------
+        InputError
+            A graph with control flow.
+        """
+        refuse_control_flow("in-order", job)
+        if self.per == "group":
+            return Order("place", group_programs(job, job.order), 1, "group", self.in_flight)
+        return Order("place", [job.order], 1, "machine", self.in_flight)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How the runs of a graph follow one another, for executors that run all of it in one call.
+#
+# ::
+#
+#     in-turn         [ run 0 ][ run 1 ][ run 2 ]      a program calls, and has what it asked for, in a loop
+#     side-by-side    [ run 0 ]                        threads of a program call at once: runs share the
+#                     [ run 1 ]                        executor's threads
+#     enqueued        [ launches 0 ][ launches 1 ]     a call returns when all is launched; the streams of a
+#                        [ GPU 0    ][ GPU 1 ]         GPU go on
+#
+# A call returns when what it ran is over, on the devices, too. TensorFlow's ``DirectSession::RunInternal``
+# waits for its executors, and they for their devices. ONNX Runtime's ``Run`` synchronises its execution
+# providers at the end (``disable_synchronize_execution_providers`` in onnxruntime_run_options_config_keys.h
+# leaves that out: ``enqueued``). A program that calls a function of TFRT waits for its results
+# (``host->Await`` in lib/bef_executor_driver/bef_executor_driver.cc). TVM's ``run`` only enqueues what a GPU
+# does, as a script of PyTorch does. What keeps runs apart is `sim.readiness.runs_in_turn`, whoever the
+# executor is.
+
+
+def in_turn(policy: str, runs: str, otherwise: str) -> bool:
+    """Return whether runs follow one another; `otherwise` is the other word that `policy` knows.
+
+    Raises
+    ------
+    InputError
+        Another word.
+
+    Examples
+    --------
+    >>> in_turn("tfrt", "in-turn", "side-by-side"), in_turn("tfrt", "side-by-side", "side-by-side")
+    (True, False)
+    """
+    return one_of(policy, "runs", runs, ("in-turn", otherwise)) == "in-turn"

@@ -24,15 +24,13 @@ import numpy as np
 from policies.issue.program_order import ProgramOrder
 from policies.option_checks import SYNCHRONISATIONS, one_of
 from sim import Graph, Job, Machine
-from sim.files.reading import read_bytes
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.files import read_bytes
+from sim.issuers import process_names
 from sim.job.job import Placement
-from sim.policy.order import Order
-from sim.policy.processes import process_names
+from sim.policy import Order
 from sim.record.plan import Plan
-from sim.words.arrays import IntArray
-from sim.words.errors import InputError, UnknownNameError, located
-
-__all__ = ["Planned", "Replay", "read_plan"]
 
 
 def read_plan(plan: Plan | None, file: Path | None) -> Plan:
@@ -54,7 +52,7 @@ def read_plan(plan: Plan | None, file: Path | None) -> Plan:
             raise InputError(f"{file}: is no plan (not UTF-8 text)") from None
 
 
-class Replay(ProgramOrder):
+class ReplayPlan(ProgramOrder):
     """Each issuer takes its tasks from a plan, in the plan's order.
 
     Parameters
@@ -80,7 +78,7 @@ class Replay(ProgramOrder):
     ...     _ = b.op(name, inputs=inputs, duration_ns=10)
     >>> graph, machine = b.build(), Machine((Device("cpu0", "cpu", workers=2),))
     >>> plan = simulate(graph, machine, ReadyQueue()).plan()
-    >>> simulate(graph, machine, Replay(plan)).plan().digest == plan.digest
+    >>> simulate(graph, machine, ReplayPlan(plan)).plan().digest == plan.digest
     True
     """
 
@@ -150,7 +148,7 @@ class Planned(Placement):
     ...     def place(self, graph, machine, cost_ns):
     ...         return [1, 0]
     >>> plan = simulate(graph, machine, ReadyQueue(), placement=Apart()).plan()
-    >>> simulate(graph, machine, Replay(plan), placement=Planned(plan)).makespan_ns
+    >>> simulate(graph, machine, ReplayPlan(plan), placement=Planned(plan)).makespan_ns
     10
     """
 
@@ -185,7 +183,7 @@ class Planned(Placement):
             if device.workers:  # a worker runs what it takes: its tasks have no stream of their own
                 lane_of |= {machine.stream_name(first + k): 0 for k in range(device.lanes)}
                 continue
-            # The streams of one process after another, as `sim.policy.processes.with_processes` puts them.
+            # The streams of one process after another, as `sim.issuers.with_processes` puts them.
             several, each = len(process_names(job.graph)) or 1, device.lanes
             if device.for_streams is not None and several == 1:  # it has as many as the plan uses
                 each += len(plan.streams)

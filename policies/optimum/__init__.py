@@ -1,1 +1,1 @@
-"""The least makespan of a job: what a solver knows of it, and how a run follows what was found."""
+"""The best schedule there is, by constraint programming: a job's tasks, resources and windows."""

@@ -16,18 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from policies.cp_sat.activities import Activities
+from policies.cp_sat import Activities
 from policies.placement.problem import Problem
 from sim import Job
-from sim.analysis.bounds import least_durations_ns
+from sim.explain.bounds import least_durations_ns
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
-from sim.job.pageable import holding_ops
-from sim.job.transfers import Flow
-from sim.job.travel import travel_ns
-from sim.kernel.layout.shared import ProcessorInColumns, SharedCores
-
-__all__ = ["Tasks"]
+from sim.job.transfers import Flow, holding_ops, travel_ns
+from sim.kernel.layout import ProcessorInColumns, SharedCores
 
 
 class Tasks:

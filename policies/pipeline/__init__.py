@@ -12,19 +12,24 @@ Nothing here has a clock or a device, and nothing is simulated: the simulator is
 order and has to come to the same times as `evaluate`.
 """
 
-from policies.pipeline.families.pipedream import Staleness, staleness
-from policies.pipeline.orders.action import PHASES, Action, Overlap, Phase, Slot, parse_action, parse_slot
-from policies.pipeline.orders.clock_cycles import clock_cycles, clock_table
-from policies.pipeline.orders.pipeline_schedule import Schedule
-from policies.pipeline.orders.schedule_text import parse_csv, read_csv, to_csv, write_csv
-from policies.pipeline.orders.validate import problems, validate
-from policies.pipeline.orders.waits import Dependencies
+from policies.pipeline.action import PHASES, Action, Overlap, Phase, Slot, parse_action, parse_slot
+from policies.pipeline.clock_cycles import clock_cycles, clock_table
+from policies.pipeline.evaluate import (
+    ClosedForm,
+    Evaluation,
+    StageActivations,
+    StageTimes,
+    closed_form,
+    evaluate,
+    peak_activations,
+    transformer_activations,
+)
+from policies.pipeline.pipedream import Staleness, staleness
+from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.recompute import with_recompute
 from policies.pipeline.registry import default_chunks, generate, options, schedules
-from policies.pipeline.timing.activations import StageActivations, peak_activations, transformer_activations
-from policies.pipeline.timing.closed_forms import ClosedForm, closed_form
-from policies.pipeline.timing.evaluate import Evaluation, StageTimes, evaluate
-from policies.pipeline.timing.picture import picture
+from policies.pipeline.schedule_text import parse_csv, picture, read_csv, to_csv, write_csv
+from policies.pipeline.validate import Dependencies, problems, validate
 
 __all__ = [
     "PHASES",

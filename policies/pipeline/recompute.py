@@ -19,11 +19,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
-from policies.pipeline.orders.action import Action, Slot
-from policies.pipeline.orders.pipeline_schedule import Schedule
-from sim.words.errors import InputError, UnknownNameError
-
-__all__ = ["Checkpoint", "with_recompute", "without_backward_dependency"]
+from policies.pipeline.action import Action, Slot
+from policies.pipeline.pipeline_schedule import Schedule
+from sim.base.errors import InputError, UnknownNameError
 
 Checkpoint = Literal["never", "except_last", "always"]
 """Which micro-batches are recomputed."""

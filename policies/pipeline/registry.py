@@ -8,20 +8,65 @@ families, those of other packages too, are entry points of the group ``sim.pipel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from policies.pipeline.families.custom import custom
-from policies.pipeline.family_options import require_positive
-from policies.pipeline.orders.pipeline_schedule import Schedule
+from policies.pipeline.custom import custom
+from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.recompute import Checkpoint, with_recompute
-from sim.words import plugins
-from sim.words.errors import InputError, MisfitError, UnknownNameError, UnknownOptionError
-from sim.words.limits import MOST_BUILT
-from sim.words.options import arguments, parameters, require_call, spelling
+from sim.base import plugins
+from sim.base.arrays import MOST_BUILT
+from sim.base.errors import InputError, MisfitError, UnknownNameError, UnknownOptionError
+from sim.base.options import arguments, parameters, require_call, spelling
 
-__all__ = ["check_options", "default_chunks", "generate", "options", "schedules"]
+# ----------------------------------------------------------------------------------------------------------
+# Checks of what a user may set: choices, sizes, counts; each refusal names what is accepted.
 
+
+def require_positive(**sizes: object) -> None:
+    """Refuse sizes that are no whole numbers of at least one, naming the first such.
+
+    Raises
+    ------
+    InputError
+        A size is not an integer, or is below one.
+
+    Examples
+    --------
+    >>> require_positive(ranks=2, micro_batches=8)
+    """
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InputError(f"{name} must be a whole number of at least 1, not {size!r}")
+
+
+def per_stage(name: str, value: int | Sequence[int], stages: int, *, least: int = 0) -> tuple[int, ...]:
+    """Return one whole number a stage: the given ones, or one number for all.
+
+    Raises
+    ------
+    InputError
+        There are not as many numbers as stages, or one is no whole number of at least `least`.
+
+    Examples
+    --------
+    >>> per_stage("forward", 3, 2)
+    (3, 3)
+    >>> per_stage("forward", [3, 4], 2)
+    (3, 4)
+    """
+    numbers = tuple(value) if isinstance(value, Sequence) else (value,) * stages
+    if len(numbers) != stages:
+        raise InputError(
+            f"{name} has {len(numbers)} numbers for {stages} stages; give one number or {stages}"
+        )
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise InputError(f"{name} must be whole numbers of at least {least}, not {number!r}")
+    return numbers
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 _GROUP: Final = "sim.pipelines"
 _SIZES = ("ranks", "micro_batches", "chunks")
@@ -98,7 +143,7 @@ def check_options(name: str, given: Mapping[str, Any], *, others: Collection[str
     >>> check_options("gpipe", {"ordr": "fifo"})
     Traceback (most recent call last):
         ...
-    sim.words.errors.UnknownOptionError: ordr: gpipe has no option 'ordr'; did you mean 'order'?
+    sim.base.errors.UnknownOptionError: ordr: gpipe has no option 'ordr'; did you mean 'order'?
     """
     taken = {key: p for key, p in parameters(_family(name)).items() if key not in _SIZES}
     taken["checkpoint"] = parameters(generate)["checkpoint"]

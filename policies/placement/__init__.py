@@ -1,1 +1,1 @@
-"""Placements: on which device each op runs."""
+"""Which device each op runs on: list scheduling, cuts, exact solutions, search."""

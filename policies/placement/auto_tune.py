@@ -26,20 +26,18 @@ import numpy as np
 from policies.option_checks import whole
 from policies.placement.problem import Problem
 from sim import Graph, Machine, Policy
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError, RunError
+from sim.base.plugins import lookup
 from sim.job.build_job import make_job
 from sim.job.job import Placement, Tried
-from sim.kernel.choose import run_job
-from sim.words.arrays import IntArray
-from sim.words.errors import InputError, RunError
-from sim.words.plugins import lookup
-
-__all__ = ["AutoTune", "Tuning"]
+from sim.kernel.run import run_job
 
 Evaluate = Callable[[Sequence[int]], int]
 
 
 @dataclass(frozen=True)
-class Tuning:
+class PlacementSearch:
     """What a search found.
 
     Attributes
@@ -119,7 +117,7 @@ class AutoTune(Placement):
         self.seed = whole("auto-tune", "seed", seed, least=0)
         self.policy = policy
         self.evaluate = evaluate
-        self.tuning: Tuning | None = None
+        self.tuning: PlacementSearch | None = None
 
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
         """Return one device index per op (see `sim.job.job.Placement`); `tuning` tells how it was found.
@@ -250,9 +248,9 @@ class _Search:
                         queue.append(leader)
         return list(found)
 
-    def tuning(self) -> Tuning:
+    def tuning(self) -> PlacementSearch:
         """Return what was found."""
         if self.best is None:
             assert self.refused is not None
             raise self.refused
-        return Tuning(self.best[1], self.best[0], self.trajectory)
+        return PlacementSearch(self.best[1], self.best[0], self.trajectory)

@@ -18,16 +18,13 @@ from functools import cached_property
 
 import numpy as np
 
-from policies.placement.colocation import colocation_groups
-from policies.placement.feasible import feasible_devices, soft_devices
+from policies.placement.feasible import colocation_groups, feasible_devices, soft_devices
 from sim import Graph, Job, Machine
+from sim.base.arrays import UNSET, IntArray
+from sim.base.errors import InfeasibleError
 from sim.job.costs import issue_costs_by_kind
-from sim.job.tensor_places import input_devices
-from sim.job.travel import Travel
-from sim.words.arrays import UNSET, IntArray
-from sim.words.errors import InfeasibleError
-
-__all__ = ["NEVER", "Problem"]
+from sim.job.places import input_devices
+from sim.job.transfers import Travel
 
 NEVER = 1 << 62
 """A time that is never reached: no route leads there."""

@@ -16,7 +16,7 @@ atexit.register(gc.freeze)
 # Asking every installed distribution whether it changes how pydantic validates takes as long.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
-from sim.words.lazy import lazy  # noqa: E402
+from sim.base.startup import lazy  # noqa: E402
 
 __all__ = ["app"]
 

@@ -26,45 +26,40 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from scenarios.cli.process.limit import with_limit
-from scenarios.cli.process.terminal import terminal
-from scenarios.cli.themed import with_theme
-from scenarios.cli.warned import show_warnings
-from sim.words import plugins
-from sim.words.errors import SimError, UnknownNameError
-
-__all__ = ["app"]
-
+from scenarios.cli.common_options import with_limit, with_theme
+from scenarios.cli.terminal import show_warnings, terminal
+from sim.base import plugins
+from sim.base.errors import SimError, UnknownNameError
 
 # Docstrings are wrapped to the terminal, not where they were written.
 _LOOK: Final[Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
 
 _VERBS: Final = {
-    "new": ("known.shipped:new", "Write a first scenario, from a few questions or a template."),
-    "list": ("known.shipped:list_", "List the templates and examples that ship."),
+    "new": ("shipped:new", "Write a first scenario, from a few questions or a template."),
+    "list": ("shipped:list_", "List the templates and examples that ship."),
     "run": ("run:run", "Run a scenario and print the results."),
     "compare": (
-        "comparing.compare:compare",
+        "compare:compare",
         "Run the same work under several policies and explain the differences.",
     ),
     "diff": (
-        "comparing.diff:diff",
+        "diff:diff",
         "Show what differs between two runs or recordings, and what moved first.",
     ),
     "explain": ("explain:explain", "Show the critical path and why devices were idle."),
     "check": ("check:check", "Check every `expect:` of scenarios; exit 1 if one fails."),
     "import": ("importing:import_", "Convert a model in any known format to a graph file."),
-    "policies": ("known.names:policies", "List the policies and the other decisions."),
-    "devices": ("known.names:devices", "List the device and machine presets and the keys of a device."),
-    "runtimes": ("known.names:runtimes", "List the runtimes."),
-    "whatif": ("comparing.whatif:whatif", "Show what would make a recorded program faster, and by how much."),
+    "policies": ("names:policies", "List the policies and the other decisions."),
+    "devices": ("names:devices", "List the device and machine presets and the keys of a device."),
+    "runtimes": ("names:runtimes", "List the runtimes."),
+    "whatif": ("whatif:whatif", "Show what would make a recorded program faster, and by how much."),
     "collectives": ("collectives:collectives", "Show how NCCL runs a collective, and how long it takes."),
     "memory": ("memory:memory", "Replay an allocation trace through allocators."),
     "schedule": ("schedule:schedule", "Print a pipeline schedule as a picture, or as CSV for torch."),
-    "schema": ("known.names:schema", "Print the JSON Schema of scenario files, for editors."),
+    "schema": ("names:schema", "Print the JSON Schema of scenario files, for editors."),
     "sweep": ("sweep:sweep", "Run a scenario at every combination of settings."),
     "optimum": (
-        "comparing.optimum:optimum",
+        "optimum:optimum",
         "Find the best possible schedule, or how far from it the policies can be.",
     ),
     "tune": ("tune:tune", "Search for the best settings, order, placement and streams."),
@@ -201,7 +196,7 @@ def _told(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
     where = f"{file}: " if file else ""
     if isinstance(error, MemoryError):
         return f"{where}needs more memory than there is", 1
-    from scenarios.cli.process.whose import place_of_other_code
+    from scenarios.cli.terminal import place_of_other_code
 
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     if (place := place_of_other_code(error)) is not None:

@@ -6,20 +6,71 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from scenarios.cli.stream_hints import stream_notes
+from scenarios.cli.hints import little_room, no_gap_notes, stream_notes, unused_notes
 from scenarios.cli.text_tables import print_table, strong
-from scenarios.cli.unused_notes import little_room, no_gap_notes, unused_notes
-from sim.export.result_rows import device_rows, largest, percent, size, summary_lines
-from sim.words.units import format_duration
+from scenarios.training_run.plan import TrainingPlan
+from sim.base.units import format_duration
+from sim.export.tables import device_rows, largest, percent, size, summary_lines
 
 if TYPE_CHECKING:
-    from scenarios.expect.expectation import Outcome
+    from scenarios.expectations import Outcome
     from scenarios.report.compare import Comparison
     from scenarios.run.execute import Result
-    from scenarios.run.repeat import Repeats
+    from scenarios.variants.repeat import Repeats
     from sim.job.job import Tried
 
-__all__ = ["print_comparison", "print_json", "print_repeats", "print_result"]
+
+# ----------------------------------------------------------------------------------------------------------
+# A training run as `sim run` prints it.
+
+_HOUR_NS: Final = 3_600_000_000_000
+
+
+def print_training(plan: TrainingPlan, told: Mapping[str, Any]) -> None:
+    """Print a line about machines and intervals, and a row for each recovery policy."""
+    machines = f"{plan.workers:,} worker{'s' * (plan.workers > 1)}"
+    machines += f", {plan.spares:,} spare" if plan.spares else ""
+    print(f"training run: {machines}{_intervals(told['interval'])}")
+    print_table(
+        [
+            {
+                "recovery": name,
+                "goodput": percent(life["goodput"]),
+                "steps": f"{life['steps']:,}",
+                "end": _long(life["end_ns"]),
+                **{
+                    state: percent(ns / life["end_ns"] if life["end_ns"] else 0.0)
+                    for state, ns in life["time_ns"].items()
+                },
+                "lost": percent(life["lost_ns"] / life["end_ns"] if life["end_ns"] else 0.0),
+                "interruptions": f"{life['interruptions']:,}",
+                "fewest workers": f"{life['fewest_workers']:,}",
+                "by cause": _causes(life["interruptions_by_cause"]),
+            }
+            for name, life in told["recovery"].items()
+        ]
+    )
+
+
+def _intervals(found: Mapping[str, int] | None) -> str:
+    if found is None:
+        return ""
+    mtbf, young, daly, best = (_long(found[f"{key}_ns"]) for key in ("mtbf", "young", "daly", "best"))
+    return f"; a failure every {mtbf}: best saved every {best} (Daly {daly}, Young {young})"
+
+
+def _long(ns: int) -> str:
+    """Return a duration, from two hours on in hours."""
+    return format_duration(ns) if ns < 2 * _HOUR_NS else f"{ns / _HOUR_NS:.4g} h"
+
+
+def _causes(counts: Mapping[str, int]) -> str:
+    """Return the three causes that interrupted most."""
+    ranked = sorted((item for item in counts.items() if item[1]), key=lambda item: -item[1])
+    return ", ".join(f"{cause} {count:,}" for cause, count in ranked[:3])
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 _METHOD: Final = (
     "The breakdown follows the dependency chain back from the last op. `sim explain` also follows streams "
@@ -76,14 +127,12 @@ def print_result(result: Result) -> None:
     _print_experts(summary.get("experts", {}))
     _print_staleness(summary.get("staleness", {}))
     if told := summary.get("data_loading"):
-        from scenarios.build.loading.loading_limit import limit_line
+        from scenarios.builders.input_pipeline import limit_line
 
         print(f"\n{limit_line(told)}")
     if "train" in summary:
         _print_train(summary["train"])
     if result.training is not None:
-        from scenarios.cli.tables.training_table import print_training
-
         print()
         print_training(result.training.plan, summary["training_run"])
     _print_outcomes(result.outcomes)

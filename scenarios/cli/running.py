@@ -3,25 +3,73 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from scenarios.cli.progress import progress
+from scenarios.cli.terminal import escaped, unescaped
 from scenarios.run.execute import Result, run_case
 from scenarios.run.load import load_scenario
 from scenarios.run.scenario import Case
-from scenarios.run.sweeps.unlike_costs import warn_of_unlike_costs
-from sim.words.errors import InputError, OutOfMemoryError, RunError, SimError, StuckError
+from scenarios.variants.incomparable_runs import warn_of_unlike_costs
+from sim.base.errors import InputError, OutOfMemoryError, RunError, SimError, StuckError
 
 if TYPE_CHECKING:
     from scenarios.report.compare import Comparison
     from scenarios.report.outputs import Files
-    from scenarios.run.repeat import Repeats
+    from scenarios.variants.repeat import Repeats
 
-__all__ = ["Charts", "cases_of", "compare_all", "finish", "run_all", "run_repeatedly"]
+
+# ----------------------------------------------------------------------------------------------------------
+# A sign of life on stderr, for work that takes longer than a second.
+
+
+@contextmanager
+def progress(what: str, *, after_s: float = 1.0, every_s: float = 1.0) -> Iterator[None]:
+    """Say on stderr what is being done and for how long, once it has taken `after_s` seconds.
+
+    On a terminal one line is kept up to date and wiped at the end; elsewhere one line is written.
+
+    Parameters
+    ----------
+    what : str
+        ``"simulating in-order"``.
+    after_s, every_s : float
+        When to begin, and how often to renew, in seconds.
+    """
+    done = threading.Event()
+    thread = threading.Thread(target=_tell, args=(what, done, after_s, every_s), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _tell(what: str, done: threading.Event, after_s: float, every_s: float) -> None:
+    begun = time.monotonic()
+    if done.wait(after_s):
+        return
+    stream, what = unescaped(sys.stderr), escaped(what)
+    if not stream.isatty():
+        print(f"{what} ...", file=stream, flush=True)
+        done.wait()
+        return
+    while True:
+        print(f"\r{what} ... {time.monotonic() - begun:.0f} s", end="", file=stream, flush=True)
+        if done.wait(every_s):
+            print(f"\r{' ' * (len(what) + 20)}\r", end="", file=stream, flush=True)
+            return
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 
 def cases_of(
@@ -80,8 +128,8 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
     InputError
         None of them can be built.
     """
-    from scenarios.report.compare import Comparison, Failure
-    from sim.analysis.failed_ops import failure_text
+    from scenarios.report.compare import Comparison, FailedRun
+    from sim.explain.failed_ops import failure_text
 
     results, failures, stories = [], [], []
     for case, of in _counted(cases):
@@ -96,7 +144,7 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
             result.share()
             results.append(result)
         else:
-            failures.append(Failure(case.label, error))
+            failures.append(FailedRun(case.label, error))
             stories.append(f"{case.label}{of}:\n{error}" if of else str(error))
     if not results:
         first = failures[0].error
@@ -182,7 +230,7 @@ def _open_page(path: str) -> None:
 
 def run_repeatedly(cases: Sequence[Case], runs: int) -> list[Repeats]:
     """Run each case with so many seeds; on stderr, say which one takes longer than a second."""
-    from scenarios.run.repeat import repeat
+    from scenarios.variants.repeat import repeat
 
     done = []
     for case in cases:

@@ -7,43 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = [
-    "AllowCode",
-    "AllowOutside",
-    "Arrows",
-    "CriticalPath",
-    "Gantt",
-    "Html",
-    "Json",
-    "Links",
-    "Maximise",
-    "MemoryFile",
-    "MemoryTrace",
-    "Minimise",
-    "Open",
-    "Ops",
-    "Plan",
-    "Policies",
-    "Repeat",
-    "Roofline",
-    "ScenarioPath",
-    "Sets",
-    "ShowGraph",
-    "SubjectTo",
-    "Timeline",
-    "TraceFile",
-    "Tuning",
-    "completes",
-    "settings",
-]
-
 
 def completes(*groups: str) -> Callable[[str], list[str]]:
     """Return what completes the name of a plugin in the shell; without groups, that of any decision."""
 
     def names(incomplete: str) -> list[str]:
-        from scenarios.known.decisions import DECISIONS
-        from sim.words import plugins
+        from scenarios.reference import DECISIONS
+        from sim.base import plugins
 
         known = {
             name for group in groups or [one.group for one in DECISIONS] for name in plugins.names(group)

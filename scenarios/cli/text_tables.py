@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from unicodedata import east_asian_width
 
-__all__ = ["print_list", "print_table", "strong"]
-
 _WIDTH: Final = 160
 """Columns of a list that goes to a file or a pipe."""
 

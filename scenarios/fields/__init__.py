@@ -1,1 +1,1 @@
-"""The parts of a scenario but its workload: which keys each has."""
+"""The sections of a scenario as pydantic models, and the results that may be asked for."""

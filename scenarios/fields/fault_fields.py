@@ -15,30 +15,70 @@
       restart: 10min                                   what follows
       checkpoint: {every_steps: 2, restore: 1min}
 
-The words are those of `scenarios.training_run.section`, which is about many steps of one length; this is
+The words are those of `scenarios.training_run.fields`, which is about many steps of one length; this is
 about the tasks and transfers of some.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from pydantic import Field, model_validator
 
-from devices.describe.field_types import Duration
-from devices.describe.quantities import Count, File, Name, Shorthand, Strict, fault
-from scenarios.fields.causes import read_causes
-from scenarios.fields.noise_fields import Factor
+from devices.describe.field_types import Duration, fault
+from devices.describe.quantities import Count, File, Name, Shorthand, Strict
+from scenarios.fields.policy_fields import Factor
 from scenarios.file.document import Document
-from sim.faults.faults import NCCL_TIMEOUT_NS, Cause, Faults, HealthCheck, PartKind
-from sim.machine.link import Link
+from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.files import read_bytes
+from sim.faults import NCCL_TIMEOUT_NS, Cause, Faults, HealthCheck, PartKind
+from sim.machine.links import Link
 from sim.machine.machine import Machine
-from sim.words.errors import InputError, UnknownNameError, located
 
-__all__ = ["FaultFields"]
+# ----------------------------------------------------------------------------------------------------------
+# Causes of failures as somebody counted them: a CSV file with the columns ``component`` and ``count``.
+
+
+def read_causes(path: Path) -> dict[str, int]:
+    """Return component → count; other columns are left alone, and causes that never occurred left out.
+
+    Raises
+    ------
+    InputError
+        A column that is missing, a row that is none, a component that is counted twice, or nothing counted.
+    """
+    try:
+        text = read_bytes(path).decode("utf-8-sig")  # spreadsheets begin with a mark
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is no text in UTF-8") from None
+    rows = csv.DictReader(text.splitlines())
+    missing = [name for name in ("component", "count") if name not in (rows.fieldnames or ())]
+    if missing:
+        raise InputError(
+            f"{path}: has no column {missing[0]!r}; found {', '.join(rows.fieldnames or ()) or 'none'}"
+        )
+    found: dict[str, int] = {}
+    for row in rows:
+        component, count = row["component"], row["count"]
+        where = f"{path}:{rows.line_num}"
+        if not component or not (count or "").isdecimal():
+            raise InputError(
+                f"{where}: should have a component and a whole count, not {component!r}, {count!r}"
+            )
+        if component in found:
+            raise InputError(f"{where}: {component!r} is counted twice")
+        found[component] = int(count)
+    if not any(found.values()):
+        raise InputError(f"{path}: counts no failure")
+    return {component: count for component, count in found.items() if count}
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 
 class CauseFields(Strict):

@@ -15,9 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from scenarios.fields.results import RESULTS, Value, check_named, column_of_result, holds
-from sim.words.errors import InputError
-
-__all__ = ["Goal", "Limit", "alike", "front", "read_goal"]
+from sim.base.errors import InputError
 
 _SIGNS: Final = {"<=": "at_most", ">=": "at_least", "=": "equals"}
 

@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Container
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, JsonValue, Tag, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag, WithJsonSchema
 
+from devices.describe.field_types import reader
 from devices.describe.quantities import Name, Shorthand, Strict, Whole
-from scenarios.fields.choices import AnyChoice, WithOptions
 from scenarios.fields.results import RESULTS
-from sim.policy.policy import Synchronisation
-from sim.words.errors import nearest
+from sim.base.errors import nearest
+from sim.base.units import parse_fraction
+from sim.policy import Synchronisation
 
-__all__ = [
-    "AnyPolicy",
-    "AnyVariant",
-    "Condition",
-    "Expect",
-    "ExpectOfRuns",
-    "Knowledge",
-    "Policy",
-    "Variant",
-]
+if TYPE_CHECKING:
+    from sim.job.noise import Noise
 
+
+# ----------------------------------------------------------------------------------------------------------
+# A decision of a scenario: the name of what decides, and its options.
+#
+# ::
+#
+#     placement: heft                                 streams: {name: per-branch, spread: next}
+
+
+class WithOptions(Strict):
+    """Keys that are known, and any others: the options of what is named."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keys that are no field."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Choice(WithOptions):
+    """One decision: a name, and whatever options it has."""
+
+    name: Name
+
+
+AnyChoice = Annotated[Choice, Shorthand("name")]
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 Knowledge = Literal["exact", "mean", "estimate", "none"]
 
 
-class Policy(WithOptions):
+class PolicyFields(WithOptions):
     """The policy and the other decisions; further keys are the policy's options."""
 
     name: Annotated[Name | None, Field(description="a policy, as `sim policies` lists them")] = None
@@ -56,7 +80,7 @@ class Policy(WithOptions):
     knowledge: Annotated[Knowledge | None, Field(description="replaces the scenario's `knowledge`")] = None
 
 
-AnyPolicy = Annotated[Policy, Shorthand("name")]
+AnyPolicy = Annotated[PolicyFields, Shorthand("name")]
 
 
 _PLAIN: Final = {"type": ["string", "number", "boolean", "array"]}
@@ -113,7 +137,7 @@ ExpectOfRuns = Annotated[
 ]
 
 
-class Variant(Policy):
+class Variant(PolicyFields):
     """An entry of ``compare``: the scenario's work under another policy, or with other settings."""
 
     label: Annotated[Name | None, Field(description="label in results; default: the policy's name")] = None
@@ -125,3 +149,86 @@ class Variant(Policy):
 
 
 AnyVariant = Annotated[Variant, Shorthand("name")]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Noise of a scenario: ``noise: {sigma: 0.05, devices: {gpu1: 1.2}, straggler_probability: 1%, ...}``.
+#
+# The words of `sim.job.noise.Noise`, checked and placed in the file.
+
+Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A factor of durations: 1.2 is 20 % slower."""
+
+Spread = Annotated[float, Field(ge=0, lt=10, allow_inf_nan=False)]
+"""Standard deviation of the logarithm of a factor: 0.05 is about 5 %."""
+
+Probability = Annotated[
+    float,
+    BeforeValidator(reader(lambda value: float(parse_fraction(value, what="")))),
+    WithJsonSchema({"type": ["number", "string"]}),
+]
+
+
+class NoiseFields(Strict):
+    """How durations vary; policies do not see this."""
+
+    sigma: Annotated[
+        Spread,
+        Field(description="standard deviation of the logarithm of each task's factor; 0.05 is about 5 %"),
+    ] = 0.0
+    devices: Annotated[
+        dict[Name, Factor],
+        Field(default_factory=dict, description="factor of each device: 1.2 is 20 % slower"),
+    ]
+    straggler_probability: Annotated[
+        Probability, Field(description="probability that a task is a straggler")
+    ] = 0.0
+    straggler_factor: Annotated[Factor, Field(description="how many times longer a straggler takes")] = 1.0
+
+    def noise(self, known: Container[str]) -> Noise:
+        """Return it for `sim.job.build_job.make_job`, of the devices that are `known`."""
+        from sim.job.noise import Noise
+
+        devices = {name: factor for name, factor in self.devices.items() if name in known}
+        return Noise(self.sigma, devices, self.straggler_probability, self.straggler_factor)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The ``memory:`` of a scenario: who manages it, when tensors take it, and what happens when there is none.
+#
+# ::
+#
+#     memory:
+#       allocator: {name: caching, malloc: 50us}         of every device, or `runtime` ...
+#       devices: {npu0: scratchpad}                      ... but these
+#       lifetime: issue
+#       when_full: wait
+#
+# What it all does is in `scenarios.run.run_memory`.
+
+
+class MemoryFields(Strict):
+    """Who manages memory, when tensors take it, and what happens when there is none."""
+
+    allocator: Annotated[
+        AnyChoice | None,
+        Field(
+            description="who manages the memory of each device; `runtime`: what the policy's runtime has; "
+            "default: bytes are counted, no more"
+        ),
+    ] = None
+    devices: Annotated[
+        dict[Name, AnyChoice],
+        Field(default_factory=dict, description="allocators of devices that have another one, by name"),
+    ]
+    lifetime: Annotated[
+        Literal["execution", "issue"] | None,
+        Field(
+            description="tensors live from start to the end of the last reader, or from issue to issue; "
+            "default: issue if the policy synchronises at issue, else execution"
+        ),
+    ] = None
+    when_full: Annotated[
+        Literal["error", "wait"],
+        Field(description="when memory is full: stop with an error, or let the task wait"),
+    ] = "error"

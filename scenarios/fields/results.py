@@ -14,29 +14,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from sim.base.errors import InputError, hint
+from sim.base.units import (
+    NS_PER_S,
+    format_bytes,
+    format_duration,
+    parse_bytes,
+    parse_duration,
+    parse_fraction,
+)
 from sim.job.job import Job
 from sim.trace import Trace
-from sim.words.errors import InputError, hint
-from sim.words.units import format_bytes, format_duration, parse_bytes, parse_duration, parse_fraction
-
-__all__ = [
-    "FILE",
-    "FLAG",
-    "ORDER",
-    "RESULTS",
-    "SHARE",
-    "WORD",
-    "Summary",
-    "Unit",
-    "Value",
-    "check_named",
-    "column_of_result",
-    "holds",
-    "result_of_run",
-    "row_names",
-    "shown_result",
-    "task_names",
-]
 
 Summary = Mapping[str, Any]
 Value = int | float | str | list[str]
@@ -305,10 +293,10 @@ def row_names(trace: Trace, device: str = "") -> list[str]:
 
 def _exposed_ns(trace: Trace, device: str) -> int:
     """Return how long a device communicates or waits for others to, and computes nothing (`sim explain`)."""
-    from sim.explain.exposed import exposed_communication
-    from sim.explain.facts.derived_columns import Facts
+    from sim.explain.communication import exposed_communication
+    from sim.explain.derived import DerivedColumns
 
-    return sum(exposed_communication(Facts(trace)).get(device, {}).values())
+    return sum(exposed_communication(DerivedColumns(trace)).get(device, {}).values())
 
 
 def task_names(job: Job) -> list[str]:
@@ -317,3 +305,35 @@ def task_names(job: Job) -> list[str]:
     if job.iterations == 1:
         return list(ops)
     return [f"{op}[{i}]" for i in range(job.iterations) for op in ops]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How much a run gets done in a second: micro-batches of a pipeline, samples of a model with a batch.
+
+RATES: Final = ("micro_batches_per_s", "samples_per_s")
+
+
+def throughput(summary: Mapping[str, Any], iterations: int, batch: int | None) -> dict[str, float]:
+    """Return one of `RATES`, over all iterations; nothing where neither is known.
+
+    Parameters
+    ----------
+    summary : mapping
+        Of the run, with the keys ``pipeline`` and ``train`` where it has them.
+    iterations : int
+    batch : int or None
+        The samples of an iteration.
+
+    Examples
+    --------
+    >>> throughput({"makespan_ns": 2_000_000_000}, iterations=3, batch=32)
+    {'samples_per_s': 48.0}
+    """
+    if (train := summary.get("train")) is not None:
+        return {"samples_per_s": train["samples_per_s"]}
+    if not summary["makespan_ns"]:
+        return {}
+    seconds = summary["makespan_ns"] / NS_PER_S
+    if (pipeline := summary.get("pipeline")) is not None:
+        return {"micro_batches_per_s": iterations * pipeline["micro_batches"] / seconds}
+    return {} if batch is None else {"samples_per_s": iterations * batch / seconds}

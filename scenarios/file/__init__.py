@@ -1,1 +1,1 @@
-"""The scenario file: YAML with places, values with units, and what is wrong with it."""
+"""A scenario file as text with places: YAML, the document, and what pydantic found wrong."""

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from scenarios.file.yaml_read import Node, Place, read_yaml, read_yaml_text
-from sim.words.errors import InputError, ScenarioError, UnknownNameError, UnknownOptionError, hint, shortened
-from sim.words.plugins import within
-
-__all__ = ["Document", "Loc", "dotted", "key_and_value", "plain_settings"]
+from sim.base.errors import InputError, ScenarioError, UnknownNameError, UnknownOptionError, hint, shortened
+from sim.base.plugins import within
 
 Loc = tuple[str | int, ...]
 """A path into a document."""
@@ -91,7 +89,7 @@ class Document:
             A file cannot be read, is not a YAML mapping, extends itself, or is of an unknown version.
         """
         if os.path.isdir(path) or not str(path).endswith((".yaml", ".yml")):
-            from scenarios.recorded.files import as_scenario, format_of
+            from scenarios.recorded.many_ranks import as_scenario, format_of
 
             if format_of(path) is not None:
                 path = os.path.realpath(path)

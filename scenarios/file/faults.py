@@ -15,10 +15,8 @@ from pydantic import BaseModel, Discriminator, Tag, ValidationError
 
 from scenarios.file.document import Document, Loc, dotted
 from scenarios.file.yaml_read import Place
-from sim.words.errors import InputError, ScenarioError, hint, nearest
-from sim.words.options import misfit_text
-
-__all__ = ["in_order", "input_error", "scenario_error"]
+from sim.base.errors import InputError, ScenarioError, hint, nearest
+from sim.base.options import misfit_text
 
 SHOWN: Final = 10
 """Number of faults that are shown; a file with more has usually one cause."""
@@ -155,3 +153,43 @@ def _models_at(annotation: Any, loc: Loc) -> Iterator[type[BaseModel]]:
     for member in get_args(annotation):
         if tag is None or any(isinstance(part, Tag) and part.tag == tag for part in get_args(member)):
             yield from _models_at(member, loc[1:] if named else loc)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Keys that scenarios had once, in one table: what to write instead.
+#
+# A scenario that was written for an older version gets its answer at the key::
+#
+#     s.yaml:4:27: machine.devices.npu0.dma_engines: is called copy_engines now
+
+RENAMED: Final[Mapping[str, str]] = {
+    "policy.allocator": "stands under memory now: memory: {allocator: ...}",
+    "compare.*.allocator": "stands under memory now: set: {memory.allocator: ...}",
+    "machine.devices.*.allocator": "stands under memory now: memory: {devices: {NAME: ...}}, or "
+    "memory: {allocator: ...} for all devices",
+    "memory.limits": "is an option of the allocator now: memory: {allocator: {name: pool, limits: {...}}}",
+    "memory.allocator.lifetime": "stands beside the allocator now: memory: {lifetime: ...}",
+    "memory.allocator.when_full": "stands beside the allocator now: memory: {when_full: ...}",
+    "machine.devices.*.dma_engines": "is called copy_engines now",
+    "machine.devices.*.sm_fraction": "is said with use_sms now: use_sms: 50%",
+    "machine.devices.*.clock": "is gone, for nothing used it; put it into description or sources",
+    "machine.devices.*.l2": "is gone, for nothing used it; put it into description or sources",
+    "machine.links.*.source": "is called sources now, as in devices and machines",
+}
+"""Dotted path of each key that is gone (``*``: any key or item) -> the end of the message."""
+
+
+def refuse_renamed(document: Document) -> None:
+    """Refuse keys of an older version.
+
+    Raises
+    ------
+    ScenarioError
+        A line for each, with its place and what to write instead.
+    """
+    lines: dict[str, Place] = {}
+    for pattern, message in RENAMED.items():
+        for loc in document.matching(pattern):
+            lines[str(document.error(loc, message, key=True))] = document.place(loc, key=True)
+    if lines:
+        raise in_order(lines)

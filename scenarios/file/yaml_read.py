@@ -25,10 +25,8 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from sim.files.reading import FileTooLargeError, read_bytes
-from sim.words.errors import LONGEST_NAME, InputError, ScenarioError, shortened
-
-__all__ = ["LOADER", "MAX_ALIASED", "MAX_DEPTH", "Node", "Place", "Scalar", "read_yaml", "read_yaml_text"]
+from sim.base.errors import LONGEST_NAME, InputError, ScenarioError, shortened
+from sim.base.files import FileTooLargeError, read_bytes
 
 MAX_BYTES: Final = 16 * 2**20
 """Largest file read. Large graphs belong in graph files, which are read a thousand times faster."""

@@ -19,14 +19,15 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from scenarios.importers.batching import BatchSlope, is_straight, slope_between
-from scenarios.importers.files import TRACES, StrPath, read_head
-from scenarios.importers.neutral.graph_json import read_graph, write_graph
+from scenarios.importers.files import TRACES, read_head
+from scenarios.importers.graph_json import read_graph, write_graph
+from sim.base import plugins
+from sim.base.arrays import at_most
+from sim.base.errors import InputError, located
+from sim.base.files import StrPath
+from sim.base.options import arguments, checked, parameters, require_call
 from sim.graph.attributes import typed
 from sim.graph.graph import Graph
-from sim.words import plugins
-from sim.words.errors import InputError, located
-from sim.words.limits import at_most
-from sim.words.options import arguments, checked, parameters, require_call
 
 __all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "write_graph"]
 

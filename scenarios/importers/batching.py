@@ -17,12 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.graph.csr import Csr
+from sim.base.arrays import Csr, IntArray
+from sim.base.errors import GraphError, InputError
 from sim.graph.graph import Graph
-from sim.words.arrays import IntArray
-from sim.words.errors import GraphError, InputError
-
-__all__ = ["BatchSlope", "at_batch", "is_straight", "slope_between"]
 
 _STRAIGHT = ("flops", "bytes_read", "bytes_written", "tensor_nbytes")
 """The columns that change with the batch; all others must not."""

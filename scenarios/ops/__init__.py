@@ -1,1 +1,1 @@
-"""What ops cost by their shapes, and ops that stand for other ops."""
+"""What importers and inline ops share: attributes, costs by formula, functions, control flow."""

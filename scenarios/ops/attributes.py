@@ -11,18 +11,18 @@ and so is each axis of a cost table of a device's own.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from devices.describe.field_types import BITS, dtype_bits
+from sim.base import plugins
+from sim.base.errors import UnknownNameError, nearest
 from sim.graph.attributes import READERS, whole
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel
 from sim.machine.machine import Machine
-from sim.words.errors import UnknownNameError, nearest
-
-__all__ = ["ATTRIBUTES", "check_attributes", "read_attribute"]
-
 
 _SHAPE: Final = "m n k batch seq_len heads kv_heads head_dim window repeat size sleep_ns nbytes ranks"
 ATTRIBUTES: Final[Mapping[str, Any]] = {**READERS, **dict.fromkeys(_SHAPE.split(), whole)}
@@ -54,7 +54,7 @@ def read_attribute(name: str, value: Any, machine: Machine) -> None:
         ATTRIBUTES[name](value)
         return
     from devices.cost.cost_models import FittedCost, FixedCost, RooflineCost, TableCost
-    from devices.cost.tiled_cost import TiledCost
+    from devices.cost.npu_tiles import TiledCost
 
     models = _cost_models(machine)
     axes = _axes(models)
@@ -100,3 +100,64 @@ def check_attributes(graph: Graph, machine: Machine) -> None:
             f"op {where!r} has an attribute {name!r}, which nobody reads; did you mean {near[name]!r}?",
             stacklevel=2,
         )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Names and sizes of data types: ours, and what ONNX and TensorFlow call them.
+
+FLOATING = frozenset(name for name in BITS if name.startswith(("fp", "bf")))
+"""The types that `dtype=` of an importer replaces."""
+
+_INTEGERS = [name for name in BITS if "int" in name]
+
+ONNX = {name.upper(): name for name in [*_INTEGERS, "bool", "complex64", "complex128"]} | {
+    "DOUBLE": "fp64",
+    "FLOAT": "fp32",
+    "FLOAT16": "fp16",
+    "BFLOAT16": "bf16",
+    "FLOAT8E4M3FN": "fp8",
+    "FLOAT8E4M3FNUZ": "fp8",
+    "FLOAT8E5M2": "fp8",
+    "FLOAT8E5M2FNUZ": "fp8",
+    "FLOAT4E2M1": "fp4",
+}
+"""``TensorProto.DataType`` -> our name."""
+
+TENSORFLOW = {name: name for name in [*_INTEGERS, "bool", "complex64", "complex128"]} | {
+    "float64": "fp64",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "qint8": "int8",
+    "quint8": "uint8",
+    "qint32": "int32",
+}
+"""``tf.DType.name`` -> our name."""
+
+
+def check_dtype(name: str) -> str:
+    """Return `name` when it is one of ours.
+
+    Raises
+    ------
+    UnknownNameError
+        It is not; the message has the nearest name.
+    """
+    if name not in BITS:
+        registered = plugins.names("sim.dtypes")
+        if name not in registered:
+            raise UnknownNameError("dtype", name, [*BITS, *registered])
+    return name
+
+
+def nbytes(shape: Sequence[int], dtype: str) -> int:
+    """Return the bytes of a tensor.
+
+    Examples
+    --------
+    >>> nbytes((2, 3), "fp32"), nbytes((3,), "int4")
+    (24, 2)
+    """
+    return (math.prod(shape) * dtype_bits(dtype) + 7) // 8

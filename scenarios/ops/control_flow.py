@@ -21,8 +21,6 @@ from typing import Any
 
 from sim import GraphBuilder
 
-__all__ = ["cond", "while_loop"]
-
 Branch = Callable[[GraphBuilder, dict[str, str]], Sequence[str]]
 Body = Callable[[GraphBuilder, dict[str, str]], Mapping[str, str]]
 Test = Callable[[GraphBuilder, dict[str, str]], str]

@@ -10,9 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from sim.words.errors import GraphError
-
-__all__ = ["Cost", "Formula", "OpFacts", "TensorFacts", "measured_shape"]
+from sim.base.errors import GraphError
 
 
 class TensorFacts(NamedTuple):

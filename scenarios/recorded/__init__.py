@@ -1,1 +1,1 @@
-"""Recordings as models: the schedule that was recorded, and the machine on which it comes out again."""
+"""Recorded programs as they ran, and what if they had run otherwise."""

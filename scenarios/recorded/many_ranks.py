@@ -26,6 +26,7 @@ A rank that is late, by noise or as the scenario says, makes others wait then, o
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
@@ -35,22 +36,22 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from policies.compile.parallel.grid.rank_grid import MEGATRON, Grid, read_order
-from policies.compile.parallel.ranks import MOST_RANKS, add_ranks
-from scenarios.recorded.program import roles
+from policies.parallel.rank_grid import MEGATRON, Grid, read_order
+from policies.parallel.ranks import MOST_RANKS, add_ranks
+from scenarios.importers.files import read_head
+from scenarios.recorded import select as roles
+from scenarios.recorded.setup import AS_RECORDED, POLICY
+from sim.base.arrays import UNSET, at_most
+from sim.base.errors import InputError, hint, located
+from sim.base.files import StrPath
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
-from sim.words.arrays import UNSET
-from sim.words.errors import InputError, hint, located
-from sim.words.limits import at_most
-
-__all__ = ["Layout", "on_layout"]
 
 _PAIRS: Final = frozenset({"send", "recv"})
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """Ranks, and who communicates with whom.
 
     Attributes
@@ -79,7 +80,7 @@ class Layout:
             return grid if self.order is None else grid.ordered(read_order(self.order, list(grid.sizes)))
 
 
-def on_layout(graph: Graph, layout: Layout) -> Graph:
+def on_layout(graph: Graph, layout: RankLayout) -> Graph:
     """Return the graph in which every rank runs a recorded program.
 
     Parameters
@@ -131,7 +132,7 @@ def on_layout(graph: Graph, layout: Layout) -> Graph:
     return replace(builder.build(), device_facts=facts)
 
 
-def _check(graph: Graph, layout: Layout) -> None:
+def _check(graph: Graph, layout: RankLayout) -> None:
     """Refuse what cannot be put on ranks."""
     if graph.in_communicators:
         raise InputError("the recording is of several ranks already", path=("ranks",))
@@ -162,7 +163,7 @@ def _first(graph: Graph, calls: Mapping[int, str]) -> dict[int, str]:
     return {op: key for key, op in found.items()}
 
 
-def _dimensions(graph: Graph, layout: Layout, grid: Grid, key: str, op: int) -> str:
+def _dimensions(graph: Graph, layout: RankLayout, grid: Grid, key: str, op: int) -> str:
     """Return which dimensions a group of the recording is, in one word; none: a rank alone."""
     given = layout.groups.get(key)
     if given is not None:
@@ -197,7 +198,7 @@ def _dimensions(graph: Graph, layout: Layout, grid: Grid, key: str, op: int) -> 
 
 
 def _transferring(
-    graph: Graph, layout: Layout, grid: Grid, met: Mapping[int, str], calls: Mapping[int, str]
+    graph: Graph, layout: RankLayout, grid: Grid, met: Mapping[int, str], calls: Mapping[int, str]
 ) -> Graph:
     """Return the program of a rank with collectives that transfer, and know their dimensions."""
     ns, written = graph.duration_ns.copy(), graph.bytes_written.copy()
@@ -235,3 +236,54 @@ def _transferring(
         recorded = {"recorded_ns": int(graph.duration_ns[op])} if graph.duration_ns[op] != UNSET else {}
         attributes[op] = {**attributes[op], **recorded, "dimension": name}
     return replace(graph, duration_ns=ns, bytes_written=written, attributes=attributes)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Recordings where a scenario is expected: ``sim run trace.json.gz`` runs it as it was recorded.
+
+_ENDINGS = (".json", ".json.gz", ".et", ".et.gz", ".chakra")
+
+
+def format_of(path: StrPath) -> str | None:
+    """Return the workload's key for a recording: ``kineto``, ``chakra`` or ``graph``; None if it is none.
+
+    A folder is that of the ranks of a job. Of a graph file the first ops tell whether they were recorded.
+
+    Raises
+    ------
+    InputError
+        A packed file that is damaged: no scenario is packed.
+    """
+    from scenarios.importers import chakra, graph_json
+    from scenarios.importers.kineto import kineto
+
+    if os.path.isdir(path):
+        return "kineto" if any(name.endswith(_ENDINGS) for name in os.listdir(path)) else None
+    if not os.fspath(path).endswith(_ENDINGS):
+        return None
+    try:
+        head = read_head(path)
+    except InputError:
+        if os.fspath(path).endswith(".gz"):
+            raise
+        return None  # whoever reads all of it says why
+    name = os.path.basename(path)
+    if graph_json.recognises(name, head):
+        return "graph" if b'"recorded_start_ns"' in head else None
+    formats = {"chakra": chakra, "kineto": kineto}
+    return next((key for key, one in formats.items() if one.recognises(name, head)), None)
+
+
+def as_scenario(path: StrPath) -> dict[str, Any]:
+    """Return the scenario in which a recording runs as it was recorded; it names it relative to its folder.
+
+    Raises
+    ------
+    InputError
+        It is no recording.
+    """
+    key = format_of(path)
+    if key is None:
+        raise InputError(f"{path}: is no recording; known: traces of Kineto and Chakra, a folder of ranks")
+    name = os.path.basename(os.path.realpath(path))
+    return {"machine": {**AS_RECORDED, "devices": {}}, "workload": {key: name}, "policy": dict(POLICY)}

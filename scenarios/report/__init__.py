@@ -1,1 +1,1 @@
-"""What is said of results: comparisons, explanations, files."""
+"""What is said of runs: comparisons, explanations, tables and pictures."""

@@ -11,26 +11,21 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from devices.collectives.formulas import Formula
+from devices.collectives.formulas import Formula, node_of
 from devices.collectives.measured import MeasuredTable
-from devices.collectives.nccl.constants import GENERATIONS
-from devices.collectives.nccl.model import over_a_host
-from devices.collectives.nccl.rates import load_rates, taken_us
-from devices.collectives.nccl.tuner import Choice, Tuner
-from devices.collectives.nodes import node_of
+from devices.collectives.nccl_constants import GENERATIONS
+from devices.collectives.nccl_model import load_rates, over_a_host, taken_us
+from devices.collectives.nccl_tuner import NcclChoice, NcclTuner
 from devices.machine import make_machine
 from devices.presets import machine_preset
+from sim.base.errors import InputError
+from sim.base.units import format_bytes, round_half_up
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
-from sim.words.errors import InputError
-from sim.words.units import format_bytes, round_half_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "COLLECTIVES_SCHEMA", "KINDS", "Ranks", "Row", "draw_sizes", "ranks_of_nodes", "row_of", "sizes_around",
-]  # fmt: skip
 
 COLLECTIVES_SCHEMA: Final = "sim.collectives/1"
 
@@ -40,7 +35,7 @@ _SMALLEST, _LARGEST = 1 << 10, 1 << 30
 _BUS: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 
 
-class Ranks(NamedTuple):
+class CollectiveRanks(NamedTuple):
     """Who takes part.
 
     Attributes
@@ -88,7 +83,7 @@ class Row(NamedTuple):
     ranks: int
     nbytes: int
     algorithm: str
-    choice: Choice | None
+    choice: NcclChoice | None
     fitted_us: float | None
     links_us: float | None
     measured_us: float | None
@@ -132,7 +127,7 @@ class Row(NamedTuple):
         return found
 
 
-def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> Ranks:
+def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> CollectiveRanks:
     """Return who takes part: equally many devices of each node that are no CPU, the first ones.
 
     Raises
@@ -158,7 +153,7 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> Ranks:
     chips = (name.split("-")[0] for name in described)
     found = next((chip for chip in chips if chip in GENERATIONS), None)
     if found is not None and over_a_host(machine, here) is None:
-        return Ranks(found, (each,) * nodes)
+        return CollectiveRanks(found, (each,) * nodes)
     if nodes > 1:
         try:
             machine = make_machine({"preset": preset, "nodes": nodes})
@@ -170,7 +165,7 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> Ranks:
     devices = tuple(k for some in of_node.values() for k in some[:each])
     row = machine_preset(preset).get("topology", {}).get("shape", [1])[-1]
     group = each if nodes > 1 else row
-    return Ranks(None, (each,) * nodes, machine, devices, group if group > 1 else None)
+    return CollectiveRanks(None, (each,) * nodes, machine, devices, group if group > 1 else None)
 
 
 def _accelerators(machine: Machine) -> list[int]:
@@ -188,7 +183,9 @@ def sizes_around(nbytes: int | None, measured: Iterable[int]) -> list[int]:
     return sorted(sizes | ({nbytes} if nbytes is not None else set()))
 
 
-def row_of(kind: str, ranks: Ranks, nbytes: int, table: MeasuredTable | None, links: Formula) -> Row:
+def row_of(
+    kind: str, ranks: CollectiveRanks, nbytes: int, table: MeasuredTable | None, links: Formula
+) -> Row:
     """Return what is known of a collective of one size; `links` times it where NCCL's choice is not known."""
     n = sum(ranks.per_node)
     choice = fitted = by_links = measured = None
@@ -208,8 +205,8 @@ def row_of(kind: str, ranks: Ranks, nbytes: int, table: MeasuredTable | None, li
 
 
 @cache
-def _tuner(gpu: str, per_node: tuple[int, ...]) -> Tuner:
-    return Tuner(GENERATIONS[gpu], per_node)
+def _tuner(gpu: str, per_node: tuple[int, ...]) -> NcclTuner:
+    return NcclTuner(GENERATIONS[gpu], per_node)
 
 
 _MARKS: Final = {"ll": "o", "ll128": "s", "simple": "^", "none": "o", "": "o"}
@@ -235,10 +232,9 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
     title : str
     ax : Axes, optional
     """
-    from sim.plot.colours import OKABE_ITO
     from sim.plot.figure import new_figure
     from sim.plot.legend import add_legend
-    from sim.plot.theme import ink, plain
+    from sim.plot.theme import OKABE_ITO, ink, plain
 
     if ax is None:
         _, (ax,) = new_figure(width=8.0, height=4.5)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from scenarios.report.why import makespan_parts, why_fast
+from scenarios.report.compare import makespan_parts, why_fast
 from scenarios.run.execute import Result
-from sim.explain.exposed import exposed_communication
-from sim.explain.facts.derived_columns import Facts
-from sim.explain.facts.where import EVERYWHERE, Where
+from sim.explain.communication import exposed_communication
+from sim.explain.derived import DerivedColumns
 from sim.explain.idle import idle_reasons
-from sim.explain.path import Step, executed_path
+from sim.explain.narration import grouped_gaps, held_up_most, largest_gaps, steps_in
+from sim.explain.path import PathStep, executed_path
+from sim.explain.sentences import TaskLife, lives
 from sim.explain.time_use import time_use
-from sim.explain.told.gaps import grouped_gaps, largest_gaps
-from sim.explain.told.held_up_most import held_up_most
-from sim.explain.told.one_op import Life, lives
-from sim.explain.told.text import steps_in
+from sim.explain.where import EVERYWHERE, Where
 from sim.trace import Trace
-
-__all__ = ["EXPLANATION_SCHEMA", "explanation"]
 
 EXPLANATION_SCHEMA: Final = "sim.explanation/1"
 """What ``"schema"`` says."""
@@ -40,7 +36,7 @@ def explanation(
         An op whose executions are told besides.
     """
     trace = result.trace
-    facts = Facts(trace, result.policy)
+    facts = DerivedColumns(trace, result.policy)
     path = executed_path(trace, facts)
     reasons = idle_reasons(trace, facts, where)
     return {
@@ -71,7 +67,7 @@ def explanation(
     }
 
 
-def _life(trace: Trace, facts: Facts, life: Life) -> dict[str, Any]:
+def _life(trace: Trace, facts: DerivedColumns, life: TaskLife) -> dict[str, Any]:
     """Return the life of a task, with names in place of numbers."""
     return {
         "lane": trace.lane_name(life.row),
@@ -82,7 +78,7 @@ def _life(trace: Trace, facts: Facts, life: Life) -> dict[str, Any]:
     }
 
 
-def _step(trace: Trace, facts: Facts, step: Step) -> dict[str, Any]:
+def _step(trace: Trace, facts: DerivedColumns, step: PathStep) -> dict[str, Any]:
     """Return one step, with names in place of numbers: an op's, or that of the tensor that travels."""
     graph = trace.job.graph
     moves = step.row >= facts.n

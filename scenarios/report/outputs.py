@@ -26,24 +26,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sim.base.errors import InputError
+from sim.base.files import check_writable
 from sim.export.perfetto import PERFETTO_ENDINGS
 from sim.export.tables import TABLE_ENDINGS
-from sim.files.atomic_files import check_writable
-from sim.words.errors import InputError
 
 if TYPE_CHECKING:
     from scenarios.run.execute import Result
 
-__all__ = [
-    "CHARTS",
-    "MEMORY_TRACE_ENDINGS",
-    "PICTURES",
-    "Files",
-    "check_outputs",
-    "check_path",
-    "write_graphs",
-    "write_outputs",
-]
 
 PICTURES: Final = (".png", ".svg", ".pdf")
 CHARTS: Final = ("gantt", "html")
@@ -201,11 +191,10 @@ def _write_ops(results: Sequence[Result], path: str) -> None:
 
 
 def _write_memory(results: Sequence[Result], path: str) -> None:
-    from sim.analysis.memory_use import peak_bytes
+    from sim.explain.memory_use import peak_bytes
     from sim.plot import memory, new_figure, save
     from sim.plot.legend import add_legend
-    from sim.plot.memory import memory_handles
-    from sim.plot.strips import Strips, scales_of, strip_of
+    from sim.plot.memory import Strips, memory_handles, scales_of, strip_of
 
     shown = [
         (result, device)
@@ -231,7 +220,7 @@ def _write_memory(results: Sequence[Result], path: str) -> None:
 
 def _write_links(results: Sequence[Result], path: str) -> None:
     from sim.plot import link_heat_map, new_figure, save
-    from sim.plot.use.links import MOST_LINKS
+    from sim.plot.utilisation import MOST_LINKS
 
     rows = [min(MOST_LINKS, len(result.trace.job.machine.links)) for result in results]
     figure, axes = new_figure(len(results), height=min(40.0, sum(1.2 + 0.24 * max(3, n) for n in rows)))
@@ -263,7 +252,7 @@ def _about(option: str, path: str) -> Iterator[None]:
 
 
 def _write_plan(results: Sequence[Result], path: str) -> None:
-    from sim.files.atomic_files import write_text
+    from sim.base.files import write_text
 
     (result,) = results
     write_text(path, result.trace.plan().to_json())

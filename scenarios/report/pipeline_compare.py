@@ -18,13 +18,11 @@ import numpy as np
 
 from scenarios.fields.goals import front
 from scenarios.run.execute import Result
-from sim.words.errors import InputError
-from sim.words.units import format_bytes, format_duration
+from sim.base.errors import InputError
+from sim.base.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = ["draw_pareto", "is_pipelines", "memory_of_rank", "pareto", "pipeline_rows"]
 
 
 _NEAR: Final = 6
@@ -94,9 +92,8 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     -------
     Axes
     """
-    from sim.plot.colours import OKABE_ITO
     from sim.plot.figure import elided, new_figure, scale_time
-    from sim.plot.theme import paper, plain
+    from sim.plot.theme import OKABE_ITO, paper, plain
 
     if ax is None:
         _, (ax,) = new_figure(width=7.0, height=4.5)
@@ -198,11 +195,11 @@ def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
     -------
     Axes
     """
-    from scenarios.work.pipeline.pipeline_memory import BANDS, bands_over_time
-    from sim.plot.colours import OKABE_ITO, OTHER, colour_of
+    from scenarios.workloads.pipeline_report import BANDS, bands_over_time
+    from sim.explain.memory_use import OTHER
     from sim.plot.figure import new_figure, scale_time
     from sim.plot.legend import add_legend
-    from sim.plot.theme import plain
+    from sim.plot.theme import OKABE_ITO, colour_of, plain
 
     if ax is None:
         _, (ax,) = new_figure(height=2.6)

@@ -1,1 +1,1 @@
-"""From a scenario to results: load, decide, run, repeat, sweep, check."""
+"""From a scenario to its trace: load, check, decide, prepare, execute."""

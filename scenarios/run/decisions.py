@@ -17,19 +17,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from policies.recovery.recovery import Recovery
-from scenarios.fields.choices import Choice
-from scenarios.fields.policy_fields import Policy, Variant
+from policies.recovery import Recovery
+from scenarios.fields.policy_fields import Choice, PolicyFields, Variant
 from scenarios.file.document import Document, Loc
-from scenarios.work.workload import Workload
+from scenarios.workloads.workload import Workload
+from sim.base import plugins
+from sim.base.errors import InputError, UnknownOptionError, hint, located, nearest
+from sim.base.options import arguments, parameters, require_call
 from sim.graph.graph import Graph
 from sim.job.job import Linearizer, Placement, StreamAssignment
-from sim.policy.policy import Policy as IssuePolicy
-from sim.words import plugins
-from sim.words.errors import InputError, UnknownOptionError, hint, located, nearest
-from sim.words.options import arguments, parameters, require_call
-
-__all__ = ["Decisions", "Step", "overlay", "resolve", "resolve_recoveries", "resolve_schedule"]
+from sim.policy import Policy as IssuePolicy
 
 
 class Rewrite(Protocol):
@@ -40,7 +37,7 @@ class Rewrite(Protocol):
         ...
 
 
-class Step(NamedTuple):
+class RewriteStep(NamedTuple):
     """A rewrite, and where the scenario names it."""
 
     name: str
@@ -78,31 +75,35 @@ class Decisions(NamedTuple):
     linearize: Linearizer | None = None
     knowledge: str = "exact"
     loc: Loc = ()
-    compile: tuple[Step, ...] = ()
+    compile: tuple[RewriteStep, ...] = ()
     cuda_graph: bool = False
     allocators: Mapping[str, Mapping[str, Any]] = {}
     intra_op_threads: int | None = None
 
 
-def overlay(base: Policy, over: Policy) -> Policy:
+def overlay(base: PolicyFields, over: PolicyFields) -> PolicyFields:
     """Return `base` with what `over` says in its place.
 
     A policy that `over` names comes with its own options; decisions that `over` does not mention stay as
     they are in `base`. A runtime is a set of all decisions, and nothing of `base` stays.
     """
     if over.runtime is not None:
-        base = Policy()
-    own = {key: value for key, value in over if key in over.model_fields_set and key in Policy.model_fields}
+        base = PolicyFields()
+    own = {
+        key: value for key, value in over if key in over.model_fields_set and key in PolicyFields.model_fields
+    }
     named = over.name is not None or over.runtime is not None
-    old = {key: value for key, value in base if key in base.model_fields_set and key in Policy.model_fields}
+    old = {
+        key: value for key, value in base if key in base.model_fields_set and key in PolicyFields.model_fields
+    }
     if named:
         old = {key: value for key, value in old.items() if key not in ("name", "runtime")}
     options = over.options if named else {**base.options, **over.options}
-    return Policy.model_construct(**{**old, **own, **options})
+    return PolicyFields.model_construct(**{**old, **own, **options})
 
 
 def resolve(
-    spec: Policy,
+    spec: PolicyFields,
     label: str,
     document: Document,
     loc: Loc,
@@ -151,7 +152,7 @@ def resolve(
             knowledge=spec.knowledge or knowledge,
             loc=loc,
             compile=tuple(
-                Step(choice.name, _under(policy, choose(choice, "compile", i)), (*loc, "compile", i))
+                RewriteStep(choice.name, _under(policy, choose(choice, "compile", i)), (*loc, "compile", i))
                 for i, choice in enumerate(spec.compile or ())
             ),
             cuda_graph=spec.launch == "cuda-graph",
@@ -163,7 +164,7 @@ def resolve(
 @contextmanager
 def _placing(document: Document, loc: Loc) -> Iterator[None]:
     """Give an error its place; what is no option of a policy may be a key of all policies, misspelt."""
-    keys = (Variant if loc[:1] == ("compare",) else Policy).model_fields
+    keys = (Variant if loc[:1] == ("compare",) else PolicyFields).model_fields
     with document.placing(*loc):
         try:
             yield
@@ -175,14 +176,14 @@ def _placing(document: Document, loc: Loc) -> Iterator[None]:
 
 def _under(policy: Any, rewrite: Any) -> Any:
     """Return a rewrite as it is meant for a policy."""
-    from policies.compile.partition import Partition
+    from policies.rewrite.partition import Partition
 
     return rewrite.under(policy) if isinstance(rewrite, Partition) else rewrite
 
 
 def resolve_schedule(
-    spec: Policy, label: str, workload: Workload, document: Document, loc: Loc
-) -> tuple[Decisions, Policy]:
+    spec: PolicyFields, label: str, workload: Workload, document: Document, loc: Loc
+) -> tuple[Decisions, PolicyFields]:
     """Return the decisions of a pipeline, and its policy with the name of a schedule.
 
     The programs of the ranks decide: every rank issues its own, in order.
@@ -192,8 +193,8 @@ def resolve_schedule(
     ScenarioError
         The policy names no schedule, a decision that a schedule makes itself, or an option that it has not.
     """
-    from policies.issue.in_order import InOrder
-    from scenarios.build.pipeline.pipeline_graph import AsWritten, CommunicationStream
+    from policies.issue.program_order import InOrder
+    from scenarios.builders.pipeline_graph import AsWritten, CommunicationStream
 
     schedules = workload.schedules()
     with _placing(document, loc):
@@ -211,8 +212,8 @@ def resolve_schedule(
 
 
 def _with_runtime(
-    spec: Policy, document: Document, loc: Loc, origin: plugins.Origin
-) -> tuple[Policy, Mapping[str, Mapping[str, Any]]]:
+    spec: PolicyFields, document: Document, loc: Loc, origin: plugins.Origin
+) -> tuple[PolicyFields, Mapping[str, Mapping[str, Any]]]:
     """Put the decisions of a runtime beneath those that are given; return its allocators apart."""
     if spec.runtime is None:
         return spec, {}
@@ -223,7 +224,7 @@ def _with_runtime(
     allocators = choices.pop("allocator", {})
     given = {key: value for key, value in spec if key in spec.model_fields_set and key != "runtime"}
     given |= spec.options
-    return overlay(Policy.model_validate(choices), Policy.model_construct(**given)), allocators
+    return overlay(PolicyFields.model_validate(choices), PolicyFields.model_construct(**given)), allocators
 
 
 def resolve_recoveries(
@@ -241,11 +242,11 @@ def resolve_recoveries(
         with document.placing(*loc, i):
             made[choice.name] = _chosen("recovery", choice, origin)
             if not isinstance(made[choice.name], Recovery):
-                raise InputError(f"{choice.name!r} should extend policies.recovery.recovery.Recovery")
+                raise InputError(f"{choice.name!r} should extend policies.recovery.Recovery")
     return made
 
 
-def _policy(spec: Policy, loc: Loc, origin: plugins.Origin, *, inherited: bool) -> IssuePolicy:
+def _policy(spec: PolicyFields, loc: Loc, origin: plugins.Origin, *, inherited: bool) -> IssuePolicy:
     """Make the policy itself; how it synchronises is an option of most, and an attribute of all."""
     assert spec.name is not None
     options = dict(spec.options)

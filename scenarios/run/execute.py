@@ -8,33 +8,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from scenarios.expect.expectation import Expectation, Outcome
-from scenarios.fields.results import task_names
-from scenarios.fields.throughput import throughput
-from scenarios.recorded.residue import residue
-from scenarios.run.case_job import has_place, job_of, placed
+from scenarios.expectations import Expectation, Outcome
+from scenarios.fields.results import task_names, throughput
+from scenarios.recorded.as_recorded import residue
+from scenarios.run.prepare_job import has_place, job_of, placed
 from scenarios.run.run_memory import exact_memory, exceeds_memory, memory_of
 from scenarios.run.scenario import Case, Scenario
-from sim.export.result_rows import device_rows, summary_lines
-from sim.job.collectives.durations import told_of
+from sim.base.errors import InfeasibleError, InputError, ScenarioError
+from sim.export.tables import device_rows, summary_lines
+from sim.job.collectives import told_of
 from sim.job.job import Job, Tried
-from sim.kernel.choose import NotOnKernelError, run_job
+from sim.kernel.run import NotOnKernelError, run_job
 from sim.metrics import summary
 from sim.notebook import card
 from sim.trace import Trace
-from sim.words.errors import (
-    InfeasibleError,
-    InputError,
-    ScenarioError,
-)
 
 if TYPE_CHECKING:
-    from devices.memory.run.device_memories import Recordings
+    from devices.memory.device_memories import Recordings
     from scenarios.training_run.plan import Life
-    from scenarios.training_run.training import Training
+    from scenarios.training_run.training import RecoveryRuns
     from sim.engine import Observer
-
-__all__ = ["Result", "names_of", "run_case", "run_scenario"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +55,7 @@ class Result:
     expectations: tuple[Expectation, ...] = ()
     tried: tuple[Tried, ...] = ()
     recordings: Recordings | None = None
-    training: Training | None = None
+    training: RecoveryRuns | None = None
     new_tables: bool = False
 
     def __repr__(self) -> str:
@@ -88,10 +81,10 @@ class Result:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The numbers: see `sim.metrics.summary`, and `scenarios.fields.throughput`."""
+        """The numbers: see `sim.metrics.summary`, and `scenarios.fields.results`."""
         found = summary(self.trace)
         if self.trace.memory is not None:
-            from sim.analysis.allocator_log import memory_report
+            from sim.explain.memory_use import memory_report
 
             found["memory"] = memory_report(self.trace)
         if self.training is not None:
@@ -240,17 +233,17 @@ def names_of(job: Job, recoveries: Sequence[str] = ()) -> dict[str, list[str]]:
     }
 
 
-def _training_of(case: Case) -> Training | None:
+def _training_of(case: Case) -> RecoveryRuns | None:
     """Return the run of many steps that the scenario describes, if it does."""
     scenario, section = case.scenario, case.scenario.content.training_run
     if section is None:
         return None
     from scenarios.run.decisions import resolve_recoveries
-    from scenarios.training_run.training import Training
+    from scenarios.training_run.training import RecoveryRuns
 
     where = ("training_run", "recovery")
     recoveries = resolve_recoveries(section.recovery, scenario.document, where, scenario.origin)
-    return Training(scenario.document, section, section.plan(0, scenario.document), recoveries)
+    return RecoveryRuns(scenario.document, section, section.plan(0, scenario.document), recoveries)
 
 
 def _run(case: Case, job: Job, observers: Iterable[Observer], recordings: Recordings | None) -> Trace:

@@ -13,8 +13,6 @@ from pathlib import Path
 from scenarios.file.document import Document
 from scenarios.run.scenario import Scenario, scenario_of
 
-__all__ = ["Scenarios", "load_scenario", "read_scenario"]
-
 
 def load_scenario(
     path: str | Path,

@@ -23,26 +23,24 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from scenarios.fields.choices import Choice
-from scenarios.fields.memory_fields import MemoryFields
+from scenarios.fields.policy_fields import Choice, MemoryFields
 from scenarios.file.document import Loc
-from sim.analysis.memory_use import MemoryUse, memory_use, peak_bytes
+from sim.base import plugins
+from sim.base.errors import OutOfMemoryError
+from sim.base.units import format_bytes, format_duration
+from sim.explain.memory_use import MemoryUse, memory_use, peak_bytes
 from sim.graph.frames import has_control_flow
 from sim.job.job import Job
 from sim.machine.machine import Machine
-from sim.policy.policy import Policy
+from sim.policy import Policy
 from sim.trace import Trace
-from sim.words import plugins
-from sim.words.errors import OutOfMemoryError
-from sim.words.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from devices.memory.memory_description import MemorySpec
-    from devices.memory.run.device_memories import Recordings
-    from devices.memory.run.tensors import TensorMemories
+    from devices.memory.device_memories import Recordings
+    from devices.memory.registry import MemorySpec
+    from devices.memory.run_memory import TensorMemories
     from scenarios.run.scenario import Scenario
 
-__all__ = ["RUNTIME", "exact_memory", "exceeds_memory", "memory_of"]
 
 RUNTIME: Final = "runtime"
 """In place of the name of an allocator: the one that the policy's runtime names."""
@@ -50,7 +48,7 @@ RUNTIME: Final = "runtime"
 
 def _ideal() -> MemorySpec:
     """Return what counts bytes against the capacity, without rounding, fragments or costs."""
-    from devices.memory.memory_description import MemorySpec
+    from devices.memory.registry import MemorySpec
 
     return MemorySpec("counted", options={"free_synchronises": False})
 
@@ -85,8 +83,8 @@ def memory_of(
     cut = {d.name: d.details.virtual_devices for d in machine.devices if d.details.virtual_devices}
     if fields is None and not cut and recordings is None:
         return None
-    from devices.memory.run.device_memories import PLAN_NEEDS_ORDER
-    from devices.memory.run.tensors import tensor_memory
+    from devices.memory.device_memories import PLAN_NEEDS_ORDER
+    from devices.memory.run_memory import tensor_memory
 
     fields = fields or MemoryFields.model_validate({})
     specs = {}
@@ -129,7 +127,7 @@ def _of_runtime(
 
 
 def _read(choice: Choice | None, scenario: Scenario, loc: Loc) -> MemorySpec:
-    from devices.memory.memory_description import read_allocator
+    from devices.memory.registry import read_allocator
 
     if choice is None:
         return _ideal()
@@ -139,7 +137,7 @@ def _read(choice: Choice | None, scenario: Scenario, loc: Loc) -> MemorySpec:
 
 def exact_memory(machine: Machine) -> Callable[..., Any]:
     """Return a memory that counts bytes and nothing else."""
-    from devices.memory.run.tensors import tensor_memory
+    from devices.memory.run_memory import tensor_memory
 
     return tensor_memory(dict.fromkeys((device.name for device in machine.devices), _ideal()))
 
@@ -165,7 +163,7 @@ def exceeds_memory(trace: Trace) -> bool:
 
 
 def _story(use: MemoryUse, limit: int) -> str:
-    """Say what was in memory when most was, as `devices.memory.oom` says it of an allocator."""
+    """Say what was in memory when most was, as `devices.memory.out_of_memory` says it of an allocator."""
     holders = "; ".join(f"{h.name!r} {format_bytes(h.nbytes, iec=True)}" for h in use.holders[:5])
     short = format_bytes(use.peak_bytes - limit, iec=True)
     return (

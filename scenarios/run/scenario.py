@@ -15,26 +15,22 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from devices.over_presets import described_devices
-from scenarios.expect.expectation import Expectation
-from scenarios.expect.reading import check_runs, read_expectations
-from scenarios.fields.policy_fields import Policy
+from devices.preset_overlay import described_devices
+from scenarios.expectations import Expectation, check_runs, read_expectations
+from scenarios.fields.policy_fields import PolicyFields
 from scenarios.file.document import Document, Loc
-from scenarios.file.faults import scenario_error
-from scenarios.file.renamed import refuse_renamed
+from scenarios.file.faults import refuse_renamed, scenario_error
 from scenarios.file.yaml_read import Node, Place
 from scenarios.recorded.setup import AS_RECORDED, POLICY
 from scenarios.run.decisions import Decisions, overlay, resolve, resolve_schedule
 from scenarios.run.scenario_machine import build_machine, given_machine, meant_machine, with_intra_op_threads
 from scenarios.schema import ScenarioFile, model_for
-from scenarios.work.workload import Work
+from scenarios.workloads.workload import Work
+from sim.base import plugins
+from sim.base.errors import hint, shortened
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.notebook import card
-from sim.words import plugins
-from sim.words.errors import hint, shortened
-
-__all__ = ["Case", "Scenario", "scenario_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +109,7 @@ class Scenario:
 
     @cached_property
     def described_devices(self) -> dict[str, dict[str, Any]]:
-        """What its description says of each device: see `devices.over_presets.described_devices`."""
+        """What its description says of each device: see `devices.preset_overlay.described_devices`."""
         return described_devices(self.machine_spec, self.origin)
 
     @cached_property
@@ -131,14 +127,14 @@ class Scenario:
         return self.content.workload.build(self.document, self.machine)
 
     @cached_property
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyFields:
         """What the file says of the policy, over what its workload brings."""
         brought = self.content.workload.default_policy()
         if brought is None and self._given_machine.get("preset") == AS_RECORDED["preset"]:
             brought = POLICY
         if brought is None:
             return self.content.policy
-        base = Policy.model_validate(brought)
+        base = PolicyFields.model_validate(brought)
         return overlay(base, self.content.policy) if "policy" in self.content.model_fields_set else base
 
     @cached_property
@@ -179,15 +175,15 @@ class Scenario:
         named = replace(self.document, root=Node({}, place), changed=False)
         return self._case(overlay(self.policy, self._named(policy)), policy, named)
 
-    def _named(self, policy: str) -> Policy:
+    def _named(self, policy: str) -> PolicyFields:
         """Return what a name on the command line stands for: a schedule, a policy, else a runtime."""
         schedules = self.content.workload.schedules()
         policies, runtimes = plugins.names("sim.policies"), plugins.names("sim.runtimes")
         known = list(schedules) or policies
         if policy in known or ":" in policy:
-            return Policy(name=policy)
+            return PolicyFields(name=policy)
         if policy in runtimes:
-            return Policy(runtime=policy)
+            return PolicyFields(runtime=policy)
         if policy in (policies if schedules else plugins.names("sim.pipelines")):
             kind = "a pipeline's policy is its schedule" if schedules else "the workload is no pipeline"
             what = "a policy for graphs" if schedules else "a pipeline schedule"
@@ -281,7 +277,7 @@ class Scenario:
 
     def _case(
         self,
-        spec: Policy,
+        spec: PolicyFields,
         label: str,
         document: Document,
         loc: Loc = (),
@@ -331,7 +327,7 @@ class Case:
     make : callable, optional
         Returns graph and machine, where they depend on the policy (a pipeline's schedule).
     misfit : callable
-        Returns why sizes do not fit one another; see `scenarios.work.workload.Workload.misfit`.
+        Returns why sizes do not fit one another; see `scenarios.workloads.workload.Workload.misfit`.
     base : Scenario
         The scenario as its file says it; an entry of ``compare`` may have changed it.
     """
@@ -412,5 +408,5 @@ def _read(document: Document, allow_code: bool, like: Scenario | None) -> Scenar
     return scenario
 
 
-def _own_label(policy: Policy) -> str:
+def _own_label(policy: PolicyFields) -> str:
     return policy.name or policy.runtime or "policy"

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from devices.machine import make_machine
 from devices.presets import machine_preset
-from scenarios.recorded.machine import as_recorded_machine, with_facts
-from scenarios.recorded.setup import AS_RECORDED
+from scenarios.recorded.setup import AS_RECORDED, as_recorded_machine, with_facts
+from sim.base.errors import InputError
 from sim.machine.machine import Host, Machine
-from sim.words.errors import InputError
 
 if TYPE_CHECKING:
     from scenarios.file.document import Document
     from scenarios.schema import ScenarioFile
-    from sim.words.plugins import Origin
-
-__all__ = ["build_machine", "given_machine", "meant_machine", "with_intra_op_threads"]
+    from sim.base.plugins import Origin
 
 
 def given_machine(content: ScenarioFile) -> dict[str, Any]:
@@ -60,7 +57,7 @@ def build_machine(spec: dict[str, Any], content: ScenarioFile, document: Documen
         raise document.error((), "machine: is missing")
     recording = content.workload.recording(document)
     try:
-        # Kinds of op are checked where those of the graph are known (`scenarios.run.words`).
+        # Kinds of op are checked where those of the graph are known (`scenarios.run.prepare_job`).
         spec = _with_cost(spec, content.cost, origin)
         spec = spec if recording is None else with_facts(spec, recording, origin)
         return make_machine(spec, origin=origin, kinds=None)
@@ -92,7 +89,7 @@ def with_intra_op_threads(
     ----------
     spec : mapping
     described : mapping
-        What `spec` says of each device: see `devices.over_presets.described_devices`.
+        What `spec` says of each device: see `devices.preset_overlay.described_devices`.
     hosts : iterable of Host
         The processes of the machine.
     threads : int

@@ -1,1 +1,1 @@
-"""Training runs of many steps: failures, checkpoints, recovery, goodput."""
+"""A training run of many steps on a machine that fails: checkpoints, recovery, goodput."""

@@ -2,13 +2,162 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from fractions import Fraction
+from heapq import heappop, heappush
+from math import exp, expm1, sqrt
+from typing import Final, Literal, NamedTuple
 
-from scenarios.training_run.pace import Slow
-from scenarios.training_run.sources import Failure, SlowDown
+from sim.base.arrays import LATEST_NS, MOST_RUNS, at_most
+from sim.faults import Source, arrivals
 
-__all__ = ["STATES", "Checkpoints", "Life", "Own", "Plan"]
+# ----------------------------------------------------------------------------------------------------------
+# Causes of failures and of slowness in a training run (`sim.faults` says when they come).
+
+Detection = Literal["send-recv", "health-check", "timeout"]
+
+
+@dataclass(frozen=True)
+class Failure(Source):
+    """A cause of failures.
+
+    Attributes
+    ----------
+    detect : Detection
+        What tells the run of it.
+    repair_ns : int
+        The machine is back so long after it failed.
+    restart_ns : int or None
+        Time of a restart after this failure, in place of the run's.
+    """
+
+    detect: Detection = "send-recv"
+    repair_ns: int = 0
+    restart_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class SlowDown(Source):
+    """A cause of slowness: for `lasts_ns`, steps of the machine take `factor` times as long."""
+
+    lasts_ns: int = 0
+    factor: Fraction = Fraction(1)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How often to save: Young's and Daly's intervals, and the exact expectation that they approximate.
+#
+# ::
+#
+#     |-- tau: computing --|- delta: saving -|-- tau --|- delta -|-- tau --
+#                                                       ^ failure, every M on average: after R the run
+#                                                         begins again behind its last checkpoint
+#
+# With failures that are exponential at all times, the expected time until tau of work is saved is
+# ``M e^(R/M) (e^((tau + delta)/M) - 1)`` (J. T. Daly, "A higher order estimate of the optimum checkpoint
+# interval for restart dumps", Future Generation Computer Systems 22, 2006).
+
+
+def young(save: float, mtbf: float) -> float:
+    """Return the interval of J. W. Young (Communications of the ACM 17(9), 1974): sqrt(2 delta M).
+
+    Examples
+    --------
+    >>> young(10, 20_000)
+    632.4555320336759
+    """
+    return sqrt(2 * save * mtbf)
+
+
+def daly(save: float, mtbf: float) -> float:
+    """Return Daly's interval (2006).
+
+    Examples
+    --------
+    >>> round(daly(10, 20_000), 3), daly(40_000, 20_000)
+    (625.806, 20000)
+    """
+    if save >= 2 * mtbf:
+        return mtbf
+    part = save / (2 * mtbf)
+    return sqrt(2 * save * mtbf) * (1 + sqrt(part) / 3 + part / 9) - save
+
+
+def expected_goodput(interval: float, save: float, restart: float, mtbf: float) -> float:
+    """Return the expected useful share of the time, exact for exponential failures; any unit of time.
+
+    Examples
+    --------
+    >>> hours = 3.093
+    >>> round(expected_goodput(7.8 / 60, 10 / 3600, 10 / 60, hours), 3)
+    0.908
+    """
+    if (interval + save) / mtbf > 700:  # e**700 is as much as a float holds
+        return 0.0
+    return interval / (mtbf * exp(restart / mtbf) * expm1((interval + save) / mtbf))
+
+
+def best(save: float, mtbf: float) -> float:
+    """Return the interval with the highest `expected_goodput`, whatever a restart takes.
+
+    There the derivative is zero: ``x e^x = e^x - e^(-save/mtbf)`` for x = interval/mtbf, between 0 and 1.
+
+    Examples
+    --------
+    >>> round(best(10, 20_000), 3)
+    625.807
+    """
+    low, high, there = 0.0, 1.0, exp(-save / mtbf)
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (low, middle) if (1 - middle) * exp(middle) < there else (middle, high)
+    return low * mtbf
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How slow the slowest worker is, and until when.
+
+Slow = tuple[int, int, int, Fraction]
+"""(start, end, machine, factor)"""
+
+
+class WorkerPace:
+    """The slow-downs of all machines, read as time goes on.
+
+    Parameters
+    ----------
+    sources : tuple of SlowDown
+    machines, seed : int
+    """
+
+    def __init__(self, sources: tuple[SlowDown, ...], machines: int, seed: int) -> None:
+        self._sources = sources
+        self._coming = arrivals(sources, machines, seed)
+        self._next = next(self._coming, None)
+        self._now: list[tuple[int, int, Fraction]] = []  # (end, machine, factor), the first to end first
+        self.seen: list[Slow] = []
+
+    def factor(self, now_ns: int, members: Collection[int]) -> Fraction:
+        """Return how many times longer than the nominal step those that begin now take."""
+        while self._next is not None and self._next.time_ns <= now_ns:
+            start_ns, source, machine = self._next
+            cause = self._sources[source]
+            heappush(self._now, (start_ns + cause.lasts_ns, machine, cause.factor))
+            self.seen.append((start_ns, start_ns + cause.lasts_ns, machine, cause.factor))
+            at_most(MOST_RUNS, len(self.seen), "slow-downs of a training run")
+            self._next = next(self._coming, None)
+        while self._now and self._now[0][0] <= now_ns:
+            heappop(self._now)
+        return max((factor for _, machine, factor in self._now if machine in members), default=Fraction(1))
+
+    @property
+    def changes_ns(self) -> int:
+        """When that may change, as of the time that was last asked for."""
+        begins = LATEST_NS if self._next is None else self._next.time_ns
+        return min([begins, *(end for end, _, _ in self._now[:1])])
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 STATES: Final = ("computing", "redoing", "saving", "detecting", "restarting", "waiting")
 """What a run does, at any time one of these."""
@@ -43,7 +192,7 @@ _NO_CHECKPOINTS: Final = Checkpoints()
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """A training run before anything happens; times in ns.
 
     Attributes
@@ -53,7 +202,7 @@ class Plan:
     steps, limit_ns : int or None
         The run ends after so many steps, or at that time.
     workers, spares, replica, minimum : int
-        Machines of the run and beside it; see `policies.recovery.recovery.Fleet`.
+        Machines of the run and beside it; see `policies.recovery.Fleet`.
     checkpoints : Checkpoints
     failures : tuple of Failure
     slow_downs : tuple of SlowDown

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from scenarios.training_run.plan import STATES, Life
-from sim.plot.chart.bars import Bars
-from sim.plot.chart.drawn import draw_bars
-from sim.plot.colours import OKABE_ITO
+from sim.plot.bar_polygons import draw_bars
+from sim.plot.bars import Bars
 from sim.plot.figure import new_figure, scale_time
 from sim.plot.legend import Entry, add_legend, handles_of
-from sim.plot.theme import plain
+from sim.plot.theme import OKABE_ITO, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["lanes_of", "timeline"]
 
 MOST_WORKERS: Final = 12
 """Lanes of workers in one chart: those to which something happens first."""

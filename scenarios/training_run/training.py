@@ -7,22 +7,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from policies.recovery.recovery import Recovery
+from policies.recovery import Recovery
 from scenarios.file.document import Document
-from scenarios.training_run.intervals import best, daly, young
-from scenarios.training_run.life import live
-from scenarios.training_run.plan import Life, Plan
-from scenarios.training_run.section import TrainingRun
-from sim.words.units import round_half_up
+from scenarios.training_run.fields import TrainingRun
+from scenarios.training_run.lifecycle import live
+from scenarios.training_run.plan import Life, TrainingPlan, best, daly, young
+from sim.base.units import round_half_up
 
 if TYPE_CHECKING:
     from sim.trace import Trace
 
-__all__ = ["Training", "intervals"]
-
 
 @dataclass(frozen=True, eq=False)
-class Training:
+class RecoveryRuns:
     """The run of many steps that a scenario describes.
 
     Attributes
@@ -38,7 +35,7 @@ class Training:
 
     document: Document
     section: TrainingRun
-    plan: Plan
+    plan: TrainingPlan
     recoveries: Mapping[str, Recovery]
 
     def lives(self, trace: Trace) -> dict[str, Life]:
@@ -49,7 +46,7 @@ class Training:
         ScenarioError
             An op of the step fails, or the step takes no time.
         RunError
-            See `scenarios.training_run.life.live`.
+            See `scenarios.training_run.lifecycle.live`.
         """
         document, job = self.document, trace.job
         if job.failures is not None:
@@ -85,7 +82,7 @@ def _told(life: Life) -> dict[str, Any]:
     }
 
 
-def intervals(plan: Plan) -> dict[str, int] | None:
+def intervals(plan: TrainingPlan) -> dict[str, int] | None:
     """Return Young's, Daly's and the best interval between checkpoints, and the MTBF that they follow from.
 
     None where they do not hold: nothing is saved or fails at random, saving takes no time, or the run goes on

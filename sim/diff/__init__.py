@@ -1,1 +1,1 @@
-"""Two schedules compared: what moved, what moved first and why, what is in one of them only."""
+"""Two schedules compared: which ops moved, which first, and why."""

@@ -2,23 +2,231 @@
 
 ::
 
-    A   ▇a▇▇b▇▇▇▇c▇           moved    d starts later, and c with it
-    B   ▇a▇▇▇▇b▇▇▇▇c▇         first    b, the first op whose start moved: `sim.diff.why` says why
+    A   ▇a▇▇b▇▇▇▇c▇           moved    d starts later, and c with it B   ▇a▇▇▇▇b▇▇▇▇c▇         first    b,
+    the first op whose start moved: `sim.diff.propagated_delays` says why
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.diff.matching import Pairs, matched
-from sim.diff.schedule import Schedule
-from sim.words.arrays import BoolArray, IntArray
+from sim.base.arrays import BoolArray, IntArray
+from sim.diff.schedule import TRANSFER, OpSchedule
 
-__all__ = ["Differences", "KindChange", "Move", "differences"]
+# ----------------------------------------------------------------------------------------------------------
+# The longest common subsequence of two sequences: which events of two recordings are the same ones.
+#
+# Each column of the textbook's table grows by 0 or 1 from row to row, so that a column is a row of bits, and
+# one addition of long integers makes the next (Hyyrö, "Bit-parallel LCS-length computation revisited",
+# 2004)::
+#
+#         a b c a b      bits of a column: 0 where it grows
+#     c   0 0 1 1 1      1 1 0 1 1
+#     a   1 1 1 2 2      0 1 1 0 1
+#
+# Long sequences are aligned in windows, of which the first half counts: time is linear in their length, and
+# no event is paired with one that stands further away than a window.
+
+_WINDOW: Final = 8_192
+
+
+def common_subsequence(a: IntArray, b: IntArray, window: int = _WINDOW) -> tuple[IntArray, IntArray]:
+    """Return positions in `a` and in `b` of equal entries, both ascending, as many as can be.
+
+    Parameters
+    ----------
+    a, b : array of int64
+        Codes.
+    window : int
+        Sequences that are longer are aligned piece by piece.
+
+    Examples
+    --------
+    >>> common_subsequence(np.array([1, 2, 3, 1, 2]), np.array([3, 1, 2, 2]))
+    (array([2, 3, 4]), array([0, 1, 2]))
+    """
+    if (len(b), b.tolist()) < (len(a), a.tolist()):  # of several answers the same one either way round
+        other, mine = common_subsequence(b, a, window)
+        return mine, other
+    found: list[tuple[IntArray, IntArray]] = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        same = _equal_at_once(a[i:], b[j:])
+        if same:
+            found.append((np.arange(i, i + same), np.arange(j, j + same)))
+            i, j = i + same, j + same
+            continue
+        last = len(a) - i <= window and len(b) - j <= window
+        mine, other = _aligned(a[i : i + window], b[j : j + window])
+        if not last:
+            kept = int(np.searchsorted(np.maximum(mine, other), max(window // 2, 1)))
+            mine, other = mine[:kept], other[:kept]
+        found.append((i + mine, j + other))
+        if last:
+            break
+        steps = (int(mine[-1]) + 1, int(other[-1]) + 1) if len(mine) else (max(window // 2, 1),) * 2
+        i, j = i + steps[0], j + steps[1]
+    if not found:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    return np.concatenate([pair[0] for pair in found]), np.concatenate([pair[1] for pair in found])
+
+
+def _equal_at_once(a: IntArray, b: IntArray) -> int:
+    """Return how many entries are equal from the beginning on."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+def _aligned(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
+    """Return a longest common subsequence of two sequences of at most a window."""
+    where: dict[int, int] = {}
+    for position, code in enumerate(a.tolist()):
+        where[code] = where.get(code, 0) | 1 << position
+    full = (1 << len(a)) - 1
+    column, columns = full, []
+    for code in b.tolist():
+        grows = column & where.get(code, 0)
+        column = ((column + grows) | (column - grows)) & full
+        columns.append(column)
+    pairs = []
+    i, j = len(a), len(b)
+    while i and j:
+        if columns[j - 1] >> i - 1 & 1:
+            i -= 1
+        else:
+            j -= 1
+            if not j or columns[j - 1] >> i - 1 & 1:
+                i -= 1
+                pairs.append((i, j))
+    pairs.reverse()
+    mine, other = np.array(pairs, np.int64).reshape(-1, 2).T
+    return mine, other
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which rows of two schedules are the same op.
+#
+# By name, iteration and loop; the n-th of such rows is the n-th of the other. Importers number what was
+# recorded (``gemm.17``), so that one kernel more gives other names to all that follow: there rows are the
+# same that do the same in the same order on a lane (`sim.diff.differences`), if that finds more of them.
+
+
+class Pairs(NamedTuple):
+    """Rows that are the same op.
+
+    Attributes
+    ----------
+    a, b : array of int64
+        Rows, in the order of `a`.
+    by : str
+        ``name`` or ``order``.
+    """
+
+    a: IntArray
+    b: IntArray
+    by: str
+
+
+def matched(a: OpSchedule, b: OpSchedule) -> Pairs:
+    """Return which rows of two schedules are the same op, each row at most once."""
+    n_a, n_b = int(a.compared.sum()), int(b.compared.sum())
+    named = _by_name(a, b)
+    if len(named.a) < min(n_a, n_b) and a.numbered and b.numbered:
+        ordered = _by_order(a, b)
+        if len(ordered.a) > len(named.a):
+            return ordered
+    return named
+
+
+def _by_name(a: OpSchedule, b: OpSchedule) -> Pairs:
+    of_b = _keys(b)
+    pairs = [(row, of_b[key]) for key, row in _keys(a).items() if key in of_b]
+    return _pairs(pairs, "name")
+
+
+def _keys(schedule: OpSchedule) -> dict[tuple[object, ...], int]:
+    """Return what identifies each row that is compared -> the row."""
+    rows = np.flatnonzero(schedule.compared)
+    rows = rows[np.argsort(schedule.start_ns[rows], kind="stable")].tolist()
+    iteration = schedule.iteration.tolist()
+    moves = (schedule.kind == schedule.kinds.index(TRANSFER)).tolist() if TRANSFER in schedule.kinds else None
+    keys: dict[tuple[object, ...], int] = {}
+    times: dict[tuple[object, ...], int] = {}
+    for row in rows:
+        way = schedule.lane_of(row) if moves and moves[row] else ""
+        key: tuple[object, ...] = (schedule.names[row], iteration[row], schedule.frame_of(row), way)
+        n = times.get(key, 0)
+        times[key] = n + 1
+        keys[(*key, n)] = row
+    return keys
+
+
+def _by_order(a: OpSchedule, b: OpSchedule) -> Pairs:
+    labels = (a.labels, b.labels)
+    if a.kernels is not None and b.kernels is not None:
+        labels = (a.kernels, b.kernels)
+    codes = {label: k for k, label in enumerate(sorted({*labels[0], *labels[1]}))}  # whichever comes first
+    of_a, of_b = (np.array([codes[label] for label in each], np.int64) for each in labels)
+    pairs: list[tuple[int, int]] = []
+    for rows, others in _lanes_that_correspond(_rows_of_lanes(a), _rows_of_lanes(b), of_a, of_b):
+        mine, theirs = common_subsequence(of_a[rows], of_b[others])
+        pairs += zip(rows[mine].tolist(), others[theirs].tolist(), strict=True)
+    return _pairs(pairs, "order")
+
+
+def _rows_of_lanes(schedule: OpSchedule) -> dict[str, dict[str, IntArray]]:
+    """Return device -> lane -> the rows on it in order of time; all in their own order."""
+    rows = np.flatnonzero(schedule.compared)
+    rows = rows[np.lexsort((rows, schedule.start_ns[rows], schedule.lane[rows]))]
+    used, first = np.unique(schedule.lane[rows], return_index=True)
+    found: dict[str, dict[str, IntArray]] = {}
+    for lane, part in zip(used.tolist(), np.split(rows, first[1:]), strict=True):
+        device = int(schedule.device[part[0]])
+        lanes = found.setdefault(schedule.devices[device] if device >= 0 else "", {})
+        lanes[schedule.lanes[lane]] = part
+    return found
+
+
+def _lanes_that_correspond(
+    a: dict[str, dict[str, IntArray]], b: dict[str, dict[str, IntArray]], of_a: IntArray, of_b: IntArray
+) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield the rows of lanes that do the same: of one device, with most events in common first.
+
+    Two recordings number their streams and threads differently. Devices go by name; those of other names by
+    their order, if they are as many.
+    """
+    left, right = [name for name in a if name not in b], [name for name in b if name not in a]
+    devices = [(name, name) for name in a if name in b]
+    devices += zip(left, right, strict=True) if len(left) == len(right) else ()
+    for device, other in devices:
+        counts_a, counts_b = (
+            {lane: Counter(codes[rows].tolist()) for lane, rows in lanes.items()}
+            for lanes, codes in ((a[device], of_a), (b[other], of_b))
+        )
+        common = sorted(
+            (-(counts_a[x] & counts_b[y]).total(), x != y, *sorted((x, y)), x, y)
+            for x in counts_a
+            for y in counts_b
+        )
+        for same, _, _, _, x, y in common:
+            if same and x in counts_a and y in counts_b:
+                del counts_a[x], counts_b[y]
+                yield a[device][x], b[other][y]
+
+
+def _pairs(pairs: list[tuple[int, int]], by: str) -> Pairs:
+    a, b = np.array(sorted(pairs), np.int64).reshape(-1, 2).T
+    return Pairs(a, b, by)
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 
 class Move(NamedTuple):
@@ -73,8 +281,8 @@ class Differences:
         Starts and durations that differ by no more count as equal.
     """
 
-    a: Schedule
-    b: Schedule
+    a: OpSchedule
+    b: OpSchedule
     pairs: Pairs
     over_ns: int = 0
 
@@ -216,7 +424,7 @@ class Differences:
         return found[:top]
 
 
-def differences(a: Schedule, b: Schedule, *, over_ns: int = 0) -> Differences:
+def differences(a: OpSchedule, b: OpSchedule, *, over_ns: int = 0) -> Differences:
     """Compare two schedules.
 
     Parameters
@@ -242,7 +450,7 @@ def differences(a: Schedule, b: Schedule, *, over_ns: int = 0) -> Differences:
     return Differences(a, b, matched(a, b), over_ns)
 
 
-def _left(schedule: Schedule, paired: IntArray) -> IntArray:
+def _left(schedule: OpSchedule, paired: IntArray) -> IntArray:
     left = schedule.compared.copy()
     left[paired] = False
     rows = np.flatnonzero(left)

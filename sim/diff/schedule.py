@@ -17,12 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from sim.explain.facts.derived_columns import Facts
+from sim.base.arrays import BoolArray, IntArray
+from sim.base.intervals import union
+from sim.explain.derived import DerivedColumns
 from sim.record.record import Record
-from sim.words.arrays import BoolArray, IntArray
-from sim.words.intervals import union
-
-__all__ = ["FILLERS", "TRANSFER", "Schedule", "Told", "schedule_of"]
 
 TRANSFER: Final = "transfer"
 """Kind of a row that is no op."""
@@ -34,7 +32,7 @@ _NUMBER: Final = re.compile(r"\.\d+$")
 
 
 @dataclass(frozen=True)
-class Told:
+class RowNotes:
     """What a table of ops says of each row beside its times.
 
     Attributes
@@ -53,7 +51,7 @@ class Told:
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class OpSchedule:
     """A schedule: one row for each task and transfer.
 
     Attributes
@@ -94,8 +92,8 @@ class Schedule:
     end_ns: IntArray
     compared: BoolArray
     makespan_ns: int
-    facts: Facts | None = None
-    told: Told | None = None
+    facts: DerivedColumns | None = None
+    told: RowNotes | None = None
     recorded: bool = False
     frames: Sequence[str] = ()
     frame: IntArray | None = field(default=None)
@@ -177,7 +175,9 @@ class Schedule:
         return bool(rows) and 10 * found >= 9 * len(rows)
 
 
-def schedule_of(trace: Record, title: str, *, policy: str | None = None, recorded: bool = False) -> Schedule:
+def schedule_of(
+    trace: Record, title: str, *, policy: str | None = None, recorded: bool = False
+) -> OpSchedule:
     """Return the schedule of a run.
 
     Parameters
@@ -211,7 +211,7 @@ def schedule_of(trace: Record, title: str, *, policy: str | None = None, recorde
     names = graph.op_names
     lane = np.where(trace.alone, n_streams + trace.device, tasks["stream"])
     filler = graph.is_kind(*FILLERS)[op]
-    return Schedule(
+    return OpSchedule(
         title,
         [names[each] for each in op.tolist()] + [graph.tensor_name(t) for t in moved["tensor"].tolist()],
         [*graph.kinds, TRANSFER],
@@ -226,7 +226,7 @@ def schedule_of(trace: Record, title: str, *, policy: str | None = None, recorde
         trace.of_rows("end_ns"),
         np.concatenate((trace.executed & ~filler, np.ones(n_moved, bool))),
         trace.makespan_ns,
-        Facts(trace, policy),
+        DerivedColumns(trace, policy),
         None,
         recorded,
         trace.frames,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from sim.diff.blockers import OF_NO_RECORDING, UNEXPLAINED
 from sim.diff.differences import Differences
-from sim.diff.held import OF_NO_RECORDING, UNEXPLAINED
-from sim.diff.schedule import FILLERS, Schedule
+from sim.diff.schedule import FILLERS, OpSchedule
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
-
-__all__ = ["IDLE", "PathChange", "idle_change", "path_change"]
 
 IDLE: Final = "idle"
 """The one reason of a table, which knows no others."""
@@ -58,7 +56,7 @@ def idle_change(d: Differences) -> dict[str, dict[str, Both]]:
     return found
 
 
-def _idle(schedule: Schedule, plain: bool) -> dict[str, dict[str, int]]:
+def _idle(schedule: OpSchedule, plain: bool) -> dict[str, dict[str, int]]:
     busy, makespan = schedule.busy_ns.tolist(), schedule.makespan_ns
     if plain or schedule.facts is None:
         return {
@@ -97,7 +95,7 @@ def path_change(d: Differences) -> PathChange | None:
     )
 
 
-def _path(schedule: Schedule) -> tuple[dict[str, int], list[int]]:
+def _path(schedule: OpSchedule) -> tuple[dict[str, int], list[int]]:
     """Return what the path consists of, and the rows of its ops, the longest first."""
     facts = schedule.facts
     assert facts is not None

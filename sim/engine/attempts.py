@@ -22,24 +22,20 @@ from typing import Final
 
 import numpy as np
 
+from sim.base.arrays import LATEST_NS, MOST_TASKS, IntArray
+from sim.base.errors import InputError, RunError
+from sim.base.units import format_duration
 from sim.engine.engine import Engine
 from sim.engine.hooks import Memory, Observer
-from sim.faults.conditions import Conditions, failures_of
-from sim.faults.faults import Faults
+from sim.faults import Conditions, Faults, failures_of
 from sim.graph.frames import has_control_flow
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
-from sim.machine.link import Message
-from sim.policy.policy import Policy
+from sim.machine.links import Message
+from sim.policy import Policy
 from sim.record.record import Attempt
 from sim.trace import Trace
-from sim.words.arrays import IntArray
-from sim.words.errors import InputError, RunError
-from sim.words.limits import LATEST_NS, MOST_TASKS
-from sim.words.units import format_duration
-
-__all__ = ["refuse_with_faults", "run_attempts"]
 
 _MOST_IN_VAIN: Final = 100
 """Attempts that come no further than those before."""

@@ -8,25 +8,22 @@
                               └ the meeting: the last rank starts
 
 Who may start, starts: it then holds its stream and what else it has, and waits for the others there, as
-NCCL's kernels do (`sim.job.collectives.members` has the words *line*, *party*, *meeting* and *group*).
+NCCL's kernels do (`sim.job.collectives` has the words *line*, *party*, *meeting* and *group*).
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from sim.engine.failures.breakdowns import Breakdowns
-from sim.job.collectives.durations import call_of
-from sim.job.collectives.members import Collectives, described
+from sim.base.arrays import UNSET
+from sim.base.errors import GraphError, StuckError
+from sim.engine.breakdowns import Breakdowns
+from sim.job.collectives import Collectives, call_of, described
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.machine.communicators import CarriedCollectives, CollectiveCarrier
-from sim.machine.link import Network
+from sim.machine.links import Network
 from sim.machine.task import Task
-from sim.words.arrays import UNSET
-from sim.words.errors import GraphError, StuckError
-
-__all__ = ["Communicators"]
 
 
 class _Meeting:

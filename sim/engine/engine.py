@@ -7,25 +7,22 @@ from math import inf
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from sim.base.startup import collector_paused
 from sim.engine.hooks import Memory, Observer, tell
-from sim.engine.lanes import Stream
 from sim.engine.outcome import trace_of
-from sim.engine.state import RunState
-from sim.faults.conditions import Conditions
+from sim.engine.state import RunState, Stream
+from sim.faults import Conditions
 from sim.graph.failures import FAILED
+from sim.issuers import refuse_wrong
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
-from sim.machine.link import Message
-from sim.machine.processor import MANAGED, WAIT
+from sim.machine.device import MANAGED, WAIT
+from sim.machine.links import Message
 from sim.machine.task import BACKGROUND, Issuer, Task
-from sim.policy.issuers import refuse_wrong
-from sim.policy.policy import Policy
+from sim.policy import Policy
 from sim.record.record import Wait
 from sim.trace import Trace
-from sim.words.collector import collector_paused
-
-__all__ = ["Engine"]
 
 T = TypeVar("T")
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Protocol
 
+from sim.base.arrays import IntArray
 from sim.machine.task import Task
-from sim.readiness.token_watcher import TokenWatcher
-from sim.words.arrays import IntArray
-
-__all__ = ["Memory", "Observer", "tell"]
+from sim.readiness.tokens import TokenWatcher
 
 
 class Observer(Protocol):

@@ -10,29 +10,188 @@ from typing import Any
 import numpy as np
 import simpy
 
+from sim.base.answers import whole_numbers
+from sim.base.arrays import UNSET
+from sim.base.errors import InfeasibleError, InputError
+from sim.engine.breakdowns import Breakdowns, Paced
 from sim.engine.communicators import Communicators
-from sim.engine.failures.breakdowns import Breakdowns
-from sim.engine.failures.failing import Failing
-from sim.engine.failures.paced import Paced
+from sim.engine.failing_ops import Failing
 from sim.engine.hooks import Memory, Observer
-from sim.engine.lanes import LaunchQueue, Stream
-from sim.engine.parts import groups_that_copy, make_network, make_nodes, make_readiness
-from sim.faults.conditions import Conditions
+from sim.faults import Conditions
 from sim.graph.frames import has_control_flow
+from sim.graph.rendezvous_keys import rendezvous_keys
+from sim.issuers import Issuers
 from sim.job.context import Context
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
-from sim.job.pageable import holding_ops
-from sim.job.transfers import Flow, make_flow
-from sim.machine.processor import Processor
+from sim.job.transfers import Flow, check_routes, holding_ops, host_groups, make_flow
+from sim.machine.device import Processor
+from sim.machine.links import Network
 from sim.machine.task import Task
-from sim.policy.issuers import Issuers
-from sim.policy.policy import Policy
+from sim.policy import Policy
+from sim.readiness.counters import CounterReadiness, Readiness
+from sim.readiness.decided_outcomes import decided
+from sim.readiness.rendezvous import Rendezvous, with_keyed_transfers
+from sim.readiness.runs_in_turn import RunsInTurn
+from sim.readiness.tokens import TaggedTokenReadiness
 from sim.record.column_writer import task_columns, transfer_columns
-from sim.words.answers import whole_numbers
-from sim.words.errors import InputError
 
-__all__ = ["RunState"]
+# ----------------------------------------------------------------------------------------------------------
+# What a run is put together from: its nodes and their readiness, host threads, the network.
+
+
+def make_nodes(job: Job, flow: Flow) -> Flow:
+    """Return the nodes and edges of a run: those of `flow`, and the transfers that Sends set off by key."""
+    keys = rendezvous_keys(job.graph)
+    return with_keyed_transfers(job, flow, keys) if keys.recvs else flow
+
+
+def make_readiness(
+    job: Job,
+    own: Flow,
+    flow: Flow,
+    policy: Policy,
+    context: Context,
+    memory: Memory | None,
+    taken: list[tuple[int, int]],
+    failing: Failing | None = None,
+) -> tuple[Readiness, Rendezvous | None, RunsInTurn | None]:
+    """Return what says when the tasks of a run are eligible, and what stands before that.
+
+    Parameters
+    ----------
+    job : Job
+    own : Flow
+        What `make_flow` gives.
+    flow : Flow
+        What `make_nodes` makes of it.
+    policy : Policy
+    context : Context
+    memory : Memory or None
+        Told where tokens go, and who meets.
+    taken : list
+        Filled with what switches say: id of the task, and which of its outputs is live.
+    failing : Failing or None
+        Knows which steps are aborted, where ops may fail.
+    """
+    keys = rendezvous_keys(job.graph)
+    readiness: Readiness
+    if has_control_flow(job.graph):
+        readiness = tokens = TaggedTokenReadiness(
+            job, flow, policy.synchronisation, decided(job, flow), memory.watcher if memory else None
+        )
+        tokens.sides = taken
+    else:
+        alone = keys.recvs if policy.asks_in_turn else ()
+        readiness = CounterReadiness(job, flow, policy.synchronisation, alone)
+    runs = rendezvous = None
+    if policy.runs_in_turn and job.iterations > 1:
+        readiness = runs = RunsInTurn(readiness, job, own)
+    if keys.recvs:
+        never = (lambda task: False) if failing is None else failing.aborted
+        tell = (lambda send, recv: None) if memory is None else memory.met
+        readiness = rendezvous = Rendezvous(
+            readiness, job, flow, keys, context, policy.asks_in_turn, never, tell
+        )
+    return readiness, rendezvous, runs
+
+
+def groups_that_copy(job: Job, flow: Flow) -> dict[int, int]:
+    """Return the transfers (nodes) that a host thread has to make, and the group of issuers that it is of."""
+    groups = host_groups(job, flow.tensor, flow.source, flow.destination).tolist()
+    return {flow.n_ops + k: group for k, group in enumerate(groups) if group != UNSET}
+
+
+def make_network(job: Job, flow: Flow, context: Context) -> Network | None:
+    """Return what carries the transfers of a run; None: they take no time.
+
+    Raises
+    ------
+    InfeasibleError
+        Links without a network, or devices that no route connects.
+    """
+    machine = job.machine
+    if (flow.n_nodes == flow.n_ops and not job.carried.any()) or not machine.links:
+        return None
+    if machine.network is None:
+        raise InfeasibleError("the machine has links but no network to carry transfers over them")
+    check_routes(job, flow)
+    return machine.network(machine, context)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Where issued tasks stand: the streams of a device, and its queue of launches.
+
+
+class Stream:
+    """A queue of issued tasks, of which one runs at a time.
+
+    Attributes
+    ----------
+    index, device : int
+        Its lane, counted over the machine, and its device.
+    launch_ns, gap_ns : int
+        From issue to the earliest start, and from an end to the next start.
+    queue : deque of Task
+        Issued and not started.
+    running : Task or None
+    free_ns : int
+        When the next task may start: the end of the last one and the gap.
+    """
+
+    __slots__ = ("device", "free_ns", "gap_ns", "index", "launch_ns", "queue", "running")
+
+    def __init__(self, index: int, device: int, launch_ns: int, gap_ns: int) -> None:
+        self.index, self.device, self.launch_ns, self.gap_ns = index, device, launch_ns, gap_ns
+        self.queue: deque[Task] = deque()
+        self.running: Task | None = None
+        self.free_ns = 0
+
+
+class LaunchQueue:
+    """A device's places for launches that have not ended; whoever finds none is parked, with its issuer.
+
+    Parameters
+    ----------
+    depth : int or None
+        How many places; None is no limit.
+
+    Examples
+    --------
+    >>> places, (a, b) = LaunchQueue(1), [Task(k, k, 0, 0) for k in range(2)]
+    >>> places.enter(a), places.enter(b)
+    (True, False)
+    >>> places.leave() is b, places.leave() is None
+    (True, True)
+    """
+
+    __slots__ = ("_left", "_parked")
+
+    def __init__(self, depth: int | None) -> None:
+        self._left = depth
+        self._parked: deque[Task] = deque()
+
+    def enter(self, task: Task) -> bool:
+        """Take a place for `task`, or park it."""
+        if self._left is None:
+            return True
+        if not self._left:
+            self._parked.append(task)
+            return False
+        self._left -= 1
+        return True
+
+    def leave(self) -> Task | None:
+        """Give a place back; return the task that was parked first, which has the place from now on."""
+        if self._left is None:
+            return None
+        if self._parked:
+            return self._parked.popleft()
+        self._left += 1
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _asynchronous(policy: Policy, job: Job) -> Set[int]:

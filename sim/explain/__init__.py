@@ -1,1 +1,1 @@
-"""Why did it take so long? Idle time by reason, the executed critical path, and who is to blame."""
+"""Why a run took so long: paths, idle time, bounds, memory, and the sentences that say so."""

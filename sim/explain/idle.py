@@ -49,13 +49,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.explain.facts.derived_columns import Facts
-from sim.explain.facts.where import EVERYWHERE, Where
+from sim.base.arrays import UNSET, IntArray
+from sim.base.intervals import complement, union
+from sim.explain.derived import DerivedColumns
+from sim.explain.where import EVERYWHERE, Where
 from sim.record.record import Record, Wait
-from sim.words.arrays import UNSET, IntArray
-from sim.words.intervals import complement, union
-
-__all__ = ["REASONS", "IdlePieces", "held_up", "idle_pieces", "idle_reasons"]
 
 REASONS: Final = (
     "dependency",
@@ -110,7 +108,7 @@ class IdlePieces(NamedTuple):
 
 
 def idle_reasons(
-    trace: Record, facts: Facts | None = None, where: Where = EVERYWHERE
+    trace: Record, facts: DerivedColumns | None = None, where: Where = EVERYWHERE
 ) -> dict[str, dict[str, int]]:
     """Return, for each device, the ns that it was idle by reason; they sum to its idle time.
 
@@ -145,7 +143,7 @@ def idle_reasons(
     }
 
 
-def idle_pieces(trace: Record, facts: Facts | None = None, where: Where = EVERYWHERE) -> IdlePieces:
+def idle_pieces(trace: Record, facts: DerivedColumns | None = None, where: Where = EVERYWHERE) -> IdlePieces:
     """Return every idle stretch of every device with its reason, by device and time.
 
     Parameters
@@ -156,14 +154,14 @@ def idle_pieces(trace: Record, facts: Facts | None = None, where: Where = EVERYW
     where : Where
         What counts. A lane is idle for the sake of its own tasks. Stretches are cut at the ends of the time.
     """
-    f = facts or Facts(trace)
+    f = facts or DerivedColumns(trace)
     if where not in f.idle_pieces:
         f.idle_pieces[where] = _pieces(f, where)
     found: IdlePieces = f.idle_pieces[where]
     return found
 
 
-def _pieces(f: Facts, where: Where) -> IdlePieces:
+def _pieces(f: DerivedColumns, where: Where) -> IdlePieces:
     tasks = np.flatnonzero(where.tasks(f))
     device, start, end, row = _gaps(f, tasks)
     start, end = (np.clip(at, where.from_ns, where.end_ns(f)) for at in (start, end))
@@ -195,7 +193,7 @@ def _pieces(f: Facts, where: Where) -> IdlePieces:
 
 
 def held_up(
-    f: Facts, row: IntArray, since: IntArray, end: IntArray
+    f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray
 ) -> Iterator[tuple[str, IntArray, IntArray]]:
     """Cut the time in which some tasks have their data and do not start into reasons.
 
@@ -247,7 +245,7 @@ def _part(device: IntArray, start: IntArray, length: IntArray, reason: str, row:
     return IdlePieces(device, start, length, np.full(len(row), REASONS.index(reason)), row)
 
 
-def _gaps(f: Facts, tasks: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Return (device, start, end, row) of every idle gap: `row` is the task that could run first, or -1.
 
     Only these tasks count. One that takes no time ends one gap and begins another.
@@ -278,3 +276,36 @@ def _gaps(f: Facts, tasks: IntArray) -> tuple[IntArray, IntArray, IntArray, IntA
     chosen = np.append(by_device[len(key) - 1 - best], UNSET)[first]
     chosen = np.where((chosen != UNSET) & (f.device[chosen] == device), chosen, UNSET)
     return device, start - device * apart, end - device * apart, chosen
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The column `wait` in its final form: who held a task back between ready and start.
+#
+# The engine knows that a task was not taken at once; whether its issuers had no time for it or the policy
+# did not let them is seen only afterwards.
+
+
+def final_waits(trace: Record) -> IntArray:
+    """Return the code of `sim.record.record.Wait` of every task.
+
+    ``ISSUER`` becomes ``POLICY`` where some issuer of the group was free for more than half of the time
+    from ready until somebody took the task. What a worker pays for issuing counts as ``ISSUER``.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.program_order import InOrder
+    >>> b = GraphBuilder("head of line")
+    >>> _ = b.op("a", duration_ns=10, device="gpu0")
+    >>> _ = b.op("b", duration_ns=10, device="gpu1", inputs=["a"])
+    >>> _ = b.op("c", duration_ns=10, device="gpu1")
+    >>> trace = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), InOrder())
+    >>> trace.tasks["op"].tolist(), final_waits(trace).tolist(), Wait.POLICY
+    ([0, 1, 2], [0, 0, 2], 2)
+    """
+    f = DerivedColumns(trace)
+    by_issuer = (f.wait == Wait.ISSUER) | (f.by_worker & (f.wait == Wait.STREAM))
+    waited = f.taken - f.ready
+    busy = f.issuers_busy.between(f.ready, f.taken, f.group)
+    held_back = (waited > 0) & (2 * busy < waited)
+    return np.where(by_issuer, np.where(held_back, Wait.POLICY, Wait.ISSUER), f.wait)

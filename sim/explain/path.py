@@ -19,13 +19,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.explain.facts.derived_columns import Facts
+from sim.base.arrays import UNSET
+from sim.base.errors import InvariantError
+from sim.explain.derived import DerivedColumns
 from sim.graph.failures import ABORTED
 from sim.record.record import Record, Wait
-from sim.words.arrays import UNSET
-from sim.words.errors import InvariantError
-
-__all__ = ["Step", "executed_path"]
 
 _Place = tuple[int, bool]
 """A row, and whether its execution has to be explained (else its issue)."""
@@ -36,7 +34,7 @@ _READ: Final = (
 )
 
 
-class Step(NamedTuple):
+class PathStep(NamedTuple):
     """One link of the path.
 
     Attributes
@@ -57,7 +55,9 @@ class Step(NamedTuple):
     end_ns: int
 
 
-def executed_path(trace: Record, facts: Facts | None = None, last: int | None = None) -> list[Step]:
+def executed_path(
+    trace: Record, facts: DerivedColumns | None = None, last: int | None = None
+) -> list[PathStep]:
     """Return the path in order of time; a run of no length has an empty one.
 
     Parameters
@@ -85,19 +85,19 @@ def executed_path(trace: Record, facts: Facts | None = None, last: int | None = 
     17 20 wait launch 1
     20 30 task  1
     """
-    return _Walk(facts or Facts(trace)).back(last)
+    return _Walk(facts or DerivedColumns(trace)).back(last)
 
 
 class _Walk:
     """Walks back in time."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: DerivedColumns) -> None:
         self.f = facts
         # Lists, because a walk reads single entries.
         self.at = SimpleNamespace(**{name: getattr(facts, name).tolist() for name in _READ})
-        self.steps: list[Step] = []
+        self.steps: list[PathStep] = []
 
-    def back(self, last: int | None) -> list[Step]:
+    def back(self, last: int | None) -> list[PathStep]:
         """Walk from the end of a row, by default the makespan, to time 0."""
         at, f = self.at, self.f
         if not f.row_end.any():
@@ -123,7 +123,7 @@ class _Walk:
         return [step for step in self.steps if step.end_ns > step.start_ns]
 
     def add(self, kind: str, row: int, start_ns: int, end_ns: int, reason: str = "") -> None:
-        self.steps.append(Step(kind, reason, row, start_ns, end_ns))
+        self.steps.append(PathStep(kind, reason, row, start_ns, end_ns))
 
     def producer(self, row: int) -> _Place | None:
         """Go to the last producer; without any, the path is at its beginning."""

@@ -1,1 +1,1 @@
-"""Traces as files: tables for programs, timelines for people."""
+"""Traces as files that other programs read: tables, Chrome and Perfetto timelines."""

@@ -37,17 +37,14 @@ from typing import Final
 
 import numpy as np
 
-from sim.export.timeline import Lane, Timeline, in_pieces
-from sim.export.titles import CATEGORIES, Titles, launch_call
-from sim.files.atomic_files import atomic_text
+from sim.base.arrays import BoolArray, IntArray
+from sim.base.errors import InputError
+from sim.base.files import atomic_text
+from sim.export.timeline import CATEGORIES, Lane, Timeline, Titles, in_pieces, launch_call
 from sim.graph.failures import STATUSES
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.record.record import WAITS, Record
-from sim.words.arrays import BoolArray, IntArray
-from sim.words.errors import InputError
-
-__all__ = ["SIMULATOR", "check_folder", "lines_of", "write_chrome", "write_ranks"]
 
 SIMULATOR: Final = "graph-schedule-sim"
 """What such a file says who wrote it."""

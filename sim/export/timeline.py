@@ -19,17 +19,17 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.analysis.memory_use import memory_use
-from sim.analysis.transfers_on_links import traffic_on_links, transfers_on_links
-from sim.explain.waits import final_waits
-from sim.graph.csr import Csr
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
+from sim.base.intervals import in_use, levels
+from sim.base.units import NS_PER_S
+from sim.explain.communication import moving_ops
+from sim.explain.idle import final_waits
+from sim.explain.memory_use import memory_use
+from sim.explain.transfers_on_links import traffic_on_links, transfers_on_links
+from sim.job.job import Job
+from sim.machine.device import Device
 from sim.record.dependencies import dependencies
-from sim.record.record import Record
-from sim.words.arrays import UNSET, BoolArray, IntArray
-from sim.words.intervals import in_use, levels
-from sim.words.units import NS_PER_S
-
-__all__ = ["Counter", "Group", "Lane", "Timeline", "in_pieces"]
+from sim.record.record import Record, recorded_delays
 
 _HOSTS, _LINKS, _FIRST_DEVICE = 1, 2, 10
 _APART: Final = 10_000
@@ -54,7 +54,7 @@ class Lane(NamedTuple):
         return f'"pid":{self.pid},"tid":{self.tid}'
 
 
-class Group(NamedTuple):
+class LaneGroup(NamedTuple):
     """Lanes that belong together, named, in the order in which they are shown."""
 
     pid: int
@@ -167,7 +167,7 @@ class Timeline:
         """Return the process of a device, as a lane that no stream has."""
         return Lane(self.base + _FIRST_DEVICE + d, 0)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[LaneGroup]:
         """Return the hosts that issued something, the devices, and the links, each with its lanes."""
         machine = self.trace.job.machine
         used = set(np.unique(self.trace.tasks["issuer"]).tolist())
@@ -176,7 +176,7 @@ class Timeline:
             for issuer in self.issuers
             if not issuer.executes and issuer.index in used
         ]
-        found = [Group(self.base + _HOSTS, "hosts", hosts)] if hosts else []
+        found = [LaneGroup(self.base + _HOSTS, "hosts", hosts)] if hosts else []
         for d, device in enumerate(machine.devices):
             what = "worker" if device.workers else "stream"
             first = machine.first_stream[d]
@@ -184,10 +184,12 @@ class Timeline:
             more = range(int(self.n_alone[d]))
             named += [(Lane(self.device(d).pid, device.lanes + 1 + k), f"async {k}") for k in more]
             shown = device.name if machine.folding is None else machine.folding.stands_for(device.name)
-            found.append(Group(self.device(d).pid, shown, named))
+            found.append(LaneGroup(self.device(d).pid, shown, named))
         if self.link_names:
             pid = self.base + _LINKS
-            found.append(Group(pid, "links", [(Lane(pid, k), n) for k, n in enumerate(self.link_names, 1)]))
+            found.append(
+                LaneGroup(pid, "links", [(Lane(pid, k), n) for k, n in enumerate(self.link_names, 1)])
+            )
         return found
 
     def shown(self) -> IntArray:
@@ -291,3 +293,85 @@ class Timeline:
                 times, n = in_use(moved.start_ns[here], end[here], np.ones(len(here), np.int64))
                 if n.max() > 1:
                     yield Counter(lane, f"{each.name} at once", "transfers", times, n)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a slice is called, so that tools for PyTorch's profiles know what it is.
+#
+# ::
+#
+#     op                            category      title
+#     of a worker                   cpu_op        its name
+#     kind copy, of a GPU           gpu_memcpy    Memcpy (op)
+#     collective, of a GPU          kernel        ncclDevKernel_AllReduce(op)
+#     recorded (attribute kernel)   by its name   as recorded: Memset (Device), void at::native::...
+#     delay, of a recording         delay         its name; it is no work of the GPU
+#     any other                     kernel        its name
+#
+# Holistic Trace Analysis goes by names alone: what begins with ``nccl`` and has ``Kernel`` in it
+# communicates, ``Memcpy`` and ``Memset`` are memory, all others compute (``get_kernel_type`` in
+# hta/utils/utils.py of https://github.com/facebookresearch/HolisticTraceAnalysis).
+
+CATEGORIES: Final = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "delay")
+
+_WORKER, _KERNEL, _COPY, _FILL, _DELAY = range(5)
+
+_LAUNCHES: Final = {"gpu": ("", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "launch")}
+"""What launches ops of each category, by kind of device; tools count CUDA's by these names."""
+
+
+class Titles:
+    """The category and the title of every op.
+
+    Parameters
+    ----------
+    job : Job
+
+    Attributes
+    ----------
+    category : array of int64
+        Index into `CATEGORIES`, by op.
+    own : array of bool
+        Whether the title of each op is another than its name.
+    """
+
+    def __init__(self, job: Job) -> None:
+        graph, devices = job.graph, job.machine.devices
+        self._names, self._attributes = graph.op_names, graph.attributes
+        gpu = np.array([device.kind == "gpu" for device in devices])[job.device_of]
+        self._kinds = ["".join(word.capitalize() for word in kind.split("_")) for kind in graph.kinds]
+        self._kind = graph.kind_code
+        copies = graph.is_kind("copy")
+        worker = np.array([device.workers > 0 for device in devices])[job.device_of]
+        self.own = gpu & ~worker & (moving_ops(job) | copies)
+        self.category = np.where(worker, _WORKER, np.where(copies, _COPY, _KERNEL))
+        self.category[recorded_delays(graph) & ~worker] = _DELAY
+        for op, kernel in graph.attribute("kernel").items():
+            if not worker[op]:
+                self.own[op] = kernel != graph.op_names[op]
+                begin = str(kernel)[:6]
+                self.category[op] = {"Memcpy": _COPY, "Memset": _FILL}.get(begin, _KERNEL)
+
+    def of(self, op: int) -> str:
+        """Return the title of an op."""
+        name = self._names[op]
+        if not self.own[op]:
+            return name
+        recorded = self._attributes.get(op, {}).get("kernel")
+        if recorded is not None:
+            return str(recorded)
+        if self.category[op] == _COPY:
+            return f"Memcpy ({name})"
+        return f"ncclDevKernel_{self._kinds[self._kind[op]]}({name})"
+
+
+def launch_call(device: Device, category: int) -> str:
+    """Return the name of the call that launches work of a category on a device.
+
+    Examples
+    --------
+    >>> launch_call(Device("gpu0"), CATEGORIES.index("gpu_memcpy")), launch_call(Device("npu0", "npu"), 1)
+    ('cudaMemcpyAsync', 'launch')
+    """
+    calls = _LAUNCHES.get(device.kind)
+    return calls[category] if calls else "launch"

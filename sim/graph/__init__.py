@@ -1,1 +1,1 @@
-"""The computation graph: its columns, how it is built, how it is walked."""
+"""The computation graph: its columns, how it is built, and what follows from its shape alone."""

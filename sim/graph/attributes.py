@@ -16,12 +16,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from sim.base.errors import GraphError, InputError
+from sim.base.units import parse_bytes
 from sim.graph.failures import read_fails
 from sim.graph.graph import Graph
-from sim.words.errors import GraphError, InputError
-from sim.words.units import parse_bytes
-
-__all__ = ["READERS", "typed", "whole"]
 
 
 def whole(value: Any, least: int = 0) -> int:

@@ -15,14 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sim.base.arrays import UNSET, Csr, IntArray
+from sim.base.errors import GraphError, UnknownNameError, nearest
 from sim.graph.attributes import typed
-from sim.graph.csr import Csr
-from sim.graph.forwards import forwarded_nbytes
 from sim.graph.graph import Graph, Role, split_output
-from sim.words.arrays import UNSET, IntArray
-from sim.words.errors import GraphError, UnknownNameError, nearest
-
-__all__ = ["GraphBuilder"]
+from sim.graph.views import forwarded_nbytes
 
 _LARGEST = 2**63 - 1
 _N_FACTS = 10  # kind, dtype, pin, flops, bytes read and written, duration, stage, micro-batch, phase

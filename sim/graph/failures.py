@@ -7,7 +7,7 @@ An op may carry the attribute ``fails``::
     {"probability": p}      with probability p, each time it runs
 
 A worker finds out when it has executed the op; who launches one, when the launch returns, and nothing reaches
-the stream. What becomes of the rest is the policy's word (`sim.policy.policy.Policy.on_failure`).
+the stream. What becomes of the rest is the policy's word (`sim.policy.Policy.on_failure`).
 
 As noise is, a failure is drawn from the seed, the op's name, the step and the loops that it runs in. So all
 policies meet the same failures, and more steps, or other ops that fail, change none of them.
@@ -20,10 +20,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from sim.base.errors import GraphError, InputError
 from sim.graph.graph import Graph
-from sim.words.errors import GraphError, InputError
-
-__all__ = ["ABORTED", "DONE", "FAILED", "STATUSES", "Failures", "in_step", "read_fails"]
 
 DONE: Final = 0
 FAILED: Final = 1

@@ -6,11 +6,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from sim.base.errors import GraphError
 from sim.graph.graph import Graph
 from sim.graph.rendezvous_keys import rendezvous_keys
-from sim.words.errors import GraphError
-
-__all__ = ["CONTROL_FLOW_KINDS", "FrameStructure", "frame_structure", "has_control_flow"]
 
 CONTROL_FLOW_KINDS: Final = frozenset({"switch", "merge", "enter", "exit", "next_iteration", "loop_cond"})
 """Kinds of op that move tokens between frames and iterations, or skip some."""

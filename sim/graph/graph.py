@@ -26,15 +26,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from sim.graph.csr import Csr
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
+from sim.base.errors import GraphError, UnknownNameError
+from sim.base.units import format_bytes, format_duration, format_flops
 from sim.graph.walks import Dag, Edges, a_cycle, least_index_first
 from sim.notebook import card, columns_that_speak
-from sim.words.arrays import UNSET, BoolArray, IntArray
-from sim.words.errors import GraphError, UnknownNameError
-from sim.words.units import format_bytes, format_duration, format_flops
-
-__all__ = ["Graph", "Role", "output_name", "split_output"]
-
 
 _DIGITS: Final = 20
 """No op has so many outputs that their numbers are as long."""
@@ -320,7 +316,7 @@ def _cycle_error(graph: Graph) -> GraphError:
     >>> b.build()
     Traceback (most recent call last):
         ...
-    sim.words.errors.GraphError: graph 'loop' has a cycle: a -> b -> a
+    sim.base.errors.GraphError: graph 'loop' has a cycle: a -> b -> a
     """
     names = [graph.op_names[i] for i in a_cycle(dict(enumerate(graph.dag().predecessors)))]
     if len(names) > 12:

@@ -18,10 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sim.base.errors import GraphError, nearest
 from sim.graph.graph import Graph
-from sim.words.errors import GraphError, nearest
-
-__all__ = ["RendezvousKeys", "rendezvous_keys", "sent_nbytes"]
 
 
 class RendezvousKeys(NamedTuple):

@@ -14,13 +14,15 @@ Source of the Send's rule: ``SendOp::Compute`` in tensorflow/core/kernels/sendre
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Final
+
 import numpy as np
 
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
+from sim.base.errors import GraphError
+from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph
-from sim.words.arrays import UNSET, IntArray
-from sim.words.errors import GraphError
-
-__all__ = ["storage_of"]
 
 
 def storage_of(graph: Graph) -> IntArray:
@@ -56,3 +58,100 @@ def storage_of(graph: Graph) -> IntArray:
         if not graph.input_distance[graph.inputs.indptr[op] + k]:
             shared[graph.first_output[op]] = row[k]
     return shared
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which outputs are no tensors of their own under control flow, but an input passed on.
+#
+# ::
+#
+#     x ──► switch ──true──► f         what f reads is x itself, which stays until f has read it
+#
+# A switch, enter, exit, next_iteration and loop_cond pass on their first input, a merge whichever comes
+# first, by reference and not as a copy (TensorFlow: ``tensorflow/core/kernels/control_flow_ops.cc``, where
+# each sets an input as its output). What else a merge gives, the number of that input, is an output like any
+# other. So what is passed on weighs as much as what it is (`forwarded_nbytes`), unless the graph says
+# something else.
+
+ANY: Final = -2
+"""In place of an input: whichever comes first."""
+
+
+def forwarding(graph: Graph) -> BoolArray:
+    """Return which tensors are passed on by a switch, merge, enter, exit, next_iteration or loop_cond.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("switch")
+    >>> _ = b.op("x", outputs=100), b.op("p", attributes={"outcome": True})
+    >>> _ = b.op("switch", kind="switch", inputs=["x", "p"], outputs=(0, 0))
+    >>> forwarding(b.build()).tolist()
+    [False, False, True, True]
+    """
+    passed_on = np.zeros(graph.n_tensors, dtype=bool)
+    for kind in CONTROL_FLOW_KINDS & set(graph.kinds):
+        for op in np.flatnonzero(graph.is_kind(kind)).tolist():
+            outputs = graph.outputs.row(op)
+            passed_on[outputs if kind == "switch" else outputs[:1]] = True
+    return passed_on
+
+
+def forwarded_inputs(graph: Graph) -> Mapping[int, tuple[int, list[int]]]:
+    """Return op → the tensor that it passes on (or `ANY` that it reads), and the outputs that are it.
+
+    Views (`sim.graph.views`) do so, too.
+    """
+    own = forwarding(graph)
+    shared = storage_of(graph)
+    found: dict[int, tuple[int, list[int]]] = {}
+    for tensor in np.flatnonzero(own | (shared != UNSET)).tolist():
+        op = int(graph.tensor_producer[tensor])
+        first = ANY if graph.kind(op) == "merge" else int(graph.inputs.row(op)[0])
+        passed_on = first if own[tensor] else int(shared[tensor])
+        found.setdefault(op, (passed_on, []))[1].append(tensor - int(graph.first_output[op]))
+    return found
+
+
+def forwarded_nbytes(
+    nbytes: IntArray, kinds: Sequence[str], kind_code: IntArray, inputs: Csr, outputs: Csr
+) -> IntArray:
+    """Return the sizes of tensors, where those of 0 bytes that are passed on weigh what they may be at most.
+
+    Parameters
+    ----------
+    nbytes : ndarray of int
+        Bytes of each tensor.
+    kinds : sequence of str
+    kind_code : ndarray of int
+        Of each op, which of `kinds` it is.
+    inputs, outputs : Csr
+        Op → tensors.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("switch")
+    >>> _ = b.op("x", outputs=100), b.op("p", outputs=1, attributes={"outcome": True})
+    >>> _ = b.op("switch", kind="switch", inputs=["x", "p"], outputs=(0, 0))
+    >>> b.build().tensor_nbytes.tolist()
+    [100, 1, 100, 100]
+    """
+    control = [code for code, kind in enumerate(kinds) if kind in CONTROL_FLOW_KINDS]
+    if not control:
+        return nbytes
+    becomes: dict[int, list[int]] = {}
+    for op in np.flatnonzero(np.isin(kind_code, control)).tolist():
+        kind, given, made = kinds[kind_code[op]], inputs.row(op), outputs.row(op)
+        for tensor in (made if kind == "switch" else made[:1]).tolist():
+            for source in (given if kind == "merge" else given[:1]).tolist() if not nbytes[tensor] else ():
+                becomes.setdefault(source, []).append(tensor)
+    found = nbytes.copy()
+    waiting = sorted(becomes, key=found.__getitem__)  # from the largest on, each tensor grows once
+    while waiting:
+        source = waiting.pop()
+        for tensor in becomes.get(source, ()):
+            if found[tensor] < found[source]:
+                found[tensor] = found[source]
+                waiting.append(tensor)
+    return found

@@ -13,10 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.graph.csr import Csr
-from sim.words.arrays import IntArray
-
-__all__ = ["Dag", "Edges", "a_cycle", "least_first", "least_index_first"]
+from sim.base.arrays import Csr, IntArray
 
 
 class Edges(NamedTuple):

@@ -22,16 +22,11 @@ All times are integers and nothing has a tolerance.
 
 from __future__ import annotations
 
-from sim.invariants.breakdowns import BREAKDOWNS, whole_of_attempts
 from sim.invariants.checked_columns import Columns
-from sim.invariants.communicators import COMMUNICATORS
 from sim.invariants.data import DATA
-from sim.invariants.failures import FAILURES
-from sim.invariants.lanes import LANES
-from sim.invariants.order import ORDER
-from sim.invariants.rendezvous_pairs import RENDEZVOUS
-from sim.invariants.resources import RESOURCES
-from sim.invariants.tasks import TASKS
+from sim.invariants.failures import BREAKDOWNS, FAILURES, whole_of_attempts
+from sim.invariants.resources import LANES, RESOURCES
+from sim.invariants.tasks import COMMUNICATORS, ORDER, RENDEZVOUS, TASKS
 from sim.record.record import Record
 
 __all__ = ["check"]
@@ -61,7 +56,7 @@ def check(trace: Record) -> None:
     >>> check(trace)
     Traceback (most recent call last):
         ...
-    sim.words.errors.InvariantError: op 'a' took 11 ns on gpu0, where it takes 10
+    sim.base.errors.InvariantError: op 'a' took 11 ns on gpu0, where it takes 10
     """
     if trace.attempts:
         whole_of_attempts(trace, check)

@@ -7,16 +7,14 @@ from functools import cached_property
 
 import numpy as np
 
+from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.base.errors import InvariantError
 from sim.graph.failures import DONE
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import RendezvousKeys, rendezvous_keys, sent_nbytes
 from sim.job.costs import issue_costs_ns
-from sim.readiness.strictness import non_strict_ops
+from sim.readiness.eligibility import non_strict_ops
 from sim.record.record import Record
-from sim.words.arrays import UNSET, BoolArray, IntArray
-from sim.words.errors import InvariantError
-
-__all__ = ["Columns", "neighbours", "refuse"]
 
 
 class Columns:

@@ -10,13 +10,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.graph.graph import Role
 from sim.invariants.checked_columns import Columns, refuse
-from sim.job.travel import travel_ns
+from sim.job.transfers import travel_ns
 from sim.record.dependencies import unroll
-from sim.words.arrays import UNSET, BoolArray, IntArray
-
-__all__ = ["DATA", "NEVER", "needed_transfers", "never_sent", "reads_of", "suppliers", "transfer_of_key"]
 
 
 class _Reads(NamedTuple):

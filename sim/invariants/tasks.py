@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sim.base.arrays import UNSET
+from sim.graph.failures import ABORTED
 from sim.invariants.checked_columns import Columns, refuse
-from sim.words.arrays import UNSET
-
-__all__ = ["TASKS"]
 
 
 def each_once(c: Columns) -> None:
@@ -67,8 +66,8 @@ def places(c: Columns) -> None:
 def durations(c: Columns) -> None:
     """A task takes its duration, unless its device shares something out; a dead one takes no time.
 
-    A collective that waits for others is the business of `sim.invariants.communicators`, and what was cut
-    short that of `sim.invariants.breakdowns`. On a device that is slow at times it takes that much longer.
+    A collective that waits for others is the business of `sim.invariants.tasks`, and what was cut
+    short that of `sim.invariants.failures`. On a device that is slow at times it takes that much longer.
     """
     refuse(
         c.dead & c.live & ~c.graph.is_kind("send", "recv")[c.op],
@@ -89,3 +88,156 @@ def durations(c: Columns) -> None:
 
 
 TASKS = (each_once, times_in_order, places, durations)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ties go by what happened, never by how it was computed: rows are by start, round, lane and id.
+#
+# Tasks that start, and tasks that end, at one instant go in the order of rows. An instant has a second round
+# only where something took no time: what it made possible comes after all that began in the first::
+#
+#     instant 10      round 0   lane 0  a (5 ns)      lane 2  b (0 ns)
+#                     round 1   lane 1  c, which reads b
+
+
+def rows_are_in_order(c: Columns) -> None:
+    """Rows go by start, and within a round of an instant by lane, then id."""
+    moved = c.moved
+    at_once = np.concatenate(
+        (c.start[c.start == c.end], moved["start_ns"][moved["start_ns"] == moved["end_ns"]])
+    )
+    ids = c.trace.tasks["id"]
+    refuse(
+        np.diff(c.start) < 0,
+        lambda k: f"{c.started(k + 1)}, and its row comes after that of {c.started(k)}",
+    )
+    back = (c.start[1:] == c.start[:-1]) & (
+        (c.stream[1:] < c.stream[:-1]) | ((c.stream[1:] == c.stream[:-1]) & (ids[1:] < ids[:-1]))
+    )
+    refuse(
+        back & ~np.isin(c.start[1:], at_once),
+        lambda k: (
+            f"{c.started(k + 1)} on {c.lane(k + 1)}, after {c.task(k)} on {c.lane(k)}; "
+            "at one instant tasks start in the order of lanes, unless something took no time"
+        ),
+    )
+
+
+def transfers_are_in_order(c: Columns) -> None:
+    """Transfers go by start, and within a round of an instant by id."""
+    start = c.moved["start_ns"]
+    refuse(
+        np.diff(start) < 0,
+        lambda k: f"{c.transfer(k + 1)} began at {start[k + 1]} ns; its row comes after one of {start[k]} ns",
+    )
+
+
+ORDER = (rows_are_in_order, transfers_are_in_order)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ranks meet: collectives of a communicator run in order, one at a time, and all members end together.
+
+
+def one_at_a_time_in_line(c: Columns) -> None:
+    """On a rank, calls of a communicator start in the order of their issue, one after the other."""
+    met = c.trace.meetings
+    if met is None:
+        return
+    following = met.row[met.ahead != UNSET]
+    one = met.ahead[met.ahead != UNSET]
+    refuse(
+        (c.issue[following] < c.issue[one]) | (c.start[following] < c.end[one]),
+        lambda k: (
+            f"{c.started(int(following[k]))}, issued at {c.issue[following[k]]} ns; {c.task(int(one[k]))}, "
+            f"before it on its communicator, was issued at {c.issue[one[k]]} and ended at {c.end[one[k]]} ns"
+        ),
+    )
+
+
+def members_fit(c: Columns) -> None:
+    """Who meets is complete, of one kind and size, and of distinct ranks."""
+    met, of = c.trace.meetings, c.job.collectives
+    if met is None or of is None:
+        return
+    due = np.array([len(members) for members in of.members])[met.party]
+    who = met.last
+    whole = np.ones(len(met.party), bool)  # else nobody else came before the step was aborted
+    whole[met.meeting[c.cut[met.row]]] = False
+    refuse(
+        whole & (met.size != due), lambda k: f"{c.task(int(who[k]))} met {met.size[k]} ranks, not {due[k]}"
+    )
+    first = np.unique(met.meeting, return_index=True)[1]
+    other = of.signature[met.entry] != of.signature[met.entry[first]][met.meeting]
+    refuse(
+        other,
+        lambda k: (
+            f"{c.task(int(met.row[k]))} met {c.task(int(met.row[first[met.meeting[k]]]))}, of another kind"
+        ),
+    )
+
+
+def members_end_together(c: Columns) -> None:
+    """A collective lasts from the latest start of its members as long as the longest of them takes."""
+    met = c.trace.meetings
+    if met is None:
+        return
+    took = np.zeros(len(met.party), np.int64)
+    np.maximum.at(took, met.meeting, c.trace.alone_ns[met.row])
+    end = (met.met_ns + took)[met.meeting]
+    known = np.zeros(len(met.party), dtype=bool)  # else the network decides when they are over
+    known[met.meeting[~c.job.carried[met.entry]]] = True
+    shared = np.zeros(len(met.party), np.int64)
+    np.maximum.at(shared, met.meeting, c.end[met.row])
+    end = np.where(known[met.meeting], end, shared[met.meeting])
+    refuse(
+        (c.end[met.row] != end) & ~c.cut[met.row],
+        lambda k: (
+            f"{c.ended(int(met.row[k]))}; its ranks met at {met.met_ns[met.meeting[k]]} ns, and it takes "
+            f"{took[met.meeting[k]]} ns"
+        ),
+    )
+
+
+COMMUNICATORS = (one_at_a_time_in_line, members_fit, members_end_together)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Who meets by key has the same key, frame and iteration, and no Recv runs before it has what was sent.
+
+
+def pairs_have_one_key(c: Columns) -> None:
+    """Every Recv met one Send of its key, frame and iteration, and every Send one Recv at most."""
+    if not c.keys.recvs:
+        return
+    n, moved = len(c.op), c.moved
+    recvs = np.flatnonzero(np.isin(c.op, list(c.keys.recvs)) & (c.trace.status != ABORTED))
+    carried = np.isin(moved["tensor"], list(c.sent))
+    source, recv = c.trace.met_rows.T
+    refuse(~np.isin(recvs, recv), lambda k: f"{c.started(int(recvs[k]))} and met no send")
+    both = np.concatenate((source, recv))
+    again = np.ones(len(both), dtype=bool)
+    again[np.unique(both, return_index=True)[1]] = False
+    refuse(again, lambda k: f"{c.either(int(both[k]))} met twice")
+    brought = np.isin(moved["id"][carried], c.trace.met[:, 0])
+    refuse(~brought, lambda k: f"{c.transfer(int(np.flatnonzero(carried)[k]))} was not asked for")
+
+    key_of = {**c.keys.sends, **c.keys.recvs}
+    made_by = c.graph.tensor_producer[moved["tensor"]]
+    op = np.concatenate((c.op, made_by))
+    iteration = c.trace.of_rows("iteration")
+    frame = c.trace.tasks.get("frame", np.zeros(n, np.int64))
+    sender = source < n  # a transfer has no frame of its own in a trace
+    wrong = np.array(
+        [key_of.get(a) != key_of.get(b) for a, b in zip(op[source], op[recv], strict=True)], bool
+    )
+    wrong |= iteration[source] != iteration[recv]
+    wrong[sender] |= frame[source[sender]] != frame[recv[sender]]
+    refuse(wrong, lambda k: f"{c.started(int(recv[k]))} and met {c.either(int(source[k]))}, of another key")
+    refuse(
+        (c.start[recv] < c.row_end[source]) & c.live[recv] & (c.done[recv] | ~c.trace.at_once[recv]),
+        lambda k: f"{c.started(int(recv[k]))}, before {c.ended(int(source[k]))}",
+    )
+
+
+RENDEZVOUS = (pairs_have_one_key,)

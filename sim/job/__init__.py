@@ -1,1 +1,1 @@
-"""What is decided before time 0: where ops run, what they cost, what moves between devices."""
+"""The job: a graph on a machine, and all that is decided before time 0."""

@@ -9,26 +9,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.base.answers import whole_numbers
+from sim.base.arrays import LATEST_NS, UNSET, IntArray
+from sim.base.errors import InfeasibleError, InputError
+from sim.base.units import NS_PER_S, format_duration
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Graph
-from sim.job.collectives.durations import is_modelled, modelled_ns, modelled_ops
-from sim.job.collectives.members import Collectives
+from sim.job.collectives import Collectives, is_modelled, modelled_ns, modelled_ops
 from sim.job.costs import _by_identity, costs_ns, known_costs
 from sim.job.job import Job, Linearizer, Placement, StreamAssignment, drawing
-from sim.job.pins import PinnedPlacement, first_able
+from sim.job.places import PinnedPlacement, first_able
 from sim.machine.device import Device
 from sim.machine.machine import Machine
-from sim.words.answers import whole_numbers
-from sim.words.arrays import UNSET, IntArray
-from sim.words.errors import InfeasibleError, InputError
-from sim.words.limits import LATEST_NS
-from sim.words.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:
-    from sim.faults.faults import Faults
+    from sim.faults import Faults
     from sim.job.noise import Noise
-
-__all__ = ["make_job"]
 
 
 def _costs_of_all(graph: Graph, machine: Machine) -> list[IntArray]:
@@ -88,7 +84,7 @@ def make_job(
     graph, machine
     placement : Placement, optional
         By default ops run where they are pinned, others on the first accelerator that can, or else on a CPU
-        (`sim.job.pins.PinnedPlacement`).
+        (`sim.job.places.PinnedPlacement`).
     streams : StreamAssignment, optional
         By default everything on the first stream of its device.
     linearize : Linearizer, optional

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from sim.faults.conditions import Conditions
+    from sim.faults import Conditions
     from sim.job.job import Job
     from sim.job.transfers import Flow
-    from sim.machine.link import Message
+    from sim.machine.links import Message
     from sim.machine.task import Task
-
-__all__ = ["Context"]
 
 
 class Context(Protocol):

@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from sim.base.answers import whole_numbers
+from sim.base.arrays import UNSET, IntArray
+from sim.base.errors import InputError
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.device import Device
 from sim.machine.machine import Machine
-from sim.words.answers import whole_numbers
-from sim.words.arrays import UNSET, IntArray
-from sim.words.errors import InputError
-
-__all__ = ["costs_ns", "issue_costs_by_kind", "issue_costs_ns", "known_costs"]
 
 
 def costs_ns(graph: Graph, device: Device) -> IntArray:

@@ -14,22 +14,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.graph.csr import Csr
+from sim.base.answers import whole_numbers
+from sim.base.arrays import BoolArray, Csr, IntArray
+from sim.base.errors import InputError
 from sim.graph.graph import Graph, longest_path_ns
-from sim.job.collectives.durations import is_modelled
-from sim.job.collectives.members import Collectives, collectives_of
+from sim.job.collectives import Collectives, collectives_of, is_modelled
 from sim.machine.communicators import CarriedCollectives
 from sim.machine.machine import Machine
-from sim.words.answers import whole_numbers
-from sim.words.arrays import BoolArray, IntArray
-from sim.words.errors import InputError
 
 if TYPE_CHECKING:
-    from sim.faults.faults import Faults
+    from sim.faults import Faults
     from sim.graph.failures import Failures
     from sim.job.noise import DrawnByTag
-
-__all__ = ["Job", "Linearizer", "Placement", "StreamAssignment", "Tried", "drawing"]
 
 
 @dataclass(eq=False)
@@ -64,7 +60,7 @@ class Job:
     faults : Faults, optional
         Which parts of the machine may fail or become slow, and what follows.
     processes : tuple of str
-        The processes, where there are several (`sim.policy.processes`).
+        The processes, where there are several (`sim.issuers`).
     process_of : array of int64, optional
         Which of them each op is of; None: there is one.
     """
@@ -112,7 +108,7 @@ class Job:
         Raises
         ------
         InputError
-            See `sim.job.collectives.members.collectives_of`.
+            See `sim.job.collectives.collectives_of`.
         """
         return collectives_of(self.graph, self.machine, self.device_of)
 

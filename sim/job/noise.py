@@ -20,12 +20,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from sim.base.arrays import LATEST_NS, FloatArray, IntArray
+from sim.base.errors import InputError
 from sim.machine.machine import Machine
-from sim.words.arrays import FloatArray, IntArray
-from sim.words.errors import InputError
-from sim.words.limits import LATEST_NS
-
-__all__ = ["DrawnByTag", "Noise", "draw_durations", "lognormal"]
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,20 @@ the edges between them, each with its distance in iterations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
+from sim.base.arrays import UNSET, BoolArray, IntArray, by_first_use, distinct_rows
+from sim.base.errors import InfeasibleError
+from sim.base.units import NS_PER_S
+from sim.graph.graph import Graph
 from sim.job.job import Job
-from sim.job.tensor_places import crossing_reads
-from sim.words.arrays import UNSET, BoolArray, IntArray, by_first_use
-from sim.words.errors import InfeasibleError
-
-__all__ = ["Flow", "check_routes", "make_flow", "node_name"]
+from sim.job.places import crossing_reads
+from sim.machine.machine import Machine
 
 
 class Flow(NamedTuple):
@@ -138,3 +142,173 @@ def node_name(job: Job, flow: Flow, node: int) -> str:
     k = node - flow.n_ops
     there = job.machine.devices[int(flow.destination[k])].name
     return f"transfer of {job.graph.tensor_name(int(flow.tensor[k]))} to {there}"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Copies of pageable memory: a host thread makes them, and does nothing else meanwhile.
+#
+# ::
+#
+#     pinned      host  [launch a][launch b]          the copy engine reads the host's memory by itself
+#                 copy       ▇▇▇▇▇▇▇▇▇▇▇
+#
+#     pageable    host  [launch a]╌╌╌╌╌╌╌╌╌╌╌╌[launch b]     the host copies piece by piece to a buffer of
+#                 copy            ▇▇▇▇▇▇▇▇▇▇▇▇               the driver, and returns when the last has left
+#
+# A transfer between a CPU whose memory is pageable and a device that is launched on takes a thread of that
+# device's host when it is issued, and keeps it until its bytes have arrived; without a free one it waits,
+# first come first served, before any op. (CUDA Runtime API, "API synchronization behavior"; CUDA C++ Best
+# Practices Guide, "Pinned Memory".)
+
+
+def host_groups(job: Job, tensor: IntArray, source: IntArray, destination: IntArray) -> IntArray:
+    """Return, for each transfer, the group of issuers one of which has to make it; -1: nobody has to.
+
+    Parameters
+    ----------
+    job : Job
+    tensor, source, destination : arrays of int64
+        What is moved, and between which devices; one entry a transfer.
+    """
+    machine = job.machine
+    who = np.full(len(source), UNSET)  # the device that is launched on
+    over = np.array([link.host_copies for link in machine.links], bool)
+    if over.any():
+        routes, way = machine.distinct_routes(source, destination, tensor)
+        copied = np.array([over[list(route)].any() for _, _, route in routes], bool)[way]
+        who[copied] = source[copied]
+    pageable = np.array([device.pageable for device in machine.devices])
+    if pageable.any():
+        by_workers = np.array([device.workers > 0 for device in machine.devices])
+        there = np.where(by_workers[source], destination, source)
+        needed = (by_workers[source] != by_workers[destination]) & (pageable[source] | pageable[destination])
+        who[needed] = there[needed]
+    if (who == UNSET).all():
+        return who
+    process = None if job.process_of_tensor is None else job.process_of_tensor[tensor]
+    return np.where(who == UNSET, UNSET, job.groups_that_serve(np.maximum(who, 0), process))
+
+
+def connection_bytes_per_s(
+    machine: Machine, source: int, destination: int, route: Sequence[int]
+) -> int | None:
+    """Return what all transfers from one device to another get together at most; None: no limit.
+
+    That is what the host copies of pageable memory, and what one connection carries over a route.
+    """
+    rates = [machine.links[k].connection_bytes_per_s for k in route]
+    rates.append(staging_bytes_per_s(machine, source, destination))
+    return min((rate for rate in rates if rate is not None), default=None)
+
+
+def staging_bytes_per_s(machine: Machine, source: int, destination: int) -> int | None:
+    """Return how fast a host copies what it has to copy from one device to the other; None: no limit."""
+    devices = [machine.devices[d] for d in (source, destination)]
+    if all(device.workers for device in devices):
+        return None  # from host to host: no driver in between
+    rates = [d.staging_bytes_per_s for d in devices if d.pageable and d.staging_bytes_per_s is not None]
+    return min(rates, default=None)
+
+
+def holding_ops(job: Job) -> frozenset[int]:
+    """Return the launched ops that keep their host thread until they end, as pageable copies do."""
+    return frozenset(op for op in awaited_ops(job.graph) if job.launched[op])
+
+
+def awaited_ops(graph: Graph) -> list[int]:
+    """Return the ops that say that whoever issues them waits until they end."""
+    said = (graph.attribute(name).items() for name in ("host_waits", "pageable"))
+    return [op for each in said for op, waits in each if waits]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How long a tensor travels from device to device when it meets no other.
+
+
+class Travel(NamedTuple):
+    """The way from one device to another, which a tensor has for itself.
+
+    Attributes
+    ----------
+    latency_ns : int
+        That of all its links together.
+    bytes_per_s : int or None
+        The bandwidth of its slowest link, of a connection, or of the host that copies pageable memory; None:
+        no limit.
+    queues : tuple of int
+        Where links send chunks one after another: the bandwidth of each (and of a connection) that has one.
+    chunk : int, optional
+        The largest chunk; None: all in one.
+
+    Examples
+    --------
+    >>> Travel(latency_ns=10, bytes_per_s=10**9).ns(5)
+    15
+    >>> Travel(10, 10**9, (10**9, 10**9)).ns(5), Travel(10, 10**9, (10**9, 10**9), 1).ns(5)
+    (20, 16)
+    """
+
+    latency_ns: int
+    bytes_per_s: int | None
+    queues: tuple[int, ...] = ()
+    chunk: int | None = None
+
+    @classmethod
+    def between(cls, machine: Machine, source: int, destination: int) -> Travel:
+        """Return the way that a tensor takes, whichever it is.
+
+        Raises
+        ------
+        InfeasibleError
+            There are links, but none leads there.
+        """
+        return cls.along(machine, source, destination, machine.route(source, destination))
+
+    @classmethod
+    def along(cls, machine: Machine, source: int, destination: int, route: Sequence[int]) -> Travel:
+        """Return the way over the links of a route."""
+        limits = [machine.links[k].bandwidth_bytes_per_s for k in route]
+        limits.append(connection_bytes_per_s(machine, source, destination, route))
+        rates = [rate for rate in limits if rate is not None]
+        least, latency_ns = min(rates, default=None), machine.latency_ns(route)
+        if not route or machine.links[route[0]].sharing != "fifo":
+            return cls(latency_ns, least)
+        chunks = [machine.links[k].chunk_bytes for k in route]
+        most = min((chunk for chunk in chunks if chunk is not None), default=None)
+        return cls(latency_ns, least, (*rates[-1:], *rates[:-1]) if limits[-1] else tuple(rates), most)
+
+    def ns(self, nbytes: int) -> int:
+        """Return the first whole ns at which `nbytes` are all there."""
+        if self.queues:
+            return self.latency_ns + ceil(self._through_queues(nbytes) * NS_PER_S)
+        sent = 0 if self.bytes_per_s is None else -(-nbytes * NS_PER_S // self.bytes_per_s)
+        return self.latency_ns + sent
+
+    def _through_queues(self, nbytes: int) -> Fraction:
+        """Return the seconds from queue to queue: the longest way through chunks and links.
+
+        All chunks but the last are alike, so that they wait for one another at the slowest link only; where
+        the last one follows, it may be another one that holds it up.
+        """
+        chunk = self.chunk or max(nbytes, 1)
+        whole, last = divmod(nbytes, chunk)
+        if whole and not last:
+            whole, last = whole - 1, chunk
+        each = [Fraction(1, rate) for rate in self.queues]
+        if not whole:
+            return last * sum(each, Fraction(0))
+        return max(
+            chunk * (sum(each[: q + 1], Fraction(0)) + (whole - 1) * max(each[: q + 1]))
+            + last * sum(each[q:], Fraction(0))
+            for q in range(len(each))
+        )
+
+
+def travel_ns(
+    machine: Machine, source: IntArray, destination: IntArray, tensor: IntArray, nbytes: IntArray
+) -> IntArray:
+    """Return how long each transfer travels at least."""
+    routes, way = machine.distinct_routes(source, destination, tensor)
+    ways = [Travel.along(machine, *each) for each in routes]
+    different, which = distinct_rows(way, nbytes)
+    return np.array([ways[k].ns(size) for k, size in different], np.int64)[which]

@@ -1,1 +1,1 @@
-"""The fast path: plain Python over int64 columns, which Cython compiles unchanged where it can."""
+"""The fast engine: the loop over instants on columns of whole numbers, compiled where it can be."""

@@ -11,7 +11,7 @@
 
 The source runs unchanged, over lists; with the types in ``loop.pxd`` Cython compiles it, over arrays. It
 follows the same definition as the engine on SimPy (`sim.engine`), and tests hold every column of their traces
-equal. `sim.kernel.layout.columns` makes the columns of a job.
+equal. `sim.kernel.columns` makes the columns of a job.
 
 A task's number is ``iteration * n + node``, as in a trace; ops are the nodes below `n_ops`, transfers the
 others.
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sim.kernel.sms import Sms
     from sim.kernel.stealing import Stealing
 
-__all__ = ["Run"]
 
 Column = list[int]
 
@@ -193,7 +192,7 @@ class Run:
     noted_ns: Column
     n_noted: int
 
-    # Copies that a host thread makes (`sim.job.pageable`).
+    # Copies that a host thread makes (`sim.job.transfers`).
     hosting: bool
     host_group: Column  # of each transfer's node: who may make it, -1: nobody has to
     host: Column  # of each task: who makes it
@@ -202,7 +201,7 @@ class Run:
     unhosted_last: Column
     n_unhosted: int
 
-    # Communicators (`sim.job.collectives.members`): of each op its line and its seat, -1: none; and what has
+    # Communicators (`sim.job.collectives`): of each op its line and its seat, -1: none; and what has
     # to be the same for all that meet.
     meeting: bool
     line: Column

@@ -29,9 +29,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sim.words.arrays import IntArray
-
-__all__ = ["MaxMin"]
+from sim.base.arrays import IntArray
 
 LIMIT = 1 << 62
 """Numerators and denominators stay below it."""

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, runtim
 
 import numpy as np
 
-from sim.words.arrays import IntArray
+from sim.base.arrays import IntArray
 
 if TYPE_CHECKING:
     from sim.job.job import Job
     from sim.job.transfers import Flow
 
-__all__ = ["Afterwards", "Journal", "MemoryAfterwards", "journal_columns"]
 
 AT_ISSUE: Final = 1
 AT_START: Final = 2

@@ -29,10 +29,8 @@ Python's numbers, to the same places.
 
 from __future__ import annotations
 
-from sim.kernel.layout.routes import LARGEST, NEVER, Routes
+from sim.kernel.layout import LARGEST, NEVER, RouteColumns
 from sim.kernel.maxmin import NONE, MaxMin, column, gcd, zeros
-
-__all__ = ["Net"]
 
 TOO_LARGE, TIE = 1, 2
 
@@ -71,7 +69,7 @@ class Net:
     --------
     Two transfers of 10 units share a link of 1 unit a ns:
 
-    >>> routes = Routes([0, 0], [10, 10], [0, 0], [0], [0, 0], [], [0], [0, 1], [0], [1])
+    >>> routes = RouteColumns([0, 0], [10, 10], [0, 0], [0], [0, 0], [], [0], [0, 1], [0], [1])
     >>> net = Net(routes, 2)
     >>> net.start(7, 0, 0)
     >>> net.start(8, 1, 0)
@@ -83,7 +81,7 @@ class Net:
     ([7, 8], [7, 8])
     """
 
-    def __init__(self, routes: Routes, most: int) -> None:
+    def __init__(self, routes: RouteColumns, most: int) -> None:
         n_ways, n_routes = len(routes.latency_ns), len(routes.first) - 1
         n_keys = max(routes.held, default=-1) + 1
         self.status = 0

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib import import_module
 from time import perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError, UnknownNameError
 from sim.job.job import Job
 from sim.job.transfers import Flow, make_flow
-from sim.kernel.layout.columns import columns, no_order, obstacle, routes_of, shared_of, sms_of
+from sim.kernel.columns import columns, no_order, obstacle, routes_of, shared_of, sms_of
 from sim.kernel.memory import Journal, MemoryAfterwards
-from sim.native.compiled import load
-from sim.policy.as_data import order_of
-from sim.policy.policy import Policy
+from sim.native.compiled import load, source_is_wanted
+from sim.policy import Policy, check_attributes, order_of
 from sim.record.record import TASK_COLUMNS, TRANSFER_COLUMNS
 from sim.trace import Trace
-from sim.words.arrays import IntArray
 
-__all__ = ["compiled", "run", "to_the_end"]
+if TYPE_CHECKING:
+    from sim.engine import Memory, Observer
+    from sim.job.context import Context
 
 
 _SYNCHRONISATIONS: Final = ("completion", "issue")
@@ -167,3 +170,69 @@ def _transfers(job: Job, flow: Flow) -> IntArray:
     """Return the ids of the transfers."""
     n = flow.n_nodes
     return (np.arange(job.iterations)[:, None] * n + np.arange(flow.n_ops, n)).ravel()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which engine runs a job: the kernel where it can, else the one on SimPy, which can run everything.
+#
+# A kernel that is not compiled is slower than SimPy, so that it only runs when asked for.
+
+ENGINES: Final = ("auto", "simpy", "kernel")
+
+
+class NotOnKernelError(InputError):
+    """The kernel was asked for, and something stands in its way."""
+
+
+def run_job(
+    job: Job,
+    policy: Policy,
+    engine: str = "auto",
+    *,
+    memory: Callable[[Job, Context], Memory] | None = None,
+    observers: Iterable[Observer] = (),
+) -> Trace:
+    """Run a job on the engine that is wanted; the trace says which one that was.
+
+    Parameters
+    ----------
+    job : Job
+    policy : Policy
+    engine : str
+        ``auto``: the kernel where it can and is compiled (or ``SIM_PURE`` is set); ``simpy``; ``kernel``.
+    memory, observers
+        As for `sim.simulate`.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such engine.
+    InputError
+        An attribute of the policy, or what it returns, is not what a policy may say.
+    NotOnKernelError
+        The kernel is wanted and cannot run this.
+    StuckError
+        Nothing can happen any more and tasks remain.
+    """
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, ENGINES)
+    check_attributes(policy)
+    observers = list(observers)
+    flow = make_flow(job)
+    which = "simpy"
+    if engine == "auto" and not compiled() and not source_is_wanted():
+        which = "simpy: the kernel is not compiled here"
+    elif engine != "simpy":
+        found = run(job, policy, flow=flow, memory=memory, observers=observers)
+        if isinstance(found, Trace):
+            return found
+        if engine == "kernel" and found != DEADLOCK:
+            raise NotOnKernelError(f"the kernel cannot run this: {found}; engine: auto runs it on SimPy")
+        which = f"simpy: {found}"
+    if job.faults is not None:
+        from sim.engine.attempts import run_attempts
+
+        return replace(run_attempts(job, policy, job.faults, flow, memory, observers), engine=which)
+    from sim.engine.engine import Engine
+
+    return replace(Engine(job, policy, flow=flow, memory=memory, observers=observers).run(), engine=which)

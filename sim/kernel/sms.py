@@ -1,16 +1,14 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False
 # cython: wraparound=False, initializedcheck=False, cdivision=True
-"""SMs of GPUs, which kernels get in the order of their arrival (see `devices.processor.sms.leftover`)."""
+"""SMs of GPUs, which kernels get in the order of their arrival (see `devices.processor.leftover`)."""
 
 from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
 from typing import TypeAlias
 
+from sim.base.arrays import IntArray
 from sim.kernel.maxmin import column, zeros
-from sim.words.arrays import IntArray
-
-__all__ = ["Sms"]
 
 Column: TypeAlias = MutableSequence[int]
 

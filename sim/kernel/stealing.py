@@ -9,7 +9,7 @@
                                           other ──► front of its own deque
     takes     front of its queue, else front of its deque, else back of the deque of another of its pool
 
-Each task stands in one list at most, so that all lists together are two columns. `policies.issue.executors`
+Each task stands in one list at most, so that all lists together are two columns. `policies.issue`
 has the framework whose executor this is.
 """
 
@@ -18,10 +18,8 @@ from __future__ import annotations
 from collections.abc import MutableSequence, Sequence
 from typing import TypeAlias
 
+from sim.base.arrays import IntArray
 from sim.kernel.maxmin import column, zeros
-from sim.words.arrays import IntArray
-
-__all__ = ["FROM_THE_START", "NOBODY", "Stealing"]
 
 Column: TypeAlias = MutableSequence[int]
 

@@ -1,1 +1,1 @@
-"""What a job runs on: devices, links, issuers, and what the tasks of a device share."""
+"""The machine as the engine sees it: devices, links and routes, communicators, tasks and issuers."""

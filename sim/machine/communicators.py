@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from sim.words.arrays import UNSET
-
-__all__ = [
-    "Call", "CarriedCollectives", "CollectiveCarrier", "CollectiveModel", "HoldsSms", "ToldCollectives",
-    "even_nbytes",
-]  # fmt: skip
+from sim.base.arrays import UNSET
 
 
 class Call(NamedTuple):
@@ -129,5 +124,5 @@ class CarriedCollectives(CollectiveModel, Protocol):
         ----------
         machine : sim.machine.machine.Machine
         context : sim.job.context.Context
-        network : sim.machine.link.Network
+        network : sim.machine.links.Network
         """

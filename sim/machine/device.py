@@ -5,17 +5,133 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from sim.base.arrays import FloatArray, IntArray
+from sim.base.errors import InputError
 from sim.graph.graph import Graph
-from sim.machine.device_details import Details
-from sim.machine.processor import Processor
-from sim.words.arrays import FloatArray, IntArray
-from sim.words.errors import InputError
 
-__all__ = ["CostModel", "Device", "Roofs"]
+if TYPE_CHECKING:
+    from sim.machine.task import Task
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What parts of a device read that the engine does not: processors, launches, networks, cost models.
+
+
+@dataclass(frozen=True)
+class Details:
+    """Numbers of a device that one of its parts reads; left out is the ideal.
+
+    `devices.describe.fields` says what each is called in a description, and presets where their numbers come
+    from.
+
+    Attributes
+    ----------
+    preset : str
+        The real device that it claims to be; empty: none, or its ideal.
+    sms : int or None
+        Streaming multiprocessors in use; None: not given.
+    dram_bytes_per_s : int or None
+        Memory bandwidth that concurrent kernels share; None: they do not.
+    partition_sms, partition_of : tuple of int
+        SMs of each partition, and the partition of each stream (CUDA's green contexts); empty: one of all.
+    stream_priorities : tuple of int
+        Of each stream, lower first, 0 for those that are not there.
+    max_resident : int
+        Kernels resident at once (CUDA C++ Programming Guide, concurrent kernels: 128 from 7.0 on).
+    blocks_per_sm : int
+        Blocks of a kernel that fit on one SM.
+    fitted_grids : bool
+        Whether a matrix product that gives no grid has the one of the fitted cost model.
+    legacy_stream : bool
+        Whether the first stream is CUDA's legacy default stream.
+    graph_launch_ns, graph_gap_ns : int or None
+        What launching a CUDA graph costs, and the gap between two of its kernels; None: as without one.
+    event_record_ns, event_wait_ns : int
+        What recording an event, and making a stream wait for one, cost the host.
+    copy_engines : int or None
+        1: one transfer at a time; 2: one in each direction; None: no limit.
+    virtual_devices : mapping of str to int
+        Parts of the memory by name, in bytes.
+    units : devices.cost.npu_units.Units or None
+        Which ops run on which unit of an NPU's core.
+    queues_per_core : int
+        Streams of one core of an NPU.
+    default_dtype : str
+        Data type of ops that name none.
+    oversubscription_cost : Fraction
+        What each thread per core beyond the first adds to the time of all ops.
+    intra_op_pool : int or None
+        Threads that all ops of a CPU that run at once share; None: each op has its own.
+    corun_slowdown, corun_exempt_slowdown : tuple of number
+        Factors by which 1, 2, ... ops at once slow one another down, and those of a kind in `corun_exempt`.
+    corun_exempt : frozenset of str
+        Kinds of op that do not compete with others.
+    wake_ns : int
+        What it takes to wake a worker that sleeps.
+    """
+
+    preset: str = ""
+    sms: int | None = None
+    dram_bytes_per_s: int | None = None
+    partition_sms: tuple[int, ...] = ()
+    partition_of: tuple[int, ...] = ()
+    stream_priorities: tuple[int, ...] = ()
+    max_resident: int = 128
+    blocks_per_sm: int = 1
+    fitted_grids: bool = True
+    legacy_stream: bool = False
+    graph_launch_ns: int | None = None
+    graph_gap_ns: int | None = None
+    event_record_ns: int = 0
+    event_wait_ns: int = 0
+    copy_engines: int | None = None
+    virtual_devices: Mapping[str, int] = field(default_factory=dict)
+    units: Any = None
+    queues_per_core: int = 1
+    default_dtype: str = "fp32"
+    oversubscription_cost: Fraction = Fraction(0)
+    intra_op_pool: int | None = None
+    corun_slowdown: tuple[float, ...] = (1,)
+    corun_exempt_slowdown: tuple[float, ...] = (1,)
+    corun_exempt: frozenset[str] = frozenset()
+    wake_ns: int = 0
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the tasks of one device share.
+
+WAIT: Final = -1
+"""`Processor.start`: not now; the engine asks again when a task of the device ends."""
+
+MANAGED: Final = -2
+"""`Processor.start`: begun; the processor itself calls `Context.finish` when it is over."""
+
+
+class Processor(Protocol):
+    """What the tasks of one device share: cores, SMs, memory bandwidth.
+
+    A collective of a communicator takes no time by itself (`Context.duration_of`), and may hold what it needs
+    until `end`: its communicator ends it. For one that is `MANAGED`, say `Context.started`, not `finish`.
+    """
+
+    def start(self, task: Task) -> int:
+        """Begin `task` and return how many ns it takes, or `WAIT`, or `MANAGED`.
+
+        ``task.start_ns`` is now. A processor that takes a task but begins it later puts down when; where it
+        does not know yet, it says `Context.started` at that instant.
+        """
+
+    @property
+    def end(self) -> Callable[[Task], None] | None:
+        """``end(task)``: `task` is over, release what it held. None: they hold nothing, and none waits."""
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -52,7 +168,7 @@ class Device:
         disturb one another.
     pageable : bool
         Of a CPU: its memory may be paged out, so that a host thread makes every copy to and from a device
-        that is launched on (`sim.job.pageable`).
+        that is launched on (`sim.job.transfers`).
     staging_bytes_per_s : int or None
         How fast such a copy passes through the driver's buffers; None is no limit.
     supports : frozenset of str or None
@@ -60,7 +176,7 @@ class Device:
     least_ns : callable or None
         ``least_ns(device, job, duration_ns, runs)`` returns a lower bound, in ns, of the time in which any
         schedule gets through the work of the device, where op k takes ``duration_ns[k]`` alone and runs
-        ``runs[k]`` times, from what its `processor` shares (`sim.analysis.bounds`). None: no bound of its
+        ``runs[k]`` times, from what its `processor` shares (`sim.explain.bounds`). None: no bound of its
         own.
     for_streams : callable or None
         ``for_streams(device, n)`` returns the device with n streams, where its description does not say how

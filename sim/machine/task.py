@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["BACKGROUND", "Issuer", "Task"]
-
 BACKGROUND: Final = -2
 """In place of a stream: where a task goes on without the issuer that took it."""
 

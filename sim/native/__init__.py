@@ -1,1 +1,1 @@
-"""What runs compiled where there is a compiler: how it is found, and loops that belong to no engine."""
+"""Graph walks that are compiled with the kernel, and how a compiled module is found."""

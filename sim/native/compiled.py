@@ -19,8 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from zlib import crc32
 
-__all__ = ["FOLDERS", "digest", "load", "source_is_wanted", "sources", "state"]
-
 FOLDERS = ("kernel", "native")
 """Folders of ``sim`` in which there are modules that are compiled: those with a file of types."""
 

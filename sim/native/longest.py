@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ALL", "FIRST", "NOTHING", "NO_DATA", "longest_ns"]
-
 ALL, FIRST, NO_DATA, NOTHING = 0, 1, 2, 3
 """What an op waits for: all inputs, the first one, no input, or not even for control edges."""
 

@@ -17,21 +17,19 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from sim.base.arrays import IntArray
+from sim.base.intervals import levels
 from sim.diff.differences import Differences
-from sim.diff.schedule import Schedule
-from sim.plot.chart.bars import Bars
-from sim.plot.chart.drawn import HEIGHT, draw_bars, name_lanes
-from sim.plot.chart.names import forms, write_names
+from sim.diff.schedule import OpSchedule
+from sim.plot.bar_polygons import HEIGHT, draw_bars, forms, name_lanes, write_names
+from sim.plot.bars import Bars
 from sim.plot.figure import new_figure, scale_time, told_time
 from sim.plot.theme import hatches, ink, paper, plain, printed, shade
-from sim.words.arrays import IntArray
-from sim.words.intervals import levels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["diff_gantt"]
 
 _SAME, _EARLIER, _EARLIER_A_LITTLE, _LATER, _LATER_A_LITTLE, _RESIZED, _ONLY, _FILLER = range(8)
 _WORDS: Final = (
@@ -120,7 +118,7 @@ def _lanes(d: Differences) -> list[str]:
     return sorted(found, key=lambda lane: (first[lane.rpartition("/")[0] or lane], order[lane]))[:_MOST_LANES]
 
 
-def _shown(schedule: Schedule) -> IntArray:
+def _shown(schedule: OpSchedule) -> IntArray:
     """Return the rows that are drawn: what took some time."""
     return np.flatnonzero(schedule.end_ns > schedule.start_ns)
 
@@ -141,7 +139,7 @@ def _changes(d: Differences) -> tuple[IntArray, IntArray]:
     return changes[0], changes[1]
 
 
-def _bars(schedule: Schedule, lanes: list[str], changes: IntArray) -> Bars:
+def _bars(schedule: OpSchedule, lanes: list[str], changes: IntArray) -> Bars:
     numbers = {lane: k for k, lane in enumerate(lanes)}
     place = np.array([numbers.get(lane, -1) for lane in schedule.lanes], np.int64)
     rows = _shown(schedule)
@@ -152,7 +150,7 @@ def _bars(schedule: Schedule, lanes: list[str], changes: IntArray) -> Bars:
     return Bars(lanes, list(_WORDS), lane, changes[rows], start, end, level, n_levels[lane], rows)
 
 
-def _names(ax: Axes, schedule: Schedule, bars: Bars, scale: int, until: int) -> None:
+def _names(ax: Axes, schedule: OpSchedule, bars: Bars, scale: int, until: int) -> None:
     """Write names into the longest bars that have room for theirs."""
     write_names(
         ax,

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.files.atomic_files import atomic_path
-from sim.words.errors import InputError
+from sim.base.errors import InputError
+from sim.base.files import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["elided", "new_figure", "save", "scale_time", "time_unit", "told_time"]
 
 _SECOND: Final = 1_000_000_000
 _UNITS: Final = (

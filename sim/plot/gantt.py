@@ -7,7 +7,7 @@
     gpu0/1               ▇▇conv▇▇▇▇▇▇▇              arrows (on request) from producer to consumer
     gpu0→gpu1                     ▇▇                transfers
 
-Its parts are in `sim.plot.chart`, its colours and its legend in `sim.plot.legend`.
+Its parts are in `sim.plot`, its colours and its legend in `sim.plot.legend`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.explain.facts.derived_columns import Facts
-from sim.plot.chart.bars import bars_of, folded_note, path_of
-from sim.plot.chart.drawn import draw_bars, name_lanes, points_of
-from sim.plot.chart.lines import draw_arrows, draw_path
-from sim.plot.chart.names import names_in_bars
+from sim.explain.derived import DerivedColumns
+from sim.plot.bar_polygons import draw_arrows, draw_bars, draw_path, name_lanes, names_in_bars, points_of
+from sim.plot.bars import bars_of, folded_note, path_of
 from sim.plot.figure import new_figure, scale_time, time_unit, told_time
 from sim.plot.legend import add_legend, colours_of, handles_of, legend_of, with_bands
-from sim.plot.memory import draw_strip
-from sim.plot.strips import CAPACITY, IN_VAIN, RESERVED, Strips, band_labels, coloured_strips
+from sim.plot.memory import CAPACITY, IN_VAIN, RESERVED, Strips, band_labels, coloured_strips, draw_strip
 from sim.plot.theme import ink, plain, shade
 from sim.record.record import Record
 
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["compare_gantt", "gantt"]
 
 _LANE_INCHES: Final = 0.36
 _STRIP_INCHES: Final = 0.7
@@ -113,7 +109,7 @@ def gantt(
     points = points_of(ax, len(bars.lanes))[1] if lane_points is None else lane_points
     shown, marked = bars.packed(until), None
     if critical_path:
-        path = path_of(Facts(trace), bars, shown)
+        path = path_of(DerivedColumns(trace), bars, shown)
         marked = np.isin(np.arange(len(shown)), path.bar)
     draw_bars(ax, shown, colours, scale, until, marked)
     fills = [shade(colours[kind]) for kind in bars.kinds]
@@ -167,7 +163,7 @@ def compare_gantt(
     Examples
     --------
     >>> from sim import Device, GraphBuilder, Machine, simulate
-    >>> from devices.memory.run.tensors import tensor_memory
+    >>> from devices.memory.run_memory import tensor_memory
     >>> from policies.issue.ready_queue import ReadyQueue
     >>> b = GraphBuilder("chain")
     >>> _ = b.op("a", duration_ns=10, outputs=100)

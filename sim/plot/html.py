@@ -28,16 +28,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from sim.analysis.transfers_on_links import LinkLoad, link_loads
-from sim.explain.facts.derived_columns import Facts
-from sim.files.atomic_files import write_text
+from sim.base.arrays import UNSET, FloatArray, IntArray
+from sim.base.files import write_text
+from sim.base.units import format_bytes
+from sim.explain.derived import DerivedColumns
+from sim.explain.narration import explain_text, largest_gaps
+from sim.explain.transfers_on_links import LinkLoad, link_loads
 from sim.graph.failures import STATUSES
-from sim.plot.chart.bars import arrows_of, bars_of, folded_note, path_of
+from sim.plot.bars import Bars, arrows_of, bars_of, folded_note, name_of, path_of
 from sim.plot.figure import time_unit, told_time
 from sim.plot.legend import Entry, colours_of, legend_of, with_bands
-from sim.plot.page.columns import Names, bar_columns
-from sim.plot.page.told import told
-from sim.plot.strips import (
+from sim.plot.memory import (
     CAPACITY,
     IN_VAIN,
     RESERVED,
@@ -48,13 +49,147 @@ from sim.plot.strips import (
     coloured_strips,
     folded,
 )
-from sim.plot.theme import chosen, on_dark
-from sim.plot.use.links import most_used
+from sim.plot.theme import LAUNCH, WAITING, chosen, on_dark
+from sim.plot.utilisation import USE_COLOURS, most_used, use_of_devices
 from sim.record.record import WAITS, Record
-from sim.words.arrays import UNSET, FloatArray, IntArray
-from sim.words.units import format_bytes
 
-__all__ = ["gantt_data", "save_html", "save_page"]
+# ----------------------------------------------------------------------------------------------------------
+# The bars of a run as columns of numbers, from which the page writes every story and its table of ops.
+#
+# A column of equal numbers is one number, starts are differences to the start before, and names stand once
+# for all runs: a task takes some 40 bytes of the file besides its name.
+
+UNNAMED: Final = -1
+SEVERAL: Final = -2
+"""Names of bars that have none: launches and waits for ranks, and what stands for many."""
+
+
+class NameTable:
+    """Names of ops and tensors, each once, in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self._index: dict[str, int] = {}
+
+    def index(self, name: str) -> int:
+        """Return the number of a name."""
+        return self._index.setdefault(name, len(self._index))
+
+    def listed(self) -> list[str]:
+        """Return the names by their numbers."""
+        return list(self._index)
+
+
+def packed(column: IntArray) -> int | list[int]:
+    """Return a column as it stands in the file.
+
+    Examples
+    --------
+    >>> packed(np.array([3, 3])), packed(np.array([3, 4])), packed(np.array([], int))
+    (3, [3, 4], 0)
+    """
+    if not len(column):
+        return 0
+    return int(column[0]) if (column == column[0]).all() else column.tolist()
+
+
+def bar_columns(trace: Record, bars: Bars, entry: IntArray, names: NameTable) -> dict[str, Any]:
+    """Return the columns of bars.
+
+    Parameters
+    ----------
+    trace : Trace
+    bars : Bars
+    entry : array of int64
+        Of each kind its entry of the legend.
+    names : Names
+        Of all runs of the page; those of this run are added.
+
+    Returns
+    -------
+    dict
+        ``n`` bars; ``start`` (differences), ``lasted``, ``lane``, ``level``, ``levels``, ``entry``; ``name``
+        (or `UNNAMED`, `SEVERAL`); how long before its start each was ``ready`` and ``issued``, and started
+        to wait for its ranks (``met``); ``nbytes`` of transfers (-1: a task), ``reason``, ``iteration``,
+        ``frame`` and ``status``, codes of the trace.
+    """
+    n, start = len(trace), bars.start
+    columns = {name: np.zeros(len(bars), np.int64) for name in _OF_TASKS}
+    columns |= {"nbytes": np.full(len(bars), UNSET), "name": np.full(len(bars), SEVERAL)}
+    columns["name"][np.isin(bars.kind, [bars.kinds.index(LAUNCH), bars.kinds.index(WAITING)])] = UNNAMED
+    named = bars.row != UNSET
+    columns["name"][named] = [names.index(name_of(trace, row)) for row in bars.row[named].tolist()]
+    task, moves = named & (bars.row < n), bars.row >= n
+    row, tasks = bars.row[task], trace.tasks
+    columns["ready"][task] = start[task] - tasks["ready_ns"][row]
+    columns["issued"][task] = start[task] - tasks["issue_ns"][row]
+    columns["met"][task] = start[task] - tasks["start_ns"][row]
+    columns["reason"][task] = tasks["wait"][row]
+    columns["status"][task] = trace.status[row]
+    columns["iteration"][task] = tasks["iteration"][row]
+    if "frame" in tasks:
+        columns["frame"][task] = tasks["frame"][row]
+    row, moved = bars.row[moves] - n, trace.transfers
+    columns["ready"][moves] = start[moves] - moved["ready_ns"][row]
+    columns["nbytes"][moves] = moved["nbytes"][row]
+    columns["iteration"][moves] = moved["iteration"][row]
+    columns |= {"start": np.diff(start, prepend=0), "lasted": bars.end - start, "lane": bars.lane}
+    columns |= {"level": bars.level, "levels": bars.n_levels, "entry": entry[bars.kind]}
+    return {"n": len(bars)} | {name: packed(column) for name, column in columns.items()}
+
+
+_OF_TASKS: Final = ("ready", "issued", "met", "reason", "status", "iteration", "frame")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Why a run took so long, as the page tells it: time of devices, explanation, longest idle stretches.
+
+_GAPS: Final = 20
+"""How many idle stretches are listed."""
+_DEVICES: Final = 40
+"""How many bars there are; of more devices the first ones have one."""
+
+
+def told(facts: DerivedColumns, title: str) -> dict[str, Any]:
+    """Return what stands below the chart of one run.
+
+    Parameters
+    ----------
+    facts : Facts
+    title : str
+
+    Returns
+    -------
+    dict
+        ``title``; ``use``: names of devices that spent their time alike, and the share of each part; the
+        ``colours`` of the parts, on light and dark paper (None: ink); ``text``: what `sim explain` prints;
+        ``gaps``: the longest idle stretches.
+    """
+    trace = facts.trace
+    total = max(trace.makespan_ns, 1)
+    alike: dict[tuple[tuple[str, float], ...], list[str]] = {}
+    for name, parts in use_of_devices(trace, facts).items():
+        shares = tuple((part, round(ns / total, 6)) for part, ns in parts.items() if ns)
+        if shares != (("idle", 1.0),):  # it has no work at all
+            alike.setdefault(shares, []).append(name)
+    use = [
+        [f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0], shares]
+        for shares, names in list(alike.items())[:_DEVICES]
+    ]
+    seen = {part for shares in alike for part, _ in shares}
+    return {
+        "title": title,
+        "use": use,
+        "colours": {
+            part: None if colour == "black" else (colour, on_dark(colour))
+            for part, colour in USE_COLOURS.items()
+            if part in seen
+        },
+        "text": explain_text(trace, title=title, facts=facts).partition("\n")[2].strip("\n"),
+        "gaps": [gap._asdict() for gap in largest_gaps(trace, _GAPS, facts)],
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 _NARROW: Final = 150_000
 """Bars too narrow to be seen that all runs together may have; more become fewer (`Bars.packed`)."""
@@ -202,9 +337,9 @@ def gantt_data(
         ``until`` (ns), ``unit`` and ``word`` of the time axis; ``kinds``: label and colour of each kind of
         bar or band; ``legend``: label of each entry, and its kinds; ``theme``, or None; ``names`` of ops and
         tensors; ``rows`` from top to bottom: one with ``bars`` for each run
-        (`sim.plot.page.columns.bar_columns`), followed by one with ``bands`` for each device whose memory is
+        (`sim.plot.html.bar_columns`), followed by one with ``bands`` for each device whose memory is
         shown and one with ``links``. A column ``entry`` numbers kinds. ``told``: one
-        `sim.plot.page.told.told` for each run.
+        `sim.plot.html.told` for each run.
 
     Examples
     --------
@@ -228,7 +363,7 @@ def gantt_data(
     named = (kind for entry in key for kind in entry.kinds)
     labels = list(dict.fromkeys([*named, *(kind for bars in every for kind in bars.kinds)]))
     columns = _INSTANTS // max(1, len(strips))
-    names = Names()
+    names = NameTable()
     rows: list[_Data] = []
     stories: list[_Data] = []
     for (name, trace), all_bars, below in zip(traces.items(), every, held, strict=True):
@@ -249,7 +384,7 @@ def gantt_data(
             "bars": bar_columns(trace, bars, entry, names),
         }
         if critical_path or whole:
-            facts = Facts(trace, name or None)
+            facts = DerivedColumns(trace, name or None)
             steps = path_of(facts, all_bars, bars)
             row["path"] = {key: column.tolist() for key, column in steps._asdict().items()}
         rows.append(row)

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.plot.chart.bars import Bars
-from sim.plot.colours import LAUNCH, TRANSFER, WAITING, kind_colours
+from sim.plot.bars import Bars
 from sim.plot.figure import elided
-from sim.plot.theme import hatches, paper, printed, shade
+from sim.plot.theme import LAUNCH, TRANSFER, WAITING, hatches, kind_colours, paper, printed, shade
 from sim.record.record import Record
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Entry", "add_legend", "colours_of", "entries_of", "handles_of", "legend_of", "with_bands"]
 
 MOST: Final = 10
 """Entries of a legend: more colours than that nobody tells apart."""
@@ -53,7 +51,7 @@ class Entry(NamedTuple):
 def colours_of(traces: Sequence[Record]) -> dict[str, str]:
     """Return kind → colour of all that is seen, the kinds that take most time first.
 
-    Which colour, follows from the name alone (`sim.plot.colours`): a kind looks alike in all figures.
+    Which colour, follows from the name alone (`sim.plot.theme`): a kind looks alike in all figures.
 
     Parameters
     ----------

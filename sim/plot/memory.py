@@ -2,34 +2,354 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.analysis.memory_bands import RESIDENT
-from sim.plot.colours import colour_of
+from sim.base.arrays import IntArray
+from sim.base.units import format_bytes
+from sim.explain.memory_use import OTHER, RESIDENT, memory_bands, memory_use
 from sim.plot.figure import elided, new_figure, scale_time
 from sim.plot.legend import add_legend, handles_of, with_bands
-from sim.plot.strips import (
-    CAPACITY,
-    IN_VAIN,
-    RESERVED,
-    Scale,
-    Strip,
-    Strips,
-    band_labels,
-    byte_unit,
-    strip_of,
-)
-from sim.plot.theme import hatches, ink, paper, plain, shade
+from sim.plot.theme import colour_of, hatches, ink, paper, plain, shade
 from sim.record.record import Record
-from sim.words.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_bands", "draw_strip", "memory", "memory_handles"]
+
+# ----------------------------------------------------------------------------------------------------------
+# Memory over time as plots show it: one strip a device, and which strips stand below a Gantt chart.
+#
+# ::
+#
+#     gpu0/0   ▇▇conv▇▇▇▇pool▇▇   ▇▇concat▇▇      the Gantt chart of a run, and below it
+#     gpu0       ▁▃▅▅▅▇▇▇▅▃▁                      a strip for each device whose memory changes: bands by kind,
+#     gpu1             ▁▃▅▅▃▁                     in the colours of the chart, on its time axis
+#
+# Nothing is drawn here: pictures (`sim.plot.memory`, `sim.plot.gantt`) and pages (`sim.plot.html`) both show
+# what these functions return.
+
+MOST: Final = 8
+"""Devices that get a strip, those with the highest peaks; more would push the charts apart."""
+_IN_ALL: Final = 32
+"""Strips of all runs together, where each has at least one: some 25 inches of a picture."""
+_NAMED: Final = 6
+"""Devices without a strip that are named; of more, the rest is counted."""
+_NEAR: Final = 0.75
+"""Share of the capacity from which on it is shown: further away it would flatten what is held."""
+_COLUMNS: Final = 2_000
+"""Instants that a strip can tell apart: about one a pixel of a picture 12 inches wide, at 150 an inch."""
+
+RESERVED: Final = "black"
+IN_VAIN: Final = "#eeeeee"
+CAPACITY: Final = "#B22222"
+"""Colours of what is reserved (a line), of what of it is not in use, and of all there is (a dashed line)."""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """What one device holds over a run, in bytes.
+
+    Attributes
+    ----------
+    device, kind : str
+        Its name, and ``cpu``, ``gpu`` or ``npu``.
+    times_ns : array of int64
+        From ``times_ns[k]`` on, ``bands[label][k]`` bytes are held; the last one is the end of the run. With
+        an allocator's log an instant may be there several times, for the steps within it.
+    bands : mapping of str to array of int64
+        From bottom to top.
+    reserved : array of int64, or None
+        Held from the device by its allocator; None without one.
+    peak_bytes, peak_ns : int
+        The most in use, and the first instant at which it was.
+    capacity_bytes : int, or None
+        Size of the device's memory; None: unlimited.
+    """
+
+    device: str
+    kind: str
+    times_ns: IntArray
+    bands: Mapping[str, IntArray]
+    reserved: IntArray | None
+    peak_bytes: int
+    peak_ns: int
+    capacity_bytes: int | None
+
+    @property
+    def in_use(self) -> IntArray:
+        """Bytes in use at each time: the sum of all bands."""
+        return _sum(self.bands.values(), len(self.times_ns))
+
+    @property
+    def top_bytes(self) -> int:
+        """The most that is in use or reserved, and 1 where nothing ever is."""
+        return max(self.peak_bytes, 0 if self.reserved is None else int(self.reserved.max(initial=0)), 1)
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether three quarters of the device's memory or more were held at once."""
+        return self.capacity_bytes is not None and self.top_bytes >= _NEAR * self.capacity_bytes
+
+    def seen(self, until_ns: int, columns: int = _COLUMNS) -> Strip:
+        """Return a strip of fewer steps that looks the same.
+
+        Of the steps within an instant the last one stays. Where there are more instants than columns of the
+        picture, each column keeps its last one, and those at which most was in use and most reserved.
+
+        Parameters
+        ----------
+        until_ns : int
+            Right end of the picture.
+        columns : int
+        """
+        settled = self._only(np.flatnonzero(np.diff(self.times_ns, append=self.times_ns[-1:] + 1)))
+        if len(settled.times_ns) <= 3 * columns:
+            return settled
+        column = settled.times_ns // max(1, -(-until_ns // columns))
+        last = np.flatnonzero(np.diff(column, append=column[-1:] + 1))
+        held = [settled.in_use] if settled.reserved is None else [settled.in_use, settled.reserved]
+        most = [np.lexsort((each, column))[last] for each in held]  # columns keep their places: times rise
+        return settled._only(np.unique(np.concatenate((last, *most))))
+
+    def _only(self, rows: IntArray) -> Strip:
+        return replace(
+            self,
+            times_ns=self.times_ns[rows],
+            bands={label: held[rows] for label, held in self.bands.items()},
+            reserved=None if self.reserved is None else self.reserved[rows],
+        )
+
+
+class Strips(NamedTuple):
+    """The strips of a run, in machine order, and the names of devices that would be too many."""
+
+    shown: list[Strip]
+    left_out: list[str]
+
+    @property
+    def note(self) -> str:
+        """What the figure says of devices without a strip; empty where each has one.
+
+        Examples
+        --------
+        >>> Strips([], ["gpu0", "gpu3"]).note
+        'memory: the 0 of 2 devices with the highest peaks; without gpu0, gpu3'
+        """
+        if not self.left_out:
+            return ""
+        names, more = ", ".join(self.left_out[:_NAMED]), len(self.left_out) - _NAMED
+        of = f"{len(self.shown)} of {len(self.shown) + len(self.left_out)}"
+        rest = f"{names} and {more} more" if more > 0 else names
+        return f"memory: the {of} devices with the highest peaks; without {rest}"
+
+
+class Scale(NamedTuple):
+    """The vertical axis of some strips: its highest value (bytes), and its unit, in bytes and by name."""
+
+    top_bytes: int
+    unit: int
+    name: str
+
+
+def coloured_strips(
+    runs: Sequence[Record], colours: Mapping[str, str], *, memory: bool, without_log: bool = False
+) -> tuple[list[Strips], dict[str, str], dict[str, Scale]]:
+    """Return the strips of runs that are seen together, all colours, and the scale of each kind of device.
+
+    Parameters
+    ----------
+    runs : sequence of Trace
+    colours : mapping of str to str
+        Those of their bars.
+    memory : bool
+        Whether any strips are wanted.
+    without_log : bool
+        As for `strips_of`.
+    """
+    held = alike(strips_of(runs, without_log=without_log) if memory else [Strips([], []) for _ in runs])
+    bands = {label: colour_of(label) for label in band_labels(held)}
+    return held, {**colours, **bands}, scales_of(held)
+
+
+def strip_of(trace: Record, device: str) -> Strip:
+    """Return what a device holds over a run, with or without an allocator.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such device.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("chain")
+    >>> _ = b.op("a", duration_ns=10, outputs=100)
+    >>> _ = b.op("b", duration_ns=10, outputs=70, inputs=["a"])
+    >>> strip = strip_of(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()), "gpu0")
+    >>> strip.times_ns.tolist(), strip.in_use.tolist(), strip.peak_bytes, strip.peak_ns
+    ([0, 10, 20], [100, 170, 0], 170, 10)
+    """
+    index = trace.job.machine.device_index(device)
+    bands = memory_bands(trace, device)
+    total = _sum(bands.nbytes.values(), len(bands.times_ns))
+    reserved = None
+    if log := trace.log_of(index):
+        steps = log["reserved"]
+        reserved = np.append(steps, steps[-1:] if len(steps) else 0)  # as at the last step, until the end
+    made = trace.job.machine.devices[index]
+    return Strip(
+        device,
+        made.kind,
+        bands.times_ns,
+        bands.nbytes,
+        reserved,
+        int(total.max(initial=0)),
+        int(bands.times_ns[total.argmax()]) if len(total) else 0,
+        made.memory_bytes,
+    )
+
+
+def strips_of(traces: Sequence[Record], most: int = MOST, *, without_log: bool = False) -> list[Strips]:
+    """Return, for each run, a strip for each device whose memory changes after time 0.
+
+    There are strips as soon as an allocator kept a log of one of the runs. Those without a log then show what
+    their tensors need.
+
+    Where there are more devices, those with the highest peaks get one, in all runs the same: runs can be
+    compared. Of equal peaks the first device is taken. A run that has none of them shows its own highest.
+
+    Parameters
+    ----------
+    traces : sequence of Trace
+        Runs that are seen together.
+    most : int
+        Devices that get a strip. Where that would be more than 32 strips in all, fewer do.
+    without_log : bool
+        Whether there are strips even if no run has a log.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from devices.memory.run_memory import tensor_memory
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("three")
+    >>> for k in range(3):
+    ...     _ = b.op(f"op{k}", duration_ns=10, outputs=100 * k, device=f"gpu{k}")
+    >>> machine = Machine(tuple(Device(f"gpu{k}") for k in range(3)))
+    >>> trace = simulate(b.build(), machine, ReadyQueue(), memory=tensor_memory())
+    >>> (strips,) = strips_of([trace], most=1)
+    >>> [strip.device for strip in strips.shown], strips.left_out
+    (['gpu2'], ['gpu1'])
+    """
+    if not without_log and all(trace.memory is None for trace in traces):
+        return [Strips([], []) for _ in traces]
+    found = [_peaks(trace) for trace in traces]
+    highest: dict[str, int] = {}
+    for name, peak in chain.from_iterable(peaks.items() for peaks in found):
+        highest[name] = max(highest.get(name, 0), peak)
+    with_memory = sum(bool(peaks) for peaks in found)
+    limit = min(most, max(1, _IN_ALL // max(1, with_memory)))
+    chosen = set(sorted(highest, key=lambda name: -highest[name])[:limit])  # equal ones stay in order
+    strips = []
+    for trace, peaks in zip(traces, found, strict=True):
+        mine = [name for name in peaks if name in chosen]
+        mine = mine or sorted(peaks, key=lambda name: -peaks[name])[:1]
+        strips.append(Strips([strip_of(trace, name) for name in mine], [n for n in peaks if n not in mine]))
+    return strips
+
+
+def _peaks(trace: Record) -> dict[str, int]:
+    """Return the most in use on each device whose memory changes after time 0, in machine order."""
+    log = trace.memory
+    if log is None:
+        needed = memory_use(trace).items()
+        return {name: use.peak_bytes for name, use in needed if use.peak_bytes > use.resident_bytes}
+    names = [device.name for device in trace.job.machine.devices]
+    changed = np.unique(log["device"][(log["time_ns"] > 0) & (log["change"] != 0)]).tolist()
+    return {names[d]: int(log["in_use"][log["device"] == d].max()) for d in changed}
+
+
+def alike(runs: Sequence[Strips]) -> list[Strips]:
+    """Return the strips with bands in one order: resident, kinds by the most that a device holds, other."""
+    labels = band_labels(runs)
+
+    def sorted_out(strip: Strip) -> Strip:
+        return replace(strip, bands={label: strip.bands[label] for label in labels if label in strip.bands})
+
+    return [run._replace(shown=[sorted_out(strip) for strip in run.shown]) for run in runs]
+
+
+def folded(strips: Sequence[Strip]) -> list[Strip]:
+    """Return strips of which no two are the same; the first stands for all, and says for how many."""
+    alike: list[list[Strip]] = []
+    for strip in strips:
+        for group in alike:
+            if _same(group[0], strip):
+                group.append(strip)
+                break
+        else:
+            alike.append([strip])
+    return [
+        replace(first, device=f"{first.device} and {len(others)} more") if others else first
+        for first, *others in alike
+    ]
+
+
+def _same(one: Strip, other: Strip) -> bool:
+    """Whether two strips look alike."""
+    if one.kind != other.kind or one.bands.keys() != other.bands.keys():
+        return False
+    held = [(one.times_ns, other.times_ns), *((one.bands[label], other.bands[label]) for label in one.bands)]
+    if one.reserved is not None and other.reserved is not None:
+        held.append((one.reserved, other.reserved))
+    return all(np.array_equal(a, b) for a, b in held)
+
+
+def band_labels(runs: Sequence[Strips]) -> list[str]:
+    """Return labels of bands from bottom to top: resident, kinds by the most that a device holds, other."""
+    most: dict[str, int] = {}
+    for strip in chain.from_iterable(run.shown for run in runs):
+        for label, held in strip.bands.items():
+            most[label] = max(most.get(label, 0), int(held.max(initial=0)))
+    return sorted(most, key=lambda label: (label != RESIDENT, label == OTHER, -most[label], label))
+
+
+def scales_of(runs: Sequence[Strips]) -> dict[str, Scale]:
+    """Return, by kind of device, one scale for all strips: heights of one kind can be compared.
+
+    Host and GPU have scales of their own, so that the one with less is not flattened.
+    """
+    tops: dict[str, int] = {}
+    for strip in chain.from_iterable(run.shown for run in runs):
+        near = strip.capacity_bytes if strip.is_nearly_full else None
+        tops[strip.kind] = max(tops.get(strip.kind, 1), strip.top_bytes, near or 0)
+    return {kind: Scale(top, *byte_unit(top)) for kind, top in tops.items()}
+
+
+def byte_unit(most: int) -> tuple[int, str]:
+    """Return (bytes in the unit, its name) in which an axis up to `most` bytes reads best.
+
+    Examples
+    --------
+    >>> byte_unit(3_000_000), byte_unit(5)
+    ((1048576, 'MiB'), (1, 'B'))
+    """
+    units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+    return next(((unit, name) for unit, name in units if most >= unit), (1, "B"))
+
+
+def _sum(columns: Iterable[IntArray], length: int) -> IntArray:
+    total: IntArray = np.sum([*columns, np.zeros(length, np.int64)], axis=0)
+    return total
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 
 def memory(
@@ -55,7 +375,7 @@ def memory(
     ax : Axes, optional
     title : str, optional
     size : Scale, optional
-        The vertical axis, where several plots are compared (`sim.plot.strips.scales_of`); else its own.
+        The vertical axis, where several plots are compared (`sim.plot.memory.scales_of`); else its own.
     until_ns : int, optional
         Right end of the time axis; by default the makespan.
     legend : bool
@@ -121,7 +441,7 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, 
         Shares its time axis with the chart.
     strip : Strip
     colours : mapping of str to str
-        Label of a band → colour (`sim.plot.strips.coloured_strips`).
+        Label of a band → colour (`sim.plot.memory.coloured_strips`).
     size : Scale
         Of all strips that are compared with this one.
     until_ns : int

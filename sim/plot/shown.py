@@ -10,8 +10,6 @@ import io
 
 from matplotlib.figure import Figure
 
-__all__ = ["ShownFigure"]
-
 
 class ShownFigure(Figure):
     """A figure with IPython's protocol for pictures (``_repr_png_``)."""

@@ -1,1 +1,1 @@
-"""Which tasks become eligible when one ends: counters, tokens, rendezvous."""
+"""Which tasks become eligible when one ends: counters on a static graph, tokens under control flow."""

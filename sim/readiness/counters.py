@@ -2,13 +2,13 @@
 
 On a static graph a counter per task is enough: every edge counts its consumer down once, and at zero the
 consumer is eligible. An edge counts when its producer has ended, or, where the policy's synchronisation says
-so (`sim.readiness.synchronisations`), when it is issued. Of the latter a second counter, of producers that
+so (`sim.readiness.eligibility`), when it is issued. Of the latter a second counter, of producers that
 have not ended, is the event wait at the head of the consumer's stream.
 
 A task's id is ``iteration * n_nodes + node``, so an edge of distance d is the offset
 ``d * n_nodes + consumer`` whatever the iteration. Edges that lead past the last iteration never count.
 
-Where the graph has ops that start with the first of their inputs (`sim.readiness.strictness`), edges into
+Where the graph has ops that start with the first of their inputs (`sim.readiness.eligibility`), edges into
 them take different steps down; other graphs know nothing of it.
 """
 
@@ -20,15 +20,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from sim.graph.csr import Csr
+from sim.base.arrays import UNSET, BoolArray, Csr
 from sim.job.job import Job
 from sim.job.transfers import Flow, node_name
 from sim.machine.task import Task
-from sim.readiness.strictness import inputs_from_the_start, non_strict_ops, refuse_launched
-from sim.readiness.synchronisations import edges_at_issue
-from sim.words.arrays import UNSET, BoolArray
-
-__all__ = ["CounterReadiness", "Readiness"]
+from sim.readiness.eligibility import edges_at_issue, inputs_from_the_start, non_strict_ops, refuse_launched
 
 _NEVER = 1 << 60
 

@@ -23,8 +23,6 @@ from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.readiness.tokens import NOTHING_DECIDED, Asked, Tag, TaggedTokenReadiness
 
-__all__ = ["decided"]
-
 
 def decided(job: Job, flow: Flow) -> Mapping[Asked, bool]:
     """Return what predicates say, by repetition, frames and iterations, and op.

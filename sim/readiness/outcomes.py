@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.words.errors import GraphError
+from sim.base.errors import GraphError
 
 if TYPE_CHECKING:
     from sim.job.job import Job
-
-__all__ = ["Outcomes"]
 
 
 class Outcomes:

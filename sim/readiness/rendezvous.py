@@ -9,7 +9,7 @@
 A key is ``source;destination;tensor``, and frame and iteration follow it at run time, so that iterations of
 a loop, and repetitions of the graph, do not mix. Of each key there is one queue, of offers or of requests:
 whoever comes first waits. A Send never blocks: it ends, and what it offers stays. A Recv asks when all that
-it follows is there, or, where the policy says so (`sim.policy.policy.Policy.asks_in_turn`: TensorFlow), only
+it follows is there, or, where the policy says so (`sim.policy.Policy.asks_in_turn`: TensorFlow), only
 when an issuer takes it. It runs when it has what it asked for, dead if that is dead. Between devices with
 links, the bytes go when offer and request have met; over a link that is ``on_request`` (between processes:
 gRPC over TCP, or RDMA) only when the request has travelled to the producer, which takes the latency of the
@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.base.errors import GraphError
 from sim.graph.failures import ABORTED
 from sim.graph.rendezvous_keys import RendezvousKeys, sent_nbytes
 from sim.job.context import Context
@@ -37,9 +38,6 @@ from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.machine.task import Task
 from sim.readiness.counters import Readiness
-from sim.words.errors import GraphError
-
-__all__ = ["Rendezvous", "transfers_of", "with_keyed_transfers"]
 
 
 def transfers_of(flow: Flow, sends: Collection[int]) -> dict[int, int]:

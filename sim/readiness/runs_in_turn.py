@@ -6,7 +6,7 @@
                              everything has ended ┘ the next call puts its roots into the pool
 
 That is what a program does that runs a whole graph by one call, in a loop: each call returns when all that
-the graph ran, devices included, has ended (`policies.issue.executors.runs` names the executors, and the
+the graph ran, devices included, has ended (`policies.issue.program_order` names the executors, and the
 sources; for TensorFlow ``DirectSession::RunInternal`` in tensorflow/core/common_runtime/direct_session.cc).
 Runs of one session (the ops' attribute ``session``) follow one another; those of different sessions do not
 wait for each other.
@@ -15,7 +15,7 @@ A run in which an op fails is never over: what was independent or already queued
 the policy, but the caller gets the error, and begins no further run of its session.
 
 It stands in front of the readiness of a job with several iterations, where the policy says so
-(`sim.policy.policy.Policy.runs_in_turn`).
+(`sim.policy.Policy.runs_in_turn`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.machine.task import Task
 from sim.readiness.counters import Readiness
-
-__all__ = ["RunsInTurn", "sessions_of"]
 
 
 def sessions_of(job: Job, flow: Flow) -> list[object]:

@@ -16,7 +16,7 @@ TensorFlow white paper 2015, section 4.4; rules numbered as in TensorFlow's exec
                                           └────────────────────────────────────────────────┘
 
 A *dead* op executes nothing and makes all its outputs dead; that is how the branch not taken is
-skipped, and how a loop learns that it is over. A non-strict op (`sim.readiness.strictness`) passes on its
+skipped, and how a loop learns that it is over. A non-strict op (`sim.readiness.eligibility`) passes on its
 first live input as a merge does; it is dead when all of them are, or when it follows a dead op by a control
 edge. At most `parallel_iterations` iterations of a frame are in flight; a token that would begin one more is
 parked until the oldest is over.
@@ -30,22 +30,46 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 import numpy as np
 
+from sim.base.errors import RunError
 from sim.graph.frames import FrameStructure, frame_structure
 from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.machine.task import Task
+from sim.readiness.eligibility import (
+    edges_at_issue,
+    inputs_from_the_start,
+    launched_nodes,
+    non_strict_ops,
+    parts,
+    refuse_launched,
+)
 from sim.readiness.outcomes import Outcomes
-from sim.readiness.parts import parts
-from sim.readiness.strictness import inputs_from_the_start, non_strict_ops, refuse_launched
-from sim.readiness.synchronisations import edges_at_issue, launched_nodes
-from sim.readiness.token_watcher import TokenWatcher
-from sim.words.errors import RunError
 
-__all__ = ["Asked", "TaggedTokenReadiness"]
+# ----------------------------------------------------------------------------------------------------------
+# Who is told where tokens go under control flow: the memory, which frees what no token refers to.
+
+
+class TokenWatcher(Protocol):
+    """Told of every live token, from the task that gives it to the task that reads it."""
+
+    def came(self, task: Task, slot: int, consumer: int, place: object, late: bool) -> None:
+        """A token of output `slot` of `task` is kept for op `consumer` in the iteration `place`.
+
+        It is late when the op does not wait for all its inputs, and is a task already.
+        """
+
+    def made(self, task: Task) -> None:
+        """`task` has come to be: it reads what came for its op in its iteration (``task.frame``)."""
+
+    def given(self, task: Task) -> None:
+        """All tokens of `task` have been given: of an invariant only when its loop is over."""
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 Asked = tuple[int, str, int]
 """Which time a predicate is asked: repetition of the graph, frames and iterations, op."""
@@ -117,7 +141,7 @@ class TaggedTokenReadiness:
     flow : Flow
         Nodes and edges; a transfer carries a dead token as well as a live one.
     synchronisation : str
-        A launched op whose edges all count when it is issued (`sim.readiness.synchronisations`) passes its
+        A launched op whose edges all count when it is issued (`sim.readiness.eligibility`) passes its
         tokens on then (TensorFlow: a GPU kernel completes when it is enqueued).
     decided : mapping, optional
         What predicates say, if that is known (`sim.readiness.decided_outcomes`); others are asked in the

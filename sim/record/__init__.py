@@ -1,1 +1,1 @@
-"""What a run leaves behind, in columns, and what follows from it alone: its plan, its dependencies."""
+"""What happened: the columns of a trace while they are written, the edges between their rows, the plan."""

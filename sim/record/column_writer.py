@@ -16,14 +16,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Graph
 from sim.machine.task import Task
 from sim.record.record import TASK_COLUMNS, TRANSFER_COLUMNS
-from sim.words.arrays import IntArray
-from sim.words.errors import InputError
-
-__all__ = ["AT_ONCE", "ColumnWriter", "task_columns", "transfer_columns"]
 
 AT_ONCE: Final = 4096
 """Tasks written at a time: enough that numpy's calls cost nothing, few enough to stay in the cache."""

@@ -9,29 +9,202 @@ Tasks and transfers are numbered together here: row r of the tasks is r, row r o
 ``len(trace) + r``.
 
 On a static graph iteration and distance say exactly who fed whom; where control flow runs an op many times,
-so do frames (`sim.record.token_edges`).
+so do frames (`sim.record.dependencies`).
 
-What comes too late for an op that did not wait for it (`sim.readiness.strictness`, or a launch that failed)
+What comes too late for an op that did not wait for it (`sim.readiness.eligibility`, or a launch that failed)
 feeds nobody, and is no edge. Who met by key (`sim.readiness.rendezvous`) stands in the trace, and is one.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
 
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
 from sim.graph.failures import DONE
-from sim.graph.frames import has_control_flow
-from sim.readiness.strictness import inputs_from_the_start, non_strict_ops
+from sim.graph.frames import frame_structure, has_control_flow
+from sim.readiness.eligibility import inputs_from_the_start, non_strict_ops, parts
 from sim.record.record import Record
-from sim.record.token_edges import token_edges
-from sim.words.arrays import UNSET, BoolArray, IntArray
 
-__all__ = ["Dependencies", "dependencies", "unread", "unroll", "waited_for"]
+# ----------------------------------------------------------------------------------------------------------
+# Which run of an op fed which, under control flow: by the iterations in which they ran.
+#
+# A row of the trace knows its frame and iteration, and the kind of its op says into which ones it gives::
+#
+#     enter             outer:2          →  outer:2/inner:0      (constant: every iteration of that loop)
+#     next_iteration    outer:2/inner:0  →  outer:2/inner:1
+#     exit              outer:2/inner:3  →  outer:2              (of several iterations, the one that is live)
+#     all others        outer:2          →  outer:2
+#
+# The reader of a token ran there. Where Sends and Recvs meet by key, each part of the graph has frames of its
+# own that bear the same names (`sim.readiness.eligibility`), but an op is in one part, and no edge leads to
+# another. What comes too late for an op that did not wait for it feeds nobody.
 
 
-class Dependencies(NamedTuple):
+def token_edges(trace: Record, node: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Return producer, consumer (rows) and tensor (-1: control) of all edges of a run with control flow.
+
+    Parameters
+    ----------
+    trace : Trace
+    node : array of int64
+        Op or transfer of each row, as `Flow` numbers them.
+    """
+    flow, graph = trace.flow, trace.job.graph
+    repetition, frame = trace.of_rows("iteration"), trace.of_rows("frame")
+    frames = _Frames(trace)
+    given = frames.given_into(node, frame)
+    n_frames = max(1, len(trace.frames))
+    live = np.concatenate((trace.tasks["dead"] == 0, np.ones(len(node) - len(trace), bool)))
+
+    # Every run by who ran and where it gave its tokens; a live one counts more than those that are dead.
+    known = np.flatnonzero(given != UNSET)
+    key = ((repetition * flow.n_nodes + node) * n_frames + given)[known]
+    order = np.lexsort((known, live[known], key))
+    known, key = known[order], key[order]
+
+    runs = Csr.group(node, np.arange(len(node)), flow.n_nodes).take(flow.consumer)
+    edge, consumer = runs.rows(), runs.indices
+    constant = np.zeros(flow.n_nodes, bool)
+    constant[[op for op, constantly in graph.attribute("constant").items() if constantly]] = True
+    where = frame[consumer]
+    where = np.where(constant[flow.producer[edge]], frames.first[where], where)
+    asked = (repetition[consumer] * flow.n_nodes + flow.producer[edge]) * n_frames + where
+    at = np.searchsorted(key, asked, side="right") - 1
+    producer = known[np.maximum(at, 0)] if len(known) else np.full(len(asked), UNSET)
+    fed = (at >= 0) & (key[np.maximum(at, 0)] == asked) if len(known) else np.zeros(len(asked), bool)
+    end, start = trace.of_rows("end_ns"), trace.of_rows("start_ns")
+    fed &= end[producer] <= start[consumer]
+    return producer[fed], consumer[fed], flow.carries[edge[fed]]
+
+
+class _Frames:
+    """The frames and iterations of a run, by number in ``trace.frames``; -1: nothing ran there.
+
+    Attributes
+    ----------
+    structure : FrameStructure
+    loop : list of str
+        Of each, its text without the number of the iteration.
+    outside, following, first : arrays of int64
+        Of each, the iteration that its loop was entered from, the next one, and the first.
+    """
+
+    def __init__(self, trace: Record) -> None:
+        self.trace, self.structure = trace, frame_structure(trace.job.graph)
+        frames = self.trace.frames
+        static = np.zeros(len(frames), np.int64)
+        static[trace.tasks["frame"]] = np.array(self.structure.frame_of)[trace.tasks["op"]]
+        self.number = {text: k for k, text in enumerate(frames)}
+        self.loop = [text.rpartition(":")[0] for text in frames]
+        self.outside, self.following, self.first = np.full((3, max(1, len(frames))), UNSET)
+        for k, text in enumerate(frames):
+            if static[k] == 0:
+                self.first[k] = k
+                continue
+            loop, iteration = self.loop[k], int(text.rpartition(":")[2])
+            name = self.structure.name[int(static[k])]  # in which there may be any character
+            self.outside[k] = self.number.get(loop[: -len(name)].removesuffix("/"), UNSET)
+            self.following[k] = self.number.get(f"{loop}:{iteration + 1}", UNSET)
+            self.first[k] = self.number.get(f"{loop}:0", UNSET)
+
+    def opened(self, enter: int, frame: int) -> str:
+        """Return the loop that a run of an enter opens, or is one of those that do."""
+        outer, name = self.trace.frames[frame], self.structure.name[self.structure.child_of[enter]]
+        return f"{outer}/{name}" if outer else name
+
+    def given_into(self, node: IntArray, frame: IntArray) -> IntArray:
+        """Return the frame and iteration into which each row gives its tokens."""
+        graph, flow = self.trace.job.graph, self.trace.flow
+        given = frame.copy()
+        kind = np.append(graph.kind_code, np.full(flow.n_nodes - flow.n_ops, UNSET))[node]
+        for name, into in (("exit", self.outside), ("next_iteration", self.following)):
+            if name in graph.kinds:
+                rows = kind == graph.kinds.index(name)
+                given[rows] = into[frame[rows]]
+        for row in np.flatnonzero(np.isin(node, list(self.structure.child_of))).tolist():
+            given[row] = self.number.get(f"{self.opened(int(node[row]), int(frame[row]))}:0", UNSET)
+        return given
+
+
+def frames_over_ns(trace: Record) -> dict[int, int]:
+    """Return when the loop is over that each constant enter (row) gives to: it holds its tensor until then.
+
+    It is over when the last task of its part has ended, and does not wait for what was sent by key. (A host
+    that launches ahead may be done with it sooner.)
+    """
+    frames, graph = _Frames(trace), trace.job.graph
+    tasks, moved = trace.tasks, trace.transfers
+    part = np.array(parts(trace.job))
+    sent = np.isin(moved["id"], trace.met[:, 0])
+    counts = np.append(np.ones(len(trace), bool), ~sent)
+    of_row = part[np.append(tasks["op"], graph.tensor_producer[moved["tensor"]])]
+    columns = (of_row, *(trace.of_rows(name) for name in ("iteration", "frame", "end_ns")))
+    latest: dict[tuple[int, int, int], int] = defaultdict(int)
+    for *where, end in zip(*(column[counts].tolist() for column in columns), strict=True):
+        place = where[0], where[1], where[2]
+        latest[place] = max(latest[place], end)
+    over: dict[tuple[int, int, str], int] = defaultdict(int)
+    for (own, repetition, frame), end in latest.items():
+        while frame != UNSET and frames.outside[frame] != UNSET:
+            loop = own, repetition, frames.loop[frame]
+            over[loop] = max(over[loop], end)
+            frame = int(frames.outside[frame])
+    constant: dict[int, tuple[int, int, str]] = {}
+    for row in np.flatnonzero(np.isin(tasks["op"], list(frames.structure.child_of))).tolist():
+        op = int(tasks["op"][row])
+        opened = frames.opened(op, int(tasks["frame"][row]))
+        loop = int(part[op]), int(tasks["iteration"][row]), opened
+        over[loop] = max(over[loop], int(tasks["end_ns"][row]))
+        if graph.attributes[op].get("constant", False):
+            constant[row] = loop
+    return {row: over[loop] for row, loop in constant.items()}
+
+
+def kept_tokens(trace: Record, producer: IntArray, consumer: IntArray, tensor: IntArray) -> BoolArray:
+    """Return which edges carry a live token that its reader keeps; a merge keeps the first that comes.
+
+    Parameters
+    ----------
+    trace : Trace
+        With control flow.
+    producer, consumer, tensor : arrays of int64
+        Its edges, by row.
+    """
+    graph, n = trace.job.graph, len(trace)
+    total = n + len(trace.transfers["id"])
+    side = np.full(total, UNSET)
+    ids = trace.tasks["id"]
+    by_id = np.argsort(ids)
+    switch, taken = trace.taken.T
+    side[by_id[np.searchsorted(ids[by_id], switch)]] = taken
+    first = np.zeros(total, np.int64)
+    first[:n] = graph.first_output[trace.tasks["op"]]
+    live = np.ones(total, bool)
+    live[:n] = trace.tasks["dead"] == 0
+    kept: BoolArray = (tensor != UNSET) & (
+        (side[producer] == UNSET) | (tensor - first[producer] == side[producer])
+    )
+    kept &= live[producer]
+    sent = consumer >= n
+    live[consumer[sent & ~kept]] = False  # a transfer of what is dead brings a dead token
+    kept &= live[producer]
+    if "merge" in graph.kinds:
+        into = np.flatnonzero(kept & ~sent)
+        into = into[graph.is_kind("merge")[trace.tasks["op"][consumer[into]]]]
+        end = trace.of_rows("end_ns")[producer[into]]
+        order = into[np.lexsort((producer[into], end, consumer[into]))]
+        later = np.flatnonzero(np.diff(consumer[order], prepend=UNSET) == 0)
+        kept[order[later]] = False
+    return kept
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+class TaskEdges(NamedTuple):
     """Edges between tasks and transfers, as parallel arrays.
 
     Attributes
@@ -70,7 +243,7 @@ def unroll(distance: IntArray, iterations: int) -> tuple[IntArray, IntArray]:
     return edge, iteration
 
 
-def dependencies(trace: Record) -> Dependencies:
+def dependencies(trace: Record) -> TaskEdges:
     """Return the edges of a run, transfers included.
 
     Parameters
@@ -88,24 +261,24 @@ def dependencies(trace: Record) -> Dependencies:
     >>> list(zip(edges.producer.tolist(), edges.consumer.tolist()))
     [(0, 1), (0, 2)]
     """
-    known: Dependencies | None = trace.__dict__.get("_dependencies")
+    known: TaskEdges | None = trace.__dict__.get("_dependencies")
     if known is None:  # memory, bounds, idle reasons and blame all ask
         known = trace.__dict__["_dependencies"] = _dependencies(trace)
     return known
 
 
-def unread(trace: Record) -> Dependencies:
+def unread(trace: Record) -> TaskEdges:
     """Return the edges with data to what never ran, because some op had failed; consumers are all -1.
 
     With control flow there are none: a trace does not tell who would have been next.
     """
     if not trace.failed or has_control_flow(trace.job.graph):
-        return Dependencies(*np.zeros((3, 0), np.int64))
+        return TaskEdges(*np.zeros((3, 0), np.int64))
     producer, consumer, tensor = _all_edges(trace, *_nodes(trace))
     waits = (producer != UNSET) & (consumer == UNSET) & (tensor != UNSET)
     made = np.append(trace.status == DONE, np.ones(len(trace.transfers["id"]), bool))
     waits[waits] = made[producer[waits]]
-    return Dependencies(producer[waits], consumer[waits], tensor[waits])
+    return TaskEdges(producer[waits], consumer[waits], tensor[waits])
 
 
 def _nodes(trace: Record) -> tuple[IntArray, IntArray]:
@@ -118,7 +291,7 @@ def _nodes(trace: Record) -> tuple[IntArray, IntArray]:
     return np.concatenate((trace.tasks["op"], flow.n_ops + by_key[which])), trace.of_rows("iteration")
 
 
-def _all_edges(trace: Record, node: IntArray, iteration: IntArray) -> Dependencies:
+def _all_edges(trace: Record, node: IntArray, iteration: IntArray) -> TaskEdges:
     """Return the edges of a static graph in all iterations; what never ran has the row -1."""
     flow = trace.flow
     rows = np.full(flow.n_nodes * trace.job.iterations, UNSET)
@@ -126,16 +299,16 @@ def _all_edges(trace: Record, node: IntArray, iteration: IntArray) -> Dependenci
     edge, at = unroll(flow.distance, trace.job.iterations)
     producer = rows[(at - flow.distance[edge]) * flow.n_nodes + flow.producer[edge]]
     consumer = rows[at * flow.n_nodes + flow.consumer[edge]]
-    return Dependencies(producer, consumer, flow.carries[edge])
+    return TaskEdges(producer, consumer, flow.carries[edge])
 
 
-def _dependencies(trace: Record) -> Dependencies:
+def _dependencies(trace: Record) -> TaskEdges:
     node, iteration = _nodes(trace)
     if has_control_flow(trace.job.graph):
-        return _with_met(trace, Dependencies(*token_edges(trace, node)))
+        return _with_met(trace, TaskEdges(*token_edges(trace, node)))
     producer, consumer, tensor = _all_edges(trace, node, iteration)
     both = (producer != UNSET) & (consumer != UNSET)
-    found = Dependencies(producer[both], consumer[both], tensor[both])
+    found = TaskEdges(producer[both], consumer[both], tensor[both])
     data = _into_non_strict(trace, found)
     if trace.failed:
         tasks = found.consumer < len(trace)
@@ -144,11 +317,11 @@ def _dependencies(trace: Record) -> Dependencies:
         end = trace.of_rows("end_ns")
         late = data.copy()
         late[data] = end[found.producer[data]] > trace.tasks["start_ns"][found.consumer[data]]
-        found = Dependencies(*(column[~late] for column in found))
+        found = TaskEdges(*(column[~late] for column in found))
     return _with_met(trace, found)
 
 
-def _with_met(trace: Record, found: Dependencies) -> Dependencies:
+def _with_met(trace: Record, found: TaskEdges) -> TaskEdges:
     """Add who met by key: the Send, or the transfer that it caused, feeds the Recv."""
     if not len(trace.met):
         return found
@@ -158,10 +331,10 @@ def _with_met(trace: Record, found: Dependencies) -> Dependencies:
     moved = np.concatenate((np.zeros(n, np.int64), trace.transfers["tensor"]))
     tensor = np.where(source < n, sent, moved[source])
     new = (source, recv, tensor)
-    return Dependencies(*(np.concatenate(pair) for pair in zip(found, new, strict=True)))
+    return TaskEdges(*(np.concatenate(pair) for pair in zip(found, new, strict=True)))
 
 
-def waited_for(trace: Record, edges: Dependencies) -> Dependencies:
+def waited_for(trace: Record, edges: TaskEdges) -> TaskEdges:
     """Return the edges that held their consumer back: into a non-strict op, of its inputs only the first.
 
     An input that was there from the start leaves none of them. With control flow all that had come stay, as
@@ -189,10 +362,10 @@ def waited_for(trace: Record, edges: Dependencies) -> Dependencies:
     keep = np.ones(len(edges.producer), dtype=bool)
     keep[data] = False
     keep[data[first[~there[at, trace.tasks["op"][task]]]]] = True
-    return Dependencies(*(column[keep] for column in edges))
+    return TaskEdges(*(column[keep] for column in edges))
 
 
-def _into_non_strict(trace: Record, edges: Dependencies) -> BoolArray:
+def _into_non_strict(trace: Record, edges: TaskEdges) -> BoolArray:
     """Return which edges carry data to a non-strict op."""
     non_strict = non_strict_ops(trace.job.graph)
     if not non_strict.any():

@@ -28,15 +28,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.graph.csr import Csr
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, by_first_use
+from sim.base.errors import InputError
 from sim.notebook import card
-from sim.words.arrays import UNSET, BoolArray, IntArray, by_first_use
-from sim.words.errors import InputError
 
 if TYPE_CHECKING:
     from sim.record.record import Record
 
-__all__ = ["SCHEMA", "Plan", "PlannedTask", "plan_of"]
 
 SCHEMA: Final = "sim.plan/1"
 

@@ -3,31 +3,145 @@
 Rows are in the order in which tasks started: by start, round of that instant, lane and id
 (`sim.record.column_writer`). Integer columns are numpy arrays of ns, bytes or indices; words (op, kind,
 device, stream, ...) are looked up only when a table is asked for. Computing on a trace is in `sim.metrics`,
-`sim.explain` and `sim.analysis.bounds`, drawing in `sim.plot`, files in `sim.export`.
+`sim.explain` and `sim.explain.bounds`, drawing in `sim.plot`, files in `sim.export`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
-from sim.faults.conditions import Conditions
-from sim.faults.faults import Detection, Failed
+from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.faults import Conditions, Detection, Failed
 from sim.graph.failures import DONE, FAILED
 from sim.graph.graph import Graph
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.machine.task import BACKGROUND
-from sim.policy.policy import Policy
-from sim.record.meetings import Meetings, meetings_of
-from sim.words.arrays import BoolArray, IntArray
+from sim.policy import Policy
 
-__all__ = ["TASK_COLUMNS", "TRANSFER_COLUMNS", "WAITS", "Attempt", "Record", "Wait", "recorded_delays"]
+# ----------------------------------------------------------------------------------------------------------
+# Who met whom: the meetings on communicators, as they are seen in a trace.
+#
+# ::
+#
+#     rows of a seat (a rank of a party), in the order in which they started:   a0  b0  c0
+#     meeting                                                                    0   1   2
+#
+# On a line one collective is under way at a time, so the n-th that starts is the n-th that was issued
+# (`sim.job.collectives`). The sends and recvs of a group call are one place in line; on a seat they,
+# too, go one after another.
+
+
+class Meetings(NamedTuple):
+    """The collectives that met.
+
+    Attributes
+    ----------
+    row, entry, meeting, ahead : arrays of int64
+        Of each collective that ran, in the order of rows: its row, its entry in `Job.collectives`, the
+        meeting that it takes part in, and the row of the one before it in its line, -1 for the first; of a
+        group call before it, that of the one that ended last.
+    party, met_ns, last, size : arrays of int64
+        Of each meeting: who meets, when the last of them started, the row of that one (of several, the
+        first), and how many they are.
+    """
+
+    row: IntArray
+    entry: IntArray
+    meeting: IntArray
+    ahead: IntArray
+    party: IntArray
+    met_ns: IntArray
+    last: IntArray
+    size: IntArray
+
+
+def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int] = ()) -> Meetings | None:
+    """Return the meetings of a run, None where no op belongs to a communicator.
+
+    Parameters
+    ----------
+    job : Job
+    tasks : mapping of str to array
+        Columns of the trace.
+    restarts : sequence of int
+        The iterations with which all began anew, since a part of the machine had failed: nobody meets anybody
+        from before. Who waited in vain met nobody before the step was aborted.
+    """
+    c = job.collectives
+    if c is None:
+        return None
+    entry_of = np.full(len(job.graph), UNSET)
+    entry_of[c.op] = np.arange(len(c.op))
+    entry = entry_of[tasks["op"]]
+    row = np.flatnonzero(entry != UNSET)
+    entry, start = entry[row], tasks["start_ns"][row]
+    since = np.searchsorted(restarts, tasks["iteration"][row], side="right")
+    number, _ = _numbered(since * len(c.op) + c.seat[entry])
+    parties = since * len(c.op) + c.party[entry]
+    key, meeting = np.unique(parties * (len(row) + 1) + number, return_inverse=True)
+    party = key // (len(row) + 1) % len(c.op)
+    met, last = np.zeros(len(party), np.int64), np.full(len(party), UNSET)
+    np.maximum.at(met, meeting, start)
+    latest = np.flatnonzero(start == met[meeting])[::-1]
+    last[meeting[latest]] = row[latest]  # the last assignment stays, which is of the first row
+    _, ahead = _numbered(since * len(c.op) + c.line[entry])
+    if (c.group != UNSET).any():
+        ahead = _before_groups(c.group[entry], tasks["iteration"][row], ahead, tasks["end_ns"][row])
+    ahead = np.where(ahead == UNSET, UNSET, row[ahead])
+    size = np.bincount(meeting, minlength=len(party))
+    in_vain = (size < np.array([len(members) for members in c.members])[party])[meeting]
+    np.maximum.at(met, meeting[in_vain], tasks["end_ns"][row[in_vain]])
+    return Meetings(row, entry, meeting, ahead, party, met, last, size)
+
+
+def _numbered(key: IntArray) -> tuple[IntArray, IntArray]:
+    """Return of each entry how many before it have the same key, and which was the last of them, or -1.
+
+    Examples
+    --------
+    >>> number, before = _numbered(np.array([5, 3, 5, 5]))
+    >>> number.tolist(), before.tolist()
+    ([0, 0, 1, 2], [-1, -1, 0, 2])
+    """
+    order = np.argsort(key, kind="stable")
+    first = np.ones(len(key), bool)
+    first[1:] = np.diff(key[order]) != 0
+    begin = np.maximum.accumulate(np.where(first, np.arange(len(key)), 0))
+    number, before = np.empty(len(key), np.int64), np.full(len(key), UNSET)
+    number[order] = np.arange(len(key)) - begin
+    before[order[1:]] = np.where(first[1:], UNSET, order[:-1])
+    return number, before
+
+
+def _before_groups(group: IntArray, iteration: IntArray, ahead: IntArray, end_ns: IntArray) -> IntArray:
+    """Return of each entry the one before its group call (that ended last, of several), or -1.
+
+    Examples
+    --------
+    >>> group, ahead = np.array([0, 0, 1, -1]), np.array([-1, 0, 1, 2])
+    >>> _before_groups(group, np.zeros(4, int), ahead, np.array([9, 7, 20, 30])).tolist()
+    [-1, -1, 0, 2]
+    """
+    found, last = ahead.copy(), np.arange(len(ahead))  # last: of its call so far, the one that ends last
+    for k, one in enumerate(ahead.tolist()):
+        if one == UNSET:
+            continue
+        if group[k] != UNSET and group[k] == group[one] and iteration[k] == iteration[one]:
+            found[k] = found[one]
+            last[k] = last[one] if end_ns[last[one]] >= end_ns[k] else k
+        else:
+            found[k] = last[one]
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 TASK_COLUMNS: Final = ("stream", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait", "issuer")
 """What every engine puts down of a task, beside its id: `sim.machine.task.Task` has it as an attribute, the
@@ -114,11 +228,11 @@ class Record:
     taken : array of int64, shape (switches, 2)
         Which output of each switch that ran was live: id of its task, and the output.
     synchronisation : str
-        When an op became eligible (`sim.policy.policy.Policy`).
+        When an op became eligible (`sim.policy.Policy`).
     engine : str
         Which engine ran it: ``kernel``, ``kernel (pure Python)``, or ``simpy`` and why not the kernel.
     on_failure : str, optional
-        What the policy does when an op fails (`sim.policy.policy.Policy.on_failure`), where some op may.
+        What the policy does when an op fails (`sim.policy.Policy.on_failure`), where some op may.
     in_turn : bool
         Whether iterations were calls, one after another (`sim.readiness.runs_in_turn`).
     conditions : Conditions, optional
@@ -131,7 +245,7 @@ class Record:
         Where parts of the machine may fail: the runs, from one restart to the next, that make up this one.
     messages : array of int64, shape (messages, 6)
         What links carried besides: messages of collectives, in the order of arrival, with the columns of
-        `sim.machine.link.Message`.
+        `sim.machine.links.Message`.
     """
 
     job: Job

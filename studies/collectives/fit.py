@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from devices.collectives.nccl.constants import GENERATIONS
-from devices.collectives.nccl.rates import RATES, amounts
-from devices.collectives.nccl.tuner import Choice, Tuner
+from devices.collectives.nccl_constants import GENERATIONS
+from devices.collectives.nccl_model import RATES, amounts
+from devices.collectives.nccl_tuner import NcclChoice, NcclTuner
 from studies.collectives.split import drawn_fifth
 
 __all__ = ["A100_H100_FILE", "H200_FILE", "SETUPS", "error_table", "fitted", "main", "read_measured"]
@@ -92,10 +92,10 @@ def _calls(rows: pd.DataFrame) -> Iterator[tuple[str, int, int, str]]:
     return zip(*columns, strict=True)
 
 
-def _choices(rows: pd.DataFrame, setup: Setup) -> list[Choice]:
+def _choices(rows: pd.DataFrame, setup: Setup) -> list[NcclChoice]:
     """Return what NCCL takes for each row; the switch does not add int8."""
     return [
-        Tuner(GENERATIONS[setup.gpu], (ranks,), dtype != "int8", setup.rules).choose(kind, nbytes)
+        NcclTuner(GENERATIONS[setup.gpu], (ranks,), dtype != "int8", setup.rules).choose(kind, nbytes)
         for kind, ranks, nbytes, dtype in _calls(rows)
     ]
 

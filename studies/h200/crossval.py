@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 __all__ = ["BoolArray", "Errors", "IntArray", "Predict", "Train", "cross_validate", "errors", "folds_by"]
 

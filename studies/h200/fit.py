@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from devices.cost.fitted import SCHEMA
-from devices.cost.formulas.parameters import to_mapping
-from sim.words.errors import SimError
+from devices.cost.parameters import to_mapping
+from sim.base.errors import SimError
 from studies.h200.crossval import IntArray, cross_validate, errors, folds_by
 from studies.h200.measured import (
     ATTENTION_FILE,

@@ -19,10 +19,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from devices.cost.formulas.attention import attention_axes
-from devices.cost.formulas.nccl import COLLECTIVES
-from devices.cost.tables.cost_table import Axis, CostTable
-from sim.words.errors import InputError
+from devices.cost.attention import attention_axes
+from devices.cost.collective_fit import COLLECTIVES
+from devices.cost.cost_table import Axis, CostTable
+from sim.base.errors import InputError
 
 __all__ = [
     "ATTENTION_FILE",

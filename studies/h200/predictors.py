@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from devices.cost.attention import AttentionParameters, attention_ns, visible_pairs
+from devices.cost.collective_fit import COLLECTIVES, NcclParameters, collective_ns
+from devices.cost.cost_table import CostTable
 from devices.cost.fitted import Region
-from devices.cost.formulas.attention import AttentionParameters, attention_ns, visible_pairs
-from devices.cost.formulas.gemm import GemmParameters, gemm_ns
-from devices.cost.formulas.nccl import COLLECTIVES, NcclParameters, collective_ns
-from devices.cost.formulas.parameters import from_vector, parameter, ranges
-from devices.cost.formulas.roofline import KindEfficiency, roofline_ns
-from devices.cost.tables.cost_table import CostTable
+from devices.cost.gemm import GemmParameters, gemm_ns
+from devices.cost.parameters import from_vector, parameter, ranges
+from devices.cost.roofline import KindEfficiency, roofline_ns
 from devices.cost.unreliable import may_take_twice
 from studies.h200.crossval import BoolArray, IntArray, Predict, Train
 from studies.h200.measured import H200
@@ -56,7 +56,7 @@ class RooflineParameters:
     half_bytes: float = parameter(1e6, 1e4, 1e8, "traffic at which half of the bandwidth is reached")
 
     def to_kind_efficiency(self) -> KindEfficiency:
-        """Return the same in the whole units of :mod:`devices.cost.formulas.roofline`."""
+        """Return the same in the whole units of :mod:`devices.cost.roofline`."""
         return KindEfficiency(
             efficiency=float(f"{self.efficiency:.6g}"),
             memory_efficiency=float(f"{self.memory_efficiency:.6g}"),

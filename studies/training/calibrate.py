@@ -17,8 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from scenarios.build.train.calibration import Calibration, Reach
-from scenarios.build.train.step import step_ns
+from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from scenarios.builders.train.step import step_ns
 from studies.training.published import Published
 
 __all__ = ["FREE", "fit", "fitted", "folds", "predicted_ms", "predictions", "scaled"]
@@ -35,7 +35,7 @@ def _reach(reach: Reach, factor: float) -> Reach:
     return replace(reach, efficiency={kind: value * factor for kind, value in base.items()})
 
 
-FREE: Final[Mapping[str, Callable[[Calibration, float], Calibration]]] = {
+FREE: Final[Mapping[str, Callable[[TrainingCalibration, float], TrainingCalibration]]] = {
     "product": lambda c, x: replace(c, product=c.product * x),
     "attention": lambda c, x: replace(
         c, attention_forward=c.attention_forward * x, attention_backward=c.attention_backward * x
@@ -53,7 +53,7 @@ FREE: Final[Mapping[str, Callable[[Calibration, float], Calibration]]] = {
 """A number of a calibration, multiplied."""
 
 
-def predicted_ms(row: Published, calibration: Calibration) -> float:
+def predicted_ms(row: Published, calibration: TrainingCalibration) -> float:
     """Return the step of a row."""
     assert row.training is not None
     return step_ns(replace(row.training, calibration=calibration)) / 1e6
@@ -61,12 +61,12 @@ def predicted_ms(row: Published, calibration: Calibration) -> float:
 
 def fit(
     rows: Sequence[Published],
-    base: Calibration,
+    base: TrainingCalibration,
     free: Sequence[str],
     *,
     steps: int = 4,
     known: dict[tuple[str, bytes], float] | None = None,
-) -> Calibration:
+) -> TrainingCalibration:
     """Return the calibration whose free numbers fit the rows.
 
     Fits that share `base` and `free` begin alike: `known` keeps what they have predicted.
@@ -76,7 +76,7 @@ def fit(
 
 def fitted(
     rows: Sequence[Published],
-    base: Calibration,
+    base: TrainingCalibration,
     free: Sequence[str],
     steps: int,
     known: dict[tuple[str, bytes], float],
@@ -109,7 +109,7 @@ def fitted(
     return found
 
 
-def _times(base: Calibration, free: Sequence[str], logs: Sequence[float]) -> Calibration:
+def _times(base: TrainingCalibration, free: Sequence[str], logs: Sequence[float]) -> TrainingCalibration:
     for name, log in zip(free, logs, strict=True):
         base = FREE[name](base, float(np.exp(log)))
     return base
@@ -123,7 +123,7 @@ def folds(rows: Sequence[Published], most: int) -> list[set[str]]:
 
 
 def predictions(
-    rows: Sequence[Published], base: Calibration, free: Sequence[str], *, most_folds: int = 5
+    rows: Sequence[Published], base: TrainingCalibration, free: Sequence[str], *, most_folds: int = 5
 ) -> dict[str, float]:
     """Return the predicted step of each row, by id, in ms: fitted to groups that the row is not of."""
     found: dict[str, float] = {}
@@ -134,7 +134,7 @@ def predictions(
     return found
 
 
-def scaled(rows: Sequence[Published], base: Calibration) -> dict[str, float]:
+def scaled(rows: Sequence[Published], base: TrainingCalibration) -> dict[str, float]:
     """Return predicted steps times one factor: the median of measured / predicted of other groups."""
     known: dict[str, float] = {}  # releases of the same software repeat a layout
     plain = {}

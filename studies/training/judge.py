@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from scenarios.build.train.calibration import Calibration, Reach
-from scenarios.build.train.layout import ORDER
-from scenarios.work.calibrations.calibrations import read_calibration
+from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from scenarios.builders.train.layout import ORDER
+from scenarios.workloads.calibrations import read_calibration
 from studies.training.calibrate import fit, folds, predicted_ms, predictions, scaled
 from studies.training.published import Published, read_published
 
@@ -43,13 +43,15 @@ STEPS_FILE: Final = "cluster/training_steps.csv.gz"
 SIMUMAX_FILE: Final = "cluster/simumax_b200_system.json.gz"
 
 
-def _sheet(peak: float, memory: float, node: float, between: float, ring: float = 0.75) -> Calibration:
+def _sheet(
+    peak: float, memory: float, node: float, between: float, ring: float = 0.75
+) -> TrainingCalibration:
     """Return a calibration of data-sheet numbers, and of efficiencies that any GPU might have.
 
     `ring` is the part of NVLink that an all-gather of 512 MB reaches on eight GPUs: measured of A100 and H100
     (cluster/nccl_a100_h100.csv.gz).
     """
-    return Calibration(
+    return TrainingCalibration(
         "data sheet",
         peak=peak * 1e12,
         memory_bandwidth=memory * 1e12,
@@ -67,7 +69,7 @@ def _sheet(peak: float, memory: float, node: float, between: float, ring: float 
 _H100, _A100 = _sheet(989.4, 3.35, 450, 50, 0.73), _sheet(312.0, 2.039, 300, 25, 0.68)
 
 
-def _other_precision(of: Calibration, factor: float) -> Calibration:
+def _other_precision(of: TrainingCalibration, factor: float) -> TrainingCalibration:
     """Return a calibration for products of a higher peak; attention stays as fast as it was."""
     return replace(
         of,
@@ -77,7 +79,7 @@ def _other_precision(of: Calibration, factor: float) -> Calibration:
     )
 
 
-SHEETS: Final[Mapping[str, Calibration]] = {
+SHEETS: Final[Mapping[str, TrainingCalibration]] = {
     "A100": _A100,
     "a100_80gb": _A100,
     "a100_40gb": _sheet(312.0, 1.555, 300, 25, 0.68),
@@ -94,7 +96,7 @@ SHEETS: Final[Mapping[str, Calibration]] = {
 _FP4: Final = {"B200": 4.0, "B300": 6.0, "GB200": 4.0, "GB300": 6.0}
 
 
-def sheet(hardware: str) -> Calibration:
+def sheet(hardware: str) -> TrainingCalibration:
     """Return the data sheet of a GPU in a precision: ``h100_80gb bf16``."""
     gpu, _, precision = hardware.rpartition(" ")
     name = next(name for name in sorted(SHEETS, key=len, reverse=True) if gpu.startswith(name))
@@ -215,13 +217,13 @@ class Judge:
         return [row for row in self.rows if row.source == source and row.training is not None]
 
     @cache  # noqa: B019 - one judge lives as long as its program
-    def mosaic_h100(self) -> Calibration:
+    def mosaic_h100(self) -> TrainingCalibration:
         """Return the calibration of all of MosaicML's H100 rows in bf16."""
         rows = [row for row in self.of("mosaicml-llm-foundry") if row.hardware == "h100_80gb bf16"]
         return fit(rows, sheet("h100_80gb bf16"), _MOSAIC_FREE)
 
     @cache  # noqa: B019
-    def vtrain_a100(self, order: tuple[str, ...] | None = None) -> Calibration:
+    def vtrain_a100(self, order: tuple[str, ...] | None = None) -> TrainingCalibration:
         """Return the calibration of all of vTrain's rows, in another order of groups if one is given."""
         return fit(_ordered(self.of("vtrain-a100-multi"), order), sheet("A100 bf16"), _VTRAIN_FREE)
 

@@ -18,12 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from scenarios.build.train.architecture import Architecture
-from scenarios.build.train.calibration import Calibration, Reach
-from scenarios.build.train.layout import ORDER, Layout
-from scenarios.build.train.models import MODELS
-from scenarios.build.train.training import Training
-from sim.words.errors import InputError
+from scenarios.builders.train.architecture import MODELS, Architecture
+from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from scenarios.builders.train.layout import ORDER, ParallelLayout
+from scenarios.builders.train.training import Training
+from sim.base.errors import InputError
 
 __all__ = ["ASSUMED", "Published", "Undescribed", "read_published"]
 
@@ -46,7 +45,7 @@ vTrain's steps were measured with Megatron-DeepSpeed (its data/README.md): DeepS
 (axes pipe, data, model, the last one fastest).
 """
 
-_PLACEHOLDER: Final = Calibration("none", 1.0, 1.0, Reach(1.0), Reach(1.0))
+_PLACEHOLDER: Final = TrainingCalibration("none", 1.0, 1.0, Reach(1.0), Reach(1.0))
 
 _MPT: Final[Mapping[str, tuple[int, int, int]]] = {
     "125m": (12, 768, 12),
@@ -201,7 +200,7 @@ _NO_MODEL: Final = {
 }
 
 
-def _layout(row: Mapping[str, str], **changes: Any) -> Layout:
+def _layout(row: Mapping[str, str], **changes: Any) -> ParallelLayout:
     sizes: dict[str, Any] = {
         "tp": _size(row, "tp"),
         "cp": _size(row, "cp"),
@@ -212,7 +211,7 @@ def _layout(row: Mapping[str, str], **changes: Any) -> Layout:
         "sharding": "zero-1",
         "order": _MEGATRON_ORDER,
     }
-    layout = Layout(**{**sizes, **changes})
+    layout = ParallelLayout(**{**sizes, **changes})
     if layout.ranks != int(row["gpus"]):
         raise Undescribed(f"tp·cp·pp·dp = {layout.ranks} are not its {row['gpus']} GPUs")
     return layout
@@ -232,7 +231,7 @@ def _vtrain(row: Mapping[str, str]) -> Training:
     return _gpt(row, _layout(row, sharding="none", sequence_parallel=False), gradient_bytes=2)
 
 
-def _gpt(row: Mapping[str, str], layout: Layout, **changes: Any) -> Training:
+def _gpt(row: Mapping[str, str], layout: ParallelLayout, **changes: Any) -> Training:
     gpt = Architecture(
         layers=int(row["layers"]),
         hidden=int(row["hidden"]),
@@ -268,7 +267,7 @@ def _mosaic(row: Mapping[str, str]) -> Training:
     layers, hidden, heads = _MPT[row["model"].removeprefix("MPT-")]
     sequence = int(row["seq"])
     mpt = Architecture(layers=layers, hidden=hidden, heads=heads, vocabulary=50368, positions=sequence)
-    layout = Layout(dp=int(row["gpus"]), sharding="fsdp")
+    layout = ParallelLayout(dp=int(row["gpus"]), sharding="fsdp")
     return Training(
         mpt,
         layout,

@@ -30,10 +30,10 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from scenarios.importers import load_graph
+from scenarios.recorded.changes import AnyWhatIf, WhatIf, applied
 from scenarios.recorded.setup import run_recorded
-from scenarios.recorded.what_if.changes import AnyWhatIf, WhatIf, applied
 from sim import Graph
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 from studies.what_if_reality.measures import Measures, recorded, simulated
 from studies.what_if_reality.ranges import ranges_of, without
 from studies.what_if_reality.transplant import host_work_ns, with_host, with_kernels

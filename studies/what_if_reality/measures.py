@@ -8,10 +8,10 @@ import numpy as np
 
 from scenarios.recorded.as_recorded import as_recorded
 from sim import Graph
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError
+from sim.base.intervals import union
 from sim.trace import Trace
-from sim.words.arrays import IntArray
-from sim.words.errors import InputError
-from sim.words.intervals import union
 
 __all__ = ["Measures", "recorded", "simulated"]
 

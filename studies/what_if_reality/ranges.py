@@ -19,14 +19,14 @@ from typing import Final
 
 import numpy as np
 
-from scenarios.importers.files import StrPath
-from scenarios.importers.streamed_json import items
-from scenarios.importers.traces.trace_events.kineto_events import read_events
+from scenarios.importers.files import items
+from scenarios.importers.kineto.kineto_events import read_events
 from sim import Graph
-from sim.words.arrays import IntArray
-from sim.words.errors import InputError
-from sim.words.intervals import union
-from sim.words.units import round_half_up
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError
+from sim.base.files import StrPath
+from sim.base.intervals import union
+from sim.base.units import round_half_up
 
 __all__ = ["ranges_of", "without"]
 

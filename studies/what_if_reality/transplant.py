@@ -26,10 +26,10 @@ from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 
-from scenarios.recorded.program import roles
-from scenarios.recorded.what_if.durations import faster_host
+from scenarios.recorded import select as roles
+from scenarios.recorded.durations import faster_host
 from sim import Graph
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 __all__ = ["host_work_ns", "tasks_of", "with_host", "with_kernels"]
 

@@ -25,9 +25,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from policies.pipeline import Schedule, StageTimes, closed_form, evaluate, generate, transformer_activations
-from scenarios.build.transformer import Transformer
-from sim.words.errors import InputError
-from sim.words.units import round_half_up
+from scenarios.builders.gpt import Transformer
+from sim.base.errors import InputError
+from sim.base.units import round_half_up
 
 __all__ = [
     "BANDWIDTH_BYTES_PER_S",

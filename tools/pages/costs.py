@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from devices.cost.fitted import load_fit
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 from studies.h200.fit import error_table, found_errors
 
 __all__ = ["fold_table", "parameter_table", "renewed", "text", "worst_table"]

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from sim.files.atomic_files import write_text
+from sim.base.files import write_text
 from validation.real.gate import MAX_DRIFT
 
 __all__ = ["Journal"]

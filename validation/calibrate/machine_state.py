@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from sim.words.errors import RunError
+from sim.base.errors import RunError
 from validation.cases.backends import Executor
 from validation.cases.case import Case, CaseOp
 from validation.real.gate import MAX_DRIFT, verdict

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from sim.words.errors import RunError
+from sim.base.errors import RunError
 from validation.calibrate.journal import Journal
 from validation.calibrate.machine_state import DisturbedError, Speed
 from validation.cases.backends import Executor, reason, run_case

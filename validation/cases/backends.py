@@ -11,10 +11,10 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from sim.base.errors import SimError, UnknownNameError
 from sim.job.job import Job
-from sim.policy.policy import Policy
+from sim.policy import Policy
 from sim.record.plan import Plan
-from sim.words.errors import SimError, UnknownNameError
 from validation.cases.case import Case
 from validation.real.threads import Threads
 from validation.real.timer import Timer

@@ -13,20 +13,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from devices.cost.calibration import Calibration
-from devices.processor.cores.waking import Waking
-from policies.issue.critical_path import CriticalPath
-from policies.issue.in_order import InOrder
+from devices.processor.cpu_cores import Waking
 from policies.issue.out_of_order import OutOfOrder
-from policies.issue.ready_queue import ReadyQueue
-from policies.linearize.user_order import Program
+from policies.issue.program_order import InOrder
+from policies.issue.ready_queue import CriticalPath, ReadyQueue
+from policies.linearize import UserOrder
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 from sim.job.build_job import make_job
 from sim.job.job import Job
-from sim.machine.device import Device
-from sim.machine.device_details import Details
+from sim.machine.device import Details, Device
 from sim.machine.machine import Machine
-from sim.policy.policy import Policy
+from sim.policy import Policy
 from sim.record.plan import Plan
 from sim.simulation import simulate
 from validation.real.measured_kernels import HOLDS_HOST
@@ -250,7 +248,7 @@ class Case:
         """Return the decisions besides the policy, as `sim.simulate` takes them."""
         return {
             "streams": _Lanes([op.lane for op in self.ops]),
-            "linearize": Program(self.order or [op.name for op in self.ops]),
+            "linearize": UserOrder(self.order or [op.name for op in self.ops]),
         }
 
     def simulated(self) -> Case:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from sim.files.atomic_files import write_text
+from sim.base.errors import InputError
+from sim.base.files import write_text
 from sim.record.plan import Plan
-from sim.words.errors import InputError
 from validation.cases.case import Case, digest
 
 __all__ = [

@@ -8,7 +8,7 @@ cold - isolated       added where an input has left the L2 cache since it was ma
                       written in between than the cache holds (reuse distance; Mattson et al. 1970,
                       "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2))
 results               threads: added for a second result that an op reads, taken off where it reads none
-neighbours            ops beside others on the same SMs (`devices.processor.cores.corun`), 2 and 4 streams
+neighbours            ops beside others on the same SMs (`devices.processor.cpu_cores`), 2 and 4 streams
 partition p (busy)    parts of the SMs: between alone and busy, by how busy the other parts are predicted
 ====================  ====================================================================================
 
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from devices.cost.calibration import Calibration
-from sim.words.arrays import IntArray
+from sim.base.arrays import IntArray
 from validation.calibrate.blocks.host_costs import READ_SIZE
 from validation.cases.case import Case
 from validation.real.measured_kernels import MATRIX_KINDS

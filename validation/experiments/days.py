@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 from validation.cases import step_files
 from validation.experiments import memory_experiment
 from validation.experiments.measure import ENOUGH

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from devices.cost.calibration import Calibration
+from sim.base.errors import SimError
 from sim.record.plan import Plan
-from sim.words.errors import SimError
 from validation.cases import step_files
 from validation.cases.backends import Executor, provenance, reason, run_case
 from validation.cases.case import Case, digest

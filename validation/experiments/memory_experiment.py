@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.memory.allocators.caching import CachingAllocator
-from devices.memory.blocks import Block
+from devices.memory.device_memory import Block
 from validation.cases import step_files
 from validation.cases.backends import Executor
 from validation.cases.tables import GOALS

@@ -11,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 
 from devices.cost.calibration import Calibration
-from devices.processor.cores.corun import CorunSlowdown
+from devices.processor.cpu_cores import CorunSlowdown
+from sim.base.errors import InputError
 from sim.machine.machine import Machine
-from sim.policy.policy import Policy
+from sim.policy import Policy
 from sim.simulation import simulate
 from sim.trace import Trace
-from sim.words.errors import InputError
 from validation.cases import step_files
 from validation.cases.case import Case, digest
 from validation.cases.draws import draw

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sim.job.job import Job
 from sim.machine.task import Issuer, Task
-from sim.policy.policy import Policy
+from sim.policy import Policy
 from sim.record.plan import Plan
 
 __all__ = ["Redecide"]
@@ -27,7 +27,7 @@ class Redecide(Policy):
 
     Notes
     -----
-    Unlike `policies.issue.replay.Replay`, which lets each issuer go its own way through its list.
+    Unlike `policies.issue.replay.ReplayPlan`, which lets each issuer go its own way through its list.
     """
 
     def __init__(self, plan: Plan, synchronisation: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from sim.words.errors import RunError
+from sim.base.errors import RunError
 
 __all__ = ["captured"]
 

@@ -21,11 +21,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
+from sim.base.errors import InfeasibleError, InputError, RunError, StuckError, extra
 from sim.job.job import Job
 from sim.machine.task import Task
-from sim.policy.policy import Policy
+from sim.policy import Policy
 from sim.record.plan import Plan
-from sim.words.errors import InfeasibleError, InputError, RunError, StuckError, extra
 from validation.gpu.gpu_probes import elapsed_ns
 from validation.gpu.partitions import partition_streams, refuse_unbound
 from validation.gpu.torch_device import CYCLES_PER_NS, DeviceState, smi_facts

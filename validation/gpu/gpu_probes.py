@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.words.errors import RunError
+from sim.base.errors import RunError
 from validation.gpu.capture import captured
 from validation.gpu.torch_memory import idle_streams
 from validation.host.clock import now_ns, quiet_interpreter

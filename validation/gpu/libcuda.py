@@ -13,7 +13,7 @@ from ctypes import POINTER, byref, c_int, c_uint, c_void_p
 from types import SimpleNamespace
 from typing import Any, Final
 
-from sim.words.errors import InfeasibleError
+from sim.base.errors import InfeasibleError
 
 __all__ = ["LibCuda", "Resource"]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from sim.words.errors import InfeasibleError
+from sim.base.errors import InfeasibleError
 from validation.gpu.libcuda import LibCuda
 
 __all__ = ["driver_here", "partition_streams", "refuse_unbound"]
@@ -115,7 +115,7 @@ def refuse_unbound(on_all_ns: float, on_each_ns: Sequence[float]) -> None:
     >>> refuse_unbound(100, [405] * 8)
     >>> refuse_unbound(100, [800] * 7 + [101])
     Traceback (most recent call last):
-    sim.words.errors.InfeasibleError: a partition does not bind: on 1/8 of the SMs a product ...
+    sim.base.errors.InfeasibleError: a partition does not bind: on 1/8 of the SMs a product ...
     """
     least = max(_LEAST_SLOWDOWN, len(on_each_ns) / 2)
     slowdown = min(on_each_ns) / on_all_ns

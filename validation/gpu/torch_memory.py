@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from sim.words.errors import InfeasibleError
+from sim.base.errors import InfeasibleError
 
 __all__ = ["MemoryStep", "idle_streams", "run_steps"]
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from sim.base.errors import RunError
 from sim.graph.graph import Graph
-from sim.words.errors import RunError
 
 __all__ = ["SEGMENTS", "SHAPES", "ModelWork", "step_kinds"]
 

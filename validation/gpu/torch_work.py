@@ -15,8 +15,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from sim.base.errors import RunError
 from sim.graph.graph import Graph
-from sim.words.errors import RunError
 from validation.gpu.capture import captured
 from validation.real.measured_kernels import HOLDS_HOST, Kernel, MatrixWork
 

@@ -9,7 +9,7 @@ comes back::
                                                                  └─► free issuers are asked, in machine order,
                                                                      until none takes a task ─► assignments
 
-Readiness (`sim.readiness.counters`) and asking (`sim.policy.issuers`) are those of the simulator's engine, so
+Readiness (`sim.readiness.counters`) and asking (`sim.issuers`) are those of the simulator's engine, so
 that a difference between the two worlds is a difference of times, never of rules.
 """
 
@@ -17,17 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policies.issue.replay import Planned, Replay
-from sim.graph.csr import Csr
+from policies.issue.replay import Planned, ReplayPlan
+from sim.base.arrays import Csr
+from sim.base.errors import InputError
 from sim.graph.frames import has_control_flow
+from sim.issuers import Issuers, refuse_wrong
 from sim.job.job import Job
 from sim.job.transfers import make_flow
 from sim.machine.task import Issuer, Task
-from sim.policy.issuers import Issuers, refuse_wrong
-from sim.policy.policy import Policy
+from sim.policy import Policy
 from sim.readiness.counters import CounterReadiness
 from sim.record.plan import Plan
-from sim.words.errors import InputError
 from validation.host.clock import now_ns
 
 __all__ = ["Assignments", "Driver", "Follower", "predecessors"]
@@ -163,7 +163,7 @@ class Follower(Driver):
     """
 
     def __init__(self, job: Job, plan: Plan) -> None:
-        super().__init__(job, Replay(plan, synchronisation="issue"))
+        super().__init__(job, ReplayPlan(plan, synchronisation="issue"))
         self.decided_by = "plan"
         issuer_of: dict[int, int] = {}
         for stream, issuer in zip(plan.stream.tolist(), plan.issuer.tolist(), strict=True):

@@ -22,12 +22,12 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final
 
+from sim.base.errors import StuckError
 from sim.job.job import Job
 from sim.machine.task import Issuer, Task
-from sim.policy.policy import Policy
+from sim.policy import Policy
 from sim.record.plan import Plan
 from sim.record.record import Wait
-from sim.words.errors import StuckError
 from validation.host.clock import Heart, prefer_this_thread, quiet_interpreter, run_queue_ns, stolen_ns
 from validation.real.driver import Assignments, Driver, Follower
 from validation.real.thread_events import Event

@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sim.base.errors import InputError, UnknownNameError
 from sim.graph.graph import Graph
-from sim.words.errors import InputError, UnknownNameError
 from validation.real.work import producers_of
 
 __all__ = ["HOLDS_HOST", "MATRIX_KINDS", "Kernel", "MatrixWork", "kernel_axes"]

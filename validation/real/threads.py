@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sim.base.errors import InputError
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.task import Task
-from sim.words.errors import InputError
 from validation.host.blas import single_threaded_blas
 from validation.host.pulse import Products
 from validation.real.driver import Driver
@@ -134,7 +134,7 @@ class Threads(LaneBackend):
 
     Examples
     --------
-    >>> from policies.issue.in_order import InOrder
+    >>> from policies.issue.program_order import InOrder
     >>> from sim import Device, GraphBuilder, Machine
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("two products")

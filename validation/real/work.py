@@ -14,7 +14,7 @@ from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.job.transfers import make_flow
 from sim.machine.task import Task
-from sim.policy.policy import Policy
+from sim.policy import Policy
 from sim.trace import Trace
 
 __all__ = ["Observation", "Work", "measured_trace", "producers_of"]

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.cost.calibration import Calibration
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 from validation.calibrate import not_calibrated
 from validation.cases import step_files
 from validation.cases.tables import GOALS

@@ -22,9 +22,8 @@ def draw_scatter(report: Mapping[str, Any], path: Path) -> bool:
     """Draw every point, one colour an experiment, and its error below; return whether there were any."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    from sim.plot.colours import OKABE_ITO
     from sim.plot.figure import new_figure, save
-    from sim.plot.theme import ink, shade
+    from sim.plot.theme import OKABE_ITO, ink, shade
 
     shown = [result for result in report["experiments"] if result.get("points")]
     if not shown:

@@ -1,1 +1,1 @@
-"""The allocators, one a file, and what those with segments share."""
+"""The allocators, each a state machine of its own."""

@@ -28,14 +28,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from devices.describe.field_types import Bytes
-from devices.memory.allocators.segmented import GrowingAllocator
-from devices.memory.best_fit import ANY_SIZE, FreeList, Segment
-from devices.memory.blocks import Block, Owner, round_up
-from devices.memory.device_memory import DeviceMemory
-from sim.words.errors import InputError
-from sim.words.units import format_bytes
-
-__all__ = ["BfcAllocator"]
+from devices.memory.best_fit import ANY_SIZE, FreeList, GrowingAllocator, Segment
+from devices.memory.device_memory import Block, DeviceMemory, Owner, round_up
+from sim.base.errors import InputError
+from sim.base.units import format_bytes
 
 ROUNDING_BYTES = 256
 FIRST_REGION_BYTES = 2 << 20

@@ -2,7 +2,7 @@
 
 The rules, as in `c10/cuda/CUDACachingAllocator.cpp` of the PyTorch repository (2.x):
 
-1. A request is rounded up to 512 bytes, or by `devices.memory.allocators.roundup`. Up to 1 MiB it is served
+1. A request is rounded up to 512 bytes, or by `devices.memory.allocators.caching`. Up to 1 MiB it is served
    by the small pool, else by the large one; each pool is apart for each stream.
 2. Of the stream's free blocks that are large enough the first in order of (size, address) is taken.
 3. It is split when at least 512 bytes (small pool) or more than 1 MiB (large pool) would be left over; the
@@ -27,18 +27,100 @@ engine must let the issuer wait until the device is idle; a late `event_done` of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from devices.describe.field_types import Bytes
 from devices.memory.allocators.expandable import ExpandableList
-from devices.memory.allocators.roundup import ROUNDING_BYTES, divisions_by_interval, round_size
-from devices.memory.allocators.segmented import GrowingAllocator
-from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList
-from devices.memory.blocks import LIVE, WAITING, Block, Owner, round_up
-from devices.memory.device_memory import DeviceMemory
-from sim.words.errors import InputError, InvariantError
-from sim.words.units import format_bytes
+from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList, GrowingAllocator
+from devices.memory.device_memory import LIVE, WAITING, Block, DeviceMemory, Owner, round_up
+from sim.base.errors import InputError, InvariantError
+from sim.base.units import format_bytes, parse_bytes
 
-__all__ = ["CachingAllocator"]
+# ----------------------------------------------------------------------------------------------------------
+# PyTorch's ``roundup_power2_divisions``: large requests of nearly one size are made to have one size.
+#
+# Between two powers of two there are so many steps of equal size, and a request is rounded up to the next
+# one::
+#
+#     1024        1280        1536        1792        2048        4 divisions of 1 to 2 KiB: 1200 becomes 1280
+#
+# The rules, as in `c10/cuda/CUDACachingAllocator.cpp` (``round_size``) and `c10/core/AllocatorConfig.cpp` of
+# the PyTorch repository (``>`` as since 2.9; before, it replaced the last interval named, too):
+#
+# 1. How many divisions there are may differ by the power of two below the request, from 1 MiB to 32 GiB; what
+#    is smaller or larger goes with the first or last of these sixteen.
+# 2. The first interval named stands for all smaller ones, too, and ``>`` for all larger than the last one
+#    named. Any other that is not named has no divisions.
+# 3. With at most one division, and up to 512 bytes for each division, a request is rounded up to 512 bytes.
+
+ROUNDING_BYTES: Final = 512
+_INTERVALS: Final = 16
+_FIRST_POWER: Final = 20  # 1 MiB
+
+
+def divisions_by_interval(given: int | Mapping[str, int] | None, name: str) -> tuple[int, ...]:
+    """Return the number of divisions of each of the sixteen intervals.
+
+    Parameters
+    ----------
+    given : int or mapping of str to int, optional
+        For all sizes, or by size: a power of two from 1 MiB on, and ``>`` for all that are larger.
+    name : str
+        The device, in error messages.
+
+    Raises
+    ------
+    InputError
+        A number of divisions or a size that is no power of two, or a size below 1 MiB.
+
+    Examples
+    --------
+    >>> divisions_by_interval({"4MiB": 2, "16MiB": 4, ">": 8}, "gpu0")
+    (2, 2, 2, 0, 4, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8)
+    """
+    what = f"{name}: roundup_power2_divisions"
+    if given is None or isinstance(given, int):
+        return (_divisions(given, what),) * _INTERVALS if given is not None else (0,) * _INTERVALS
+    found: list[int] = []
+    for i, (size, divisions) in enumerate(given.items()):
+        count = _divisions(divisions, f"{what}: {size}", none=True)
+        if size == ">":
+            if i != len(given) - 1:
+                raise InputError(f"{what}: '>' stands for all larger sizes, and comes last")
+            found.extend([count] * (_INTERVALS - len(found)))
+            break
+        nbytes = parse_bytes(size, what=what)
+        power = nbytes.bit_length() - 1 - _FIRST_POWER
+        if nbytes.bit_count() != 1 or power < 0:
+            raise InputError(f"{what}: {size}: should be a power of two from 1MiB on, such as 256MiB, or '>'")
+        power = min(power, _INTERVALS - 1)
+        if i and power < len(found):
+            raise InputError(f"{what}: {size}: should come before the larger sizes, once")
+        found.extend([0 if i else count] * (power - len(found)))
+        found.append(count)
+    return (*found, *[0] * (_INTERVALS - len(found)))
+
+
+def _divisions(count: int, what: str, *, none: bool = False) -> int:
+    if count < 0 or (count.bit_count() != 1 and not (none and count == 0)):
+        raise InputError(f"{what}: {count} divisions; should be a power of two{', or 0 for none' * none}")
+    return count
+
+
+def round_size(nbytes: int, divisions: tuple[int, ...]) -> int:
+    """Return `nbytes` as the allocator rounds it.
+
+    Examples
+    --------
+    >>> [round_size(n, (4,) * 16) for n in (100, 2000, 2049, 5000, 8192)]
+    [512, 2048, 2560, 5120, 8192]
+    """
+    interval = min(max(nbytes.bit_length() - 1 - _FIRST_POWER, 0), _INTERVALS - 1)
+    count = divisions[interval]
+    if count <= 1 or nbytes <= ROUNDING_BYTES * count:
+        return round_up(nbytes, ROUNDING_BYTES)
+    return round_up(nbytes, (1 << nbytes.bit_length() - 1) // count)
+
 
 SMALL_REQUEST_BYTES = 1 << 20
 SMALL_SEGMENT_BYTES = 2 << 20
@@ -50,6 +132,34 @@ OVERSIZE_SLACK_BYTES = 20 << 20
 
 class CachingAllocator(GrowingAllocator):
     """PyTorch's caching allocator.
+
+    PyTorch's allocator for CUDA: segments are kept when their tensors die, apart for each stream.
+
+    The rules, as in `c10/cuda/CUDACachingAllocator.cpp` of the PyTorch repository (2.x):
+
+    1. A request is rounded up to 512 bytes, or by `devices.memory.allocators.caching`. Up to 1 MiB it is
+    served
+       by the small pool, else by the large one; each pool is apart for each stream.
+    2. Of the stream's free blocks that are large enough the first in order of (size, address) is taken. 3.
+    It is split when at least 512 bytes (small pool) or more than 1 MiB (large pool) would be left over; the
+       low part is used.
+    4. Without a block that fits, a segment comes from the device: 2 MiB for the small pool, 20 MiB for less
+    than
+       10 MiB, else the need rounded up to 2 MiB.
+    5. When the device refuses: free blocks of `max_split_size` or more of that stream are given back, just
+       enough of them, and the device is asked again; then the device is synchronised, every wholly free
+       segment is given back, and it is asked a last time.
+    6. A freed block merges with its free neighbours, within its segment only. 7. A block that other streams
+    used (`record_use`) is not free before an event of each of them, recorded when
+       it was freed, has been reached.
+    8. With a `max_split_size`, blocks of that size or more are not split: they serve no smaller requests, and
+       requests of that size or more only with less than 20 MiB to spare.
+    9. With expandable segments, 2, 4 and what 5 gives back are as in
+    `devices.memory.allocators.expandable`, and
+       blocks of the large pool, too, are split when at least 512 bytes would be left over.
+
+    What takes time is only counted. After a synchronisation every outstanding event counts as reached, and
+    the engine must let the issuer wait until the device is idle; a late `event_done` of those is ignored.
 
     Parameters
     ----------

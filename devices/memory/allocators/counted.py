@@ -11,11 +11,8 @@ from collections.abc import Iterator
 
 from devices.describe.field_types import Bytes
 from devices.memory.allocator import Allocator
-from devices.memory.blocks import LIVE, Block, Owner, Span, round_up
-from devices.memory.device_memory import DeviceMemory
-from sim.words.errors import InputError
-
-__all__ = ["CountedAllocator"]
+from devices.memory.device_memory import LIVE, Block, DeviceMemory, Owner, Span, round_up
+from sim.base.errors import InputError
 
 
 class CountedAllocator(Allocator):

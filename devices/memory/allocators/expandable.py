@@ -29,10 +29,7 @@ from operator import attrgetter
 from typing import Final
 
 from devices.memory.best_fit import ANY_SIZE, FreeList, Segment
-from devices.memory.blocks import FREE, UNMAPPED, Block, round_up
-from devices.memory.device_memory import DeviceMemory
-
-__all__ = ["ExpandableList"]
+from devices.memory.device_memory import FREE, UNMAPPED, Block, DeviceMemory, round_up
 
 _ADDRESS: Final = attrgetter("address")
 _UNLIMITED_BYTES: Final = 1 << 48

@@ -11,15 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from devices.describe.field_types import Bytes
 from devices.memory.allocator import Allocator
-from devices.memory.blocks import LIVE, Block, Owner, Span
-from devices.memory.device_memory import DeviceMemory
+from devices.memory.device_memory import LIVE, Block, DeviceMemory, Owner, Span
 from devices.memory.memory_event import MemoryEvent
-from devices.memory.plan import PLANNERS
-from devices.memory.plan.plan_oom import plan_too_large
-from devices.memory.plan.plan_problem import Lifetime, Plan
-from sim.words.errors import InputError, UnknownNameError, hint
-
-__all__ = ["PlannedAllocator", "lifetimes_of_events"]
+from devices.memory.out_of_memory import plan_too_large
+from devices.memory.plan_problem import ArenaPlan, Lifetime
+from devices.memory.planners import PLANNERS
+from sim.base.errors import InputError, UnknownNameError, hint
 
 
 class PlannedAllocator(Allocator):
@@ -44,7 +41,7 @@ class PlannedAllocator(Allocator):
 
     Examples
     --------
-    >>> from devices.memory.plan.greedy_by_size import plan_greedy
+    >>> from devices.memory.planners import plan_greedy
     >>> plan = plan_greedy([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)])
     >>> planned = PlannedAllocator(plan, ["a", "b", "c"])
     >>> a, b = planned.alloc(4, owner="a"), planned.alloc(6, owner="b")
@@ -59,7 +56,7 @@ class PlannedAllocator(Allocator):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ArenaPlan,
         owners: Sequence[Owner],
         capacity: int | DeviceMemory | None = None,
         *,

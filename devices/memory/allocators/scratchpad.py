@@ -18,12 +18,9 @@ from dataclasses import dataclass
 
 from devices.describe.field_types import Bytes
 from devices.memory.allocators.pool import PoolAllocator
-from devices.memory.blocks import Block, Owner, round_up
-from devices.memory.device_memory import DeviceMemory
-from sim.words.errors import InfeasibleError, InputError, InvariantError
-from sim.words.units import format_bytes
-
-__all__ = ["Operand", "ScratchpadAllocator", "Tiling", "cut_into", "tile"]
+from devices.memory.device_memory import Block, DeviceMemory, Owner, round_up
+from sim.base.errors import InfeasibleError, InputError, InvariantError
+from sim.base.units import format_bytes
 
 ALIGNMENT_BYTES = 64
 """Default alignment of tiles: a burst of most DMA engines."""

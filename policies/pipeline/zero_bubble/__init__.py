@@ -1,1 +1,1 @@
-"""Zero-bubble schedules: the backward split, so that weight gradients fill the bubbles."""
+"""Schedules that split the backward so that no rank waits."""

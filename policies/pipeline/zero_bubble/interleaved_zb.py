@@ -17,10 +17,8 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241 (ZB-1p's
 
 from __future__ import annotations
 
-from policies.pipeline.families.interleaved import interleaved
-from policies.pipeline.orders.pipeline_schedule import Schedule
-
-__all__ = ["interleaved_zb"]
+from policies.pipeline.interleaved import interleaved
+from policies.pipeline.pipeline_schedule import Schedule
 
 
 def interleaved_zb(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:

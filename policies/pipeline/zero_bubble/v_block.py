@@ -37,13 +37,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal
 
-from policies.pipeline.orders.action import Action
-from policies.pipeline.orders.pipeline_schedule import Schedule, v_pipeline
-from policies.pipeline.timing.evaluate import StageTimes, evaluate
-from policies.pipeline.zero_bubble.greedy_ranks import action_of_leg, input_of_leg
+from policies.pipeline.action import Action
+from policies.pipeline.evaluate import StageTimes, evaluate
+from policies.pipeline.pipeline_schedule import Schedule, v_pipeline
+from policies.pipeline.zero_bubble.zb_greedy import action_of_leg, input_of_leg
 from policies.pipeline.zero_bubble.zb_v import require_two_chunks
-
-__all__ = ["v_half", "v_min"]
 
 _Block = tuple[int, int, int, int]
 """Tick of F down, F up, I down, I up of micro-batch 0 on one rank."""
@@ -64,7 +62,7 @@ def v_half(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
     Examples
     --------
-    >>> from policies.pipeline.timing.activations import peak_activations
+    >>> from policies.pipeline.evaluate import peak_activations
     >>> max(peak_activations(v_half(8, 32, 2))), "chunks; 1F1B has 16"
     (10, 'chunks; 1F1B has 16')
     """
@@ -85,7 +83,7 @@ def v_min(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
     Examples
     --------
-    >>> from policies.pipeline.timing.activations import peak_activations
+    >>> from policies.pipeline.evaluate import peak_activations
     >>> max(peak_activations(v_min(8, 32, 2))), "chunks; 1F1B has 16"
     (8, 'chunks; 1F1B has 16')
     """

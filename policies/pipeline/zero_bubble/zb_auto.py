@@ -11,7 +11,7 @@ search finds better orders: ZB-1p (memory limit p, that of 1F1B), ZB-2p (limit 2
     rank 2  .  .  .  .  .  .  F0 -- -- I0 -- F1 -- -- I1 -- F2 -- -- I2 -- F3 -- -- I3 -- W0 W1 W2 W3 .
 
 ``solver="greedy"`` searches as the authors do (`policies.pipeline.zero_bubble.zb_greedy` and
-`policies.pipeline.zero_bubble.zb_greedy_v`); from the published times it gets their published bubble rates.
+`policies.pipeline.zero_bubble.zb_greedy`); from the published times it gets their published bubble rates.
 ``solver="best"`` takes the published fixed orders of the same shape (ZB-H1, ZB-H2; ZB-V, V-Half, V-Min) into
 the choice, where they fit the limit: for some times, uneven ones above all, one of them is shorter.
 ``solver="cp-sat"`` proves the optimum of small sizes.
@@ -26,21 +26,16 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from policies.option_checks import one_of
-from policies.pipeline.family_options import per_stage, require_positive
-from policies.pipeline.orders.pipeline_schedule import Programs, Schedule, one_pipeline
-from policies.pipeline.timing.activations import StageActivations, peak_activations
-from policies.pipeline.timing.evaluate import StageTimes
+from policies.pipeline.evaluate import StageActivations, StageTimes, peak_activations
+from policies.pipeline.pipeline_schedule import Programs, Schedule, one_pipeline
+from policies.pipeline.registry import per_stage, require_positive
 from policies.pipeline.zero_bubble.v_block import v_half, v_min
-from policies.pipeline.zero_bubble.zb_greedy import greedy_programs
-from policies.pipeline.zero_bubble.zb_greedy_v import greedy_v_programs
+from policies.pipeline.zero_bubble.zb_greedy import greedy_programs, greedy_v_programs
 from policies.pipeline.zero_bubble.zb_h import zb_h1, zb_h2
-from policies.pipeline.zero_bubble.zb_optimal import optimal_programs
-from policies.pipeline.zero_bubble.zb_problem import Objective, Problem, cost
+from policies.pipeline.zero_bubble.zb_optimal import Objective, ZeroBubbleProblem, cost, optimal_programs
 from policies.pipeline.zero_bubble.zb_v import zb_v
-from sim.words.errors import InfeasibleError, InputError
-from sim.words.units import NS_PER_S
-
-__all__ = ["Solver", "zb_auto"]
+from sim.base.errors import InfeasibleError, InputError
+from sim.base.units import NS_PER_S
 
 Solver = Literal["best", "greedy", "cp-sat"]
 
@@ -81,7 +76,7 @@ def zb_auto(
         What a micro-batch holds on a stage from F to I.
     for_weight_grad : int or sequence of int, optional
         What is left of that from I to W; by default all of it. For a transformer layer see
-        `policies.pipeline.timing.activations.transformer_activations`.
+        `policies.pipeline.evaluate.transformer_activations`.
     objective : {"span", "makespan"}
         What to make small: the longest span of a rank, or the time from first start to last end.
     solver : {"best", "greedy", "cp-sat"}
@@ -130,7 +125,7 @@ def zb_auto(
         per_stage("weight_grad", weight_grad, stages),
         strict=True,
     )
-    problem = Problem(
+    problem = ZeroBubbleProblem(
         ranks=ranks,
         chunks=chunks,
         micro_batches=micro_batches,
@@ -151,7 +146,7 @@ def zb_auto(
     return replace(_schedule(problem, best.programs), meta=told)
 
 
-def _searched(problem: Problem, *, with_fixed: bool) -> Schedule:
+def _searched(problem: ZeroBubbleProblem, *, with_fixed: bool) -> Schedule:
     """Return the cheapest of the orders found, or of the fixed ones that fit; the first of equals.
 
     Raises
@@ -174,7 +169,7 @@ def _searched(problem: Problem, *, with_fixed: bool) -> Schedule:
     return replace(best, meta={"objective": value})
 
 
-def _fixed_that_fit(problem: Problem) -> Iterator[Schedule]:
+def _fixed_that_fit(problem: ZeroBubbleProblem) -> Iterator[Schedule]:
     """Yield the published orders of this shape within the memory limit: uneven times may suit them better."""
     sizes = (problem.ranks, problem.micro_batches)
     for make in (zb_h1, zb_h2) if problem.chunks == 1 else (zb_v, v_half, v_min):
@@ -183,7 +178,7 @@ def _fixed_that_fit(problem: Problem) -> Iterator[Schedule]:
             yield _schedule(problem, fixed.programs)
 
 
-def _schedule(problem: Problem, programs: Programs) -> Schedule:
+def _schedule(problem: ZeroBubbleProblem, programs: Programs) -> Schedule:
     return one_pipeline(
         "zb-auto",
         programs,

@@ -26,10 +26,8 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section
 
 from __future__ import annotations
 
-from policies.pipeline.families.one_f_one_b import actions, alternate
-from policies.pipeline.orders.pipeline_schedule import Schedule, one_pipeline
-
-__all__ = ["zb_h1", "zb_h2"]
+from policies.pipeline.one_f_one_b import actions, alternate
+from policies.pipeline.pipeline_schedule import Schedule, one_pipeline
 
 
 def zb_h1(ranks: int, micro_batches: int) -> Schedule:

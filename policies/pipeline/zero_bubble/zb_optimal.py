@@ -17,26 +17,125 @@ Source: Qi et al., arXiv 2401.10241, section 3.2 and appendix (as an integer pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
-from policies.cp_sat.activities import Activities
-from policies.pipeline.orders.action import Action, Phase
-from policies.pipeline.orders.pipeline_schedule import Programs, Schedule
-from policies.pipeline.timing.evaluate import evaluate
-from policies.pipeline.zero_bubble.zb_problem import Problem
-from sim.words.errors import InfeasibleError
-from sim.words.units import NS_PER_S, format_duration
+from policies.cp_sat import Activities
+from policies.pipeline.action import Action, Phase
+from policies.pipeline.evaluate import StageActivations, StageTimes, evaluate
+from policies.pipeline.pipeline_schedule import Placement, Programs, Schedule, loop, vee
+from sim.base.errors import InfeasibleError
+from sim.base.units import NS_PER_S, format_duration
 
-__all__ = ["Optimum", "optimal_programs"]
+# ----------------------------------------------------------------------------------------------------------
+# The problem of the zero-bubble authors: in which order, given times and a memory limit?
+#
+# Given F, I, W of each stage, the transfer time c and how much activation memory a rank may hold, find
+# the order of all actions with the least time. The greedy searches (`policies.pipeline.zero_bubble.zb_greedy`
+# for a straight pipeline, `policies.pipeline.zero_bubble.zb_greedy` for a V) and the exact solver
+# (`policies.pipeline.zero_bubble.zb_optimal`) take the same `ZeroBubbleProblem`, and `cost` judges them all.
+#
+# Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 3.
+
+Objective = Literal["span", "makespan"]
+"""``span``: the longest a rank takes from its first start to its last end; ``makespan``: first to last."""
+
+
+@dataclass(frozen=True)
+class ZeroBubbleProblem:
+    """What an order has to respect, and what it is judged by.
+
+    Attributes
+    ----------
+    ranks, chunks, micro_batches : int
+        Sizes; 1 chunk is a straight pipeline, 2 chunks are a V.
+    times : tuple of StageTimes
+        F, I and W of each stage.
+    transfer : int
+        Time between two ranks.
+    held : tuple of StageActivations
+        What one micro-batch holds on each stage.
+    limit : int
+        The most a rank may hold, in the unit of `held`.
+    objective : {"span", "makespan"}
+        What to make small.
+    durations, memory_changes : dict of str to list of int
+        By phase, then stage: the same numbers, where the searches look them up.
+    """
+
+    ranks: int
+    chunks: int
+    micro_batches: int
+    times: tuple[StageTimes, ...]
+    transfer: int
+    held: tuple[StageActivations, ...]
+    limit: int
+    objective: Objective = "span"
+
+    @property
+    def placement(self) -> Placement:
+        """Stage → rank."""
+        return vee(self.ranks) if self.chunks == 2 else loop(self.ranks)
+
+    @cached_property
+    def durations(self) -> dict[str, list[int]]:
+        return {phase: [each.of(phase) for each in self.times] for phase in "FIW"}
+
+    @cached_property
+    def memory_changes(self) -> dict[str, list[int]]:
+        return {
+            "F": [each.full for each in self.held],
+            "I": [each.kept - each.full for each in self.held],
+            "W": [-each.kept for each in self.held],
+        }
+
+    def duration(self, stage: int, phase: str) -> int:
+        """Return the time of one action."""
+        return self.durations[phase][stage]
+
+    def memory_change(self, stage: int, phase: str) -> int:
+        """Return what one action adds to (or, negative, takes from) the memory in use."""
+        return self.memory_changes[phase][stage]
+
+
+def cost(problem: ZeroBubbleProblem, schedule: Schedule) -> int:
+    """Return what the objective says of an order, by the longest-path evaluation."""
+    run = evaluate(schedule, problem.times, transfer=problem.transfer)
+    return max(run.spans) if problem.objective == "span" else run.makespan
+
+
+def those_found(searches: Iterable[Callable[[], Programs]]) -> Iterator[Programs]:
+    """Yield what each search finds; those that find no order within the memory limit are passed over.
+
+    Raises
+    ------
+    InfeasibleError
+        None of them finds any.
+    """
+    failure: InfeasibleError | None = None
+    found = 0
+    for search in searches:
+        try:
+            programs = search()
+        except InfeasibleError as error:
+            failure = error
+        else:
+            found += 1
+            yield programs
+    if failure is not None and not found:
+        raise failure
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 _PHASES: tuple[Phase, ...] = ("F", "I", "W")
 
 
 @dataclass(frozen=True, slots=True)
-class Optimum:
+class OptimalOrder:
     """What the solver found.
 
     Attributes
@@ -60,8 +159,8 @@ class Optimum:
 
 
 def optimal_programs(
-    problem: Problem, hint: Schedule | None, *, time_limit_ns: int = 60 * NS_PER_S
-) -> Optimum:
+    problem: ZeroBubbleProblem, hint: Schedule | None, *, time_limit_ns: int = 60 * NS_PER_S
+) -> OptimalOrder:
     """Search for the best order.
 
     Parameters
@@ -112,29 +211,29 @@ def optimal_programs(
     for action, variable in start.items():
         by_rank[problem.placement[action.stage]].append((found.values(variable), action))
     programs = tuple(tuple(action for _, action in sorted(own)) for own in by_rank)
-    return Optimum(programs, found.values(times.longest), found.bound_ns)
+    return OptimalOrder(programs, found.values(times.longest), found.bound_ns)
 
 
-def _actions(problem: Problem) -> Iterator[Action]:
+def _actions(problem: ZeroBubbleProblem) -> Iterator[Action]:
     for stage in range(problem.ranks * problem.chunks):
         for phase in _PHASES:
             for k in range(problem.micro_batches):
                 yield Action(stage, phase, k)
 
 
-def _first_starts(problem: Problem) -> list[int]:
+def _first_starts(problem: ZeroBubbleProblem) -> list[int]:
     """Return when each rank runs its first action, which is F of micro-batch 0 in any order."""
     forwards = (problem.duration(rank, "F") + problem.transfer for rank in range(problem.ranks - 1))
     return list(accumulate(forwards, initial=0))
 
 
-def _serial(problem: Problem) -> int:
+def _serial(problem: ZeroBubbleProblem) -> int:
     """Return a time within which everything can run one after the other."""
     work = sum(problem.duration(a.stage, a.phase) for a in _actions(problem))
     return work + 2 * problem.transfer * problem.micro_batches * problem.ranks * problem.chunks
 
 
-def _wait_for_inputs(times: Activities, problem: Problem, start: dict[Action, Any]) -> None:
+def _wait_for_inputs(times: Activities, problem: ZeroBubbleProblem, start: dict[Action, Any]) -> None:
     last = problem.ranks * problem.chunks - 1
     for action, begin in start.items():
         stage, phase, k = action
@@ -151,7 +250,7 @@ def _wait_for_inputs(times: Activities, problem: Problem, start: dict[Action, An
             times.after(begin, start[need] + lag)
 
 
-def _within_memory(times: Activities, problem: Problem, start: dict[Action, Any]) -> None:
+def _within_memory(times: Activities, problem: ZeroBubbleProblem, start: dict[Action, Any]) -> None:
     for (stage, phase, k), begin in start.items():
         if phase == "F":
             grad = start[Action(stage, "I", k)] + problem.duration(stage, "I")
@@ -163,7 +262,9 @@ def _within_memory(times: Activities, problem: Problem, start: dict[Action, Any]
         times.limit(("memory", rank), problem.limit)
 
 
-def _ends(times: Activities, problem: Problem, start: dict[Action, Any], first: Sequence[int]) -> None:
+def _ends(
+    times: Activities, problem: ZeroBubbleProblem, start: dict[Action, Any], first: Sequence[int]
+) -> None:
     """Let the longest be what the objective says; the last micro-batch ends each phase."""
     for action, begin in start.items():
         if action.micro_batch == problem.micro_batches - 1:

@@ -25,12 +25,9 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section
 
 from __future__ import annotations
 
-from policies.pipeline.orders.action import Slot
-from policies.pipeline.orders.pipeline_schedule import Schedule, v_pipeline
-from policies.pipeline.orders.rank_program import Lane, Program
-from sim.words.errors import MisfitError
-
-__all__ = ["require_two_chunks", "zb_v"]
+from policies.pipeline.action import Slot
+from policies.pipeline.pipeline_schedule import Schedule, SlotProgram, StageLane, v_pipeline
+from sim.base.errors import MisfitError
 
 
 def require_two_chunks(name: str, chunks: int) -> None:
@@ -68,8 +65,8 @@ def zb_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
 
 def _program(ranks: int, rank: int, micro_batches: int) -> list[Slot]:
     full = max(micro_batches, 2 * ranks - 1)
-    down, up = Lane(rank), Lane(2 * ranks - 1 - rank)
-    program = Program()
+    down, up = StageLane(rank), StageLane(2 * ranks - 1 - rank)
+    program = SlotProgram()
     program.repeat(2 * (ranks - rank) - 1, (down, "F"))
     program.repeat(rank, (up, "F"), (down, "F"))
     program.repeat(ranks - rank, (up, "F"), (up, "I"), (up, "W"))

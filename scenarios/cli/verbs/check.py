@@ -10,12 +10,10 @@ import typer
 from scenarios.cli.shared_options import AllowCode, AllowOutside, Json
 
 if TYPE_CHECKING:
-    from scenarios.regression.check import Checked
-
-__all__ = ["check"]
+    from scenarios.regression import Checked
 
 
-class Format(StrEnum):
+class CheckFormat(StrEnum):
     """How it is printed."""
 
     text = "text"
@@ -34,9 +32,9 @@ def check(
         ),
     ] = False,
     format: Annotated[
-        Format,
+        CheckFormat,
         typer.Option("--format", help="Text, JSON, or text whose failures are annotations on GitHub."),
-    ] = Format.text,
+    ] = CheckFormat.text,
     json: Json = False,
     allow_code: AllowCode = False,
     allow_outside: AllowOutside = False,
@@ -47,10 +45,10 @@ def check(
     scenario is wrong.
     """
     from scenarios.cli.output import print_json
-    from scenarios.cli.progress import progress
-    from scenarios.regression.check import check_file, scenario_files
+    from scenarios.cli.running import progress
+    from scenarios.regression import check_file, scenario_files
 
-    format = Format.json if json else format
+    format = CheckFormat.json if json else format
     done: list[Checked] = []
     for path in scenario_files(paths):
         with progress(f"checking {path}"):
@@ -58,10 +56,10 @@ def check(
                 check_file(path, allow_code=allow_code, allow_outside=allow_outside, new_values=update)
             )
         done += results
-        if format is not Format.json:
+        if format is not CheckFormat.json:
             for one in results:
                 _print(one, format)
-    if format is Format.json:
+    if format is CheckFormat.json:
         failed = sum(one.exit_status != 0 for one in done)
         print_json({"schema": "sim.check/1", "failed": failed, "checks": [one.to_json() for one in done]})
     else:
@@ -69,10 +67,10 @@ def check(
     raise typer.Exit(max((one.exit_status for one in done), default=0))
 
 
-def _print(one: Checked, format: Format) -> None:
+def _print(one: Checked, format: CheckFormat) -> None:
     """Print what became of one run, and below it what did not hold."""
-    from scenarios.cli.unused_notes import unused_notes
-    from scenarios.regression.annotations import annotation
+    from scenarios.cli.hints import unused_notes
+    from scenarios.regression import annotation
 
     name = f"{one.path}: {one.label}" if one.label else one.path
     if one.exit_status:
@@ -84,7 +82,7 @@ def _print(one: Checked, format: Format) -> None:
         typer.echo(f"passed {name} ({len(one.outcomes)} expected{unused})")
     else:
         typer.echo(f"       {name}: no `expect:`")
-    if format is Format.github:
+    if format is CheckFormat.github:
         level = "error" if one.exit_status else "notice"
         for place, told in one.complaints:
             typer.echo(

@@ -8,8 +8,6 @@ import typer
 
 from scenarios.cli.shared_options import Json, settings
 
-__all__ = ["collectives"]
-
 
 def collectives(
     op: Annotated[
@@ -79,9 +77,9 @@ def collectives(
         sizes_around,
     )
     from scenarios.report.outputs import PICTURES, check_path
-    from sim.words.errors import InputError, UnknownNameError, UnknownOptionError
-    from sim.words.options import arguments, parameters
-    from sim.words.units import parse_bytes
+    from sim.base.errors import InputError, UnknownNameError, UnknownOptionError
+    from sim.base.options import arguments, parameters
+    from sim.base.units import parse_bytes
 
     if json and csv:
         raise InputError("--json and --csv: give one of them")
@@ -155,7 +153,7 @@ def _print_csv(rows: list[dict[str, object]]) -> None:
 
 
 def _print_choice(asked: list[Any]) -> None:
-    from sim.words.units import format_bytes, format_duration, round_half_up
+    from sim.base.units import format_bytes, format_duration, round_half_up
 
     for row in asked:
         way, choice = row.algorithm, row.choice
@@ -170,7 +168,7 @@ def _print_choice(asked: list[Any]) -> None:
 
 def _print(rows: list[Any], asked: int | None) -> None:
     from scenarios.cli.text_tables import print_table
-    from sim.words.units import format_bytes, format_duration, round_half_up
+    from sim.base.units import format_bytes, format_duration, round_half_up
 
     def shown(us: float | None) -> str:
         return "" if us is None else format_duration(round_half_up(us * 1000))

@@ -8,8 +8,6 @@ import typer
 
 from scenarios.cli.shared_options import AllowCode, AllowOutside, Json, Policies, ScenarioPath, Sets
 
-__all__ = ["explain"]
-
 
 def explain(
     scenario: ScenarioPath,
@@ -44,14 +42,14 @@ def explain(
 
     --device, --stream, --from and --to limit the story to a place and a time; --op tells that of one op.
     """
-    from scenarios.build.loading.loading_limit import limit_line
+    from scenarios.builders.input_pipeline import limit_line
     from scenarios.cli.output import print_json
     from scenarios.cli.running import cases_of, run_all
     from scenarios.report.explanation import explanation
-    from sim.explain.facts.derived_columns import Facts
-    from sim.explain.facts.where import Where
-    from sim.explain.told.text import explain_text, op_text
-    from sim.words.units import parse_duration
+    from sim.base.units import parse_duration
+    from sim.explain.derived import DerivedColumns
+    from sim.explain.narration import explain_text, op_text
+    from sim.explain.where import Where
 
     from_ns = parse_duration(begin, what="--from")
     to_ns = None if end is None else parse_duration(end, what="--to")
@@ -79,7 +77,7 @@ def explain(
             typer.echo()
         title = f"{result.scenario}: {result.policy}"
         if op is not None:
-            text = op_text(Facts(result.trace, result.policy), op, where, most)
+            text = op_text(DerivedColumns(result.trace, result.policy), op, where, most)
             typer.echo(f"{title}\n\n{text}", nl=False)
             continue
         typer.echo(

@@ -8,8 +8,6 @@ import typer
 
 from scenarios.cli.shared_options import settings
 
-__all__ = ["import_"]
-
 
 def import_(
     file: Annotated[
@@ -28,7 +26,7 @@ def import_(
     ] = None,
 ) -> None:
     """Convert a model to a graph file; a scenario uses it with `workload: {graph: FILE}`."""
-    from scenarios.cli.progress import progress
+    from scenarios.cli.running import progress
     from scenarios.file.document import key_and_value
     from scenarios.importers import convert
     from scenarios.report.outputs import check_path

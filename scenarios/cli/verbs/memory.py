@@ -8,8 +8,6 @@ import typer
 
 from scenarios.cli.shared_options import Json, settings
 
-__all__ = ["memory"]
-
 
 def memory(
     trace: Annotated[
@@ -49,16 +47,16 @@ def memory(
     Events are replayed in order, without times. Exit status 1 if memory runs out; `--ops` then holds the
     events up to there.
     """
-    from devices.memory.by_name import allocators, needs_capacity
-    from devices.memory.trace.readers import read_events
+    from devices.memory.registry import allocators, needs_capacity
+    from devices.memory.trace_readers import read_events
     from scenarios.cli.output import print_json
-    from scenarios.cli.progress import progress
+    from scenarios.cli.running import progress
     from scenarios.file.document import plain_settings
+    from scenarios.report.memory_replays import MEMORY_SCHEMA, event_table, replay_report, replay_under
     from scenarios.report.outputs import check_path
-    from scenarios.report.replaying import MEMORY_SCHEMA, event_table, replay_report, replay_under
+    from sim.base.errors import InputError, OutOfMemoryError
+    from sim.base.units import parse_bytes
     from sim.export.tables import TABLE_ENDINGS, write_table
-    from sim.words.errors import InputError, OutOfMemoryError
-    from sim.words.units import parse_bytes
 
     names = list(dict.fromkeys(allocator or [name for name in allocators() if not needs_capacity(name)]))
     if ops is not None:
@@ -98,7 +96,7 @@ def memory(
 
 def _print(reports: list[dict[str, Any]]) -> None:
     from scenarios.cli.text_tables import print_table
-    from sim.export.result_rows import size
+    from sim.export.tables import size
 
     print_table(
         [

@@ -6,8 +6,6 @@ import typer
 
 from scenarios.cli import shared_options as shared
 
-__all__ = ["run"]
-
 
 def run(
     scenario: shared.ScenarioPath,
@@ -42,7 +40,7 @@ def run(
     """
     from scenarios.cli.output import print_json, print_repeats, print_result
     from scenarios.cli.running import Charts, cases_of, finish, run_all, run_repeatedly
-    from sim.words.errors import InputError
+    from sim.base.errors import InputError
 
     files = {"gantt": gantt, "html": html, "trace": trace, "ops": ops, "memory": memory}
     files |= {"links": links, "roofline": roofline, "plan": plan, "tuning": tuning, "timeline": timeline}
@@ -87,7 +85,7 @@ def run(
         write_graphs(results[0], show_graph)
         typer.echo(f"wrote {show_graph[0]} and {show_graph[1]}", err=True)
     if memory_trace is not None:
-        from scenarios.report.memory_traces import write_memory_traces
+        from scenarios.report.memory_replays import write_memory_traces
 
         for path in write_memory_traces(results[0], memory_trace):
             typer.echo(f"wrote {path}", err=True)

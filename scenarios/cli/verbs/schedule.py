@@ -8,12 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from scenarios.cli.shared_options import completes, settings
-from sim.words.errors import InputError
-
-__all__ = ["schedule"]
+from sim.base.errors import InputError
 
 
-class Format(StrEnum):
+class ScheduleFormat(StrEnum):
     """How a schedule is printed."""
 
     text = "text"
@@ -45,12 +43,12 @@ def schedule(
         settings("An option of the schedule, such as order=fifo, or a time in the picture: forward=2."),
     ] = None,
     format: Annotated[
-        Format,
+        ScheduleFormat,
         typer.Option(
             "--format",
             help="A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles.",
         ),
-    ] = Format.text,
+    ] = ScheduleFormat.text,
 ) -> None:
     """Print a schedule.
 
@@ -65,11 +63,11 @@ def schedule(
             if value is None:
                 raise InputError(f"{name} needs {option}")
     found = generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, **given)
-    if format is Format.torch_csv:
+    if format is ScheduleFormat.torch_csv:
         typer.echo(to_csv(found), nl=False)
         return
     clock = clock_table(found.micro_batches, found.stages) if name == "gpipe" else None
-    if format is Format.clock:
+    if format is ScheduleFormat.clock:
         if clock is None:
             raise InputError(f"{name} does not go by clock cycles; gpipe does")
         typer.echo(clock)

@@ -18,8 +18,6 @@ from scenarios.cli.shared_options import (
     SubjectTo,
 )
 
-__all__ = ["sweep"]
-
 
 def sweep(
     scenario: ScenarioPath,
@@ -79,14 +77,14 @@ def sweep(
     from contextlib import ExitStack
 
     from scenarios.cli.output import print_json
-    from scenarios.cli.process.terminal import unescaped
-    from scenarios.cli.tables.sweep_tables import print_answer, print_left_out, print_rows
-    from scenarios.cli.warned import show_warnings
+    from scenarios.cli.search_tables import print_answer, print_left_out, print_rows
+    from scenarios.cli.terminal import show_warnings, unescaped
     from scenarios.fields.goals import read_goal
     from scenarios.report.outputs import PICTURES, check_path
-    from scenarios.run import sweep as sweeps
-    from scenarios.run.sweeps.sweep_executors import dask_executor, process_executor
-    from sim.words.errors import InputError
+    from scenarios.variants import sweep as sweeps
+    from scenarios.variants.sweep import dask_executor, process_executor
+    from scenarios.variants.sweep_files import column_of, points_of
+    from sim.base.errors import InputError
 
     if out is not None:
         check_path("out", out, (".csv", ".json", ".parquet"))
@@ -96,8 +94,8 @@ def sweep(
         raise InputError("give --jobs or --dask, not both")
     goal = read_goal(minimise, maximise, subject_to or ())
     how: dict[str, Any] = {"sets": sets or (), "allow_code": allow_code, "allow_outside": allow_outside}
-    points, left_out = sweeps.fitting(scenario, sweeps.points_of(vary, policy or [None]), **how)
-    settings = [sweeps.column_of(key) for key, _ in points[0].settings]
+    points, left_out = sweeps.fitting(scenario, points_of(vary, policy or [None]), **how)
+    settings = [column_of(key) for key, _ in points[0].settings]
 
     begun = False
 
@@ -143,7 +141,7 @@ def sweep(
             raise
     sweeps.warn_of_unlike_points(scenario, points, **how)
     if plot is not None:
-        from scenarios.report.sweep_plot import sweep_plot
+        from scenarios.report.pictures import sweep_plot
         from sim.plot.figure import save
 
         drawn = () if goal is None else (goal.what,)

@@ -18,8 +18,6 @@ from scenarios.cli.shared_options import (
     SubjectTo,
 )
 
-__all__ = ["tune"]
-
 
 def tune(
     scenario: ScenarioPath,
@@ -103,21 +101,20 @@ def tune(
     from functools import partial
 
     from scenarios.cli.output import print_json
-    from scenarios.cli.tables.tune_tables import Ticker, print_tuning
-    from scenarios.cli.warned import show_warnings
+    from scenarios.cli.search_tables import Ticker, print_tuning
+    from scenarios.cli.terminal import show_warnings
     from scenarios.fields.goals import read_goal
     from scenarios.file.document import Document
     from scenarios.report.outputs import PICTURES, check_path
     from scenarios.run.load import Scenarios
-    from scenarios.run.sweeps.sweep_executors import process_executor
-    from scenarios.run.sweeps.sweep_points import axes_of
-    from scenarios.run.sweeps.unlike_costs import cases_at, warn_of_unlike_costs
-    from scenarios.tune.attempts import begin_there
-    from scenarios.tune.report import trial_table, tuning_report
-    from scenarios.tune.tune import Tuner, results_of
-    from scenarios.tune.winner import check_winner, write_winner
+    from scenarios.variants.attempts import begin_there
+    from scenarios.variants.incomparable_runs import cases_at, warn_of_unlike_costs
+    from scenarios.variants.sweep import process_executor
+    from scenarios.variants.sweep_files import axes_of
+    from scenarios.variants.tune import Tuner, results_of
+    from scenarios.variants.tune_report import check_winner, trial_table, tuning_report, write_winner
+    from sim.base.errors import InputError
     from sim.export.tables import TABLE_ENDINGS, write_table
-    from sim.words.errors import InputError
 
     if out is not None:
         check_winner(out, scenario)
@@ -174,7 +171,7 @@ def tune(
         write_table(trial_table(tuning), table)
         written.append(table)
     if plot is not None and tuning.best is not None:
-        from scenarios.tune.pictures import tuning_figure
+        from scenarios.variants.tune_report import tuning_figure
         from sim.plot.figure import save
 
         save(tuning_figure(tuning, against), plot)

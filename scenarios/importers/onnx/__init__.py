@@ -1,1 +1,1 @@
-"""ONNX models."""
+"""ONNX models: ops, shapes, control flow, batch."""

@@ -21,10 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.onnx.onnx_values import Scope, Value, Values, node_name, shape_text
-from sim.words.errors import InputError, UnknownNameError
-
-__all__ = ["Rebatch", "batch_first", "check_elements", "check_scaled", "inputs_at", "inputs_of", "retarget"]
+from scenarios.importers.onnx.onnx_nodes import Scope, Value, Values, node_name, shape_text
+from sim.base.errors import InputError, UnknownNameError
 
 
 class Rebatch(NamedTuple):

@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.onnx.onnx_values import Scope, Value, Values, graphs_of, node_name, shape_text
-from sim.words.errors import InputError
-
-__all__ = ["BRANCHES", "Found", "Told", "constant", "control_values"]
+from scenarios.importers.onnx.onnx_nodes import Scope, Value, Values, graphs_of, node_name, shape_text
+from sim.base.errors import InputError
 
 Told = Mapping[str, Mapping[str, Any]]
 """Name of a Loop or If -> attributes that say what it does."""
@@ -34,14 +32,14 @@ _Enter = Callable[[str, str, Values], Scope]
 _KEYS = {"If": ("outcome",), "Loop": ("trips", "parallel_iterations")}
 
 
-class Found(NamedTuple):
+class SubgraphNames(NamedTuple):
     """What a node with subgraphs writes, and what these see, by attribute."""
 
     values: Values
     inside: dict[str, Scope]
 
 
-def control_values(node: Any, values: Values, path: str, told: Told, enter: _Enter) -> Found:
+def control_values(node: Any, values: Values, path: str, told: Told, enter: _Enter) -> SubgraphNames:
     """Return what an If or a Loop writes.
 
     Parameters
@@ -81,7 +79,7 @@ def constant(name: str, values: Values) -> Any:
 # -- If -------------------------------------------------------------------------------------------
 
 
-def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _Enter) -> Found:
+def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _Enter) -> SubgraphNames:
     known, outcome = constant(node.input[0], values), about.get("outcome")
     if known is not None:  # as constant folding has it: the branch takes the node's place
         if outcome is not None and outcome != known:
@@ -91,7 +89,7 @@ def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _
             )
         taken = "then_branch" if known else "else_branch"
         scope = enter(taken, f"{name}/", {})
-        return Found(_together(node, _ends(node, taken, scope)), {taken: scope})
+        return SubgraphNames(_together(node, _ends(node, taken, scope)), {taken: scope})
     inside = {key: enter(key, f"{name}/{short}/", {}) for key, short in BRANCHES.items()}
     yes, no = (_ends(node, key, scope) for key, scope in inside.items())
     found: Values = {}
@@ -106,7 +104,7 @@ def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _
         batch_first = a.batch_first and b.batch_first
         found[output] = replace(end, data=None, constant=False, from_shape=False, batch_first=batch_first)
     found.pop("", None)
-    return Found(found, inside)
+    return SubgraphNames(found, inside)
 
 
 def _ends(node: Any, attribute: str, scope: Scope) -> list[Value]:
@@ -131,7 +129,7 @@ def _together(node: Any, ends: Sequence[Value]) -> Values:
 # -- Loop -----------------------------------------------------------------------------------------
 
 
-def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _Enter) -> Found:
+def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _Enter) -> SubgraphNames:
     from onnx import TensorProto
 
     body = graphs_of(node)["body"]
@@ -171,7 +169,7 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
             plain = replace(plain, shape=(trips, *end.shape), batch_first=False)
         found[node.output[k]] = plain
     found.pop("", None)
-    return Found(found, {"body": replace(scope, trips=trips)})
+    return SubgraphNames(found, {"body": replace(scope, trips=trips)})
 
 
 def _trips(

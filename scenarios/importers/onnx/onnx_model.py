@@ -11,7 +11,7 @@ shapes alone, as every runtime folds that before the first run::
   into constants is put right, or the model refused (`scenarios.importers.onnx.onnx_batch`).
 * Views (reshape, squeeze, dropout at inference, ...) are ops of no cost with the attribute ``view_of``.
 * Outputs that nobody reads (masks of dropout, ...) are left out.
-* If and Loop become the ops of `scenarios.ops.functions`, their subgraphs functions; the condition of an
+* If and Loop become the ops of `scenarios.ops.inlining`, their subgraphs functions; the condition of an
   If is told by ``outcome`` and how often a Loop runs by ``trips``, unless the model has them as constants
   (`scenarios.importers.onnx.onnx_control`). Scan is refused.
 """
@@ -26,18 +26,16 @@ from typing import Any, Literal
 
 import yaml
 
-from scenarios.importers.files import StrPath, choice, in_file, read_bytes
+from scenarios.importers.files import choice, in_file
 from scenarios.importers.onnx.onnx_batch import Rebatch, check_scaled, inputs_at, inputs_of
-from scenarios.importers.onnx.onnx_nodes import kind_of
+from scenarios.importers.onnx.onnx_nodes import kind_of, node_name, nodes_of
 from scenarios.importers.onnx.onnx_ops import build_graph
 from scenarios.importers.onnx.onnx_shapes import infer
-from scenarios.importers.onnx.onnx_values import node_name, nodes_of
-from scenarios.ops import dtypes
+from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_costs import COSTS, UNKNOWN_BYTES, without_formula
+from sim.base.errors import InputError, extra
+from sim.base.files import StrPath, read_bytes
 from sim.graph.graph import Graph
-from sim.words.errors import InputError, extra
-
-__all__ = ["import_onnx", "kind_of", "load", "own_batch", "recognises"]
 
 
 def recognises(name: str, head: bytes) -> bool:

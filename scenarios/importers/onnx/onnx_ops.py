@@ -18,29 +18,24 @@ from typing import Any
 
 from scenarios.importers.onnx.onnx_control import BRANCHES, Told
 from scenarios.importers.onnx.onnx_nodes import (
+    Scope,
     compute_dtype,
+    control_kind,
+    first_output,
+    graphs_of,
     kind_of,
+    node_name,
+    nodes_of,
     op_facts,
     op_name,
     operands_of,
     tensor_facts,
 )
-from scenarios.importers.onnx.onnx_values import (
-    Scope,
-    control_kind,
-    first_output,
-    graphs_of,
-    node_name,
-    nodes_of,
-)
-from scenarios.ops.functions import Function
-from scenarios.ops.inlining import add_ops
+from scenarios.ops.inlining import Function, add_ops
 from scenarios.ops.op_costs import COSTS, VIEWS, op_arguments
+from sim.base.errors import InputError
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph, output_name
-from sim.words.errors import InputError
-
-__all__ = ["build_graph"]
 
 Record = dict[str, Any]
 

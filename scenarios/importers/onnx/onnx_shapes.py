@@ -22,7 +22,7 @@ import numpy as np
 
 from scenarios.importers.onnx.onnx_batch import Rebatch, batch_first, check_elements, retarget
 from scenarios.importers.onnx.onnx_control import Told, control_values
-from scenarios.importers.onnx.onnx_values import (
+from scenarios.importers.onnx.onnx_nodes import (
     Scope,
     Value,
     Values,
@@ -32,9 +32,7 @@ from scenarios.importers.onnx.onnx_values import (
     node_name,
     nodes_of,
 )
-from sim.words.errors import InputError
-
-__all__ = ["infer"]
+from sim.base.errors import InputError
 
 _SMALL = 64
 """Elements up to which the content of a value is followed: shapes, axes, sizes, not weights."""

@@ -2,7 +2,7 @@
 
 ::
 
-    columns.py  bars of a run as columns of numbers     columns.js  what they mean: times, stories, lanes
-    told.py     use of devices, explanation, gaps       chart.js    canvas, zoom, critical path, themes
+    html.py     bars of a run as columns of numbers     columns.js  what they mean: times, stories, lanes
+                use of devices, explanation, gaps       chart.js    canvas, zoom, critical path, themes
                                                         told.js     explanation, table of ops
 """

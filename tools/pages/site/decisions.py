@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import yaml
 
-from scenarios.known.decisions import DECISIONS, Known, decisions
-from sim.words import plugins
+from scenarios.reference import DECISIONS, KnownDecision, decisions
+from sim.base import plugins
 
 __all__ = ["machines", "policies", "runtimes"]
 
@@ -44,7 +44,7 @@ def policies() -> str:
     return "\n".join(parts)
 
 
-def _told(known: Known) -> str:
+def _told(known: KnownDecision) -> str:
     parts = [f"### {known.name}\n", f"{_markdown(known.summary)}\n"]
     if known.text:
         parts.append(f"{_markdown(known.text)}\n")

@@ -17,13 +17,13 @@ every change is in the [changelog](../CHANGELOG.md).
 _BESIDES: Final = {
     "Scenarios": ("scenarios.run.load.load_scenario", "scenarios.run.execute.run_scenario"),
     "Names and plugins": (
-        "sim.words.plugins.names",
-        "sim.words.plugins.lookup",
-        "sim.words.plugins.register",
-        "sim.words.plugins.unregister",
+        "sim.base.plugins.names",
+        "sim.base.plugins.lookup",
+        "sim.base.plugins.register",
+        "sim.base.plugins.unregister",
     ),
     "Errors": tuple(
-        f"sim.words.errors.{name}"
+        f"sim.base.errors.{name}"
         for name in (
             "SimError",
             "InputError",

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Final
 
 from devices.memory.allocators.caching import CachingAllocator
+from sim.base.errors import RunError
 from sim.graph.builder import GraphBuilder
-from sim.words.errors import RunError
 from validation.calibrate.blocks.piecewise import fit_pieces
 from validation.calibrate.session import Samples, Session
 from validation.gpu.gpu_probes import (

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sim.words.arrays import IntArray
+from sim.base.arrays import IntArray
 from validation.cases.case import Case, CaseOp
 from validation.real.work import Observation
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.words.errors import InputError
+from sim.base.errors import InputError
 
 __all__ = ["Piece", "fit_pieces"]
 

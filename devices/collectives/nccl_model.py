@@ -1,0 +1,323 @@
+"""The model ``nccl`` of a machine's collectives: NCCL's choice, its channels, and how long it takes.
+
+::
+
+    collectives: {model: nccl}                     in a node by rates fitted to measured times, if there are
+                                                   any; else what NCCL itself expects
+    collectives: {model: nccl, times: tuner}       what NCCL itself expects
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge
+
+from devices.collectives.formulas import node_of
+from devices.collectives.nccl_constants import GENERATIONS
+from devices.collectives.nccl_tuner import NcclChoice, NcclTuner
+from sim.base.errors import InputError, UnknownNameError
+from sim.base.units import round_half_up
+from sim.machine.communicators import Call
+from sim.machine.machine import Machine
+
+# ----------------------------------------------------------------------------------------------------------
+# How long collectives of one node take by what was measured: a few rates, of what NCCL chose.
+#
+# ::
+#
+#     ring       launch + steps x hop + bytes on a link / channels x channel + own bytes x own
+#                LL: + bytes on a link x rate of LL;  Simple: + a longer start
+#     NVLS       start + (1 + 1/n) bytes x rate, the first 20 MB slower
+#     exchange   start + peers x peer + bytes to others x rate, the first 20 MB slower,
+#                + bytes / channels x channel + own bytes x copy
+#
+# "Own bytes" are those of a ring's one primitive more than it has steps on a link: of n ranks, an all-gather
+# and a reduce-scatter run n of S/n, an all-reduce 2n - 1 (NCCL, ``src/device/all_gather.h``,
+# ``reduce_scatter.h``, ``all_reduce.h``). In an exchange a rank copies its own part in the same kernel, whose
+# warps all peers share (``src/device/sendrecv.h``).
+#
+# NCCL's own estimate is right for which algorithm and protocol is taken, and off by some 15 % for how long
+# that takes. Its choice gives the amounts on the right; the rates are fitted to measured times
+# (`studies.collectives.fit`) and come with `fitted.json`. Ring and exchange are those of Hockney's alpha-beta
+# model with the steps of Thakur et al., *Optimization of Collective Communication Operations in MPICH*
+# (2005).
+
+RATES: Final[Mapping[str, str]] = {
+    "launch": "us of a ring, before its first step",
+    "hop ll": "us of a step with protocol LL",
+    "hop ll128": "us of a step with protocol LL128",
+    "hop simple": "us of a step with protocol Simple",
+    "start simple": "us that a ring with protocol Simple takes more",
+    "channel ll": "us per KB that a channel sends with protocol LL",
+    "channel ll128": "us per KB that a channel sends with protocol LL128",
+    "channel simple": "us per KB that a channel sends with protocol Simple",
+    "link ll": "us per KB that a GPU sends with protocol LL",
+    "own": "us per KB of a rank's own part",
+    "nvls start": "us of a reduction in the switch",
+    "nvls first": "us per KB more, of the first 20 MB",
+    "nvls": "us per KB that a GPU sends and receives in it",
+    "exchange start ll": "us of messages to all peers with protocol LL",
+    "exchange start simple": "us of messages to all peers with protocol Simple",
+    "exchange peer": "us more of each peer",
+    "exchange own": "us per KB that a rank copies for itself",
+    "exchange channel ll": "us per KB that a channel sends with protocol LL",
+    "exchange channel simple": "us per KB that a channel sends with protocol Simple",
+    "exchange first": "us per KB more, of the first 20 MB",
+    "exchange": "us per KB that a GPU sends to its peers, of LL twice",
+}
+"""What each rate is; KB are 1000 bytes."""
+
+_FIRST_KB: Final = 20_000
+
+
+def amounts(kind: str, ranks: int, nbytes: int, choice: NcclChoice) -> dict[str, float]:
+    """Return how much of what has a rate a collective needs.
+
+    Raises
+    ------
+    InputError
+        Nobody measured such a one.
+    """
+    if kind in ("broadcast", "reduce") or choice.algorithm not in ("ring", "nvls", "direct"):
+        raise InputError(f"nobody measured a {kind} by {choice.algorithm}, so nothing is fitted to it")
+    n, kb, protocol = ranks, nbytes / 1000, choice.protocol
+    if choice.algorithm == "direct":
+        peers, own = (n - 1, kb / n) if kind == "all_to_all" else (1, 0)
+        sent = kb - own
+        return {
+            f"exchange start {protocol}": 1,
+            "exchange peer": peers,
+            "exchange own": own,
+            f"exchange channel {protocol}": sent / choice.channels,
+            "exchange first": sent / kb * min(kb, _FIRST_KB) if kb else 0,
+            "exchange": sent * (2 if protocol == "ll" else 1),
+        }
+    if choice.algorithm == "nvls":
+        both = 1 + 1 / n
+        return {"nvls start": 1, "nvls first": both * min(kb, _FIRST_KB), "nvls": both * kb}
+    rounds = 2 if kind == "all_reduce" else 1
+    sent = rounds * (n - 1) / n * kb
+    found = {
+        "launch": 1,
+        f"hop {protocol}": rounds * (n - 1),
+        f"channel {protocol}": sent / choice.channels,
+        "own": kb / n,
+    }
+    more = {"ll": {"link ll": sent}, "simple": {"start simple": 1.0}}
+    return found | more.get(protocol, {})
+
+
+def taken_us(kind: str, ranks: int, nbytes: int, choice: NcclChoice, rates: Mapping[str, float]) -> float:
+    """Return how long a collective takes by these rates."""
+    return sum(amount * rates[name] for name, amount in amounts(kind, ranks, nbytes, choice).items())
+
+
+def known_us(gpu: str, kind: str, per_node: Sequence[int], nbytes: int, choice: NcclChoice) -> float:
+    """Return the best that is known of how long a collective takes: by rates, or as NCCL expects.
+
+    Parameters
+    ----------
+    gpu : str
+        As in `devices.collectives.nccl_constants.GENERATIONS`.
+    kind : str
+    per_node : sequence of int
+        Of each node: how many ranks it has. Rates hold in one node.
+    nbytes : int
+    choice : Choice
+        What NCCL takes for it.
+
+    Examples
+    --------
+    >>> from devices.collectives.nccl_constants import GENERATIONS
+    >>> from devices.collectives.nccl_tuner import NcclTuner
+    >>> choice = NcclTuner(GENERATIONS["h100"], (8, 8)).choose("all_reduce", 2**25)
+    >>> known_us("h100", "all_reduce", (8, 8), 2**25, choice) == choice.estimate_us
+    True
+    """
+    if len(per_node) == 1 and gpu in _fitted() and choice.algorithm != "none":
+        with suppress(InputError):  # nobody measured such a one
+            return taken_us(kind, sum(per_node), nbytes, choice, load_rates(gpu))
+    return choice.estimate_us
+
+
+@cache
+def _fitted() -> dict[str, dict[str, float]]:
+    data = json.loads(Path(__file__).with_name("nccl_fitted.json").read_text(encoding="utf-8"))
+    return {name: each["rates"] for name, each in data["gpus"].items()}
+
+
+def load_rates(gpu: str) -> Mapping[str, float]:
+    """Return what was fitted to a node of eight GPUs: ``a100``, ``h100``, ``h200``.
+
+    Raises
+    ------
+    UnknownNameError
+        Nothing was fitted to that one.
+
+    Examples
+    --------
+    >>> from devices.collectives.nccl_constants import GENERATIONS
+    >>> from devices.collectives.nccl_tuner import NcclTuner
+    >>> choice = NcclTuner(GENERATIONS["h100"], (8,)).choose("all_gather", 2**28)
+    >>> 650 < taken_us("all_gather", 8, 2**28, choice, load_rates("h100")) < 800
+    True
+    """
+    if gpu not in _fitted():
+        raise UnknownNameError("fitted GPU", gpu, _fitted())
+    return _fitted()[gpu]
+
+
+_MOST_PER_NODE: Final = 8
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """Collectives as NCCL 2.30 runs them on nodes with NVSwitches and a network card for each GPU.
+
+    The model ``nccl`` of a machine's collectives: NCCL's choice, its channels, and how long it takes.
+
+    ::
+
+        collectives: {model: nccl}                     in a node by rates fitted to measured times, if there
+        are
+                                                       any; else what NCCL itself expects
+        collectives: {model: nccl, times: tuner}       what NCCL itself expects
+
+    Parameters
+    ----------
+    gpu : str
+        ``a100``, ``h100``, ``h200`` or ``b200``; ``auto``: by the number of SMs of the ranks' GPUs.
+    per_node : int, optional
+        How many neighbouring GPUs of the machine form a node; by default those of a node by name
+        (``node3/gpu0``), and on a machine that names no nodes 8.
+    times : str
+        ``tuner``: what NCCL expects; ``fitted``: by rates fitted to measured times (within a node, for
+        ``a100``, ``h100`` and ``h200``; not ``broadcast`` and ``reduce``, which nobody measured); ``auto``:
+        fitted where they hold, else the tuner's.
+    nvls : bool
+        Whether the switches may add up, which they cannot do with int8, for one.
+
+    Examples
+    --------
+    >>> from sim import Device
+    >>> machine = Machine(tuple(Device(f"gpu{k}") for k in range(8)))
+    >>> model = Nccl(gpu="h100")
+    >>> call = Call("all_reduce", 2**26, tuple(range(8)))
+    >>> model.choice(call, machine).algorithm, model.sms(call, machine), model.time_ns(call, machine)
+    ('nvls', 16, 326122)
+    """
+
+    gpu: Literal["auto", "a100", "h100", "h200", "b200"] = "auto"
+    per_node: Annotated[int, Ge(1)] | None = None
+    times: Literal["auto", "tuner", "fitted"] = "auto"
+    nvls: bool = True
+    _tuners: dict[tuple[str, tuple[int, ...]], NcclTuner] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _known: dict[Hashable, tuple[Machine, NcclChoice]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    _nodes: dict[int, tuple[Machine, dict[int, int]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse fitted times of a GPU that nobody measured, and nodes that no search was made of."""
+        if self.times == "fitted" and self.gpu != "auto":
+            load_rates(self.gpu)
+        if self.per_node is not None and self.per_node > _MOST_PER_NODE:
+            raise InputError(f"{self.per_node} GPUs in a node are more than the 8 that are modelled",
+                             path=("per_node",))  # fmt: skip
+
+    def time_ns(self, call: Call, machine: Machine) -> int:
+        """Return the ns that a call takes once all its ranks are there."""
+        choice = self.choice(call, machine)
+        if self.times == "tuner" or choice.algorithm == "none":
+            return round_half_up(choice.estimate_us * 1000)
+        tuner = self._tuner(call, machine)
+        kind, nbytes = ("all_reduce", 4) if call.kind == "barrier" else (call.kind, call.nbytes)
+        gpu = self.gpu if self.gpu != "auto" else _recognised(call, machine)
+        if self.times == "auto":
+            return round_half_up(1000 * known_us(gpu, kind, tuner.per_node, nbytes, choice))
+        if len(tuner.per_node) > 1:
+            raise InputError(
+                "times: fitted holds within a node, and the ranks are on several; use times: tuner"
+            )
+        return round_half_up(1000 * taken_us(kind, tuner.ranks, nbytes, choice, load_rates(gpu)))
+
+    def sms(self, call: Call, machine: Machine) -> int:
+        """Return how many SMs of each rank a call takes: one for each channel."""
+        return self.choice(call, machine).channels
+
+    def choice(self, call: Call, machine: Machine) -> NcclChoice:
+        """Return how NCCL runs a call."""
+        key = id(machine), call
+        if key not in self._known:
+            self._known[key] = machine, self._tuner(call, machine).choose(call.kind, call.nbytes)
+        return self._known[key][1]
+
+    def _tuner(self, call: Call, machine: Machine) -> NcclTuner:
+        name = _recognised(call, machine) if self.gpu == "auto" else self.gpu
+        node_of = self._node_of(machine)
+        on_node: dict[int, list[int]] = {}
+        for rank in call.ranks:
+            if rank not in node_of:
+                device = machine.devices[rank]
+                raise InputError(f"NCCL connects GPUs, and {device.name} is a {device.kind}")
+            on_node.setdefault(node_of[rank], []).append(rank)
+        first = on_node[node_of[call.ranks[0]]]
+        if self.gpu == "auto" and (cpu := over_a_host(machine, first)) is not None:
+            a, b = (machine.devices[rank].name for rank in first[:2])
+            raise InputError(
+                f"NCCL's rules are known here for GPUs on NVSwitches, and {a} reaches {b} over {cpu}; say "
+                f"gpu: {name} if the links leave NVLink out, or take model: formula"
+            )
+        key = name, tuple(sorted(map(len, on_node.values())))
+        if key not in self._tuners:
+            if key[1][-1] > _MOST_PER_NODE:
+                most = f"{key[1][-1]} ranks on a node are more than the 8 that are modelled"
+                raise InputError(f"{most}; say per_node, if neighbours are on nodes of their own")
+            self._tuners[key] = NcclTuner(GENERATIONS[name], key[1], self.nvls)
+        return self._tuners[key]
+
+    def _node_of(self, machine: Machine) -> dict[int, int]:
+        """Return the node of each GPU."""
+        if id(machine) not in self._nodes:
+            gpus = [d for d, device in enumerate(machine.devices) if device.kind == "gpu"]
+            names = [node_of(machine.devices[d].name) for d in gpus]
+            if self.per_node is None and any(names):
+                number = {name: k for k, name in enumerate(dict.fromkeys(names))}
+                found = {d: number[name] for d, name in zip(gpus, names, strict=True)}
+            else:
+                found = {d: k // (self.per_node or _MOST_PER_NODE) for k, d in enumerate(gpus)}
+            self._nodes[id(machine)] = machine, found
+        return self._nodes[id(machine)][1]
+
+
+def over_a_host(machine: Machine, ranks: Sequence[int]) -> str | None:
+    """Return the CPU over which the first of several ranks of a node reaches the next, if it does."""
+    if len(ranks) < 2 or not machine.links:
+        return None
+    route = machine.route(ranks[0], ranks[1])
+    passed = (machine.devices[machine.device_index(machine.links[k].destination)] for k in route)
+    return next((device.name for device in passed if device.kind == "cpu"), None)
+
+
+def _recognised(call: Call, machine: Machine) -> str:
+    """Return the generation of the ranks' GPUs, by their SMs."""
+    found = {machine.devices[rank].details.sms for rank in call.ranks}
+    sms = found.pop()
+    for name, gpu in GENERATIONS.items():
+        if not found and sms in gpu.sms:
+            return name
+    known = ", ".join(f"{name} ({gpu.sms[0]})" for name, gpu in GENERATIONS.items())
+    what = "they have different numbers of SMs" if found else f"they have {sms or 'no'} SMs"
+    raise InputError(f"nothing is known of the ranks' GPUs: {what}; known: {known}; say gpu: NAME")

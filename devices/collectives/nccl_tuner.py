@@ -1,0 +1,447 @@
+"""NCCL's choice for a collective: the fastest algorithm and protocol by its own estimate, and its channels.
+
+::
+
+    time = latency + bytes / bandwidth     of each algorithm (tree, ring, NVLS, NVLS tree, PAT)
+                                           and protocol (LL, LL128, Simple); the least wins, then the first
+
+Ring: a base latency and one of each step; its bandwidth is what its channels carry, less what a protocol's
+flags take. All that depends on the GPUs is in `devices.collectives.nccl_constants`, and what the topology
+gives in `devices.collectives.nccl_tuner`. The network is taken to do no reductions (no CollNet), its latency
+is taken as what a card over InfiniBand reports (0), and a call is not fused with others.
+
+Source: NVIDIA/nccl 2.30, ``src/graph/tuning.cc`` (``ncclTopoTuneModel``, ``ncclTopoGetAlgoTime``) and
+``src/enqueue.cc`` (``topoGetAlgoInfo``, ``scheduleCollTasksToPlan``, ``addP2pToPlan``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from devices.collectives.nccl_constants import (
+    ALGORITHMS,
+    BASE_US,
+    HARDWARE_US,
+    NETWORK_LL,
+    PROTOCOLS,
+    THREADS,
+    TREE_CORRECTION,
+    Generation,
+)
+from sim.base.errors import InputError
+
+# ----------------------------------------------------------------------------------------------------------
+# What NCCL's search of the topology finds in nodes with NVSwitches and a network card for each GPU.
+#
+# ::
+#
+#     H100, 8 GPUs: 370.8 GB/s over NVLink      ring    6 channels of 60   ──► doubled: 12 of 30
+#                                               tree   as many channels as the ring: 12 of 30
+#                                               NVLS    8 channels of 40: a GPU sends its part 8 + 1 times
+#
+# The search there goes through all orders of the GPUs, at falling speeds. Where every GPU reaches every other
+# one over a switch, the order does not matter and what counts is whether the channels fit into what a GPU
+# sends. Source: NVIDIA/nccl 2.30, ``src/graph/search.cc`` (``ncclTopoCompute``, ``ncclTopoDupChannels``),
+# ``src/graph/connect.cc`` (how many channels are made of those that were found); the closed form is derived.
+
+_MOST: Final = 64
+"""Channels of a communicator (``MAXCHANNELS``)."""
+
+
+class Channels(NamedTuple):
+    """How an algorithm's channels run: how many, and GB/s of each in a node and between nodes."""
+
+    number: int
+    inside: float
+    between: float
+
+
+class SearchResult(NamedTuple):
+    """What is known of a communicator once it is made.
+
+    Attributes
+    ----------
+    ring, tree, nvls : Channels
+    simple_tree : bool
+        Whether the tree of a node is a chain that begins where it leaves the node.
+    same_ring : bool
+        Whether all channels of the ring have one order.
+    channels : int
+        Of the communicator, for rings and trees.
+    """
+
+    ring: Channels
+    tree: Channels
+    nvls: Channels
+    simple_tree: bool
+    same_ring: bool
+    channels: int
+
+
+def search(gpu: Generation, per_node: Sequence[int]) -> SearchResult:
+    """Return what is found for ranks on nodes; the weakest node counts.
+
+    Parameters
+    ----------
+    gpu : Generation
+    per_node : sequence of int
+        Of each node: how many ranks it has.
+
+    Examples
+    --------
+    >>> from devices.collectives.nccl_constants import GENERATIONS
+    >>> found = search(GENERATIONS["h100"], [8])
+    >>> found.ring, found.nvls, found.channels
+    (Channels(number=12, inside=30.0, between=30.0), Channels(number=8, inside=40, between=60), 24)
+    """
+    several = len(per_node) > 1
+    each = [(_among_nodes if several else _in_a_node)(gpu, n) for n in sorted(set(per_node))]
+    ring, tree, nvls = (_weakest(channels) for channels in zip(*each, strict=True))
+    count = min(ring.number, tree.number)
+    ring, tree = ring._replace(number=count), tree._replace(number=count)
+    made = min(_MOST, 2 * count)
+    if gpu.capability >= 90 and several and ring.inside > 45 and made < 16:
+        made *= 2  # four channels for each one found
+    alone = max(per_node) == 1
+    simple_tree = several and (gpu.capability >= 90 or min(per_node) == 1)
+    return SearchResult(ring, tree, nvls, simple_tree, not several or alone, made)
+
+
+def _weakest(channels: Iterable[Channels]) -> Channels:
+    return Channels(*(min(column) for column in zip(*channels, strict=True)))
+
+
+def _in_a_node(gpu: Generation, n: int) -> tuple[Channels, Channels, Channels]:
+    total = gpu.nvlink
+    best = Channels(0, 0, 0)
+    for speed in gpu.speeds:
+        if best.number and speed / best.inside <= 0.49:
+            break
+        count = min(_MOST // 2, _fit(total, speed))
+        if count * speed > best.number * best.inside:
+            best = Channels(count, speed, speed)
+        if best.number * best.between >= total:
+            break
+    ring = _doubled(gpu, best)
+    # A chain leaves out what its last GPU would send. Of two GPUs, half of the channels go the other way.
+    used = ring.number / 2 if n == 2 else ring.number
+    speed = next(speed for speed in gpu.speeds if used * speed <= total)
+    return ring, Channels(ring.number, speed, speed), _nvls(gpu, n, gpu.speeds, None)
+
+
+def _among_nodes(gpu: Generation, n: int) -> tuple[Channels, Channels, Channels]:
+    ring = _doubled(gpu, Channels(n, gpu.network, gpu.network))
+    speeds = gpu.network_speeds
+    at, inside = speeds.index(ring.between), ring.between
+    while at > 0 and inside < 2 * ring.between and ring.number * (n - 1) / n * speeds[at - 1] <= gpu.nvlink:
+        at -= 1
+        inside = speeds[at]
+    return ring, Channels(ring.number, inside, ring.between), _nvls(gpu, n, speeds, gpu.network)
+
+
+def _fit(total: float, speed: float) -> int:
+    return round(total * 1000) // round(speed * 1000)
+
+
+def _doubled(gpu: Generation, found: Channels) -> Channels:
+    """Return twice as many channels of half the speed, where they are few and fast."""
+    few = found.number <= 4 or gpu.capability <= 80
+    if found.inside < 25 or (found.inside < 50 and not few):
+        return found
+    return Channels(2 * found.number, found.inside / 2, found.between / 2)
+
+
+def _nvls(gpu: Generation, n: int, speeds: Sequence[float], network: float | None) -> Channels:
+    """Return a channel for each GPU: all send to each head, the head itself twice."""
+    if gpu.capability < 90 or n < 2:
+        return Channels(0, 0, 0)
+    at = next(
+        k
+        for k, speed in enumerate(speeds)
+        if (n + 1) * speed <= gpu.nvlink and (network is None or speed <= network)
+    )
+    inside = between = speeds[at]
+    while at > 0 and between < 2 * inside and (network is None or speeds[at - 1] <= network):
+        at -= 1
+        between = speeds[at]
+    return Channels(n, inside, between)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+TUNED: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+"""Kinds for which NCCL chooses; `all_to_all`, `send` and `recv` have a way of their own."""
+
+_OF_KIND: Final = {
+    "all_reduce": ("tree", "ring", "nvls", "nvls-tree"),
+    "all_gather": ("ring", "nvls", "pat"),
+    "reduce_scatter": ("ring", "nvls", "pat"),
+    "broadcast": ("ring",),
+    "reduce": ("ring",),
+}
+_LL_MESSAGE: Final = 16384
+"""Most bytes that a channel sends to a peer with protocol LL (``NCCL_P2P_LL_THRESHOLD``)."""
+_PER_CHANNEL_TRAFFIC: Final = 32768
+"""Bytes that make one more channel worth it when it is launched (``MinTrafficPerChannel``)."""
+
+
+class NcclChoice(NamedTuple):
+    """How NCCL runs a collective.
+
+    Attributes
+    ----------
+    algorithm, protocol : str
+    channels, threads : int
+        Thread blocks, each on an SM of its own, and the threads of each.
+    estimate_us : float
+        How long NCCL expects it to take.
+    """
+
+    algorithm: str
+    protocol: str
+    channels: int
+    threads: int
+    estimate_us: float
+
+
+@dataclass(frozen=True)
+class NcclTuner:
+    """What NCCL works out when a communicator is made.
+
+    Parameters
+    ----------
+    gpu : Generation
+    per_node : tuple of int
+        Of each node: how many ranks it has.
+    nvls : bool
+        Whether the switches may reduce, which they cannot do with sums of int8, for one.
+    version : (int, int)
+        Of NCCL: before 2.29 messages of 512 KiB still go by protocol LL. All else here is as in 2.30.
+
+    Examples
+    --------
+    >>> from devices.collectives.nccl_constants import GENERATIONS
+    >>> tuner = NcclTuner(GENERATIONS["h100"], (8,))
+    >>> choice = tuner.choose("all_reduce", 2**26)
+    >>> choice.algorithm, choice.protocol, choice.channels, round(choice.estimate_us, 1)
+    ('nvls', 'simple', 16, 271.7)
+    """
+
+    gpu: Generation
+    per_node: tuple[int, ...]
+    nvls: bool = True
+    version: tuple[int, int] = (2, 30)
+    found: SearchResult = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Search the topology."""
+        object.__setattr__(self, "found", search(self.gpu, self.per_node))
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return sum(self.per_node)
+
+    def choose(self, kind: str, nbytes: int) -> NcclChoice:
+        """Return what is taken for a collective of `nbytes`, as nccl-tests counts them.
+
+        Raises
+        ------
+        InputError
+            A kind that NCCL does not have.
+        """
+        if kind == "barrier":  # in PyTorch an all-reduce of one number
+            kind, nbytes = "all_reduce", 4
+        if self.ranks == 1:
+            return NcclChoice("none", "none", 0, 0, 0.0)
+        if kind in ("all_to_all", "send"):
+            return self._exchange(kind, nbytes)
+        if kind not in TUNED:
+            raise InputError(f"NCCL has no {kind}; it has {', '.join(TUNED)}, all_to_all, send and recv")
+        _, algorithm, protocol = min(self._estimates(kind, nbytes), key=lambda way: way[0])
+        channels, threads = self._channels(kind, algorithm, protocol, nbytes)
+        return NcclChoice(
+            algorithm, protocol, channels, threads, self.estimate_us(kind, algorithm, protocol, nbytes)
+        )
+
+    def _estimates(self, kind: str, nbytes: int) -> Iterator[tuple[float, str, str]]:
+        """Yield what each way takes, in the order in which the first of the fastest wins."""
+        for algorithm in ALGORITHMS:
+            for protocol in PROTOCOLS:
+                if self.bandwidth(kind, algorithm, protocol) > 0:
+                    yield self.estimate_us(kind, algorithm, protocol, nbytes), algorithm, protocol
+
+    def estimate_us(self, kind: str, algorithm: str, protocol: str, nbytes: int) -> float:
+        """Return how long NCCL expects a way to take (``ncclTopoGetAlgoTime``)."""
+        bandwidth = self.bandwidth(kind, algorithm, protocol)
+        latency = self.latency_us(kind, algorithm, protocol)
+        step = (nbytes >> 6).bit_length() - 1
+        blackwell = algorithm == "nvls-tree" and self.gpu.capability >= 100
+        last = 22 if algorithm == "tree" else 23 if blackwell else -1
+        if kind == "all_reduce" and 0 <= step <= last:
+            bandwidth *= TREE_CORRECTION[protocol][step]
+        several = len(self.per_node) > 1
+        plateau = kind == "all_reduce" and algorithm == "ring" and protocol == "simple" and several
+        if plateau and nbytes // (self.found.channels * self.ranks) >= 64:
+            latency *= 1.4
+        return latency + nbytes / (1000 * bandwidth)
+
+    def bandwidth(self, kind: str, algorithm: str, protocol: str) -> float:
+        """Return GB/s of the whole call (``ncclTopoTuneModel``); 0: this way is not taken."""
+        gpu, found, n, nodes = self.gpu, self.found, self.ranks, len(self.per_node)
+        simple, in_switch = protocol == "simple", algorithm in ("nvls", "nvls-tree")
+        if algorithm not in _OF_KIND[kind] or (not simple and (in_switch or algorithm == "pat")):
+            return 0.0
+        if ((algorithm == "nvls") == (nodes > 1) and in_switch) or (algorithm == "pat" and nodes != n):
+            return 0.0
+        k = min(nodes, 3) - 1
+        at = {"ring": found.ring, "nvls": found.nvls, "nvls-tree": found.nvls}.get(algorithm, found.tree)
+        each = at.inside if nodes <= 2 else at.between
+        if in_switch:
+            if at.number < 2 or not self.nvls:
+                return 0.0
+            here = n / nodes
+            inside = at.inside * gpu.nvls_efficiency * (at.number - 1) / at.number
+            inside *= 2 if kind == "all_reduce" else (here - 1) / here
+            twice = 2 if algorithm == "nvls-tree" and nodes <= 2 else 1
+            each = min(inside, at.between * twice)
+            if algorithm == "nvls-tree":
+                each = min(each, gpu.nvls_tree[k])
+        bus = at.number * each
+        ll_most = gpu.ll_most if nodes == 1 else NETWORK_LL[gpu.amd][k - 1]
+        if algorithm == "ring":
+            if protocol == "ll":
+                bus = min(ll_most, bus * 0.5)
+            elif protocol == "ll128":
+                bus = min(bus * 0.92, at.number * gpu.ring_ll128[k])
+        elif algorithm == "tree":
+            bus = min(bus * 0.92, at.number * gpu.tree[k])
+            if protocol == "ll":
+                bus = min(bus / 3.8, ll_most)
+            elif protocol == "ll128":
+                bus = min(bus * (7 / 9 if nodes == 1 else 120 / 128), at.number * gpu.tree_ll128[k])
+            bus *= 0.85 if found.simple_tree else 1
+        elif algorithm == "pat":
+            bus *= 0.75
+        if algorithm in ("nvls", "pat") and kind != "all_reduce":
+            return bus
+        return bus * 0.5 if algorithm == "tree" else bus * n / self._steps(kind)
+
+    def _steps(self, kind: str) -> int:
+        n = self.ranks
+        return {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(kind, n)
+
+    def latency_us(self, kind: str, algorithm: str, protocol: str) -> float:
+        """Return what a way takes without any bytes (``ncclTopoTuneModel``)."""
+        n, nodes, p = self.ranks, len(self.per_node), PROTOCOLS.index(protocol)
+        base, inside = BASE_US[algorithm][p], HARDWARE_US["nvlink"][algorithm][p]
+        # With one rank on each node, messages of all algorithms are as exposed as those of a tree.
+        between = HARDWARE_US["net"]["tree" if n == nodes else algorithm][p]
+        rounds = nodes.bit_length() - 1
+        if algorithm == "nvls":
+            return inside
+        if algorithm == "nvls-tree":
+            return base + inside + 2 * rounds * between
+        if algorithm == "pat":
+            return base + rounds * between / 3.5 + n * 2.8
+        if algorithm == "tree":
+            return base + 2 * ((n // nodes - 1) * inside + rounds * between)
+        if kind in ("broadcast", "reduce"):
+            way = algorithm if self.found.same_ring or protocol != "simple" else "tree"
+            step = HARDWARE_US["nvlink" if nodes == 1 else "net"][way][p]
+            return base + step * (1 if self.found.same_ring else self._steps(kind))
+        if nodes > 1:
+            post = 2.0 if self.gpu.amd else 1.0  # what posting a message to the network takes
+            inside = max(inside, post * 3 if protocol == "simple" else post)
+        across = (nodes - 1) * (2 if kind == "all_reduce" else 1)
+        return base + (self._steps(kind) - across) * inside + across * between
+
+    def _channels(self, kind: str, algorithm: str, protocol: str, nbytes: int) -> tuple[int, int]:
+        """Return channels and threads (``topoGetAlgoInfo``), and of these what is launched."""
+        threads, worth = THREADS[protocol]
+        channels = self.found.channels
+        if algorithm == "ring" and protocol == "ll":
+            worth *= self.ranks
+        if (
+            algorithm == "ring"
+            and protocol == "simple"
+            and self.found.ring.inside * self.found.ring.number <= 12
+        ):
+            threads = 256
+        in_switch = algorithm in ("nvls", "nvls-tree")
+        if in_switch:
+            channels, threads = self.gpu.nvls_channels[min(len(self.per_node), 3) - 1], 640
+        elif algorithm == "pat":
+            threads = 640
+        most = channels
+        if not in_switch:
+            channels = max(1, min(channels, nbytes // (threads * worth)))
+            while nbytes < channels * threads * worth and threads % 128 == 0:
+                threads //= 2
+            if protocol == "simple":
+                threads += 32 if algorithm == "ring" else 128 if algorithm == "tree" else 0
+            threads = max(threads, 96) if algorithm == "ring" else 640
+        return self._launched(kind, protocol, nbytes, channels, most), threads
+
+    def _launched(self, kind: str, protocol: str, nbytes: int, channels: int, most: int) -> int:
+        """Return over how many channels the bytes are spread, each with enough to do."""
+        n = self.ranks
+        shared = kind in ("all_gather", "reduce_scatter")
+        count = _ceil(nbytes, n) if shared else nbytes
+        per_byte = (2 if kind == "all_reduce" else n if shared else 1) * (4 if protocol == "ll" else 1)
+        cell = _ceil(_ceil(_PER_CHANNEL_TRAFFIC, per_byte), 16) * 16
+        cells = max(1, _ceil(count, cell))
+        traffic = _ceil(max(_PER_CHANNEL_TRAFFIC, count * per_byte) // channels, 16) * 16
+        of_each = min(cells, _ceil(traffic, cell * per_byte))
+        return min(most, _ceil(cells, of_each))
+
+    def _exchange(self, kind: str, nbytes: int) -> NcclChoice:
+        """Return how messages go from rank to rank (``addP2pToPlan``): all peers at once.
+
+        NCCL makes no estimate of them. This one is in its terms: the latency of a step of a ring of the same
+        protocol, and the bandwidth of what a GPU sends over NVLink, or a network card.
+        """
+        n, nodes, there = self.ranks, len(self.per_node), _power_of_two(self.found.channels)
+        peers = n if kind == "all_to_all" else 1
+        message = _ceil(nbytes, peers)
+        if nodes == 1:
+            links = round(self.gpu.nvlink / _LINK[self.gpu.capability])
+            most, low, high = min(there, _power_of_two(2 * links)), 1 << 16, 1 << 24
+        else:
+            most, low, high = _power_of_two(max(2, _ceil(int(self.gpu.network), 14))), 1 << 16, 1 << 17
+            while most * _ceil(n, 8) > there and most > 1:
+                most //= 2
+        fewest = most
+        while fewest * n > there and fewest > 1:
+            fewest //= 2
+        # Network cards have no buffers for messages by LL. Before 2.29 all channels of a peer count for it.
+        by_ll = nodes == 1 and self.version < (2, 29) and message <= most * _LL_MESSAGE
+        if by_ll:
+            low, high = low >> 3, high >> 3
+        channels = max(1, min(fewest, _ceil(message, low)))
+        while max(low, _ceil(message, channels)) > high and channels <= most // 2:
+            channels *= 2
+        by_ll |= nodes == 1 and self.version >= (2, 29) and message <= channels * _LL_MESSAGE
+        p, of_rate = (0, 0.5) if by_ll else (2, 1.0)
+        latency = BASE_US["ring"][p] + HARDWARE_US["net" if nodes > 1 else "nvlink"]["ring"][p]
+        sent = message * (n - 1 if kind == "all_to_all" else 1)
+        taken = sent / (1000 * self.gpu.nvlink * of_rate)
+        if nodes > 1:
+            outside = message * (n - min(self.per_node) if kind == "all_to_all" else 1)
+            taken = max(taken, outside / (1000 * self.gpu.network * of_rate))
+        return NcclChoice("direct", PROTOCOLS[p], min(there, channels * peers), 640, latency + taken)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _power_of_two(n: int) -> int:
+    """Return the least that is not below n."""
+    return 1 << (n - 1).bit_length()
+
+
+_LINK: Final = {80: 20.0, 90: 20.6, 100: 40.1}
+"""Compute capability -> GB/s of one NVLink."""

@@ -1,1 +1,0 @@
-"""How long an op takes, as a formula of its sizes and of a device's parameters."""

@@ -1,0 +1,537 @@
+"""Ops on the cores of an NPU: a matrix and a vector unit, fed through a scratchpad by DMA.
+
+::
+
+    memory ──DMA in──► scratchpad ──► matrix unit   kinds in MATRIX_KINDS, data types that it has
+              each     of a core  ──► vector unit   everything else
+       ◄─────way────── DMA out
+
+`TiledCost` takes the time of an op from its tiles (`devices.cost.npu_tiles`):
+
+* A product of matrices with the attributes ``m``, ``n`` and ``k`` is cut into blocks; of those that fit, the
+  ones with which it is over first are taken. The cores divide the result among them.
+* Of any other op all operands pass through in equally many tiles, the number with which it is over first, or
+  that its attribute ``tiles`` gives. Inputs named in ``resident`` are loaded before, and stay. ``granule`` is
+  the smallest tile of an operand (a row that a softmax needs whole), by default the device's.
+
+What an op must move never exceeds the memory's bandwidth, both ways together. An op whose smallest tiles do
+not fit, or for whose data type there is no rate, is unknown to the model; `TiledCost.why_not` says why.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import count, islice, product, takewhile
+from math import prod
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from devices.cost.npu_units import MATRIX, VECTOR, Units, units_of
+from devices.cost.roofline import KindEfficiency
+from devices.describe.field_types import DEFAULT, INDICES, dtype_name, no_peak
+from devices.memory.allocators.scratchpad import ALIGNMENT_BYTES, Operand, cut_into, tile
+from devices.memory.device_memory import round_up
+from sim.base.arrays import UNSET, IntArray
+from sim.base.errors import InfeasibleError, UnknownNameError
+from sim.base.units import NS_PER_S, format_bytes, round_half_up
+from sim.graph.graph import Graph
+from sim.machine.device import CostModel, Device, Roofs
+
+# ----------------------------------------------------------------------------------------------------------
+# How long an op takes when its operands pass through a scratchpad in tiles.
+#
+# A core has three things that work at once: DMA that loads, a unit that computes, DMA that stores. With two
+# buffers for every operand the next tile is loaded, and the last one stored, while one is computed on; with
+# one buffer each tile is loaded, computed and stored before the next is loaded::
+#
+#     two buffers     load     │ 0 │ 1 │ 2 │ 3 │              l + c + s + (N - 1) max(l, c, s)
+#                     compute      │ 0   │ 1   │ 2   │ 3   │
+#                     store              │0│   │1│   │2│   │3│
+#
+#     one buffer      │ load 0 │ compute 0 │ store 0 │ load 1 │ ...        N (l + c + s)
+#
+# for N equal tiles that take l, c and s each. That is the makespan of a permutation flow shop of equal jobs
+# (Johnson, *Optimal two- and three-stage production schedules with setup times included*, Naval Research
+# Logistics Quarterly 1, 1954), and two buffers are enough to reach it. Tiles of one op are taken to be equal.
+#
+# A product of matrices reuses what it has loaded: a block of the result stays in the scratchpad while blocks
+# of both operands stream past it, so an operand is loaded once for every block of the other one's columns or
+# rows (Lam, Rothberg and Wolf, *The cache performance and optimizations of blocked algorithms*, ASPLOS 1991).
+#
+# Everything is exact: whole numbers and fractions, rounded once by whoever asks.
+
+
+class TileStages(NamedTuple):
+    """What one core does for an op, all tiles together.
+
+    Attributes
+    ----------
+    load_ns, compute_ns, store_ns : Fraction
+        Time that each of the three takes for all tiles.
+    setup_ns : int
+        What starting a DMA costs, for each tile and each way that it is moved.
+    resident_ns : Fraction
+        Loading what stays in the scratchpad, before the first tile.
+    """
+
+    load_ns: Fraction
+    compute_ns: Fraction
+    store_ns: Fraction
+    setup_ns: int = 0
+    resident_ns: Fraction = Fraction(0)
+
+
+def tiled_ns(stages: TileStages, tiles: int, *, double_buffered: bool = True) -> Fraction:
+    """Return how long an op takes in so many equal tiles, in ns.
+
+    Parameters
+    ----------
+    stages : Stages
+    tiles : int
+        At least 1.
+    double_buffered : bool
+        Whether loading, computing and storing overlap.
+
+    Examples
+    --------
+    Four tiles of 10 ns to load, 20 to compute and 5 to store: 10 + 20 + 5 + 3 x 20, or 4 x 35.
+
+    >>> stages = TileStages(Fraction(40), Fraction(80), Fraction(20))
+    >>> int(tiled_ns(stages, 4)), int(tiled_ns(stages, 4, double_buffered=False))
+    (95, 140)
+    """
+    load = stages.load_ns / tiles + (stages.setup_ns if stages.load_ns else 0)
+    store = stages.store_ns / tiles + (stages.setup_ns if stages.store_ns else 0)
+    compute = stages.compute_ns / tiles
+    one = load + compute + store
+    if double_buffered:
+        return stages.resident_ns + one + (tiles - 1) * max(load, compute, store)
+    return stages.resident_ns + tiles * one
+
+
+def best_tiles(stages: TileStages, fewest: int, most: int, *, double_buffered: bool = True) -> int:
+    """Return the number of tiles, from `fewest` to `most`, in which an op is over first; the least of equals.
+
+    Finer tiles overlap more and start more DMAs. The time is convex in their number, so bisection finds it.
+
+    Examples
+    --------
+    Loading 900 ns, computing 100, and 9 ns for each DMA that is started: 900 + 9 N + 100 / N.
+
+    >>> best_tiles(TileStages(Fraction(900), Fraction(100), Fraction(0), setup_ns=9), 1, 1000)
+    3
+    """
+    if not double_buffered:
+        return fewest  # every further tile only starts more DMAs
+
+    def time(tiles: int) -> Fraction:
+        return tiled_ns(stages, tiles)
+
+    return fewest + bisect_left(range(fewest, most), True, key=lambda n: time(n) <= time(n + 1))
+
+
+class Blocking(NamedTuple):
+    """How a product of matrices, m x k by k x n, passes through a scratchpad.
+
+    Attributes
+    ----------
+    block : tuple of int
+        Rows and columns of the block of the result, and how much of k is loaded at a time.
+    tiles : int
+        How often a block of each operand is loaded and computed on.
+    load_bytes, store_bytes : int
+        What is moved in and out, for all tiles together.
+    nbytes : int
+        Scratchpad taken.
+    """
+
+    block: tuple[int, int, int]
+    tiles: int
+    load_bytes: int
+    store_bytes: int
+    nbytes: int
+
+
+def blockings(
+    shape: tuple[int, int, int],
+    element_bytes: int,
+    capacity: int | None,
+    *,
+    unit: int = 1,
+    double_buffered: bool = True,
+    alignment: int = ALIGNMENT_BYTES,
+) -> list[Blocking]:
+    """Return the ways to cut a product that fit a scratchpad.
+
+    Blocks are `unit`, 2 `unit`, 4 `unit`, ... in each of the three directions, up to the whole.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        m, n and k.
+    element_bytes : int
+        Of both operands and the result.
+    capacity : int or None
+        Bytes of the scratchpad; None: unlimited.
+    unit : int
+        Edge of the cube that the matrix unit multiplies at once: blocks are multiples of it.
+    double_buffered : bool
+        Two buffers for each operand and the result, where there is more than one tile.
+    alignment : int
+        Of every buffer, in bytes.
+
+    Raises
+    ------
+    InfeasibleError
+        Not even the smallest blocks fit; the message names the least capacity that would do.
+
+    Examples
+    --------
+    >>> [one.block for one in blockings((32, 16, 16), 2, 3072, unit=16)]
+    [(16, 16, 16), (32, 16, 16)]
+    """
+    m, n, k = shape
+    found: list[Blocking] = []
+    least: int | None = None
+    for rows, columns, depth in product(*(_edges(size, unit) for size in shape)):
+        across, down = -(-n // columns), -(-m // rows)
+        tiles = across * down * -(-k // depth)
+        buffers = 2 if double_buffered and tiles > 1 else 1
+        sizes = (rows * depth, depth * columns, rows * columns)
+        nbytes = buffers * sum(round_up(size * element_bytes, alignment) for size in sizes)
+        least = nbytes if least is None else min(least, nbytes)
+        if capacity is None or nbytes <= capacity:
+            load = element_bytes * (m * k * across + k * n * down)
+            found.append(Blocking((rows, columns, depth), tiles, load, element_bytes * m * n, nbytes))
+    if not found:
+        have, need = (format_bytes(size, iec=True) for size in (capacity, least))
+        raise InfeasibleError(
+            f"a product of {m} x {k} by {k} x {n} does not fit a scratchpad of {have}, not even in the "
+            f"smallest blocks; {need} ({least} bytes) would do"
+        )
+    return found
+
+
+def _edges(size: int, unit: int) -> list[int]:
+    """Return doubling edges of blocks, the largest as large as the product."""
+    whole = round_up(size, unit)
+    return [*takewhile(lambda edge: edge < whole, (unit << i for i in count())), whole]
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_ELEMENT_BYTES: Final = {
+    **dict.fromkeys(("fp64", "int64"), 8),
+    **dict.fromkeys(("fp32", "tf32", "int32"), 4),
+    **dict.fromkeys(("fp16", "bf16", "int16"), 2),
+    **dict.fromkeys(("fp8", "int8", "uint8"), 1),
+}
+"""Of the operands of a product; of any other data type 4."""
+
+
+_UNITS: Final = ("matrix", "vector")
+
+
+class _Work(NamedTuple):
+    """What decides how long an op takes: ops that are equal in this take equally long."""
+
+    unit: int
+    kind: str
+    dtype: str
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    shape: tuple[int, int, int] | None
+    operands: tuple[Operand, ...]
+    tiles: int | None
+
+
+class _Speeds(NamedTuple):
+    """What one core reaches for one kind of op, and at which sizes half of it; None is no limit."""
+
+    flop_per_s: Fraction | None
+    dma_bytes_per_s: Fraction | None
+    bandwidth_bytes_per_s: Fraction | None
+    half_flops: Fraction
+    half_bytes: Fraction
+
+    def traffic_ns(self, nbytes: Fraction | int) -> Fraction:
+        """Return how long it takes to move what must be, both ways together, at the memory's bandwidth.
+
+        What a product loads again counts for the DMA alone: it may come from a cache in between.
+        """
+        return _ns(nbytes + self.half_bytes, self.bandwidth_bytes_per_s) if nbytes else Fraction(0)
+
+
+@dataclass(frozen=True)
+class TiledCost(CostModel):
+    """Durations of ops whose operands pass through scratchpads; rates and sizes are those of one core.
+
+    Attributes
+    ----------
+    units : Units
+    peak_flop_per_s : tuple of two mappings of str to (Fraction or None)
+        Of the matrix and of the vector unit, by data type; None is no limit, an empty mapping neither.
+    scratchpad_bytes : tuple of two (int or None)
+        Of each unit; None: unlimited, and nothing is cut into tiles (a roofline).
+    dma_bytes_per_s, bandwidth_bytes_per_s : Fraction or None
+        Of the DMA each way, and of the core's share of the memory both ways together; None is no limit.
+    cores : int
+        How many cores work on one op.
+    double_buffered : bool
+    granule_bytes, dma_latency_ns, matrix_block : int
+        Smallest tile, what starting a DMA costs, edge of what the matrix unit multiplies at once.
+    by_kind : mapping of str to KindEfficiency
+    default_dtype : str
+
+    Examples
+    --------
+    1,000 bytes each way in four tiles at 1 byte/ns, 2 flop/ns: 250 + 500 + 250 + 3 x 500 ns.
+
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("one")
+    >>> _ = b.input("x", 1000)
+    >>> _ = b.op("a", inputs=["x"], outputs=1000, flops=4000, attributes={"tiles": 4})
+    >>> peak = {"fp32": Fraction(2 * 10**9)}
+    >>> model = TiledCost(
+    ...     peak_flop_per_s=(peak, peak), scratchpad_bytes=(2048, 2048), dma_bytes_per_s=Fraction(10**9)
+    ... )
+    >>> model.durations_ns(b.build(), Device("npu0", "npu")).tolist()
+    [2500]
+    """
+
+    units: Units = field(default_factory=Units)
+    peak_flop_per_s: tuple[Mapping[str, Fraction | None], Mapping[str, Fraction | None]] = ({}, {})
+    scratchpad_bytes: tuple[int | None, int | None] = (None, None)
+    dma_bytes_per_s: Fraction | None = None
+    bandwidth_bytes_per_s: Fraction | None = None
+    cores: int = 1
+    double_buffered: bool = True
+    granule_bytes: int = 64
+    dma_latency_ns: int = 0
+    matrix_block: int = 1
+    by_kind: Mapping[str, KindEfficiency] = field(default_factory=dict)
+    default_dtype: str = "fp32"
+
+    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
+        """Return one duration per op in ns; -1 where the smallest tiles do not fit, or without a rate."""
+        known: dict[_Work, int] = {}
+        out = []
+        for work in self._works(graph):
+            if work not in known:
+                try:
+                    known[work] = self._ns(work)
+                except InfeasibleError:
+                    known[work] = UNSET
+            out.append(known[work])
+        return np.array(out, dtype=np.int64)
+
+    def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
+        """Say why an op cannot run on `device`: its tiles do not fit, or no unit has a rate; else None."""
+        try:
+            self._ns(next(islice(self._works(graph), op, None)))
+        except InfeasibleError as error:
+            return str(error)
+        return None
+
+    def roofs(self, graph: Graph, device: Device) -> Roofs:
+        """Return the peak of each op's unit and data type, and the bandwidth, of all cores together."""
+        flop_per_s = np.full(len(graph), np.nan)
+        for op, work in enumerate(self._works(graph)):
+            try:
+                rate, _ = self._rate(work)
+            except InfeasibleError:
+                continue
+            flop_per_s[op] = np.nan if rate is None else float(rate * self.cores)
+        bandwidth = self.bandwidth_bytes_per_s
+        return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth * self.cores))
+
+    def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
+        """Return the ops that compute in no time or at another data type's rate, by their own and how."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for op, work in enumerate(self._works(graph)):
+            try:
+                _, how = self._rate(work)
+            except InfeasibleError:
+                continue
+            if how:
+                found.setdefault((work.dtype, how), []).append(op)
+        return found
+
+    def _works(self, graph: Graph) -> Iterator[_Work]:
+        """Yield what each op asks for."""
+        kinds = [graph.kinds[code] for code in graph.kind_code.tolist()]
+        names = [dtype_name(name) for name in (*graph.dtypes, self.default_dtype)]  # the last: of none, -1
+        dtypes = [names[code] for code in graph.dtype_code.tolist()]
+        flops, read, written = (c.tolist() for c in (graph.flops, graph.bytes_read, graph.bytes_written))
+        units = units_of(graph, self.units, self.default_dtype).tolist()
+        inputs, outputs = graph.inputs.lists(), graph.outputs.lists()
+        nbytes = graph.tensor_nbytes.tolist()
+        for op, (unit, kind, dtype) in enumerate(zip(units, kinds, dtypes, strict=True)):
+            name, given = graph.op_names[op], graph.attributes.get(op, {})
+            sizes = [size for axis in "mnk" if type(size := given.get(axis)) is int and size > 0]
+            product = len(sizes) == 3 and kind in self.units.kinds
+            granule = given.get("granule", self.granule_bytes)
+            tiles = given.get("tiles")
+            stays = [False] * len(inputs[op])
+            if "resident" in given:
+                stays = _named(given["resident"], [graph.tensor_name(t) for t in inputs[op]], name)
+            moved = [*zip(inputs[op], stays, strict=True), *((t, False) for t in outputs[op])]
+            operands = tuple(Operand(nbytes[t], granule, stay) for t, stay in moved if nbytes[t])
+            shape = (sizes[0], sizes[1], sizes[2]) if product else None
+            yield _Work(unit, kind, dtype, flops[op], read[op], written[op], shape, operands, tiles)
+
+    def _ns(self, work: _Work) -> int:
+        """Return the duration of an op.
+
+        Raises
+        ------
+        InfeasibleError
+            Its smallest tiles do not fit, or there is no rate for it.
+        """
+        rate, _ = self._rate(work)
+        known = self.by_kind.get(work.kind) or self.by_kind.get(DEFAULT) or KindEfficiency()
+        part = _exact(known.memory_efficiency)
+        speeds = _Speeds(
+            rate and rate * _exact(known.efficiency),
+            self.dma_bytes_per_s and self.dma_bytes_per_s * part,
+            self.bandwidth_bytes_per_s and self.bandwidth_bytes_per_s * part,
+            Fraction(known.half_flops, self.cores),
+            Fraction(known.half_bytes, self.cores),
+        )
+        ns = (self._product if work.shape is not None else self._streamed)(work, speeds)
+        return round_half_up(ns) + known.overhead_ns
+
+    def _rate(self, work: _Work) -> tuple[Fraction | None, str]:
+        """Return the rate at which an op computes, and in words whose it is, if not that of its data type.
+
+        Where a unit has no rates at all, it is ideal; but beside one that has, this is told.
+
+        Raises
+        ------
+        InfeasibleError
+            It computes in a data type for which there is no rate, nor one of fp32.
+        """
+        rates, others = self.peak_flop_per_s[work.unit], self.peak_flop_per_s[1 - work.unit]
+        if not (work.flops or work.shape):
+            return None, ""
+        product, unit = work.kind in self.units.kinds, _UNITS[work.unit]
+        for name in (work.dtype, DEFAULT, "fp32"):
+            if name in rates:
+                lent = name == "fp32" != work.dtype and (product or work.dtype not in INDICES)
+                how = f"at the rate of fp32 ({unit} unit), as no peak is given for {work.dtype}"
+                return rates[name], how if lent else ""
+        if rates or (product and work.unit == VECTOR):
+            raise InfeasibleError(no_peak(work.dtype, {**others, **rates} if product else rates))
+        return None, f"in no time, as {unit}_peak is not given" if others else ""
+
+    def _product(self, work: _Work, speeds: _Speeds) -> Fraction:
+        """Return the time of a product of matrices with the best blocks, in ns.
+
+        The result is divided among the cores as a grid of any shape: 2 x 4 of 8, say.
+        """
+        assert work.shape is not None
+        m, n, k = work.shape
+        found: list[Fraction] = []
+        for rows in range(1, self.cores + 1):
+            if self.cores % rows == 0:
+                mine = (-(-m // rows), -(-n * rows // self.cores), k)
+                try:
+                    found.append(self._block_of_product(work, mine, speeds))
+                except InfeasibleError:
+                    if rows == self.cores and not found:
+                        raise
+        return min(found)
+
+    def _block_of_product(self, work: _Work, mine: tuple[int, int, int], speeds: _Speeds) -> Fraction:
+        """Return the time of one core's part of a product, in ns."""
+        assert work.shape is not None
+        m, n, k = mine
+        unit = self.matrix_block if work.unit == MATRIX else 1
+        part = Fraction(prod(-(-size // unit) * unit for size in mine), prod(work.shape))
+        flops = (work.flops or 2 * prod(work.shape)) * part + speeds.half_flops
+        compute_ns = _ns(flops, speeds.flop_per_s)
+        element = _ELEMENT_BYTES.get(work.dtype, 4)
+        capacity, double = self.scratchpad_bytes[work.unit], self.double_buffered
+        if capacity is None:  # without tiles, whatever takes longest, as in a roofline
+            load, store = element * (m * k + k * n), element * m * n
+            return max(*self._stages(load, compute_ns, store, speeds)[:3], speeds.traffic_ns(load + store))
+        times = []
+        for way in blockings(mine, element, capacity, unit=unit, double_buffered=double):
+            stages = self._stages(way.load_bytes, compute_ns, way.store_bytes, speeds)
+            times.append(tiled_ns(stages, way.tiles, double_buffered=double))
+        whole = element * (work.shape[0] * k + k * work.shape[1] + work.shape[0] * work.shape[1])
+        return max(min(times), speeds.traffic_ns(Fraction(whole, self.cores)))
+
+    def _streamed(self, work: _Work, speeds: _Speeds) -> Fraction:
+        """Return the time of an op all of whose operands pass through in equally many tiles, in ns."""
+        cores = self.cores
+        moved = (work.bytes_read, work.bytes_written)  # of an op without tensors that have a size
+        given = work.operands or [Operand(nbytes, self.granule_bytes) for nbytes in moved if nbytes]
+        operands = {
+            f"{i}": one if one.resident else replace(one, nbytes=-(-one.nbytes // cores))
+            for i, one in enumerate(given)
+        }
+        resident = sum(one.nbytes for one in operands.values() if one.resident)
+        load = Fraction(max(0, work.bytes_read - resident), cores)
+        store = Fraction(work.bytes_written, cores)
+        flops = Fraction(work.flops, cores) + speeds.half_flops if work.flops else Fraction(0)
+        stages = self._stages(load, _ns(flops, speeds.flop_per_s), store, speeds)
+        traffic_ns = speeds.traffic_ns(load + store + resident)
+        if self.scratchpad_bytes[work.unit] is None:
+            return max(*stages[:3], traffic_ns)
+        stages = stages._replace(resident_ns=_ns(Fraction(resident), speeds.dma_bytes_per_s))
+        tiles = self._tiles(work, operands, stages)
+        return max(tiled_ns(stages, tiles, double_buffered=self.double_buffered), traffic_ns)
+
+    def _tiles(self, work: _Work, operands: Mapping[str, Operand], stages: TileStages) -> int:
+        """Return the number of tiles in which an op is over first, of those that fit."""
+        room = self.scratchpad_bytes[work.unit]
+        assert room is not None
+        buffers = 2 if self.double_buffered else 1
+        if work.tiles is not None:
+            need = cut_into(work.tiles, operands, buffers=buffers).nbytes
+            if need > room:
+                have, least = (format_bytes(nbytes, iec=True) for nbytes in (room, need))
+                raise InfeasibleError(
+                    f"it does not fit a scratchpad of {have} in {work.tiles} tiles; {least} ({need} bytes) "
+                    "would do, or more tiles"
+                )
+            return work.tiles
+        fewest = tile(operands, room, buffers=buffers, what="it").tiles
+        if not self.double_buffered:
+            return fewest
+        finest = max([1, *(-(-one.nbytes // one.granule) for one in operands.values() if not one.resident)])
+        if fewest > 1:
+            return best_tiles(stages, fewest, finest)
+        try:  # it fits at once; more tiles, with two buffers each, may fit as well and overlap
+            two = tile(operands, room, at_least=2, what="it").tiles
+        except InfeasibleError:
+            return 1
+        return min(1, best_tiles(stages, two, finest), key=lambda n: tiled_ns(stages, n))
+
+    def _stages(
+        self, load: Fraction | int, compute_ns: Fraction, store: Fraction | int, speeds: _Speeds
+    ) -> TileStages:
+        load_ns, store_ns = (_ns(nbytes, speeds.dma_bytes_per_s) for nbytes in (load, store))
+        return TileStages(load_ns, compute_ns, store_ns, setup_ns=self.dma_latency_ns)
+
+
+def _ns(amount: Fraction | int, per_s: Fraction | None) -> Fraction:
+    return Fraction(0) if per_s is None else Fraction(amount) * NS_PER_S / per_s
+
+
+def _exact(share: float) -> Fraction:
+    return Fraction(repr(share))
+
+
+def _named(given: Sequence[str], known: Sequence[str], op: str) -> list[bool]:
+    """Return which of the known inputs an op names."""
+    for name in given:
+        if name not in known:
+            raise UnknownNameError(f"input of op {op!r} in resident", name, known).about(op, "resident")
+    return [name in given for name in known]

@@ -1,1 +1,0 @@
-"""What was measured, as tables, and what they say between the measurements."""

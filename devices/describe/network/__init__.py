@@ -1,1 +1,0 @@
-"""Links and routes from descriptions: patterns, topologies, transports."""

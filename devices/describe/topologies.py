@@ -1,0 +1,310 @@
+"""Topologies: what connects the devices of a machine, or the nodes of a cluster, from a few numbers.
+
+::
+
+    mesh            every two devices, directly                       NVLink or HCCS within a board
+    ring, torus     neighbours, directly                              a HCCS ring; clusters of TPUs
+    switch          all at one switch                                 NVSwitch; a small cluster
+    pcie            devices at the socket of their CPU, behind        a host with one socket or more
+                    switches or not; sockets among each other
+    fat-tree        k pods of k/2 edge and k/2 aggregation            Al-Fares, Loukissas and Vahdat, "A
+                    switches, (k/2)^2 core switches                   Scalable, Commodity Data Center Network
+                                                                      Architecture", SIGCOMM 2008, section 3
+    rail-optimised  GPU g of every node at leaf g, all leaves at      NVIDIA DGX SuperPOD Reference
+                    all spines                                        Architecture (H100), "Compute Fabric"
+
+A topology adds switches (devices that run nothing) and links. Its ends are the devices that it connects, in
+machine order: by default all that are no CPU (of `pcie`: all), on a cluster those of all nodes.
+Links share max-min fairly unless they say something else.
+
+``oversubscription`` is the bandwidth into a switch from below to that out of it above: of a fat tree that
+many times k/2 devices stand at an edge switch with k/2 ways up; of rails the links up are so much less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import combinations, product
+from math import prod
+from typing import Annotated, Any, Final
+
+from annotated_types import Ge, Gt
+
+from devices.describe.field_reading import merge, read_fields
+from devices.describe.fields import LINK_FIELDS
+from devices.describe.links import links_between, matching
+from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.options import arguments, parameters
+from sim.machine.links import Link
+
+Count = Annotated[int, Ge(1)]
+LinkKeys = Mapping[str, Any]
+
+_DEFAULT: Final = {"sharing": "shared"}
+
+
+@dataclass
+class Wires:
+    """What a topology adds to a machine.
+
+    Attributes
+    ----------
+    ends : sequence of str
+        The devices that it connects.
+    kinds : mapping of str to str
+        Their kinds.
+    switches : list of str
+        The devices that it adds.
+    links : list of Link
+    """
+
+    ends: Sequence[str]
+    kinds: Mapping[str, str]
+    switches: list[str] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+
+    def switch(self, name: str) -> str:
+        """Add a switch, and return its name."""
+        self.switches.append(name)
+        return name
+
+    def connect(self, pairs: Iterable[tuple[str, str]], link: LinkKeys) -> None:
+        """Add links like `link`."""
+        self.links += links_between(link, [(a, b, {}) for a, b in pairs])
+
+    def by_node(self) -> list[list[str]]:
+        """Return the ends of each node; what stands in no node is one of its own."""
+        nodes: dict[str, list[str]] = {}
+        for name in self.ends:
+            nodes.setdefault(name.rpartition("/")[0] or name, []).append(name)
+        return list(nodes.values())
+
+
+def make_topology(
+    spec: Mapping[str, Any], kinds: Mapping[str, str]
+) -> tuple[dict[str, dict[str, Any]], list[Link]]:
+    """Return the switches (descriptions by name) and links of a topology.
+
+    Parameters
+    ----------
+    spec : mapping
+        ``kind``, ``ends`` (a pattern, or a list of them) and the options of the kind.
+    kinds : mapping of str to str
+        Kind of each device of the machine, by name, in machine order.
+
+    Raises
+    ------
+    InputError
+        An unknown kind or option, numbers that do not fit one another or the devices.
+
+    Examples
+    --------
+    >>> kinds = {"cpu0": "cpu", "gpu0": "gpu", "gpu1": "gpu"}
+    >>> switches, links = make_topology({"kind": "switch"}, kinds)
+    >>> list(switches), [link.name for link in links]
+    (['switch'], ['gpu0->switch', 'switch->gpu0', 'gpu1->switch', 'switch->gpu1'])
+    """
+    options = dict(spec)
+    if "kind" not in options:
+        raise InputError(f"a topology needs a kind; known: {', '.join(TOPOLOGIES)}")
+    kind = options.pop("kind")
+    if kind not in TOPOLOGIES:
+        with located("kind"):
+            raise UnknownNameError("topology", str(kind), TOPOLOGIES)
+    build = TOPOLOGIES[kind]
+    taken = {name: p for name, p in parameters(build).items() if name != "wires"}
+    ends = _ends(options.pop("ends", None), kinds, with_cpus=kind == "pcie")
+    for name, given in options.items():
+        if name in _LINKS and name in taken:
+            with located(name):
+                options[name] = _link(given)
+    wires = Wires(ends, kinds)
+    build(wires, **arguments(f"the topology {kind!r}", taken, options))
+    for name in wires.switches:
+        if name in kinds:
+            raise InputError(f"its switch {name!r} has the name of a device; call that something else")
+    return {name: {"preset": "nvswitch"} for name in wires.switches}, wires.links
+
+
+_LINKS: Final = ("link", "uplink", "socket_link")
+
+
+def _ends(given: object, kinds: Mapping[str, str], *, with_cpus: bool) -> list[str]:
+    if given is None:
+        found = [name for name, kind in kinds.items() if with_cpus or kind not in ("cpu", "switch")]
+        found = found or [name for name, kind in kinds.items() if kind != "switch"]
+    else:
+        patterns = [given] if isinstance(given, str) else given
+        if not isinstance(patterns, list | tuple) or not all(isinstance(each, str) for each in patterns):
+            raise InputError(f"{given!r} is no pattern of devices and no list of them", path=("ends",))
+        with located("ends"):
+            chosen = {name for pattern in patterns for name in matching(pattern, list(kinds))}
+        found = [name for name in kinds if name in chosen]
+    if len(found) < 2:
+        raise InputError(
+            f"a topology connects two devices at least; its ends are {', '.join(found) or 'none'}"
+        )
+    return found
+
+
+def _link(given: object) -> dict[str, Any]:
+    """Return keys of a link, checked."""
+    values = read_fields(given, LINK_FIELDS)
+    for key in ("from", "to", "name"):
+        if key in values:
+            raise InputError("the topology knows what it connects", path=(key,))
+    assert isinstance(given, Mapping)
+    return merge(_DEFAULT, given, LINK_FIELDS)
+
+
+# -- kinds -----------------------------------------------------------------------------------------
+
+
+def _mesh(wires: Wires, link: LinkKeys = _DEFAULT) -> None:
+    wires.connect(combinations(wires.ends, 2), link)
+
+
+def _switch(wires: Wires, link: LinkKeys = _DEFAULT, name: str = "switch") -> None:
+    switch = wires.switch(name)
+    wires.connect(((end, switch) for end in wires.ends), link)
+
+
+def _ring(wires: Wires, link: LinkKeys = _DEFAULT) -> None:
+    _torus(wires, (len(wires.ends),), link)
+
+
+def _torus(wires: Wires, shape: tuple[Count, ...], link: LinkKeys = _DEFAULT, *, wrap: bool = True) -> None:
+    """Connect neighbours in each dimension, by `wrap` the last with the first; the last counts fastest."""
+    ends = wires.ends
+    if prod(shape) != len(ends):
+        by = " x ".join(map(str, shape))
+        raise InputError(
+            f"{by} are {prod(shape)} places, and it connects {len(ends)} devices", path=("shape",)
+        )
+    pairs = []
+    for k, place in enumerate(product(*map(range, shape))):
+        stride = 1
+        for dimension in reversed(range(len(shape))):
+            n = shape[dimension]
+            if place[dimension] < n - 1:
+                pairs.append((ends[k], ends[k + stride]))
+            elif wrap and n > 2:  # two are neighbours once
+                pairs.append((ends[k], ends[k + (1 - n) * stride]))
+            stride *= n
+    wires.connect(pairs, link)
+
+
+def _pcie(
+    wires: Wires, link: LinkKeys = _DEFAULT, socket_link: LinkKeys = _DEFAULT, per_switch: Count | None = None
+) -> None:
+    """Connect devices with the CPU of their socket, `per_switch` of them over one link to it."""
+    for ends in wires.by_node() if "/" in wires.ends[0] else [wires.ends]:
+        cpus = [name for name in ends if wires.kinds[name] == "cpu"]
+        others = [name for name in ends if wires.kinds[name] != "cpu"]
+        if not cpus:
+            raise InputError("a PCIe host needs a CPU among its ends")
+        node = ends[0].rpartition("/")[0]
+        each = -(-len(others) // len(cpus))
+        for s, cpu in enumerate(cpus):
+            here = others[s * each : (s + 1) * each]
+            if per_switch is None:
+                wires.connect(((cpu, other) for other in here), link)
+                continue
+            for k in range(0, len(here), per_switch):
+                switch = wires.switch(f"{node}{'/' if node else ''}pcie{s}.{k // per_switch}")
+                wires.connect([(cpu, switch), *((switch, other) for other in here[k : k + per_switch])], link)
+        wires.connect(combinations(cpus, 2), socket_link)
+
+
+def _fat_tree(
+    wires: Wires,
+    k: Count | None = None,
+    link: LinkKeys = _DEFAULT,
+    uplink: LinkKeys | None = None,
+    oversubscription: Annotated[float, Gt(0)] = 1,
+) -> None:
+    n = len(wires.ends)
+    above = Fraction(str(oversubscription))
+    if k is None:
+        k = 2
+        while above * k**3 / 4 < n:
+            k += 2
+    if k % 2:
+        raise InputError(f"the switches of a fat tree have an even number of ports, not {k}", path=("k",))
+    half = k // 2
+    below = above * half
+    if below.denominator != 1:
+        raise InputError(
+            f"{oversubscription:g} times {half} devices at a switch are no whole number",
+            path=("oversubscription",),
+        )
+    each = int(below)
+    if each * half * k < n:
+        raise InputError(
+            f"a fat tree of switches with {k} ports has room for {each * half * k} devices, not {n}",
+            path=("k",),
+        )
+    up = link if uplink is None else uplink
+    pods = range(-(-n // (each * half)))
+    for pod in pods:
+        for e in range(half):
+            edge = wires.switch(f"edge{pod}.{e}")
+            first = (pod * half + e) * each
+            wires.connect(((end, edge) for end in wires.ends[first : first + each]), link)
+        for a in range(half):
+            wires.switch(f"agg{pod}.{a}")
+        wires.connect(((f"edge{pod}.{e}", f"agg{pod}.{a}") for e in range(half) for a in range(half)), up)
+    for core in range(half * half if len(pods) > 1 else 0):
+        wires.switch(f"core{core}")
+        wires.connect(((f"agg{pod}.{core // half}", f"core{core}") for pod in pods), up)
+
+
+def _rails(
+    wires: Wires,
+    link: LinkKeys = _DEFAULT,
+    uplink: LinkKeys | None = None,
+    spines: Annotated[int, Ge(0)] | None = None,
+    nodes_per_leaf: Count | None = None,
+    oversubscription: Annotated[float, Gt(0)] = 1,
+) -> None:
+    nodes = wires.by_node()
+    n_rails = len(nodes[0])
+    uneven = next((node for node in nodes if len(node) != n_rails), None)
+    if uneven is not None:
+        raise InputError(
+            f"rails need as many devices in each node: {n_rails} beside {nodes[0][0]}, "
+            f"{len(uneven)} beside {uneven[0]}"
+        )
+    each = nodes_per_leaf or len(nodes)
+    above = Fraction(str(oversubscription))
+    n_spines = -int(-each // above) if spines is None else spines
+    bandwidth = read_fields(link, LINK_FIELDS).get("bandwidth")
+    if uplink is not None and oversubscription != 1:
+        raise InputError("uplink says what they carry; leave one of them out", path=("oversubscription",))
+    up = link if uplink is None else uplink
+    if uplink is None and bandwidth is not None and n_spines:
+        up = {**link, "bandwidth": f"{int(bandwidth * each / above / n_spines)}B/s"}
+    groups = range(-(-len(nodes) // each))
+    if len(groups) * n_rails == 1:
+        n_spines = 0  # one leaf has nobody to talk to
+    for s in range(n_spines):
+        wires.switch(f"spine{s}")
+    for group, rail in product(groups, range(n_rails)):
+        leaf = wires.switch(f"leaf{rail}" if len(groups) == 1 else f"leaf{group}.{rail}")
+        here = nodes[group * each : (group + 1) * each]
+        wires.connect(((node[rail], leaf) for node in here), link)
+        wires.connect(((leaf, f"spine{s}") for s in range(n_spines)), up)
+
+
+TOPOLOGIES: Final[Mapping[str, Callable[..., None]]] = {
+    "fat-tree": _fat_tree,
+    "mesh": _mesh,
+    "pcie": _pcie,
+    "rail-optimised": _rails,
+    "ring": _ring,
+    "switch": _switch,
+    "torus": _torus,
+}
+"""Kind -> what adds its switches and links."""

@@ -1,0 +1,250 @@
+"""Tools for whatever predicts when something ends: an alarm, and equal sharing in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import gcd
+from typing import Any
+
+from sim.job.context import Context
+
+
+class Alarm:
+    """Rings once, at the earliest time that was asked for.
+
+    A prediction that moves is asked for again. Calls of a `Context` cannot be cancelled, so a prediction
+    that moves back leaves a ring that finds nothing to do, and whoever is rung predicts anew.
+
+    Parameters
+    ----------
+    context : Context
+    ring : callable
+        Called without arguments at that time.
+    """
+
+    __slots__ = ("_context", "_ring", "_time_ns")
+
+    def __init__(self, context: Context, ring: Callable[[], None]) -> None:
+        self._context, self._ring = context, ring
+        self._time_ns: int | None = None
+
+    def by(self, time_ns: int) -> None:
+        """Ring at `time_ns`, unless it rings earlier anyway."""
+        if self._time_ns is None or time_ns < self._time_ns:
+            self._time_ns = time_ns
+            self._context.call_at(time_ns, self._call, time_ns)
+
+    def _call(self, time_ns: int) -> None:
+        if time_ns == self._time_ns:  # else an earlier one has taken its place
+            self._time_ns = None
+            self._ring()
+
+
+class VirtualQueue:
+    """Items that all advance at the same speed, in virtual time.
+
+    Virtual time is the work that an item present from the beginning would have had done (Parekh and
+    Gallager, *A generalized processor sharing approach to flow control*, IEEE/ACM ToN 1(3), 1993). An item is
+    over when virtual time has advanced by its work since it came. When the speed changes, because others
+    come or go, its tag does not::
+
+        tag = virtual time on arrival + work        the least tag ends first: a heap, O(log n) an event
+
+    Exactness: virtual time is a whole number of ``1 / scale`` units of work, and `scale` grows by what is
+    missing whenever the speed is a fraction that it does not divide. All is integer arithmetic, without
+    rounding and without epsilon. An item ends at the first whole ns at which its work is done, and takes
+    part until then.
+    """
+
+    __slots__ = ("_heap", "_number", "_scale", "_since_ns", "_step", "_virtual")
+
+    def __init__(self) -> None:
+        self._heap: list[list[Any]] = []  # [tag, number, item]
+        self._number = 0
+        self._virtual, self._scale = 0, 1
+        self._step = 0  # virtual time a ns, in 1 / scale
+        self._since_ns = 0
+
+    def __len__(self) -> int:
+        """Return how many items are there."""
+        return len(self._heap)
+
+    def advance(self, now_ns: int) -> None:
+        """Let time pass up to `now_ns`."""
+        self._virtual += self._step * (now_ns - self._since_ns)
+        self._since_ns = now_ns
+
+    def add(self, item: Any, work: int) -> None:
+        """Begin an item with so much work (a whole number, at least 0); time must be up to date."""
+        self._number += 1
+        heapq.heappush(self._heap, [self._virtual + work * self._scale, self._number, item])
+
+    def set_speed(self, numerator: int, denominator: int) -> None:
+        """Set the work a ns of each item, a reduced fraction, from now on; time must be up to date."""
+        factor = denominator // gcd(self._scale, denominator)
+        if factor > 1:
+            self._scale *= factor
+            self._virtual *= factor
+            for entry in self._heap:
+                entry[0] *= factor  # the same factor for all: the heap stays one
+        self._step = numerator * (self._scale // denominator)
+
+    def next_end_ns(self) -> int:
+        """Return when the first item is over if the speed (not 0) stays; time must be up to date."""
+        left = self._heap[0][0] - self._virtual
+        # One that ends at this very instant may be past its end by a part of a ns.
+        return self._since_ns + (-(-left // self._step) if left > 0 else 0)
+
+    def take_out_ended(self) -> list[Any]:
+        """Return the items that are over, the first to end first; time must be up to date."""
+        heap = self._heap
+        ended = []
+        while heap and heap[0][0] <= self._virtual:
+            ended.append(heapq.heappop(heap)[2])
+        if not heap:  # begin anew, with small numbers
+            self._virtual, self._scale, self._step = 0, 1, 0
+        return ended
+
+
+class EqualShare:
+    """Egalitarian processor sharing: n items, each at ``speed(n)`` work a ns.
+
+    Parameters
+    ----------
+    context : Context
+    speed : callable
+        ``speed(n)``, positive.
+    done : callable
+        Called with the item, at the instant when it is over.
+    """
+
+    __slots__ = ("_alarm", "_context", "_done", "_queue", "_speed")
+
+    def __init__(
+        self, context: Context, speed: Callable[[int], Fraction], done: Callable[[Any], None]
+    ) -> None:
+        self._context, self._speed, self._done = context, speed, done
+        self._alarm = Alarm(context, self._ring)
+        self._queue = VirtualQueue()
+
+    def __len__(self) -> int:
+        """Return how many items are there."""
+        return len(self._queue)
+
+    def add(self, item: Any, work: int) -> None:
+        """Begin an item that needs so much work (a whole number, at least 0)."""
+        self._queue.advance(self._context.now_ns)
+        self._queue.add(item, work)
+        self._predict()
+
+    def _predict(self) -> None:
+        if len(self._queue):
+            self._queue.set_speed(*self._speed(len(self._queue)).as_integer_ratio())
+            self._alarm.by(self._queue.next_end_ns())
+
+    def _ring(self) -> None:
+        self._queue.advance(self._context.now_ns)
+        ended = self._queue.take_out_ended()
+        self._predict()
+        for item in ended:
+            self._done(item)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Max-min fair rates, exactly: what each flow gets when links are shared fairly.
+#
+# *Progressive filling*: raise the rates of all flows together; where a link is full, its flows stop there and
+# the others go on (Bertsekas and Gallager, *Data Networks*, 2nd edition 1992, section 6.5.2). The result is
+# the only allocation in which nobody can get more without somebody who has less, or as little, getting less::
+#
+#     link a, 10 B/ns:  flow 0, flow 1        b is full first: 4 / 2 = 2 for flows 1 and 2
+#     link b,  4 B/ns:  flow 1, flow 2        then a: 10 - 2 = 8 for flow 0
+#
+# Rates are exact, whole numbers or fractions, so that nothing depends on the order of operations.
+
+
+class SharedLink:
+    """A capacity, and the routes with flows that use it.
+
+    Attributes
+    ----------
+    capacity : int
+    routes : dict of int to Route
+        By any number that tells them apart.
+    flows : int
+        How many flows these routes have.
+    """
+
+    __slots__ = ("capacity", "flows", "left", "open_flows", "routes", "seen")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.routes: dict[int, Route] = {}
+        self.flows = 0
+        self.left = self.open_flows = 0  # not given away yet; flows whose rate is not set yet
+        self.seen = 0
+
+
+class Route:
+    """The links that some flows use.
+
+    Attributes
+    ----------
+    links : tuple of Link
+    flows : int
+        How many flows use it; all of them have the same rate.
+    share : tuple of int
+        The rate of each that `fill` has found: a reduced fraction.
+    """
+
+    __slots__ = ("flows", "links", "seen", "share")
+
+    def __init__(self, links: tuple[SharedLink, ...], flows: int = 0) -> None:
+        self.links, self.flows = links, flows
+        self.share = (0, 1)
+        self.seen = 0
+
+
+def fill(links: Sequence[SharedLink], stamp: int) -> None:
+    """Set the share of every route that uses one of `links`.
+
+    Parameters
+    ----------
+    links : sequence of Link
+        With at least one flow each; those of all their routes must be among them.
+    stamp : int
+        A number that no call with these routes was given before.
+    """
+    # What is left of each link is a whole number of 1 / scale, so that all is integer arithmetic.
+    scale = 1
+    for link in links:
+        link.left, link.open_flows = link.capacity, link.flows
+    while (first := _least(links)) is not None:
+        n = first.open_flows
+        factor = n // gcd(first.left, n)
+        if factor > 1:
+            scale *= factor
+            for link in links:
+                link.left *= factor
+        share = first.left // n
+        common = gcd(share, scale)
+        reduced = (share // common, scale // common)
+        for route in first.routes.values():
+            if route.seen != stamp:
+                route.seen = stamp
+                route.share = reduced
+                taken = share * route.flows
+                for link in route.links:
+                    link.left -= taken
+                    link.open_flows -= route.flows
+
+
+def _least(links: Sequence[SharedLink]) -> SharedLink | None:
+    """Return the link that leaves least to each flow whose rate is not set yet, exactly."""
+    best: SharedLink | None = None
+    for link in links:
+        if link.open_flows and (best is None or link.left * best.open_flows < best.left * link.open_flows):
+            best = link
+    return best

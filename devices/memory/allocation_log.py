@@ -1,0 +1,246 @@
+"""What is put down of every allocation and free during a run, and the table that becomes of it.
+
+Only what cannot be known afterwards is put down; the rest is summed up at the end::
+
+    put down:  when   key    bytes (allocations only)     reserved, where it changed
+               0      5      512                          row 0: 2 MiB
+               0      6      1024
+               10     ~5
+                 │
+                 └─► time_ns, device, change, in_use, requested, reserved, tensor, iteration
+
+A key is ``iteration * n_buffers + buffer``, unless somebody says what keys stand for (`MemoryLog.name_keys`);
+a free is put down as ``~key``, which is below 0. As each key is allocated once, the size of what is freed is
+known from its allocation.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from devices.memory.allocator import Allocator
+from devices.memory.device_memory import Block, Owner, Span
+from devices.memory.memory_event import MemoryEvent
+from sim.base.arrays import UNSET, IntArray
+
+
+class MemoryLog:
+    """Allocations and frees in order; whoever allocates appends to the columns.
+
+    Parameters
+    ----------
+    nbytes, device, tensor : (n_buffers,) arrays of int
+        Of each buffer: its size as asked for, where it lies, and which tensor it holds.
+    reserved : list of int
+        Bytes that each device's allocator has reserved before the first row.
+
+    Attributes
+    ----------
+    when : array of int64
+        One entry a row: ns.
+    key : array of int64
+        One entry a row, see the module.
+    taken : array of int64
+        One entry for each allocation, in order: bytes as rounded.
+    """
+
+    def __init__(self, nbytes: IntArray, device: IntArray, tensor: IntArray, reserved: list[int]) -> None:
+        self.nbytes, self.device, self.tensor = nbytes, device, tensor
+        self.when, self.key, self.taken = array("q"), array("q"), array("q")
+        self._named: tuple[array[int], array[int]] | None = None
+        self.resident: list[tuple[int, int, int]] = []  # device, bytes as rounded, tensor: the first rows
+        self._marks: list[tuple[int, int, int]] = [(0, device, held) for device, held in enumerate(reserved)]
+
+    def name_keys(self, buffer: array[int], iteration: array[int]) -> None:
+        """Say of which buffer and iteration each key is; both may still grow."""
+        self._named = buffer, iteration
+
+    def load(self, device: int, nbytes: int, tensor: int) -> None:
+        """Put down a tensor that is there from the beginning; these come before all others."""
+        self.resident.append((device, nbytes, tensor))
+
+    def mark(self, row: int, device: int, reserved: int) -> None:
+        """Put down that a device's allocator has reserved so many bytes from a row on.
+
+        Rows are counted from the first one after time 0; -1 is the last of those before.
+        """
+        self._marks.append((max(0, len(self.resident) + row), device, reserved))
+
+    def undo(self) -> None:
+        """Strike out the last row, an allocation."""
+        self.when.pop()
+        self.key.pop()
+        self.taken.pop()
+
+    def columns(self) -> dict[str, IntArray]:
+        """Return the table, as `sim.trace.Trace` has it."""
+        n = len(self.nbytes)
+        key = np.array(self.key, np.int64)
+        freed = key < 0
+        key[freed] = ~key[freed]
+        size = np.empty(int(key.max(initial=-1)) + 1, np.int64)
+        size[key[~freed]] = np.array(self.taken, np.int64)
+        if self._named is None:
+            iteration, buffer = np.divmod(key, max(1, n))
+        else:
+            buffer, iteration = (np.array(column, np.int64)[key] for column in self._named)
+        before = np.array(self.resident, np.int64).reshape(-1, 3).T
+        sign = np.concatenate((np.ones(len(self.resident), np.int64), 1 - 2 * freed))
+        device = np.concatenate((before[0], self.device[buffer]))
+        change = sign * np.concatenate((before[1], size[key]))
+        tensor = np.concatenate((before[2], self.tensor[buffer]))
+        requested = sign * self.nbytes[np.concatenate((before[2], buffer))]
+        order = np.argsort(device, kind="stable")
+        return {
+            "time_ns": np.concatenate(
+                (np.zeros(len(self.resident), np.int64), np.array(self.when, np.int64))
+            ),
+            "device": device,
+            "change": change,
+            "in_use": _running_sum(device, change, order),
+            "requested": _running_sum(device, requested, order),
+            "reserved": self._reserved(device),
+            "tensor": tensor,
+            "iteration": np.concatenate((np.full(len(self.resident), UNSET), iteration)),
+        }
+
+    def _reserved(self, device: IntArray) -> IntArray:
+        """Return what the device of each row had reserved then: what its last mark says."""
+        rows = len(device)
+        row, marked, value = np.array(self._marks, np.int64).reshape(-1, 3).T
+        place = marked * (rows + 1) + row
+        order = np.argsort(place, kind="stable")  # of several at one row the last counts
+        last = np.searchsorted(place[order], device * (rows + 1) + np.arange(rows), side="right") - 1
+        reserved: IntArray = value[order][last]
+        return reserved
+
+
+def _running_sum(group: IntArray, value: IntArray, order: IntArray) -> IntArray:
+    """Return, for each entry, the sum of those of its group up to it; `order` puts groups together.
+
+    Examples
+    --------
+    >>> group = np.array([0, 1, 0, 1])
+    >>> _running_sum(group, np.array([5, 7, -2, 1]), np.argsort(group, kind="stable")).tolist()
+    [5, 7, 3, 8]
+    """
+    total = np.cumsum(value[order])
+    begins = np.flatnonzero(np.diff(group[order], prepend=UNSET))
+    before = np.concatenate((np.zeros(1, np.int64), total))[begins]
+    counts = np.diff(np.concatenate((begins, [len(group)])))
+    result = np.empty_like(total)
+    result[order] = total - np.repeat(before, counts)
+    return result
+
+
+# ----------------------------------------------------------------------------------------------------------
+# An allocator that writes down what is asked of it, as events that a replay does again.
+#
+# A block that other streams use is free once events of them have been reached; the engine knows when, so the
+# trace has that as ``reached``, and not as waits of the program.
+
+
+class Recorder(Allocator):
+    """Passes everything on to another allocator, and writes down what succeeded.
+
+    Parameters
+    ----------
+    inner : Allocator
+    events : list of MemoryEvent
+        What is written down is appended. An owner's second allocation is called ``owner#2``, and so on.
+
+    Examples
+    --------
+    >>> from devices.memory import PoolAllocator
+    >>> events = []
+    >>> recorder = Recorder(PoolAllocator(100), events)
+    >>> recorder.free(recorder.alloc(30, owner="x")), recorder.try_alloc(200, owner="y"), recorder.in_use
+    ((), None, 0)
+    >>> [(event.op, event.id, event.nbytes) for event in events]
+    [('alloc', 'x', 30), ('free', 'x', 0)]
+    """
+
+    kind = "recorded"
+    by_stream = True
+
+    def __init__(self, inner: Allocator, events: list[MemoryEvent]) -> None:
+        super().__init__(inner.memory, inner.name, inner.limit)
+        self.inner, self.events = inner, events
+        self.may_synchronise, self.by_owner = inner.may_synchronise, inner.by_owner
+        self._ids: dict[Block, str] = {}
+        self._count: Counter[str] = Counter(str(event.id) for event in events if event.op == "alloc")
+        self._tally()
+
+    @property
+    def held(self) -> int:
+        """Bytes taken from the device's memory."""
+        return self.inner.held
+
+    def serving(self, owner: Owner) -> Allocator:
+        """Return the allocator that serves `owner`."""
+        return self.inner.serving(owner)
+
+    def rounded(self, nbytes: int) -> int:
+        """Return how many bytes a request of `nbytes` takes at least."""
+        return self.inner.rounded(nbytes)
+
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
+        """Allocate, or return None; see `Allocator.alloc`."""
+        block = self.inner.try_alloc(nbytes, stream, owner)
+        self._tally()  # a failure may have given segments back
+        if block is not None:
+            name = str(owner)
+            self._count[name] += 1
+            self._ids[block] = name if self._count[name] == 1 else f"{name}#{self._count[name]}"
+            self.events.append(MemoryEvent("alloc", self._ids[block], nbytes, stream))
+        return block
+
+    def free(self, block: Block) -> tuple[int, ...]:
+        """Free `block`; see `Allocator.free`."""
+        streams = self.inner.free(block)
+        self._tally()
+        self.events.append(MemoryEvent("free", self._ids[block] if streams else self._ids.pop(block)))
+        return streams
+
+    def record_use(self, block: Block, stream: int) -> None:
+        """Note that another stream uses `block`."""
+        if self.inner.by_stream:
+            self.inner.record_use(block, stream)
+            self.events.append(MemoryEvent("record_stream", self._ids[block], stream=stream))
+
+    def event_done(self, block: Block) -> None:
+        """Note that one event of those that the free of `block` asked for was reached."""
+        self.inner.event_done(block)
+        self._tally()
+        self.events.append(MemoryEvent("reached", self._ids[block]))
+
+    def empty_cache(self) -> None:
+        """Give back what is held and not in use."""
+        self.inner.empty_cache()
+        self._tally()
+        self.events.append(MemoryEvent("empty_cache"))
+
+    def largest_free(self) -> int:
+        """Return the largest free block."""
+        return self.inner.largest_free()
+
+    def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
+        """Return whether this request could be met with nothing else allocated."""
+        return self.inner.fits_empty(nbytes, stream, owner)
+
+    def spans(self) -> Iterator[Span]:
+        """Yield what is where."""
+        return self.inner.spans()
+
+    def _tally(self) -> None:
+        """Bring the counters up to date."""
+        inner = self.inner
+        self.in_use, self.requested, self.waiting = inner.in_use, inner.requested, inner.waiting
+        self.reserved, self.retries = inner.reserved, inner.retries
+        self.device_mallocs, self.device_frees = inner.device_mallocs, inner.device_frees
+        self.synchronisations = inner.synchronisations
+        self.peak_in_use, self.peak_reserved = inner.peak_in_use, inner.peak_reserved

@@ -1,0 +1,387 @@
+"""Memory plans: where every tensor lies, decided before the run.
+
+Planners by name, each a function of lifetimes and an alignment:
+
+===========  ===========================================================================
+``relay``    TVM's rule: tensors in turn share storage tokens
+``relax``    the same in TVM's successor of Relay, for each data type apart
+``greedy``   the largest tensor first, each at the best fitting offset
+``optimal``  the least arena there is, on small graphs: the bound for the others
+===========  ===========================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+
+from devices.memory.device_memory import round_up
+from devices.memory.plan_problem import ArenaPlan, Lifetime, checked, peak_live
+from sim.base.errors import MissingExtraError, extra
+
+# ----------------------------------------------------------------------------------------------------------
+# Greedy by size: the largest tensor first, each into the tightest gap that holds it.
+#
+# The heuristic of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference" (MLSys
+# workshop 2020, arXiv 2001.03288, algorithm 3), which TensorFlow Lite uses. Large tensors are placed while
+# there is freedom; the small ones fill what is left between those that live at the same time.
+
+
+def plan_greedy(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
+    """Place tensors by descending size (then by first step, then in order), each at the best fitting offset.
+
+    Parameters
+    ----------
+    lifetimes : sequence of Lifetime
+        n tensors; O(n²) comparisons, in numpy.
+    alignment : int
+        Of every offset, in bytes.
+
+    Raises
+    ------
+    InputError
+        A lifetime makes no sense.
+
+    Examples
+    --------
+    >>> plan = plan_greedy([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)])
+    >>> plan.offsets, plan.nbytes, plan.optimal
+    ((6, 0, 6), 11, True)
+    """
+    rows = checked(lifetimes, alignment)
+    offsets = [0] * len(rows)
+    # What is placed so far, in order of offset: [offset, end, first step, last step].
+    placed = np.empty((4, len(rows)), dtype=np.int64)
+    count = 0
+    for i in sorted(range(len(rows)), key=lambda i: (-rows[i].nbytes, rows[i].first, i)):
+        nbytes, first, last, *_ = rows[i]
+        if not nbytes:
+            continue
+        size = round_up(nbytes, alignment)
+        beside = placed[:, :count][:, (placed[2, :count] <= last) & (placed[3, :count] >= first)]
+        tops = np.maximum.accumulate(np.concatenate(([0], beside[1])))
+        gaps = beside[0] - tops[:-1]
+        fitting = np.flatnonzero(gaps >= size)
+        best = fitting[np.argmin(gaps[fitting])] if len(fitting) else -1
+        offset = offsets[i] = int(tops[best])
+        at = int(np.searchsorted(placed[0, :count], offset))
+        placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
+        placed[:, at] = (offset, offset + size, first, last)
+        count += 1
+    nbytes = int(placed[1, :count].max(initial=0))
+    return ArenaPlan(rows, tuple(offsets), nbytes, peak_live(rows, alignment), "greedy", alignment)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# TVM's two plans: tensors share storage tokens in turn.
+#
+# A token is a buffer that one tensor after the other uses whole. In program order, an op's outputs request
+# tokens before its inputs are released (an op never writes where it reads). A request of s bytes takes
+#
+# 1. the smallest free token of s to 16·s bytes, the one released first among equals; else
+# 2. the largest free token below s, down to s/16, the one released last among equals, and enlarges it; else
+# 3. a new token.
+#
+# Parameters and inputs have tokens of their own for good. What the program returns never releases its token.
+#
+# =========  ==========================  ========================================  =======================
+# planner    an output that nobody reads  tensors of different data types            what the program returns
+# =========  ==========================  ========================================  =======================
+# ``relay``  is released first            share tokens                               takes a token like others
+# ``relax``  is released last             have a pool each                           is allocated apart
+# =========  ==========================  ========================================  =======================
+#
+# Source: `TokenAllocator1D` and `StorageAllocator` of TVM, in src/relay/backend/graph_plan_memory.cc
+# and src/relax/transform/static_plan_block_memory.cc. In Relax an op's output is its last argument.
+
+MATCH_RANGE = 16
+
+
+class TokenPool:
+    """Tokens by size; those that are free can be requested.
+
+    Examples
+    --------
+    >>> pool = TokenPool()
+    >>> a = pool.request(100)
+    >>> pool.release(a)
+    >>> pool.request(200), pool.request(50), pool.sizes  # the first enlarges it, the second finds none free
+    (0, 1, [200, 50])
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        """Bytes of each token; its index is its identity."""
+        self._free: dict[Hashable, list[tuple[int, int, int]]] = {}
+        self._released = 0
+
+    def request(self, nbytes: int, kind: Hashable = None) -> int:
+        """Return a token for `nbytes`, of those of the same `kind` (device, scope, dtype)."""
+        free = self._free.get(kind, [])
+        at = bisect_left(free, (nbytes,))
+        if at < len(free) and free[at][0] <= nbytes * MATCH_RANGE:
+            return free.pop(at)[2]
+        if at and free[at - 1][0] >= nbytes // MATCH_RANGE:
+            token = free.pop(at - 1)[2]
+            self.sizes[token] = nbytes
+            return token
+        return self.new(nbytes)
+
+    def new(self, nbytes: int) -> int:
+        """Return a token that did not exist before."""
+        self.sizes.append(nbytes)
+        return len(self.sizes) - 1
+
+    def release(self, token: int, kind: Hashable = None) -> None:
+        """Make a token free for others of its kind."""
+        insort(self._free.setdefault(kind, []), (self.sizes[token], self._released, token))
+        self._released += 1
+
+
+def plan_relay(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
+    """Plan lifetimes as Relay does; at each step the new tensors request before the dying ones release.
+
+    Raises
+    ------
+    InputError
+        A lifetime makes no sense.
+
+    Examples
+    --------
+    >>> plan_relay([Lifetime(4, 0, 1), Lifetime(4, 1, 2), Lifetime(4, 2, 2, "int32")]).offsets
+    (0, 4, 0)
+    """
+    rows = checked(lifetimes, alignment)
+    return _plan([row._replace(dtype="") for row in rows], rows, alignment, "relay")
+
+
+def plan_relax(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
+    """Plan lifetimes as Relax does.
+
+    Raises
+    ------
+    InputError
+        A lifetime makes no sense.
+
+    Examples
+    --------
+    >>> plan_relax([Lifetime(4, 0, 1), Lifetime(4, 1, 2), Lifetime(4, 2, 2, "int32")]).offsets
+    (0, 4, 8)
+    """
+    rows = checked(lifetimes, alignment)
+    apart = [row._replace(dtype=f"returned {i}") if row.returned else row for i, row in enumerate(rows)]
+    return _plan(apart, rows, alignment, "relax")
+
+
+def _plan(told: Sequence[Lifetime], rows: tuple[Lifetime, ...], alignment: int, planner: str) -> ArenaPlan:
+    """Plan lifetimes; those `told` say whose tokens each may have."""
+    turns = [(row.first, False, tensor) for tensor, row in enumerate(rows)]
+    turns += [(row.last, True, tensor) for tensor, row in enumerate(rows)]
+    pool = TokenPool()
+    token_of = [-1] * len(rows)
+    for _, dies, tensor in sorted(turns):
+        row = told[tensor]
+        if not dies:
+            token_of[tensor] = pool.request(row.nbytes, row.dtype)
+        elif not row.returned:
+            pool.release(token_of[tensor], row.dtype)
+    starts = [0, *accumulate(round_up(nbytes, alignment) for nbytes in pool.sizes)]
+    offsets = tuple(starts[token] for token in token_of)
+    return ArenaPlan(rows, offsets, starts[-1], peak_live(rows, alignment), planner, alignment)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The least arena there is, on small graphs: what the heuristics are measured against.
+#
+# Placing tensors with given lifetimes is strip packing with one coordinate fixed ("dynamic storage
+# allocation"), strongly NP-hard (Garey and Johnson, problem SR2). Two ways to the optimum:
+#
+# * `plan_cp_sat`: rectangles that must not overlap, handed to OR-Tools' CP-SAT (the extra ``opt``); dozens to
+#   hundreds of tensors;
+# * `plan_branch_and_bound`: own search, without any package; about a dozen tensors.
+#
+# Both return the best plan found and the bound proved; `ArenaPlan.optimal` tells whether they meet. Both are
+# deterministic: they stop after an amount of work, not of time.
+
+
+def plan_optimal(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
+    """Return the best plan of CP-SAT where it is installed, of the own search where it is not.
+
+    Examples
+    --------
+    >>> plan_optimal([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)]).nbytes
+    11
+    """
+    try:
+        return plan_cp_sat(lifetimes, alignment)
+    except MissingExtraError:
+        return plan_branch_and_bound(lifetimes, alignment)
+
+
+def plan_cp_sat(lifetimes: Sequence[Lifetime], alignment: int = 1, *, effort: float = 10.0) -> ArenaPlan:
+    """Return the best plan that CP-SAT finds.
+
+    Parameters
+    ----------
+    lifetimes : sequence of Lifetime
+        What to place.
+    alignment : int
+        Of every offset, in bytes.
+    effort : float
+        CP-SAT's deterministic time; about that many seconds of one core.
+
+    Raises
+    ------
+    InputError
+        A lifetime makes no sense.
+    MissingExtraError
+        OR-Tools is not installed.
+    """
+    with extra("opt", "planning memory with CP-SAT"):
+        from ortools.sat.python import cp_model
+    start = plan_greedy(lifetimes, alignment)
+    if start.optimal:
+        return replace(start, planner="cp-sat")
+    rows = start.lifetimes
+    # In the largest unit that divides every size: the smaller the numbers, the easier the search.
+    sizes = [round_up(row.nbytes, alignment) for row in rows]
+    unit = math.gcd(*sizes)
+    most = start.nbytes // unit
+    model = cp_model.CpModel()
+    height = model.new_int_var(start.bound // unit, most, "height")
+    offsets = []
+    lives, places = [], []
+    for i, (row, size) in enumerate(zip(rows, sizes, strict=True)):
+        high = size // unit
+        offset = model.new_int_var(0, most - high, f"offset{i}")
+        model.add(offset + high <= height)
+        model.add_hint(offset, min(start.offsets[i] // unit, most - high))
+        offsets.append(offset)
+        if high:
+            lives.append(model.new_fixed_size_interval_var(row.first, row.last + 1 - row.first, f"life{i}"))
+            places.append(model.new_fixed_size_interval_var(offset, high, f"place{i}"))
+    model.add_no_overlap_2d(lives, places)
+    model.minimize(height)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1  # several would race, and return another optimum each time
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = effort
+    status = solver.solve(model)
+    bound = max(start.bound, round(solver.best_objective_bound) * unit)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return replace(start, bound=bound, planner="cp-sat")
+    found = tuple(solver.value(offset) * unit for offset in offsets)
+    nbytes = solver.value(height) * unit
+    return replace(start, offsets=found, nbytes=nbytes, bound=bound, planner="cp-sat")
+
+
+def plan_branch_and_bound(
+    lifetimes: Sequence[Lifetime], alignment: int = 1, *, max_nodes: int = 200_000
+) -> ArenaPlan:
+    """Return the best plan of a search over the orders in which tensors are piled up.
+
+    In some best plan no tensor can be lowered, so that each lies on the floor or on one that it lives with:
+    dropping the tensors in ascending order of offset onto a skyline (a height for each step) makes that plan.
+    So the search drops tensors in every order whose offsets ascend, and turns back where what must still go
+    on top of some step cannot stay below the best pile known.
+
+    Parameters
+    ----------
+    lifetimes : sequence of Lifetime
+        What to place; the search takes about 12 tensors.
+    alignment : int
+        Of every offset, in bytes.
+    max_nodes : int
+        Give up proving after so many partial piles; the best found is returned, with a lower bound.
+
+    Raises
+    ------
+    InputError
+        A lifetime makes no sense.
+
+    Examples
+    --------
+    Greedy by size piles up 8 bytes here: the tensor of 4 lifts the one that lives longest.
+
+    >>> tensors = [Lifetime(2, 4, 4), Lifetime(3, 4, 4), Lifetime(4, 3, 3), Lifetime(2, 2, 4)]
+    >>> plan_greedy(tensors).nbytes, plan_branch_and_bound(tensors).nbytes
+    (8, 7)
+    """
+    start = plan_greedy(lifetimes, alignment)
+    search = _Search(start, max_nodes)
+    search.run()
+    bound = start.bound if search.nodes > max_nodes else search.best
+    offsets = tuple(search.offsets)
+    return replace(start, offsets=offsets, nbytes=search.best, bound=bound, planner="branch-and-bound")
+
+
+class _Search:
+    """Depth-first search over orders of dropping; `best` and `offsets` are the answer."""
+
+    def __init__(self, start: ArenaPlan, max_nodes: int) -> None:
+        self.best = start.nbytes
+        self.offsets = list(start.offsets)
+        self.nodes = 0
+        self._bound = start.bound
+        self._max_nodes = max_nodes
+        edges = sorted({edge for row in start.lifetimes for edge in (row.first, row.last + 1)})
+        slot = {edge: i for i, edge in enumerate(edges)}
+        self._sizes = [round_up(row.nbytes, start.alignment) for row in start.lifetimes]
+        self._slots = [range(slot[row.first], slot[row.last + 1]) for row in start.lifetimes]
+        self._heights = [0] * max(len(edges) - 1, 0)
+        self._left = [0] * len(self._heights)
+        self._placed = [0] * len(self._sizes)
+        self._todo = [i for i, size in enumerate(self._sizes) if size]
+        for i in self._todo:
+            for t in self._slots[i]:
+                self._left[t] += self._sizes[i]
+
+    def run(self, floor: int = 0, latest: int = -1) -> None:
+        """Try every tensor as the next one, at an offset not below `floor` (of tensor `latest`)."""
+        if self.best == self._bound or self.nodes > self._max_nodes:
+            return
+        self.nodes += 1
+        if not self._todo:
+            # Whatever could not stay below the best was cut off, so this pile is lower.
+            self.best = max(self._heights, default=0)
+            self.offsets = list(self._placed)
+            return
+        needed = (
+            max(high, floor) + left for high, left in zip(self._heights, self._left, strict=True) if left
+        )
+        if max(needed) >= self.best:
+            return
+        drops = sorted((max(self._heights[t] for t in self._slots[i]), i) for i in self._todo)
+        for offset, i in drops:
+            if offset < floor or (offset == floor and i < latest):
+                continue
+            slots, size = self._slots[i], self._sizes[i]
+            before = [self._heights[t] for t in slots]
+            for t in slots:
+                self._heights[t] = offset + size
+                self._left[t] -= size
+            self._todo.remove(i)
+            self._placed[i] = offset
+            self.run(offset, i)
+            self._todo.append(i)
+            for t, high in zip(slots, before, strict=True):
+                self._heights[t] = high
+                self._left[t] += size
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+Planner = Callable[[Sequence[Lifetime], int], ArenaPlan]
+"""A planner: lifetimes and an alignment in bytes → a plan."""
+
+PLANNERS: dict[str, Planner] = {
+    "relay": plan_relay,
+    "relax": plan_relax,
+    "greedy": plan_greedy,
+    "optimal": plan_optimal,
+}

@@ -1,1 +1,0 @@
-"""Tensors that live and die during a run."""

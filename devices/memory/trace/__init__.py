@@ -1,1 +1,0 @@
-"""Recorded allocations: their neutral form, readers, and replay."""

@@ -1,1 +1,0 @@
-"""The cores of a CPU or an NPU, shared by its ops."""

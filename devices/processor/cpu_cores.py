@@ -1,0 +1,337 @@
+"""CPU cores that an op occupies from start to end: first come, first served.
+
+::
+
+    4 cores, 3 workers, 2 cores an op        w0 [aaaa]
+                                             w1 [bbbbbbb]
+                                             w2     [cccc]     c waits until a's cores are free
+
+An op that does not fit waits, and everybody behind it waits too, however little they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import ceil
+
+import numpy as np
+
+from devices.fair_sharing import EqualShare
+from sim.base.arrays import IntArray
+from sim.base.errors import InfeasibleError
+from sim.job.context import Context
+from sim.job.job import Job
+from sim.kernel.layout import SharedCores
+from sim.machine.device import MANAGED, WAIT, Device
+from sim.machine.task import Task
+
+
+class CorePool:
+    """A `sim.machine.device.Processor` that counts free cores.
+
+    An op takes ``device.cores_per_op`` cores, or as many as its attribute ``cores`` says.
+
+    Parameters
+    ----------
+    device : Device
+        With `cores` and `cores_per_op`.
+    context : Context
+        The run.
+
+    Raises
+    ------
+    InfeasibleError
+        An op of the device asks for more cores than there are.
+    """
+
+    def __init__(self, device: Device, context: Context) -> None:
+        self._duration_of = context.duration_of
+        self._free = device.cores
+        self._default = device.cores_per_op
+        self._needs = _needs(device, context.job)
+        self._waiting: dict[int, None] = {}  # ids of tasks, in order of arrival
+
+    @classmethod
+    def columns(cls, device: Device, job: Job) -> SharedCores | str:
+        """Return the cores, and what each op takes of them."""
+        if cls is not CorePool or not device.workers:
+            return f"{device.name} counts its cores in a way of its own"
+        op = np.flatnonzero(job.device_of == job.machine.device_index(device.name))
+        needs = _needs(device, job)
+        return SharedCores(
+            device.cores, op, np.array([needs.get(o, device.cores_per_op) for o in op.tolist()], np.int64)
+        )
+
+    def start(self, task: Task) -> int:
+        """Take the task's cores and return its duration, or `WAIT` behind those who came before."""
+        need = self._needs.get(task.op, self._default)
+        waiting = self._waiting
+        waiting[task.id] = None  # one that waits already keeps its place
+        if next(iter(waiting)) != task.id or need > self._free:
+            return WAIT
+        del waiting[task.id]
+        self._free -= need
+        return self._duration_of(task)
+
+    def end(self, task: Task) -> None:
+        """Give the task's cores back."""
+        self._free += self._needs.get(task.op, self._default)
+
+
+def _needs(device: Device, job: Job) -> dict[int, int]:
+    """Return the cores of the ops that say how many they need."""
+    here = job.machine.device_index(device.name)
+    return {
+        op: _checked(cores, device, job.graph.op_names[op])
+        for op, cores in job.graph.attribute("cores").items()
+        if job.device_of[op] == here
+    }
+
+
+def _checked(cores: int, device: Device, op: str) -> int:
+    if cores > device.cores:
+        message = f"op {op!r} needs {cores} cores and {device.name} has {device.cores}"
+        raise InfeasibleError(message).about(op, "cores")
+    return cores
+
+
+# ----------------------------------------------------------------------------------------------------------
+# More runnable threads than cores: the operating system slices time, and everybody gets slower.
+#
+# ::
+#
+#     rate of every op = min(1, cores / threads) / (1 + cost * max(0, threads / cores - 1))
+#                             fair time slices       switches, cold caches, threads that wait at a barrier
+#                                                    for one that does not run
+#
+# `threads` counts those that run at the moment: ``intra_op`` for every op. With `oversubscription_cost` 0 no
+# work is lost and all ops advance at equal rates (what fair schedulers aim at); each thread per core beyond
+# the first adds `cost` to the time of all. That it is linear is a choice, as the simplest curve with one
+# parameter that can be measured; that too many threads hurt, and how the two pools trade off, is shown by
+# Wang et al., *Exploiting Parallelism Opportunities with Deep Learning Frameworks*, ACM TACO 18(1), 2020
+# (arXiv:1908.04705).
+#
+# All ops advance at the same rate, so the exact virtual time of `devices.fair_sharing.EqualShare`
+# applies.
+
+
+class TimeShare:
+    """A `sim.machine.device.Processor` of cores whose time is sliced among all running ops.
+
+    Parameters
+    ----------
+    device : Device
+        With `cores`, `cores_per_op`, and `oversubscription_cost` in its details (default 0).
+    context : Context
+        The run.
+    """
+
+    def __init__(self, device: Device, context: Context) -> None:
+        self._duration_of = context.duration_of
+        self._running = EqualShare(context, lambda n: sliced(n * device.cores_per_op, device), context.finish)
+
+    def start(self, task: Task) -> int:
+        """Begin a task; it ends when its share of the cores has done its work."""
+        work_ns = self._duration_of(task)
+        if not work_ns:
+            return 0
+        self._running.add(task, work_ns)
+        return MANAGED
+
+    def end(self, task: Task) -> None:
+        """Do nothing: a task that is over has left already."""
+
+
+def sliced(threads: int, device: Device) -> Fraction:
+    """Return the rate of each of so many threads on the cores of a device, 1 being that of one alone."""
+    load = Fraction(threads, device.cores)
+    if load <= 1:
+        return Fraction(1)
+    cost = device.details.oversubscription_cost
+    return 1 / load / (1 + cost * (load - 1))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ops on the workers of one CPU slow one another down by a factor that was measured.
+#
+# The simplest model of interference: with n ops running at once, each advances at the rate 1 / slowdown(n),
+# whatever they are. It is right for kernels that are alike and compete for one thing (memory bandwidth, the
+# clock of the chip); kernels that differ need a model of what they compete for, as
+# `devices.processor.shared_sms`.
+
+
+class CorunSlowdown:
+    """A `sim.machine.device.Processor` on which all running ops slow down alike.
+
+    Parameters
+    ----------
+    device : Device
+        Its `details` have ``corun_slowdown``: the factors for 1, 2, ... ops at once; the last one holds
+        for any greater number. Ops of a kind in ``corun_exempt`` do not compete with those: copies, which
+        have engines of their own, and slow one another down by ``corun_exempt_slowdown``, if it is given.
+    context : Context
+        The run.
+    """
+
+    def __init__(self, device: Device, context: Context) -> None:
+        self._duration_of = context.duration_of
+        exempt = device.details.corun_exempt
+        graph = context.job.graph
+        self._exempt = [graph.kinds[code] in exempt for code in graph.kind_code.tolist()]
+
+        def shared(slowdown: Sequence[float]) -> EqualShare:
+            factors = [Fraction(str(factor)) for factor in slowdown]
+            return EqualShare(context, lambda n: 1 / factors[min(n, len(factors)) - 1], context.finish)
+
+        apart = device.details.corun_exempt_slowdown
+        self._running = shared(device.details.corun_slowdown)
+        self._copying = shared(apart) if any(factor != 1 for factor in apart) else None
+
+    def start(self, task: Task) -> int:
+        """Begin a task; it ends when its work is done."""
+        among = self._copying if self._exempt[task.op] else self._running
+        work_ns = self._duration_of(task)
+        if among is None or not work_ns:
+            return work_ns
+        among.add(task, work_ns)
+        return MANAGED
+
+    def end(self, task: Task) -> None:
+        """Do nothing: a task that is over has left already."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Workers that have slept take a while to begin.
+#
+# A worker that ends an op and finds the next one goes on at once; one that had nothing to do sits in the
+# kernel of the operating system, and is woken when another worker ends what it waits for::
+#
+#     worker 0   [ a ][ c ]                 [ c ] begins `issue_ns` after [ a ]
+#     worker 1         .... [ b ]           [ b ], which reads a, begins `wake_ns` later than that
+#
+# On threads of a virtual machine the two are some 20 and 100 us: a median of both is wrong for everybody.
+
+
+class Waking(CorunSlowdown):
+    """A `sim.machine.device.Processor` of workers that sleep when they have nothing to do, and slow one
+    another down.
+
+    Parameters
+    ----------
+    device : Device
+        With ``wake_ns`` in its details, and what `CorunSlowdown` needs.
+    context : Context
+        The run.
+    """
+
+    def __init__(self, device: Device, context: Context) -> None:
+        super().__init__(device, context)
+        self._context, self._issue_ns = context, device.issue_ns
+        self._meets = context.job.meets
+        self._wake_ns = device.details.wake_ns
+        self._ended_ns: dict[int, int] = {}  # by worker
+
+    def start(self, task: Task) -> int:
+        """Begin a task, or, when its worker has slept, put it off until that is awake."""
+        now_ns = self._context.now_ns
+        if self._ended_ns.get(task.stream) == now_ns - self._issue_ns:
+            return super().start(task)
+        task.start_ns = now_ns + self._wake_ns
+        if self._meets[task.op]:  # its communicator ends it
+            return MANAGED
+        self._context.call_at(task.start_ns, self._begin, task)
+        return MANAGED
+
+    def _begin(self, task: Task) -> None:
+        taken_ns = super().start(task)
+        if taken_ns != MANAGED:
+            self._context.call_at(self._context.now_ns + taken_ns, self._context.finish, task)
+
+    def end(self, task: Task) -> None:
+        """Note when its worker was last awake."""
+        super().end(task)
+        self._ended_ns[task.stream] = self._context.now_ns
+
+
+# ----------------------------------------------------------------------------------------------------------
+# One pool of threads inside ops, which all ops that run at once share: TensorFlow's intra-op threads.
+#
+# ::
+#
+#     inter-op workers   w0 ── op ──┐        ┌ t0     an op alone is split over all of them;
+#                        w1 ── op ──┼─ pool ─┤ t1     of n ops each has the n-th part of the pool, and
+#                        w2 ── op ──┘        └ t2     their workers wait meanwhile
+#
+# An op has its duration when it has the ``cores_per_op`` threads that it can use. With fewer, t of them
+# (which may be less than one), it advances at the rate speedup(t) / speedup(cores_per_op). If the pool has
+# more threads than the CPU has cores, time is sliced as well, as in `devices.processor.cpu_cores`.
+#
+# Sources: tensorflow/core/common_runtime/local_device.cc (one pool a process, as large as its first session
+# says) and Eigen's ``ThreadPoolDevice::parallelFor``, which runs the root of an op that has more blocks than
+# threads in the pool, so that no more than ``numThreads()`` threads work, and an op in a pool of one thread
+# on its own worker. An op with fewer blocks than threads runs one of them on its worker, too; that is left
+# out.
+
+
+class IntraOpPool:
+    """A `sim.machine.device.Processor` of ops that are split over one pool of threads.
+
+    Parameters
+    ----------
+    speedup : callable
+        ``speedup(threads)``: how much faster an op is than on one thread.
+    device : Device
+        With `cores`, `cores_per_op`, and ``intra_op_pool`` in its details: the threads.
+    context : Context
+        The run.
+    """
+
+    def __init__(self, speedup: Callable[[Fraction], Fraction], device: Device, context: Context) -> None:
+        threads, most = device.details.intra_op_pool, device.cores_per_op
+        assert threads is not None
+        alone = speedup(Fraction(most))
+
+        def rate(n: int) -> Fraction:
+            each = min(Fraction(most), Fraction(threads, n))
+            slower = min(Fraction(1), speedup(max(each, Fraction(1))) / alone) * min(each, Fraction(1))
+            return slower * sliced(min(n * most, threads), device)
+
+        self._duration_of = context.duration_of
+        self._running = EqualShare(context, rate, context.finish)
+
+    def start(self, task: Task) -> int:
+        """Begin a task; it ends when its share of the pool has done its work."""
+        work_ns = self._duration_of(task)
+        if not work_ns:
+            return 0
+        self._running.add(task, work_ns)
+        return MANAGED
+
+    def end(self, task: Task) -> None:
+        """Do nothing: a task that is over has left already."""
+
+
+def least_ns(
+    speedup: Callable[[Fraction], Fraction], device: Device, job: Job, duration_ns: IntArray, runs: IntArray
+) -> int:
+    """Return a lower bound of the makespan, in ns: the thread time that ops need at least, over the threads.
+
+    Parameters
+    ----------
+    speedup, device
+        As for `IntraOpPool`.
+    job : Job
+    duration_ns : array of int64
+        Of each op, alone in the pool.
+    runs : array of int64
+        How often each op runs.
+    """
+    pool, most = device.details.intra_op_pool, device.cores_per_op
+    assert pool is not None
+    alone = speedup(Fraction(most))
+    # On t threads an op takes t * alone / speedup(t) times its duration of thread time.
+    least = min(t * alone / speedup(Fraction(t)) for t in range(1, most + 1))
+    here = (job.device_of == job.machine.device_index(device.name)) & ~job.meets
+    work = int(np.sum(duration_ns[here] * runs[here]))
+    return ceil(work * least / min(pool, device.cores))

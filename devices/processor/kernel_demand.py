@@ -1,0 +1,375 @@
+"""A kernel on a GPU: how many SMs it could use, and how its thread blocks come and go.
+
+An SM runs as many blocks of a kernel at a time as fit on it (its *occupancy*), so blocks are counted by the
+SM-full: ``loads = ceil(blocks / blocks_per_sm)``. A load occupies one SM for one *block time*; all loads of a
+kernel take equally long. A kernel that is alone on S SMs needs ``waves = ceil(loads / S)`` of them, so the
+block time follows from the time that the kernel takes alone: ``duration / waves``::
+
+    duration 20, 6 loads on 4 SMs, 2 waves, block time 10
+
+    SM 0  [ load 0 ][ load 4 ]
+    SM 1  [ load 1 ][ load 5 ]
+    SM 2  [ load 2 ]               <- the tail: free for somebody else from 10 on
+    SM 3  [ load 3 ]
+
+This is the model behind *wave quantisation* (NVIDIA, *Matrix Multiplication Background User's Guide*,
+section 3). Real blocks of one kernel differ in length, and blocks of two kernels may live on one SM; neither
+is modelled.
+
+A kernel whose blocks nobody knows fills the device, and its tail is not known either. It has none here: its
+loads are as short as can be, a load takes 1 ns. So on k SMs fewer it takes S / (S - k) times as long, as a
+kernel of many small waves does; one wave would take twice as long beside a single SM less. (Even products,
+which have few waves, lose an eighth of what whole waves would: ``quantisation`` of
+`devices.cost.gemm`, fitted to an H200.)
+
+The clock of a kernel
+---------------------
+Everything inside a kernel happens in its own time `v`, in which a load takes a whole number of units
+(`Demand.lasting`) and which advances by ``waves`` units a ns, or by less when memory bandwidth is short. So
+block boundaries are exact although they seldom fall on whole ns. Loads that were dispatched together are a
+*cohort*. While a kernel has loads left and is the one that is served, each cohort that ends is followed by an
+equal one at once; how many have come and gone is computed when somebody asks, not simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from math import ceil, gcd, prod
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from sim.base.answers import whole_numbers
+from sim.base.errors import InvariantError
+from sim.job.collectives import call_of
+from sim.job.job import Job
+from sim.machine.communicators import HoldsSms
+from sim.machine.device import Device
+from sim.machine.task import Task
+
+GROUPS = 8
+"""Cohorts of a kernel that are told apart; see `RunningKernel.take`."""
+
+NEVER = 1 << 62
+"""Later than any instant, in ns."""
+
+
+class Demand(NamedTuple):
+    """What one op asks of a GPU.
+
+    Attributes
+    ----------
+    loads : int
+        Blocks, counted by the SM-full; where they are not known, as many as run at a time.
+    waves : int
+        Rounds that they need on the whole device; 0: not known, so that a load takes 1 ns.
+    load_bytes_per_s : int
+        DRAM bandwidth that one load draws while it runs at full speed.
+    """
+
+    loads: int
+    waves: int
+    load_bytes_per_s: int
+
+    def lasting(self, duration_ns: int) -> tuple[int, int, int]:
+        """Return loads and waves of a kernel that takes so long alone, and a load's length in 1 / waves ns.
+
+        Examples
+        --------
+        >>> Demand(6, 2, 0).lasting(20), Demand(4, 0, 0).lasting(20)
+        ((6, 2, 20), (80, 1, 1))
+        """
+        return (self.loads, self.waves, duration_ns) if self.waves else (self.loads * duration_ns, 1, 1)
+
+
+def demand(
+    attributes: Mapping[str, Any],
+    duration_ns: int,
+    *,
+    sms: int,
+    blocks_per_sm: int = 1,
+    dram_bytes: int = 0,
+    bandwidth_bytes_per_s: int | None = None,
+) -> Demand:
+    """Return what an op asks of a GPU with `sms` SMs.
+
+    Parameters
+    ----------
+    attributes : mapping
+        Of the op: ``grid`` (blocks, a number or up to three) with ``blocks_per_sm``, or ``sms``, or
+        ``sm_fraction``; without any of them the op fills the device with blocks that are not known.
+        ``dram_bytes`` in place of the parameter.
+    duration_ns : int
+        How long it takes alone on the device.
+    sms, blocks_per_sm : int
+        SMs of the device, and occupancy where the op does not give its own.
+    dram_bytes : int
+        What it reads from and writes to DRAM.
+    bandwidth_bytes_per_s : int, optional
+        Of the DRAM. Alone, an op cannot have drawn more: what exceeds it must have come from a cache.
+
+    Examples
+    --------
+    >>> demand({"grid": [16, 12], "blocks_per_sm": 2}, 1000, sms=64)
+    Demand(loads=96, waves=2, load_bytes_per_s=0)
+    """
+    if "grid" in attributes:
+        grid = attributes["grid"]
+        blocks = grid if isinstance(grid, int) else prod(grid)
+        loads = -(-blocks // attributes.get("blocks_per_sm", blocks_per_sm))
+    elif "sms" in attributes:
+        loads = min(sms, attributes["sms"])
+    elif "sm_fraction" in attributes:
+        loads = ceil(Fraction(repr(attributes["sm_fraction"])) * sms)
+    else:
+        loads = sms
+    waves = 0 if _OWN.isdisjoint(attributes) else -(-loads // sms)
+    if bandwidth_bytes_per_s is None or not duration_ns:
+        return Demand(loads, waves, 0)
+    nbytes = attributes.get("dram_bytes", dram_bytes)
+    # bytes of a load / block time, in whole bytes/s; what all that run together draw fits into the bandwidth.
+    drawn = (2 * nbytes * max(waves, 1) * 10**9 + loads * duration_ns) // (2 * loads * duration_ns)
+    return Demand(loads, waves, min(drawn, bandwidth_bytes_per_s // min(sms, loads)))
+
+
+_OWN: Final = frozenset({"grid", "sms", "sm_fraction"})
+"""Attributes by which an op says how much of the device it fills."""
+
+
+def sms_in_use(device: Device) -> int:
+    """Return how many SMs kernels share; a processor of SMs is made only where that is given."""
+    assert device.details.sms is not None
+    return device.details.sms
+
+
+def held_sms(device: Device, job: Job) -> dict[int, int]:
+    """Return the SMs of each collective of a communicator that holds some.
+
+    Its thread blocks, one for each of NCCL's channels, move data for as long as it lasts, however little of
+    the SMs' speed they need. How many they are its attribute ``sms`` says, or else the machine's model of
+    collectives; where neither does, it has none.
+    """
+    attributes, sms = job.graph.attributes, sms_in_use(device)
+    c, model = job.collectives, job.machine.collectives
+    if c is None:
+        return {}
+    here = job.ops_on.row(job.machine.device_index(device.name))
+    here = here[job.meets[here]]
+    held = {}
+    holding = model if isinstance(model, HoldsSms) else None
+    for op, entry in zip(here.tolist(), np.searchsorted(c.op, here).tolist(), strict=True):
+        if "sms" in attributes[op]:
+            held[op] = min(sms, attributes[op]["sms"])
+        elif holding is not None:
+            holds = [holding.sms(call_of(job.graph, c, entry), job.machine)]
+            whole_numbers(holds, f"{type(holding).__name__}.sms", of=[job.graph.op_names[op]])
+            held[op] = min(sms, *holds)
+    return {op: count for op, count in held.items() if count}
+
+
+def demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict[int, Demand]:
+    """Return what each op that is placed on `device` asks for, those of communicators left out."""
+    graph, attributes = job.graph, job.graph.attributes
+    grids = _fitted_grids(device, job)
+    here = job.ops_on.row(job.machine.device_index(device.name))
+    here = here[~job.meets[here]]
+    sms, blocks_per_sm = sms_in_use(device), device.details.blocks_per_sm
+    nothing: dict[str, Any] = {}
+    asked: dict[int, Demand] = {}
+    if bandwidth_bytes_per_s is None:  # then all ops that say nothing ask for the same
+        asked = dict.fromkeys(here.tolist(), demand(nothing, 0, sms=sms))
+        own = [op for op in here.tolist() if not _OWN.isdisjoint(attributes.get(op, ())) or op in grids]
+        here = np.array(own, dtype=np.int64)
+    nbytes = (graph.bytes_read[here] + graph.bytes_written[here]).tolist()
+    asked |= {
+        op: demand(
+            grids.get(op) or attributes.get(op, nothing),
+            duration_ns,
+            sms=sms,
+            blocks_per_sm=blocks_per_sm,
+            dram_bytes=dram_bytes,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        )
+        for op, duration_ns, dram_bytes in zip(
+            here.tolist(), job.duration_ns[here].tolist(), nbytes, strict=True
+        )
+    }
+    return asked
+
+
+def _fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, Any]]:
+    """Return the attributes of ops that say nothing, with the grids that the device's cost model knows.
+
+    A model of matrix products chooses a tile, and so the number of thread blocks, one an SM.
+    """
+    attributes = job.graph.attributes
+    if device.cost is None or not device.details.fitted_grids or not device.cost.knows_blocks:
+        return {}
+    blocks = device.cost.blocks(job.graph, device)
+    return {
+        op: {**attributes[op], "grid": int(blocks[op]), "blocks_per_sm": 1}
+        for op in np.flatnonzero(blocks >= 0).tolist()
+        if _OWN.isdisjoint(attributes[op])
+    }
+
+
+class RunningKernel:
+    """One execution of an op: loads not yet dispatched, and cohorts of running ones.
+
+    All is brought up to date only when somebody asks: what a kernel did by itself since then follows from
+    its speed.
+
+    Attributes
+    ----------
+    task : Task
+    rank : tuple of int
+        Who is served first: the lower.
+    partition : int
+    left, running : int
+        Loads that are not dispatched yet, and that run now.
+    load_bytes_per_s, waves : int
+        See `Demand`.
+    arrived_ns : int
+        When it came.
+    served : bool
+        Whether its own ending loads are replaced by its next ones at once.
+    resident : bool
+        Whether a load of it has been dispatched.
+    free_ns, end_ns : int
+        When it next leaves an SM, and when it is over, if nothing changes; true while not `stale`.
+    stale : bool
+        Whether something has changed since.
+    """
+
+    __slots__ = (
+        "_cohorts", "_length", "_pace", "_scale", "_since_ns", "_step", "_v", "arrived_ns", "end_ns",
+        "free_ns", "left", "load_bytes_per_s", "partition", "rank", "resident", "running", "served", "stale",
+        "task", "waves",
+    )  # fmt: skip
+
+    def __init__(
+        self, task: Task, asked: Demand, duration_ns: int, rank: tuple[int, int], partition: int, now_ns: int
+    ) -> None:
+        self.task, self.rank, self.partition = task, rank, partition
+        self.left, self.waves, length = asked.lasting(duration_ns)
+        self.load_bytes_per_s = asked.load_bytes_per_s
+        self.running = 0
+        self.served = self.resident = False
+        self.stale = True
+        self.arrived_ns = self.free_ns = self.end_ns = self._since_ns = now_ns
+        # The kernel's time, the length of a load and the ends of cohorts are in 1 / scale of a unit, `_step`
+        # is how many of these pass a ns: all whole numbers, whatever fraction of its speed the kernel has.
+        self._v, self._scale, self._length, self._step = 0, 1, length, self.waves
+        self._pace = (1, 1)
+        self._cohorts: list[tuple[int, int]] = []  # (end, loads), earliest end first
+
+    def begin(self, now_ns: int) -> None:
+        """Become resident: the kernel's time begins."""
+        self.resident = True
+        self._since_ns = now_ns
+
+    def take(self, loads: int) -> None:
+        """Dispatch so many loads now; time must be up to date.
+
+        Kernels that overlap in their tails would in time splinter the SMs into groups of one, with an
+        event for each. A kernel keeps at most `GROUPS` cohorts: a further one is merged with the last, at
+        the mean of their ends weighted by loads (up to the next unit), so that no SM time is won or lost.
+        """
+        self.left -= loads
+        self.running += loads
+        self.stale = True
+        end = self._v + self._length
+        if len(self._cohorts) == GROUPS:
+            last, before = self._cohorts.pop()
+            end = -(-(last * before + end * loads) // ((before + loads) * self._scale)) * self._scale
+            loads += before
+        self._cohorts.append((end, loads))
+
+    def advance(self, now_ns: int) -> int:
+        """Bring the kernel up to date; return how many SMs it has left since the last time."""
+        self._v = v = self._v + self._step * (now_ns - self._since_ns)
+        self._since_ns = now_ns
+        cohorts, length = self._cohorts, self._length
+        if not cohorts or cohorts[0][0] > v:
+            return 0
+        self.stale = True
+        if self.served and self.left >= self.running and cohorts[-1][0] <= v:
+            # Whole rounds, in which every cohort was replaced by an equal one.
+            rounds = min((v - cohorts[-1][0]) // length + 1, self.left // self.running)
+            self.left -= rounds * self.running
+            self._cohorts = cohorts = [(end + rounds * length, loads) for end, loads in cohorts]
+        freed = 0
+        while cohorts and cohorts[0][0] <= v:
+            end, loads = cohorts.pop(0)
+            again = min(loads, self.left) if self.served else 0
+            if again:
+                self.left -= again
+                cohorts.append((end + length, again))
+            freed += loads - again
+        self.running -= freed
+        return freed
+
+    def set_pace(self, share: int, of: int) -> None:
+        """Go on at ``share / of`` of full speed; time must be up to date."""
+        if self._pace == (share, of):
+            return
+        self._pace = (share, of)
+        self.stale = True
+        speed = self.waves * share
+        common = gcd(speed, of)
+        speed, of = speed // common, of // common
+        factor = of // gcd(self._scale, of)
+        if factor > 1:
+            self._scale *= factor
+            self._v *= factor
+            self._length *= factor
+            self._cohorts = [(end * factor, loads) for end, loads in self._cohorts]
+        self._step = speed * (self._scale // of)
+
+    def predict(self) -> None:
+        """Say when it leaves an SM and when it is over; time must be up to date."""
+        self.stale = False
+        if not self._cohorts:  # others have its SMs: it can only be given some
+            self.free_ns = self.end_ns = NEVER
+            return
+        if self.left and self.served:
+            free = self._last_dispatch()
+            end = free + self._length
+        else:
+            free, end = self._cohorts[0][0], self._cohorts[-1][0]
+        v, step, since_ns = self._v, self._step, self._since_ns
+        # What ends at this very instant may be past its end by a part of a ns.
+        self.free_ns = since_ns - (v - free) // step if free > v else since_ns
+        if self.left and not self.served:
+            self.end_ns = NEVER
+        else:
+            self.end_ns = since_ns - (v - end) // step if end > v else since_ns
+
+    def _last_dispatch(self) -> int:
+        """Return when the last load is dispatched if the kernel keeps the SMs that it has."""
+        rounds = (self.left - 1) // self.running
+        rest = self.left - rounds * self.running
+        for end, loads in self._cohorts:
+            rest -= loads
+            if rest <= 0:
+                return end + rounds * self._length
+        raise InvariantError("a kernel has loads left that no group of blocks runs")
+
+
+class HeldSms(RunningKernel):
+    """The SMs that a collective of a communicator holds until it ends, which is not for itself to say."""
+
+    __slots__ = ()
+
+    def __init__(self, task: Task, sms: int, rank: tuple[int, int], partition: int, now_ns: int) -> None:
+        super().__init__(task, Demand(sms, 1, 0), NEVER, rank, partition, now_ns)
+
+    def advance(self, now_ns: int) -> int:
+        """Leave no SM."""
+        return 0
+
+    def predict(self) -> None:
+        """Know of no end."""
+        self.stale = False
+        self.free_ns = self.end_ns = NEVER

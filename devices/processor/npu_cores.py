@@ -1,0 +1,110 @@
+"""Two ops at once on one core of an NPU: one on its matrix unit, one on its vector unit.
+
+::
+
+    core 0, two queues     queue 0  [matmul][matmul]     [matmul]
+                           queue 1  [softmax]     [matmul]          waits: the matrix unit is taken
+
+Every queue starts its ops in order. Two queues of a core run at once when their heads need different units;
+one that needs a unit in use waits until it is free, the first that asked first. Scratchpad and DMA are
+divided evenly among the queues of a core, so that what runs at once never has more than there is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from devices.cost.npu_units import Units, units_of
+from sim.job.context import Context
+from sim.machine.device import WAIT, Device
+from sim.machine.task import Task
+
+
+class CoreUnits:
+    """A `sim.machine.device.Processor` in which ops of one core share its two units.
+
+    Parameters
+    ----------
+    device : Device
+        In its details: ``units`` and ``queues_per_core`` (streams that belong to one core).
+    context : Context
+        The run.
+    """
+
+    def __init__(self, device: Device, context: Context) -> None:
+        job = context.job
+        units: Units = device.details.units
+        self._duration_of = context.duration_of
+        self._per_core: int = device.details.queues_per_core
+        self._first = job.machine.first_stream[job.machine.device_index(device.name)]
+        self._unit_of: list[int] = units_of(job.graph, units, device.details.default_dtype).tolist()
+        self._busy: set[tuple[int, int]] = set()
+        self._waiting: dict[tuple[int, int], deque[int]] = {}  # unit of a core → ids, in order of arrival
+
+    def _unit(self, task: Task) -> tuple[int, int]:
+        return (task.stream - self._first) // self._per_core, self._unit_of[task.op]
+
+    def start(self, task: Task) -> int:
+        """Take the task's unit and return its duration, or `WAIT` behind those who asked before."""
+        unit = self._unit(task)
+        waiting = self._waiting.setdefault(unit, deque())
+        if task.id not in waiting:
+            waiting.append(task.id)
+        if unit in self._busy or waiting[0] != task.id:
+            return WAIT
+        waiting.popleft()
+        self._busy.add(unit)
+        return self._duration_of(task)
+
+    def end(self, task: Task) -> None:
+        """Give the task's unit back."""
+        self._busy.remove(self._unit(task))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ops of more streams than an NPU's cores make queues: they take turns on the cores.
+#
+# ::
+#
+#     1 queue of all cores     stream 0  [matmul]        [matmul]
+#                              stream 1          [norm]              waits for the cores: first come ...
+#                              stream 2     [all_reduce]             takes none
+#
+# A program makes the streams that it wants, up to some 2,000 (CANN 8.5, ``aclrtCreateStream``); what computes
+# needs ``cores_per_op`` cores whichever stream it is on. A collective of a communicator needs none: it runs
+# on the vector cores only where ``HCCL_OP_EXPANSION_MODE`` is ``AIV``, and it is not by default (CANN, Atlas
+# A2).
+
+
+class CoreTurns:
+    """A `sim.machine.device.Processor` that runs so many ops at once that compute.
+
+    Parameters
+    ----------
+    queues : int
+        How many ops the cores can run at once.
+    device : Device
+    context : Context
+        The run.
+    """
+
+    def __init__(self, queues: int, device: Device, context: Context) -> None:
+        self._free = queues
+        self._meets = context.job.meets
+        self._duration_of = context.duration_of
+        self._waiting: dict[int, None] = {}  # ids of tasks, in order of arrival
+
+    def start(self, task: Task) -> int:
+        """Take cores and return the task's duration, or `WAIT` behind those who came before."""
+        if not self._meets[task.op]:
+            self._waiting[task.id] = None  # one that waits already keeps its place
+            if next(iter(self._waiting)) != task.id or not self._free:
+                return WAIT
+            del self._waiting[task.id]
+            self._free -= 1
+        return self._duration_of(task)
+
+    def end(self, task: Task) -> None:
+        """Give the task's cores back."""
+        if not self._meets[task.op]:
+            self._free += 1

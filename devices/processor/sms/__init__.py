@@ -1,1 +1,0 @@
-"""The SMs and the DRAM of a GPU, shared by its kernels."""

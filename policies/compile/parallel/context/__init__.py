@@ -1,1 +1,0 @@
-"""Context parallelism: ranks share a sequence, and exchange keys and values, or heads."""

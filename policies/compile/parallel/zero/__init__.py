@@ -1,1 +1,0 @@
-"""DeepSpeed's ZeRO: states, gradients and parameters that are shared out among the ranks."""

@@ -1,1 +1,0 @@
-"""Rewrites that leave less to compute: the same results from fewer or cheaper ops."""

@@ -1,1 +1,0 @@
-"""From a forward graph to a training step."""

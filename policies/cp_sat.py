@@ -1,0 +1,458 @@
+"""A schedule as a constraint problem: times, what they wait for, and what one of them has for itself.
+
+::
+
+    time     s ─────────── begins when?                       after     s(b) >= s(a) + 10
+    occupy   [s, s + 10) on a resource                         limit     at most so many at once
+                                                               solve     least end of the last
+
+Who models something (a job, a placement, a pipeline) says it in these words, and what was said is kept as
+data: OR-tools' CP-SAT searches in it as a whole (`policies.cp_sat`), or, from a solution that is
+known, in one part of it after another (`policies.optimum.windows`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from time import monotonic
+from typing import Any, NamedTuple
+
+from sim.base.errors import extra
+from sim.base.units import NS_PER_S, format_duration
+
+# ----------------------------------------------------------------------------------------------------------
+# The words of a schedule as a constraint problem, as data: who wrote it down need not know who solves it.
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """An unknown time, or one that is so long after it.
+
+    Examples
+    --------
+    >>> Time(3) + 10 - 2
+    Time(index=3, offset=8)
+    """
+
+    index: int
+    offset: int = 0
+
+    def __add__(self, ns: int) -> Time:
+        """Return what is later by some ns."""
+        return Time(self.index, self.offset + ns) if ns else self
+
+    def __sub__(self, ns: int) -> Time:
+        """Return what is earlier by some ns."""
+        return self + -ns
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Something that holds or does not."""
+
+    index: int
+
+
+class After(NamedTuple):
+    """`later` is not before `earlier`, if all that is `given` holds."""
+
+    later: Time | int
+    earlier: Time | int
+    given: tuple[Literal, ...]
+
+
+class Last(NamedTuple):
+    """`end` is so long after `begin`, if what is `given` holds."""
+
+    begin: Time | int
+    ns: int
+    end: Time
+    given: Literal | None
+
+
+class Taken(NamedTuple):
+    """A part of a resource is taken from `begin` on, if what is `given` holds; `gap_ns` follows."""
+
+    begin: Time
+    ns: int
+    given: Literal | None
+    amount: int
+    gap_ns: int
+
+
+class Held(NamedTuple):
+    """A part of a resource is taken from one time to another."""
+
+    begin: Time
+    end: Time
+    amount: int
+
+
+LONGEST = Time(0)
+"""The end of all, which is minimised."""
+
+
+@dataclass
+class ScheduleProblem:
+    """What was said.
+
+    Attributes
+    ----------
+    horizon_ns : int
+        All is over by then.
+    times, literals : list of str
+        Their names; the first time is the end of all.
+    unknowns : list of Time or Literal
+        Both, in the order in which they were made.
+    after, last : list of After, of Last
+    taken, held : dict of resource to list of Taken, of Held
+    capacity : dict of resource to int
+        What is limited.
+    one_of : list of list of Literal
+        Exactly one of each holds.
+    any_of : list of list of (Literal, bool)
+        At least one of each is as it says.
+    time_hints, literal_hints : dict
+        Values of times and of literals, by index, to begin with.
+    """
+
+    horizon_ns: int
+    times: list[str] = field(default_factory=lambda: ["longest"])
+    literals: list[str] = field(default_factory=list)
+    unknowns: list[Time | Literal] = field(default_factory=lambda: [LONGEST])
+    after: list[After] = field(default_factory=list)
+    last: list[Last] = field(default_factory=list)
+    taken: dict[Hashable, list[Taken]] = field(default_factory=dict)
+    held: dict[Hashable, list[Held]] = field(default_factory=dict)
+    capacity: dict[Hashable, int] = field(default_factory=dict)
+    one_of: list[list[Literal]] = field(default_factory=list)
+    any_of: list[list[tuple[Literal, bool]]] = field(default_factory=list)
+    time_hints: dict[int, int] = field(default_factory=dict)
+    literal_hints: dict[int, bool] = field(default_factory=dict)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# From the words of a schedule to a model of CP-SAT: all that was said, and the hints to begin with.
+
+
+class Written(NamedTuple):
+    """A model of CP-SAT.
+
+    Attributes
+    ----------
+    model : CpModel
+    times, literals : list
+        What stands for each: a variable, or its value where that is known; an expression of the end of all.
+    """
+
+    model: Any
+    times: list[Any]
+    literals: list[Any]
+
+    def reader(self, solver: Any) -> Callable[[Time | Literal | int], int]:
+        """Return what reads the values of a solution."""
+
+        def read(unknown: Time | Literal | int) -> int:
+            if isinstance(unknown, Time):
+                return int(solver.value(self.times[unknown.index])) + unknown.offset
+            if isinstance(unknown, Literal):
+                return int(solver.value(self.literals[unknown.index]))
+            return unknown
+
+        return read
+
+
+def translate(problem: ScheduleProblem) -> Written:
+    """Return the whole of a problem as a model."""
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    times: list[Any] = []
+    literals: list[Any] = []
+    for unknown in problem.unknowns:  # in the order in which they were made, which is that of the search
+        if isinstance(unknown, Time):
+            times.append(model.new_int_var(0, problem.horizon_ns, problem.times[unknown.index]))
+        else:
+            literals.append(model.new_bool_var(problem.literals[unknown.index]))
+    written = Written(model, times, literals)
+
+    def at(time: Time | int) -> Any:
+        return time if isinstance(time, int) else _plus(times[time.index], time.offset)
+
+    for later, earlier, given in problem.after:
+        constraint = model.add(at(later) >= at(earlier))
+        if given:
+            constraint.only_enforce_if([literals[literal.index] for literal in given])
+    for begin, ns, end, literal in problem.last:
+        constraint = model.add(at(end) == at(begin) + ns)
+        if literal is not None:
+            constraint.only_enforce_if(literals[literal.index])
+    for choices in problem.one_of:
+        model.add_exactly_one([literals[literal.index] for literal in choices])
+    for clause in problem.any_of:
+        model.add_bool_or([literals[a.index] if holds else ~literals[a.index] for a, holds in clause])
+    for resource, capacity in problem.capacity.items():
+        _limit(problem, written, resource, capacity, at)
+    for index, value in problem.time_hints.items():
+        model.add_hint(times[index], value)
+    for index, holds in problem.literal_hints.items():
+        model.add_hint(literals[index], holds)
+    model.minimize(times[LONGEST.index])
+    return written
+
+
+def _plus(time: Any, ns: int) -> Any:
+    return time + ns if ns else time
+
+
+def _limit(
+    problem: ScheduleProblem, written: Written, resource: Any, capacity: int, at: Callable[[Time | int], Any]
+) -> None:
+    """Limit what is taken of a resource at once.
+
+    That its work takes at least so long follows, and has to be said: the solver hardly proves anything
+    without.
+    """
+    model = written.model
+    intervals: list[Any] = []
+    amounts: list[int] = []
+    work: list[Any] = []
+    for begin, ns, given, amount, gap_ns in problem.taken.get(resource, ()):
+        name = f"{resource} {len(intervals)}"
+        if given is None:
+            interval = model.new_fixed_size_interval_var(at(begin), ns + gap_ns, name)
+            work.append(ns * amount)
+        else:
+            chosen = written.literals[given.index]
+            interval = model.new_optional_fixed_size_interval_var(at(begin), ns + gap_ns, chosen, name)
+            work.append(ns * amount * chosen)
+        intervals.append(interval)
+        amounts.append(amount)
+    for begin, end, amount in problem.held.get(resource, ()):
+        ns = model.new_int_var(0, problem.horizon_ns, f"{resource} held")
+        intervals.append(model.new_interval_var(at(begin), ns, at(end), f"{resource} hold"))
+        amounts.append(amount)
+    at_most(model, intervals, amounts, capacity)
+    model.add(capacity * written.times[LONGEST.index] >= sum(work))
+
+
+def at_most(model: Any, intervals: Sequence[Any], amounts: Sequence[int], capacity: int) -> None:
+    """Limit what intervals take at once."""
+    if capacity == 1 and max(amounts, default=0) == 1:
+        model.add_no_overlap(intervals)
+    elif sum(amounts) > capacity:
+        model.add_cumulative(intervals, amounts, capacity)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A search by CP-SAT that Ctrl-C ends at once.
+#
+# The solver keeps the interpreter from seeing the signal, or answers it itself and goes on as if its time
+# were up. So it searches in a thread of its own, and the main thread waits for it or for Ctrl-C.
+
+
+def solve(solver: Any, model: Any) -> Any:
+    """Return the status of a search; the objective of the model is a time in ns.
+
+    Parameters
+    ----------
+    solver, model : CpSolver, CpModel
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Ctrl-C; it tells what was found so far.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which alone is told of signals
+        return solver.solve(model)
+    solver.parameters.catch_sigint_signal = False
+    ended: list[Any] = []
+    over = threading.Event()
+
+    def search() -> None:
+        try:
+            ended.append(solver.solve(model))
+        except BaseException as error:
+            ended.append(error)
+        finally:
+            over.set()
+
+    threading.Thread(target=search, daemon=True).start()
+    try:
+        over.wait()
+    except KeyboardInterrupt:
+        solver.stop_search()
+        over.wait()
+        raise KeyboardInterrupt(_told(solver, ended[0])) from None
+    if isinstance(ended[0], BaseException):
+        raise ended[0]
+    return ended[0]
+
+
+def _told(solver: Any, status: Any) -> str:
+    """Say what an interrupted search knows."""
+    from ortools.sat.python import cp_model
+
+    bound = format_duration(max(0, int(solver.best_objective_bound)))
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return f"the search has found nothing yet, and nothing can take less than {bound}"
+    best = format_duration(int(solver.objective_value))
+    return f"the best that the search has found takes {best}, and nothing can take less than {bound}"
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+class Solved(NamedTuple):
+    """What a search came to.
+
+    Attributes
+    ----------
+    values : callable or None
+        The value of each time and literal in the best solution; None: none was found in time.
+    bound_ns : int
+        No solution is below it.
+    finished : bool
+        The best solution is proven to be that, or there is none at all.
+    """
+
+    values: Any
+    bound_ns: int
+    finished: bool
+
+
+class Activities:
+    """Times within a horizon, and constraints between them.
+
+    Parameters
+    ----------
+    purpose : str
+        What OR-tools is needed for, if it is missing.
+    horizon_ns : int
+        All is over by then.
+
+    Attributes
+    ----------
+    problem : Problem
+        What was said.
+    longest : Time
+        What is minimised.
+
+    Raises
+    ------
+    MissingExtraError
+        OR-tools is not installed.
+    """
+
+    def __init__(self, purpose: str, horizon_ns: int) -> None:
+        with extra("opt", purpose):
+            from ortools.sat.python import cp_model
+        self._cp = cp_model
+        self.problem = ScheduleProblem(horizon_ns)
+        self.longest = LONGEST
+
+    def time(self, name: str) -> Time:
+        """Return an unknown time."""
+        self.problem.times.append(name)
+        time = Time(len(self.problem.times) - 1)
+        self.problem.unknowns.append(time)
+        return time
+
+    def literal(self, name: str) -> Literal:
+        """Return something that holds or does not."""
+        self.problem.literals.append(name)
+        literal = Literal(len(self.problem.literals) - 1)
+        self.problem.unknowns.append(literal)
+        return literal
+
+    def some(self, literals: Sequence[Literal]) -> None:
+        """Let one of them hold at least."""
+        self.problem.any_of.append([(literal, True) for literal in literals])
+
+    def implies(self, one: Literal, other: Literal) -> None:
+        """Let `other` hold if `one` does."""
+        self.problem.any_of.append([(one, False), (other, True)])
+
+    def choice(self, names: Sequence[str]) -> list[Any]:
+        """Return a literal for each of some names, one of which holds; where there is one alone, None."""
+        if len(names) == 1:
+            return [None]
+        literals = [self.literal(name) for name in names]
+        self.problem.one_of.append(literals)
+        return literals
+
+    def after(self, later: Time | int, earlier: Time | int, *given: Literal | None) -> None:
+        """Let `later` not be before `earlier`, if all that is `given` holds."""
+        literals = tuple(literal for literal in given if literal is not None)
+        self.problem.after.append(After(later, earlier, literals))
+
+    def never(self, *given: Literal | None) -> None:
+        """Let not all that is `given` hold."""
+        self.problem.any_of.append([(literal, False) for literal in given if literal is not None])
+
+    def together(self, one: Mapping[int, Any], other: Mapping[int, Any]) -> None:
+        """Let the same of each of two choices hold."""
+        for name, literal in one.items():
+            if literal is not None:
+                self.implies(literal, other[name])
+                self.implies(other[name], literal)
+
+    def last(self, begin: Time | int, ns: int, end: Time, given: Literal | None = None) -> None:
+        """Let `end` be so long after `begin`, if what is `given` holds."""
+        self.problem.last.append(Last(begin, ns, end, given))
+
+    def suppose(self, unknown: Time | Literal | None, value: int) -> None:
+        """Let the search begin with a value of a time or literal."""
+        if isinstance(unknown, Time):
+            self.problem.time_hints[unknown.index] = value - unknown.offset
+        elif unknown is not None:
+            self.problem.literal_hints[unknown.index] = bool(value)
+
+    def within(self, ns: int) -> None:
+        """Let all be over by then, which the search begins with."""
+        self.problem.horizon_ns = ns
+        self.suppose(self.longest, ns)
+
+    def occupy(
+        self,
+        resource: Hashable,
+        begin: Time,
+        ns: int,
+        given: Literal | None = None,
+        *,
+        amount: int = 1,
+        gap_ns: int = 0,
+    ) -> None:
+        """Take a part of a resource from `begin` on for so long, and for a gap before what follows."""
+        self.problem.taken.setdefault(resource, []).append(Taken(begin, ns, given, amount, gap_ns))
+
+    def hold(self, resource: Hashable, begin: Time, end: Time, amount: int) -> None:
+        """Take a part of a resource from one time to another."""
+        self.problem.held.setdefault(resource, []).append(Held(begin, end, amount))
+
+    def limit(self, resource: Hashable, capacity: int) -> None:
+        """Let no more of a resource be taken at once than there is."""
+        self.problem.capacity[resource] = capacity
+
+    def solve(self, limit_ns: int, workers: int = 1, seed: int = 0) -> Solved:
+        """Return the times with the least `longest` that are found within a time limit on the wall.
+
+        One of the solver's strategies is enough for most; of several `workers` each has a turn after another.
+        It is the same for the same problem, however many strategies take turns, unless its time is up before
+        it is sure.
+        """
+        until = monotonic() + limit_ns / NS_PER_S
+        written = translate(self.problem)
+        solver: Any = self._cp.CpSolver()
+        solver.parameters.max_time_in_seconds = max(0.0, until - monotonic())
+        solver.parameters.num_workers = workers
+        solver.parameters.interleave_search = workers > 1  # deterministic, with however many workers
+        solver.parameters.random_seed = seed
+        status = solve(solver, written.model)
+        bound = max(0, ceil(solver.best_objective_bound - 1e-6))
+        if status in (self._cp.OPTIMAL, self._cp.FEASIBLE):
+            return Solved(written.reader(solver), bound, status == self._cp.OPTIMAL)
+        return Solved(None, bound, status == self._cp.INFEASIBLE)

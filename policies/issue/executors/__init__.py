@@ -1,1 +1,0 @@
-"""Executors of real frameworks, which decide by queues of their own."""

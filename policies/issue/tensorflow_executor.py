@@ -1,0 +1,435 @@
+"""TensorFlow's executor: an inline queue per thread, and a work-stealing pool for expensive ops.
+
+A thread that finished an op looks at what became ready, in edge order::
+
+    dead or cheap op   ──► back of this thread's inline queue
+    expensive op       ──► the pool, except the last one: when the inline queue is empty, this
+                           thread runs it next
+
+and takes its next op from the front of its inline queue, then from the front of its own deque in the
+pool (where it also pushes: depth first), then from the back of another thread's. So on one thread a
+fan-out of expensive ops f0 .. f5 runs f5, f4, ..., f0. With ``threads="caller"`` everything goes through
+one queue, breadth first: f0 .. f5. What an asynchronous kernel makes ready then runs at once, inside it, one
+after another, each with a queue of its own. Only a session with ops on a single device runs so; one with more
+takes the pool.
+
+In a session, each device has an executor of its own for its part of the graph, which begins with a source
+node: a thread takes it from the pool as it takes any other, and it makes all ready that waits for nothing.
+
+An asynchronous kernel (`ASYNCHRONOUS_KINDS`, or ``attributes: {async: true}``) is only started by its thread,
+and goes on without it. Whatever it makes ready goes to the pool, none inline. A Recv is one: an expensive
+node that takes its turn, and asks the rendezvous when a thread runs it. If its Send came first, it is done
+on the spot; if not, it completes inside the Send, before anything that the Send makes ready. A dead Send or
+Recv goes inline as all that is dead does, and executes: it transmits that it is dead.
+
+Several sessions (ops with an attribute ``session``) share one pool, or have a pool each::
+
+    shared             all sessions ──► w0 w1 w2 w3
+    per session        session a ──► w0 w1       session b ──► w2 w3
+
+Rules 8 to 13 of the executor (tensorflow/core/common_runtime/executor.cc: ``ExecutorState::Process``,
+``ProcessAsync``, ``ScheduleReady`` with its ``run_all_kernels_inline_``; direct_session.cc, where the calling
+thread runs a closure by calling it, for a single executor only; sendrecv_ops.cc and local_rendezvous.cc,
+which call what waits from inside the Send; Eigen's ``ThreadPoolTempl``). Where Eigen picks a victim at
+random, ours starts the search at the thread after the thief, so that a run repeats. Orders recorded from
+TensorFlow 2.21, with one thread and two devices, are test data (``tests/tensorflow_orders.py``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from policies.issue.program_order import in_turn
+from policies.option_checks import one_of, whole
+from sim import Issuer, Job, Policy, Task
+from sim.base.errors import InputError
+from sim.graph.frames import CONTROL_FLOW_KINDS
+from sim.policy import Order
+
+# ----------------------------------------------------------------------------------------------------------
+# Which threads run the ops of which session: TensorFlow's inter-op thread pools.
+#
+# ::
+#
+#     one pool           [w0 w1 w2 w3]              all sessions
+#     one a session      [w0 w1] [w2 w3]            session a, session b
+#     a list of sizes    [w0] [w1 w2 w3]            each session chooses one by number
+#
+# A pool's threads are workers of one CPU; a host's threads that only launch are one pool always. Threads are
+# not cores: pools with more threads than the CPU has cores share its time (`devices.processor`).
+#
+# Source: tensorflow/core/common_runtime/direct_session.cc (``NewThreadPoolFromSessionOptions``) and the
+# fields of ``ConfigProto``.
+
+
+class PoolLayout:
+    """Threads divided into pools, for a job.
+
+    Parameters
+    ----------
+    job : Job
+        Its ops carry the attributes ``session`` and ``inter_op_thread_pool``; without them all are one
+        session.
+    size : int
+        Threads of a pool; 0: all workers, or with a pool per session as many as there are cores.
+    per_session : bool
+        Whether every session has its own.
+    sizes : sequence of int
+        Sizes of several pools instead.
+
+    Attributes
+    ----------
+    members : list of list of int
+        Issuers of each pool.
+    of_op : list of int
+        Pool of each op.
+    of_thread : list of int
+        Pool of each issuer; -1: none.
+
+    Raises
+    ------
+    InputError
+        More threads than workers, or a session that chooses a pool that does not exist.
+    """
+
+    def __init__(self, job: Job, size: int, per_session: bool, sizes: Sequence[int]) -> None:
+        given, pools = job.graph.attribute("session"), job.graph.attribute("inter_op_thread_pool")
+        names = [given.get(op, "") for op in range(len(job.graph))]
+        sessions = {name: k for k, name in enumerate(dict.fromkeys(names))}
+        issuers = job.machine.issuers()
+        self.members: list[list[int]] = []
+        self.of_thread = [-1] * len(issuers)
+        first_pool: list[int] = []
+        several: list[bool] = []
+        for group in range(job.n_groups):
+            threads = [issuer for issuer in issuers if issuer.group == group]
+            first_pool.append(len(self.members))
+            executes = threads[0].stream >= 0
+            several.append(executes and (per_session or bool(sizes)))
+            wanted = [len(threads)]
+            if executes and per_session:
+                cpu = next(d for k in threads[0].devices if (d := job.machine.devices[k]).workers)
+                wanted = [size or cpu.cores or len(threads)] * len(sessions)
+            elif executes and (sizes or size):
+                wanted = list(sizes) or [size]
+            self._divide([thread.index for thread in threads], wanted)
+        self.of_op = []
+        for op, (name, group) in enumerate(zip(names, job.group_of.tolist(), strict=True)):
+            chosen = 0
+            if several[group] and per_session:
+                chosen = sessions[name]
+            elif several[group]:
+                chosen = pools.get(op, 0)
+                if chosen >= len(sizes):
+                    raise InputError(
+                        f"session {name!r} chooses inter_op_thread_pool {chosen!r}; "
+                        f"there are {len(sizes)}, counted from 0"
+                    )
+            self.of_op.append(first_pool[group] + chosen)
+
+    def _divide(self, threads: list[int], wanted: list[int]) -> None:
+        if sum(wanted) > len(threads):
+            many = " and ".join(map(str, wanted))
+            raise InputError(
+                f"tensorflow-executor: pools of {many} threads need {sum(wanted)} workers, and the CPU has "
+                f"{len(threads)}; give it inter_op: {sum(wanted)}, or ask for fewer threads"
+            )
+        at = 0
+        for size in wanted:
+            for thread in threads[at : at + size]:
+                self.of_thread[thread] = len(self.members)
+            self.members.append(threads[at : at + size])
+            at += size
+
+
+CHEAP_KINDS: Final = CONTROL_FLOW_KINDS | {"const", "identity", "no_op", "arg", "retval", "control_trigger"}
+"""Kinds whose kernels are cheap on every device."""
+
+_TRANSMIT: Final = ("send", "recv")
+"""Kinds that run when they are dead: the other side has to know."""
+
+ASYNCHRONOUS_KINDS: Final = frozenset(
+    (
+        *("recv", "iterator_get_next", "iterator_get_next_as_optional"),
+        *("queue_enqueue", "queue_enqueue_many", "queue_dequeue", "queue_dequeue_many"),
+        *("queue_dequeue_up_to", "queue_close", "barrier_insert_many", "barrier_take_many", "barrier_close"),
+        *("reader_read", "reader_read_up_to", "accumulator_take_gradient"),
+        *("sparse_accumulator_take_gradient", "partitioned_call", "stateful_partitioned_call", "remote_call"),
+        *("symbolic_gradient", "collective_reduce", "collective_gather", "collective_bcast_send"),
+        *("collective_bcast_recv", "batch", "unbatch", "batch_function"),
+    )
+)
+"""Kinds whose kernels are asynchronous: subclasses of ``AsyncOpKernel`` in tensorflow/core/kernels
+(sendrecv_ops.h, queue_op.h, barrier_ops.cc, reader_ops.cc, conditional_accumulator_base_op.h, function_ops.h,
+partitioned_function_ops.h, collective_ops.cc, batch_kernels.cc, data/iterator_ops.h)."""
+
+_FIRST_ESTIMATE: Final = 100_000_000
+_EXPENSIVE_CYCLES: Final = 8000
+"""Cycles: what an op is taken to cost before it ever ran, and what it has to cost to be expensive."""
+
+
+class TensorFlowExecutor(Policy):
+    """TensorFlow's executor for one process; its threads are the workers of its CPU, or a host's threads.
+
+    TensorFlow's executor: an inline queue per thread, and a work-stealing pool for expensive ops.
+
+    A thread that finished an op looks at what became ready, in edge order::
+
+        dead or cheap op   ──► back of this thread's inline queue
+        expensive op       ──► the pool, except the last one: when the inline queue is empty, this
+                               thread runs it next
+
+    and takes its next op from the front of its inline queue, then from the front of its own deque in the
+    pool (where it also pushes: depth first), then from the back of another thread's. So on one thread a
+    fan-out of expensive ops f0 .. f5 runs f5, f4, ..., f0. With ``threads="caller"`` everything goes
+    through one queue, breadth first: f0 .. f5. What an asynchronous kernel makes ready then runs at once,
+    inside it, one after another, each with a queue of its own. Only a session with ops on a single device
+    runs so; one with more takes the pool.
+
+    In a session, each device has an executor of its own for its part of the graph, which begins with a
+    source node: a thread takes it from the pool as it takes any other, and it makes all ready that waits
+    for nothing.
+
+    An asynchronous kernel (`ASYNCHRONOUS_KINDS`, or ``attributes: {async: true}``) is only started by its
+    thread, and goes on without it. Whatever it makes ready goes to the pool, none inline. A Recv is one: an
+    expensive node that takes its turn, and asks the rendezvous when a thread runs it. If its Send came
+    first, it is done on the spot; if not, it completes inside the Send, before anything that the Send makes
+    ready. A dead Send or Recv goes inline as all that is dead does, and executes: it transmits that it is
+    dead.
+
+    Several sessions (ops with an attribute ``session``) share one pool, or have a pool each::
+
+        shared             all sessions ──► w0 w1 w2 w3
+        per session        session a ──► w0 w1       session b ──► w2 w3
+
+    Rules 8 to 13 of the executor (tensorflow/core/common_runtime/executor.cc: ``ExecutorState::Process``,
+    ``ProcessAsync``, ``ScheduleReady`` with its ``run_all_kernels_inline_``; direct_session.cc, where the
+    calling thread runs a closure by calling it, for a single executor only; sendrecv_ops.cc and
+    local_rendezvous.cc, which call what waits from inside the Send; Eigen's ``ThreadPoolTempl``). Where
+    Eigen picks a victim at random, ours starts the search at the thread after the thief, so that a run
+    repeats. Orders recorded from TensorFlow 2.21, with one thread and two devices, are test data
+    (``tests/tensorflow_orders.py``).
+
+    Parameters
+    ----------
+    threads : str
+        ``"pool"``: the inter-op thread pool; ``"caller"``: the calling thread runs everything
+        (an inter-op pool of size -1), for a machine with one worker; a session on several devices takes
+        the pool.
+    inter_op_parallelism_threads : int
+        Threads of a pool; 0: all workers of the CPU, or with pools per session as many as it has cores.
+    use_per_session_threads : bool
+        Whether every session has a pool of its own.
+    session_inter_op_thread_pool : sequence of int
+        Sizes of pools, of which a session chooses one by number (its attribute ``inter_op_thread_pool``).
+    cycles_per_us : int
+        Clock by which ops are judged expensive as later versions do: by what they took, too. An op's estimate
+        starts at 10^8 cycles, becomes (9 · old + elapsed) / 10 after each run, and the op is cheap once that
+        is at most 8000. 0: the flag alone, as in TensorFlow 1.
+    runs : str
+        How iterations follow one another (`policies.issue.program_order`): ``"in-turn"`` or
+        ``"side-by-side"``.
+
+    Raises
+    ------
+    InputError
+        Another word, a negative number, two ways to have several pools; when the run begins: more threads
+        than the CPU has workers, or a pool that does not exist.
+
+    Notes
+    -----
+    An op is expensive when it runs on a worker and its kind is not in `CHEAP_KINDS`; an op's attribute
+    ``expensive`` overrides that. Synchronisation is ``"issue"``: an op on a GPU is done, for the
+    executor, when it is on the stream. So only what a worker executes can be asynchronous.
+
+    The threads inside kernels are the device's: ``intra_op_parallelism_threads`` of a scenario's policy, or
+    ``intra_op_pool`` of a CPU (`devices.processor.cpu_cores`).
+    """
+
+    synchronisation = "issue"
+    asks_in_turn = True
+    on_failure = "abort"
+    one_process = True
+
+    def __init__(
+        self,
+        threads: str = "pool",
+        inter_op_parallelism_threads: int = 0,
+        use_per_session_threads: bool = False,
+        session_inter_op_thread_pool: Sequence[int] = (),
+        cycles_per_us: int = 0,
+        runs: str = "in-turn",
+    ) -> None:
+        self.runs_in_turn = in_turn("tensorflow-executor", runs, "side-by-side")
+        self.threads = one_of("tensorflow-executor", "threads", threads, ("pool", "caller"))
+        if inter_op_parallelism_threads < 0:
+            raise InputError(
+                "tensorflow-executor: inter_op_parallelism_threads must be >= 0, found "
+                f"{inter_op_parallelism_threads}; for the calling thread alone give threads: caller",
+                path=("inter_op_parallelism_threads",),
+            )
+        if use_per_session_threads and session_inter_op_thread_pool:
+            raise InputError(
+                "tensorflow-executor: give use_per_session_threads or session_inter_op_thread_pool, not both",
+                path=("use_per_session_threads",),
+            )
+        if any(size < 1 for size in session_inter_op_thread_pool):
+            message = "tensorflow-executor: session_inter_op_thread_pool must be sizes >= 1"
+            raise InputError(message, path=("session_inter_op_thread_pool",))
+        self.size = inter_op_parallelism_threads
+        self.per_session = use_per_session_threads
+        self.sizes = tuple(session_inter_op_thread_pool)
+        self.cycles_per_us = whole("tensorflow-executor", "cycles_per_us", cycles_per_us, least=0)
+
+    def prepare(self, job: Job) -> None:
+        """Classify the ops, divide the threads, and make empty queues."""
+        graph = job.graph
+        costly = np.array([kind not in CHEAP_KINDS for kind in graph.kinds], bool)
+        expensive = costly[graph.kind_code] & ~job.launched
+        for op, own in graph.attribute("expensive").items():
+            expensive[op] = own
+        self._estimate = [_FIRST_ESTIMATE] * len(graph)
+        self._transmits: list[bool] = graph.is_kind(*_TRANSMIT).tolist()
+        self._asynchronous = self.asynchronous_ops(job)
+        issuers = job.machine.issuers()
+        layout = PoolLayout(job, self.size, self.per_session, self.sizes)
+        self._pool_of_op, self._pool_of_thread = layout.of_op, layout.of_thread
+        self._members = layout.members
+        # Of each thread the queues of the nodes that it processes, innermost last; and that of the last node.
+        self._inline: list[list[deque[Task]]] = [[deque()] for _ in issuers]
+        self._current = [queues[0] for queues in self._inline]
+        self._pool: list[deque[Task | _Source]] = [deque() for _ in issuers]
+        # A run of a session has an executor for each device: who starts from which source node.
+        sessions = [*map(graph.attribute("session").get, range(len(graph)))]
+        self._source_of = list(zip(self._pool_of_op, job.device_of.tolist(), sessions, strict=True))
+        self._sources: dict[tuple[int, int, object], _Source] = {}
+        self._inlined = self._by_caller(sessions, job.device_of.tolist())
+        self._expensive: list[bool] = (expensive & ~np.array(self._inlined, bool)).tolist()
+
+    def _by_caller(self, sessions: list[object], device_of: list[int]) -> list[bool]:
+        """Return of each op whether the calling thread runs its session, which has one executor then."""
+        devices: dict[object, set[int]] = {}
+        for session, device in zip(sessions, device_of, strict=True):
+            devices.setdefault(session, set()).add(device)
+        return [self.threads == "caller" and len(devices[session]) == 1 for session in sessions]
+
+    def asynchronous_ops(self, job: Job) -> Set[int]:
+        """Return the ops of workers that are asynchronous by their kind, or because they say so."""
+        graph = job.graph
+        asynchronous = graph.is_kind(*ASYNCHRONOUS_KINDS)
+        for op, own in graph.attribute("async").items():
+            asynchronous[op] = own
+        return frozenset(np.flatnonzero(asynchronous & ~job.launched).tolist())
+
+    def as_data(self, job: Job) -> Order | None:
+        """Return that threads steal, unless something else changes who goes on with what."""
+        self.prepare(job)
+        root = np.ones(len(job.graph), bool)
+        root[job.graph.edges.within_iteration().consumer] = False
+        of_source = map(self._source_of.__getitem__, np.flatnonzero(root).tolist())
+        pools = [pool for pool, *_ in set(of_source)]
+        if self.cycles_per_us or self._asynchronous or len(pools) > len(set(pools)):
+            return None
+        cheap = 1 - np.array(self._expensive, np.int64)
+        pool, of_issuer = np.array(self._pool_of_op), np.array(self._pool_of_thread)
+        return Order("steal", cheap=cheap, pool=pool, pool_of_issuer=of_issuer)
+
+    def ready(self, task: Task) -> None:
+        """Keep a root for the source node of its executor, which a thread outside puts into the pool."""
+        which = self._source_of[task.op]
+        source = self._sources.get(which)
+        if source is None or source.taken:
+            source = self._sources[which] = _Source([])
+            self._pool[self._members[which[0]][0]].append(source)
+        source.roots.append(task)
+
+    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
+        """Schedule what became ready, as ScheduleReady does."""
+        if self.cycles_per_us and issuer is not None and task.end_ns >= 0:
+            self._judge(task)
+        pool = -1 if issuer is None else self._pool_of_thread[issuer.index]
+        mine: list[Task] = []
+        for t in now_ready:
+            if self._pool_of_op[t.op] == pool:
+                mine.append(t)
+            else:  # from outside: onto the queue of a thread of its own executor, none inline
+                self._pool[self._members[self._pool_of_op[t.op]][0]].append(t)
+        if issuer is None:
+            return
+        if task.op in self._asynchronous and (self._transmits[task.op] or not task.dead):
+            self._done(mine, issuer.index)
+        else:
+            self._schedule(mine, issuer.index)
+
+    def _judge(self, task: Task) -> None:
+        """Bring the estimate of a kernel that has run up to date, unless it is asynchronous."""
+        if task.op not in self._asynchronous and (not task.dead or self._transmits[task.op]):
+            elapsed = (task.end_ns - task.start_ns) * self.cycles_per_us // 1000
+            self._estimate[task.op] = (9 * self._estimate[task.op] + elapsed) // 10
+
+    def _done(self, now_ready: Sequence[Task], thread: int) -> None:
+        """Hand on what an asynchronous kernel made ready: to the pool, or, without one, at once."""
+        inlined = [t for t in now_ready if self._inlined[t.op]]
+        self._inline[thread] += [deque([t]) for t in reversed(inlined)]
+        self._pool[thread].extendleft(t for t in now_ready if not self._inlined[t.op])
+
+    def _schedule(self, now_ready: Sequence[Task], thread: int) -> None:
+        inline = self._current[thread]
+        last: Task | None = None
+        for task in now_ready:
+            if task.dead or not self._is_expensive(task.op):
+                inline.append(task)
+            else:
+                if last is not None:
+                    self._pool[thread].appendleft(last)
+                last = task
+        if last is not None:
+            if inline:
+                self._pool[thread].appendleft(last)
+            else:
+                inline.append(last)
+
+    def _is_expensive(self, op: int) -> bool:
+        return self._expensive[op] and self._estimate[op] > _EXPENSIVE_CYCLES
+
+    def next(self, issuer: Issuer) -> Task | None:
+        """Return the thread's next op: inline, from its own deque, or stolen."""
+        thread = issuer.index
+        pool = self._pool_of_thread[thread]
+        if pool < 0:
+            return None  # a worker that belongs to no pool
+        queues = self._inline[thread]
+        while len(queues) > 1 and not queues[-1]:
+            queues.pop()
+        self._current[thread] = queues[-1]
+        while not queues[-1]:
+            found = self._from_pool(pool, thread)
+            if not isinstance(found, _Source):
+                return found
+            found.taken = True
+            self._schedule(found.roots, thread)
+        return queues[-1].popleft()
+
+    def _from_pool(self, pool: int, thread: int) -> Task | _Source | None:
+        """Return the front of the thread's own deque, else the back of another one's."""
+        if self._pool[thread]:
+            return self._pool[thread].popleft()
+        members = self._members[pool]
+        at = members.index(thread)
+        for victim in members[at + 1 :] + members[:at]:
+            if self._pool[victim]:
+                return self._pool[victim].pop()
+        return None
+
+
+@dataclass
+class _Source:
+    """The source node of an executor: what is ready from the beginning."""
+
+    roots: list[Task]
+    taken: bool = False

@@ -1,0 +1,251 @@
+"""A virtual machine: one thread walks a linear program with jumps, one call after another.
+
+::
+
+    pc ──► call step         wait until step is done with, then go on
+           if p else +4      the outcome that the switches of that predicate were told
+           goto -4           the next iteration
+
+Each process (`sim.issuers`) has a program, and a thread that walks it; where they need the same
+workers of a CPU, they take turns.
+
+Done with means executed, for an op of a CPU; enqueued, for an op of a GPU. TVM's and Relax's virtual machines
+run so (tvm/src/runtime/vm/vm.cc: ``VirtualMachine::RunLoop``). On a graph without control flow this is
+`policies.issue.virtual_machine`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from policies.issue.program_order import in_turn
+from policies.jumps import Goto, If, JumpProgram, Ret, RunOp, compile_program
+from sim import Issuer, Job, Policy, Task
+from sim.graph.frames import CONTROL_FLOW_KINDS, has_control_flow
+from sim.policy import Order
+
+
+class VirtualMachine(Policy):
+    """One thread (of each process) runs the graph's program with jumps, strictly in order.
+
+    A virtual machine: one thread walks a linear program with jumps, one call after another.
+
+    ::
+
+        pc ──► call step         wait until step is done with, then go on
+               if p else +4      the outcome that the switches of that predicate were told
+               goto -4           the next iteration
+
+    Each process (`sim.issuers`) has a program, and a thread that walks it; where they need the same
+    workers of a CPU, they take turns.
+
+    Done with means executed, for an op of a CPU; enqueued, for an op of a GPU. TVM's and Relax's virtual
+    machines run so (tvm/src/runtime/vm/vm.cc: ``VirtualMachine::RunLoop``). On a graph without control flow
+    this is `policies.issue.virtual_machine`.
+
+    Parameters
+    ----------
+    runs : str
+        How iterations follow one another (`policies.issue.program_order`): ``"enqueued"`` or ``"in-turn"``.
+
+    Raises
+    ------
+    InputError
+        Another word.
+
+    Notes
+    -----
+    The simulator moves values through switches, merges, enters and exits, which are no instructions here:
+    they pass between two calls as they become ready. Give them no issue cost where that matters
+    (``issue_cost: {switch: 0, merge: 0, ...}``); a ``loop_cond`` stands for the If and a ``next_iteration``
+    for the Goto.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> b = GraphBuilder("independent")
+    >>> for name in "abc":
+    ...     _ = b.op(name, duration_ns=10)
+    >>> simulate(b.build(), Machine((Device("cpu0", "cpu", workers=4),)), VirtualMachine()).makespan_ns
+    30
+    """
+
+    synchronisation = "issue"
+    on_failure = "stop-machine"
+
+    def __init__(self, runs: str = "enqueued") -> None:
+        self.runs_in_turn = in_turn(type(self).__name__, runs, "enqueued")
+
+    def prepare(self, job: Job) -> None:
+        """Compile the graph, and let a thread of each process stand at the first instruction."""
+        graph, order = job.graph, job.order
+        if job.process_of is None:
+            self._threads = [_Thread(job, compile_program(graph, order.tolist()))]
+            self._thread_of = self._threads * len(graph)
+            return
+        process = job.process_of[order]
+        programs = [compile_program(graph, order[process == k].tolist()) for k in range(len(job.processes))]
+        self._threads = [_Thread(job, program) for program in programs]
+        self._thread_of = [self._threads[k] for k in job.process_of.tolist()]
+
+    def ready(self, task: Task) -> None:
+        """Tell the thread of the task's process."""
+        self._thread_of[task.op].ready(task)
+
+    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
+        """Tell the threads of the processes."""
+        if task.op < len(self._thread_of):
+            self._thread_of[task.op].ended(task)
+        for t in now_ready:
+            self.ready(t)
+
+    def next(self, issuer: Issuer) -> Task | None:
+        """Return what the next thread whose turn it is wants done; who had something done is the last."""
+        for k, thread in enumerate(self._threads):
+            task = thread.next(issuer)
+            if task is not None:
+                if len(self._threads) > 1:
+                    self._threads.append(self._threads.pop(k))
+                return task
+        return None
+
+
+class _Thread:
+    """A thread that walks a program."""
+
+    def __init__(self, job: Job, program: JumpProgram) -> None:
+        graph = job.graph
+        self.program = program
+        self._moves = [kind in CONTROL_FLOW_KINDS for kind in graph.kinds]
+        self._kind_code = graph.kind_code.tolist()
+        self._repetitions = job.iterations
+        self._repetition, self._pc = 0, 0
+        self._path: list[int] = [0] * (max(self.program.frame) + 1)  # the iteration of each frame
+        self._waiting: dict[tuple[int, int, str], Task] = {}
+        self._tokens: deque[Task] = deque()
+        self._says: dict[tuple[int, int, str], int] = {}
+        self._current: Task | None = None
+
+    def ready(self, task: Task) -> None:
+        """Keep `task` for its call; what only moves tokens, or is dead, goes through at once."""
+        if task.dead or self._moves[self._kind_code[task.op]]:
+            self._tokens.append(task)
+        else:
+            self._waiting[task.iteration, task.op, _tag(task)] = task
+
+    def ended(self, task: Task) -> None:
+        """Go on when the current call is done with; note what a switch was told."""
+        if task is self._current:
+            self._current = None
+        structure = self.program.structure
+        if structure is not None and task.op in structure.predicate and not task.dead:
+            side = task.frame.taken.get(task.op)  # not known when it is issued, if a host reads what it gives
+            if side is not None:
+                self._says[task.iteration, structure.predicate[task.op], _tag(task)] = side
+
+    def next(self, issuer: Issuer) -> Task | None:
+        """Return what moves tokens, else the op whose call it is."""
+        for k, task in enumerate(self._tokens):
+            if task.group == issuer.group:
+                del self._tokens[k]
+                return task
+        if self._current is not None or self._tokens:
+            return None
+        call = self._next_call()
+        if call is None:
+            return None
+        key = (self._repetition, call.op, self._tag_of(self.program.frame[self._pc]))
+        task_ = self._waiting.get(key)
+        if task_ is None or task_.group != issuer.group:
+            return None
+        del self._waiting[key]
+        self._current = task_
+        self._go_to(self._pc + 1)
+        return task_
+
+    def _next_call(self) -> RunOp | None:
+        """Walk to the next call of an op; None while a jump does not know where to go, and at the end."""
+        while self._repetition < self._repetitions:
+            match self.program.instructions[self._pc]:
+                case RunOp() as call:
+                    return call
+                case If(predicate, offset):
+                    tag = self._tag_of(self.program.frame[self._pc])
+                    says = self._says.get((self._repetition, predicate, tag))
+                    if says is None:
+                        return None
+                    self._go_to(self._pc + (1 if says else offset))
+                case Goto(offset):
+                    self._go_to(self._pc + offset)
+                case Ret():
+                    self._repetition += 1
+                    self._pc = 0
+        return None
+
+    def _go_to(self, pc: int) -> None:
+        """Move; coming to a loop's first instruction from above enters it, from below begins an iteration."""
+        frame = self.program.head.get(pc)
+        if frame is not None:
+            self._path[frame] = 0 if pc > self._pc else self._path[frame] + 1
+        self._pc = pc
+
+    def _tag_of(self, frame: int) -> str:
+        """Return the text of the tag in which an instruction of `frame` runs now."""
+        structure = self.program.structure
+        parts: list[str] = []
+        while structure is not None and frame > 0:
+            parts.append(f"{structure.name[frame]}:{self._path[frame]}")
+            frame = structure.parent[frame]
+        return "/".join(reversed(parts))
+
+
+def _tag(task: Task) -> str:
+    return "" if task.frame is None else str(task.frame)
+
+
+class Sequential(VirtualMachine):
+    """One thread (of each process) walks a program; it executes or enqueues an op before the next one.
+
+    Sequential: one thread walks a program, and each op is done with before the next is looked at.
+
+    ::
+
+        host     a ▇▇▇ b ▇▇ ·c· ·d· e ▇▇▇      ▇ executes on the CPU; ·x· only enqueues on a stream
+        stream                ▇▇▇▇▇▇▇c▇▇▇d▇▇▇
+
+    Done with means: executed, for an op of a CPU; enqueued, for an op of a GPU, whose stream keeps the
+    order. So run TVM's graph executor and virtual machine, ONNX Runtime's sequential executor and an eager
+    PyTorch script; they differ in the order of the program (`policies.linearize`), not in this. A graph
+    with control flow is compiled to a program with jumps (`policies.issue.virtual_machine`).
+
+    Parameters
+    ----------
+    runs : str
+        How iterations follow one another (`policies.issue.program_order`): ``"enqueued"`` or ``"in-turn"``.
+
+    Raises
+    ------
+    InputError
+        Another word.
+
+    Notes
+    -----
+    An op of another device's issuer is handed over: whoever serves its device takes it, and the program goes
+    on when that is done with it.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> b = GraphBuilder("independent")
+    >>> for name in "abc":
+    ...     _ = b.op(name, duration_ns=10)
+    >>> simulate(b.build(), Machine((Device("cpu0", "cpu", workers=4),)), Sequential()).makespan_ns
+    30
+    """
+
+    def as_data(self, job: Job) -> Order | None:
+        """Return the program of the one thread; one with jumps, or one for each process, is no such order."""
+        if has_control_flow(job.graph) or job.process_of is not None:
+            return None
+        return Order("place", [job.order], 1, "machine", in_flight=1)

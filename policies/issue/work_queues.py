@@ -1,0 +1,354 @@
+"""Two executors in which a thread keeps some of the ops that it made ready, and queues the others.
+
+``onnxruntime-parallel``
+    The thread that finished an op goes on with the *first* consumer that became ready; the others go to
+    a queue that all threads take from, in order (onnxruntime/core/framework/parallel_executor.cc). This
+    executor ended with version 1.14 (github.com/microsoft/onnxruntime/issues/16158).
+``tfrt``
+    Kernels carry a stream id, which the compiler gives them. Ready kernels of the stream that the thread
+    works on go to its inline stack (last in, first out), the others to the work queue (TFRT's
+    ``BEFExecutor``). Kernels that block (on a file, on another machine) have threads of their own, so that
+    they do not keep a core from working (``MultiThreadedWorkQueue``: one queue for tasks that do not block,
+    one for those that do).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.issue.program_order import in_turn
+from policies.issue.virtual_machine import Sequential
+from policies.option_checks import whole
+from sim import Graph, Issuer, Job, Policy, Task
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError
+from sim.policy import Order
+
+# ----------------------------------------------------------------------------------------------------------
+# Which stream TFRT's compiler puts each kernel on, where nobody says so.
+#
+# A stream is what one thread executes in sequence. Each op hangs on the operand with the most expensive path
+# from the beginning, since that will be the last to come; then, from the end to the beginning, an op joins
+# one of the streams of those that hang on it, and streams too cheap to be worth a thread are merged::
+#
+#     root ─┬─► a (9) ─► c (1) ─► return       root, a, c: the stream of the return
+#           ├─► b (9) ───────►┤                b: a stream of its own
+#           ├─► d (1) ───────►┤                d, e: one stream, since both are cheap
+#           └─► e (1) ───────►┘
+#
+# As ``StreamAnalysis`` in lib/compiler/stream_analysis.cc of github.com/tensorflow/runtime, which runs
+# whenever a program is written out for the executor (lib/bef_converter/mlir_to_bef/mlir_to_bef.cc), without
+# its option ``merge_inter_dependent_streams``, which is off unless a program asks for it.
+
+INPUT = -1
+"""An operand that no op makes."""
+
+_CHEAP = 1
+"""Cost of the root, and of the return."""
+
+
+@dataclass
+class _Stream:
+    """A stream while they are merged: what its ops cost, and whether the return is among them."""
+
+    cost: int = 0
+    returns: bool = False
+
+
+def assigned_streams(operands: Sequence[Sequence[int]], cost: Sequence[int], threshold: int = 0) -> list[int]:
+    """Return the stream of each op, numbered as they are found from the end.
+
+    Parameters
+    ----------
+    operands : sequence of sequence of int
+        The ops that each op waits for, all before it, data before control; `INPUT` for what no op makes.
+        What nobody waits for is returned.
+    cost : sequence of int
+        Of each op, 1 at least.
+    threshold : int
+        A stream of this cost is worth a thread. 0: streams are merged as long as they stay below the longest
+        path, which is what TFRT does without ``tfrt.cost_threshold``.
+
+    Examples
+    --------
+    Six ops that read the same: six streams, the first with what they read.
+
+    >>> assigned_streams([[], *([0] for _ in range(6))], [1] * 7)
+    [0, 0, 5, 4, 3, 2, 1]
+    """
+    n = len(operands)
+    end, root = n, n + 1
+    waited_for = bytearray(n)
+    for row in operands:
+        for op in row:
+            if op >= 0:
+                waited_for[op] = 1
+    rows = [*operands, [op for op in range(n) if not waited_for[op]]]
+    costs = [*cost, _CHEAP, _CHEAP]
+    follow, path = _hang(rows, costs)
+    automatic = threshold <= 0
+    enough = max(path[: end + 1], default=1) if automatic else threshold
+
+    stream_of = [-1] * (n + 2)
+    streams: list[_Stream] = []
+    merged_into: list[int] = []
+
+    def worth(op: int, *some: int) -> bool:
+        """Whether streams behind `op` are worth a thread, together."""
+        total = sum(streams[s].cost for s in some)
+        return path[op] + total >= enough if automatic else streams[some[0]].cost >= enough
+
+    def merge(one: int, other: int) -> None:
+        streams[other].cost += streams[one].cost
+        streams[other].returns |= streams[one].returns
+        merged_into[one] = other
+
+    for op in (*range(end, -1, -1), root):
+        left: list[int] = []  # cheap streams, merged until they are worth a thread
+        own, most, returns = -1, 0, -1
+        for child in follow[op]:
+            stream = stream_of[child]
+            if not worth(op, stream):
+                if not left or worth(op, left[-1], stream):
+                    left.append(stream)
+                else:
+                    merge(stream, left[-1])
+                stream = left[-1]
+            if streams[stream].cost > most:
+                own, most = stream, streams[stream].cost
+            if streams[stream].returns:
+                returns = stream
+        if returns >= 0:
+            own = returns
+        elif own < 0:
+            own = len(streams)
+            streams.append(_Stream())
+            merged_into.append(-1)
+        stream_of[op] = own
+        streams[own].cost += costs[op]
+        streams[own].returns |= op == end
+        if left and not automatic and left[-1] != own and not worth(op, left[-1]):
+            merge(left[-1], own)
+    return [_latest(stream_of[op], merged_into) for op in range(n)]
+
+
+def _hang(rows: Sequence[Sequence[int]], costs: Sequence[int]) -> tuple[list[list[int]], list[int]]:
+    """Return which ops hang on each op, and on the root behind them all; and the cost of each one's path."""
+    root = len(rows)
+    follow: list[list[int]] = [[] for _ in range(root + 1)]
+    path = [0] * root + [_CHEAP]
+    for op, row in enumerate(rows):
+        on, longest = root, 0
+        for operand in row:
+            maker = root if operand == INPUT else operand
+            if path[maker] > longest:
+                on, longest = maker, path[maker]
+        follow[on].append(op)
+        path[op] = costs[op] + longest
+    return follow, path
+
+
+def _latest(stream: int, merged_into: Sequence[int]) -> int:
+    """Return what a stream has been merged into."""
+    while merged_into[stream] >= 0:
+        stream = merged_into[stream]
+    return stream
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+class _KeepOrQueue(Policy):
+    """A stack of its own for every thread, and one queue per pool of threads, as `as_data` says."""
+
+    synchronisation = "issue"
+
+    def prepare(self, job: Job) -> None:
+        """Make empty queues."""
+        order = self.as_data(job)
+        assert order is not None
+        assert order.pool is not None
+        assert order.pool_of_issuer is not None
+        self._label, self._pool, self._takes = order.label, order.pool.tolist(), order.pool_of_issuer.tolist()
+        self._kept: list[list[Task]] = [[] for _ in self._takes]
+        self._queues: dict[int, deque[Task]] = defaultdict(deque)  # by pool
+
+    def ready(self, task: Task) -> None:
+        """Queue `task`."""
+        self._queues[self._pool[task.op]].append(task)
+
+    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
+        """Keep what belongs to the thread, queue the rest."""
+        for k, t in enumerate(now_ready):
+            if (
+                issuer is not None
+                and self._pool[t.op] == self._takes[issuer.index]
+                and (k == 0 if self._label is None else self._label[task.op] == self._label[t.op])
+            ):
+                self._kept[issuer.index].append(t)
+            else:
+                self.ready(t)
+
+    def next(self, issuer: Issuer) -> Task | None:
+        """Return the last kept op, else the first of the queue."""
+        kept = self._kept[issuer.index]
+        if kept:
+            return kept.pop()
+        queue = self._queues[self._takes[issuer.index]]
+        return queue.popleft() if queue else None
+
+
+class KeepFirst(Policy):
+    """ONNX Runtime's parallel executor, as it was until version 1.13; since then there is none.
+
+    With fewer than two workers, too, ONNX Runtime walks the program as its sequential executor does; give it
+    the default order, ``linearize: reverse-depth-first``.
+
+    Parameters
+    ----------
+    runs : str
+        How iterations follow one another (`policies.issue.program_order`): ``"in-turn"`` or
+        ``"side-by-side"``.
+
+    Raises
+    ------
+    InputError
+        Another word.
+    """
+
+    synchronisation = "issue"
+
+    def __init__(self, runs: str = "in-turn") -> None:
+        self.runs_in_turn = in_turn("onnxruntime-parallel", runs, "side-by-side")
+
+    def prepare(self, job: Job) -> None:
+        """Choose the executor."""
+        self._executor = _executor(job)
+        self._executor.prepare(job)
+
+    def as_data(self, job: Job) -> Order | None:
+        """Return the order of the executor that is chosen."""
+        return _executor(job).as_data(job)
+
+    def ready(self, task: Task) -> None:
+        """Tell the executor."""
+        self._executor.ready(task)
+
+    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
+        """Tell the executor."""
+        self._executor.ended(task, now_ready, issuer)
+
+    def next(self, issuer: Issuer) -> Task | None:
+        """Ask the executor."""
+        return self._executor.next(issuer)
+
+
+def _executor(job: Job) -> Policy:
+    """Return what runs an ONNX Runtime session in parallel mode."""
+    workers = sum(issuer.stream >= 0 for issuer in job.machine.issuers())
+    return _KeepFirst() if workers > 1 else Sequential()
+
+
+class _KeepFirst(_KeepOrQueue):
+    """Of what it made ready, a thread keeps the first."""
+
+    def as_data(self, job: Job) -> Order:
+        """Return that a thread keeps the first consumer only."""
+        of_issuer = np.array([issuer.group for issuer in job.machine.issuers()])
+        return Order("keep", pool=job.group_of, pool_of_issuer=of_issuer)
+
+
+class StreamStacks(_KeepOrQueue):
+    """TFRT's executor; an op's attribute ``stream_id`` is the stream that it belongs to.
+
+    The others are on the streams that TFRT's compiler would give them, by the durations that the policy may
+    know (`policies.issue.work_queues`), numbered behind those that are given.
+
+    Parameters
+    ----------
+    cost_threshold_ns : int
+        A stream with less to do is merged with others; 0: as long as they stay below the longest path.
+    blocking_threads : int
+        Workers, the last ones of a CPU, that run the ops with the attribute ``blocking: true`` and no others;
+        0: those ops run as all do.
+    runs : str
+        How iterations follow one another (`policies.issue.program_order`): ``"in-turn"`` or
+        ``"side-by-side"``.
+
+    Raises
+    ------
+    InputError
+        A negative number, another word; when the run begins: no worker is left for the other ops.
+
+    Notes
+    -----
+    Kernels wait for all their arguments; non-strict ones (the attribute ``strict: false``) for the first.
+    What is downstream of a kernel that fails never runs, and everything else does.
+    """
+
+    on_failure = "skip"
+    one_process = True
+
+    def __init__(self, blocking_threads: int = 0, cost_threshold_ns: int = 0, runs: str = "in-turn") -> None:
+        self.runs_in_turn = in_turn("tfrt", runs, "side-by-side")
+        self.cost_threshold_ns = whole("tfrt", "cost_threshold_ns", cost_threshold_ns, least=0)
+        self.blocking_threads = whole("tfrt", "blocking_threads", blocking_threads, least=0)
+
+    def as_data(self, job: Job) -> Order:
+        """Return that a thread keeps the ops of its stream, and which threads run what blocks."""
+        set_aside = bool(self.blocking_threads)
+        blocks = np.zeros(len(job.graph), np.int64)
+        for op, blocking in job.graph.attribute("blocking").items():
+            blocks[op] = set_aside and blocking and not job.launched[op]
+        issuers = job.machine.issuers()
+        may_block = np.zeros(len(issuers), np.int64)
+        threads: dict[int, list[int]] = {}
+        for issuer in issuers:
+            if set_aside and issuer.stream >= 0:
+                threads.setdefault(issuer.group, []).append(issuer.index)
+        for members in threads.values():
+            if self.blocking_threads >= len(members):
+                raise InputError(
+                    f"tfrt: blocking_threads is {self.blocking_threads}, and the CPU has {len(members)} "
+                    "workers; leave one at least for ops that do not block (inter_op gives it more)"
+                )
+            may_block[members[-self.blocking_threads :]] = 1
+        of_issuer = 2 * np.array([issuer.group for issuer in issuers]) + may_block
+        label = self._streams(job)
+        return Order("keep", label=label, pool=2 * job.group_of + blocks, pool_of_issuer=of_issuer)
+
+    def _streams(self, job: Job) -> IntArray:
+        """Return the stream of each op: as given, else as assigned."""
+        graph = job.graph
+        given = graph.attribute("stream_id")
+        label = np.zeros(len(graph), np.int64)
+        if len(given) < len(graph):
+            order = graph.topological_order
+            place = np.empty_like(order)
+            place[order] = np.arange(len(order))
+            operands = _operands(graph, place)
+            costs = np.maximum(job.known_ns, 1)[order].tolist()
+            label[order] = assigned_streams(operands, costs, self.cost_threshold_ns)
+            label += max(given.values(), default=-1) + 1
+        for op, stream in given.items():
+            label[op] = stream
+        return label
+
+
+def _operands(graph: Graph, place: IntArray) -> list[list[int]]:
+    """Return, by place in a topological order, the places of what each op waits for in its own iteration."""
+    operands: list[list[int]] = [[] for _ in range(len(graph))]
+    producer = graph.tensor_producer[graph.inputs.indices]
+    for rows, makers, distance in (
+        (graph.inputs.rows(), producer, graph.input_distance),
+        (graph.after.rows(), graph.after.indices, graph.after_distance),
+    ):
+        now = distance == 0
+        found = np.where(makers >= 0, place[makers], INPUT)[now]
+        for op, maker in zip(place[rows[now]].tolist(), found.tolist(), strict=True):
+            operands[op].append(maker)
+    return operands

@@ -1,0 +1,414 @@
+"""A graph with control flow as a linear program, as TVM's and Relax's virtual machines run it.
+
+::
+
+    while i < n: i = step(i)                    if p: y = f(x)  else: y = g(x)
+
+        0  call zero                                0  call x
+        1  call test      ◄────┐                    1  call p
+        2  if test else +3  ───┼─┐                  2  if p else +3  ─────┐
+        3  call step           │ │                  3  call f             │
+        4  goto -3  ───────────┘ │                  4  goto +2  ──────┐   │
+        5  ret            ◄──────┘                  5  call g     ◄───┼───┘
+                                                    6  ret        ◄───┘
+
+Switches, merges, enters, exits and loop conditions are no instructions: they pass values on, which takes no
+time.
+
+Ops of a frame are put in order, a loop inside it as one item; between two ops whose guards
+(`policies.jumps`) differ stand the jumps that leave one and enter the other. So any graph
+that the executor can run has a program, whether it was written as a structured one or not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+from sim import Graph
+from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure, frame_structure, has_control_flow
+
+# ----------------------------------------------------------------------------------------------------------
+# Instructions of a virtual machine, and programs of them.
+#
+# Four instructions, as in TVM's and Relax's VM (tvm/include/tvm/runtime/vm/bytecode.h), without the registers
+# that hold its values, as the simulator has none::
+#
+#     call step      if p else +4      goto -6      ret
+#
+# Jumps are relative to the instruction itself. `policies.jumps` compiles graphs
+# to them, `policies.issue.virtual_machine` walks them.
+
+
+@dataclass(frozen=True)
+class RunOp:
+    """Run `op`."""
+
+    op: int
+
+
+@dataclass(frozen=True)
+class If:
+    """Go on with the next instruction where `predicate` is true, else jump."""
+
+    predicate: int
+    false_offset: int = 0
+
+
+@dataclass(frozen=True)
+class Goto:
+    """Jump."""
+
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Ret:
+    """The end."""
+
+
+Instruction = RunOp | If | Goto | Ret
+
+
+@dataclass
+class JumpProgram:
+    """Instructions, and where loops are.
+
+    Attributes
+    ----------
+    instructions : list of Instruction
+    frame : list of int
+        Frame (`sim.graph.frames.FrameStructure`) in which each instruction stands.
+    head : dict of int to int
+        Position of a loop's first instruction → its frame.
+    structure : FrameStructure or None
+        None for a graph without control flow.
+    """
+
+    instructions: list[Instruction] = field(default_factory=list)
+    frame: list[int] = field(default_factory=list)
+    head: dict[int, int] = field(default_factory=dict)
+    structure: FrameStructure | None = None
+
+    def listing(self, graph: Graph) -> str:
+        """Return the program as text, one instruction a line.
+
+        Examples
+        --------
+        >>> from sim import GraphBuilder
+        >>> from policies.jumps import compile_program
+        >>> b = GraphBuilder("two")
+        >>> _ = b.op("a"), b.op("b", inputs=["a"])
+        >>> print(compile_program(b.build(), [0, 1]).listing(b.build()))
+        0  call a
+        1  call b
+        2  ret
+        """
+        return "\n".join(
+            f"{k}  {_text(instruction, graph)}" for k, instruction in enumerate(self.instructions)
+        )
+
+
+def _text(instruction: Instruction, graph: Graph) -> str:
+    match instruction:
+        case RunOp(op):
+            return f"call {graph.op_names[op]}"
+        case If(predicate, offset):
+            return f"if {graph.op_names[predicate]} else {offset:+d}"
+        case Goto(offset):
+            return f"goto {offset:+d}"
+        case Ret():
+            return "ret"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Under which predicates an op runs, read off the switches and merges before it.
+#
+# ::
+#
+#     x ─► switch ─true──► f ─► merge ─► y        guard of f: ((p, 1),)    of g: ((p, 0),)
+#     p ─────┘ └──false──► g ─────┘               of the switch, the merge and y: ()
+#
+# A guard is local to an op's frame: what it takes to enter a loop is the guard of the loop (`Guards.frames`).
+
+Literal = tuple[int, int]
+"""(predicate op, side): 1 where it is true."""
+
+Guard = tuple[Literal, ...]
+"""All of them hold; outer conditions come first."""
+
+
+@dataclass
+class Guards:
+    """Guards of all ops, and of entering each frame."""
+
+    ops: list[Guard]
+    frames: dict[int, Guard] = field(default_factory=dict)
+
+
+def slot_of(graph: Graph, tensor: int) -> int:
+    """Return which output of its producer a tensor is."""
+    producer = int(graph.tensor_producer[tensor])
+    return tensor - int(graph.first_output[producer])
+
+
+def find_guards(graph: Graph, structure: FrameStructure) -> Guards:
+    """Return the guards of a graph with control flow.
+
+    Parameters
+    ----------
+    graph : Graph
+    structure : FrameStructure
+        Of `graph`.
+    """
+    kind = [graph.kinds[int(code)] for code in graph.kind_code]
+    order = graph.topological_order.tolist()
+    at = {op: k for k, op in enumerate(order)}
+    guards = Guards([()] * len(graph))
+
+    def chain(literals: Iterable[Literal]) -> Guard:
+        return tuple(sorted(dict.fromkeys(literals), key=lambda p: (at[p[0]], p[1])))
+
+    def behind(producer: int, slot: int) -> Guard:
+        """Return the guard of what `producer` gives, in the frame that it gives it to."""
+        if kind[producer] == "enter":
+            return ()
+        if kind[producer] == "exit":
+            return guards.frames.get(structure.frame_of[producer], ())
+        own = guards.ops[producer]
+        if kind[producer] == "switch" and slot >= 0:
+            return (*own, (structure.predicate[producer], min(slot, 1)))
+        return own
+
+    for op in order:
+        first, last = graph.inputs.indptr[op], graph.inputs.indptr[op + 1]
+        read = zip(graph.inputs.row(op).tolist(), graph.input_distance[first:last].tolist(), strict=True)
+        tensors = [t for t, distance in read if not distance and graph.tensor_producer[t] >= 0]
+        producers = [int(graph.tensor_producer[t]) for t in tensors]
+        data = [behind(p, slot_of(graph, t)) for p, t in zip(producers, tensors, strict=True)]
+        literals = [p for follows in graph.after.row(op).tolist() for p in behind(follows, -1)]
+        if kind[op] != "merge":
+            literals += [p for d in data for p in d]
+        elif data and not any(kind[p] == "enter" for p in producers):
+            literals += [p for p in data[0] if all(p in d for d in data)]
+        guards.ops[op] = chain(literals)
+        if kind[op] == "enter":
+            child = structure.child_of[op]
+            guards.frames[child] = chain([*guards.frames.get(child, ()), *guards.ops[op]])
+    return guards
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+def compile_program(graph: Graph, order: Sequence[int]) -> JumpProgram:
+    """Return the program of `graph`.
+
+    Parameters
+    ----------
+    graph : Graph
+    order : sequence of int
+        Preferred order of the ops: it is kept within a frame as far as dependencies and guards allow. Ops
+        that are not in it, on which those in it may not depend, are left out.
+
+    Raises
+    ------
+    GraphError
+        Control flow that makes no sense (see `sim.graph.frames`).
+
+    Examples
+    --------
+    >>> from scenarios.ops.control_flow import while_loop
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("count")
+    >>> _ = b.op("zero")
+    >>> _ = while_loop(b, "loop", {"i": "zero"}, lambda b, v: {"i": b.op("step", inputs=[v["i"]])}, trips=3)
+    >>> graph = b.build()
+    >>> print(compile_program(graph, graph.topological_order.tolist()).listing(graph))
+    0  call zero
+    1  call loop/test
+    2  if loop/cond else +3
+    3  call step
+    4  goto -3
+    5  ret
+    """
+    if not has_control_flow(graph):
+        return JumpProgram([*map(RunOp, order), Ret()], [0] * (len(order) + 1))
+    return _Compiler(graph, order).program
+
+
+class _Compiler:
+    """Compiles frame after frame; items are ops, and child frames as ``-1 - frame``."""
+
+    def __init__(self, graph: Graph, order: Sequence[int]) -> None:
+        self.graph = graph
+        self.kind = [graph.kinds[int(code)] for code in graph.kind_code]
+        structure = frame_structure(graph)
+        self.program = JumpProgram(structure=structure)
+        self.guards = find_guards(graph, structure)
+        self.frame_of, self.parent = structure.frame_of, structure.parent
+        self.place: dict[int, int] = {}
+        for k, op in enumerate(order):
+            self.place[op] = k
+            frame = self.frame_of[op]
+            while frame > 0:  # a loop stands where its first op does
+                self.place.setdefault(-1 - frame, k)
+                frame = self.parent[frame]
+        self._items = [self._dependencies(frame) for frame in range(len(self.parent))]
+        self._frame(0)
+        self._emit(Ret(), 0)
+
+    # -- order ---------------------------------------------------------------------------------
+
+    def _item(self, op: int, frame: int) -> int | None:
+        """Return the item of `frame` that `op` belongs to; None when it is in none."""
+        item, inside = op, self.frame_of[op]
+        while inside != frame:
+            if inside <= 0:
+                return None
+            item, inside = -1 - inside, self.parent[inside]
+        return item
+
+    def _dependencies(self, frame: int) -> tuple[dict[int, set[int]], dict[int, list[int]]]:
+        """Return, of a frame, item → items it waits for, and item → items that wait for it."""
+        ops = range(len(self.graph))
+        item_of = [self._item(op, frame) if op in self.place else None for op in ops]
+        before: dict[int, set[int]] = {item: set() for item in item_of if item is not None}
+        after: dict[int, list[int]] = {item: [] for item in before}
+        edges = self.graph.edges.within_iteration()
+        for p, c in zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True):
+            a, b = item_of[p], item_of[c]
+            if a is not None and b is not None and a != b and a not in before[b]:
+                before[b].add(a)
+                after[a].append(b)
+        return before, after
+
+    def _guard_of(self, item: int) -> Guard:
+        return self.guards.ops[item] if item >= 0 else self.guards.frames.get(-1 - item, ())
+
+    # -- emission ------------------------------------------------------------------------------
+
+    def _frame(self, frame: int) -> None:
+        """Emit a frame: its ops; of a loop the test, a jump past the body, the body, the jump back."""
+        before, _ = self._items[frame]
+        loop_conds = {op for op in before if op >= 0 and self.kind[op] == "loop_cond"}
+
+        def side(item: int) -> int:
+            """0: each iteration, the last one too; 1: the body; 2: when the loop is over."""
+            sides = [s for p, s in self._guard_of(item) if p in loop_conds]
+            return 0 if not sides else (1 if sides[0] else 2)
+
+        phases: list[list[int]] = [[], [], []]
+        for item in before:
+            phases[side(item)].append(item)
+        head = len(self.program.instructions)
+        self._run(phases[0], frame, loop_conds)
+        if not loop_conds:
+            return
+        self.program.head[head] = frame
+        condition = min(loop_conds)
+        test = self._emit(If(condition), frame)
+        self._run(phases[1], frame, loop_conds)
+        back = len(self.program.instructions)
+        self._emit(Goto(head - back), frame)
+        self._patch(test)
+        self._run(phases[2], frame, loop_conds)
+
+    def _run(self, items: list[int], frame: int, implied: Iterable[int]) -> None:
+        """Emit items in an order that their dependencies allow, with jumps where the guard changes."""
+        before, after = self._items[frame]
+        inside = set(items)
+        pending = {item: len(before[item] & inside) for item in items}
+        free = _Free()
+        jumps: list[int] = []  # one for each open guard: the instruction to patch when it is left
+        opened: list[Literal] = []
+        skip = set(implied)
+        for first in items:
+            if not pending[first]:
+                free.add(first, self.place[first], self._local(first, skip))
+        while (item := free.take(opened)) is not None:
+            if item < 0:
+                self._move(opened, jumps, self._local(item, skip), frame)
+                self._frame(-1 - item)
+            elif self.kind[item] not in CONTROL_FLOW_KINDS:
+                self._move(opened, jumps, self._local(item, skip), frame)
+                self._emit(RunOp(item), frame)
+            for follower in after[item]:
+                if follower in inside:
+                    pending[follower] -= 1
+                    if not pending[follower]:
+                        free.add(follower, self.place[follower], self._local(follower, skip))
+        self._move(opened, jumps, (), frame)
+
+    def _local(self, item: int, implied: set[int]) -> Guard:
+        return tuple(p for p in self._guard_of(item) if p[0] not in implied)
+
+    def _move(self, opened: list[Literal], jumps: list[int], target: Guard, frame: int) -> None:
+        """Leave the guards that `target` does not share, and enter those that it has besides."""
+        keep = _common(target, opened)
+        while len(opened) > keep:
+            predicate, was = opened.pop()
+            jump = jumps.pop()
+            if was and len(opened) == keep and len(target) > keep and target[keep] == (predicate, 0):
+                jumps.append(self._emit(Goto(), frame))  # the true side is done: past the false one
+                self._patch(jump)
+                opened.append((predicate, 0))
+                keep += 1
+            else:
+                self._patch(jump)
+        for predicate, value in target[len(opened) :]:
+            jump = self._emit(If(predicate, 0 if value else 2), frame)
+            if not value:
+                jump = self._emit(Goto(), frame)
+            opened.append((predicate, value))
+            jumps.append(jump)
+
+    def _emit(self, instruction: Instruction, frame: int) -> int:
+        """Append an instruction, and return where it is."""
+        self.program.instructions.append(instruction)
+        self.program.frame.append(frame)
+        return len(self.program.frame) - 1
+
+    def _patch(self, at: int) -> None:
+        """Let the jump at `at` lead to the next instruction."""
+        instruction = self.program.instructions[at]
+        offset = len(self.program.instructions) - at
+        if isinstance(instruction, If):
+            self.program.instructions[at] = replace(instruction, false_offset=offset)
+        else:
+            self.program.instructions[at] = Goto(offset)
+
+
+class _Free:
+    """Items that may come next: those that stay within the most open guards, of these the first in place."""
+
+    def __init__(self) -> None:
+        self._under: defaultdict[Guard, list[tuple[int, int]]] = defaultdict(list)
+        """How a guard begins → (place, item) of those that are under it, as a heap."""
+        self._taken: set[int] = set()
+
+    def add(self, item: int, place: int, guard: Guard) -> None:
+        """Add an item that is under a guard."""
+        for depth in range(len(guard) + 1):
+            heappush(self._under[guard[:depth]], (place, item))
+
+    def take(self, opened: Sequence[Literal]) -> int | None:
+        """Take out the next item; None: there is none."""
+        for depth in reversed(range(len(opened) + 1)):
+            under = self._under.get(tuple(opened[:depth]), [])
+            while under:
+                _, item = heappop(under)
+                if item not in self._taken:
+                    self._taken.add(item)
+                    return item
+        return None
+
+
+def _common(a: Sequence[Literal], b: Sequence[Literal]) -> int:
+    """Return how many literals two guards share at their beginning."""
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return n

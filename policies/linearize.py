@@ -1,0 +1,324 @@
+"""Program orders: in which order a host issues the ops of a graph, decided before the run.
+
+Each is a class with `order(job)`, which returns the ops of a graph, every op after what it reads.
+Its docstring has the rule and its source.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+from policies.option_checks import one_of
+from sim import Job
+from sim.base.errors import InputError, UnknownNameError
+from sim.graph.walks import Dag, least_first
+
+
+class Topological:
+    """Topological order; of the free ops, the first by `ties` comes first.
+
+    Topological order, by Kahn's algorithm (1962, "Topological sorting of large networks", CACM 5(11)).
+
+    Parameters
+    ----------
+    ties : str
+        ``"least-index"``: the op that was added first to the graph. It is stable: ops that were added
+        in a topological order keep it. This is also the order of a job without a linearizer.
+        ``"fifo"``: the op that became free first (breadth first).
+
+    Raises
+    ------
+    InputError
+        Another word.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("two chains")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["b"], "x": [], "y": ["x"]}.items():
+    ...     _ = b.op(name, inputs=inputs)
+    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
+    >>> [[job.graph.op_names[op] for op in Topological(t).order(job)] for t in ("least-index", "fifo")]
+    [['a', 'b', 'c', 'x', 'y'], ['a', 'x', 'b', 'y', 'c']]
+    """
+
+    def __init__(self, ties: str = "least-index") -> None:
+        self.ties = one_of("topological", "ties", ties, ("least-index", "fifo"))
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return every op once, in program order."""
+        if self.ties == "least-index":
+            return job.graph.topological_order.tolist()  # type: ignore[no-any-return]
+        return as_freed(job.graph.dag(), depth_first=False)
+
+
+def as_freed(dag: Dag, *, depth_first: bool) -> list[int]:
+    """Return the order of Kahn's algorithm with a queue, or, depth first, with a stack.
+
+    Examples
+    --------
+    >>> dag = Dag([[1, 2], [3], [], []], [[], [0], [0], [1]])
+    >>> as_freed(dag, depth_first=False), as_freed(dag, depth_first=True)
+    ([0, 1, 2, 3], [0, 1, 3, 2])
+    """
+    pending = dag.pending()
+    free = deque(dag.sources())
+    order = []
+    while free:
+        op = free.popleft()
+        order.append(op)
+        freed = dag.freed_by(op, pending)
+        if depth_first:
+            free.extendleft(reversed(freed))
+        else:
+            free.extend(freed)
+    return order
+
+
+class DepthFirst:
+    """Topological order that continues with the consumers of the op just placed.
+
+    Depth-first order: finish a branch before the next one begins, which keeps few tensors alive.
+
+    Kahn's algorithm with a stack: of the consumers that an op makes free, the first by edge order
+    comes next, and the others wait until its branch has come to its end, or to a join.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("two branches")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"], "d": ["b"], "e": ["d", "c"]}.items():
+    ...     _ = b.op(name, inputs=inputs)
+    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
+    >>> [job.graph.op_names[op] for op in DepthFirst().order(job)]
+    ['a', 'b', 'd', 'c', 'e']
+    """
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return every op once, in program order."""
+        return as_freed(job.graph.dag(), depth_first=True)
+
+
+class ReverseDepthFirst:
+    """Depth first from the outputs: each op right before the first that needs it (ONNX Runtime's default).
+
+    Reverse depth-first order, the default of ONNX Runtime's sequential executor.
+
+    The walk begins at the ops that nobody consumes and goes against the edges; an op is placed after
+    everything that it needs. Of several ends, and of several producers, the one with the largest index
+    is visited first (onnxruntime, core/graph/graph_viewer.cc and ``Graph::ReverseDFSFrom`` of graph.cc).
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("two branches")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": ["a"], "d": ["b"], "e": ["d", "c"]}.items():
+    ...     _ = b.op(name, inputs=inputs)
+    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
+    >>> [job.graph.op_names[op] for op in ReverseDepthFirst().order(job)]
+    ['a', 'b', 'd', 'c', 'e']
+    """
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return every op once, in program order."""
+        dag = job.graph.dag()
+        visited = bytearray(len(job.graph))
+        order = []
+        stack = [op for op, row in enumerate(dag.successors) if not row]
+        while stack:
+            op = stack.pop()
+            if op < 0:  # everything it needs is placed
+                order.append(~op)
+                continue
+            if visited[op]:
+                continue
+            visited[op] = 1
+            stack.append(~op)
+            stack.extend(p for p in sorted(dag.predecessors[op]) if not visited[p])
+        return order
+
+
+class Priority:
+    """Topological order by ``attributes["priority"]``: the lowest number first, 0 where none is given.
+
+    Priority order, ONNX Runtime's other execution order.
+
+    Kahn's algorithm that takes shape and size ops first, then the lowest priority number, then the
+    lowest index (onnxruntime, core/graph/graph_viewer.cc, ``PriorityNodeCompare``). On a graph without
+    priorities it is the topological order with the least index first.
+
+    Parameters
+    ----------
+    first_kinds : iterable of str
+        Kinds of op that come before all others as soon as they are free.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("urgent")
+    >>> _ = b.op("a"), b.op("b", kind="shape"), b.op("c", attributes={"priority": -1})
+    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
+    >>> [job.graph.op_names[op] for op in Priority().order(job)]
+    ['b', 'c', 'a']
+    """
+
+    def __init__(self, first_kinds: Sequence[str] = ("shape", "size")) -> None:
+        self.first_kinds = frozenset([first_kinds] if isinstance(first_kinds, str) else first_kinds)
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return every op once, in program order."""
+        graph = job.graph
+        late = [kind.lower() not in self.first_kinds for kind in graph.kinds]
+        keys = [(late[code], 0) for code in graph.kind_code.tolist()]
+        for op, priority in graph.attribute("priority").items():
+            keys[op] = (keys[op][0], priority)
+        return least_first(graph.dag(), keys)
+
+
+class CriticalPathFirst:
+    """Topological order; of the free ops, the one with the longest path to the end comes first.
+
+    Critical path first: a program order by bottom level, for runtimes that issue a fixed list.
+
+    Ties break by op index. Without durations (``knowledge: none``) every op counts as one.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("short and long")
+    >>> for name, inputs, ns in (("a", [], 1), ("b", [], 1), ("c", ["b"], 9), ("d", ["a", "c"], 1)):
+    ...     _ = b.op(name, inputs=inputs, duration_ns=ns)
+    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
+    >>> [job.graph.op_names[op] for op in CriticalPathFirst().order(job)]
+    ['b', 'c', 'a', 'd']
+    """
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return every op once, in program order."""
+        return least_first(job.graph.dag(), (-job.bottom_level_ns).tolist())
+
+
+class MemoryAware:
+    """Topological order; of the free ops, the one that adds the fewest bytes comes first.
+
+    Memory-aware order: a greedy list order that keeps the bytes in use low.
+
+    ::
+
+        free ops    x: makes 8, is the last to read 2   →  +6
+                    y: makes 1, is the last to read 4   →  -3    ← next
+
+    Finding the order of least peak memory is NP-complete for general graphs (Sethi 1975, "Complete
+    register allocation problems", SIAM J. Comput. 4(3)); taking the op that adds least is the usual greedy
+    answer (XLA has one: ``ListMemoryScheduler``, hlo_memory_scheduler.cc).
+
+    An op adds the bytes of its outputs (of those that somebody reads) and gives back those of every
+    tensor of which it is the last reader. Ties break by op index.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("reduce early")
+    >>> for name, inputs, size in (("a", [], 9), ("b", [], 9), ("ra", ["a"], 1), ("rb", ["b"], 1)):
+    ...     _ = b.op(name, inputs=inputs, outputs=size)
+    >>> _ = b.op("sum", inputs=["ra", "rb"], outputs=1)
+    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
+    >>> [job.graph.op_names[op] for op in MemoryAware().order(job)]
+    ['a', 'ra', 'b', 'rb', 'sum']
+    """
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return every op once, in program order."""
+        graph, dag = job.graph, job.graph.dag()
+        nbytes = graph.tensor_nbytes.tolist()
+        # Each reader counts once; a tensor read across iterations, or produced by nobody, is never freed.
+        reads = [sorted(set(row)) for row in graph.inputs.lists()]
+        carried = set(graph.inputs.indices[graph.input_distance > 0].tolist())
+        carried |= {t for t, producer in enumerate(graph.tensor_producer.tolist()) if producer < 0}
+        readers: list[set[int]] = [set() for _ in nbytes]
+        for op, tensors in enumerate(reads):
+            for t in tensors:
+                readers[t].add(op)
+        adds = [sum(nbytes[t] for t in row if readers[t]) for row in graph.outputs.lists()]
+        for t, ops in enumerate(readers):
+            if len(ops) == 1 and t not in carried:
+                adds[next(iter(ops))] -= nbytes[t]
+        pending = dag.pending()
+        heap = [(adds[op], op) for op in dag.sources()]
+        heapify(heap)
+        placed = bytearray(len(graph))
+        order = []
+        while heap:
+            _, op = heappop(heap)
+            if placed[op]:  # an entry from before it became the last reader of something
+                continue
+            placed[op] = 1
+            order.append(op)
+            for t in reads[op]:
+                readers[t].discard(op)
+                if len(readers[t]) == 1 and t not in carried:
+                    last = next(iter(readers[t]))
+                    adds[last] -= nbytes[t]
+                    if not pending[last]:
+                        heappush(heap, (adds[last], last))
+            for freed in dag.freed_by(op, pending):
+                heappush(heap, (adds[freed], freed))
+        return order
+
+
+class UserOrder:
+    """The order given as a list of op names.
+
+    A program order that the user writes down: the names of all ops, first to last.
+
+    Parameters
+    ----------
+    ops : sequence of str
+        Every op of the graph exactly once. Producers need not come before consumers, but then a
+        policy that keeps to the order gets stuck, and says so.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("two")
+    >>> _ = b.op("a"), b.op("b")
+    >>> list(UserOrder(["b", "a"]).order(make_job(b.build(), Machine((Device("gpu0"),)))))
+    [1, 0]
+    """
+
+    def __init__(self, ops: Sequence[str]) -> None:
+        if isinstance(ops, str) or not all(isinstance(name, str) for name in ops):
+            raise InputError(f"program: ops must be a list of op names, found {ops!r}", path=("ops",))
+        self.ops = list(ops)
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return every op once, in program order.
+
+        Raises
+        ------
+        UnknownNameError
+            A name that is no op of the graph.
+        InputError
+            An op that is missing, or there twice.
+        """
+        index = {name: op for op, name in enumerate(job.graph.op_names)}
+        first: dict[str, int] = {}
+        for k, name in enumerate(self.ops):
+            if name not in index:
+                raise UnknownNameError("op", name, index, path=("ops", k))
+            if first.setdefault(name, k) != k:
+                message = f"program: op {name!r} is {self.ops.count(name)} times in the list, not once"
+                raise InputError(message, path=("ops", k))
+        for name in index:
+            if name not in first:
+                raise InputError(f"program: op {name!r} is nowhere in the list, not once", path=("ops",))
+        return [index[name] for name in self.ops]

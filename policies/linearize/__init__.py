@@ -1,1 +1,0 @@
-"""Linearizers: which program order the ops of a graph get."""

@@ -1,1 +1,0 @@
-"""Control flow as a linear program with jumps, for virtual machines."""

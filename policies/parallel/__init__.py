@@ -1,0 +1,1 @@
+"""One training step on many ranks: data, tensor, expert, context and pipeline parallelism."""

@@ -1,0 +1,228 @@
+"""Gradient accumulation: several micro-batches a step, whose gradients are added up.
+
+::
+
+    F0 B0 │ F1 B1+ │ F2 B2+ │ U        +: a gradient is added to those before it, as soon as it is ready
+                      └ replicas sum their gradients here only (``no_sync`` in all but the last)
+
+Ranks that another rewrite has made accumulate each for itself. What tensor-parallel ranks exchange inside a
+layer they exchange for each micro-batch, and what they sum at the end once.
+
+Sources: torch/nn/parallel/distributed.py (``no_sync``), torch/csrc/autograd/functions/accumulate_grad.h (the
+first gradient is taken, others are added).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+
+from policies.option_checks import whole
+from policies.parallel.rank_grid import OnRanks, Ranked
+from policies.parallel.training_step import TrainingStep
+from policies.rewrite.records import OpEntry, Records, write
+from sim import Graph
+from sim.base.errors import GraphError
+from sim.graph.graph import Role
+
+
+class GradientAccumulation(OnRanks):
+    """Run forward and backward of a training step several times before its updates.
+
+    Gradient accumulation: several micro-batches a step, whose gradients are added up.
+
+    ::
+
+        F0 B0 │ F1 B1+ │ F2 B2+ │ U        +: a gradient is added to those before it, as soon as it is ready
+                          └ replicas sum their gradients here only (``no_sync`` in all but the last)
+
+    Ranks that another rewrite has made accumulate each for itself. What tensor-parallel ranks exchange
+    inside a layer they exchange for each micro-batch, and what they sum at the end once.
+
+    Sources: torch/nn/parallel/distributed.py (``no_sync``), torch/csrc/autograd/functions/accumulate_grad.h
+    (the first gradient is taken, others are added).
+
+    Parameters
+    ----------
+    micro_batches : int
+        How many forwards and backwards there are for one update.
+
+    Raises
+    ------
+    GraphError
+        The graph is no training step, or of replicas already (when applied).
+
+    Examples
+    --------
+    >>> from policies.rewrite.training_step import TrainingRewrite
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("a layer")
+    >>> _ = b.input("x", 400), b.parameter("w", 800)
+    >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
+    >>> step = GradientAccumulation(2).apply(TrainingRewrite().apply(b.build()))
+    >>> step.op_names[3:]
+    ['micro1/a', 'micro1/a/loss_grad', 'micro1/a/weight_grad', 'micro1/w/accumulate', 'w/update']
+    """
+
+    def __init__(self, micro_batches: int) -> None:
+        self.n = whole("gradient-accumulation", "micro_batches", micro_batches)
+
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the ranks, or the only device, with steps of several micro-batches."""
+        if "dp" in there.grid.sizes:
+            message = "is of replicas already; gradient-accumulation comes before the rewrite that makes them"
+            raise GraphError(f"graph {there.programs[0].name!r} {message}")
+        return there.each(self._program)
+
+    def _program(self, graph: Graph) -> Graph:
+        step = TrainingStep(graph)
+        refuse_micro_batches(step, "gradient-accumulation")
+        name = f"{step.records.name} ({self.n} micro-batches)"
+        made = Records(
+            name, {}, {n: e for n, e in step.records.externals.items() if e.role == Role.PARAMETER}
+        )
+        parameters = {each.gradient: each for each in step.parameters}
+        total: dict[str, str] = {}
+        for k in range(self.n):
+            own = {record.name: f"micro{k}/{record.name}" for record in step.work}
+            own |= {n: f"micro{k}/{n}" for n in step.records.externals if n not in made.externals}
+            made.externals |= {own[n]: e for n, e in step.records.externals.items() if n in own}
+            for record in step.work:
+                copied = renamed(record, own, k)
+                made.make(copied)
+                for output in range(len(record.outputs)):
+                    gradient = parameters.get(record.tensor(output))
+                    if gradient is not None:
+                        before = total.get(gradient.gradient)
+                        total[gradient.gradient] = copied.tensor(output)
+                        if before is not None:
+                            name = f"micro{k}/{gradient.name}/accumulate"
+                            total[gradient.gradient] = name
+                            made.make(added(copied, name, before, output, gradient.elements))
+        for update in step.updates:
+            inputs = [(total.get(tensor, tensor), d) for tensor, d in update.inputs]
+            made.make(replace(update, inputs=inputs))
+        return write(made)
+
+
+def renamed(record: OpEntry, own: Mapping[str, str], k: int) -> OpEntry:
+    """Return an op as that of a micro-batch."""
+
+    def of(name: str) -> str:
+        base, colon, number = name.rpartition(":")
+        return f"{own[base]}:{number}" if colon and base in own and name not in own else own.get(name, name)
+
+    attributes = dict(record.attributes)
+    if "group" in attributes:
+        attributes["group"] = f"micro{k}/{attributes['group']}"
+    return replace(
+        record,
+        name=own[record.name],
+        inputs=[(of(tensor), d) for tensor, d in record.inputs],
+        after=[(of(name), d) for name, d in record.after],
+        micro_batch=k,
+        attributes=attributes,
+    )
+
+
+def added(record: OpEntry, name: str, before: str, output: int, elements: int) -> OpEntry:
+    """Return what adds a gradient to those before it; without a cost where its op has a duration."""
+    nbytes = record.outputs[output]
+    timed = record.duration_ns is not None or record.duration_by_kind
+    return replace(
+        record,
+        name=name,
+        kind="add",
+        inputs=[(before, 0), (record.tensor(output), 0)],
+        after=[],
+        outputs=(nbytes,),
+        flops=elements,
+        bytes_read=2 * nbytes,
+        bytes_written=nbytes,
+        duration_ns=0 if timed else None,
+        duration_by_kind={},
+        phase="W",
+        attributes={key: value for key, value in record.attributes.items() if key == "stream"},
+    )
+
+
+def refuse_micro_batches(step: TrainingStep, what: str) -> None:
+    """Refuse a step of several micro-batches: `what` makes them.
+
+    Raises
+    ------
+    GraphError
+        It is one.
+    """
+    if any(record.micro_batch for record in step.work):
+        message = f"{what} does not take a step of several micro-batches"
+        raise GraphError(f"{message}; gradient-accumulation and pipeline-parallel make them, one of the two")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The micro-batches of a step that accumulates gradients, each as a step of its own.
+#
+# ::
+#
+#     micro0/B   micro1/B   micro1/w/accumulate   w/update          what gradient-accumulation makes
+#     micro0/B │ micro1/B │                       w/update          who exchanges gradients of each
+#     micro0/B │ micro1/B   micro1/w/accumulate │ w/update          who adds them up first
+
+
+def are_in_turn(step: TrainingStep) -> bool:
+    """Whether micro-batches come one after another, of no pipeline."""
+    order = [record.micro_batch or 0 for record in step.work]
+    return order == sorted(order) and all(one.attributes.get("dimension") != "pp" for one in step.work)
+
+
+def refuse_pipelines(step: TrainingStep, what: str) -> None:
+    """Refuse a step whose micro-batches are not one after another, as DeepSpeed's engine does.
+
+    Source: DeepSpeed, ``deepspeed/runtime/pipe/engine.py``: ``PipelineEngine`` asserts that
+    ``zero_optimization_stage()`` is below ``ZeroStageEnum.gradients``, so that stages 2 and 3 have none.
+
+    Raises
+    ------
+    GraphError
+        It is one.
+    """
+    if not are_in_turn(step):
+        message = f"those of {step.records.name!r} are not (DeepSpeed takes no pipeline either)"
+        raise GraphError(f"{what} takes micro-batches one after another; {message}")
+
+
+def micro_batches(step: TrainingStep, *, added_up: bool = False) -> list[TrainingStep]:
+    """Return the micro-batches of a step.
+
+    Parameters
+    ----------
+    step : TrainingStep
+    added_up : bool
+        Whether gradients are added to those of earlier micro-batches; by default each has its own.
+    """
+    n = 1 + max((record.micro_batch or 0 for record in step.work), default=0)
+    gradients, sums = [{each.name: each.gradient for each in step.parameters} for _ in range(n)], set[str]()
+    for each in step.parameters:
+        tensor = each.gradient
+        while (producer := step.records.producer(tensor)) is not None:
+            k, own = producer.micro_batch or 0, step.own_gradient(replace(each, gradient=tensor))
+            gradients[k][each.name] = tensor if added_up else own
+            if own == tensor:
+                break
+            sums.add(producer.name)
+            tensor = producer.inputs[0][0]
+    if n == 1 or not sums:
+        return [step]
+    found = []
+    for k in range(n):
+        part = copy(step)
+        part.__dict__.pop("ready_at", None)
+        part.work = [
+            record
+            for record in step.work
+            if (record.micro_batch or 0) == k and (added_up or record.name not in sums)
+        ]
+        part.parameters = [replace(each, gradient=gradients[k][each.name]) for each in step.parameters]
+        found.append(part)
+    return found

@@ -1,0 +1,309 @@
+"""Context parallelism: each rank has some tokens of every sequence; only attention needs those of others.
+
+::
+
+    ring         compute   [ block 0 ][ block 1 ][ block 2 ]      block k: own queries, keys and values of
+                 rank i-k send/recv [ kv ]     [ kv ]                      c-1 exchanges, each beside a block
+
+    backward     compute   [ block 0 ][ block 1 ][ block 2 ]      the other way round, own keys and values
+                 last send/recv [ kv ]   [ kv, dkv ] [ dkv ]           dkv: gradients so far, on their way
+                 home
+
+    all-gather   [ gather k ][ gather v ][ attention ]            backward: gather both again, then scatter
+    both sums all-to-all   [ q ][ k ][ v ][ attention of some heads, all tokens ][ out ]       four each way
+    (Ulysses)
+
+All other ops work on each token by itself, so that a rank has a part of their work and bytes. Parameters are
+whole, and their gradients sums over a rank's tokens: a rewrite for replicas, such as ddp (``ranks: 1`` if
+there are no others), sums them over the ranks of both.
+
+A send and a recv are one group call. It waits for what was issued before it on the stream of all, in the
+forward but for the last block (blocks of the forward are on two streams there). What is received is added to
+what was computed; that two blocks' outputs are one, corrected by their softmax, takes no time here. Attention
+has to be one op; the rewrite ``attention`` makes it of products and a softmax.
+
+Sources: TransformerEngine, attention/dot_product_attention/context_parallel.py (``AttnFuncWithCPAndKVP2P``,
+``AttnFuncWithCPAndKVAllGather``, ``AttnFuncWithCPAndQKVOA2A``); Liu et al., "Ring Attention", arXiv
+2310.01889; "The Llama 3 Herd of Models", arXiv 2407.21783, section 3.3.2; Jacobs et al., "DeepSpeed Ulysses",
+arXiv 2309.14509.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Final
+
+from policies.option_checks import one_of
+from policies.parallel.context_tokens import GROUP, SHAPE, Parts, Tokens, part_of
+from policies.parallel.program import COMPUTE
+from policies.parallel.rank_grid import Grid, OnRanks, Ranked
+from policies.parallel.ranks import Ranks
+from policies.rewrite.backward import elements
+from policies.rewrite.records import OpEntry, write
+from sim import Graph
+from sim.base.errors import GraphError
+from sim.graph.frames import has_control_flow
+from sim.graph.graph import output_name
+
+# ----------------------------------------------------------------------------------------------------------
+# Attention after one exchange: of all keys and values, or of heads for tokens (Ulysses).
+
+
+class AllGather(Tokens):
+    """Every rank gathers all keys and values, and waits for them."""
+
+    def gathered(self, of: OpEntry, parts: Parts) -> list[str]:
+        """Gather keys, then values."""
+        found = []
+        for what, tensor, nbytes in zip("kv", (parts.k, parts.v), parts.sizes[1:], strict=True):
+            size = self.c * nbytes
+            found.append(
+                self.collective(of, f"{of.name}/all_gather_{what}", "all_gather", [tensor], size, [size])
+            )
+        return found
+
+    def forward(self, a: OpEntry) -> None:
+        """Gather, then compute all that the rank's queries see."""
+        of = Parts(self, a)
+        outputs = [self.nbytes(a.tensor(k)) for k in range(len(a.outputs))]
+        self.compute(a, a.name, [of.q, *self.gathered(a, of)], outputs, sum(self.shares(a), Fraction(0)))
+
+    def backward(self, g: OpEntry) -> None:
+        """Gather again, compute, and sum the gradients of keys and values over ranks."""
+        a, dy = self.attention_of(g)
+        of = Parts(self, a)
+        dq, *whole = of.sizes[0], *(self.c * nbytes for nbytes in of.sizes[1:])
+        reads = [dy, of.q, *self.gathered(g, of), a.name]
+        made = self.compute(g, f"{g.name}/block", reads, (dq, *whole), sum(self.shares(a), Fraction(0)))
+        kept = [made]
+        for k, (what, nbytes) in enumerate(zip("kv", whole, strict=True), start=1):
+            name = f"{g.name}/reduce_scatter_{what}"
+            kept.append(
+                self.collective(g, name, "reduce_scatter", [f"{made}:{k}"], nbytes, [nbytes // self.c])
+            )
+        self.joined(g, kept)
+
+
+class AllToAll(Tokens):
+    """Ranks exchange tokens of all heads for all tokens of some heads, and back."""
+
+    def heads(self, a: OpEntry) -> dict[str, int]:
+        """Return the shape of a rank's attention."""
+        shape: dict[str, int] = {key: a.attributes[key] for key in SHAPE if key in a.attributes}
+        for key in ("heads", "kv_heads"):
+            if shape.get(key, self.c) % self.c:
+                raise GraphError(
+                    f"{a.name!r} has {shape[key]} {key}, which {self.c} ranks cannot share"
+                ).about(a.name)
+            if key in shape:
+                shape[key] //= self.c
+        return shape
+
+    def moved(self, of: OpEntry, what: str, tensor: str, nbytes: int, name: str = "") -> str:
+        """Exchange one tensor."""
+        return self.collective(
+            of, name or f"{of.name}/all_to_all_{what}", "all_to_all", [tensor], nbytes, [nbytes]
+        )
+
+    def forward(self, a: OpEntry) -> None:
+        """Exchange queries, keys and values, compute some heads, and exchange what comes out."""
+        of, shape = Parts(self, a), self.heads(a)
+        reads = [
+            self.moved(a, what, tensor, nbytes)
+            for what, tensor, nbytes in zip("qkv", (of.q, of.k, of.v), of.sizes, strict=True)
+        ]
+        out = self.nbytes(a.name)
+        made = self.compute(a, f"{a.name}/heads", reads, [out], Fraction(1, self.c), **shape)
+        self.moved(a, "out", made, out, a.name)
+
+    def backward(self, g: OpEntry) -> None:
+        """The same from the gradient of the output to those of queries, keys and values."""
+        a, dy = self.attention_of(g)
+        of = Parts(self, a)
+        reads = [self.moved(g, "out", dy, self.nbytes(a.name))]
+        reads += [f"{a.name}/all_to_all_{what}" for what in "qkv"]
+        made = self.compute(
+            g, f"{g.name}/heads", [*reads, f"{a.name}/heads"], of.sizes, Fraction(1, self.c), **self.heads(a)
+        )
+        tensors = [output_name(made, k) for k in range(3)]
+        self.joined(
+            g,
+            [
+                self.moved(g, what, tensor, nbytes)
+                for what, tensor, nbytes in zip("qkv", tensors, of.sizes, strict=True)
+            ],
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ring attention: keys and values go round, a block of attention beside each exchange.
+
+
+class Ring(Tokens):
+    """Keys and values go round; in the backward their gradients follow them, the other way."""
+
+    def exchange(
+        self, of: OpEntry, k: int, way: int, reads: Sequence[str], outputs: Sequence[int], after: str
+    ) -> str:
+        """Send to one neighbour and receive from the other, after an op; return what is received."""
+        sent = list(dict.fromkeys(reads))
+        makers = [self.records.producer(tensor) for tensor in sent]
+        waits = list(
+            dict.fromkeys([maker.name for maker in makers if maker is not None] + [after] * bool(after))
+        )
+        own = {maker.name for maker in makers if maker is not None}
+        nbytes, names = sum(outputs), (f"{of.name}/send{k}", f"{of.name}/recv{k}")
+        facts: dict[str, Any] = {"group": f"{of.name}/{k}"}
+        for name, peer, read_, made in zip(names, (way, -way), (sent, []), ((), outputs), strict=True):
+            kind = "recv" if peer == -way else "send"
+            facts |= {"peer": str((self.rank + peer) % self.c), "stream": f"{GROUP} {kind}"}
+            facts["after"] = [one for one in waits if kind == "recv" or one not in own]
+            self.collective(of, name, kind, read_, nbytes, made, **facts)
+        return names[1]
+
+    def forward(self, a: OpEntry) -> None:
+        """Write blocks, the exchange for the next one before each; it waits for the block before the last."""
+        of, shares = Parts(self, a), self.shares(a)
+        outputs = [self.nbytes(a.tensor(k)) for k in range(len(a.outputs))]
+        owners = [(self.rank - k) % self.c for k in range(self.c)]
+        last = max(k for k, owner in enumerate(owners) if shares[owner])
+        kv, before, issued = [of.k, of.v], list[str](), [self.last, self.last]
+        for k, owner in enumerate(owners):
+            received = self.exchange(a, k, 1, kv, [of.kv_nbytes], issued[-2]) if k < self.c - 1 else ""
+            if shares[owner]:
+                name = a.name if k == last else f"{a.name}/block{k}"
+                before = [self.compute(a, name, [of.q, *kv, *before], outputs, shares[owner])]
+            issued.append(self.last)
+            kv = [received]
+
+    def backward(self, g: OpEntry) -> None:
+        """Write blocks from the one that came last in the forward; gradients of keys and values go home."""
+        a, dy = self.attention_of(g)
+        of, shares = Parts(self, a), self.shares(a)
+        kv, dq, dkv = f"{a.name}/recv{self.c - 2}", list[str](), list[str]()
+        for k in range(self.c):
+            owner, n = (self.rank + 1 + k) % self.c, of.kv_nbytes
+            sent, sizes = [*([kv] if k < self.c - 1 else []), *dkv], [n] * ((k < self.c - 1) + (k > 0))
+            received = self.exchange(g, k, -1, sent, sizes, self.last)
+            own: list[str] = []
+            if shares[owner]:
+                reads = [dy, of.q, kv, a.name, *dq]
+                made = self.compute(g, f"{g.name}/block{k}", reads, (of.sizes[0], n), shares[owner])
+                dq, own = [made], [f"{made}:1"]
+            kv = received
+            dkv = [*own, *([f"{received}:1" if k < self.c - 1 else received] if k else [])]
+            if len(dkv) > 1:
+                dkv = [self._sum(g, f"{g.name}/sum{k}", dkv, n)]
+        self.joined(g, [*dq, *dkv])
+
+    def _sum(self, g: OpEntry, name: str, reads: Sequence[str], nbytes: int) -> str:
+        """Add what is received to what was computed; without a cost where the op has a duration."""
+        timed = g.duration_ns is not None or g.duration_by_kind
+        self.last = name
+        self.records.make(
+            replace(
+                part_of(g, Fraction(0)),
+                name=name,
+                kind="add",
+                inputs=[(tensor, 0) for tensor in reads],
+                outputs=(nbytes,),
+                flops=elements(nbytes, g.dtype),
+                bytes_read=2 * nbytes,
+                bytes_written=nbytes,
+                duration_ns=0 if timed else None,
+                duration_by_kind={},
+                attributes={"stream": COMPUTE},
+            )
+        )
+        return name
+
+
+_METHODS: Final[Mapping[str, type[Tokens]]] = {"ring": Ring, "all-gather": AllGather, "all-to-all": AllToAll}
+_CHUNKS: Final = ("balanced", "contiguous")
+
+
+class ContextParallel(OnRanks):
+    """Share the tokens of every sequence out over ranks.
+
+    Context parallelism: each rank has some tokens of every sequence; only attention needs those of others.
+
+    ::
+
+        ring         compute   [ block 0 ][ block 1 ][ block 2 ]      block k: own queries, keys and values of
+                     rank i-k send/recv [ kv ]     [ kv ]                      c-1 exchanges, each beside a
+                     block
+
+        backward     compute   [ block 0 ][ block 1 ][ block 2 ]      the other way round, own keys and values
+                     last send/recv [ kv ]   [ kv, dkv ] [ dkv ]           dkv: gradients so far, on their way
+                     home
+
+        all-gather   [ gather k ][ gather v ][ attention ]            backward: gather both again, then
+        scatter both sums all-to-all   [ q ][ k ][ v ][ attention of some heads, all tokens ][ out ]
+        four each way (Ulysses)
+
+    All other ops work on each token by itself, so that a rank has a part of their work and bytes.
+    Parameters are whole, and their gradients sums over a rank's tokens: a rewrite for replicas, such as ddp
+    (``ranks: 1`` if there are no others), sums them over the ranks of both.
+
+    A send and a recv are one group call. It waits for what was issued before it on the stream of all, in
+    the forward but for the last block (blocks of the forward are on two streams there). What is received is
+    added to what was computed; that two blocks' outputs are one, corrected by their softmax, takes no time
+    here. Attention has to be one op; the rewrite ``attention`` makes it of products and a softmax.
+
+    Sources: TransformerEngine, attention/dot_product_attention/context_parallel.py
+    (``AttnFuncWithCPAndKVP2P``, ``AttnFuncWithCPAndKVAllGather``, ``AttnFuncWithCPAndQKVOA2A``); Liu et
+    al., "Ring Attention", arXiv 2310.01889; "The Llama 3 Herd of Models", arXiv 2407.21783, section 3.3.2;
+    Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509.
+
+    Parameters
+    ----------
+    ranks : int or list of str
+        How many, or which devices; a number means accelerators of the machine, in machine order.
+    method : {"ring", "all-gather", "all-to-all"}
+        How attention gets what others have.
+    chunks : {"balanced", "contiguous"}
+        Which tokens a rank has: one early and one late chunk, or neighbours.
+
+    Raises
+    ------
+    InputError
+        Another method or other chunks.
+    GraphError
+        There is no op of kind attention, a product of two tensors that are no parameters, heads that ranks
+        cannot share, or there are stages or replicas already (when applied).
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("attention")
+    >>> names = [b.input(name, 800) for name in "qkv"]
+    >>> _ = b.op("a", kind="attention", inputs=names, outputs=800, flops=8000)
+    >>> ring = ContextParallel(2).apply(b.build())
+    >>> ring.op_names[:4], ring.flops[:4].tolist()
+    (['gpu0/a/send0', 'gpu0/a/recv0', 'gpu0/a/block0', 'gpu0/a'], [0, 0, 2000, 2000])
+    """
+
+    def __init__(self, ranks: int | list[str], method: str = "ring", chunks: str = "balanced") -> None:
+        self.ranks = Ranks.of("context-parallel", ranks)
+        self.method = one_of("context-parallel", "method", method, tuple(_METHODS))
+        self.balanced = one_of("context-parallel", "chunks", chunks, _CHUNKS) == "balanced"
+
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the ranks that share sequences."""
+        name = there.programs[0].name
+        if has_control_flow(there.programs[0]):
+            raise GraphError(f"graph {name!r} has control flow; what ranks exchange must be known before")
+        if there.grid.sizes.keys() & {"dp", "pp"}:
+            message = "has stages or replicas already; context-parallel comes before what makes them"
+            raise GraphError(f"graph {name!r} {message}")
+        c = there.room("context-parallel", self.ranks)
+        return there.multiplied({"cp": c}, self._program, names=self.ranks.names, varies=True)
+
+    def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
+        """Return what one rank runs."""
+        c = grid.sizes["cp"]
+        if c == 1:
+            return graph
+        return write(_METHODS[self.method](graph, c, at["cp"], balanced=self.balanced).records)

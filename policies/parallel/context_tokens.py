@@ -1,0 +1,327 @@
+"""What a context-parallel rank runs: its tokens of everything; attention is a matter of the method.
+
+All ops but attention work on each token by itself, so that a rank has a part of their work and bytes.
+Parameters are whole, and their gradients sums over a rank's tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Final
+
+from policies.parallel.program import COMPUTE
+from policies.parallel.training_step import TrainingStep, parts_of_gradients
+from policies.rewrite.backward import OPTIMISERS, elements
+from policies.rewrite.records import Edge, OpEntry, Records, read
+from sim import Graph
+from sim.base.errors import GraphError
+from sim.base.units import round_half_up
+from sim.graph.graph import Role
+
+# ----------------------------------------------------------------------------------------------------------
+# Which part of a sequence each rank has, and how much of its attention that is.
+#
+# ::
+#
+#  4 ranks, 8 chunks, causal             rank 0 has 0 and 7, rank 1 has 1 and 6, ...: all have the same work
+#
+#  queries  0  #                         contiguous: rank 0 has 0 and 1, rank 3 has 6 and 7: seven times the
+#           work 1  ##
+#           ...
+#           7  ########                  of a chunk with itself half counts: s²/2 of s² pairs are not masked
+#
+# Sources: TransformerEngine, attention/dot_product_attention/context_parallel.py
+# (``get_batch_on_this_cp_rank`` of Megatron-LM gives the chunks); "The Llama 3 Herd of Models", arXiv
+# 2407.21783, section 3.3.2.
+
+
+def attention_shares(ranks: int, rank: int, *, causal: bool, balanced: bool = True) -> list[Fraction]:
+    """Return the part of all attention that `rank` computes with the keys and values of each rank.
+
+    Parameters
+    ----------
+    ranks, rank : int
+    causal : bool
+        Whether a token sees those before it only.
+    balanced : bool
+        Whether rank i has chunks i and 2 ranks - 1 - i of twice as many as ranks, not its neighbours.
+
+    Examples
+    --------
+    >>> [str(part) for part in attention_shares(2, 0, causal=True)]
+    ['1/4', '1/4']
+    >>> [str(part) for part in attention_shares(2, 0, causal=True, balanced=False)]
+    ['1/4', '0']
+    """
+    n = 2 * ranks
+
+    def chunks(of: int) -> tuple[int, int]:
+        return (of, n - 1 - of) if balanced else (2 * of, 2 * of + 1)
+
+    def pairs(query: int, key: int) -> Fraction:
+        if not causal or key < query:
+            return Fraction(1)
+        return Fraction(1, 2) if key == query else Fraction(0)
+
+    total = Fraction(n * n, 2 if causal else 1)
+    return [
+        sum((pairs(query, key) for query in chunks(rank) for key in chunks(other)), Fraction(0)) / total
+        for other in range(ranks)
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+GROUP: Final = "context parallel"
+"""The communicator; of sends and recvs the beginning of the streams, too."""
+
+SHAPE: Final = ("batch", "seq_len", "heads", "kv_heads", "head_dim")
+
+
+class Tokens(ABC):
+    """Writes the program of a rank; override `forward` and `backward`, which write attention."""
+
+    def __init__(self, graph: Graph, c: int, rank: int, *, balanced: bool) -> None:
+        self.old, self.c, self.rank, self.balanced = read(graph), c, rank, balanced
+        self.records = Records(f"{graph.name} (context parallel)", {}, {})
+        self.of_gradient, updates = self._gradients(graph)
+        self.last = ""
+        """What was issued last on the stream of all."""
+        self.on_tokens: set[str] = set()
+        """Tensors of which the rank has its tokens only."""
+        for name, given in self.old.externals.items():
+            if given.role != Role.PARAMETER and given.nbytes >= c:
+                self.on_tokens.add(name)
+            self.records.externals[name] = replace(given, nbytes=self.nbytes(name))
+        found = False
+        for op in graph.topological_order.tolist():
+            record = self.old.ops[graph.op_names[op]]
+            if record.name in updates:
+                self.records.make(replace(record, inputs=self._of_all_tokens(record)))
+            elif record.kind in ("attention", "attention_grad"):
+                found = True
+                for k, nbytes in enumerate(record.outputs):
+                    self._note(record.tensor(k), nbytes, record)
+                self.forward(record) if record.kind == "attention" else self.backward(record)
+            else:
+                self._work(record)
+        if not found:
+            message = "has no op of kind attention: nothing to exchange, so use data parallelism"
+            raise GraphError(f"graph {graph.name!r} {message}")
+
+    def _gradients(self, graph: Graph) -> tuple[set[str], set[str]]:
+        """Return the gradients of parameters and what they are sums of, and the names of the updates."""
+        if not any(record.kind in OPTIMISERS for record in self.old.ops.values()):
+            return set(), set()
+        step = TrainingStep(graph)
+        found = parts_of_gradients(self.old, {each.gradient: each.name for each in step.parameters})
+        return set(found), {update.name for update in step.updates}
+
+    def _of_all_tokens(self, update: OpEntry) -> list[Edge]:
+        """Return what an update reads; a gradient that has a row for each token gets rows of zeros."""
+        inputs = list(update.inputs)
+        for k, (tensor, distance) in enumerate(inputs):
+            if tensor in self.on_tokens:
+                name, nbytes = self.records.free(f"{update.name}/pad"), self.old.nbytes(tensor)
+                padded = replace(
+                    update, name=name, kind="pad", inputs=[(tensor, 0)], outputs=(nbytes,), flops=0
+                )
+                read_ = self.nbytes(tensor)
+                self.records.make(
+                    replace(padded, bytes_read=read_, bytes_written=nbytes, attributes={"stream": COMPUTE})
+                )
+                inputs[k] = (name, distance)
+        return inputs
+
+    def _note(self, tensor: str, nbytes: int, record: OpEntry) -> None:
+        if tensor not in self.of_gradient and elements(nbytes, record.dtype) >= self.c:
+            self.on_tokens.add(tensor)
+
+    def nbytes(self, tensor: str) -> int:
+        """Return the bytes that a rank has of a tensor of the graph."""
+        whole = self.old.nbytes(tensor)
+        return -(-whole // self.c) if tensor in self.on_tokens else whole
+
+    def _work(self, record: OpEntry) -> None:
+        """Write an op that works on each token by itself."""
+        tensors = list(dict.fromkeys(tensor for tensor, _ in record.inputs))
+        if record.attributes.get("stream", COMPUTE) == COMPUTE:
+            self.last = record.name
+        if not any(tensor in self.on_tokens for tensor in tensors):
+            self.records.make(replace(record, attributes=_on_compute(record.attributes)))
+            return
+        made = record.tensors
+        if record.kind in ("matmul", "gemm") and record.phase in (None, "F"):
+            (a, _), (b, _) = record.inputs[:2]
+            if a in self.on_tokens and b in self.on_tokens:
+                message = f"{record.kind} {record.name!r} multiplies two tensors that are no parameters"
+                advice = "let the rewrite attention, which makes one op of it, come before training"
+                raise GraphError(f"{message}; context-parallel needs attention as one op: {advice}")
+        for tensor, nbytes in zip(made, record.outputs, strict=True):
+            self._note(tensor, nbytes, record)
+        outputs = tuple(self.nbytes(tensor) for tensor in made)
+        read_ = sum(map(self.nbytes, tensors)), sum(map(self.old.nbytes, tensors))
+        attributes = _on_compute(record.attributes)
+        for key in ("k",) if record.name in self.of_gradient else ("m",):
+            if key in attributes:
+                attributes[key] = -(-attributes[key] // self.c)
+        if "nbytes" in attributes:
+            attributes["nbytes"] = _scaled(attributes["nbytes"], *read_)
+        self.records.make(
+            replace(
+                part_of(record, Fraction(1, self.c)),
+                outputs=outputs,
+                bytes_read=_scaled(record.bytes_read, *read_),
+                bytes_written=_scaled(record.bytes_written, sum(outputs), sum(record.outputs)),
+                attributes=attributes,
+            )
+        )
+
+    # -- attention ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def forward(self, a: OpEntry) -> None:
+        """Write an attention."""
+
+    @abstractmethod
+    def backward(self, g: OpEntry) -> None:
+        """Write the gradients of an attention."""
+
+    def attention_of(self, g: OpEntry) -> tuple[OpEntry, str]:
+        """Return the attention whose gradients an op makes, and the gradient of its output."""
+        for tensor, _ in g.inputs:
+            producer = self.old.producer(tensor)
+            if producer is not None and producer.kind == "attention":
+                known = {tensor, *(name for name, _ in producer.inputs)}
+                for name, _ in g.inputs:
+                    if name not in known:
+                        return producer, name
+        raise GraphError(f"{g.name!r} does not read the attention whose gradients it makes").about(g.name)
+
+    def shares(self, a: OpEntry) -> list[Fraction]:
+        """Return which part of an attention this rank has, by whose keys and values."""
+        causal = bool(a.attributes.get("is_causal"))
+        return attention_shares(self.c, self.rank, causal=causal, balanced=self.balanced)
+
+    def compute(
+        self,
+        of: OpEntry,
+        name: str,
+        reads: Sequence[str],
+        outputs: Sequence[int],
+        part: Fraction,
+        **shape: int,
+    ) -> str:
+        """Write a part of an attention; a table of measurements knows it only if it has a shape."""
+        self.last, inputs = name, list(dict.fromkeys(reads))
+        kept = {key: value for key, value in of.attributes.items() if key not in SHAPE}
+        self.records.make(
+            replace(
+                part_of(of, part),
+                name=name,
+                inputs=[(tensor, 0) for tensor in inputs],
+                outputs=tuple(outputs),
+                bytes_read=sum(map(self.records.nbytes, inputs)),
+                bytes_written=sum(outputs),
+                attributes={**kept, **shape, "stream": COMPUTE},
+            )
+        )
+        return name
+
+    def joined(self, of: OpEntry, reads: Sequence[str]) -> None:
+        """Write, under the name of an op, that its outputs are there: parts that lie side by side."""
+        outputs = tuple(self.nbytes(of.tensor(k)) for k in range(len(of.outputs)))
+        self.last = of.name
+        self.records.make(
+            replace(
+                part_of(of, Fraction(0)),
+                kind="concat",
+                inputs=[(tensor, 0) for tensor in reads],
+                outputs=outputs,
+                bytes_read=0,
+                bytes_written=0,
+                duration_ns=0,
+                duration_by_kind={},
+                attributes={"stream": COMPUTE},
+            )
+        )
+
+    def collective(
+        self,
+        of: OpEntry,
+        name: str,
+        kind: str,
+        reads: Sequence[str],
+        nbytes: int,
+        outputs: Sequence[int],
+        **more: Any,
+    ) -> str:
+        """Write what ranks exchange."""
+        self.records.make(
+            OpEntry(
+                name,
+                kind,
+                [(tensor, 0) for tensor in dict.fromkeys(reads)],
+                [(each, 0) for each in more.pop("after", ())],
+                tuple(outputs),
+                bytes_read=nbytes,
+                bytes_written=sum(outputs),
+                dtype=of.dtype,
+                stage=of.stage,
+                micro_batch=of.micro_batch,
+                phase=of.phase,
+                attributes={
+                    "communicator": GROUP,
+                    "dimension": "cp",
+                    "stream": COMPUTE,
+                    "nbytes": nbytes,
+                    **more,
+                },
+            )
+        )
+        return name
+
+
+class Parts:
+    """Queries, keys and values of an attention on a rank: tensors of their own, or one for all."""
+
+    def __init__(self, writer: Tokens, a: OpEntry) -> None:
+        tensors = [tensor for tensor, _ in a.inputs]
+        heads = a.attributes.get("heads", 1)
+        kv_heads = a.attributes.get("kv_heads", heads)
+        if len(tensors) >= 3:
+            self.q, self.k, self.v = tensors[:3]
+            self.sizes = tuple(writer.nbytes(tensor) for tensor in tensors[:3])
+        else:
+            self.q = self.k = self.v = tensors[0]
+            whole = writer.nbytes(tensors[0])
+            own = whole * kv_heads // (heads + 2 * kv_heads)
+            self.sizes = (whole - 2 * own, own, own)
+        self.kv_nbytes = self.sizes[1] + self.sizes[2]
+
+
+def part_of(record: OpEntry, part: Fraction) -> OpEntry:
+    """Return a part of the work of an op."""
+    ns = record.duration_ns
+    return replace(
+        record,
+        flops=round_half_up(record.flops * part),
+        duration_ns=None if ns is None else round_half_up(ns * part),
+        duration_by_kind={kind: round_half_up(each * part) for kind, each in record.duration_by_kind.items()},
+    )
+
+
+def _on_compute(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes with the stream on which an op runs, if it has none yet."""
+    return (
+        {"stream": COMPUTE, **attributes}
+        if "communicator" in attributes
+        else {**attributes, "stream": COMPUTE}
+    )
+
+
+def _scaled(value: int, new: int, old: int) -> int:
+    return round_half_up(Fraction(value * new, old)) if old else value

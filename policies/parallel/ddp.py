@@ -1,0 +1,402 @@
+"""PyTorch's DistributedDataParallel: replicas that sum their gradients in buckets, during the backward.
+
+::
+
+    compute       F F F F │ B3  B2  B1  B0          │ U U U U
+    all_reduce            │         [ b0 ] [ b1 ]   │            b0: of 3 and 2, b1: of 1 and 0
+
+A bucket is summed once its gradients are there *and* the bucket before it has been launched: all sums go in
+the order of the buckets, over the one stream of the communicator. The updates wait for all of them.
+
+In the first step the buckets are one for each data type, as nobody knows yet in which order gradients become
+ready. After it they are filled anew, in the order that was seen: the first closes at 1 MiB, the others at 25
+MiB. With ``bucket_cap`` given, that is the limit of all. With ``find_unused_parameters`` buckets are filled
+once, in the order of registration, and launched from the last to the first.
+
+Sources: torch/csrc/distributed/c10d/reducer.cpp (``mark_bucket_ready``, ``rebuild_buckets``,
+``finalize_backward``) and torch/nn/parallel/distributed.py (``_ddp_init_helper``); Li et al., "PyTorch
+Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arXiv 2006.15704.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
+from typing import Final
+
+from policies.parallel.program import COMPUTE, HostProgram, shard_nbytes
+from policies.parallel.rank_grid import DataParallel
+from policies.parallel.training_step import Parameter, TrainingStep
+from policies.rewrite.records import OpEntry
+from sim import Graph
+from sim.base.errors import InputError
+
+# ----------------------------------------------------------------------------------------------------------
+# Gradients in buckets: small messages are summed together, and a large sum begins before all is there.
+#
+# ::
+#
+#     sizes, in the order in which gradients become ready     6  5  4  9  2
+#     [10]   closed when it holds 10 or more                  6  5 | 4  9 | 2          PyTorch, Megatron-LM
+#     [3, 10]  the first at 3                                 6 | 5  4  9 | 2
+#     closed before it would hold more than 10                6 | 5  4 | 9 | 2         DeepSpeed
+#
+# Sources: ``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d/reducer.cpp (a tensor is
+# added, then the bucket is closed if it has reached its limit);
+# megatron/core/distributed/param_and_grad_buffer.py; DeepSpeed, deepspeed/runtime/zero/stage_1_and_2.py
+# (``reduce_independent_p_g_buckets_and_remove_grads``).
+
+
+def closed_when_full(
+    sizes: Sequence[int], limits: Sequence[int], keys: Sequence[Hashable] | None = None
+) -> list[list[int]]:
+    """Return the positions in each bucket; buckets are in the order in which they close.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+    limits : sequence of int
+        Of the first bucket, the second, ...; the last is that of all others.
+    keys : sequence, optional
+        What goes together: gradients of different keys (data types) have buckets of their own.
+
+    Examples
+    --------
+    >>> closed_when_full([6, 5, 4, 9, 2], [10]), closed_when_full([6, 5, 4, 9, 2], [3, 10])
+    ([[0, 1], [2, 3], [4]], [[0], [1, 2, 3], [4]])
+    >>> closed_when_full([6, 5, 4, 9], [10], ["fp32", "bf16", "fp32", "bf16"])
+    [[0, 2], [1, 3]]
+    """
+    found: list[list[int]] = []
+    open_: dict[Hashable, list[int]] = {}
+    held: dict[Hashable, int] = {}
+    closed: dict[Hashable, int] = {}
+    for position, size in enumerate(sizes):
+        key = keys[position] if keys is not None else None
+        open_.setdefault(key, []).append(position)
+        held[key] = held.get(key, 0) + size
+        done = closed.get(key, 0)
+        if held[key] >= limits[min(done, len(limits) - 1)]:
+            found.append(open_.pop(key))
+            held[key], closed[key] = 0, done + 1
+    return [*found, *open_.values()]
+
+
+def closed_before_overflow(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Return the positions in each bucket; one that alone exceeds the limit has a bucket to itself.
+
+    Examples
+    --------
+    >>> closed_before_overflow([6, 5, 4, 9, 2], 10)
+    [[0], [1, 2], [3], [4]]
+    """
+    found: list[list[int]] = []
+    held = 0
+    for position, size in enumerate(sizes):
+        if not found or held + size > limit:
+            found.append([])
+            held = 0
+        found[-1].append(position)
+        held += size
+    return found
+
+
+_FIRST_BYTES: Final = 2**20
+_CAP_BYTES: Final = 25 * 2**20
+_ALL: Final[Mapping[str, str]] = {"communicator": "data parallel"}
+
+
+class DistributedDataParallel(DataParallel):
+    """Run a training step on replicas that sum their gradients.
+
+    PyTorch's DistributedDataParallel: replicas that sum their gradients in buckets, during the backward.
+
+    ::
+
+        compute       F F F F │ B3  B2  B1  B0          │ U U U U
+        all_reduce            │         [ b0 ] [ b1 ]   │            b0: of 3 and 2, b1: of 1 and 0
+
+    A bucket is summed once its gradients are there *and* the bucket before it has been launched: all sums
+    go in the order of the buckets, over the one stream of the communicator. The updates wait for all of
+    them.
+
+    In the first step the buckets are one for each data type, as nobody knows yet in which order gradients
+    become ready. After it they are filled anew, in the order that was seen: the first closes at 1 MiB, the
+    others at 25 MiB. With ``bucket_cap`` given, that is the limit of all. With ``find_unused_parameters``
+    buckets are filled once, in the order of registration, and launched from the last to the first.
+
+    Sources: torch/csrc/distributed/c10d/reducer.cpp (``mark_bucket_ready``, ``rebuild_buckets``,
+    ``finalize_backward``) and torch/nn/parallel/distributed.py (``_ddp_init_helper``); Li et al., "PyTorch
+    Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arXiv 2006.15704.
+
+    Parameters
+    ----------
+    ranks : int or list of str, optional
+        How many, or which devices; by default all accelerators of the machine.
+    bucket_cap_bytes : int, optional
+        Size at which every bucket closes; by default the first at 1 MiB and the others at 25 MiB.
+    first_step : bool
+        Whether this is the first step, which has one bucket for each data type.
+    find_unused_parameters : bool
+        Buckets in the order of registration, never filled anew.
+    overlap : bool
+        Whether a bucket is summed as soon as it may be; else all are, one by one, after the backward.
+
+    Examples
+    --------
+    >>> from policies.rewrite.training_step import TrainingRewrite
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("two layers")
+    >>> _ = b.input("x", 400), b.parameter("w", 800), b.parameter("v", 800)
+    >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
+    >>> _ = b.op("b", kind="matmul", inputs=["a", "v"], outputs=400, flops=1000)
+    >>> step = DistributedDataParallel(2, bucket_cap_bytes=800).apply(TrainingRewrite().apply(b.build()))
+    >>> [name for name in step.op_names if name.startswith("gpu0/")][4:]
+    ['gpu0/b/weight_grad', 'gpu0/all_reduce0', 'gpu0/a/weight_grad', 'gpu0/all_reduce1', 'gpu0/w/update', \
+'gpu0/v/update']
+    """
+
+    name = "ddp"
+
+    def __init__(
+        self,
+        ranks: int | list[str] | None = None,
+        bucket_cap_bytes: int | None = None,
+        first_step: bool = False,
+        find_unused_parameters: bool = False,
+        overlap: bool = True,
+    ) -> None:
+        super().__init__(ranks)
+        self.cap = None if bucket_cap_bytes is None else self.whole("bucket_cap_bytes", bucket_cap_bytes)
+        self.first_step, self.find_unused, self.overlap = first_step, find_unused_parameters, overlap
+
+    def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
+        """Return the parameters of each bucket, in the order of launch."""
+        if self.find_unused:
+            return self.filled(step.parameters, [_FIRST_BYTES, self.cap or _CAP_BYTES])[::-1]
+        if self.first_step:
+            most = max(1, sum(each.nbytes for each in step.parameters))
+            return self.filled(step.parameters, [most])[::-1]
+        return self.filled(step.in_ready_order(), [self.cap] if self.cap else [_FIRST_BYTES, _CAP_BYTES])
+
+    @staticmethod
+    def filled(parameters: Sequence[Parameter], limits: Sequence[int]) -> list[list[Parameter]]:
+        """Return parameters in buckets, by data type."""
+        sizes, dtypes = [each.nbytes for each in parameters], [each.dtype for each in parameters]
+        return [[parameters[k] for k in row] for row in closed_when_full(sizes, limits, dtypes)]
+
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
+        step = TrainingStep(graph)
+        program = HostProgram(step, "ddp")
+        last = reduce_in_buckets(program, step, self.buckets(step), overlap=self.overlap)
+        for update in step.updates:
+            program.compute(update, after=[last])
+        return program.graph()
+
+
+def reduce_in_buckets(
+    program: HostProgram,
+    step: TrainingStep,
+    buckets: Sequence[Sequence[Parameter]],
+    *,
+    overlap: bool = True,
+    strict: bool = True,
+    parts: int = 1,
+    waits: Callable[[OpEntry], str | None] = lambda record: None,
+    meets: Callable[[Sequence[Parameter]], Mapping[str, str]] = lambda bucket: _ALL,
+) -> str:
+    """Issue forward and backward, and a sum of each bucket; return the last. Updates read what was summed.
+
+    Parameters
+    ----------
+    program, step, buckets
+    overlap : bool
+        Whether a bucket is launched when it is ready, not after the backward.
+    strict : bool
+        Whether it is held back until those before it have been.
+    parts : int
+        Of how many parts a rank keeps one (reduce_scatter); 1: all_reduce.
+    waits : callable
+        What an op waits for besides.
+    meets : callable
+        Attributes that say over whom a bucket is summed.
+    """
+    kind = "all_reduce" if parts == 1 else "reduce_scatter"
+    last = ""
+    ready_at = [max(step.ready_at[each.gradient] for each in bucket) for bucket in buckets]
+    summed: dict[str, str] = {}
+    left = list(range(len(buckets)))
+    for k, record in enumerate(step.work):
+        program.compute(record, after=[waits(record)])
+        over = k == len(step.work) - 1
+        ready = [bucket for bucket in left if over or (overlap and ready_at[bucket] <= k)]
+        if strict:
+            ready = [bucket for bucket, place in zip(ready, left, strict=False) if bucket == place]
+        for bucket in ready:
+            gradients = [each.gradient for each in buckets[bucket]]
+            sizes = [each.nbytes if parts == 1 else shard_nbytes(each, parts) for each in buckets[bucket]]
+            last = program.add(
+                f"{kind}{bucket}",
+                kind,
+                gradients,
+                sizes,
+                after=[] if overlap else [record.name],
+                stream=kind,
+                **meets(buckets[bucket]),
+                **({"nbytes": parts * sum(sizes)} if parts > 1 else {}),
+            )
+            names = [last, *(f"{last}:{i}" for i in range(1, len(gradients)))]
+            summed |= dict(zip(gradients, names, strict=True))
+        left = [bucket for bucket in left if bucket not in ready]
+    program.instead |= summed
+    return last
+
+
+class MegatronDDP(DataParallel):
+    """Run a training step on replicas as Megatron-LM does.
+
+    Megatron-LM's DistributedDataParallel: buckets of parameters in reverse order, summed as they become
+    ready.
+
+    ::
+
+        compute           F F F F │ B3  B2  B1  B0        │ U U U U reduce_scatter            │         [ b0
+        ] [ b1 ] │ overlap_param_gather      [ g1 ] F0 F1 [ g0 ] F2 F3      a bucket is waited for where it
+        is read first,
+                                                                 and then the one after it is gathered
+
+    A bucket closes when it has ``bucket_size`` elements or more: 40 million, or one million for each rank
+    if that is more. Without ``overlap_grad_reduce``, and on pipeline ranks after the first, there is one.
+    Buckets are not held back for one another. With the distributed optimiser a rank updates a part of each
+    bucket, and updated parameters are gathered bucket by bucket, after the step or during the next forward.
+
+    Sources: megatron/core/distributed/distributed_data_parallel.py, param_and_grad_buffer.py
+    (``_compute_default_per_buffer_param_layout``, ``register_grad_ready``, ``finish_param_sync``).
+
+    Parameters
+    ----------
+    ranks : int or list of str, optional
+        How many, or which devices; by default all accelerators of the machine.
+    bucket_size : int, optional
+        Elements; by default 40 million, or a million for each rank.
+    overlap_grad_reduce : bool
+        Whether buckets are reduced during the backward.
+    use_distributed_optimizer : bool
+        Whether each rank updates a part.
+    overlap_param_gather : bool
+        Whether updated parameters are gathered during the forward.
+    pipeline_rank : int
+        The place in a pipeline; only the first has buckets. After ``pipeline-parallel`` it is that of each
+        rank.
+
+    Examples
+    --------
+    >>> MegatronDDP(64).bucket_size, MegatronDDP(64, bucket_size=5).bucket_size
+    (64000000, 5)
+    """
+
+    name = "megatron-ddp"
+
+    def __init__(
+        self,
+        ranks: int | list[str] | None = None,
+        bucket_size: int | None = None,
+        overlap_grad_reduce: bool = True,
+        use_distributed_optimizer: bool = False,
+        overlap_param_gather: bool = False,
+        pipeline_rank: int = 0,
+    ) -> None:
+        super().__init__(ranks)
+        self._bucket_size = None if bucket_size is None else self.whole("bucket_size", bucket_size)
+        self.overlap, self.distributed = overlap_grad_reduce, use_distributed_optimizer
+        self.pipeline_rank = self.whole("pipeline_rank", pipeline_rank, least=0)
+        if overlap_param_gather and not use_distributed_optimizer:
+            message = (
+                "overlap_param_gather has no effect without use_distributed_optimizer: nothing is gathered"
+            )
+            raise InputError(f"megatron-ddp: {message}", path=("overlap_param_gather",))
+        self.gather_ahead = overlap_param_gather
+
+    @property
+    def bucket_size(self) -> int:
+        """Elements at which a bucket closes."""
+        return self._bucket_size or max(40_000_000, 1_000_000 * (self.ranks.n or 1))
+
+    def on_stage(self, rank: int) -> MegatronDDP:
+        """Return the rewrite as it is on a pipeline rank: only the first has buckets."""
+        found = copy(self)
+        found.pipeline_rank = rank or self.pipeline_rank
+        return found
+
+    def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
+        """Return the parameters of each bucket, from the last parameter to the first."""
+        order = step.parameters[::-1]
+        sizes, dtypes = [each.elements for each in order], [each.dtype for each in order]
+        least = self.bucket_size if self.overlap and not self.pipeline_rank else max(1, sum(sizes) + 1)
+        return [[order[k] for k in row] for row in closed_when_full(sizes, [least], dtypes)]
+
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
+        step = TrainingStep(graph)
+        program = HostProgram(step, "Megatron DDP")
+        parts = n if self.distributed else 1
+        buckets = self.buckets(step)
+        updates = program.shard(step, parts, parameters=False)
+        gather = _Gather(program, step, buckets, parts)
+        last = reduce_in_buckets(
+            program,
+            step,
+            buckets,
+            overlap=self.overlap,
+            strict=False,
+            parts=parts,
+            waits=gather.before if self.gather_ahead else lambda record: None,
+        )
+        for update in updates:
+            program.compute(update, after=[last])
+        if self.distributed and not self.gather_ahead:
+            for k in reversed(range(len(buckets))):
+                gather.launch(k, [(update.name, 0) for update in updates], COMPUTE)
+        return program.graph()
+
+
+class _Gather:
+    """Gathers updated parameters, a bucket at a time, the one of the first parameters first."""
+
+    def __init__(
+        self, program: HostProgram, step: TrainingStep, buckets: list[list[Parameter]], parts: int
+    ) -> None:
+        self.program, self.step, self.buckets, self.parts = program, step, buckets, parts
+        self.bucket_of = {each.name: k for k, bucket in enumerate(buckets) for each in bucket}
+        self.launched: dict[int, str] = {}
+        self.waited: set[int] = set()
+
+    def launch(self, k: int, after: list[tuple[str, int]], stream: str = "all_gather") -> None:
+        """Gather a bucket unless that was done."""
+        if k in self.launched:
+            return
+        nbytes = self.parts * sum(shard_nbytes(each, self.parts) for each in self.buckets[k])
+        self.launched[k] = self.program.add(
+            f"all_gather{k}",
+            "all_gather",
+            [],
+            [],
+            after=after,
+            stream=stream,
+            communicator="data parallel",
+            nbytes=nbytes,
+        )
+
+    def before(self, record: OpEntry) -> str | None:
+        """Return what an op waits for: the gather of the bucket that it reads, after which comes the next."""
+        if record.phase != "F":
+            return None
+        first = [self.bucket_of[tensor] for tensor, _ in record.inputs if tensor in self.bucket_of]
+        first = [k for k in dict.fromkeys(first) if k not in self.waited]
+        updated = [(self.step.updates[-1].name, 1)]
+        for k in first:
+            self.waited.add(k)
+            for bucket in (k, k - 1)[: k + 1]:
+                self.launch(bucket, updated)
+        return next((name for k, name in reversed(self.launched.items()) if k in first), None)

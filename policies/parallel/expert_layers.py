@@ -1,0 +1,304 @@
+r"""Layers of experts in a step: which ops are theirs, and what enters and leaves.
+
+::
+
+    wrap: layer\d+\.ffn              layer0.norm ─► layer0.ffn.up ─ layer0.ffn.down ─► layer0.add
+                                     └ enters       └──────── layer0.ffn ───────┘  └ leaves
+
+    wrap: layer\d+\.experts\.(\d+)   an op for each expert: a group says which, the rest names the layer
+
+What is made of parameters alone does not travel; nor do gradients of parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Final
+
+from policies.parallel.modules import pattern_of
+from policies.parallel.training_step import TrainingStep, parts_of_gradients
+from policies.rewrite.records import OpEntry
+from sim.base.errors import GraphError, InputError
+from sim.base.units import round_half_up
+from sim.graph.graph import Role
+
+_AT_THE_END: Final = "./_- "
+
+
+@dataclass
+class Layer:
+    """The ops of one layer's experts.
+
+    Attributes
+    ----------
+    name : str
+    module : str
+        Its name without that of a micro-batch.
+    forward, backward : list of str
+        Its ops, in order.
+    expert : dict of str to int
+        Op → which expert's it is; empty where its ops are of all experts.
+    enters, leaves : list of str
+        Tensors, forward.
+    grads_enter, grads_leave : list of str
+        Tensors, backward.
+    readers : dict of str to set of int
+        Tensor → the experts that read it, where ops are of one each.
+    """
+
+    name: str
+    module: str
+    forward: list[str] = field(default_factory=list)
+    backward: list[str] = field(default_factory=list)
+    expert: dict[str, int] = field(default_factory=dict)
+    enters: list[str] = field(default_factory=list)
+    leaves: list[str] = field(default_factory=list)
+    grads_enter: list[str] = field(default_factory=list)
+    grads_leave: list[str] = field(default_factory=list)
+    readers: dict[str, set[int]] = field(default_factory=dict)
+
+    @property
+    def ops(self) -> list[str]:
+        """All its ops."""
+        return self.forward + self.backward
+
+
+class Layers:
+    """All layers of experts of a step.
+
+    Parameters
+    ----------
+    step : TrainingStep
+    wrap : str
+        A regular expression: ops with the same match in their names are a layer; a group in it is the number
+        of an expert.
+    experts : int
+        How many a layer has.
+
+    Attributes
+    ----------
+    all : list of Layer
+    weights : set of str
+        Tensors that are made of parameters alone.
+    of : dict of str to Layer
+        Op → its layer.
+    own : dict of str to int
+        Parameter of experts → of which it is; None: of all.
+    gradients : dict of str to str
+        Gradient of a parameter, and what it is a sum of → the parameter.
+
+    Raises
+    ------
+    InputError
+        Nothing matches, or it is no regular expression.
+    GraphError
+        A weight of experts is made elsewhere, a number is of no expert, ops do not say what is forward.
+    """
+
+    def __init__(self, step: TrainingStep, wrap: str, experts: int) -> None:
+        self.step, self.experts = step, experts
+        pattern = pattern_of(wrap)
+        assert pattern is not None
+        if step.updates and "F" not in {record.phase for record in step.work}:
+            raise GraphError(f"graph {step.records.name!r} does not say which ops are its forward (phase: F)")
+        self.weights = self._made_of_parameters()
+        self.gradients = parts_of_gradients(
+            step.records, {each.gradient: each.name for each in step.parameters}
+        )
+        several = any(record.micro_batch for record in step.work)
+        found: dict[str, Layer] = {}
+        self.of: dict[str, Layer] = {}
+        for record in step.work:
+            match = pattern.search(record.name)
+            if match is None or record.kind == "loss_grad" or self._adds_up(record):
+                continue
+            name = f"micro{record.micro_batch}/{_name(match)}" if several else _name(match)
+            layer = found.setdefault(name, Layer(name, _name(match)))
+            (layer.forward if self._is_forward(record) else layer.backward).append(record.name)
+            self.of[record.name] = layer
+            if match.re.groups and match.group(1) is not None:
+                layer.expert[record.name] = self._number(record, match.group(1))
+        self.all = [layer for layer in found.values() if layer.forward]
+        if not self.all:
+            raise InputError(f"no op of the forward has a name that matches {wrap}", path=("wrap",))
+        self._leave_out_sums()
+        self._sum_here()
+        self.own = self._parameters()
+        for layer in self.all:
+            if layer.expert and len(layer.expert) < len(layer.ops):
+                other = next(op for op in layer.ops if op not in layer.expert)
+                raise GraphError(
+                    f"layer {layer.name!r} has ops of one expert, and {other!r} of no one"
+                ).about(other)
+            self._find_ends(layer)
+
+    def _parameters(self) -> dict[str, int | None]:
+        """Return the parameters that experts read, and of which expert each is; None: of all.
+
+        Raises
+        ------
+        GraphError
+            Others read one, too.
+        """
+        found: dict[str, tuple[str, int] | str | None] = {}
+        for record in self.step.work:
+            layer = self.of.get(record.name)
+            whose: tuple[str, int] | str | None = None if layer is None else layer.module
+            if layer is not None and layer.expert:
+                whose = layer.module, layer.expert[record.name]
+            for tensor, _ in record.inputs:
+                given = self.step.records.externals.get(tensor)
+                if given is None or given.role != Role.PARAMETER:
+                    continue
+                if found.setdefault(tensor, whose) != whose:
+                    others = "by others"
+                    message = f"parameter {tensor!r} is read by experts, and {others} with {record.name!r}"
+                    raise GraphError(message).about(record.name)
+        return {
+            tensor: None if isinstance(whose, str) else whose[1]
+            for tensor, whose in found.items()
+            if whose is not None
+        }
+
+    # -- what is what -----------------------------------------------------------------------------------
+
+    def _is_forward(self, record: OpEntry) -> bool:
+        return record.phase == "F" or (record.phase is None and not self.step.updates)
+
+    def _adds_up(self, record: OpEntry) -> bool:
+        """Whether an op makes one gradient of a parameter of others, as of micro-batches."""
+        return bool(record.inputs) and all(tensor in self.gradients for tensor, _ in record.inputs)
+
+    def _number(self, record: OpEntry, text: str) -> int:
+        if not text.isdecimal() or int(text) >= self.experts:
+            known = f"experts are numbered from 0 to {self.experts - 1}"
+            raise GraphError(f"op {record.name!r} is of expert {text!r}; {known}").about(record.name)
+        return int(text)
+
+    def _made_of_parameters(self) -> set[str]:
+        records = self.step.records
+        found = {name for name, given in records.externals.items() if given.role == Role.PARAMETER}
+        for record in self.step.work:
+            if record.inputs and all(tensor in found for tensor, _ in record.inputs):
+                found.update(record.tensors)
+        return found
+
+    def _leave_out_sums(self) -> None:
+        """Give sums of gradients from elsewhere back: they are only named after what the experts made."""
+        records = self.step.records
+        for layer in self.all:
+            for name in list(layer.backward):
+                record = records.ops[name]
+                makers = [records.producer(tensor) for tensor, _ in record.inputs]
+                if record.kind == "add_n" and not any(
+                    m is None or self.of.get(m.name) is layer for m in makers
+                ):
+                    layer.backward.remove(name)
+                    del self.of[name]
+
+    def _sum_here(self) -> None:
+        """Sum gradients of one tensor where they are made, before they leave.
+
+        Of k parts of a sum, j of them from the same experts, j - 1 additions are made here and k - j there.
+        """
+        records, work = self.step.records, []
+        for record in self.step.work:
+            mine: dict[tuple[str, int | None], list[str]] = {}
+            if record.kind == "add_n" and record.name not in self.of and not self._is_forward(record):
+                for tensor, _ in record.inputs:
+                    producer = records.producer(tensor)
+                    layer = None if producer is None else self.of.get(producer.name)
+                    if producer is not None and layer is not None:
+                        mine.setdefault((layer.name, layer.expert.get(producer.name)), []).append(tensor)
+            for (_, expert), tensors in mine.items():
+                producer = records.producer(tensors[0])
+                assert producer is not None
+                layer = self.of[producer.name]
+                if len(tensors) < 2:
+                    continue
+                name, parts = record.name, len(record.inputs)
+                if len(tensors) < parts:
+                    name = f"{name}/{layer.name}" + ("" if expert is None else f".{expert}")
+                    name = records.free(name)
+                    edges = [(tensor, 0) for tensor in tensors]
+                    here = scaled(record, Fraction(len(tensors) - 1, parts - 1))
+                    records.ops[name] = replace(here, name=name, inputs=edges, after=[])
+                    rest = [edge for edge in record.inputs if edge[0] not in tensors]
+                    share = Fraction(parts - len(tensors), parts - 1)
+                    record = replace(scaled(record, share), inputs=[(name, 0), *rest])
+                    records.ops[record.name] = record
+                    for each in (records.ops[name], record):
+                        each.bytes_read = sum(records.nbytes(tensor) for tensor, _ in each.inputs)
+                        each.bytes_written = sum(each.outputs)
+                    work.append(records.ops[name])
+                layer.backward.append(name)
+                self.of[name] = layer
+                if expert is not None:
+                    layer.expert[name] = expert
+            work.append(record)
+        self.step.work = work
+
+    def _find_ends(self, layer: Layer) -> None:
+        records, inside = self.step.records, set(layer.ops)
+        read_outside: set[str] = set()
+        read: set[str] = set()
+        for record in self.step.work:
+            tensors = [tensor for tensor, distance in record.inputs if not distance]
+            read.update(tensors)
+            if record.name not in inside:
+                read_outside.update(tensors)
+        for name in layer.ops:
+            for tensor, distance in records.ops[name].inputs:
+                if layer.expert:
+                    layer.readers.setdefault(tensor, set()).add(layer.expert[name])
+                producer = records.producer(tensor)
+                if distance or (producer is not None and producer.name in inside):
+                    continue
+                if tensor in self.weights:
+                    self._check_weight(layer, name, producer)
+                    continue
+                backward = producer is not None and not self._is_forward(producer)
+                _add(layer.grads_enter if backward else layer.enters, [tensor])
+        for name in layer.forward:
+            made = records.ops[name].tensors
+            _add(layer.leaves, (t for t in made if t in read_outside or not read.intersection(made)))
+        for name in layer.backward:
+            made = [tensor for tensor in records.ops[name].tensors if tensor not in self.gradients]
+            _add(layer.grads_leave, (tensor for tensor in made if tensor in read_outside))
+        if not layer.enters:
+            raise GraphError(f"nothing enters the experts {layer.name!r}; all that they read are parameters")
+
+    def _check_weight(self, layer: Layer, reader: str, producer: OpEntry | None) -> None:
+        if producer is not None:
+            message = (
+                f"{producer.name!r} makes a weight for the experts {layer.name!r}; let wrap match it, too"
+            )
+            raise GraphError(message).about(reader)
+
+
+def _name(match: re.Match[str]) -> str:
+    """Return the name of a layer: what matches, without the number of an expert."""
+    whole = match.group()
+    if match.re.groups and match.group(1) is not None:
+        begin, end = (at - match.start() for at in match.span(1))
+        whole = whole[:begin] + whole[end:]
+    return whole.strip(_AT_THE_END) or whole
+
+
+def scaled(record: OpEntry, by: Fraction) -> OpEntry:
+    """Return an op with so many times its work, bytes and time."""
+    return replace(
+        record,
+        flops=round_half_up(record.flops * by),
+        bytes_read=round_half_up(record.bytes_read * by),
+        bytes_written=round_half_up(record.bytes_written * by),
+        duration_ns=None if record.duration_ns is None else round_half_up(record.duration_ns * by),
+        duration_by_kind={kind: round_half_up(ns * by) for kind, ns in record.duration_by_kind.items()},
+    )
+
+
+def _add(to: list[str], tensors: Iterable[str]) -> None:
+    to.extend(tensor for tensor in tensors if tensor not in to)

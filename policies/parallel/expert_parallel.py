@@ -1,0 +1,524 @@
+r"""Expert parallelism: each rank has some of a layer's experts, and tokens travel to their experts.
+
+::
+
+    gpu0   norm  router │ dispatch │ experts 0, 1 ███████ │ combine │ add       dispatch, combine: all_to_all
+    gpu1   norm  router │ dispatch │ experts 2, 3 ███     │ combine │ add       all wait for the fullest rank
+                        └ meet ────┘                waits └ meet ───┘
+
+    backward            combine/grad │ gradients of the experts │ dispatch/grad    the same two the other way
+
+The graph is the step of one rank, with its own tokens. Its experts are ops that `wrap` finds: those of one
+expert each, where a group of the expression is its number, or of a feed-forward layer that stands for all of
+them. Router, permutation and shared experts are other ops, and stay where they are. Experts 0 to E/e - 1 are
+on the first rank, and so on.
+
+A rank's experts compute for the tokens that they get: work, bytes, times and sizes of their ops are scaled by
+tokens / those of the graph. Of parameters a rank has those of its experts. Where the graph trains, gradients
+of all other parameters are summed over all ranks, in Megatron-LM's buckets, those of experts over the ranks
+with the same ones, if there are several groups.
+
+Sources: Lepikhin et al., "GShard", arXiv 2006.16668; Fedus et al., "Switch Transformers", JMLR 23 (2022);
+Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py (``MoEAlltoAllTokenDispatcher``) and
+megatron/core/distributed/distributed_data_parallel.py (buffers of expert parameters apart).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+from typing import Any, Final
+
+from policies.option_checks import whole
+from policies.parallel.ddp import closed_when_full, reduce_in_buckets
+from policies.parallel.expert_layers import Layer, Layers, scaled
+from policies.parallel.expert_routing import ExpertRouting, routed
+from policies.parallel.program import COMPUTE, HostProgram
+from policies.parallel.rank_grid import DATA, Grid, OnRanks, Ranked
+from policies.parallel.ranks import Ranks
+from policies.parallel.training_step import Parameter, TrainingStep
+from policies.rewrite.records import OpEntry, Records, write
+from sim import Graph
+from sim.base.arrays import MOST_BUILT, IntArray, at_most
+from sim.base.errors import GraphError, InputError
+from sim.base.plugins import NOWHERE, Origin
+from sim.base.units import round_half_up
+from sim.explain.training import DROPPED, LAYER, TOKENS
+
+# ----------------------------------------------------------------------------------------------------------
+# The experts of one rank: their ops for the tokens that they get, and the exchanges that bring these.
+#
+# ::
+#
+#     of 8 tokens in the graph 12 come, for two experts of four:
+#
+#     ffn.up    reads 8 x 10 B and w, 100 B       gpu0/ffn/dispatch   60 B to gpu0, 20 B to gpu1
+#               makes 8 x 40 B, 80 ns             gpu0/ffn.up         reads 12 x 10 B and 2 w, 120 ns
+
+EXPERTS: Final = "experts"
+"""The communicator of all ranks of a group."""
+
+
+class OneRank:
+    """What one rank of a group runs: its experts, for the tokens that they get, and what brings these.
+
+    Parameters
+    ----------
+    layers : Layers
+        The experts of a step.
+    routing : Routing
+    place : int
+        Of the rank in its group.
+    top_k : int
+        Experts of a token.
+    token_bytes : int, optional
+        What a token is when it travels; by default what enters.
+    stream : str
+        On which exchanges are.
+    """
+
+    def __init__(
+        self,
+        layers: Layers,
+        routing: ExpertRouting,
+        place: int,
+        *,
+        top_k: int,
+        token_bytes: int | None,
+        stream: str,
+    ) -> None:
+        self.step, self.layers, self.routing, self.place = layers.step, layers, routing, place
+        self.tokens, self.choices = routing.choices // top_k, routing.choices
+        self.token_bytes, self.stream = token_bytes, stream
+        ranks, experts = routing.sent.shape
+        self.held = experts // ranks
+        here = range(place * self.held, (place + 1) * self.held)
+        got = self.routing.sent.sum(axis=0).tolist()
+        self.got: dict[int, int] = {x: got[x] for x in here}
+        """Expert → its tokens."""
+        self.moved: dict[str, dict[str, str]] = {}
+        """Layer → tensor → what its experts read instead."""
+        self.back: dict[str, str] = {}
+        """Tensor of experts → what others read instead."""
+        self.made: dict[str, OpEntry] = {}
+        self.copies: dict[str, Fraction] = {}
+
+    def records(self) -> Records:
+        """Return the graph of the rank, its ops in the order of the host."""
+        given = self.step.records
+        turns = {
+            record.name: float(turn) for turn, record in enumerate((*self.step.work, *self.step.updates))
+        }
+        for layer in self.layers.all:
+            self._exchange(layer, turns)
+        for record in self.step.work:
+            self._op(record)
+        for record in self.step.updates:
+            self._update(record)
+        ops = _in_order(self.made, turns, self.layers)
+        read = {tensor for record in ops.values() for tensor, _ in record.inputs}
+        was_read = {tensor for record in given.ops.values() for tensor, _ in record.inputs}
+        externals = {
+            name: replace(each, nbytes=round_half_up(each.nbytes * self._copies(name)))
+            for name, each in given.externals.items()
+            if name in read or name not in was_read
+        }
+        return Records(given.name, ops, externals)
+
+    # -- exchanges ----------------------------------------------------------------------------------------
+
+    def _exchange(self, layer: Layer, turns: dict[str, float]) -> None:
+        """Add dispatch and combine, forward and backward."""
+        out, back = self.routing.between[self.place], self.routing.between[:, self.place]
+        given = self.step.records
+        ops, name = given.ops, layer.name
+        moved = self.moved[name] = {}
+        ends = (
+            ("dispatch", layer.forward, layer.enters, out, True),
+            ("combine", layer.forward, layer.leaves, back, False),
+            ("combine/grad", layer.backward, layer.grads_enter, out, True),
+            ("dispatch/grad", layer.backward, layer.grads_leave, back, False),
+        )
+        for what, where, tensors, counts, inwards in ends:
+            if not tensors:
+                continue
+            op = given.free(f"{name}/{what}")
+            turns[op] = turns[where[0]] - 0.5 if inwards else turns[where[-1]] + 0.5
+            each = self._token_nbytes(layer, tensors)
+            local = [t for t in tensors if self._is_here(layer, t)]
+            reads, gives = (tensors, local) if inwards else (local, tensors)
+            sizes = [self._arriving(layer, t) if inwards else self._tensor_nbytes(t) for t in gives]
+            sends = {str(k): nbytes for k, nbytes in enumerate(_rounded(counts, each))}
+            record = OpEntry(op, "all_to_all", [(t, 0) for t in reads], [], tuple(sizes))
+            record.phase, record.dtype = ops[where[0]].phase, ops[where[0]].dtype
+            record.bytes_read = sum(sends.values())
+            record.bytes_written = sum(_rounded(back if inwards else out, each))
+            record.attributes = {
+                "communicator": EXPERTS,
+                "dimension": "ep",
+                "sends": sends,
+                "stream": self.stream,
+            }
+            if what == "dispatch":
+                load = int(self.routing.arrived[self.place])
+                record.attributes |= {LAYER: name, TOKENS: load, DROPPED: self.routing.dropped[self.place]}
+            self.made[op] = record
+            instead = {t: record.tensor(k) for k, t in enumerate(gives)}
+            (moved if inwards else self.back).update(instead)
+
+    def _token_nbytes(self, layer: Layer, tensors: Sequence[str]) -> Fraction:
+        """Return the bytes of a token of tensors that travel together."""
+        if layer.expert and self.token_bytes is not None:
+            return Fraction(self.token_bytes)
+        total = sum(self._tensor_nbytes(tensor) for tensor in tensors)
+        return total / self._all_rows(layer)
+
+    def _all_rows(self, layer: Layer) -> Fraction:
+        """Return for how many tokens the graph has the experts compute."""
+        if layer.expert:
+            several = [t for t in layer.enters if len(layer.readers[t]) > 1]
+            if several and self.token_bytes is None:
+                message = f"{several[0]!r} is read by several experts of {layer.name!r}"
+                raise GraphError(f"{message}; give token, the bytes of a token that travel")
+            return Fraction(self.choices)
+        if self.token_bytes is None:
+            return Fraction(self.tokens)
+        return Fraction(sum(self._tensor_nbytes(tensor) for tensor in layer.enters), self.token_bytes)
+
+    def _is_here(self, layer: Layer, tensor: str) -> bool:
+        """Whether experts of this rank make or read a tensor."""
+        if not layer.expert:
+            return True
+        producer = self.step.records.producer(tensor)
+        made_by = None if producer is None else layer.expert.get(producer.name)
+        whose = layer.readers[tensor] if made_by is None else {made_by}
+        return any(x in self.got for x in whose)
+
+    # -- ops ------------------------------------------------------------------------------------------------
+
+    def _op(self, record: OpEntry) -> None:
+        """Add an op of the graph, as it is here."""
+        layer = self.layers.of.get(record.name)
+        if layer is None:
+            self._other_op(record)
+            return
+        expert = layer.expert.get(record.name)
+        if expert is not None and expert not in self.got:
+            return
+        moved, each = self.moved[layer.name], self._tokens(layer, expert)
+        held = self.held if expert is None else 1
+        used = sum(n > 0 for n in self.got.values()) if expert is None else bool(each)
+        read = sum(map(self._tensor_nbytes, {t for t, _ in record.inputs} & self.layers.weights))
+        outputs = record.tensors
+        of_weights = [t in self.layers.weights or t in self.layers.gradients for t in outputs]
+        written = sum(n for n, weight in zip(record.outputs, of_weights, strict=True) if weight)
+        by = Fraction(held) if of_weights and all(t in self.layers.weights for t in outputs) else each
+        made = scaled(record, by)
+        made.inputs = [(moved.get(tensor, tensor), distance) for tensor, distance in record.inputs]
+        made.outputs = tuple(
+            n * held if weight else ceil(n * by) for n, weight in zip(record.outputs, of_weights, strict=True)
+        )
+        made.bytes_read = self._bytes(record.bytes_read, read, used, by)
+        made.bytes_written = self._bytes(record.bytes_written, written, used, by)
+        if not by:
+            made.duration_ns, made.duration_by_kind = 0, {}
+        made.attributes = self._shape(record, layer, expert, gradient=bool(written))
+        self.made[record.name] = made
+
+    def _other_op(self, record: OpEntry) -> None:
+        """Add an op that is no expert's, though it may add up their gradients."""
+        parameter = self.layers.gradients.get(record.name)
+        copies = Fraction(1) if parameter is None else self._copies(parameter)
+        if copies:
+            inputs = [(self.back.get(tensor, tensor), distance) for tensor, distance in record.inputs]
+            outputs = tuple(round_half_up(n * copies) for n in record.outputs)
+            self.made[record.name] = replace(scaled(record, copies), inputs=inputs, outputs=outputs)
+
+    def _update(self, record: OpEntry) -> None:
+        """Add an update: of the parameters that are here."""
+        given = self.step.records.externals
+        own = {t: given[t].nbytes for t, _ in record.inputs if t in self.layers.own}
+        if not own:
+            self.made[record.name] = record
+            return
+        names = [each.name for each in self.step.parameters if each.update == record.name]
+        total = sum(given[name].nbytes for name in names)
+        share = sum((given[name].nbytes * self._copies(name) for name in names), Fraction(0)) / total
+        gone = {t for t in own if not self._copies(t)}
+        gone |= {each.gradient for each in self.step.parameters if each.name in gone}
+        for tensor, _ in record.inputs:
+            if tensor in given and tensor not in names:
+                self.copies.setdefault(tensor, share)
+        if share:
+            inputs = [edge for edge in record.inputs if edge[0] not in gone]
+            self.made[record.name] = replace(scaled(record, share), inputs=inputs)
+
+    def _copies(self, name: str) -> Fraction:
+        """Return how many times a rank has what the graph has as one parameter, or as its state."""
+        if name not in self.copies:
+            found = Fraction(1)
+            if name in self.layers.own:
+                expert = self.layers.own[name]
+                found = Fraction(self.held if expert is None else expert in self.got)
+            self.copies[name] = found
+        return self.copies[name]
+
+    def _tokens(self, layer: Layer, expert: int | None) -> Fraction:
+        """Return the tokens of experts here / those for which the graph has them compute."""
+        if expert is None:
+            return sum(self.got.values()) / self._all_rows(layer)
+        return self.got[expert] * self.layers.experts / self._all_rows(layer)
+
+    def _arriving(self, layer: Layer, tensor: str) -> int:
+        """Return the bytes of a tensor that comes to the experts of this rank."""
+        nbytes = self._tensor_nbytes(tensor)
+        if not layer.expert:
+            return ceil(nbytes * self._tokens(layer, None))
+        here = sorted(x for x in layer.readers[tensor] if x in self.got)
+        if len(layer.readers[tensor]) == 1:
+            return ceil(nbytes * self._tokens(layer, here[0]))
+        return sum(self.got[x] for x in here) * (self.token_bytes or 0)
+
+    @staticmethod
+    def _bytes(whole_: int, weights: int, used: int, by: Fraction) -> int:
+        """Return what an op reads or writes: weights of experts that have tokens, and the rest by tokens."""
+        return round_half_up(max(0, whole_ - weights) * by) + min(weights, whole_) * used
+
+    def _shape(self, record: OpEntry, layer: Layer, expert: int | None, *, gradient: bool) -> dict[str, Any]:
+        """Return the attributes of an op, the size that counts tokens (of m, n, k) as it is here."""
+        sizes = {key: record.attributes[key] for key in "mnk" if key in record.attributes}
+        if len(sizes) < 3:
+            return record.attributes
+        rows = self._all_rows(layer) / (1 if expert is None else self.layers.experts)
+        usual = "k" if gradient else "m"
+        fitting = [usual, *"mnk"]
+        found = next((key for key in fitting if sizes[key] == rows), None)
+        if found is None:
+            message = f"op {record.name!r} has sizes {sizes}, and none of them is the {float(rows):g} tokens"
+            raise GraphError(f"{message} that it is of").about(record.name)
+        if not (here := self._tokens(layer, expert)):
+            return {key: value for key, value in record.attributes.items() if key not in sizes}
+        return {**record.attributes, found: ceil(sizes[found] * here)}
+
+    def _tensor_nbytes(self, tensor: str) -> int:
+        return self.step.records.nbytes(tensor)
+
+
+def _rounded(counts: IntArray, each: Fraction) -> list[int]:
+    """Return the bytes of so many tokens each, half a byte up."""
+    n, d = each.numerator, each.denominator
+    return [(2 * n * count + d) // (2 * d) for count in counts.tolist()]
+
+
+def _in_order(made: dict[str, OpEntry], turns: dict[str, float], layers: Layers) -> dict[str, OpEntry]:
+    """Return ops as the host issues them: by turn, but each after what it needs.
+
+    Raises
+    ------
+    GraphError
+        Experts need what they have made.
+    """
+    records = Records("", made, {})
+    waits = dict.fromkeys(made, 0)
+    next_: dict[str, list[str]] = {name: [] for name in made}
+    for record in made.values():
+        record.after = [edge for edge in record.after if edge[0] in made]
+        needed = {name for name, distance in record.after if not distance}
+        for tensor, distance in record.inputs:
+            if not distance and (producer := records.producer(tensor)) is not None:
+                needed.add(producer.name)
+        waits[record.name] = len(needed)
+        for name in needed:
+            next_[name].append(record.name)
+    heap = [(turns[name], name) for name, n in waits.items() if not n]
+    heapq.heapify(heap)
+    order: dict[str, OpEntry] = {}
+    while heap:
+        _, name = heapq.heappop(heap)
+        order[name] = made[name]
+        for other in next_[name]:
+            waits[other] -= 1
+            if not waits[other]:
+                heapq.heappush(heap, (turns[other], other))
+    if len(order) < len(made):
+        stuck = next(name for name in made if name not in order and name in layers.of)
+        layer = layers.of[stuck].name
+        message = f"the experts {layer!r} are left and entered again, so they are no layer"
+        raise GraphError(f"{message}; let wrap tell layers apart").about(stuck)
+    return order
+
+
+_DENSE: Final = {"communicator": "data parallel", "dimension": f"ep-{DATA}"}
+_COPIES: Final = {"communicator": "expert data parallel", "dimension": DATA}
+"""On which gradients meet: those of all parameters but the experts', and theirs."""
+_MOST_EXPERTS: Final = 100_000
+
+
+class ExpertParallel(OnRanks):
+    r"""Run a step on ranks that share the experts of its layers.
+
+    Expert parallelism: each rank has some of a layer's experts, and tokens travel to their experts.
+
+    ::
+
+        gpu0   norm  router │ dispatch │ experts 0, 1 ███████ │ combine │ add       dispatch, combine:
+        all_to_all gpu1   norm  router │ dispatch │ experts 2, 3 ███     │ combine │ add       all wait for
+        the fullest rank
+                            └ meet ────┘                waits └ meet ───┘
+
+        backward            combine/grad │ gradients of the experts │ dispatch/grad    the same two the
+        other way
+
+    The graph is the step of one rank, with its own tokens. Its experts are ops that `wrap` finds: those of
+    one expert each, where a group of the expression is its number, or of a feed-forward layer that stands
+    for all of them. Router, permutation and shared experts are other ops, and stay where they are. Experts
+    0 to E/e - 1 are on the first rank, and so on.
+
+    A rank's experts compute for the tokens that they get: work, bytes, times and sizes of their ops are
+    scaled by tokens / those of the graph. Of parameters a rank has those of its experts. Where the graph
+    trains, gradients of all other parameters are summed over all ranks, in Megatron-LM's buckets, those of
+    experts over the ranks with the same ones, if there are several groups.
+
+    Sources: Lepikhin et al., "GShard", arXiv 2006.16668; Fedus et al., "Switch Transformers", JMLR 23 (2022);
+    Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py (``MoEAlltoAllTokenDispatcher``) and
+    megatron/core/distributed/distributed_data_parallel.py (buffers of expert parameters apart).
+
+    Parameters
+    ----------
+    ranks : int or list of str
+        How many, or which devices; a number means accelerators of the machine, in machine order.
+    wrap : str
+        Which ops are experts: a regular expression; ops with the same match in their names are one layer,
+        such as ``layer\d+\.ffn``. A group in it is the number of an expert: ``layer\d+\.experts\.(\d+)``.
+    experts : int
+        How many a layer has.
+    tokens : int, optional
+        Of a rank; a table or a trace of the routing says it, too.
+    top_k : int
+        Experts of a token.
+    routing : str or mapping
+        ``balanced``, ``one-hot`` or ``{one-hot: expert}``, ``{zipf: exponent}`` (with ``seed``: drawn),
+        ``{random: seed}``, ``{tokens: [...]}`` (by expert, or by rank and expert), ``{trace: file}``.
+    size : int, optional
+        Over how many neighbouring ranks experts are shared out, by default all.
+    capacity_factor : float, optional
+        What an expert takes of a rank's tokens / its equal part of them; by default all.
+    pad_to_capacity : bool
+        Whether ranks fill up what they send.
+    token_bytes : int, optional
+        What a token is when it travels; by default what enters the experts / tokens (with numbered experts
+        / (tokens · top_k)).
+    overlap : bool
+        Whether exchanges run on a stream of their own, beside what does not wait for them (shared experts).
+    bucket_size : int
+        Elements of a bucket of gradients.
+    origin : Origin
+        Where a trace is looked for.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("a layer")
+    >>> _ = b.input("x", 400), b.parameter("w", 800)
+    >>> _ = b.op("ffn", kind="matmul", inputs=["x", "w"], outputs=400, duration_ns=100)
+    >>> routing = {"tokens": [3, 3, 1, 1]}
+    >>> both = ExpertParallel(2, "ffn", experts=4, tokens=4, routing=routing).apply(b.build())
+    >>> both.op_names[:3], both.duration_ns.tolist()
+    (['gpu0/ffn/dispatch', 'gpu0/ffn', 'gpu0/ffn/combine'], [-1, 150, -1, -1, 50, -1])
+    """
+
+    def __init__(
+        self,
+        ranks: int | list[str],
+        wrap: str,
+        experts: int,
+        tokens: int | None = None,
+        top_k: int = 1,
+        routing: str | dict[str, Any] = "balanced",
+        size: int | None = None,
+        capacity_factor: float | None = None,
+        pad_to_capacity: bool = False,
+        token_bytes: int | None = None,
+        overlap: bool = False,
+        bucket_size: int = 40_000_000,
+        origin: Origin = NOWHERE,
+    ) -> None:
+        name = "expert-parallel"
+        self.ranks, self.wrap, self.overlap = Ranks.of(name, ranks), wrap, overlap
+        self.experts = whole(name, "experts", experts, most=_MOST_EXPERTS)
+        n = self.ranks.n or 1
+        self.size = n if size is None else whole(name, "size", size)
+        if n % self.size:
+            message = f"{n} ranks cannot be divided into groups of {self.size}"
+            raise InputError(f"{name}: size: {message}", path=("size",))
+        self.copies = n // self.size
+        self.top_k = whole(name, "top_k", top_k)
+        self.token_bytes = None if token_bytes is None else whole(name, "token_bytes", token_bytes)
+        self.bucket_size = whole(name, "bucket_size", bucket_size)
+        self.routing = routed(
+            routing,
+            ranks=self.size,
+            experts=self.experts,
+            tokens=None if tokens is None else whole(name, "tokens", tokens),
+            top_k=self.top_k,
+            capacity_factor=capacity_factor,
+            pad=pad_to_capacity,
+            origin=origin,
+        )
+
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the ranks that share experts."""
+        at_most(MOST_BUILT, self.size * len(there.programs[0]), "ops")
+        there.room("expert-parallel", self.ranks)
+        made: dict[tuple[int, int], Graph] = {}
+        layers: dict[int, Layers] = {}
+
+        def program(one: Graph, _: Grid, at: Mapping[str, int]) -> Graph:
+            key = id(one), at["ep"]
+            if id(one) not in layers:
+                layers[id(one)] = Layers(TrainingStep(one, forward=True), self.wrap, self.experts)
+            if key not in made:
+                made[key] = self._program(layers[id(one)], at["ep"])
+            return made[key]
+
+        sizes = {"ep": self.size, "dp": self.copies}
+        return there.multiplied(sizes, program, names=self.ranks.names, varies=True)
+
+    def _program(self, layers: Layers, place: int) -> Graph:
+        """Return what a rank runs: gradients are summed in buckets, those of experts apart."""
+        rank = OneRank(
+            layers,
+            self.routing,
+            place,
+            top_k=self.top_k,
+            token_bytes=self.token_bytes,
+            stream="all_to_all" if self.overlap else COMPUTE,
+        )
+        own, step = layers.own, TrainingStep(write(rank.records()), forward=True)
+        program = HostProgram(step, "expert parallel")
+        dense = [each for each in step.parameters[::-1] if each.name not in own]
+        apart = [each for each in step.parameters[::-1] if each.name in own and self.copies > 1]
+        buckets = [bucket for some in (dense, apart) for bucket in self._buckets(some)]
+        last = None
+        if buckets:
+            last = reduce_in_buckets(
+                program,
+                step,
+                buckets,
+                strict=False,
+                meets=lambda bucket: _COPIES if bucket[0].name in own else _DENSE,
+            )
+        else:
+            for record in step.work:
+                program.compute(record)
+        for update in step.updates:
+            program.compute(update, after=[last])
+        return program.graph()
+
+    def _buckets(self, parameters: Sequence[Parameter]) -> list[list[Parameter]]:
+        sizes, dtypes = [each.elements for each in parameters], [each.dtype for each in parameters]
+        rows = closed_when_full(sizes, [self.bucket_size], dtypes)
+        return [[parameters[k] for k in row] for row in rows]

@@ -1,0 +1,469 @@
+"""Which tokens go to which expert: a distribution, a table or a trace becomes whole numbers of tokens.
+
+::
+
+    tokens: 4, top_k: 1, two ranks, four experts          expert   0  1  2  3
+    routing: balanced                       ──►  rank 0            1  1  1  1
+                                                 rank 1            1  1  1  1
+    routing: {zipf: 1}                           rank 0            2  1  1  0      4 2 1 1 of the eight
+                                                 rank 1            2  1  0  1
+    routing: one-hot                             both              4  0  0  0
+    routing: {tokens: [5, 1, 1, 1]}              rank 0            3  0  1  0      by expert, or rank by rank
+    routing: {random: 7}, {zipf: 1, seed: 7}     drawn token by token
+    routing: {trace: routed.csv}                 as recorded
+
+Shares become whole numbers by largest remainder (ties to the first expert), over all ranks at once; each
+expert's tokens are then dealt out over the ranks that they come from, as evenly as whole numbers allow. No
+expert gets a token twice. An expert with a *capacity* takes ceil(tokens x top_k / experts x factor) of each
+rank's tokens and drops the others.
+
+Sources: Fedus, Zoph and Shazeer, "Switch Transformers", JMLR 23 (2022), section 2.2 (capacity), applied by
+each rank to its own tokens as in Megatron-LM, megatron/core/transformer/moe/moe_utils.py (``get_capacity``,
+``moe_pad_expert_input_to_capacity``).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from fractions import Fraction
+from functools import cached_property
+from math import ceil
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import IntArray, at_most
+from sim.base.errors import InputError, hint, located
+from sim.base.files import MOST_BYTES, read_bytes
+from sim.base.plugins import NOWHERE, Origin
+
+# ----------------------------------------------------------------------------------------------------------
+# Recorded routing: a file that says to which experts every token went.
+#
+# ::
+#
+#     rank,expert0,expert1         a token a row; `rank` may be missing          .csv, .csv.gz
+#     0,3,17
+#     experts (tokens, top_k), ranks (tokens,)                                   .npz
+
+_DAMAGED: Final = (
+    *(ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+"""What reading a file raises that is no archive of arrays."""
+
+
+class RoutingTrace(NamedTuple):
+    """Routed tokens.
+
+    Attributes
+    ----------
+    experts : array of int64, (tokens, top_k)
+    ranks : array of int64 or None
+        Of each token; None: nobody says.
+    """
+
+    experts: IntArray
+    ranks: IntArray | None
+
+
+def read_trace(path: Path, experts: int, top_k: int) -> RoutingTrace:
+    """Return what a file holds.
+
+    Parameters
+    ----------
+    path : path
+    experts, top_k : int
+        How many experts there are, and how many of them a token goes to.
+
+    Raises
+    ------
+    InputError
+        No such file, no such columns, or a token that goes nowhere, or to one expert twice.
+    """
+    trace = _npz(path) if path.name.endswith(".npz") else _csv(path)
+    if trace.experts.shape[1:] != (top_k,) or not len(trace.experts):
+        shape = " x ".join(map(str, trace.experts.shape))
+        raise InputError(f"{path}: must have {top_k} expert(s) a token, as top_k says; found {shape}")
+    for what, column, most in (("expert", trace.experts, experts), ("rank", trace.ranks, None)):
+        if column is None:
+            continue
+        bad = (column < 0) if most is None else (column < 0) | (column >= most)
+        if bad.any():
+            row = int(np.argwhere(bad)[0][0])
+            known = "" if most is None else f"; there are 0 to {most - 1}"
+            raise InputError(f"{path}: token {row} has {what} {int(column[bad][0])}{known}")
+    twice = (np.diff(np.sort(trace.experts, axis=1), axis=1) == 0).any(axis=1)
+    if twice.any():
+        raise InputError(f"{path}: token {int(twice.argmax())} goes to one expert twice")
+    return trace
+
+
+def _csv(path: Path) -> RoutingTrace:
+    content = read_bytes(path)
+    try:
+        rows = list(csv.reader(io.StringIO(content.decode("utf-8-sig"))))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: is no table ({error})") from None
+    header = [name.strip() for name in rows[0]] if rows else []
+    chosen = [k for k, name in enumerate(header) if name.startswith("expert")]
+    if not chosen or set(header) - {"rank"} - {header[k] for k in chosen}:
+        raise InputError(
+            f"{path}: its first line must name the columns expert0, expert1, ..., and may name rank"
+        )
+    cells = []
+    for number, row in enumerate(rows[1:], start=2):
+        try:
+            cells.append([int(cell) for cell in row])
+        except ValueError as error:
+            raise InputError(f"{path}:{number}: {error}") from None
+        if len(row) != len(header):
+            raise InputError(f"{path}:{number}: {len(row)} values under {len(header)} columns")
+    try:
+        table = np.array(cells, np.int64).reshape(-1, len(header))
+    except OverflowError:
+        raise InputError(f"{path}: has numbers that are no experts") from None
+    return RoutingTrace(table[:, chosen], table[:, header.index("rank")] if "rank" in header else None)
+
+
+def _npz(path: Path) -> RoutingTrace:
+    content = io.BytesIO(read_bytes(path))
+    try:
+        with zipfile.ZipFile(content) as archive:
+            at_most(MOST_BYTES, sum(each.file_size for each in archive.infolist()), "bytes")
+        with np.load(content, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+    except _DAMAGED as error:
+        raise InputError(f"{path}: is no .npz file ({error})") from None
+    if "experts" not in found or set(found) - {"experts", "ranks"}:
+        raise InputError(f"{path}: must have an array experts, and may have ranks; found {sorted(found)}")
+    for name, array in found.items():
+        whole = isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.ndim in (1, 2)
+        if not whole or len(array) != len(found["experts"]):
+            raise InputError(f"{path}: {name} must be whole numbers, a row for each token")
+    experts = found["experts"].astype(np.int64)
+    ranks = found["ranks"].astype(np.int64).ravel() if "ranks" in found else None
+    return RoutingTrace(experts.reshape(len(experts), -1), ranks)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_FORMS: Final = ("balanced", "one-hot", "zipf", "random", "tokens", "trace")
+_MOST_EXPONENT: Final = 100
+_MOST_CELLS: Final = 10_000_000
+"""Tokens times experts that are drawn at a time."""
+_MOST_TOKENS: Final = 10**12
+_MOST_DRAWN: Final = 10**8
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertRouting:
+    """How many tokens each rank sends to each expert; experts are on ranks in order, equally many on each.
+
+    Attributes
+    ----------
+    sent : array of int64, (ranks, experts)
+        What arrives, padding included.
+    choices : int
+        Of each rank: its tokens, once for each expert that they were meant for.
+    dropped : tuple of int
+        Of each rank: choices that found no place.
+    """
+
+    sent: IntArray
+    choices: int
+    dropped: tuple[int, ...]
+
+    @cached_property
+    def between(self) -> IntArray:
+        """Tokens from each rank to each, those that stay included."""
+        ranks, experts = self.sent.shape
+        return np.asarray(self.sent.reshape(ranks, ranks, experts // ranks).sum(axis=2))
+
+    @cached_property
+    def arrived(self) -> IntArray:
+        """Tokens of each rank's experts."""
+        return np.asarray(self.between.sum(axis=0))
+
+    @property
+    def imbalance(self) -> Fraction:
+        """Tokens of the fullest rank / of the mean one.
+
+        Examples
+        --------
+        >>> routed("one-hot", ranks=4, experts=8, tokens=100).imbalance
+        Fraction(4, 1)
+        """
+        total = int(self.arrived.sum())
+        return Fraction(int(self.arrived.max()) * len(self.arrived), total) if total else Fraction(1)
+
+
+def routed(
+    given: object,
+    *,
+    ranks: int,
+    experts: int,
+    tokens: int | None = None,
+    top_k: int = 1,
+    capacity_factor: float | None = None,
+    pad: bool = False,
+    origin: Origin = NOWHERE,
+) -> ExpertRouting:
+    """Return who sends how many tokens to which expert.
+
+    Parameters
+    ----------
+    given : str or mapping
+        ``balanced``, ``one-hot`` or ``{one-hot: expert}``, ``{zipf: exponent}`` (with ``seed``: drawn),
+        ``{random: seed}``, ``{tokens: [...]}`` (by expert, or by rank and expert), ``{trace: file}``.
+    ranks, experts : int
+    tokens : int, optional
+        Of each rank; a table or a trace says it.
+    top_k : int
+        Experts of a token.
+    capacity_factor : float, optional
+        What an expert takes of a rank's tokens / its equal part of them; by default all.
+    pad : bool
+        Whether ranks fill up what they send to the capacity.
+    origin : Origin
+        Where a trace is looked for.
+
+    Raises
+    ------
+    InputError
+        An unknown form, or numbers that do not fit each other.
+
+    Examples
+    --------
+    >>> routed({"zipf": 1}, ranks=2, experts=4, tokens=4).sent.tolist()
+    [[2, 1, 1, 0], [2, 1, 0, 1]]
+    >>> found = routed("one-hot", ranks=2, experts=4, tokens=8, capacity_factor=1.5)
+    >>> found.sent.tolist(), found.dropped
+    ([[3, 0, 0, 0], [3, 0, 0, 0]], (5, 5))
+    """
+    if experts % ranks:
+        raise InputError(f"{ranks} ranks cannot share {experts} experts", path=("experts",))
+    if top_k > experts:
+        raise InputError(f"a token cannot go to {top_k} of {experts} experts", path=("top_k",))
+    sent = _Form(given, ranks, experts, tokens, top_k, origin).sent()
+    choices = int(sent[0].sum())
+    if capacity_factor is None:
+        if pad:
+            raise InputError("has no effect without capacity_factor", path=("pad",))
+        return ExpertRouting(sent, choices, (0,) * ranks)
+    if isinstance(capacity_factor, bool) or not 0 < capacity_factor < float("inf"):
+        raise InputError(f"must be a number above 0; found {capacity_factor!r}", path=("capacity_factor",))
+    capacity = ceil(choices / experts * capacity_factor)
+    taken = np.minimum(sent, capacity)
+    dropped = tuple((sent - taken).sum(axis=1).tolist())
+    return ExpertRouting(np.full_like(sent, capacity) if pad else taken, choices, dropped)
+
+
+@dataclass(frozen=True)
+class UnplacedRouting:
+    """A routing, before ranks and tokens are known; fields as of `routed`."""
+
+    given: object
+    capacity_factor: float | None = None
+    pad: bool = False
+    origin: Origin = NOWHERE
+
+    def of(self, *, ranks: int, experts: int, tokens: int | None, top_k: int) -> ExpertRouting:
+        """Return who sends how many tokens to which expert."""
+        return routed(self.given, ranks=ranks, experts=experts, tokens=tokens, top_k=top_k, **self._more)
+
+    @property
+    def _more(self) -> dict[str, Any]:
+        return {"capacity_factor": self.capacity_factor, "pad": self.pad, "origin": self.origin}
+
+
+@dataclass
+class _Form:
+    """One of the ways to say it, and the sizes that it has to fit."""
+
+    given: object
+    ranks: int
+    experts: int
+    tokens: int | None
+    top_k: int
+    origin: Origin
+
+    def sent(self) -> IntArray:
+        """Return the tokens from each rank to each expert."""
+        form, value, options = self._read()
+        if form == "tokens":
+            return self._table(value)
+        if form == "trace":
+            if not isinstance(value, str):
+                raise _wrong(f"trace must be a file; found {value!r}")
+            with located("routing"):
+                trace = read_trace(self.origin.file(value), self.experts, self.top_k)
+            return self._counted(trace)
+        if self.tokens is None:
+            raise InputError("how many tokens has a rank? Only a table or a trace says it", path=("tokens",))
+        n = self.tokens * self.ranks
+        if n > _MOST_TOKENS:
+            raise InputError(f"{n:,} tokens are more than anybody routes", path=("tokens",))
+        if form == "one-hot":
+            totals = np.zeros(self.experts, np.int64)
+            totals[
+                [(_whole(form, value, self.experts - 1) + k) % self.experts for k in range(self.top_k)]
+            ] = n
+            return self._dealt(totals)
+        if form == "random":
+            return self._drawn(self._weights(0), _whole(form, value))
+        weights = self._weights(value if form == "zipf" else 0)
+        if "seed" in options:
+            return self._drawn(weights, _whole("seed", options["seed"]))
+        return self._dealt(self._apportioned(weights))
+
+    def _read(self) -> tuple[str, Any, Mapping[str, Any]]:
+        if isinstance(self.given, str):
+            if self.given not in ("balanced", "one-hot"):
+                raise _wrong(f"found {self.given!r}{hint(self.given, _FORMS)}")
+            return self.given, 0, {}
+        if not isinstance(self.given, Mapping):
+            raise _wrong(f"found {self.given!r}")
+        options = dict(self.given)
+        forms = [key for key in options if key in _FORMS]
+        if len(forms) != 1 or forms == ["balanced"]:
+            strange = next((str(key) for key in options if key not in (*_FORMS, "seed")), None)
+            found = ", ".join(map(str, options)) if strange is None else f"{strange!r}{hint(strange, _FORMS)}"
+            raise _wrong(f"found {found}; it takes one of {', '.join(_FORMS[1:])}")
+        value = options.pop(forms[0])
+        for key in options:
+            if key != "seed" or forms != ["zipf"]:
+                more = hint(str(key), ["seed"]) if forms == ["zipf"] else ""
+                raise _wrong(f"{forms[0]} takes no {key!r}{more}")
+        return forms[0], value, options
+
+    def _weights(self, exponent: object) -> list[Fraction]:
+        """Return 1/(x + 1)**exponent, by decimal arithmetic, which is the same everywhere."""
+        number = isinstance(exponent, int | float) and not isinstance(exponent, bool)
+        if not number or not 0 <= exponent <= _MOST_EXPONENT:  # type: ignore[operator]
+            raise _wrong(f"zipf must be an exponent from 0 to {_MOST_EXPONENT}; found {exponent!r}")
+        context = Context(prec=50)
+        power = context.minus(Decimal(str(exponent)))
+        return [Fraction(context.power(Decimal(x + 1), power)) for x in range(self.experts)]
+
+    def _apportioned(self, weights: Sequence[Fraction]) -> IntArray:
+        """Return whole numbers of all tokens by weight; no expert gets a token twice."""
+        assert self.tokens is not None
+        most = self.tokens * self.ranks
+        left, open_ = most * self.top_k, list(range(self.experts))
+        totals = np.zeros(self.experts, np.int64)
+        while open_:
+            total = sum(weights[x] for x in open_)
+            full = [x for x in open_ if left * weights[x] > most * total]
+            if not full:
+                break
+            totals[full] = most
+            left -= most * len(full)
+            open_ = [x for x in open_ if x not in full]
+        shares = [left * weights[x] / total for x in open_]
+        totals[open_] = [int(share) for share in shares]
+        rest = left - sum(int(share) for share in shares)
+        by_remainder = sorted(range(len(open_)), key=lambda k: int(shares[k]) - shares[k])
+        totals[[open_[k] for k in by_remainder[:rest]]] += 1
+        return totals
+
+    def _dealt(self, totals: IntArray) -> IntArray:
+        """Return the tokens of each expert by the rank that they come from; each rank has equally many."""
+        sent = np.tile(totals // self.ranks, (self.ranks, 1))
+        rest = (totals % self.ranks).tolist()
+        first = 0
+        for x, extra in enumerate(rest):
+            sent[[(first + k) % self.ranks for k in range(extra)], x] += 1
+            first += extra
+        return sent
+
+    def _drawn(self, weights: Sequence[Fraction], seed: int) -> IntArray:
+        """Return the experts that every token draws, one after the other, none twice."""
+        assert self.tokens is not None
+        if self.tokens * self.ranks * self.top_k > _MOST_DRAWN:
+            raise InputError(
+                f"at most {_MOST_DRAWN:,} choices are drawn; use a distribution", path=("tokens",)
+            )
+        scale = 2**62 / sum(weights)
+        width = np.array([max(1, int(weight * scale)) for weight in weights], np.int64)
+        end = np.cumsum(width)
+        rng = np.random.default_rng([seed, *b"routing"])
+        sent = np.zeros((self.ranks, self.experts), np.int64)
+        for row in sent:
+            for begin in range(0, self.tokens, _MOST_CELLS // self.top_k):
+                n = min(self.tokens - begin, _MOST_CELLS // self.top_k)
+                chosen = np.zeros((n, 0), np.int64)
+                for _ in range(self.top_k):
+                    # a place among the experts that are left: those that were chosen are stepped over
+                    place = rng.integers(0, end[-1] - width[chosen].sum(axis=1), size=n)
+                    for x in chosen.T:
+                        place += np.where(place >= end[x] - width[x], width[x], 0)
+                    chosen = np.sort(np.column_stack((chosen, np.searchsorted(end, place, "right"))), axis=1)
+                row += np.bincount(chosen.ravel(), minlength=self.experts)
+        return sent
+
+    def _table(self, value: object) -> IntArray:
+        """Return the tokens of a table: by expert, or by rank and expert."""
+        rows = value if isinstance(value, list | tuple) else []
+        by_rank = bool(rows) and all(isinstance(row, list | tuple) for row in rows)
+        cells = [cell for row in rows for cell in row] if by_rank else list(rows)
+        if not cells or not all(type(cell) is int and 0 <= cell <= _MOST_TOKENS for cell in cells):
+            raise _wrong("tokens must be a list of whole numbers, of each expert, or one such list a rank")
+        lengths = {len(row) for row in rows} if by_rank else {len(rows)}
+        if lengths != {self.experts} or (by_rank and len(rows) != self.ranks):
+            have = f"{len(rows)} lists of {sorted(lengths)}" if by_rank else f"{len(rows)}"
+            raise _wrong(
+                f"tokens must be {self.experts} numbers, or {self.ranks} lists of them; found {have}"
+            )
+        if by_rank:
+            return self._fitting(np.array(rows, np.int64))
+        total = sum(cells)
+        if total % (self.ranks * self.top_k):
+            message = f"tokens are {total:,} choices, which {self.ranks} ranks with top_k {self.top_k} cannot"
+            raise _wrong(f"{message} have made equally")
+        return self._fitting(self._dealt(np.array(cells, np.int64)))
+
+    def _counted(self, trace: RoutingTrace) -> IntArray:
+        """Return the tokens of a trace; without ranks in it, each rank has an equal part, in a row."""
+        n = len(trace.experts)
+        if trace.ranks is None and n % self.ranks:
+            raise _wrong(
+                f"a trace of {n:,} tokens cannot be shared by {self.ranks} ranks; give it a column rank"
+            )
+        rank = np.arange(n) // (n // self.ranks) if trace.ranks is None else trace.ranks
+        if int(rank.max()) >= self.ranks:
+            raise _wrong(f"the trace has a token of rank {int(rank.max())}, and there are {self.ranks} ranks")
+        sent = np.zeros((self.ranks, self.experts), np.int64)
+        np.add.at(sent, (rank[:, None], trace.experts), 1)
+        return self._fitting(sent)
+
+    def _fitting(self, sent: IntArray) -> IntArray:
+        """Refuse tokens that the ranks do not have."""
+        chosen = sent.sum(axis=1).tolist()
+        tokens = chosen[0] // self.top_k if self.tokens is None else self.tokens
+        for rank, made in enumerate(chosen):
+            if made != tokens * self.top_k:
+                each = f"each has {tokens:,} tokens, which go to {self.top_k} experts"
+                raise _wrong(f"rank {rank} sends {made:,}, and {each}")
+        if tokens and int(sent.max()) > tokens:
+            rank, x = (int(k) for k in np.argwhere(sent > tokens)[0])
+            more = f"rank {rank} sends {int(sent[rank, x]):,} to expert {x}, and has {tokens:,} tokens"
+            raise _wrong(f"{more}; none goes to an expert twice")
+        return sent
+
+
+def _whole(what: str, value: object, most: int = 2**63) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise _wrong(f"{what} must be a whole number from 0 to {most}; found {value!r}")
+    return value
+
+
+def _wrong(message: str) -> InputError:
+    return InputError(message, path=("routing",))

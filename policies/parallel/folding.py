@@ -1,0 +1,479 @@
+"""Folding: of ranks that do the same at the same time, one is made.
+
+::
+
+    shard 0   gpu0  gpu1  gpu2  gpu3          gpu5 is slower. gpu4, 6 and 7 meet it on shard 1, and gpu1 on
+    shard 1   gpu4  gpu5* gpu6  gpu7          replicate 1, so that four sorts are left, a rank of each:
+    replicate k: every fourth                     gpu0 (2, 3)   gpu1   gpu4 (6, 7)   gpu5
+
+Ranks meet on communicators and nowhere else. So two of them do the same at the same time if they are alike
+themselves (programs, too: a pipeline has as many sorts as stages) and meet alike: collectives take the same
+times, among the same sorts of rank, and what is sent comes from, and goes to, the same sorts. That is found
+as the states of an automaton are merged: ranks that are alike themselves are one sort until what they meet
+tells them apart (Moore, "Gedanken-experiments on sequential machines", Automata Studies, 1956). What a
+collective takes is what the machine says for all its ranks.
+
+A rank of a ring that folds into one sends to itself: which of its sends and recvs belong together says the
+attribute ``pair``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from policies.parallel.rank_grid import Ranked
+from policies.parallel.ranks import add_ranks
+from sim import Device, Graph, GraphBuilder, Machine
+from sim.base.arrays import UNSET, Csr
+from sim.job.collectives import modelled_ops
+from sim.machine.communicators import Call, CarriedCollectives, HoldsSms, even_nbytes
+from sim.machine.machine import Folding
+
+# ----------------------------------------------------------------------------------------------------------
+# Whom ranks meet: in which collectives, of which durations, and on the other side of which sends and recvs.
+#
+# ::
+#
+#     tp 0 pp 0   all_reduce on ``tensor parallel 0``: 7 us        send of 4 MB to the rank of tp 0 pp 1: 3 us
+#     tp 1 pp 0   all_reduce on ``tensor parallel 0``: 7 us        send of 4 MB to the rank of tp 1 pp 1: 3 us
+#
+# What a call takes the machine is asked with all its ranks, as a run of them would ask.
+
+_PAIRED = {"send": "recv", "recv": "send"}
+_OF_GROUP = ("peer", "sends")
+"""Attributes that say where in its group a rank is, which differs between ranks that do the same."""
+
+Role = tuple[str, str]
+"""What a program calls a communicator, and its dimension."""
+
+Took = tuple[int, int]
+"""Duration, and the SMs that are held."""
+
+
+class Pair(NamedTuple):
+    """Sends of a rank to another and the recvs there, or the other way round.
+
+    Attributes
+    ----------
+    label : tuple
+        Which ops these are, the sends first, as places in the programs: what both sides call it.
+    other : int
+        The rank on the other side.
+    took : tuple
+        Durations and SMs of each size.
+    """
+
+    label: tuple[tuple[int, ...], tuple[int, ...]]
+    other: int
+    took: tuple[Took, ...]
+
+
+@dataclass
+class _Program:
+    """The collectives of a program."""
+
+    graph: Graph
+    own: dict[int, Mapping[str, Any]]
+    roles: list[Role]
+    together: dict[Role, list[int]]
+    pairs: dict[tuple[Role, int, str], list[int]]
+    """Communicator, place of the other and kind → ops."""
+    asked: dict[str, set[int]]
+    """Kind of device → ops that do not say themselves how long they take there."""
+
+    @staticmethod
+    def of(graph: Graph, machine: Machine, kinds: Mapping[str, Device]) -> _Program:
+        own = {op: graph.attributes[op] for op in graph.in_communicators}
+        together: dict[Role, list[int]] = {}
+        pairs: dict[tuple[Role, int, str], list[int]] = {}
+        for op, given in own.items():
+            role, kind = _role(given), graph.kind(op)
+            together.setdefault(role, [])
+            if kind in _PAIRED:
+                pairs.setdefault((role, int(given["peer"]), kind), []).append(op)
+            else:
+                together[role].append(op)
+        asked = {kind: {*modelled_ops(graph, machine, of).tolist()} for kind, of in kinds.items()}
+        return _Program(graph, own, list(together), together, pairs, asked)
+
+    @cached_property
+    def asked_anywhere(self) -> set[int]:
+        """The ops of which the machine is asked on some device."""
+        return set().union(*self.asked.values())
+
+    @cached_property
+    def keyed(self) -> dict[Role, list[tuple[int, Hashable]]]:
+        """Of each communicator: its ops with what tells their calls apart."""
+        return {role: list(self._keyed(ops)) for role, ops in self.together.items()}
+
+    @cached_property
+    def messages(self) -> dict[tuple[Role, int, str], list[int]]:
+        """Of `pairs`: the sizes of which the machine is asked."""
+        return {
+            key: [*dict.fromkeys(self.nbytes(op) for op in ops if op in self.asked_anywhere)]
+            for key, ops in self.pairs.items()
+        }
+
+    def _keyed(self, ops: Sequence[int]) -> Iterator[tuple[int, Hashable]]:
+        """Yield ops with kind and size; of uneven exchanges with how many came before."""
+        uneven = 0
+        for op in ops:
+            if "sends" in self.own[op]:
+                yield op, uneven
+                uneven += 1
+            else:
+                yield op, (self.graph.kind(op), self.nbytes(op))
+
+    def nbytes(self, op: int) -> int:
+        """Return the size of a collective."""
+        given, graph = self.own[op], self.graph
+        if "sends" in given:
+            return sum(given["sends"].values())
+        return int(given.get("nbytes", max(graph.bytes_read[op], graph.bytes_written[op])))
+
+
+class Meets:
+    """Whom ranks meet.
+
+    Parameters
+    ----------
+    ranked : Ranked
+    devices : sequence of str
+        Of each rank.
+    machine : Machine
+
+    Attributes
+    ----------
+    alike : list of int
+        Of each rank a number for what it runs: the same for programs that differ in places of groups only.
+    names : list of dict
+        Of each rank: what its program calls a communicator → what it is called there.
+    inside : dict of str to list of int
+        Communicator → its ranks.
+    took : dict of str to tuple
+        Communicator → durations and SMs of its collectives.
+    pairs : list of dict
+        Of each rank: its sends to, or recvs from, another → which, and for how long.
+    """
+
+    def __init__(self, ranked: Ranked, devices: Sequence[str], machine: Machine) -> None:
+        self._ranked, self._machine = ranked, machine
+        self._device = [machine.device_index(name) for name in devices]
+        kinds = {machine.devices[d].kind: machine.devices[d] for d in self._device}
+        different = {id(one): one for one in ranked.programs}
+        self._program = {key: _Program.of(one, machine, kinds) for key, one in different.items()}
+        numbers: dict[Hashable, int] = {}
+        number = {key: numbers.setdefault(_key(one), len(numbers)) for key, one in different.items()}
+        self.alike = [number[id(one)] for one in ranked.programs]
+        self._told: dict[Call, Took] = {}
+        self._holding = machine.collectives if isinstance(machine.collectives, HoldsSms) else None
+        self.names: list[dict[Role, str]] = []
+        self.inside: dict[str, list[int]] = {}
+        role_of: dict[str, Role] = {}
+        for rank in range(len(devices)):
+            row = {}
+            for role in self.of(rank).roles:
+                name = row[role] = ranked.communicator(_given(role), rank)
+                self.inside.setdefault(name, []).append(rank)
+                role_of[name] = role
+            self.names.append(row)
+        self._calls = {name: self._of_communicator(name, role) for name, role in role_of.items()}
+        self.took = {name: (role_of[name], *calls.values()) for name, calls in self._calls.items()}
+        self.pairs = [self._of_pairs(rank) for rank in range(len(devices))]
+
+    def of(self, rank: int) -> _Program:
+        """Return the program of a rank."""
+        return self._program[id(self._ranked.programs[rank])]
+
+    def durations(self, rank: int) -> dict[int, Took]:
+        """Return how long the collectives of a rank take, and hold SMs, that do not say it themselves."""
+        program, found = self.of(rank), dict[int, Took]()
+        here = program.asked[self._machine.devices[self._device[rank]].kind]
+        for role, keyed in program.keyed.items():
+            calls = self._calls[self.names[rank][role]]
+            found |= {op: calls[key] for op, key in keyed if op in here}
+        for (role, place, kind), ops in program.pairs.items():
+            for op in ops:
+                if op in here:
+                    found[op] = self._told[self._pair_call(rank, role, place, kind, program.nbytes(op))]
+        return found
+
+    def _of_communicator(self, name: str, role: Role) -> dict[Hashable, Took]:
+        """Return what the machine says of the collectives of a communicator."""
+        members = sorted(self.inside[name], key=self._device.__getitem__)
+        ranks = tuple(self._device[r] for r in members)
+        first, found = self.of(members[0]), dict[Hashable, Took]()
+        for op, key in first.keyed[role]:
+            if op not in first.asked_anywhere or key in found:
+                continue
+            kind, nbytes = first.graph.kind(op).replace("alltoall", "all_to_all"), first.nbytes(op)
+            sends: tuple[tuple[int, ...], ...] = ()
+            if isinstance(key, int):
+                sends = self._sends(members, role, key)
+                nbytes = even_nbytes(sends)
+            root = ranks[0] if kind in ("broadcast", "reduce") else UNSET
+            found[key] = self._ask(Call(kind, nbytes, ranks, root, name, sends))
+        return found
+
+    def _sends(self, members: Sequence[int], role: Role, k: int) -> tuple[tuple[int, ...], ...]:
+        """Return the bytes from each rank to each in the k-th uneven exchange on a communicator."""
+        group = self._ranked.grid.members(role[1], members[0])
+        places, rows = [str(group.index(r)) for r in members], []
+        for rank in members:
+            program = self.of(rank)
+            op = next(op for op, key in program.keyed[role] if key == k)
+            rows.append(tuple(program.own[op]["sends"].get(place, 0) for place in places))
+        return tuple(rows)
+
+    def _of_pairs(self, rank: int) -> dict[tuple[int, ...], Pair]:
+        program, found = self.of(rank), dict[tuple[int, ...], Pair]()
+        for (role, place, kind), ops in program.pairs.items():
+            other = self._ranked.peer({**_given(role), "peer": place}, rank)
+            mine = self._ranked.grid.members(role[1], rank).index(rank)
+            theirs = self.of(other).pairs.get((role, mine, _PAIRED[kind]), [])
+            both = (ops, theirs) if kind == "send" else (theirs, ops)
+            sizes = program.messages[role, place, kind]
+            took = tuple(self._ask(self._pair_call(rank, role, place, kind, nbytes)) for nbytes in sizes)
+            found[tuple(ops)] = Pair((tuple(both[0]), tuple(both[1])), other, took)
+        return found
+
+    def _pair_call(self, rank: int, role: Role, place: int, kind: str, nbytes: int) -> Call:
+        other = self._ranked.peer({**_given(role), "peer": place}, rank)
+        ranks = (self._device[rank], self._device[other])
+        return Call("send", nbytes, ranks if kind == "send" else ranks[::-1], UNSET, self.names[rank][role])
+
+    def _ask(self, call: Call) -> Took:
+        if call not in self._told:
+            model, holding = self._machine.collectives, self._holding
+            assert model is not None
+            sms = 0 if holding is None else holding.sms(call, self._machine)
+            self._told[call] = model.time_ns(call, self._machine), sms
+        return self._told[call]
+
+
+def _role(given: Mapping[str, Any]) -> Role:
+    return str(given["communicator"]), str(given.get("dimension", "cp-dp"))
+
+
+def _given(role: Role) -> dict[str, Any]:
+    return {"communicator": role[0], "dimension": role[1]}
+
+
+def _key(graph: Graph) -> Hashable:
+    """Return what is equal for programs that do the same, wherever in their groups ranks are."""
+    found: list[Hashable] = []
+    for field in fields(graph):
+        value = getattr(graph, field.name)
+        if field.name == "attributes":
+            value = {
+                op: {key: each for key, each in own.items() if key not in _OF_GROUP}
+                for op, own in value.items()
+            }
+        elif field.name == "duration_by_kind":
+            value = {kind: column.tobytes() for kind, column in value.items()}
+        elif isinstance(value, Csr):
+            value = (value.indptr.tobytes(), value.indices.tobytes())
+        elif isinstance(value, np.ndarray):
+            value = value.tobytes()
+        found.append(
+            repr(value) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
+        )
+    return tuple(found)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+Facts = Mapping[str, Hashable]
+"""What is known of a rank by itself, by the word that messages have for it."""
+
+
+def why_not(ranked: Ranked, devices: Sequence[str], machine: Machine) -> list[str]:
+    """Return what keeps ranks from being folded, in words.
+
+    Parameters
+    ----------
+    ranked : Ranked
+    devices : sequence of str
+        Of each rank.
+    machine : Machine
+    """
+    every, programs = set(devices), list({id(one): one for one in ranked.programs}.values())
+    found = [
+        f"op {program.op_names[op]!r} names a root, {root}"
+        for program in programs
+        for op, root in program.attribute("root").items()
+    ][:1]
+    for host in machine.hosts:
+        here = [name for name in host.serves if name in every]
+        if here and (len(host.serves) > 1 or host.process):
+            found.append(f"host {host.name!r} is not there for {here[0]} alone")
+            break
+    if isinstance(machine.collectives, CarriedCollectives):
+        found.append("the messages of its collectives share links, not all of which carry the same")
+    costs = ((name, machine.devices[machine.device_index(name)].cost) for name in devices)
+    by_name = [(name, cost) for name, cost in costs if cost is not None and cost.by_name]
+    if by_name and any((program.duration_ns < 0).any() for program in programs):
+        name, cost = by_name[0]
+        found.append(f"the cost model of {name}, a {type(cost).__name__}, may know devices by their names")
+    return found
+
+
+def fold(
+    ranked: Ranked, devices: Sequence[str], machine: Machine, facts: Sequence[Facts]
+) -> tuple[Graph, Machine]:
+    """Return the program of one rank of each sort, and the machine that has these.
+
+    Parameters
+    ----------
+    ranked, devices, machine
+        Ranks that `why_not` says nothing of.
+    facts : sequence of mapping
+        Of each rank: all that may set it apart, but what it runs and meets.
+
+    Examples
+    --------
+    >>> from policies.parallel.rank_grid import Grid
+    >>> from sim import Device, GraphBuilder
+    >>> b = GraphBuilder("step")
+    >>> _ = b.op("f", outputs=8), b.op("r", kind="all_reduce", inputs=["f"], attributes={"communicator": "c"})
+    >>> machine = Machine(tuple(Device(f"gpu{r}") for r in range(4)))
+    >>> facts = [{"factor": 1}, {"factor": 2}, {"factor": 1}, {"factor": 1}]
+    >>> ranked = Ranked(Grid({"dp": 4}), [b.build()] * 4)
+    >>> graph, folded = fold(ranked, machine.accelerators, machine, facts)
+    >>> graph.op_names, folded.folding.report()["into"]["gpu1"]
+    (['gpu0/f', 'gpu0/r', 'gpu1/f', 'gpu1/r'], {'stands_for': 1, 'differs': 'factor is 2, not 1'})
+    """
+    meets = Meets(ranked, devices, machine)
+    sort = _numbered(zip(meets.alike, (tuple(each.items()) for each in facts), strict=True))
+    while True:
+        on = _sorts(meets, sort)
+        finer = _numbered(
+            (own, *(on[name] for name in row.values()), *_pairs(meets, rank, sort))
+            for rank, (own, row) in enumerate(zip(sort, meets.names, strict=True))
+        )
+        if max(finer) == max(sort):
+            break
+        sort = finer
+    of_sort: dict[int, list[int]] = {}
+    for rank, number in enumerate(sort):
+        of_sort.setdefault(number, []).append(rank)
+    stands = {number: same[0] for number, same in of_sort.items()}
+    graph = _graph(meets, ranked, devices, stands, sort, on)
+    members = {devices[same[0]]: tuple(devices[r] for r in same) for same in of_sort.values()}
+    differs = {
+        devices[r]: _difference(facts[0], facts[r])
+        or _of_programs(meets, ranked, r)
+        or _of_meetings(meets, devices, sort, on, r)
+        for r in list(stands.values())[1:]
+    }
+    simulated = {name for names in members.values() for name in names}
+    folded = Machine(
+        tuple(device for device in machine.devices if device.name in members),
+        hosts=tuple(host for host in machine.hosts if host.serves[0] in members),
+        folding=Folding(
+            members,
+            differs,
+            tuple(d.name for d in machine.devices if d.name not in simulated and d.kind != "switch"),
+            {name: len(inside) for name, inside in meets.inside.items()},
+            tuple(d.name for d in machine.devices if d.name in simulated),
+        ),
+    )
+    return graph, folded
+
+
+def _numbered(values: Iterable[Hashable]) -> list[int]:
+    """Return a number for each value, equal ones the same, in the order of first use."""
+    seen: dict[Hashable, int] = {}
+    return [seen.setdefault(value, len(seen)) for value in values]
+
+
+def _sorts(meets: Meets, sort: Sequence[int]) -> dict[str, int]:
+    """Return the sort of each communicator, where those of the ranks are known."""
+    facts = ((meets.took[name], frozenset(sort[r] for r in inside)) for name, inside in meets.inside.items())
+    return dict(zip(meets.inside, _numbered(facts), strict=True))
+
+
+def _pairs(meets: Meets, rank: int, sort: Sequence[int]) -> list[Hashable]:
+    """Return with which sorts of rank a rank exchanges what."""
+    return [(ops, pair.label, pair.took, sort[pair.other]) for ops, pair in meets.pairs[rank].items()]
+
+
+def _graph(
+    meets: Meets,
+    ranked: Ranked,
+    devices: Sequence[str],
+    stands: Mapping[int, int],
+    sort: Sequence[int],
+    on: Mapping[str, int],
+) -> Graph:
+    """Return what one rank of each sort runs; its collectives say how long they take."""
+    like: dict[int, str] = {}  # sort of communicator → the first one
+    for name, number in on.items():
+        like.setdefault(number, name)
+    labels: dict[Hashable, int] = {}
+    out = GraphBuilder(ranked.programs[0].name)
+    for rank in stands.values():
+        program = meets.of(rank)
+        pair_of = {op: pair for ops, pair in meets.pairs[rank].items() for op in ops}
+        duration_ns, attributes = program.graph.duration_ns.copy(), dict(program.graph.attributes)
+        durations = meets.durations(rank)
+        for op, own in program.own.items():
+            found: dict[str, Any] = ranked.attributes({**own, "sends": {}}, rank, devices)
+            del found["sends"]
+            found["communicator"] = like[on[found["communicator"]]]
+            if "sends" in own:
+                found["nbytes"] = program.nbytes(op)
+            if "peer" in own:
+                pair = pair_of[op]
+                found["peer"] = devices[stands[sort[pair.other]]]
+                found["pair"] = labels.setdefault(pair.label, len(labels))
+            if op in durations:
+                duration_ns[op], sms = durations[op]
+                if sms and "sms" not in found:
+                    found["sms"] = sms
+            attributes[op] = found
+        graph = replace(program.graph, duration_ns=duration_ns, attributes=attributes)
+        add_ranks(out, graph, [devices[rank]], lambda own, _: own)
+    return out.build()
+
+
+def _difference(one: Facts, other: Facts) -> str:
+    pairs = (
+        (what, one.get(what, "the default"), other.get(what, "the default")) for what in {**one, **other}
+    )
+    return "; ".join(f"{what} is {theirs}, not {mine}" for what, mine, theirs in pairs if mine != theirs)
+
+
+def _of_programs(meets: Meets, ranked: Ranked, rank: int) -> str:
+    """Return where in the grid a rank is that runs something else than the first one; empty: the same."""
+    if meets.alike[rank] == meets.alike[0]:
+        return ""
+    first = ranked.grid.at(0)
+    places = (f"{name} {at}" for name, at in ranked.grid.at(rank).items() if at != first[name])
+    return f"another program, at {', '.join(places)}"
+
+
+def _of_meetings(
+    meets: Meets, devices: Sequence[str], sort: Sequence[int], on: Mapping[str, int], rank: int
+) -> str:
+    """Return what a rank meets that the first one does not."""
+    for mine, firsts in zip(meets.names[rank].values(), meets.names[0].values(), strict=True):
+        if on[mine] == on[firsts]:
+            continue
+        if meets.took[mine] != meets.took[firsts]:
+            return f"collectives on {mine!r} take other times than on {firsts!r}"
+        known = {sort[r] for r in meets.inside[firsts]}
+        other = next((r for r in meets.inside[mine] if sort[r] not in known and sort[r] != sort[rank]), None)
+        if other is not None:
+            return f"meets {devices[other]} on {mine!r}"
+    for here, there in zip(meets.pairs[rank].values(), meets.pairs[0].values(), strict=True):
+        if here.took != there.took:
+            return f"messages between it and {devices[here.other]} take another time than elsewhere"
+        if sort[here.other] != sort[there.other]:
+            return f"exchanges with {devices[here.other]}, which is not like {devices[there.other]}"
+    return f"does not meet what {devices[0]} meets"

@@ -1,0 +1,333 @@
+"""PyTorch's ``fully_shard`` (FSDP2): a rank keeps a part of each parameter, and gathers a module to use it.
+
+::
+
+    copy in      c0   c1     c2                    the host issues: c0 a0 o0 F0 | c1 a1 o1 F1 | ...
+    all_gather     a0   a1     a2                  so a1 runs beside F0 only if the host is ahead
+    compute           o0 F0 o1 F1 o2 F2            o: copy out, into the parameters that F reads
+                                └ a(i+1) and c(i+1) wait for o(i-1): two outputs are alive, no more
+
+    all_gather        a1            a0             in the backward a(i-1) is issued before B(i)
+    compute      B2 d2 | o1 B1 d1 | o0 B0 d0       d: copy in of gradients; d(i) waits for r(i+1)
+    reduce_scatter     r2         r1        r0     the updates wait for all
+
+The root (all that is in no module) is gathered once and keeps its parameters until the end of its backward.
+A module whose input needs no gradient is reduced after all others, with the root. With fewer ranks to shard
+over than there are, gradients are then summed over the groups (HSDP) on a stream of their own.
+
+Of several micro-batches (``gradient-accumulation``) each is such a step, whose parts of gradients are added
+to those before on the stream that reduced them; compute waits for that at the end of each. Behind
+``pipeline-parallel`` nothing is reduced before the last backward, and then all modules are, root first;
+parameters stay after a backward.
+
+Both kinds of collective go over one communicator, which is a queue: an all_gather that the host issues after
+a reduce_scatter runs after it.
+
+Sources: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (``unshard``, ``wait_for_unshard``,
+``pre_backward``, ``post_backward``, ``finalize_backward``), _fsdp_state.py (``_root_pre_forward``,
+``_post_forward``, ``_root_post_backward_final_callback``), _fsdp_collectives.py (``foreach_reduce``) and
+torch/distributed/pipelining/stage.py (``backward_maybe_with_nosync``).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from policies.parallel.accumulation import are_in_turn, micro_batches
+from policies.parallel.modules import Module, Modules, Turns, pattern_of
+from policies.parallel.program import HostProgram, shard_nbytes
+from policies.parallel.rank_grid import REPLICAS, REPLICATE, DataParallel
+from policies.parallel.training_step import TrainingStep
+from policies.rewrite.records import Edge, OpEntry
+from sim import Graph
+from sim.base.errors import InputError, UnknownNameError
+from sim.graph.graph import output_name
+
+_Prefetch = int | dict[str, list[str]]
+
+_COPY_IN: Final = "all_gather_copy_in"
+
+
+class FullyShard(DataParallel):
+    r"""Run a training step on ranks that share all parameters out.
+
+    Parameters
+    ----------
+    ranks : int or list of str, optional
+        How many, or which devices; by default all accelerators of the machine.
+    wrap : str, optional
+        What is a module: a regular expression; ops with the same match in their names are one, such as
+        ``layer\d+``, all others the root. By default every op that reads a parameter.
+    shard : int, optional
+        Over how many neighbouring ranks parameters are shared out, by default all; fewer is HSDP.
+    reshard_after_forward : bool
+        Whether modules give their parameters up between forward and backward.
+    forward_prefetch, backward_prefetch : int or mapping, optional
+        ``set_modules_to_forward_prefetch`` and ``set_modules_to_backward_prefetch``: of each module how many
+        of those that follow are gathered before it computes, or which. By default none in the forward, and in
+        the backward the next one.
+    separate_all_gather : bool
+        Whether all_gather has a communicator of its own.
+    requires_gradient_sync : bool
+        Whether gradients of every micro-batch are reduced (PyTorch's default), or added up, whole, and
+        reduced in the last (``set_requires_gradient_sync(False)`` in the others).
+    reshard_after_backward : bool
+        Whether modules give their parameters up between the backward of a micro-batch and the next forward.
+
+    Examples
+    --------
+    >>> from policies.rewrite.training_step import TrainingRewrite
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("two layers")
+    >>> _ = b.input("x", 400), b.parameter("w", 800), b.parameter("v", 800)
+    >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
+    >>> _ = b.op("b", kind="matmul", inputs=["a", "v"], outputs=400, flops=1000)
+    >>> step = FullyShard(2).apply(TrainingRewrite().apply(b.build()))
+    >>> [name[5:] for name in step.op_names if name.startswith("gpu0/")][:4]
+    ['a/copy_in', 'a/all_gather', 'a/copy_out', 'a']
+    """
+
+    name = "fsdp2"
+
+    def __init__(
+        self,
+        ranks: int | list[str] | None = None,
+        wrap: str | None = None,
+        shard: int | None = None,
+        reshard_after_forward: bool = True,
+        forward_prefetch: _Prefetch = 0,
+        backward_prefetch: _Prefetch | None = None,
+        separate_all_gather: bool = False,
+        requires_gradient_sync: bool = True,
+        reshard_after_backward: bool = True,
+    ) -> None:
+        super().__init__(ranks)
+        self.wrap = wrap
+        pattern_of(wrap)
+        self.shard = None if shard is None else self.whole("shard", shard)
+        if self.ranks.n is not None:
+            self.sizes(self.ranks.n)
+        self.reshard, self.separate = reshard_after_forward, separate_all_gather
+        self.requires_gradient_sync = requires_gradient_sync
+        self.reshard_after_backward = reshard_after_backward
+        for option, value in (
+            ("forward_prefetch", forward_prefetch),
+            ("backward_prefetch", backward_prefetch),
+        ):
+            if not isinstance(value, dict | None):
+                self.whole(option, value, least=0)
+        self.forward_prefetch, self.backward_prefetch = forward_prefetch, backward_prefetch
+
+    def sizes(self, n: int) -> dict[str, int]:
+        """Neighbours share parameters; every n-th sums what they reduced."""
+        shard = self.shard or n
+        if n % shard:
+            message = f"{n} ranks cannot be divided into groups of {shard}"
+            raise InputError(f"fsdp2: shard: {message}", path=("shard",))
+        return {"dp": n} if shard == n else {"dp": shard, REPLICAS: n // shard}
+
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
+        host = _Host(self, TrainingStep(graph), n)
+        host.run()
+        return host.program.graph()
+
+
+class _Host:
+    """The host of a rank, hook after hook."""
+
+    def __init__(self, of: FullyShard, step: TrainingStep, n: int) -> None:
+        self.of, self.step, self.n = of, step, n
+        self.program = HostProgram(step, "fsdp2")
+        self.in_turn = are_in_turn(step)
+        self.synchronised = of.requires_gradient_sync and self.in_turn
+        self.batches = micro_batches(step, added_up=not self.synchronised)
+        self.modules: list[Module] = []
+        self.keeps = not (of.reshard_after_backward and self.in_turn)
+        self.updates = self.program.shard(step, self.n)
+        self.prefix = ""
+        """What names of this micro-batch begin with, if there are several."""
+        self.gathered: dict[str, str] = {}
+        """Module → its all_gather that nobody has waited for yet."""
+        self.unsharded: set[str] = set()
+        self.may_gather: list[str | Edge] = [(step.updates[-1].name, 1)]
+        """What the streams of all_gather wait for."""
+        self.copied_out: str | None = None
+        """The copy out for which they will, in the forward, once the next module has been waited for."""
+        self.post_forward: list[Module] = []
+        self.scattered: str | None = None
+        self.reduced: str | None = None
+        self.last = ""
+        """What was issued last on the stream of all."""
+        self.waits: str | None = None
+        """What compute waits for before the next micro-batch."""
+        self.sums: dict[str, str] = {}
+        """Parameter → what there is of the rank's part of its gradient."""
+
+    def run(self) -> None:
+        """Issue the whole step."""
+        turns = [Turns(Modules(batch, self.of.wrap), batch, k) for k, batch in enumerate(self.batches)]
+        done = [0] * len(turns)
+        for record in self.step.work:
+            k = (record.micro_batch or 0) if len(turns) > 1 else 0
+            place = done[k]
+            if place == len(turns[k].work) or turns[k].work[place] is not record:
+                continue  # a gradient that is added up when it was reduced
+            done[k] += 1
+            self._op(turns[k], place, record)
+            if done[k] == len(turns[k].work) and self.in_turn:
+                self._end(turns[k])
+        if not self.in_turn:
+            self.modules = turns[-1].modules
+            for module in self.modules:
+                self.post_backward(module)
+        self.program.instead = {each.gradient: self.sums[each.name] for each in self.step.parameters}
+        for update in self.updates:
+            self.program.compute(update, after=[self.reduced])
+
+    def _op(self, at: Turns, place: int, record: OpEntry) -> None:
+        """Issue an op of forward or backward, and what hooks do before and behind it."""
+        several = len(self.batches) > 1
+        self.prefix, self.modules, root = f"micro{at.number}/" if several else "", at.modules, at.root
+        if place == 0:
+            if at.number and self.in_turn:
+                self.may_gather = [last for last in (self.last, self.waits) if last]
+                self.copied_out, self.post_forward = None, []
+            if root:
+                self.pre_forward(root)
+        if place == at.turn:
+            if root:
+                self.post_forward.append(root)
+            self.may_gather = [self.copied_out] if self.copied_out else self.may_gather
+            self.copied_out = None
+            if root:
+                self.pre_backward(root)
+        if place in at.enter:
+            self.pre_forward(at.enter[place])
+        if place in at.back:
+            self.pre_backward(at.back[place])
+        self.program.compute(record, after=[self.waits])
+        self.last, self.waits = record.name, None
+        if place in at.leave:
+            self.post_forward.append(at.leave[place])
+            if self.of.reshard:
+                self.unsharded.discard(at.leave[place].name)
+        if place in at.over and self.in_turn:
+            self._leave(at, at.over[place])
+
+    def _leave(self, at: Turns, module: Module) -> None:
+        """End the backward of a module."""
+        if not self.keeps:
+            self.unsharded.discard(module.name)
+        if self.synchronised or at.number + 1 == len(self.batches):
+            self.post_backward(module)
+
+    def _end(self, at: Turns) -> None:
+        """End a micro-batch: compute waits for what was reduced."""
+        for module in at.modules:
+            if module is at.root or module not in at.over.values():
+                self._leave(at, module)
+        self.waits = self.reduced
+
+    def pre_forward(self, module: Module) -> None:
+        """Gather a module and wait for it; what is listed is gathered before it computes."""
+        self.unshard(module)
+        self.wait_for_unshard(module, forward=True)
+        for other in self.listed("forward_prefetch", module, self.modules):
+            self.unshard(other)
+
+    def pre_backward(self, module: Module) -> None:
+        """Gather a module unless that was done, wait for it, and gather the next."""
+        self.unshard(module)
+        self.wait_for_unshard(module, forward=False)
+        for other in self.listed("backward_prefetch", module, self.post_forward[::-1]):
+            self.unshard(other)
+
+    def listed(self, option: str, module: Module, order: list[Module]) -> list[Module]:
+        """Return what is gathered ahead of a module."""
+        given: _Prefetch | None = getattr(self.of, option)
+        if isinstance(given, dict):
+            known = {each.name: each for each in self.modules}
+            for name in [*given, *given.get(module.name, [])]:
+                if name not in known:
+                    raise UnknownNameError("module", name, known)
+            return [known[name] for name in given.get(module.name, [])]
+        at = order.index(module) + 1
+        return order[at : at + (1 if given is None else given)]
+
+    def unshard(self, module: Module) -> None:
+        """Copy in and all_gather, on streams of their own."""
+        if module.name in self.gathered or module.name in self.unsharded:
+            return
+        before = f"{self.prefix}{module.name}/{'backward_' if module in self.post_forward else ''}"
+        shard = sum(shard_nbytes(each, self.n) for each in module.parameters)
+        after = self.may_gather
+        parameters = [each.name for each in module.parameters]
+        copied = self.program.add(
+            f"{before}copy_in", "copy_in", parameters, [shard], after=after, stream=_COPY_IN
+        )
+        self.gathered[module.name] = self.program.add(
+            f"{before}all_gather",
+            "all_gather",
+            [copied],
+            [self.n * shard],
+            after=after,
+            stream="all_gather",
+            communicator="all_gather" if self.of.separate else "shard",
+        )
+
+    def wait_for_unshard(self, module: Module, *, forward: bool) -> None:
+        """Copy what was gathered into the parameters that the module reads."""
+        gathered = self.gathered.pop(module.name, None)
+        if gathered is None:
+            return
+        if forward and self.copied_out:
+            self.may_gather = [self.copied_out]
+        name = f"{gathered.rpartition('all_gather')[0]}copy_out"
+        sizes = [each.nbytes for each in module.parameters]
+        copied = self.program.add(name, "copy_out", [gathered], sizes)
+        for k, each in enumerate(module.parameters):
+            self.program.instead[each.name] = output_name(copied, k)
+        self.unsharded.add(module.name)
+        if forward:
+            self.copied_out = copied
+        else:
+            self.may_gather = [copied]
+
+    def post_backward(self, module: Module) -> None:
+        """Copy gradients together, once the reduce_scatter before is over, and reduce them."""
+        name = f"{self.prefix}{module.name}"
+        shards = [shard_nbytes(each, self.n) for each in module.parameters]
+        gradients = [each.gradient for each in module.parameters]
+        whole_ = [self.n * sum(shards)]
+        copied = self.program.add(
+            f"{name}/reduce_copy_in", "copy_in", gradients, whole_, after=[self.scattered]
+        )
+        last = self.scattered = self.program.add(
+            f"{name}/reduce_scatter",
+            "reduce_scatter",
+            [copied],
+            shards,
+            stream="reduce_scatter",
+            communicator="shard",
+        )
+        tensors = [output_name(last, k) for k in range(len(shards))]
+        stream = "reduce_scatter"
+        if self.of.shard not in (None, self.of.ranks.n):
+            stream = "all_reduce"
+            last = self.program.add(
+                f"{name}/all_reduce",
+                "all_reduce",
+                tensors,
+                shards,
+                stream=stream,
+                communicator=REPLICATE,
+                dimension=REPLICAS,
+            )
+        for k, each in enumerate(module.parameters):
+            made = output_name(last, k)
+            self.reduced = last
+            if each.name in self.sums:
+                parts = [self.sums[each.name], made]
+                made = self.reduced = self.program.add_parts(self.prefix, each, parts, self.n, stream)
+            self.sums[each.name] = made

@@ -1,0 +1,160 @@
+r"""Modules: which ops belong together, and where in the host's order each begins and ends.
+
+::
+
+    wrap: layer\d+        layer0.norm  layer0.up  layer1.norm  layer1.up  head         ops
+                          └───── layer0 ──────┘  └────── layer1 ────┘  └ root ┘
+    no wrap               every op that reads a parameter is a module; what makes the gradients of its
+                          parameters, or reads them, is its backward
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from policies.parallel.training_step import Parameter, TrainingStep
+from policies.rewrite.records import OpEntry
+from sim.base.errors import GraphError, InputError
+
+ROOT = "root"
+
+
+@dataclass
+class Module:
+    """Some ops, and the parameters that they read.
+
+    Attributes
+    ----------
+    name : str
+    parameters : list of Parameter
+    forward, backward : list of int
+        Places of its ops in `TrainingStep.work`.
+    gives_on : bool
+        Whether its backward makes gradients that other modules need.
+    """
+
+    name: str
+    parameters: list[Parameter] = field(default_factory=list)
+    forward: list[int] = field(default_factory=list)
+    backward: list[int] = field(default_factory=list)
+    gives_on: bool = False
+
+
+class Modules:
+    """The modules of a step; those without a parameter to train are left out.
+
+    Parameters
+    ----------
+    step : TrainingStep
+    wrap : str, optional
+        A regular expression: ops with the same match in their names are a module, all others the root.
+
+    Attributes
+    ----------
+    all : list of Module
+        In the order of their forwards, the root first.
+    turn : int
+        The place of the first op that is not of the forward.
+
+    Raises
+    ------
+    InputError
+        No regular expression, or one that nothing matches.
+    GraphError
+        Ops do not say what is forward, or a parameter is read in two modules.
+    """
+
+    def __init__(self, step: TrainingStep, wrap: str | None) -> None:
+        self.step, self.pattern = step, pattern_of(wrap)
+        phases = [record.phase for record in step.work]
+        if "F" not in phases:
+            raise GraphError(f"graph {step.records.name!r} does not say which ops are its forward (phase: F)")
+        self.turn = len(phases) - phases[::-1].index("F")
+        self.of_parameter: dict[str, str] = {}
+        trained = {each.name for each in step.parameters}
+        for record in step.work[: self.turn]:
+            for tensor in (tensor for tensor, _ in record.inputs if tensor in trained):
+                own = self._matched(record) if self.pattern else self.of_parameter.get(tensor, record.name)
+                if self.of_parameter.setdefault(tensor, own) != own:
+                    both = f"{self.of_parameter[tensor]} and {own}"
+                    raise GraphError(f"parameter {tensor!r} is read in {both}; wrap them together")
+        self.of_gradient = {
+            gradient: self.of_parameter.get(each.name, ROOT)
+            for each in step.parameters
+            for gradient in (each.gradient, step.own_gradient(each))
+        }
+        found = {ROOT: Module(ROOT)}
+        for place, record in enumerate(step.work):
+            name = self._of(record)
+            if name is not None:
+                module = found.setdefault(name, Module(name))
+                (module.forward if place < self.turn else module.backward).append(place)
+        for each in step.parameters:
+            found[self.of_parameter.get(each.name, ROOT)].parameters.append(each)
+        self.all = [module for module in found.values() if module.parameters]
+        if wrap is not None and {module.name for module in self.all} <= {ROOT}:
+            raise InputError(f"no op that reads a parameter has a name that matches {wrap}", path=("wrap",))
+        for place, record in enumerate(step.work[self.turn :], start=self.turn):
+            for tensor, _ in record.inputs:
+                producer = step.records.producer(tensor)
+                name = self._of(producer) if producer is not None and producer.phase != "F" else None
+                if name in found and place not in found[str(name)].backward:
+                    found[str(name)].gives_on = True
+
+    def _matched(self, record: OpEntry) -> str:
+        match = self.pattern.search(record.name) if self.pattern else None
+        return match.group() if match else ROOT
+
+    def _of(self, record: OpEntry) -> str | None:
+        """Return the module of an op, None: it is of none."""
+        made = [self.of_gradient.get(record.tensor(k)) for k in range(len(record.outputs))]
+        of_gradient = next((name for name in made if name is not None), None)
+        if of_gradient is not None or self.pattern:
+            return of_gradient or self._matched(record)
+        read = (self.of_parameter.get(tensor) for tensor, _ in record.inputs)
+        return next((name for name in read if name is not None), None)
+
+
+class Turns:
+    """Where in a micro-batch the hooks of its modules are called.
+
+    Attributes
+    ----------
+    number : int
+        Of the micro-batch.
+    work : list of Record
+    modules : list of Module
+        Their names are the same in each micro-batch.
+    root : Module or None
+    turn : int
+        The place of the first op of the backward.
+    enter, leave, back, over : dict of int to Module
+        Where forward and backward begin and end; of `over` those whose inputs need gradients.
+    """
+
+    def __init__(self, modules: Modules, batch: TrainingStep, number: int) -> None:
+        self.number, self.work, self.modules, self.turn = number, batch.work, modules.all, modules.turn
+        for module in self.modules:
+            module.name = module.name.removeprefix(f"micro{number}/")
+        self.root = next((module for module in self.modules if module.name == ROOT), None)
+        within = [module for module in self.modules if module is not self.root]
+        self.enter = {module.forward[0]: module for module in within}
+        self.leave = {module.forward[-1]: module for module in within}
+        self.back = {module.backward[0]: module for module in within if module.backward}
+        self.over = {module.backward[-1]: module for module in within if module.backward and module.gives_on}
+
+
+def pattern_of(wrap: str | None, option: str = "wrap") -> re.Pattern[str] | None:
+    """Return a regular expression.
+
+    Raises
+    ------
+    InputError
+        It is none.
+    """
+    try:
+        return None if wrap is None else re.compile(wrap)
+    except (re.error, TypeError) as error:
+        message = f"must be a regular expression for names of ops; found {wrap}: {error}"
+        raise InputError(message, path=(option,)) from None

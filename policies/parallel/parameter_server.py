@@ -1,0 +1,169 @@
+"""Parameter servers: workers push gradients to servers, which update parameters, and pull them back.
+
+::
+
+    gpu0  F B ──push──┐                      ┌──pull── F B      synchronous: a server sums what all workers
+    gpu1  F B ──push──┴─► ps0  sum, update ──┴──pull── F B          push, and updates once a step
+
+    gpu0  F B ─────push─► ps0  update ───────pull── F B         asynchronous: it updates once for each push;
+    gpu1     F B ──push─►        update ──────pull─── F B           a worker waits for its own update alone
+
+Parameters go to the servers in turn, in the order of registration, as TensorFlow's ``replica_device_setter``
+places variables. Pushes and pulls are the simulator's own transfers over the links of the machine; the first
+pull is at time 0. How stale the asynchronous form is, `sim.explain.training` counts in a trace.
+
+Sources: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; TensorFlow,
+tensorflow/python/training/device_setter.py; Chen et al., "Revisiting Distributed Synchronous SGD", arXiv
+1604.00981.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from policies.parallel.ranks import Ranks, gpus
+from policies.parallel.training_step import TrainingStep
+from policies.rewrite.records import Edge, ExternalTensor, OpEntry, Records, write
+from sim import Graph, Machine
+from sim.base.arrays import MOST_BUILT, at_most
+from sim.base.errors import InputError
+from sim.explain.training import PUSHED_BY, UPDATES
+from sim.graph.graph import output_name
+
+
+class ParameterServer:
+    """Run a training step on workers whose parameters live on servers.
+
+    Parameters
+    ----------
+    workers : int or list of str
+        How many, or which devices; a number means accelerators of the machine that are no servers, in machine
+        order.
+    servers : list of str
+        The devices that keep parameters.
+    asynchronous : bool
+        Whether each push is an update of its own.
+
+    Examples
+    --------
+    >>> from policies.rewrite.training_step import TrainingRewrite
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("a layer")
+    >>> _ = b.input("x", 400), b.parameter("w", 800)
+    >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
+    >>> ParameterServer(2, ["cpu0"]).apply(TrainingRewrite().apply(b.build())).op_names[-2:]
+    ['cpu0/w/sum', 'cpu0/w/update']
+    """
+
+    def __init__(
+        self,
+        workers: int | list[str],
+        servers: list[str] | int | str,
+        asynchronous: bool = False,
+    ) -> None:
+        self.workers = Ranks.of("parameter-server", workers, "workers")
+        if isinstance(servers, int | str):
+            message = f"servers must be a list of devices; found {servers!r}"
+            raise InputError(f"parameter-server: {message}", path=("servers",))
+        self.servers = Ranks.of("parameter-server", servers, "servers").names or ()
+        self.asynchronous = asynchronous
+
+    def apply(self, graph: Graph, machine: Machine | None = None) -> Graph:
+        """Return the steps of all workers, and what the servers do."""
+        step = TrainingStep(graph)
+        at_most(MOST_BUILT, ((self.workers.n or 1) + 1) * len(graph), "ops")
+        workers = self._workers(machine)
+        given = step.records.externals
+        trained = {each.name for each in step.parameters}
+        states = {tensor for each in step.updates for tensor, _ in each.inputs if tensor in given} - trained
+        made = Records(f"{step.records.name} (parameter server)", {}, {})
+        for k, update in enumerate(step.updates):
+            server = self.servers[k % len(self.servers)]
+            for tensor, _ in update.inputs:
+                if tensor in given:
+                    made.externals[f"{server}/{tensor}"] = replace(given[tensor], device=server)
+        for worker in workers:
+            for name, each in given.items():
+                if name not in trained and name not in states:
+                    made.externals[f"{worker}/{name}"] = ExternalTensor(each.nbytes, each.role, None)
+        for worker in workers:
+            pulled = self._pulled(step, worker)
+            for record in step.work:
+                inputs = [pulled.get(tensor, (f"{worker}/{tensor}", d)) for tensor, d in record.inputs]
+                after: list[Edge] = [(f"{worker}/{name}", 0) for name, d in record.after if not d]
+                name = f"{worker}/{record.name}"
+                made.make(replace(record, name=name, inputs=inputs, after=after, device=worker))
+        for k, update in enumerate(step.updates):
+            self._serve(made, step, update, self.servers[k % len(self.servers)], workers)
+        return write(made)
+
+    def _workers(self, machine: Machine | None) -> tuple[str, ...]:
+        """Return the devices of the workers."""
+        n = self.workers.n or 0
+        if self.workers.names is not None or machine is None:
+            return self.workers.names or gpus(n)
+        free = [name for name in machine.accelerators if name not in self.servers]
+        if len(free) < n:
+            message = f"there are {n:,} workers, and the machine has {len(free):,} accelerators for them"
+            raise InputError(message, path=("workers",))
+        return tuple(free[:n])
+
+    def _pulled(self, step: TrainingStep, worker: str) -> dict[str, tuple[str, int]]:
+        """Return parameter → what a worker reads in its place: what the step before has made of it."""
+        found: dict[str, tuple[str, int]] = {}
+        for k, update in enumerate(step.updates):
+            own = [each for each in step.parameters if each.update == update.name]
+            name = f"{self.servers[k % len(self.servers)]}/{update.name}"
+            name = f"{name}/{worker}" if self.asynchronous else name
+            found |= {each.name: (output_name(name, i), 1) for i, each in enumerate(own)}
+        return found
+
+    def _serve(
+        self, made: Records, step: TrainingStep, update: OpEntry, server: str, workers: Sequence[str]
+    ) -> None:
+        """Add what a server does with the gradients of an update."""
+        own = [each for each in step.parameters if each.update == update.name]
+        outputs = tuple(step.records.externals[each.name].nbytes for each in own)
+        gradients = {each.gradient for each in own}
+
+        def updated(name: str, moved: dict[str, str], **attributes: str) -> None:
+            inputs = [(moved.get(tensor, f"{server}/{tensor}"), d) for tensor, d in update.inputs]
+            after = [(f"{server}/{other}", d) for other, d in update.after]
+            given = {**update.attributes, UPDATES: f"{server}/{update.name}", **attributes}
+            made.make(
+                replace(
+                    update,
+                    name=name,
+                    inputs=inputs,
+                    after=after,
+                    outputs=outputs,
+                    device=server,
+                    attributes=given,
+                )
+            )
+
+        if self.asynchronous:
+            for worker in workers:
+                pushed = {tensor: f"{worker}/{tensor}" for tensor in gradients}
+                updated(f"{server}/{update.name}/{worker}", pushed, **{PUSHED_BY: worker})
+            return
+        sums: dict[str, str] = {}
+        for each in own:
+            name = made.free(f"{server}/{each.name}/sum")
+            read = [(f"{worker}/{each.gradient}", 0) for worker in workers]
+            sums[each.gradient] = name
+            n = len(read)
+            made.ops[name] = OpEntry(
+                name,
+                "add_n",
+                read,
+                [],
+                (each.nbytes,),
+                flops=(n - 1) * each.elements,
+                bytes_read=n * each.nbytes,
+                bytes_written=each.nbytes,
+                device=server,
+                dtype=each.dtype,
+            )
+        updated(f"{server}/{update.name}", sums)

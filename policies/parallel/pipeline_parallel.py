@@ -1,0 +1,428 @@
+"""Pipeline parallelism: each rank has some stages of a training step, and runs micro-batches by a schedule.
+
+::
+
+    1f1b   rank 0   F0 F1 .  .  B0 F2 .  B1 ...    before a slot a rank receives, behind it sends, on streams
+           rank 1   .  F0 B0 F1 B1 ...             that wait for what was issued before
+
+The order of a rank is that of any schedule of `policies.pipeline` whose stages each have one place. Gradients
+are added up over micro-batches. A parameter that several stages read (embedding and head) is on each of them,
+and their gradients are summed at the end, after those of replicas, as in Megatron-LM.
+
+Ops say their stage (attribute ``stage``, or the rewrite ``stages`` before ``training``). Sums of gradients
+belong to the stage whose gradients they add, so that one tensor is sent back for each that was sent.
+
+Sources: Narayanan et al., arXiv 2104.04473; megatron/core/pipeline_parallel/schedules.py;
+megatron/core/distributed/finalize_model_grads.py (``_allreduce_word_embedding_grads``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from policies.option_checks import whole
+from policies.parallel.accumulation import added, refuse_micro_batches, renamed
+from policies.parallel.modules import pattern_of
+from policies.parallel.program import COMPUTE
+from policies.parallel.rank_grid import Grid, OnRanks, Ranked
+from policies.parallel.ranks import Ranks
+from policies.parallel.training_step import TrainingStep, parts_of_gradients
+from policies.pipeline import generate
+from policies.pipeline.action import Action
+from policies.pipeline.pipeline_schedule import Schedule
+from policies.rewrite.records import OpEntry, Records, write
+from sim import Graph
+from sim.base.errors import GraphError, InputError
+from sim.base.units import round_half_up
+from sim.graph.graph import Role
+
+
+class PipelineParallel(OnRanks):
+    """Run a training step on ranks that each have some of its stages.
+
+    Pipeline parallelism: each rank has some stages of a training step, and runs micro-batches by a schedule.
+
+    ::
+
+        1f1b   rank 0   F0 F1 .  .  B0 F2 .  B1 ...    before a slot a rank receives, behind it sends, on
+        streams
+               rank 1   .  F0 B0 F1 B1 ...             that wait for what was issued before
+
+    The order of a rank is that of any schedule of `policies.pipeline` whose stages each have one place.
+    Gradients are added up over micro-batches. A parameter that several stages read (embedding and head) is
+    on each of them, and their gradients are summed at the end, after those of replicas, as in Megatron-LM.
+
+    Ops say their stage (attribute ``stage``, or the rewrite ``stages`` before ``training``). Sums of
+    gradients belong to the stage whose gradients they add, so that one tensor is sent back for each that
+    was sent.
+
+    Sources: Narayanan et al., arXiv 2104.04473; megatron/core/pipeline_parallel/schedules.py;
+    megatron/core/distributed/finalize_model_grads.py (``_allreduce_word_embedding_grads``).
+
+    Parameters
+    ----------
+    ranks : int or list of str
+        How many, or which devices; a number means accelerators of the machine, in machine order.
+    micro_batches : int
+        Into how many parts a batch is cut.
+    schedule : str
+        ``1f1b``, ``gpipe``, ``interleaved-1f1b``, ``zb-h1``, ...
+    chunks : int, optional
+        Stages a rank, of schedules that have several.
+
+    Raises
+    ------
+    InputError
+        No such schedule, or one whose slots overlap or whose stages have several places.
+    GraphError
+        Ops without a stage, or other stages than the schedule has (when applied).
+    """
+
+    def __init__(
+        self, ranks: int | list[str], micro_batches: int, schedule: str = "1f1b", chunks: int | None = None
+    ) -> None:
+        self.ranks = Ranks.of("pipeline-parallel", ranks)
+        n = whole("pipeline-parallel", "micro_batches", micro_batches)
+        assert self.ranks.n is not None
+        self.schedule: Schedule = generate(schedule, ranks=self.ranks.n, micro_batches=n, chunks=chunks)
+        slots = [slot for program in self.schedule.programs for slot in program]
+        plain = all(isinstance(slot, Action) and slot.phase in "FBIW" for slot in slots)
+        if len(self.schedule.placements) > 1 or not plain:
+            message = f"{schedule} has slots that overlap, recompute, or stages on several ranks"
+            raise InputError(f"pipeline-parallel: {message}", path=("schedule",))
+
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the ranks that each have some stages."""
+        if "dp" in there.grid.sizes:
+            message = "is of replicas already; pipeline-parallel comes before the rewrite that makes them"
+            raise GraphError(f"graph {there.programs[0].name!r} {message}")
+        added = {"pp": there.room("pipeline-parallel", self.ranks)}
+        return there.multiplied(added, self._program, names=self.ranks.names, varies=True)
+
+    def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
+        """Return what one rank runs."""
+        return write(_Rank(TrainingStep(graph), self.schedule, at["pp"]).records)
+
+
+class _Rank:
+    """Writes the program of a rank, slot after slot."""
+
+    def __init__(self, step: TrainingStep, schedule: Schedule, rank: int) -> None:
+        refuse_micro_batches(step, "pipeline-parallel")
+        self.step, self.place, self.rank = step, schedule.stage_to_rank, rank
+        self.old = step.records
+        self.records = Records(f"{self.old.name} (pipeline parallel)", {}, {})
+        self.parts = parts_of_gradients(self.old, {each.gradient: each.name for each in step.parameters})
+        self.stage = self._stages(schedule.stages)
+        self.local = self._gradients()
+        self.cells: dict[tuple[int, bool], list[OpEntry]] = {}
+        for record in step.work:
+            if record.name in self.stage:
+                key = self.stage[record.name], record.phase == "F"
+                self.cells.setdefault(key, []).append(record)
+        self.crossing = self._crossing()
+        self.total: dict[tuple[str, int], str] = {}
+        """Gradient, stage → what was added up so far."""
+        self.last = ""
+        self.received: set[str] = set()
+        for slot in schedule.programs[rank]:
+            assert isinstance(slot, Action)
+            self.run(slot)
+        self._update()
+        read_ = {tensor for record in self.records.ops.values() for tensor, _ in record.inputs}
+        self.records.externals = {n: e for n, e in self.records.externals.items() if n in read_}
+
+    # -- where ----------------------------------------------------------------------------------
+
+    def _stages(self, n: int) -> dict[str, int]:
+        """Return the stage of each op; of a gradient's sum that of what it adds, None: of several."""
+        found: dict[str, int] = {}
+        for record in self.step.work:
+            if record.stage is None or not 0 <= record.stage < n:
+                is_ = "says no stage" if record.stage is None else f"is of stage {record.stage}"
+                message = f"op {record.name!r} {is_}, and the schedule has stages 0 to {n - 1}"
+                raise GraphError(f"{message}; let the rewrite stages cut the forward").about(record.name)
+            sources = {found[p.name] for p in self._makers(record) if p.name in found and p.phase != "F"}
+            adds = record.kind in ("add_n", "add", "all_reduce", "reduce_scatter")
+            if record.phase != "F" and adds and len(sources) == 1:
+                found[record.name] = max(sources)
+            elif record.name in self.parts and len(sources) > 1:
+                continue  # of a parameter that several stages have
+            else:
+                found[record.name] = record.stage
+        if len({*found.values()}) < n:
+            raise GraphError(
+                f"graph {self.old.name!r} has {len({*found.values()})} stages, the schedule has {n}"
+            )
+        return found
+
+    def _makers(self, record: OpEntry) -> Iterable[OpEntry]:
+        made = (self.old.producer(tensor) for tensor, _ in record.inputs)
+        return (each for each in made if each is not None)
+
+    def _gradients(self) -> dict[str, dict[int, str]]:
+        """Return of each gradient the tensor that each stage has of it."""
+        found: dict[str, dict[int, str]] = {}
+        for each in self.step.parameters:
+            maker = self.old.producer(each.gradient)
+            assert maker is not None
+            tensors = [each.gradient]
+            if maker.name not in self.stage:
+                tensors = [tensor for tensor, _ in maker.inputs]
+            own = found.setdefault(each.gradient, {})
+            for tensor in tensors:
+                producer = self.old.producer(tensor)
+                stage = None if producer is None else self.stage.get(producer.name)
+                if stage is None or stage in own:
+                    message = (
+                        f"parameter {each.name!r} has several gradients in a stage that others have, too"
+                    )
+                    raise GraphError(f"{message}; pipeline-parallel takes one a stage")
+                own[stage] = tensor
+        return found
+
+    def _crossing(self) -> dict[tuple[int, int, bool], list[str]]:
+        """Return what goes from a stage to another, of the forward or not, in the order of making."""
+        found: dict[tuple[int, int, bool], dict[str, None]] = {}
+        order = {
+            tensor: k for k, r in enumerate(self.step.work) for tensor in map(r.tensor, range(len(r.outputs)))
+        }
+        for record in self.step.work:
+            here = self.stage.get(record.name)
+            for tensor, _ in record.inputs:
+                producer = self.old.producer(tensor)
+                there = None if producer is None else self.stage.get(producer.name)
+                if here is None or there is None or producer is None or self.place[here] == self.place[there]:
+                    continue
+                found.setdefault((there, here, producer.phase == "F"), {})[tensor] = None
+        return {key: sorted(row, key=order.__getitem__) for key, row in found.items()}
+
+    # -- slots ----------------------------------------------------------------------------------
+
+    def run(self, slot: Action) -> None:
+        """Issue a slot: receive what comes from other stages, compute, and send what others need."""
+        k, forward = slot.micro_batch, slot.phase == "F"
+        for (source, sink, of_forward), tensors in self.crossing.items():
+            if sink == slot.stage and of_forward == forward and slot.phase != "W":
+                for tensor in tensors:
+                    self._message("recv", tensor, source, sink, k)
+        made: list[str] = []
+        gradients = {tensor: g for g, row in self.local.items() for tensor in row.values()}
+        elements = {each.gradient: each for each in self.step.parameters}
+        for record in self.cells.get((slot.stage, forward), []):
+            if slot.phase in "IW" and (record.phase == "W") != (slot.phase == "W"):
+                continue
+            own = self._names(record, slot.stage, k)
+            copied = renamed(record, own, k)
+            stream = record.attributes["stream"] if "communicator" in record.attributes else COMPUTE
+            copied.attributes["stream"] = stream
+            self.records.make(copied)
+            if stream == COMPUTE:
+                self.last = copied.name
+            for output in range(len(record.outputs)):
+                tensor = record.tensor(output)
+                made.append(tensor)
+                if tensor in gradients:
+                    gradient = gradients[tensor]
+                    before = self.total.get((gradient, slot.stage))
+                    self.total[gradient, slot.stage] = copied.tensor(output)
+                    if before is not None:
+                        name = f"micro{k}/{elements[gradient].name}/accumulate"
+                        self.total[gradient, slot.stage] = name
+                        sum_ = added(copied, name, before, output, elements[gradient].elements)
+                        sum_.attributes = {"stream": COMPUTE}
+                        self.records.make(sum_)
+
+        for tensor in made:
+            for (source, sink, _), tensors in self.crossing.items():
+                if source == slot.stage and tensor in tensors:
+                    self._message("send", tensor, source, sink, k)
+
+    def _names(self, record: OpEntry, stage: int, k: int) -> dict[str, str]:
+        """Return what the names of an op, and of all that it reads and follows, are here."""
+        own = {record.name: f"micro{k}/{record.name}"}
+        for tensor, _ in record.inputs:
+            given = self.old.externals.get(tensor)
+            if given is not None:
+                own[tensor] = tensor if given.role == Role.PARAMETER else f"micro{k}/{tensor}"
+                self.records.externals[own[tensor]] = given
+                continue
+            producer = self.old.producer(tensor)
+            assert producer is not None
+            there = self.stage[producer.name]
+            elsewhere = self.place[there] != self.rank
+            own[tensor] = f"micro{k}/{tensor}/recv{stage}" if elsewhere else f"micro{k}/{tensor}"
+        for name, _ in record.after:
+            own.setdefault(name, f"micro{k}/{name}" if name in self.stage else name)
+        return own
+
+    def _message(self, kind: str, tensor: str, source: int, sink: int, k: int) -> None:
+        """Send or receive a tensor, on a communicator and a stream of the two stages."""
+        producer, nbytes = self.old.producer(tensor), self.old.nbytes(tensor)
+        assert producer is not None
+        name = f"micro{k}/{tensor}/{kind}{sink}"
+        word = f"pipeline {source} to {sink}"
+        peer = self.place[sink if kind == "send" else source]
+        attributes: dict[str, Any] = {
+            "communicator": word,
+            "dimension": "pp",
+            "stream": word,
+            "nbytes": nbytes,
+        }
+        self.records.make(
+            OpEntry(
+                name,
+                kind,
+                [(f"micro{k}/{tensor}", 0)] if kind == "send" else [],
+                [(self.last, 0)] if self.last and self.last != f"micro{k}/{tensor}" else [],
+                (nbytes,) if kind == "recv" else (),
+                bytes_read=nbytes,
+                bytes_written=nbytes if kind == "recv" else 0,
+                dtype=producer.dtype,
+                stage=sink if kind == "recv" else source,
+                micro_batch=k,
+                phase=producer.phase,
+                attributes={**attributes, "peer": str(peer)},
+            )
+        )
+
+    # -- updates --------------------------------------------------------------------------------
+
+    def _update(self) -> None:
+        """Sum what several stages have, and update what is here."""
+        here: dict[str, str] = {}
+        for each in self.step.parameters:
+            for stage, tensor in self.local[each.gradient].items():
+                if self.place[stage] == self.rank:
+                    here[each.gradient] = self.total.get((each.gradient, stage), f"micro0/{tensor}")
+        for record in self.step.updates:
+            if record.name in self.step.finishing:
+                self._sum_of_tensor_ranks(record, here)
+        for each in self.step.parameters:
+            ranks = {self.place[stage] for stage in self.local[each.gradient]}
+            if each.gradient in here and len(ranks) > 1:
+                name = f"{each.name}/all_reduce"
+                self._collective(name, [here[each.gradient]], [each.nbytes], f"shared {each.name}", "pp")
+                here[each.gradient] = name
+        for update in self.step.updates:
+            own = [each for each in self.step.parameters if each.update == update.name]
+            mine = [each for each in own if each.gradient in here]
+            if update.name in self.step.finishing or not mine:
+                continue
+            part = Fraction(sum(each.nbytes for each in mine), max(1, sum(each.nbytes for each in own)))
+            gone = {n for each in own if each not in mine for n in (each.name, each.gradient)}
+            moved = {**self._finished, **here}
+            inputs = [(moved.get(t, t), d) for t, d in update.inputs if self._resolved(t) not in gone]
+            self.records.externals |= {t: self.old.externals[t] for t, _ in inputs if t in self.old.externals}
+            self.records.make(
+                replace(
+                    update,
+                    inputs=inputs,
+                    after=[(name, d) for name, d in update.after if d],
+                    flops=round_half_up(update.flops * part),
+                    bytes_read=round_half_up(update.bytes_read * part),
+                    bytes_written=round_half_up(update.bytes_written * part),
+                    attributes={**update.attributes, "stream": COMPUTE},
+                )
+            )
+        kept = self.records.ops
+        for record in kept.values():
+            record.after = [(name, d) for name, d in record.after if name in kept]
+
+    _finished: Mapping[str, str] = {}
+
+    def _resolved(self, tensor: str) -> str:
+        """Return the gradient of which a tensor is the sum over tensor-parallel ranks."""
+        maker = self.old.producer(tensor)
+        if maker is None or maker.name not in self.step.finishing:
+            return tensor
+        return maker.inputs[maker.tensors.index(tensor)][0]
+
+    def _sum_of_tensor_ranks(self, record: OpEntry, here: dict[str, str]) -> None:
+        """Sum, of the gradients that tensor-parallel ranks have parts of, those that are here."""
+        pairs = [(k, tensor) for k, (tensor, _) in enumerate(record.inputs) if tensor in here]
+        if not pairs:
+            return
+        sizes = [record.outputs[k] for k, _ in pairs]
+        given = record.attributes
+        self._collective(
+            record.name, [here[t] for _, t in pairs], sizes, given["communicator"], given["dimension"]
+        )
+        for new, (old, tensor) in enumerate(pairs):
+            made = record.tensor(new)
+            here[tensor] = made
+            self._finished = {**self._finished, record.tensor(old): made}
+
+    def _collective(self, name: str, reads: list[str], sizes: list[int], word: str, dimension: str) -> None:
+        self.records.make(
+            OpEntry(
+                name,
+                "all_reduce",
+                [(tensor, 0) for tensor in reads],
+                [],
+                tuple(sizes),
+                bytes_read=sum(sizes),
+                bytes_written=sum(sizes),
+                attributes={
+                    "communicator": word,
+                    "dimension": dimension,
+                    "stream": COMPUTE,
+                    "nbytes": sum(sizes),
+                },
+            )
+        )
+
+
+class StageCut:
+    r"""Cut a graph into stages.
+
+    Stages: a forward graph is cut where the user says, so that ``pipeline-parallel`` can share it out.
+
+    ::
+
+        cut: [layer4, layer8]      embed layer0 ... │ layer4 ... │ layer8 ... head      three stages
+
+    Each pattern names the op that begins the next stage: the first, in the order of the host, with a match
+    in its name. The backward of an op, which ``training`` adds, is of the same stage.
+
+    Parameters
+    ----------
+    cut : list of str
+        Regular expressions: of each stage but the first the beginning.
+
+    Raises
+    ------
+    InputError
+        A pattern that no op after those of the stage before has (when applied).
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("chain")
+    >>> _ = b.op("a", outputs=8), b.op("b", inputs=["a"], outputs=8), b.op("c", inputs=["b"])
+    >>> StageCut(["b"]).apply(b.build()).stage.tolist()
+    [0, 1, 1]
+    """
+
+    def __init__(self, cut: Sequence[str]) -> None:
+        self.cut = [cut] if isinstance(cut, str) else list(cut)
+        self.patterns = [pattern_of(each, "cut") for each in self.cut]
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the graph, each op with the number of its stage."""
+        order = graph.topological_order.tolist()
+        stage, begin = np.zeros(len(graph), np.int64), 0
+        for number, pattern in enumerate(self.patterns, start=1):
+            assert pattern is not None
+            found = (k for k in range(begin + 1, len(order)) if pattern.search(graph.op_names[order[k]]))
+            begin = next(found, -1)
+            if begin < 0:
+                message = f"no op that could begin stage {number} has {self.cut[number - 1]!r} in it"
+                raise InputError(message, path=("cut",))
+            stage[order[begin:]] = number
+        return replace(graph, stage=stage)

@@ -1,0 +1,155 @@
+"""The program of a rank: what its host issues, in order, and on which stream.
+
+::
+
+    compute       F0  F1  F2  B2  B1  B0            U0 U1 U2
+    all_reduce                [ b0 ]  [ b1 ]
+
+Each way of training in parallel is such a list: the ops of the step, and among them some that gather, reduce
+or copy. Edges say what waits for what, the attribute ``stream`` where an op goes
+(`policies.streams`), and ``communicator`` whom it meets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Final
+
+from policies.parallel.training_step import Parameter, TrainingStep
+from policies.rewrite.records import Edge, OpEntry, Records, free_name, write
+from sim import Graph
+from sim.base.units import round_half_up
+
+COMPUTE: Final = "compute"
+"""Stream of all that no other is named for."""
+
+
+class HostProgram:
+    """Collects what the host of a rank issues.
+
+    Parameters
+    ----------
+    step : TrainingStep
+    name : str
+        How it is trained, for the name of the graph.
+
+    Attributes
+    ----------
+    records : Records
+        What there is so far.
+    instead : dict of str to str
+        Tensor → what an op of the step that reads it gets from here on.
+    """
+
+    def __init__(self, step: TrainingStep, name: str) -> None:
+        self.records = Records(f"{step.records.name} ({name})", {}, dict(step.records.externals))
+        self.instead: dict[str, str] = {}
+        self._of_step = step.records
+
+    def compute(self, record: OpEntry, after: Iterable[str | Edge | None] = ()) -> None:
+        """Issue an op of the step."""
+        inputs = [(self.instead.get(tensor, tensor), distance) for tensor, distance in record.inputs]
+        edges = [*record.after, *_edges(after)]
+        stream = record.attributes.get("stream") if "communicator" in record.attributes else None
+        attributes = {**record.attributes, "stream": stream or COMPUTE}
+        self.records.ops[record.name] = replace(record, inputs=inputs, after=edges, attributes=attributes)
+
+    def add(
+        self,
+        name: str,
+        kind: str,
+        reads: Sequence[str],
+        outputs: Sequence[int],
+        *,
+        after: Iterable[str | Edge | None] = (),
+        stream: str = COMPUTE,
+        **attributes: Any,
+    ) -> str:
+        """Issue an op that moves bytes; return its name: another one if an op or a tensor has this one.
+
+        The rewrites before may have used it: with sequence parallelism a tensor-parallel rank has an op
+        ``layer0.norm1/all_gather``, so the gather of fsdp2's module is ``layer0.norm1/all_gather.2``.
+        """
+        given = {"stream": stream, **attributes}
+        name = free_name(name, self.records.ops, self._of_step.ops, self._of_step.externals)
+        return self._write(name, kind, reads, outputs, after, given).name
+
+    def _write(
+        self,
+        name: str,
+        kind: str,
+        reads: Sequence[str],
+        outputs: Sequence[int],
+        after: Iterable[str | Edge | None],
+        attributes: dict[str, Any],
+    ) -> OpEntry:
+        record = OpEntry(name, kind, _edges(reads), _edges(after), tuple(outputs), bytes_written=sum(outputs))
+        record.bytes_read = sum(self.records.nbytes(tensor) for tensor in reads)
+        record.attributes = attributes
+        self.records.ops[name] = record
+        return record
+
+    def add_parts(self, prefix: str, parameter: Parameter, reads: Sequence[str], n: int, stream: str) -> str:
+        """Add a rank's part of a gradient to those of earlier micro-batches; return the name of the op.
+
+        That is the name of the op of the step that it is instead of, which adds whole gradients.
+        """
+        sizes, name = [shard_nbytes(parameter, n)], f"{prefix}{parameter.name}/accumulate"
+        record = self._write(name, "add", reads, sizes, (), {"stream": stream})
+        record.flops, record.dtype = -(-parameter.elements // n), parameter.dtype
+        return name
+
+    def shard(self, step: TrainingStep, n: int, *, parameters: bool = True) -> list[OpEntry]:
+        """Leave each rank a part in `n` of states, and of parameters; return the updates, as much smaller."""
+        whole = set() if parameters else {each.name for each in step.parameters}
+        for name in dict.fromkeys(tensor for update in step.updates for tensor, _ in update.inputs):
+            if name in self.records.externals and name not in whole:
+                given = self.records.externals[name]
+                self.records.externals[name] = replace(given, nbytes=-(-given.nbytes // n))
+        return [
+            replace(
+                update,
+                flops=-(-update.flops // n),
+                bytes_read=-(-update.bytes_read // n),
+                bytes_written=-(-update.bytes_written // n),
+                duration_ns=_part(update.duration_ns, n),
+                duration_by_kind={kind: _part(ns, n) or 0 for kind, ns in update.duration_by_kind.items()},
+            )
+            if "communicator" not in update.attributes
+            else _sum_of_parts(update, n if parameters else 1)
+            for update in step.updates
+        ]
+
+    def graph(self) -> Graph:
+        """Return what one rank runs."""
+        return write(self.records)
+
+
+def _edges(given: Iterable[str | Edge | None]) -> list[Edge]:
+    return [each if isinstance(each, tuple) else (each, 0) for each in given if each is not None]
+
+
+def _sum_of_parts(sum_: OpEntry, n: int) -> OpEntry:
+    """Return a sum over other ranks of gradients that are shared out."""
+    sizes = tuple(-(-nbytes // n) for nbytes in sum_.outputs)
+    attributes = {**sum_.attributes, "nbytes": sum(sizes)} if n > 1 else sum_.attributes
+    return replace(
+        sum_, outputs=sizes, bytes_read=sum(sizes), bytes_written=sum(sizes), attributes=attributes
+    )
+
+
+def _part(ns: int | None, n: int) -> int | None:
+    return None if ns is None else round_half_up(Fraction(ns, n))
+
+
+def shard_nbytes(parameter: Parameter, n: int) -> int:
+    """Return the bytes of a rank's part of a gradient: whole elements, the last part padded.
+
+    Examples
+    --------
+    >>> shard_nbytes(Parameter("w", "dw", "u", nbytes=40, elements=10, dtype="fp32"), 4)
+    12
+    """
+    return -(-parameter.elements // n) * (parameter.nbytes // max(1, parameter.elements))

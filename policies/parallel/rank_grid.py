@@ -1,0 +1,534 @@
+"""The grid of ranks: which number each has, and with whom it communicates, in every dimension of parallelism.
+
+::
+
+    order tp-cp-dp-pp, two of each: the first changes fastest from rank to rank
+
+    rank  0  1  2  3  4  5  6  7  8 ...        tp: {0 1} {2 3} ...      cp: {0 2} {1 3} ...
+    tp    0  1  0  1  0  1  0  1  0            dp: {0 4} {1 5} ...      pp: {0 8} {1 9} ...
+    cp    0  0  1  1  0  0  1  1  0            cp-dp: {0 2 4 6} {1 3 5 7} ...
+    dp    0  0  0  0  1  1  1  1  0
+    pp    0  0  0  0  0  0  0  0  1
+
+Megatron-LM's order is tp-cp-ep-dp-pp, and tp-cp-ep-pp-dp where it is told so; Llama 3's is tp-cp-pp-dp.
+
+Sources: megatron/core/parallel_state.py (``RankGenerator``, ``generate_masked_orthogonal_rank_groups``, the
+default of ``order``); "The Llama 3 Herd of Models", arXiv 2407.21783, section 3.3.2.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Self
+
+from policies.option_checks import whole
+from policies.parallel.ranks import Ranks, add_ranks, gpus
+from policies.rewrite.backward import OPTIMISERS
+from policies.rewrite.records import Edge, Records, read, write
+from sim import Graph, GraphBuilder
+from sim.base.arrays import UNSET
+from sim.base.errors import GraphError, InputError, hint
+
+MEGATRON: Final = ("tp", "cp", "ep", "dp", "pp")
+"""Tensor, context, expert, data and pipeline parallelism, the fastest changing first."""
+
+DATA: Final = "cp-dp"
+"""The ranks that sum gradients: those of one part of a sequence see other tokens, as other replicas do."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Sizes of the dimensions.
+
+    Attributes
+    ----------
+    sizes : mapping of str to int
+        Of each dimension, the fastest changing first.
+
+    Examples
+    --------
+    >>> grid = Grid({"tp": 2, "dp": 3})
+    >>> grid.ranks, grid.at(3), grid.rank({"tp": 1, "dp": 1})
+    (6, {'tp': 1, 'dp': 1}, 3)
+    >>> grid.members("dp", 3), grid.number("dp", 3), grid.groups("tp-dp")
+    ([1, 3, 5], 1, 1)
+    """
+
+    sizes: Mapping[str, int]
+
+    @property
+    def ranks(self) -> int:
+        """All ranks."""
+        return math.prod(self.sizes.values())
+
+    def at(self, rank: int) -> dict[str, int]:
+        """Return the coordinates of a rank."""
+        found = {}
+        for name, size in self.sizes.items():
+            rank, found[name] = divmod(rank, size)
+        return found
+
+    def rank(self, at: Mapping[str, int]) -> int:
+        """Return the number of the rank at these coordinates."""
+        number = 0
+        for name, size in reversed(list(self.sizes.items())):
+            number = number * size + at[name]
+        return number
+
+    def members(self, dimensions: str | Iterable[str], rank: int = 0) -> list[int]:
+        """Return the ranks of a group, that of `rank`: they differ in these dimensions only.
+
+        Parameters
+        ----------
+        dimensions : str or iterable of str
+            Names, or one word such as ``"tp-dp"``; those that the grid does not have are left out.
+        rank : int
+        """
+        varying = _names(dimensions)
+        positions, stride = [0], 1
+        for name, size in self.sizes.items():
+            if name in varying:
+                rank -= rank // stride % size * stride
+                positions = [at + i * stride for i in range(size) for at in positions]
+            stride *= size
+        return [rank + at for at in positions]
+
+    def number(self, dimensions: str | Iterable[str], rank: int) -> int:
+        """Return which of the groups over these dimensions a rank is in, by their first ranks."""
+        varying, number, stride = _names(dimensions), 0, 1
+        for name, size in self.sizes.items():
+            rank, own = divmod(rank, size)
+            if name not in varying:
+                number, stride = number + own * stride, stride * size
+        return number
+
+    def groups(self, dimensions: str | Iterable[str]) -> int:
+        """Return how many groups there are over these dimensions."""
+        varying = _names(dimensions)
+        return math.prod(size for name, size in self.sizes.items() if name not in varying)
+
+    def ordered(self, order: Sequence[str]) -> Grid:
+        """Return the grid of the same sizes in another order; what `order` lacks comes last."""
+        names = [*(name for name in order if name in self.sizes), *(n for n in self.sizes if n not in order)]
+        return Grid({name: self.sizes[name] for name in names})
+
+
+def _names(dimensions: str | Iterable[str]) -> set[str]:
+    return set(dimensions.split("-")) if isinstance(dimensions, str) else set(dimensions)
+
+
+def read_order(order: object, known: Sequence[str], what: str = "order") -> tuple[str, ...]:
+    """Return the dimensions that a word such as ``tp-cp-dp-pp`` names, each of `known` once.
+
+    Raises
+    ------
+    InputError
+        One is missing, unknown or there twice.
+
+    Examples
+    --------
+    >>> read_order("tp-pp-dp", ["tp", "dp", "pp"])
+    ('tp', 'pp', 'dp')
+    """
+    names = tuple(order.split("-")) if isinstance(order, str) else ()
+    if sorted(names) != sorted(known):
+        wrong = next((name for name in names if name not in known), None)
+        near = "" if wrong is None else hint(wrong, known)
+        message = f"{what} has to name each of {', '.join(known)} once, as in {'-'.join(known)}"
+        raise InputError(f"{message}; found {order!r}{near}", path=("order",))
+    return names
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ranks before they are on devices: the program of each, and where in the grid it is.
+#
+# ::
+#
+#  one device ──tensor-parallel──► tp 0, tp 1 ──ddp: each program with its sums──► tp 0 dp 0, tp 1 dp 0, ...
+#  one program                     one program, twice                              one program, eight times
+#
+# A rank's program is that of one device: what it meets on is the word of a dimension (``communicator: tensor
+# parallel``, ``dimension: tp``), and a peer is a place in the group. So rewrites follow one another, and most
+# ranks share a program. On devices groups get numbers (``tensor parallel 3``), a peer is a device, and
+# ``rank`` says where the rank is: (place, size) of each dimension, the fastest first (`rank_grid`). So the
+# ranks of a graph are found again.
+
+REPLICAS = "replicas"
+"""Dimension of groups that each share parameters out (HSDP)."""
+
+_ORDER = (*MEGATRON[:4], REPLICAS, *MEGATRON[4:])
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The programs of ranks.
+
+    Attributes
+    ----------
+    grid : Grid
+        Without dimensions: there are no ranks yet, but one device and its program.
+    programs : sequence of Graph
+        Of each rank; equal ones are one object.
+    devices : tuple of str or None
+        Of each rank, where a user named them; None: the accelerators of the machine.
+    accelerators : tuple of str or None
+        Those that the machine has, in machine order; None: nobody knows it, and they are gpu0, gpu1, ...
+    """
+
+    grid: Grid
+    programs: Sequence[Graph]
+    devices: tuple[str, ...] | None = None
+    accelerators: tuple[str, ...] | None = None
+
+    @staticmethod
+    def of(graph: Graph, accelerators: tuple[str, ...] | None = None) -> Ranked:
+        """Return the ranks of a graph: those that rewrites have made, or none.
+
+        Raises
+        ------
+        GraphError
+            Several devices or communicators that no rewrite has made, or an edge between two ranks.
+        """
+        of = f"graph {graph.name!r}"
+        sizes: dict[str, int] = {}
+        for op in graph.in_communicators:
+            if "rank" not in graph.attributes[op]:
+                message = f"{of} has communicators already; ranks are made once"
+                raise GraphError(message).about(graph.op_names[op])
+            sizes = {name: size for name, (_, size) in graph.attributes[op]["rank"].items()}
+        if not sizes:
+            pins = sorted({graph.pins[code] for code in graph.pin_code.tolist() if code != UNSET})
+            if len(pins) > 1:
+                message = f"{of} is on several devices ({', '.join(pins[:5])}); every rank runs all of it"
+                raise GraphError(message)
+            return Ranked(Grid({}), [graph], None, accelerators)
+        grid = Grid(sizes)
+        found: list[Records] = []
+        written: list[Graph] = []
+        devices = _devices(graph, grid)
+        for records in _split(read(graph), grid, devices):
+            same = next((k for k, other in enumerate(found) if other == records), None)
+            found.append(records)
+            written.append(write(records) if same is None else written[same])
+        usual = accelerators or gpus(grid.ranks)
+        named = None if devices == [*usual[: grid.ranks]] else tuple(devices)
+        return Ranked(grid, written, named, accelerators)
+
+    def room(self, policy: str, ranks: Ranks) -> int:
+        """Return by how many the ranks are multiplied, by all that there is room for if nobody says it.
+
+        Raises
+        ------
+        InputError
+            Nobody says it, and the machine is not known or its accelerators cannot be shared out evenly; or
+            devices are named, and there are ranks already.
+        """
+        if self.grid.ranks > 1 and (ranks.names or (self.devices and ranks.n != 1)):
+            message = f"there are {self.grid.ranks} ranks already, so give the number of parts"
+            raise InputError(f"{message}; rank-order names devices", path=("ranks",))
+        if ranks.n is not None:
+            return ranks.n
+        if self.accelerators is None:
+            raise InputError(f"{policy}: give ranks: how many, or a list of devices", path=("ranks",))
+        n, left = divmod(len(self.accelerators), self.grid.ranks)
+        if left or not n:
+            has = f"the machine has {len(self.accelerators)} accelerators"
+            message = f"{has}, which {self.grid.ranks} ranks each cannot share evenly; give ranks"
+            raise InputError(f"{policy}: {message}", path=("ranks",))
+        return n
+
+    def multiplied(
+        self,
+        added: Mapping[str, int],
+        program: Callable[[Graph, Grid, Mapping[str, int]], Graph],
+        *,
+        names: tuple[str, ...] | None = None,
+        varies: bool = False,
+    ) -> Ranked:
+        """Return more ranks: all that there are, in all places of further dimensions.
+
+        Parameters
+        ----------
+        added : mapping of str to int
+            Sizes of the dimensions that are added.
+        program : callable
+            ``program(one, grid, at)``: what a rank at some coordinates runs, whose program was `one`.
+        names : tuple of str, optional
+            The devices.
+        varies : bool
+            Whether what runs differs in the added dimensions.
+
+        Raises
+        ------
+        GraphError
+            There are the dimensions already.
+        """
+        for name in added:
+            if name in self.grid.sizes:
+                more = (
+                    "; one rewrite for replicas, such as expert-parallel, is enough" if name == "dp" else ""
+                )
+                raise GraphError(f"graph {self.programs[0].name!r} is divided into {name} already{more}")
+        grid = Grid({**self.grid.sizes, **added}).ordered(_ORDER)
+        made: dict[tuple[int, ...], Graph] = {}
+        placed = []
+        for rank in range(grid.ranks):
+            at = grid.at(rank)
+            one = self.programs[self.grid.rank(at)]
+            key = (id(one), *(at[name] for name in added if varies))
+            if key not in made:
+                made[key] = program(one, grid, at)
+            placed.append(made[key])
+        return Ranked(grid, placed, names or self.devices, self.accelerators)
+
+    def each(self, program: Callable[[Graph], Graph]) -> Ranked:
+        """Return the ranks, or the only device, with other programs."""
+        made = {id(one): program(one) for one in self.programs}
+        return replace(self, programs=[made[id(one)] for one in self.programs])
+
+    def on_devices(self) -> tuple[str, ...]:
+        """Return the device of each rank.
+
+        Raises
+        ------
+        InputError
+            The machine has fewer accelerators than there are ranks.
+        """
+        n = self.grid.ranks
+        if self.devices is not None or self.accelerators is None:
+            return self.devices or gpus(n)
+        if len(self.accelerators) < n:
+            message = f"there are {n:,} ranks, and the machine has {len(self.accelerators):,} accelerators"
+            raise InputError(message, path=("ranks",))
+        return self.accelerators[:n]
+
+    def graph(self) -> Graph:
+        """Return the graph in which each rank runs its program; of no ranks the program."""
+        if not self.grid.sizes:
+            return self.programs[0]
+        devices = self.on_devices()
+        out = GraphBuilder(self.programs[0].name)
+        ranks: dict[int, list[int]] = {}
+        for rank, program in enumerate(self.programs):
+            ranks.setdefault(id(program), []).append(rank)
+        for same in ranks.values():
+
+            def on_rank(own: Mapping[str, Any], k: int, same: Sequence[int] = same) -> Mapping[str, Any]:
+                return self.attributes(own, same[k], devices) if "communicator" in own else own
+
+            add_ranks(out, self.programs[same[0]], [devices[rank] for rank in same], on_rank)
+        return out.build()
+
+    def attributes(self, own: Mapping[str, Any], rank: int, devices: Sequence[str]) -> dict[str, Any]:
+        """Return the attributes of a collective on a rank."""
+        dimension = own.get("dimension", DATA)
+        found = {**own, "dimension": dimension, "communicator": self.communicator(own, rank)}
+        if "sends" in own:
+            members = self.grid.members(dimension, rank)
+            found["sends"] = {devices[members[int(k)]]: nbytes for k, nbytes in own["sends"].items()}
+        if "peer" in own:
+            found["peer"] = devices[self.peer(own, rank)]
+        found["rank"] = {name: (place, self.grid.sizes[name]) for name, place in self.grid.at(rank).items()}
+        return found
+
+    def communicator(self, own: Mapping[str, Any], rank: int) -> str:
+        """Return what the communicator of a collective is called on a rank."""
+        dimension, name = own.get("dimension", DATA), str(own["communicator"])
+        return name if self.grid.groups(dimension) == 1 else f"{name} {self.grid.number(dimension, rank)}"
+
+    def peer(self, own: Mapping[str, Any], rank: int) -> int:
+        """Return the rank to which a rank sends, or from which it receives."""
+        return self.grid.members(own.get("dimension", DATA), rank)[int(own["peer"])]
+
+
+class OnRanks:
+    """A rewrite that makes ranks, or changes what they run: extend it and override `ranked`."""
+
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the ranks that there are afterwards."""
+        raise InputError(f"{type(self).__name__} must define ranked(there)")
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return what all ranks run."""
+        return self.ranked(Ranked.of(graph)).graph()
+
+
+def _devices(graph: Graph, grid: Grid) -> list[str]:
+    """Return the device of each rank."""
+    found = [""] * grid.ranks
+    for op in graph.in_communicators:
+        at: Mapping[str, tuple[int, int]] = graph.attributes[op]["rank"]
+        rank = grid.rank({name: place for name, (place, _) in at.items()})
+        found[rank] = graph.pins[int(graph.pin_code[op])]
+    return found
+
+
+def _split(records: Records, grid: Grid, devices: Sequence[str]) -> list[Records]:
+    """Return the ops of each rank, as if it were the only one."""
+    rank_of = {name: rank for rank, name in enumerate(devices)}
+    parts = [Records(records.name, {}, {}) for _ in devices]
+
+    def own(device: str, name: str) -> str:
+        if not name.startswith(f"{device}/"):
+            raise GraphError(f"{device} reads {name!r} of another rank; ranks meet on communicators")
+        return name[len(device) + 1 :]
+
+    def edges(device: str, given: Sequence[Edge]) -> list[Edge]:
+        return [(own(device, name), distance) for name, distance in given]
+
+    for record in records.ops.values():
+        if record.device not in rank_of:
+            message = f"op {record.name!r} is on {record.device}, which is no rank of the others"
+            raise GraphError(message).about(record.name)
+        device, rank = record.device, rank_of[record.device]
+        attributes = record.attributes
+        if "communicator" in attributes:
+            attributes = _as_one(attributes, grid, rank, rank_of)
+        name = own(device, record.name)
+        parts[rank].ops[name] = replace(
+            record,
+            name=name,
+            inputs=edges(device, record.inputs),
+            after=edges(device, record.after),
+            device=None,
+            attributes=attributes,
+        )
+    readers = {tensor: record.device for record in records.ops.values() for tensor, _ in record.inputs}
+    for name, given in records.externals.items():
+        if name in readers:
+            device = str(readers[name])
+            parts[rank_of[device]].externals[own(device, name)] = replace(given, device=None)
+    return parts
+
+
+def _as_one(attributes: dict[str, Any], grid: Grid, rank: int, rank_of: Mapping[str, int]) -> dict[str, Any]:
+    """Return the attributes of a collective without what is of this rank: the inverse of `attributes`."""
+    found = {key: value for key, value in attributes.items() if key != "rank"}
+    dimension = found["dimension"]
+    if grid.groups(dimension) > 1:
+        found["communicator"] = found["communicator"].rpartition(" ")[0]
+    members = grid.members(dimension, rank)
+    if "sends" in found:
+        places = {rank_of[name]: nbytes for name, nbytes in found["sends"].items()}
+        found["sends"] = {str(members.index(other)): nbytes for other, nbytes in places.items()}
+    if "peer" in found:
+        found["peer"] = str(members.index(rank_of[found["peer"]]))
+    return found
+
+
+REPLICATE: Final = "replicate"
+"""The communicator of groups that each share parameters out."""
+
+
+class UnsummedWarning(UserWarning):
+    """Ranks update parameters with gradients of some tokens of a sequence only."""
+
+
+def warn_of_unsummed(ranked: Ranked) -> None:
+    """Warn if ranks share sequences, and no rewrite for replicas sums their gradients.
+
+    Warns
+    -----
+    UnsummedWarning
+    """
+    sizes = ranked.grid.sizes
+    if "cp" in sizes and "dp" not in sizes and OPTIMISERS.keys() & {*ranked.programs[0].kinds}:
+        message = (
+            "nothing sums the gradients of context-parallel ranks: end policy.compile with a rewrite for"
+        )
+        warnings.warn(UnsummedWarning(f"{message} replicas, such as {{name: ddp, ranks: 1}}"), stacklevel=2)
+
+
+class DataParallel(OnRanks):
+    """A rewrite that makes replicas of what there is, whose gradients are summed: override `step`.
+
+    Ranks that have parts of one sequence (context parallelism) sum their gradients with the replicas'.
+
+    Parameters
+    ----------
+    ranks : int or list of str, optional
+        How many, or which devices. A number means the first accelerators of the machine, in machine order,
+        and nothing all of them.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, ranks: int | list[str] | None = None) -> None:
+        self.ranks = Ranks() if ranks is None else Ranks.of(self.name, ranks)
+
+    def sizes(self, n: int) -> dict[str, int]:
+        """Return the dimensions of `n` replicas; the first is that of ranks which share parameters out."""
+        return {"dp": n}
+
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return what a rank runs that sums its gradients with `n` - 1 others."""
+        raise InputError(f"{type(self).__name__} must define step(graph, n)")
+
+    def on_stage(self, rank: int) -> Self:
+        """Return the rewrite as it is on a pipeline rank."""
+        return self
+
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the replicas of all ranks that there are."""
+        of = copy(self)
+        of.ranks = replace(self.ranks, n=there.room(self.name, self.ranks))
+        assert of.ranks.n is not None
+
+        def program(one: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
+            return of.on_stage(at.get("pp", 0)).step(one, len(grid.members(DATA)))
+
+        return there.multiplied(of.sizes(of.ranks.n), program, names=of.ranks.names)
+
+    def whole(self, option: str, value: object, least: int = 1) -> int:
+        """Return the value of an option that is a whole number."""
+        return whole(self.name, option, value, least=least)
+
+
+class RankOrder(OnRanks):
+    """Number the ranks of a combination in another order, or put them on other devices.
+
+    Rewrites for many ranks, one after another: each takes the programs of all ranks and multiplies them.
+
+    ::
+
+        compile: [training, {name: tensor-parallel, ranks: 2}, {name: ddp, ranks: 4}]
+
+        one device ──tensor-parallel──► gpu0, gpu1 ──ddp: each program with its sums──► gpu0 ... gpu7
+                                        tp 0, tp 1                                      tp fastest, then dp
+
+    Parameters
+    ----------
+    order : str, optional
+        Dimensions, the fastest changing first: ``tp-cp-dp-pp``, ``tp-cp-pp-dp``, ...; by default as they are,
+        which is Megatron-LM's tp-cp-ep-dp-pp.
+    devices : list of str, optional
+        Of each rank; by default the accelerators of the machine, in machine order.
+
+    Raises
+    ------
+    InputError
+        Not the dimensions of the graph, or not as many devices as ranks (when applied).
+    """
+
+    def __init__(self, order: str | None = None, devices: list[str] | None = None) -> None:
+        self.order = order
+        self.devices = None if devices is None else Ranks.of("rank-order", devices, "devices").names
+
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the ranks, numbered anew."""
+        old = there.grid
+        if old.ranks < 2:
+            name = there.programs[0].name
+            raise GraphError(f"graph {name!r} has no ranks; let the rewrites that make them come first")
+        grid = old
+        if self.order is not None:
+            grid = old.ordered(read_order(self.order, tuple(old.sizes)))
+        if self.devices is not None and len(self.devices) != grid.ranks:
+            message = f"rank-order: devices: there are {grid.ranks} ranks and {len(self.devices)} devices"
+            raise InputError(message, path=("devices",))
+        programs = [there.programs[old.rank(grid.at(r))] for r in range(grid.ranks)]
+        return Ranked(grid, programs, self.devices or there.devices, there.accelerators)

@@ -1,0 +1,161 @@
+"""Ranks: how many and where, and the program of one on every device of a list.
+
+::
+
+    F  B  all_reduce  U     ──►     gpu0/F  gpu0/B  gpu0/all_reduce  gpu0/U
+                                    gpu1/F  gpu1/B  gpu1/all_reduce  gpu1/U        they meet on ``ddp``
+
+Copies are columns, shifted: a thousand ranks of a thousand ops take seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from policies.option_checks import whole
+from sim.base.arrays import MOST_BUILT, UNSET, Csr, IntArray, at_most
+from sim.base.errors import InputError
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+MOST_RANKS: Final = 100_000
+"""More devices than anybody trains on are a slip of the pen."""
+
+
+def gpus(n: int) -> tuple[str, ...]:
+    """Return the devices of `n` ranks where no machine is known: gpu0, gpu1, ..."""
+    return tuple(f"gpu{r}" for r in range(n))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What an option says of ranks: how many, on which devices, or nothing: all that there is room for.
+
+    Attributes
+    ----------
+    n : int or None
+    names : tuple of str or None
+        None: the accelerators of the machine, in machine order.
+
+    Examples
+    --------
+    >>> Ranks.of("ddp", 2), Ranks.of("ddp", ["left", "right"]).names
+    (Ranks(n=2, names=None), ('left', 'right'))
+    """
+
+    n: int | None = None
+    names: tuple[str, ...] | None = None
+
+    @staticmethod
+    def of(policy: str, given: object, option: str = "ranks") -> Ranks:
+        """Return what an option says.
+
+        Raises
+        ------
+        InputError
+            Neither a number nor a list of names that differ.
+        """
+        if isinstance(given, list | tuple):
+            names = tuple(given)
+            if names and len(set(map(str, names))) == len(names) and all(isinstance(n, str) for n in names):
+                return Ranks(len(names), names)
+            message = "must be a number of GPUs or a list of devices, each once"
+            raise InputError(f"{policy}: {option} {message}; found {given!r}", path=(option,))
+        return Ranks(whole(policy, option, given, most=MOST_RANKS))
+
+
+def add_ranks(
+    out: GraphBuilder,
+    graph: Graph,
+    ranks: Sequence[str],
+    attributes: Callable[[Mapping[str, Any], int], Mapping[str, Any]],
+    device: Callable[[str, int], str] | None = None,
+) -> None:
+    """Add what `graph` runs on every rank, its ops and tensors named after its device.
+
+    Parameters
+    ----------
+    out : GraphBuilder
+    graph : Graph
+    ranks : sequence of str
+        Devices.
+    attributes : callable
+        ``attributes(own, rank)``: what the attributes of an op are on the rank of that place in `ranks`.
+    device : callable, optional
+        ``device(name, rank)``: where a rank has what `graph` pins to a device of that name, for ranks of
+        several devices; by default all of a rank is on the device that it is named after.
+
+    Raises
+    ------
+    InputError
+        More ops than fit.
+    """
+    at_most(MOST_BUILT, len(out) + len(ranks) * len(graph), "ops")
+    n, size, given = len(ranks), len(graph), len(graph.external_names)
+    facts = list(zip(graph.tensor_nbytes[:given].tolist(), graph.tensor_role[:given].tolist(), strict=True))
+    pinned = graph.tensor_pin[:given].tolist()
+    at = [[name if device is None else device(pin, r) for pin in graph.pins] for r, name in enumerate(ranks)]
+    first: list[int] = []  # of each rank: its first input or parameter
+    for rank, own in zip(ranks, at, strict=True):
+        for name, (nbytes, role), pin in zip(graph.external_names, facts, pinned, strict=True):
+            add = out.parameter if role == Role.PARAMETER else out.input
+            add(f"{rank}/{name}", nbytes, device=own[pin] if pin != UNSET else None)
+        first.append(out.external(f"{rank}/{graph.external_names[0]}") if given else 0)
+    op, output = len(out), out.tensor(len(out))
+    made = graph.outputs.indices.size
+    tensors = graph.inputs.indices
+    inputs = [
+        np.where(tensors < given, first[r] - tensors, output + r * made + tensors - given) for r in range(n)
+    ]
+    after = [graph.after.indices + op + r * size for r in range(n)]
+    out.extend(
+        [f"{rank}/{name}" for rank in ranks for name in graph.op_names],
+        kind=(graph.kinds, np.tile(graph.kind_code, n)),
+        inputs=_tiled(graph.inputs, inputs),
+        outputs=_tiled(graph.outputs, [graph.tensor_nbytes[graph.outputs.indices]] * n),
+        duration_ns=np.tile(graph.duration_ns, n),
+        device=_places(graph, ranks, at if device is not None else None),
+        after=_tiled(graph.after, after),
+        stage=np.tile(graph.stage, n),
+        micro_batch=np.tile(graph.micro_batch, n),
+        phase=(graph.phases, np.tile(graph.phase_code, n)),
+        dtype=(graph.dtypes, np.tile(graph.dtype_code, n)),
+        flops=np.tile(graph.flops, n),
+        bytes_read=np.tile(graph.bytes_read, n),
+        bytes_written=np.tile(graph.bytes_written, n),
+        input_distance=np.tile(graph.input_distance, n),
+        after_distance=np.tile(graph.after_distance, n),
+        duration_by_kind={
+            kind: {op + r * size + k: ns for r in range(n) for k, ns in enumerate(column.tolist()) if ns >= 0}
+            for kind, column in graph.duration_by_kind.items()
+        },
+        attributes={
+            op + r * size + k: attributes(own, r) for r in range(n) for k, own in graph.attributes.items()
+        },
+    )
+
+
+def _places(
+    graph: Graph, ranks: Sequence[str], at: Sequence[Sequence[str]] | None
+) -> tuple[list[str], IntArray]:
+    """Return the devices of all ranks, and which of them each op is on."""
+    n, size = len(ranks), len(graph)
+    if at is None:
+        return list(ranks), np.repeat(np.arange(n), size)
+    codes = np.tile(graph.pin_code, n)
+    codes[codes != UNSET] += np.repeat(np.arange(n) * len(graph.pins), size)[codes != UNSET]
+    return [name for own in at for name in own], codes
+
+
+def _tiled(rows: Csr, entries: list[IntArray]) -> Csr:
+    """Return rows again and again, with the entries of each time."""
+    counts = np.tile(rows.counts(), len(entries))
+    return Csr.of_counts(counts, np.concatenate(entries))

@@ -1,0 +1,595 @@
+"""Tensor parallelism of Megatron-LM: every rank has a part of each weight, and ranks sum what rows make.
+
+::
+
+    forward    x ─► column ─► local ─► row ─► all_reduce ─► + x ─►      two pairs a layer: two sums
+    backward       all_reduce ◄─ column ◄─ local ◄─ row ◄─                                 and two
+
+    with sequence parallelism what lies between pairs is split along the sequence: a sum becomes two halves
+
+    forward    x ─► all_gather ─► column ─► local ─► row ─► reduce_scatter ─► + x ─►
+    backward       reduce_scatter ◄─ column ◄─ local ◄─ row ◄─ all_gather ◄─
+                   all_gather of x again, for the gradient of the column's weight
+
+What a tensor is on a rank: *whole*; *split* by columns or heads; a *part* of a sum; or a *sequence*, some of
+its tokens. Each op says what it needs and what it makes of it (`writer`), and what lies between is
+communicated. In the forward that holds up the rank; in the backward of a column it runs beside the gradient
+of its weight.
+
+An embedding's table is split by words: ranks sum what they found. So is the head; its loss needs three sums
+of a number for each token (``vocab_parallel_cross_entropy``). Gradients of parameters that are whole and have
+seen some tokens or heads only are summed at the end, in one all_reduce (``finalize_model_grads``).
+
+Sources: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198;
+megatron/core/tensor_parallel: layers.py (``LinearWithGradAccumulationAndAsyncCommunication``,
+``VocabParallelEmbedding``), mappings.py, cross_entropy.py; megatron/core/distributed/finalize_model_grads.py.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import chain
+from typing import Final
+
+from policies.parallel.program import COMPUTE
+from policies.parallel.rank_grid import Grid, OnRanks, Ranked
+from policies.parallel.ranks import Ranks
+from policies.parallel.tensor_plan import LOSSES, PRODUCTS, TensorPlan, data_and_weight
+from policies.parallel.training_step import TrainingStep, parts_of_gradients
+from policies.rewrite.backward import OPTIMISERS, elements
+from policies.rewrite.records import OpEntry, Records, free_name, read, write
+from sim import Graph
+from sim.base.errors import GraphError
+from sim.base.units import round_half_up
+from sim.graph.frames import has_control_flow
+
+# ----------------------------------------------------------------------------------------------------------
+# What a tensor is on a tensor-parallel rank, and what ranks exchange to make another thing of it.
+#
+# ::
+#
+#     part      ──all_reduce──► whole          part ──reduce_scatter──► sequence       (sequence parallelism)
+#     sequence  ──all_gather──► whole          split ──all_gather──► whole
+#
+# A *whole* tensor is the same on all ranks; of a *split* one each has columns or heads; *parts* add up to it;
+# of a *sequence* each has some tokens.
+
+WHOLE, SPLIT, PART, SEQUENCE = "whole", "split", "part", "sequence"
+
+STREAM: Final = "tensor parallel"
+"""The communicator, and the stream of what runs beside the gradient of a weight."""
+
+
+class Exchanges:
+    """Keeps what each tensor is, and writes what ranks exchange.
+
+    Parameters
+    ----------
+    records : Records
+        The program of one device.
+    t : int
+        Ranks.
+    sequence : bool
+        Whether sums leave each rank some tokens.
+
+    Attributes
+    ----------
+    records : Records
+        The program of a rank so far.
+    state : dict of str to str
+        Tensor of the one device → what it is on the rank.
+    moved : dict of str to str
+        Tensor → what it became when its parts were summed.
+    last : str
+        What was issued last on the stream of all.
+    """
+
+    def __init__(self, records: Records, t: int, sequence: bool) -> None:
+        self.old, self.t, self.sequence = records, t, sequence
+        suffix = "tensor parallel" + (", sequence parallel" if sequence else "")
+        self.records = Records(f"{records.name} ({suffix})", {}, {})
+        self.state: dict[str, str] = {}
+        self.moved: dict[str, str] = {}
+        self.gathered: dict[tuple[str, bool], str] = {}
+        self.last = ""
+
+    def share(self, nbytes: int) -> int:
+        """Return the bytes of a rank's part."""
+        return -(-nbytes // self.t)
+
+    def of(self, tensor: str) -> str:
+        """Return what a tensor is on this rank; from an iteration before: as it is given."""
+        return self.state.get(tensor, WHOLE)
+
+    def free(self, name: str) -> str:
+        """Return a name for an op that one device does not have: see `free_name`."""
+        return free_name(name, self.records.ops, self.old.ops, self.old.externals)
+
+    def reduced(self, tensor: str) -> str:
+        """Sum the parts of a tensor: all of it, or with sequence parallelism some tokens."""
+        producer = self.old.producer(tensor)
+        assert producer is not None
+        nbytes = self.old.nbytes(tensor)
+        positions = producer.kind == "gather" and len(producer.inputs) > 2  # they are added to the whole
+        scatter = self.sequence and not positions
+        kind = "reduce_scatter" if scatter else "all_reduce"
+        kept = self.share(nbytes) if scatter else nbytes
+        beside = producer.phase not in (None, "F")
+        self.moved[tensor] = self.collective(
+            f"{tensor}/{kind}", kind, tensor, nbytes, kept, producer, beside=beside
+        )
+        self.state[tensor] = SEQUENCE if self.sequence else WHOLE
+        if self.sequence and positions:
+            self._scatter(tensor, producer)
+        return self.moved[tensor]
+
+    def _scatter(self, tensor: str, producer: OpEntry) -> None:
+        """Copy some tokens of a tensor (``scatter_to_sequence_parallel_region``)."""
+        name, kept = self.free(f"{tensor}/scatter"), self.share(self.old.nbytes(tensor))
+        self.records.ops[name] = replace(
+            producer,
+            name=name,
+            kind="slice",
+            inputs=[(self.moved[tensor], 0)],
+            after=[],
+            outputs=(kept,),
+            flops=0,
+            bytes_read=kept,
+            bytes_written=kept,
+            duration_ns=None,
+            duration_by_kind={},
+            attributes={"stream": COMPUTE},
+        )
+        self.moved[tensor] = name
+
+    def whole(self, tensor: str, *, backward: bool, beside: bool = False) -> str:
+        """Return a tensor, gathered if ranks have parts of it."""
+        if self.of(tensor) == PART:
+            self.reduced(tensor)
+        source = self.moved.get(tensor, tensor)
+        if self.of(tensor) == WHOLE:
+            return source
+        if (tensor, backward) not in self.gathered:
+            producer = self.old.producer(tensor)
+            assert producer is not None
+            again = backward and producer.phase in (None, "F")
+            name = f"{tensor}/all_gather{'_again' if again else ''}"
+            nbytes = self.old.nbytes(tensor)
+            of = replace(producer, phase="I") if again else producer
+            self.gathered[tensor, backward] = self.collective(
+                name, "all_gather", source, nbytes, nbytes, of, beside=beside
+            )
+        return self.gathered[tensor, backward]
+
+    def collective(
+        self, name: str, kind: str, source: str, nbytes: int, kept: int, of: OpEntry, *, beside: bool = False
+    ) -> str:
+        """Write what ranks exchange; `beside`: on a stream that waits for what was issued before only."""
+        name = self.free(name)
+        self.records.ops[name] = OpEntry(
+            name,
+            kind,
+            [(source, 0)],
+            [(self.last, 0)] if beside and self.last != source else [],
+            (kept,),
+            bytes_read=min(nbytes, self.records.nbytes(source)),
+            bytes_written=kept,
+            dtype=of.dtype,
+            stage=of.stage,
+            micro_batch=of.micro_batch,
+            phase=of.phase,
+            attributes={
+                "communicator": STREAM,
+                "dimension": "tp",
+                "stream": STREAM if beside else COMPUTE,
+                "nbytes": nbytes,
+            },
+        )
+        return name
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The program of a tensor-parallel rank, op by op: what each needs of its inputs, and what it makes of it.
+
+_SUMS: Final = frozenset({"add_n", "add"})
+
+_LINEAR: Final = _SUMS | {"identity", "reshape", "transpose", "cast"}
+"""Kinds that give a part of a sum when they are given parts."""
+
+_ON_TOKENS = """
+    relu relu6 sigmoid tanh gelu silu elu leaky_relu softplus exp log sqrt rsqrt reciprocal square neg
+    abs erf mish hard_swish sub mul div bias_add dropout copy layer_norm rms_norm flatten squeeze
+    unsqueeze slice strided_slice split concat pack unpack pad expand relu_grad gelu_grad silu_grad
+    sigmoid_grad tanh_grad layer_norm_grad rms_norm_grad bias_add_grad reduce_sum rotary_embedding
+    loss_grad sparse_softmax_cross_entropy softmax_cross_entropy read_variable
+"""
+
+_TOKENWISE: Final = _LINEAR | frozenset(_ON_TOKENS.split())
+"""Kinds that work on each token by itself, or sum up over tokens for the gradient of a parameter."""
+
+
+class RankWriter(Exchanges):
+    """Writes the program of a rank, op by op."""
+
+    def __init__(
+        self,
+        records: Records,
+        order: Sequence[str],
+        plan: TensorPlan,
+        t: int,
+        step: TrainingStep | None,
+        sequence: bool,
+    ) -> None:
+        super().__init__(records, t, sequence)
+        self.plan = plan
+        for name, given in records.externals.items():
+            self.state[name] = SPLIT if name in plan.split else WHOLE
+            nbytes = self.share(given.nbytes) if name in plan.split else given.nbytes
+            self.records.externals[name] = replace(given, nbytes=nbytes)
+        ops = [records.ops[name] for name in order]
+        self.parameters = [] if step is None else step.parameters
+        made = {each.gradient: each.name for each in self.parameters}
+        self.gradient_of = parts_of_gradients(records, made)
+        """Gradient, or part of its sum → parameter."""
+        names = {each.update for each in self.parameters}
+        updates = [record for record in ops if record.name in names]
+        self.input_of = {weight: plan.product[name][0] for name, weight in self._columns()}
+        found = [each for each in ops if each.kind == "gather" and each.inputs[0][0] in plan.split]
+        self.looked_up = {tensor for each in found for tensor, _ in each.inputs}
+        for record in ops:
+            if record.name not in names:
+                self.issue(record)
+        self._finish(updates)
+
+    def _columns(self) -> list[tuple[str, str]]:
+        return [(name, self.plan.product[name][1]) for name, r in self.plan.role.items() if r != "row"]
+
+    # -- ops ------------------------------------------------------------------------------------
+
+    def issue(self, record: OpEntry) -> None:
+        """Write an op of forward or backward, and what is communicated before and behind it."""
+        tensors = [tensor for tensor, _ in record.inputs]
+        pair = data_and_weight(self.old, record)
+        states = [self.of(tensor) for tensor in tensors]
+        if record.kind in PRODUCTS and pair is not None and pair[1] in self.plan.split:
+            self._with_weight(record, *pair)
+        elif record.kind in PRODUCTS and pair is None and SPLIT not in states:
+            self._unsplit_product(record, tensors)
+        elif record.kind == "gather" and self.of(tensors[0]) == SPLIT:
+            self.write(record, {}, PART, share=False)
+        elif self.gradient_of.get(record.name) in self.looked_up and record.kind not in (*PRODUCTS, *_LINEAR):
+            own = self.gradient_of[record.name] in self.plan.split
+            self.write(record, dict.fromkeys(tensors, WHOLE), SPLIT if own else WHOLE)
+        elif SPLIT in states:
+            self._split(record, tensors)
+        elif PART in states and all(state == PART for state in states) and record.kind in _LINEAR:
+            self.write(record, {}, PART, share=False)
+        elif SEQUENCE in states or (PART in states and self.sequence):
+            fits = record.kind in _TOKENWISE or (record.kind in PRODUCTS and pair is not None)
+            fits = fits or record.kind == "embedding_grad"
+            self._on_tokens(record, tensors) if fits else self.write(
+                record, dict.fromkeys(tensors, WHOLE), WHOLE
+            )
+        else:
+            self._sum_parts(record, tensors, states)
+            self.write(record, dict.fromkeys(tensors, WHOLE), WHOLE)
+
+    def _with_weight(self, record: OpEntry, data: str, weight: str) -> None:
+        """Write a product with a weight of which the rank has a part."""
+        role = self.plan.role.get(record.name)
+        if role is not None:
+            needs = SPLIT if role == "row" else WHOLE
+            self.write(record, {data: needs}, PART if role == "row" else SPLIT)
+            return
+        x = self.input_of.get(weight)
+        if self.of(data) == SPLIT:  # the gradient of what a column reads
+            if x is not None and self.of(x) == SEQUENCE:
+                self.whole(x, backward=True, beside=True)
+            self.write(record, {}, PART)
+        else:
+            self.write(record, {data: WHOLE}, SPLIT)
+
+    def _unsplit_product(self, record: OpEntry, tensors: Sequence[str]) -> None:
+        """Write the gradient of a weight that is whole, or a product of two tensors that are."""
+        states = {self.of(tensor) for tensor in tensors}
+        if states == {SEQUENCE} and record.name in self.gradient_of:
+            self.write(record, {}, PART)
+        else:
+            self.write(record, dict.fromkeys(tensors, WHOLE), WHOLE)
+
+    def _split(self, record: OpEntry, tensors: Sequence[str]) -> None:
+        """Write an op that works on columns or heads, or on what it makes of them."""
+        needs = {tensor: WHOLE for tensor in tensors if self.of(tensor) != SPLIT}
+        if record.kind in LOSSES:
+            self._loss(record, tensors[0])
+        self.write(record, needs, SPLIT)
+
+    def _on_tokens(self, record: OpEntry, tensors: Sequence[str]) -> None:
+        """Write an op that works on some of the tokens."""
+        self._sum_parts(record, tensors, [self.of(tensor) for tensor in tensors])
+        self.write(record, {tensor: SEQUENCE for tensor in tensors if self.of(tensor) == PART}, SEQUENCE)
+
+    def _sum_parts(self, record: OpEntry, tensors: Sequence[str], states: Sequence[str]) -> None:
+        """Add parts up before they are summed over ranks, if an op adds them to what is no part."""
+        parts = [tensor for tensor, state in zip(tensors, states, strict=True) if state == PART]
+        if record.kind in _SUMS and len(parts) > 1 and len(parts) < len(tensors):
+            nbytes = self.old.nbytes(parts[0])
+            name = self.free(f"{record.name}/parts")
+            own = OpEntry(name, "add_n", [(part, 0) for part in parts], [], (nbytes,), phase=record.phase)
+            own.flops = (len(parts) - 1) * elements(nbytes, record.dtype)
+            own.bytes_read, own.bytes_written, own.dtype = len(parts) * nbytes, nbytes, record.dtype
+            own.attributes = {"stream": COMPUTE}
+            self.records.ops[name] = own
+            self.old.ops[name] = replace(own)
+            self.state[name] = PART
+            whole = self.reduced(name)
+            zero = parts[1:]
+            record.inputs = [
+                (name if tensor == parts[0] else tensor, d)
+                for tensor, d in record.inputs
+                if tensor not in zero
+            ]
+            tensors = [tensor for tensor, _ in record.inputs]
+            assert whole
+
+    def _loss(self, record: OpEntry, logits: str) -> None:
+        """Sum the maximum, what was predicted and the denominator of the softmax of each token."""
+        maker = self.old.producer(logits)
+        m = maker.attributes.get("m") if maker is not None else None
+        if m is None:
+            m = max(1, elements(self.old.nbytes(record.inputs[1][0]), "fp64"))  # labels are int64
+        for what in ("maximum", "predicted", "denominator"):
+            self.collective(f"{record.name}/{what}", "all_reduce", logits, 4 * m, 4 * m, record)
+
+    def write(self, record: OpEntry, needs: Mapping[str, str], makes: str, *, share: bool = True) -> None:
+        """Write an op: what it needs of some inputs, what it makes, whether it is a part of the work."""
+        inputs = []
+        for tensor, distance in record.inputs:
+            want = needs.get(tensor)
+            source = self.moved.get(tensor, tensor)
+            if want == WHOLE:
+                source = self.whole(tensor, backward=record.phase not in (None, "F"))
+            elif want is not None and self.of(tensor) == PART:
+                source = self.reduced(tensor)
+            inputs.append((source, distance))
+        share = share and makes != WHOLE
+        outputs, states = [], []
+        for k, nbytes in enumerate(record.outputs):
+            state = makes
+            parameter = self.gradient_of.get(record.tensor(k))
+            if parameter is not None and makes in (SPLIT, SEQUENCE):
+                state = SPLIT if parameter in self.plan.split else PART
+            if record.kind in LOSSES and k == 0:
+                state = WHOLE if makes == SPLIT else makes
+            states.append(state)
+            outputs.append(self.share(nbytes) if state in (SPLIT, SEQUENCE) else nbytes)
+        read_ = {t: self._size(s, makes, t) for (s, _), (t, _) in zip(inputs, record.inputs, strict=True)}
+        before = sum(self.old.nbytes(tensor) for tensor in read_)
+        n = self.t if share else 1
+        after = [(name, d) for name, d in record.after]
+        self.records.ops[record.name] = replace(
+            record,
+            inputs=inputs,
+            after=after,
+            outputs=tuple(outputs),
+            flops=-(-record.flops // n),
+            bytes_read=_scaled(record.bytes_read, sum(read_.values()), before)
+            if share
+            else record.bytes_read,
+            bytes_written=_scaled(record.bytes_written, sum(outputs), sum(record.outputs)),
+            duration_ns=None
+            if record.duration_ns is None
+            else round_half_up(Fraction(record.duration_ns, n)),
+            duration_by_kind={k: round_half_up(Fraction(v, n)) for k, v in record.duration_by_kind.items()},
+            attributes={
+                **(self._attributes(record, makes) if share else record.attributes),
+                "stream": COMPUTE,
+            },
+        )
+        self.last = record.name
+        for k, state in enumerate(states):
+            tensor = record.tensor(k)
+            self.state[tensor] = state
+            if state == PART and tensor not in self.gradient_of and not self._added_up(tensor):
+                self.reduced(tensor)
+
+    def _size(self, source: str, makes: str, tensor: str) -> int:
+        """Return the bytes that an op reads of a tensor: if it makes some tokens, of these only."""
+        nbytes = self.records.nbytes(source)
+        is_data = tensor not in self.old.externals or tensor not in self.plan.trained
+        sliced = makes == SEQUENCE and self.of(tensor) == WHOLE and is_data
+        return self.share(nbytes) if sliced else nbytes
+
+    def _added_up(self, tensor: str) -> bool:
+        """Whether parts of a sum are only read by an op that adds them to others."""
+        readers = self.plan.readers.get(tensor, [])
+        return bool(readers) and all(reader.kind in _SUMS and reader.phase == "B" for reader in readers)
+
+    def _attributes(self, record: OpEntry, makes: str) -> dict[str, object]:
+        """Return the shape that a table of measurements looks up: of a rank's part."""
+        found = dict(record.attributes)
+        names: tuple[str, ...] = ("heads", "kv_heads") if makes == SPLIT else ()
+        if record.kind in PRODUCTS:
+            gradient = record.name in self.gradient_of
+            if makes == SEQUENCE:
+                names = ("m",)
+            elif gradient and makes == PART:
+                names = ("k",)
+            elif gradient:
+                forward = {tensor: self.old.producer(tensor) for tensor, _ in record.inputs}
+                of_x = any(
+                    p is not None and p.phase in (None, "F") and self.of(x) == SPLIT
+                    for x, p in forward.items()
+                )
+                names = ("m",) if of_x else ("n",)
+            else:
+                names = ("k",) if makes == PART else ("n",)
+        for name in names:
+            if name in found:
+                found[name] = -(-found[name] // self.t)
+        return found
+
+    def _finish(self, updates: Sequence[OpEntry]) -> None:
+        """Sum the gradients of which ranks have parts, in one; then write the updates."""
+        read_ = dict.fromkeys(chain.from_iterable([t for t, _ in update.inputs] for update in updates))
+        for tensor in read_:
+            if self.of(tensor) == SEQUENCE:  # the gradient of a parameter that has a row for each token
+                self.moved[tensor] = self.whole(tensor, backward=True)
+        parts = [tensor for tensor in read_ if self.of(tensor) == PART]
+        if parts:
+            sizes = [self.old.nbytes(tensor) for tensor in parts]
+            total = sum(sizes)
+            name = self.collective("gradients/all_reduce", "all_reduce", parts[0], total, total, updates[0])
+            record = self.records.ops[name]
+            record.inputs, record.outputs = [(part, 0) for part in parts], tuple(sizes)
+            record.bytes_read = sum(sizes)
+            self.moved |= {part: record.tensor(k) for k, part in enumerate(parts)}
+        for update in updates:
+            own = dict.fromkeys(tensor for tensor, _ in update.inputs)
+            weights = [each.name for each in self.parameters if each.update == update.name]
+            old = sum(self.old.externals[t].nbytes for t in weights)
+            new = sum(self.records.externals[t].nbytes for t in weights)
+            for tensor in own:
+                if tensor in self.old.externals and tensor not in weights:
+                    given = self.old.externals[tensor]
+                    self.records.externals[tensor] = replace(given, nbytes=_scaled(given.nbytes, new, old))
+            outputs = tuple(_scaled(nbytes, new, old) for nbytes in update.outputs)
+            duration = update.duration_ns
+            self.records.ops[update.name] = replace(
+                update,
+                inputs=[(self.moved.get(tensor, tensor), d) for tensor, d in update.inputs],
+                outputs=outputs,
+                flops=_scaled(update.flops, new, old),
+                bytes_read=_scaled(update.bytes_read, new, old),
+                bytes_written=_scaled(update.bytes_written, new, old),
+                duration_ns=None if duration is None else _scaled(duration, new, old),
+                duration_by_kind={
+                    kind: _scaled(ns, new, old) for kind, ns in update.duration_by_kind.items()
+                },
+                attributes={**update.attributes, "stream": COMPUTE},
+            )
+
+
+def _scaled(value: int, new: int, old: int) -> int:
+    return round_half_up(Fraction(value * new, old)) if old else value
+
+
+class WholeWarning(UserWarning):
+    """Something stays whole on every tensor-parallel rank."""
+
+
+class TensorParallel(OnRanks):
+    """Split the layers of a forward or a training step over ranks.
+
+    Tensor parallelism of Megatron-LM: every rank has a part of each weight, and ranks sum what rows make.
+
+    ::
+
+        forward    x ─► column ─► local ─► row ─► all_reduce ─► + x ─►      two pairs a layer: two sums
+        backward       all_reduce ◄─ column ◄─ local ◄─ row ◄─                                 and two
+
+        with sequence parallelism what lies between pairs is split along the sequence: a sum becomes two
+        halves
+
+        forward    x ─► all_gather ─► column ─► local ─► row ─► reduce_scatter ─► + x ─►
+        backward       reduce_scatter ◄─ column ◄─ local ◄─ row ◄─ all_gather ◄─
+                       all_gather of x again, for the gradient of the column's weight
+
+    What a tensor is on a rank: *whole*; *split* by columns or heads; a *part* of a sum; or a *sequence*,
+    some of its tokens. Each op says what it needs and what it makes of it (`writer`), and what lies between
+    is communicated. In the forward that holds up the rank; in the backward of a column it runs beside the
+    gradient of its weight.
+
+    An embedding's table is split by words: ranks sum what they found. So is the head; its loss needs three
+    sums of a number for each token (``vocab_parallel_cross_entropy``). Gradients of parameters that are
+    whole and have seen some tokens or heads only are summed at the end, in one all_reduce
+    (``finalize_model_grads``).
+
+    Sources: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198;
+    megatron/core/tensor_parallel: layers.py (``LinearWithGradAccumulationAndAsyncCommunication``,
+    ``VocabParallelEmbedding``), mappings.py, cross_entropy.py;
+    megatron/core/distributed/finalize_model_grads.py.
+
+    Parameters
+    ----------
+    ranks : int or list of str
+        How many, or which devices; a number means accelerators of the machine, in machine order.
+    sequence_parallel : bool
+        Whether what is not split by columns is split along the sequence.
+    column, row : list of str
+        Regular expressions for names of products with a weight; by default they are found.
+    vocabulary : bool
+        Whether embeddings and head are split by words.
+
+    Raises
+    ------
+    InputError
+        Patterns that fit nothing, or a product that cannot be split as they say (when applied).
+    GraphError
+        Nothing can be split, or the graph is of several ranks already (when applied).
+
+    Warns
+    -----
+    WholeWarning
+        A product with a weight, or an embedding, stays whole.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("two layers")
+    >>> _ = b.input("x", 400), b.parameter("w", 800), b.parameter("v", 800)
+    >>> _ = b.op("up", kind="matmul", inputs=["x", "w"], outputs=800, flops=1000)
+    >>> _ = b.op("down", kind="matmul", inputs=["up", "v"], outputs=400, flops=1000)
+    >>> split = TensorParallel(2).apply(b.build())
+    >>> split.op_names[:3], split.flops[:3].tolist()
+    (['gpu0/up', 'gpu0/down', 'gpu0/down/all_reduce'], [500, 500, 0])
+    """
+
+    def __init__(
+        self,
+        ranks: int | list[str],
+        sequence_parallel: bool = False,
+        column: Sequence[str] = (),
+        row: Sequence[str] = (),
+        vocabulary: bool = True,
+    ) -> None:
+        self.ranks = Ranks.of("tensor-parallel", ranks)
+        self.sequence, self.vocabulary = sequence_parallel, vocabulary
+        self.column, self.row = _listed(column), _listed(row)
+
+    def ranked(self, there: Ranked) -> Ranked:
+        """Return the ranks that share the layers."""
+        name = there.programs[0].name
+        if has_control_flow(there.programs[0]):
+            raise GraphError(f"graph {name!r} has control flow; what ranks exchange must be known before")
+        if there.grid.ranks > 1:
+            message = "has ranks already; tensor-parallel comes before the rewrites that make others"
+            raise GraphError(f"graph {name!r} {message}")
+        t = there.room("tensor-parallel", self.ranks)
+        return there.multiplied({"tp": t}, self._program, names=self.ranks.names)
+
+    def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
+        """Return what one rank runs."""
+        records, t = read(graph), grid.sizes["tp"]
+        order = [graph.op_names[op] for op in graph.topological_order.tolist()]
+        trains = any(record.kind in OPTIMISERS for record in records.ops.values())
+        step = TrainingStep(graph) if trains else None
+        plan = TensorPlan(records, order, t, self.column, self.row, self.vocabulary)
+        if not plan.role and not plan.split:
+            raise GraphError(f"graph {graph.name!r} has nothing that could be split{_told(plan.whole)}")
+        if plan.whole:
+            rest = f"tensor-parallel: {len(plan.whole)} of {len(plan.product)} products stay whole"
+            warnings.warn(WholeWarning(rest + _told(plan.whole)), stacklevel=2)
+        return write(RankWriter(records, order, plan, t, step, self.sequence and t > 1).records)
+
+
+def _listed(given: Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _told(whole: Mapping[str, str]) -> str:
+    shown = [f"{name!r}: {why}" for name, why in list(whole.items())[:3]]
+    return f" ({'; '.join(shown)}{'; ...' if len(whole) > 3 else ''})" if shown else ""

@@ -1,0 +1,291 @@
+"""Which products are split over tensor-parallel ranks, found by how they feed one another.
+
+::
+
+    x ──► qkv ──► attention ──► proj ──► add ──► norm ──► up ──► gelu ──► down ──► ...
+          column  local         row                       column local    row
+
+A *row* is a product with a weight whose data comes, through ops that work on each column (or head) by itself,
+from other products with weights; these are its *columns*. All that columns make must end in rows. So ranks
+need to sum once for each pair, behind the row. What is left over at the end, the *head*, is split by columns
+(words) if only the loss reads it, and tables of embeddings by rows (words).
+
+Sources: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3; megatron/core/tensor_parallel/layers.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from policies.rewrite.backward import CUT, OPTIMISERS, elements
+from policies.rewrite.records import OpEntry, Records
+from sim.base.errors import GraphError, InputError
+from sim.graph.graph import Role
+
+PRODUCTS: Final = frozenset({"matmul", "gemm"})
+
+LOSSES: Final = frozenset({"softmax_cross_entropy", "sparse_softmax_cross_entropy"})
+
+_VIEWS: Final = frozenset(
+    {"identity", "read_variable", "reshape", "transpose", "cast", "squeeze", "unsqueeze"}
+)
+
+_ON_COLUMNS = """
+    relu relu6 sigmoid tanh gelu silu elu leaky_relu softplus exp sqrt square neg erf mish hard_swish
+    add sub mul div bias_add add_n where softmax attention matmul dropout copy flatten slice
+    strided_slice split unpack concat pack expand rotary_embedding masked_fill
+"""
+
+_LOCAL: Final = _VIEWS | frozenset(_ON_COLUMNS.split())
+"""Kinds that work on each column or head by itself (a matmul: of heads, without a weight)."""
+
+_WITH_COLUMNS: Final = frozenset({"add", "sub", "mul", "div", "bias_add"})
+"""Kinds of which a parameter has a number for each column."""
+
+
+def data_and_weight(records: Records, record: OpEntry) -> tuple[str, str] | None:
+    """Return the tensor that a product multiplies, and the parameter by which; None: it has no weight."""
+    if record.kind not in PRODUCTS or len(record.inputs) < 2:
+        return None
+    (a, _), (b, _) = record.inputs[:2]
+    for data, other in ((a, b), (b, a)):
+        name: str | None = other
+        while name is not None and name not in records.externals:
+            producer = records.producer(name)
+            name = producer.inputs[0][0] if producer is not None and producer.kind in _VIEWS else None
+        if name is not None and records.externals[name].role == Role.PARAMETER:
+            return data, name
+    return None
+
+
+class TensorPlan:
+    """What is split, of the forward.
+
+    Parameters
+    ----------
+    records : Records
+    order : sequence of str
+        Its ops, each after those that it needs.
+    t : int
+        Ranks.
+    column, row : sequence of str
+        Regular expressions for names of products; empty: they are found.
+    vocabulary : bool
+        Whether embeddings and head are split.
+
+    Attributes
+    ----------
+    role : dict of str to str
+        Product → ``"column"``, ``"row"`` or ``"head"``.
+    split : set of str
+        Parameters of which every rank has a part.
+    whole : dict of str to str
+        Op that stays as it is → why.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        order: Sequence[str],
+        t: int,
+        column: Sequence[str],
+        row: Sequence[str],
+        vocabulary: bool,
+    ) -> None:
+        self.records, self.t = records, t
+        ops = [records.ops[name] for name in order]
+        if any(record.kind in OPTIMISERS for record in ops) and all(record.phase is None for record in ops):
+            raise GraphError(f"graph {records.name!r} does not say which ops are its forward (phase: F)")
+        self.forward = [
+            record for record in ops if record.phase in (None, "F") and record.kind not in OPTIMISERS
+        ]
+        self.readers: dict[str, list[OpEntry]] = {}
+        for record in ops:
+            for tensor, distance in record.inputs:
+                if not distance:
+                    self.readers.setdefault(tensor, []).append(record)
+        self.names = {record.name for record in self.forward}
+        self.trained = self._reached()
+        found = {record.name: data_and_weight(records, record) for record in self.forward}
+        self.product = {name: pair for name, pair in found.items() if pair is not None}
+        self.role: dict[str, str] = {}
+        self.split: set[str] = set()
+        self.whole: dict[str, str] = {}
+        if column or row:
+            self._listed(column, row)
+        else:
+            for name in self.product:
+                self._pair(name)
+        if vocabulary:
+            self._words(listed=bool(column or row))
+        for name, role in self.role.items():
+            self.split.add(self.product[name][1])
+            if role != "row":
+                self._split_with(name)
+        for name in self.product:
+            if name not in self.role and (vocabulary or column or row or not self._is_head(name)):
+                self.whole.setdefault(name, "nothing that is split follows it")
+
+    # -- pairs ----------------------------------------------------------------------------------
+
+    def _pair(self, name: str) -> None:
+        """Make a product a row, if columns lead to it."""
+        columns = list(self._behind(self.product[name][0]))
+        if name in self.role or not columns:
+            return
+        ahead = list(self._ahead(columns))
+        rows = [name]
+        rows += [
+            reader.name for reader, tensor in ahead if tensor == self._data(reader) and reader.name != name
+        ]
+        why = self._hinders(columns, ahead)
+        for each in (*columns, *rows):
+            why = why or self._uneven(each, "row" if each in rows else "column")
+        if why is None:
+            self.role |= {**dict.fromkeys(columns, "column"), **dict.fromkeys(rows, "row")}
+            for each in (*columns, *rows):
+                self.whole.pop(each, None)
+        else:
+            self.whole |= {each: why for each in (*columns, name) if each not in self.role}
+
+    def _behind(self, tensor: str) -> Iterator[str]:
+        """Yield the products with weights, not of a row, that a tensor is made of through local ops."""
+        left, seen = [tensor], set[str]()
+        while left:
+            producer = self.records.producer(left.pop())
+            if producer is None or producer.name in seen:
+                continue
+            seen.add(producer.name)
+            if producer.name in self.product:
+                if self.role.get(producer.name, "column") == "column":
+                    yield producer.name
+            elif producer.kind in _LOCAL:
+                left += [source for source, distance in producer.inputs if not distance]
+
+    def _ahead(self, products: Sequence[str]) -> Iterator[tuple[OpEntry, str]]:
+        """Yield the ops of the forward to which local ops lead from products, and what each reads."""
+        left = [self.records.ops[name] for name in products]
+        seen = {record.name for record in left}
+        while left:
+            record = left.pop()
+            for tensor in record.tensors:
+                for reader in self.readers.get(tensor, []):
+                    if reader.name not in self.names:
+                        continue
+                    yield reader, tensor
+                    product = reader.name in self.product
+                    if reader.kind in _LOCAL and not product and reader.name not in seen:
+                        seen.add(reader.name)
+                        left.append(reader)
+
+    def _data(self, record: OpEntry) -> str | None:
+        return self.product[record.name][0] if record.name in self.product else None
+
+    def _hinders(self, columns: Sequence[str], ahead: Sequence[tuple[OpEntry, str]]) -> str | None:
+        """Return why what columns make cannot stay split up to the rows."""
+        local = [reader for reader, _ in ahead if reader.name not in self.product]
+        made = {each.tensor(k) for each in local for k in range(len(each.outputs))} | {*columns}
+        for reader, tensor in ahead:
+            if tensor == self._data(reader):
+                if self.role.get(reader.name, "row") != "row":
+                    return f"it feeds {reader.name!r}, which is split already"
+            elif reader.kind not in _LOCAL:
+                return f"it feeds {reader.name!r} ({reader.kind}), which needs all of it"
+            elif reader.attributes.get("heads", self.t) % self.t:
+                return f"{reader.attributes['heads']} heads cannot be shared by {self.t} ranks"
+            for other, _ in reader.inputs if reader in local else ():
+                if other not in made and other in self.trained and other not in self.records.externals:
+                    return f"it meets {other!r}, which is not split"
+        return None
+
+    def _uneven(self, name: str, role: str) -> str | None:
+        """Return why a weight cannot be split."""
+        record, weight = self.records.ops[name], self.product[name][1]
+        n = elements(self.records.externals[weight].nbytes, record.dtype)
+        if n % self.t or record.attributes.get("k" if role == "row" else "n", 0) % self.t:
+            return f"its weight cannot be shared evenly by {self.t} ranks"
+        readers = [reader for reader in self.readers.get(weight, []) if reader.name in self.names]
+        return "other ops read its weight" if len(readers) > 1 else None
+
+    def _split_with(self, name: str) -> None:
+        """Split the parameters that have a number for each column of a product."""
+        record = self.records.ops[name]
+        biases = [tensor for tensor, _ in record.inputs[2:]]
+        for reader, _ in self._ahead([name]):
+            if reader.kind in _WITH_COLUMNS:
+                biases += [tensor for tensor, _ in reader.inputs]
+        for tensor in biases:
+            given = self.records.externals.get(tensor)
+            if given is not None and given.role == Role.PARAMETER:
+                n = elements(given.nbytes, record.dtype)
+                if n >= self.t and n % self.t == 0:
+                    self.split.add(tensor)
+
+    # -- lists, embeddings and heads ------------------------------------------------------------
+
+    def _listed(self, column: Sequence[str], row: Sequence[str]) -> None:
+        """Take what the user names."""
+        for role, patterns in (("column", column), ("row", row)):
+            for pattern in patterns:
+                try:
+                    found = [name for name in self.product if re.search(pattern, name)]
+                except (re.error, TypeError) as error:
+                    message = f"must be regular expressions for names of ops; found {pattern}: {error}"
+                    raise InputError(message, path=(role,)) from None
+                if not found:
+                    message = f"no product with a weight has a name that matches {pattern}"
+                    raise InputError(message, path=(role,))
+                for name in found:
+                    if self.role.get(name, role) != role:
+                        raise InputError(f"{name!r} is in both column and row", path=(role,))
+                    if (why := self._uneven(name, role)) is not None:
+                        raise InputError(f"{name!r}: {why}", path=(role,))
+                    self.role[name] = role
+        for name, role in self.role.items():
+            columns = list(self._behind(self.product[name][0])) if role == "row" else [name]
+            if not any(self.role.get(each) == "column" for each in columns):
+                raise InputError(f"no column leads to {name!r}", path=("row",))
+
+    def _words(self, *, listed: bool) -> None:
+        """Split heads and tables of embeddings by words."""
+        tables = {}
+        for record in self.forward:
+            weight = record.inputs[0][0] if record.kind == "gather" and len(record.inputs) > 1 else None
+            if weight in self.records.externals and self.records.externals[weight].role == Role.PARAMETER:
+                tables[record.name] = weight
+        heads = [] if listed else [name for name in self.product if name not in self.role]
+        heads = [name for name in heads if self._is_head(name)]
+        weights = [self.product[name][1] for name in heads]
+        for weight in dict.fromkeys((*weights, *tables.values())):
+            users = {record.name for record in self.readers.get(weight, []) if record.name in self.names}
+            even = elements(self.records.externals[weight].nbytes, None) % self.t == 0
+            if users <= {*heads, *tables} and even:
+                self.split.add(weight)
+                own = [name for name in heads if self.product[name][1] == weight]
+                self.role |= dict.fromkeys(own, "head")
+            elif users & {*tables}:
+                self.whole |= dict.fromkeys(users & {*tables}, "not all ops that read its table can be split")
+        for name in self.role:
+            self.whole.pop(name, None)
+
+    def _is_head(self, name: str) -> bool:
+        """Whether only losses, or nobody, read what a product makes."""
+        if self.records.ops[name].attributes.get("n", 0) % self.t:
+            return False
+        for reader, _ in self._ahead([name]):
+            several = (
+                sum(tensor in self.trained for tensor, _ in reader.inputs if tensor not in self.split) > 2
+            )
+            if reader.kind not in (*LOSSES, *_VIEWS, "bias_add", "add") or several:
+                return False
+        return True
+
+    def _reached(self) -> set[str]:
+        """Return the tensors through which a parameter reaches something."""
+        found = {name for name, given in self.records.externals.items() if given.role == Role.PARAMETER}
+        for record in self.forward:
+            if record.kind not in CUT and any(tensor in found for tensor, _ in record.inputs):
+                found.update(record.tensors)
+        return found

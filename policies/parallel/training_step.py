@@ -1,0 +1,208 @@
+"""A training step as parallel training sees it: ops in the order of the host, and the parameters it trains.
+
+::
+
+    F F F F │ B B B B B │ U U U U        what the host of one rank issues, in this order
+                 │             └ updates: they read parameters, and the gradient of each
+                 └ a gradient is ready when the op that makes it is issued
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from policies.rewrite.backward import OPTIMISERS, elements
+from policies.rewrite.records import OpEntry, Records, read
+from sim import Graph
+from sim.base.errors import GraphError
+from sim.graph.frames import has_control_flow
+from sim.graph.graph import Role
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter that is trained.
+
+    Attributes
+    ----------
+    name, gradient, update : str
+        Its tensor, that of its gradient, and the op that updates it.
+    nbytes : int
+        Of its gradient.
+    elements : int
+    dtype : str or None
+    """
+
+    name: str
+    gradient: str
+    update: str
+    nbytes: int
+    elements: int
+    dtype: str | None
+
+
+class TrainingStep:
+    """The ops of a step, in the order in which the host issues them.
+
+    Parameters
+    ----------
+    graph : Graph
+        With backward and updates (`policies.rewrite`, or of an importer).
+    forward : bool
+        Whether a forward alone, without updates, will do.
+
+    Attributes
+    ----------
+    records : Records
+    work : list of Record
+        Forward and backward, in order.
+    updates : list of Record
+        Before them the collectives whose results they alone read: sums of gradients of which tensor-parallel
+        ranks have parts. Replicas sum theirs before, as in Megatron-LM's ``finalize_model_grads``.
+    parameters : list of Parameter
+        In the order in which the graph has them (the order of registration).
+
+    Raises
+    ------
+    GraphError
+        No op updates a parameter, the graph has control flow or communicators, or is on several devices.
+    """
+
+    def __init__(self, graph: Graph, *, forward: bool = False) -> None:
+        of = f"graph {graph.name!r}"
+        if has_control_flow(graph):
+            raise GraphError(f"{of} has control flow; what ranks exchange must be known before time 0")
+        for op in graph.in_communicators:
+            given = graph.attributes[op]
+            if "rank" in given or "dimension" not in given:
+                name = graph.op_names[op]
+                raise GraphError(f"{of} has communicators already; ranks are made once").about(name)
+        pins = sorted({graph.pins[code] for code in graph.pin_code.tolist() if code >= 0})
+        if len(pins) > 1:
+            raise GraphError(f"{of} is on several devices ({', '.join(pins[:5])}); every rank runs all of it")
+        self.records = read(graph)
+        order = [self.records.ops[graph.op_names[op]] for op in graph.topological_order.tolist()]
+        self.finishing = self._finishing()
+        trained = self._trained()
+        self.updates = [
+            *(record for record in order if record.name in self.finishing),
+            *(record for record in order if record.name in trained),
+        ]
+        self.work = [each for each in order if each.name not in trained and each.name not in self.finishing]
+        found = {each.name: each for name in trained for each in trained[name]}
+        self.parameters = [found[name] for name in self.records.externals if name in found]
+        if not found and not forward:
+            raise GraphError(f"{of} updates no parameter; let the rewrite training come first")
+
+    @cached_property
+    def ready_at(self) -> dict[str, int]:
+        """Gradient of a parameter → the place in `work` of the op after which it is ready.
+
+        Ops in a row that make nothing but such gradients from one that they share (those of a
+        product's weight and bias) are one node of autograd: hooks run when the node is over.
+        """
+        return ready_places(self.records, self.work, {each.gradient for each in self.parameters})
+
+    def in_ready_order(self) -> list[Parameter]:
+        """Return the parameters as their gradients become ready, those of a node the last first."""
+        last_first = self.parameters[::-1]
+        return sorted(last_first, key=lambda each: self.ready_at[each.gradient])
+
+    def own_gradient(self, parameter: Parameter) -> str:
+        """Return the gradient that a micro-batch itself makes, where that of a parameter is added up."""
+        producer = self.records.producer(parameter.gradient)
+        if producer is None or not producer.name.endswith(f"/{parameter.name}/accumulate"):
+            return parameter.gradient
+        return producer.inputs[1][0]
+
+    def _finishing(self) -> set[str]:
+        """Return the collectives that make gradients which nobody but updates read."""
+        collectives = [r.name for r in self.records.ops.values() if "communicator" in r.attributes]
+        readers = self.records.readers() if collectives else {}
+        return {name for name in collectives if readers[name] and all(map(_may_update, readers[name]))}
+
+    def _trained(self) -> dict[str, list[Parameter]]:
+        """Return the ops that update parameters, and which.
+
+        Such an op reads as many gradients as parameters, in the same order; what only it reads is its state.
+        """
+        records = self.records
+        maybe = [record for record in records.ops.values() if _may_update(record)]
+        names = {record.name for record in maybe}
+        weights = {
+            tensor
+            for record in records.ops.values()
+            if record.name not in names
+            for tensor, _ in record.inputs
+            if tensor in records.externals and records.externals[tensor].role == Role.PARAMETER
+        }
+        found: dict[str, list[Parameter]] = {}
+        for record in maybe:
+            tensors = list(dict.fromkeys(tensor for tensor, distance in record.inputs if not distance))
+            gradients = [tensor for tensor in tensors if records.producer(tensor) is not None]
+            own = [tensor for tensor in tensors if tensor in weights]
+            if own and len(own) == len(gradients):
+                found[record.name] = [
+                    self._parameter(record, *pair) for pair in zip(own, gradients, strict=True)
+                ]
+        return found
+
+    def _parameter(self, update: OpEntry, name: str, gradient: str) -> Parameter:
+        n = elements(self.records.externals[name].nbytes, update.dtype)
+        maker = self.records.producer(gradient)
+        if maker is not None and maker.name in self.finishing:
+            gradient = maker.inputs[maker.tensors.index(gradient)][0]
+        return Parameter(name, gradient, update.name, self.records.nbytes(gradient), n, update.dtype)
+
+
+def ready_places(records: Records, work: Sequence[OpEntry], wanted: Collection[str]) -> dict[str, int]:
+    """Return gradient → the place in `work` of the op after which it is ready: `TrainingStep.ready_at`."""
+    gradients = frozenset(wanted)
+    found: dict[str, int] = {}
+    place, node = 0, frozenset[str]()
+    for k in reversed(range(len(work))):
+        record = work[k]
+        made = [record.tensor(i) for i in range(len(record.outputs))]
+        read = {tensor for tensor, _ in record.inputs if records.producer(tensor) is not None}
+        if not (gradients.issuperset(made) and node & read):
+            place = k
+        node = frozenset(read) if gradients.issuperset(made) else frozenset()
+        found.update((tensor, place) for tensor in made if tensor in gradients)
+    return found
+
+
+_SUMS: Final = frozenset({"add_n", "add", "identity", "reshape", "cast", "transpose"})
+
+
+def parts_of_gradients(records: Records, gradients: Mapping[str, str]) -> dict[str, str]:
+    """Return gradients and what they are sums of, that nothing but these sums and updates read → parameter.
+
+    Parameters
+    ----------
+    records : Records
+    gradients : mapping of str to str
+        Gradient → parameter.
+    """
+    found: dict[str, str] = {}
+    readers: dict[str, list[OpEntry]] = {}
+    for record in records.ops.values():
+        for tensor, _ in record.inputs:
+            readers.setdefault(tensor, []).append(record)
+    left = list(gradients.items())
+    while left:
+        tensor, parameter = left.pop()
+        users = [record for record in readers[tensor] if not _may_update(record)]
+        collectives = [record for record in users if "communicator" in record.attributes]
+        if all(record.name in found for record in users if record not in collectives):
+            found[tensor] = parameter
+            producer = records.producer(tensor)
+            if producer is not None and producer.kind in _SUMS:
+                left += [(source, parameter) for source, _ in producer.inputs]
+    return found
+
+
+def _may_update(record: OpEntry) -> bool:
+    return (record.kind in OPTIMISERS or record.stateful) and "communicator" not in record.attributes

@@ -1,0 +1,184 @@
+"""DeepSpeed's ZeRO, stages 1 and 2: every rank updates a part of the parameters.
+
+::
+
+    stage 2           F F F │ B2  B1  r0  B0 │ r1 │ U U U  g     r: sum of a bucket, g: all_gather
+    ... overlap_comm  F F F │ B2  B1  B0          │ U U U  g     on a stream of its own; compute waits
+        reduce                     [ r0 ] [ r1 ]                 for the sum before the one launched
+
+A bucket is summed when the next gradient would not fit, so after the op that makes that one. In stage 1
+without ``overlap_comm`` nothing is summed before the backward is over, and then in the order of registration.
+With several micro-batches (``gradient-accumulation``) stage 1 adds up whole gradients and sums them over the
+ranks in the last one. Stage 2 keeps no more than a part: it sums those of every micro-batch, and adds its
+parts up.
+
+What is called reduce_scatter there is an all_reduce of the bucket, of which each rank copies its part
+(``use_multi_rank_bucket_allreduce``, the default). Updated parameters are gathered at the end of the step and
+overlap with nothing.
+
+Sources: deepspeed/runtime/zero/stage_1_and_2.py (``reduce_independent_p_g_buckets_and_remove_grads``,
+``average_tensor``, ``reduce_gradients``, ``process_gradients``,
+``independent_gradient_partition_epilogue``), deepspeed/runtime/utils.py (``all_gather_dp_groups``) and
+deepspeed/runtime/zero/config.py (defaults, in elements).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from policies.parallel.accumulation import micro_batches, refuse_pipelines
+from policies.parallel.ddp import closed_before_overflow
+from policies.parallel.program import COMPUTE, HostProgram, shard_nbytes
+from policies.parallel.rank_grid import DataParallel
+from policies.parallel.training_step import Parameter, TrainingStep
+from sim import Graph
+from sim.graph.graph import output_name
+
+GROUP: Final = "data parallel"
+"""The communicator of all ranks."""
+
+
+class ZeroOne(DataParallel):
+    """Run a training step on ranks that each keep a part of the optimiser's states.
+
+    Parameters
+    ----------
+    ranks : int or list of str, optional
+        How many, or which devices; by default all accelerators of the machine.
+    reduce_bucket_size, allgather_bucket_size : int
+        Elements that are summed, or gathered, at once; DeepSpeed's key of that name.
+    overlap_comm : bool
+        Whether sums run on a stream of their own.
+
+    Examples
+    --------
+    >>> from policies.rewrite.training_step import TrainingRewrite
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("a layer")
+    >>> _ = b.input("x", 400), b.parameter("w", 800)
+    >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
+    >>> ZeroOne(2).apply(TrainingRewrite().apply(b.build())).op_names[2:5]
+    ['gpu0/a/weight_grad', 'gpu0/reduce0', 'gpu0/w/update']
+    """
+
+    name, stage = "zero-1", 1
+
+    def __init__(
+        self,
+        ranks: int | list[str] | None = None,
+        reduce_bucket_size: int = 500_000_000,
+        allgather_bucket_size: int = 500_000_000,
+        overlap_comm: bool = False,
+    ) -> None:
+        super().__init__(ranks)
+        self.overlap_comm = overlap_comm
+        self.reduce_bucket_size = self.whole("reduce_bucket_size", reduce_bucket_size)
+        self.allgather_bucket_size = self.whole("allgather_bucket_size", allgather_bucket_size)
+
+    def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
+        """Return the parameters of each bucket, in the order in which they are summed."""
+        order = step.parameters
+        if self.stage == 2 or self.overlap_comm:
+            order = step.in_ready_order()
+        sizes = [each.elements for each in order]
+        return [[order[k] for k in row] for row in closed_before_overflow(sizes, self.reduce_bucket_size)]
+
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
+        host = _Host(self, TrainingStep(graph), n)
+        host.run()
+        return host.program.graph()
+
+
+class _Host:
+    """The host of a rank."""
+
+    def __init__(self, of: ZeroOne, step: TrainingStep, n: int) -> None:
+        self.of, self.step, self.n = of, step, n
+        self.program = HostProgram(step, f"ZeRO {of.stage}")
+        self.updates = self.program.shard(step, n, parameters=False)
+        if of.stage == 2:
+            refuse_pipelines(step, "zero-2")
+        self.batches = micro_batches(step) if of.stage == 2 else [step]
+        self.buckets = [[each.name for each in bucket] for bucket in of.buckets(self.batches[0])]
+        self.gradients: dict[str, str] = {}
+        """Parameter → what there is of its gradient: of this micro-batch, or of all so far."""
+        self.before: str | None = None
+        self.last: str | None = None
+        self.wait: str | None = None
+
+    def run(self) -> None:
+        """Issue the whole step."""
+        for k, batch in enumerate(self.batches):
+            self.micro_batch(k, batch)
+        self.program.instead = {each.gradient: self.gradients[each.name] for each in self.step.parameters}
+        for update in self.updates:
+            self.program.compute(update, after=[self.last])
+        self.gather()
+
+    def micro_batch(self, k: int, batch: TrainingStep) -> None:
+        """Issue a forward and a backward, and the sums that belong to it."""
+        kept, self.gradients = self.gradients, {each.name: each.gradient for each in batch.parameters}
+        full: dict[int, int] = {}  # place of an op → the bucket that is full once it has run
+        if self.of.stage == 2 or self.of.overlap_comm:
+            after = [batch.ready_at[self.gradients[bucket[0]]] for bucket in self.buckets[1:]]
+            full = {place: bucket for bucket, place in enumerate(after)}
+        launched = 0
+        for place, record in enumerate(batch.work):
+            self.program.compute(record, after=[self.wait])
+            self.before, self.wait = record.name, None
+            while place in full and launched <= full[place]:
+                self.wait, self.last = self.last, self.reduce(launched, k)
+                launched += 1
+        for bucket in range(launched, len(self.buckets)):
+            self.last = self.reduce(bucket, k)
+        if len(self.batches) > 1:
+            self.keep_part(kept, k)
+
+    def reduce(self, bucket: int, k: int) -> str:
+        """Sum a bucket over the ranks."""
+        names = self.buckets[bucket]
+        gradients = [self.gradients[each] for each in names]
+        name = self.program.add(
+            f"micro{k}/reduce{bucket}" if len(self.batches) > 1 else f"reduce{bucket}",
+            "all_reduce",
+            gradients,
+            [self.program.records.nbytes(gradient) for gradient in gradients],
+            after=[self.before],
+            stream="reduce" if self.of.overlap_comm else COMPUTE,
+            communicator=GROUP,
+        )
+        self.gradients |= {each: output_name(name, i) for i, each in enumerate(names)}
+        return name
+
+    def keep_part(self, kept: Mapping[str, str], k: int) -> None:
+        """Keep a rank's part of what was summed, let go of the rest; later parts are added to the first."""
+        name, names = f"micro{k}/keep_part", [each.name for each in self.step.parameters]
+        reads = [*(kept[each] for each in names if k), *(self.gradients[each] for each in names)]
+        parts = [shard_nbytes(each, self.n) for each in self.step.parameters]
+        name = self.program.add(name, "add_n" if k else "copy", reads, parts)
+        record = self.program.records.ops[name]
+        record.bytes_read = sum(parts) * (2 if k else 1)
+        record.flops = sum(-(-each.elements // self.n) for each in self.step.parameters) if k else 0
+        record.dtype = self.step.parameters[0].dtype
+        self.gradients = {each: output_name(name, i) for i, each in enumerate(names)}
+        self.last = name
+
+    def gather(self) -> None:
+        """Gather the updated parameters, in as many pieces as they hold whole buckets."""
+        step, n, most = self.step, self.n, self.of.allgather_bucket_size
+        part = -(-sum(each.elements for each in step.parameters) // n)
+        nbytes = max(each.nbytes // max(1, each.elements) for each in step.parameters)
+        pieces = max(1, part * n // most)
+        after = [update.name for update in step.updates]
+        for k in range(pieces):
+            size = part // pieces if k < pieces - 1 else part - (pieces - 1) * (part // pieces)
+            gathered: dict[str, Any] = {"communicator": GROUP, "nbytes": n * size * nbytes}
+            after = [self.program.add(f"all_gather{k}", "all_gather", [], [], after=after, **gathered)]
+
+
+class ZeroTwo(ZeroOne):
+    """Run a training step on ranks that each keep a part of states and gradients; options as `ZeroOne`."""
+
+    name, stage = "zero-2", 2

@@ -1,0 +1,444 @@
+"""DeepSpeed's ZeRO, stage 3: parameters are shared out, and gathered as the coordinator's trace says.
+
+::
+
+    all_gather   g0 c0      g1 c1    g2 c2       the host at module i: gather what is missing, wait for
+    compute            F0       F1       F2      all that was launched, gather ahead, F(i)
+
+Prefetch comes *after* the wait, and a module waits for all that was launched before: module i+1 for what
+was gathered ahead at module i, whoever needs it. c: the parts of ranks become parameters, on the same stream.
+What is gathered, and when, `policies.parallel.zero_3` decides. Parameters of at most
+``param_persistence_threshold`` elements never leave, and are gathered in one piece after the updates.
+
+Gradients fill buckets, and a bucket is reduced when the next one would not fit. Of several micro-batches
+(``gradient-accumulation``) the gradients of each are reduced, and parts are added to those before; the host
+waits for that at the end of each. Its visits begin anew with each forward, and are known from the second on.
+
+Left out: the host stops while more than two gathers or reductions go on (``max_ongoing_fetch_events``).
+
+Sources: deepspeed/runtime/zero/partitioned_param_coordinator.py (``fetch_sub_module``,
+``release_sub_module``, ``reset_step``), partition_parameters.py (``AllGatherCoalescedHandle``), stage3.py
+(``reduce_independent_p_g_buckets_and_remove_grads``, ``partition_grads``,
+``independent_gradient_partition_epilogue``, ``_post_step``) and config.py (defaults, in elements).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from policies.parallel.accumulation import micro_batches, refuse_pipelines
+from policies.parallel.ddp import closed_before_overflow
+from policies.parallel.modules import Module, Modules, pattern_of
+from policies.parallel.program import COMPUTE, HostProgram, shard_nbytes
+from policies.parallel.rank_grid import DataParallel
+from policies.parallel.training_step import Parameter, TrainingStep
+from policies.parallel.zero_1_2 import GROUP
+from policies.rewrite.records import Edge
+from sim import Graph
+from sim.graph.graph import output_name
+
+# ----------------------------------------------------------------------------------------------------------
+# What DeepSpeed's ZeRO-3 gathers, and when: a machine of states that knows no clock and no ops.
+#
+# ::
+#
+#     visits     a  b  c  c' b' a'          modules with parameters, in the order in which they are entered
+#     fetch      gather what is missing of the module; what was gathered and it needs becomes available;
+#                gather ahead what comes next, fewer elements than `prefetch`, and than may be live besides
+#     release    parameters go, but for those that a visit within `reuse` elements needs again
+#
+# From the second step on the visits of the first are known; before that nothing is gathered ahead and nothing
+# stays. Parameters of at most `persistence` elements never leave.
+#
+# Sources: DeepSpeed, deepspeed/runtime/zero/partitioned_param_coordinator.py (``fetch_sub_module``,
+# ``release_sub_module``, ``reset_step``) and config.py (defaults, in elements).
+
+
+class Sized(Protocol):
+    """A parameter: its name, which is its own, and its elements."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def elements(self) -> int:
+        """How large it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Settings of ZeRO-3, in elements; the defaults are DeepSpeed's.
+
+    Attributes
+    ----------
+    prefetch, persistence, max_live, reuse : int
+        ``prefetch_bucket_size``, ``param_persistence_threshold``, ``max_live_parameters``,
+        ``max_reuse_distance``.
+    first_step : bool
+        Nothing is known yet.
+    """
+
+    prefetch: int = 50_000_000
+    persistence: int = 100_000
+    max_live: int = 1_000_000_000
+    reuse: int = 1_000_000_000
+    first_step: bool = False
+
+
+P = TypeVar("P", bound=Sized)
+
+
+class Fetch(NamedTuple, Generic[P]):
+    """What is done as a module is entered.
+
+    Attributes
+    ----------
+    missing : list
+        Gathered now, in one piece.
+    arrived : list of list
+        Pieces, this one or earlier ones, that become available.
+    ahead : list
+        Gathered behind that, in one piece.
+    """
+
+    missing: list[P]
+    arrived: list[list[P]]
+    ahead: list[P]
+
+
+class Coordinator(Generic[P]):
+    """Decides for the host of a rank.
+
+    Parameters
+    ----------
+    visits : sequence of sequence
+        The parameters of each module, in the order in which a forward and its backward enter them.
+    limits : Limits
+
+    Attributes
+    ----------
+    live : int
+        Elements that are there or on their way, persistent ones not counted.
+
+    Examples
+    --------
+    >>> from collections import namedtuple
+    >>> P = namedtuple("P", "name elements")
+    >>> a, b = P("a", 30), P("b", 30)
+    >>> of = Coordinator([[a], [b], [b], [a]], Limits(prefetch=10, persistence=0, reuse=0))
+    >>> [[p.name for p in part] for part in (of.fetch().missing, of.fetch().missing)], of.live
+    ([['a'], []], 60)
+    """
+
+    def __init__(self, visits: Sequence[Sequence[P]], limits: Limits) -> None:
+        self.visits, self.limits = visits, limits
+        self.reset()
+        self.kept = {each.name for module in visits for each in module if each.elements <= limits.persistence}
+        self.available = set(self.kept)
+        self.in_flight: dict[str, list[P]] = {}
+        """Parameter → all that are gathered with it."""
+        self.live = 0
+
+    def reset(self) -> None:
+        """Begin the visits anew, as each forward does: what is there stays there."""
+        self.queue = deque((each, visit) for visit, module in enumerate(self.visits) for each in module)
+        self.entered = 0
+        self.fetched_for: dict[str, int] = {}
+
+    def fetch(self) -> Fetch[P]:
+        """Enter the next module."""
+        module = self.visits[self.entered]
+        missing = self._gather(module)
+        arrived = []
+        for each in module:
+            if each.name in self.in_flight:
+                arrived.append(self.in_flight[each.name])
+                self._arrive(arrived[-1])
+        ahead: list[P] = []
+        if not self.limits.first_step:
+            own = {each.name for each in module if self._seen(each) < self.entered}
+            while self.queue and own:
+                each, visit = self.queue.popleft()
+                self.fetched_for[each.name] = visit
+                own.discard(each.name)
+            ahead = self._gather_ahead()
+        self.entered += 1
+        return Fetch(missing, arrived, ahead)
+
+    def release(self, module: Sequence[P]) -> None:
+        """Leave a module."""
+        held = set(self.kept)
+        if not self.limits.first_step:
+            held |= {each.name for each in module if self._seen(each) > self.entered}
+            traversed = 0
+            for coming in self.visits[self.entered :]:
+                if traversed >= self.limits.reuse:
+                    break
+                held |= {each.name for each in coming}
+                traversed += sum(each.elements for each in coming)
+        for each in module:
+            if each.name not in held and each.name in self.available:
+                self.available.remove(each.name)
+                self.live -= each.elements
+
+    def _gather_ahead(self) -> list[P]:
+        most = min(self.limits.max_live - self.live, self.limits.prefetch)
+        ahead: list[P] = []
+        while self.queue and sum(each.elements for each in ahead) < most:
+            each, visit = self.queue.popleft()
+            self.fetched_for[each.name] = max(self._seen(each), visit)
+            if self._is_missing(each) and each not in ahead:
+                ahead.append(each)
+        return self._gather(ahead)
+
+    def _gather(self, parameters: Sequence[P]) -> list[P]:
+        missing = [each for each in parameters if self._is_missing(each)]
+        self.live += sum(each.elements for each in missing)
+        self.in_flight.update((each.name, missing) for each in missing)
+        return missing
+
+    def _arrive(self, together: Sequence[P]) -> None:
+        for each in together:
+            self.available.add(each.name)
+            del self.in_flight[each.name]
+
+    def _seen(self, each: P) -> int:
+        """Return the last visit for which a parameter was fetched."""
+        return self.fetched_for.get(each.name, -1)
+
+    def _is_missing(self, each: P) -> bool:
+        return each.name not in self.available and each.name not in self.in_flight
+
+
+class ZeroThree(DataParallel):
+    """Run a training step on ranks that each keep a part of every parameter.
+
+    DeepSpeed's ZeRO, stage 3: parameters are shared out, and gathered as the coordinator's trace says.
+
+    ::
+
+        all_gather   g0 c0      g1 c1    g2 c2       the host at module i: gather what is missing, wait for
+        compute            F0       F1       F2      all that was launched, gather ahead, F(i)
+
+    Prefetch comes *after* the wait, and a module waits for all that was launched before: module i+1 for
+    what was gathered ahead at module i, whoever needs it. c: the parts of ranks become parameters, on the
+    same stream. What is gathered, and when, `policies.parallel.zero_3` decides. Parameters of at most
+    ``param_persistence_threshold`` elements never leave, and are gathered in one piece after the updates.
+
+    Gradients fill buckets, and a bucket is reduced when the next one would not fit. Of several
+    micro-batches (``gradient-accumulation``) the gradients of each are reduced, and parts are added to
+    those before; the host waits for that at the end of each. Its visits begin anew with each forward, and
+    are known from the second on.
+
+    Left out: the host stops while more than two gathers or reductions go on (``max_ongoing_fetch_events``).
+
+    Sources: deepspeed/runtime/zero/partitioned_param_coordinator.py (``fetch_sub_module``,
+    ``release_sub_module``, ``reset_step``), partition_parameters.py (``AllGatherCoalescedHandle``), stage3.py
+    (``reduce_independent_p_g_buckets_and_remove_grads``, ``partition_grads``,
+    ``independent_gradient_partition_epilogue``, ``_post_step``) and config.py (defaults, in elements).
+
+    Parameters
+    ----------
+    ranks : int or list of str, optional
+        How many, or which devices; by default all accelerators of the machine.
+    wrap : str, optional
+        What is a module (``set_z3_leaf_modules``), as a regular expression; see ``fsdp2``. By default
+        every op that reads a parameter.
+    reduce_bucket_size, prefetch_bucket_size : int
+        Elements that are summed at once, and that are gathered ahead at most.
+    param_persistence_threshold : int
+        Parameters of at most so many elements stay whole on every rank.
+    max_live_parameters, max_reuse_distance : int
+        Elements that may be there whole at once, and within which a parameter that is used again is kept.
+    overlap_comm : bool
+        Whether gathers and reductions run on streams of their own.
+    first_step : bool
+        Whether nothing is known yet, and so nothing is gathered ahead.
+
+    Examples
+    --------
+    >>> from policies.rewrite.training_step import TrainingRewrite
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("a layer")
+    >>> _ = b.input("x", 400), b.parameter("w", 800)
+    >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
+    >>> step = ZeroThree(2, param_persistence_threshold=0).apply(TrainingRewrite().apply(b.build()))
+    >>> step.op_names[:3]
+    ['gpu0/all_gather0', 'gpu0/all_gather0/concat', 'gpu0/a']
+    """
+
+    name = "zero-3"
+
+    def __init__(
+        self,
+        ranks: int | list[str] | None = None,
+        wrap: str | None = None,
+        reduce_bucket_size: int = 500_000_000,
+        prefetch_bucket_size: int = 50_000_000,
+        param_persistence_threshold: int = 100_000,
+        max_live_parameters: int = 1_000_000_000,
+        max_reuse_distance: int = 1_000_000_000,
+        overlap_comm: bool = True,
+        first_step: bool = False,
+    ) -> None:
+        super().__init__(ranks)
+        self.wrap = wrap
+        pattern_of(wrap)
+        self.reduce_bucket = self.whole("reduce_bucket_size", reduce_bucket_size)
+        self.limits = Limits(
+            self.whole("prefetch_bucket_size", prefetch_bucket_size, least=0),
+            self.whole("param_persistence_threshold", param_persistence_threshold, least=0),
+            self.whole("max_live_parameters", max_live_parameters, least=0),
+            self.whole("max_reuse_distance", max_reuse_distance, least=0),
+            first_step,
+        )
+        self.overlap = overlap_comm
+
+    def step(self, graph: Graph, n: int) -> Graph:
+        """Return the step as each of `n` ranks runs it."""
+        host = _Host(self, TrainingStep(graph), n)
+        host.run()
+        return host.program.graph()
+
+
+class _Host:
+    """The host of a rank: it writes down what a coordinator decides."""
+
+    def __init__(self, of: ZeroThree, step: TrainingStep, n: int) -> None:
+        self.of, self.step, self.n = of, step, n
+        self.program = HostProgram(step, "ZeRO 3")
+        self.updates = self.program.shard(step, self.n)
+        refuse_pipelines(step, "zero-3")
+        self.batches = micro_batches(step)
+        self.persistent = [each for each in step.parameters if each.elements <= of.limits.persistence]
+        """They are there all the time."""
+        for each in self.persistent:
+            self.program.records.externals[each.name] = step.records.externals[each.name]
+        self.coordinator = Coordinator(_visits(_entered(Modules(self.batches[0], of.wrap))), of.limits)
+        self.handle: dict[str, str] = {}
+        """Parameter → the op that gathers it."""
+        self.gathers = 0
+        self.stream_end: str | Edge | None = None
+        """What the stream of all_gather ends with."""
+        self.sums: dict[str, str] = {}
+        """Parameter → what there is of the rank's part of its gradient."""
+        self.reduced: str | None = None
+        self.over: str | None = None
+        """What the first gather of a micro-batch waits for: the host did at the end of the one before."""
+
+    def run(self) -> None:
+        """Issue the whole step."""
+        for k, batch in enumerate(self.batches):
+            self.micro_batch(k, batch)
+        self.program.instead = {each.gradient: self.sums[each.name] for each in self.step.parameters}
+        for update in self.updates:
+            self.program.compute(update, after=[self.reduced])
+        if self.persistent:
+            shard = sum(shard_nbytes(each, self.n) for each in self.persistent)
+            updates = [update.name for update in self.updates]
+            gathered: dict[str, Any] = {"communicator": GROUP, "nbytes": self.n * shard}
+            self.program.add("persistent/all_gather", "all_gather", [], [], after=updates, **gathered)
+
+    def micro_batch(self, k: int, batch: TrainingStep) -> None:
+        """Issue a forward and a backward; gradients are reduced in each."""
+        modules = Modules(batch, self.of.wrap)
+        enter, leave = _entered(modules), _entered(modules, -1)
+        self.prefix = f"micro{k}/" if len(self.batches) > 1 else ""
+        self.over = over = self.reduced
+        if k:
+            self.coordinator.limits = replace(self.of.limits, first_step=False)
+            self.coordinator.reset()
+        order = batch.in_ready_order()
+        rows = closed_before_overflow([each.elements for each in order], self.of.reduce_bucket)
+        buckets = [[order[k] for k in row] for row in rows]
+        full = {batch.ready_at[after[0].gradient]: k for k, after in enumerate(buckets[1:])}
+        launched = 0
+        for place, record in enumerate(batch.work):
+            wait = self.fetch() if place in enter else None
+            self.program.compute(record, after=[wait, None if place else over])
+            while place in full and launched <= full[place]:
+                self.reduce(launched, buckets[launched])
+                launched += 1
+            if place in leave:
+                self.coordinator.release(leave[place].parameters)
+        for k in range(launched, len(buckets)):
+            self.reduce(k, buckets[k])
+
+    def fetch(self) -> str | Edge | None:
+        """Enter a module; return what it waits for."""
+        found = self.coordinator.fetch()
+        self.gather(found.missing)
+        for together in found.arrived:
+            self.concatenate(together)
+        waited = self.stream_end
+        self.gather(found.ahead)
+        return waited
+
+    def gather(self, parameters: Sequence[Parameter]) -> None:
+        """Launch one all_gather."""
+        if not parameters:
+            return
+        shard = sum(shard_nbytes(each, self.n) for each in parameters)
+        first = (self.updates[-1].name, 1) if self.stream_end is None else self.over
+        self.over = None
+        name = self.program.add(
+            f"all_gather{self.gathers}",
+            "all_gather",
+            [each.name for each in parameters],
+            [self.n * shard],
+            after=[first],
+            stream="all_gather" if self.of.overlap else COMPUTE,
+            communicator=GROUP,
+        )
+        self.gathers += 1
+        self.stream_end = name
+        self.handle.update((each.name, name) for each in parameters)
+
+    def concatenate(self, together: Sequence[Parameter]) -> None:
+        """Make parameters of what was gathered in one piece."""
+        name = self.handle[together[0].name]
+        made = self.program.add(
+            f"{name}/concat",
+            "concat",
+            [name],
+            [each.nbytes for each in together],
+            stream="all_gather" if self.of.overlap else COMPUTE,
+        )
+        self.stream_end = made
+        for k, each in enumerate(together):
+            self.program.instead[each.name] = output_name(made, k)
+
+    def reduce(self, k: int, bucket: Sequence[Parameter]) -> None:
+        """Launch the reduction of a bucket; parts are added to those of earlier micro-batches."""
+        stream = "reduce" if self.of.overlap else COMPUTE
+        parts = [shard_nbytes(each, self.n) for each in bucket]
+        name = self.reduced = self.program.add(
+            f"{self.prefix}reduce_scatter{k}",
+            "reduce_scatter",
+            [each.gradient for each in bucket],
+            parts,
+            stream=stream,
+            communicator=GROUP,
+            nbytes=self.n * sum(parts),
+        )
+        for i, each in enumerate(bucket):
+            made = output_name(name, i)
+            if each.name in self.sums:
+                both = [self.sums[each.name], made]
+                made = self.reduced = self.program.add_parts(self.prefix, each, both, self.n, stream)
+            self.sums[each.name] = made
+
+
+def _entered(modules: Modules, end: int = 0) -> dict[int, Module]:
+    """Return where modules are entered, forward and backward, or with end -1 left."""
+    return {row[end]: m for m in modules.all for row in (m.forward, m.backward) if row}
+
+
+def _visits(entered: Mapping[int, Module]) -> list[list[Parameter]]:
+    return [entered[place].parameters for place in sorted(entered)]

@@ -1,0 +1,492 @@
+r"""How long a schedule takes: the longest path through its programs, in exact whole numbers.
+
+This is the reference that the simulator is compared with, so it shares nothing with it: no engine,
+no devices, only the two orders that bind an action. Its start is the latest of
+
+* the end of the slot before it on its rank (a rank runs its program in order), and
+* the end of each of its inputs, plus the transfer time when the input was made on another rank.
+
+    rank 0   [F0][F1]          [B0]...
+                 \ c           / c
+    rank 1       [F0][B0 = I W]/          a fused B gives its gradient at its end, a split one after I
+
+Times are whole numbers in any unit the caller likes (the project's is nanoseconds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from policies.pipeline.action import Action, Overlap, Slot
+from policies.pipeline.pipeline_schedule import Actions, Schedule
+from policies.pipeline.validate import in_turn
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError
+
+Transfer = int | Callable[[int, int], int]
+"""Transfer time between two different ranks: one number, or a function of (source, destination)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """What each phase takes on one stage.
+
+    Attributes
+    ----------
+    forward : int
+        F.
+    backward : int, optional
+        B in one piece; by default ``input_grad + weight_grad``.
+    input_grad, weight_grad : int, optional
+        I and W; needed by schedules that split the backward.
+    recompute : int, optional
+        R; by default ``forward``.
+    overlapped : int, optional
+        A compound slot whose forward is this stage's; by default the sum of its parts.
+
+    Examples
+    --------
+    >>> StageTimes(forward=1, input_grad=1, weight_grad=1).of("B")
+    2
+    """
+
+    forward: int
+    backward: int | None = None
+    input_grad: int | None = None
+    weight_grad: int | None = None
+    recompute: int | None = None
+    overlapped: int | None = None
+
+    def of(self, phase: str) -> int:
+        """Return the time of one phase.
+
+        Raises
+        ------
+        InputError
+            This phase has no time, such as I where only ``backward`` is given.
+        """
+        match phase:
+            case "F":
+                return self.forward
+            case "R":
+                return self.forward if self.recompute is None else self.recompute
+            case "B" if self.backward is not None:
+                return self.backward
+            case "B" if self.input_grad is not None and self.weight_grad is not None:
+                return self.input_grad + self.weight_grad
+            case "I" if self.input_grad is not None:
+                return self.input_grad
+            case "W" if self.weight_grad is not None:
+                return self.weight_grad
+        wanted = "backward, or input_grad and weight_grad" if phase == "B" else "input_grad and weight_grad"
+        raise InputError(
+            f"the schedule has {phase} actions and the stage has no time for them: give {wanted}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """When every slot runs, and what follows from it.
+
+    Attributes
+    ----------
+    starts, ends : tuple of tuple of int
+        Per rank, per slot of its program.
+    busy : tuple of int
+        Per rank, the sum of its slots' times.
+    """
+
+    starts: tuple[tuple[int, ...], ...]
+    ends: tuple[tuple[int, ...], ...]
+    busy: tuple[int, ...]
+
+    @property
+    def makespan(self) -> int:
+        """From time 0 to the last end anywhere."""
+        return max((ends[-1] for ends in self.ends if ends), default=0)
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Per rank, from its first start to its last end."""
+        return tuple(e[-1] - s[0] if e else 0 for s, e in zip(self.starts, self.ends, strict=True))
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """Per rank, the time inside its span at which it computes nothing."""
+        return tuple(span - busy for span, busy in zip(self.spans, self.busy, strict=True))
+
+    @property
+    def bubble(self) -> Fraction:
+        """Idle share of all ranks over the makespan, fill and drain included: 1 - work/(ranks·makespan)."""
+        total = len(self.busy) * self.makespan
+        return 1 - Fraction(sum(self.busy), total) if total else Fraction(0)
+
+    @property
+    def span_bubble(self) -> Fraction:
+        """Idle share inside the longest span of a rank (what "zero bubble" is about)."""
+        span, busy = max(zip(self.spans, self.busy, strict=True))
+        return 1 - Fraction(busy, span) if span else Fraction(0)
+
+
+def evaluate(
+    schedule: Schedule, times: StageTimes | Sequence[StageTimes], *, transfer: Transfer = 0
+) -> Evaluation:
+    """Compute when every slot of `schedule` runs.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Programs and placement.
+    times : StageTimes or sequence of StageTimes
+        The same for all stages, or one a stage.
+    transfer : int or callable
+        Time between two different ranks; a function gets (source rank, destination rank).
+
+    Returns
+    -------
+    Evaluation
+
+    Raises
+    ------
+    InputError
+        A phase has no time, or there are not as many times as stages.
+    StuckError
+        The programs deadlock; the message names who waits for what.
+
+    Examples
+    --------
+    The makespan of 1F1B is (m + p - 1)(F + B):
+
+    >>> from policies.pipeline import generate
+    >>> run = evaluate(generate("1f1b", ranks=4, micro_batches=8), StageTimes(forward=1, backward=2))
+    >>> run.makespan, run.bubble
+    (33, Fraction(3, 11))
+    """
+    each = _one_a_stage(times, schedule.stages)
+    travel = transfer if callable(transfer) else lambda _source, _destination: transfer
+    starts: list[list[int]] = [[] for _ in schedule.programs]
+    ends: list[list[int]] = [[] for _ in schedule.programs]
+    end_of: dict[Action, int] = {}
+    took: dict[tuple[int, str], int] = {}  # what an action takes does not depend on its micro-batch
+    for rank, slot, needs in in_turn(schedule):
+        start = ends[rank][-1] if ends[rank] else 0
+        for need in needs:
+            there = end_of[need]
+            source = schedule.rank_of(need.stage, need.micro_batch)
+            if source != rank:
+                there += travel(source, rank)
+            if there > start:
+                start = there
+        if isinstance(slot, Overlap):
+            duration = _duration(slot, each)
+        elif (known := took.get(slot[:2])) is not None:
+            duration = known
+        else:
+            duration = took[slot[:2]] = _duration(slot, each)
+        end = start + duration
+        starts[rank].append(start)
+        ends[rank].append(end)
+        for action in slot.parts:
+            end_of[action] = end
+    busy = (sum(e) - sum(s) for s, e in zip(starts, ends, strict=True))
+    return Evaluation(tuple(map(tuple, starts)), tuple(map(tuple, ends)), tuple(busy))
+
+
+def _duration(slot: Slot, times: Sequence[StageTimes]) -> int:
+    """Return how long a slot takes; of an overlap, the time of its forward's stage, if it gives one."""
+    if isinstance(slot, Overlap):
+        together = (times[a.stage].overlapped for a in slot.parts if a.phase == "F")
+        known = next((ns for ns in together if ns is not None), None)
+        if known is not None:
+            return known
+    return sum(times[action.stage].of(action.phase) for action in slot.parts)
+
+
+def _one_a_stage(times: StageTimes | Sequence[StageTimes], stages: int) -> Sequence[StageTimes]:
+    if isinstance(times, StageTimes):
+        return (times,) * stages
+    if len(times) != stages:
+        raise InputError(f"{len(times)} stage times for {stages} stages; give one, or one a stage")
+    return times
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How many activations are alive on each rank: a matter of order alone, not of time.
+#
+# A rank runs its program in order, so what it holds when a slot starts follows from the slots before:
+#
+#     F   stores the activations of a micro-batch        (with recompute: only the stage input)
+#     R   stores them again
+#     B   frees them
+#     I   frees what only the input gradient reads, W the rest
+#
+# The peak counts a slot's own activations and frees at its end. This is the column "activations alive
+# on rank r" of the published comparisons; what else a device holds (weights, gradients, optimizer
+# state, buffers) is the business of the simulation.
+
+
+@dataclass(frozen=True, slots=True)
+class StageActivations:
+    """What one micro-batch holds on one stage, in bytes or any other unit.
+
+    Attributes
+    ----------
+    full : int
+        From its F (or R) to its B, or to its I and W.
+    for_weight_grad : int, optional
+        The part that I leaves for W; by default all of it. The zero-bubble paper has, of
+        ``34·s·b·h + 5·s²·b·a`` bytes of a transformer layer, ``32·s·b·h`` left (section 2).
+    stage_input : int
+        What a recomputed micro-batch keeps from its F to its R.
+    """
+
+    full: int = 1
+    for_weight_grad: int | None = None
+    stage_input: int = 0
+
+    @property
+    def kept(self) -> int:
+        """What is left after I."""
+        return self.full if self.for_weight_grad is None else self.for_weight_grad
+
+
+def transformer_activations(*, hidden: int, heads: int, sequence: int) -> StageActivations:
+    """Return what a transformer layer holds per sample and token, in bytes at 16 bit.
+
+    ``34·h + 5·a·s`` bytes from F to I and ``32·h`` from I to W, for hidden size h, a heads and
+    sequence length s: only the proportion matters for an order under a limit that counts
+    micro-batches.
+
+    Source: Korthikanti et al., arXiv 2205.05198, section 4.1; Qi et al., arXiv 2401.10241, table 1.
+
+    Examples
+    --------
+    >>> transformer_activations(hidden=2304, heads=24, sequence=1024)
+    StageActivations(full=201216, for_weight_grad=73728, stage_input=0)
+    """
+    return StageActivations(full=34 * hidden + 5 * heads * sequence, for_weight_grad=32 * hidden)
+
+
+def peak_activations(
+    schedule: Schedule, held: StageActivations | Sequence[StageActivations] = StageActivations()
+) -> tuple[int, ...]:
+    """Return the largest amount of activations alive on each rank.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        The order.
+    held : StageActivations or sequence of StageActivations
+        The same for all stages, or one a stage. By default each counts one: the result is the
+        number of micro-batches (times chunks) in flight.
+
+    Raises
+    ------
+    InputError
+        There are not as many entries as stages.
+
+    Examples
+    --------
+    >>> from policies.pipeline import generate
+    >>> peak_activations(generate("1f1b", ranks=4, micro_batches=8))
+    (4, 3, 2, 1)
+    """
+    each = (held,) * schedule.stages if isinstance(held, StageActivations) else tuple(held)
+    if len(each) != schedule.stages:
+        raise InputError(
+            f"{len(each)} activation sizes for {schedule.stages} stages; give one, or one a stage"
+        )
+    actions = Actions(schedule)
+    phase, at = actions.phase, actions.stage * schedule.micro_batches + actions.micro_batch
+    sizes = np.array([(size.full, size.kept, size.stage_input) for size in each])
+    full, kept, stage_input = sizes[actions.stage].T
+    first = np.where(np.isin(at, at[phase == "R"]), stage_input, full)
+    stored = _total(np.select([phase == "F", phase == "R"], [first, full - stage_input]))
+    freed = _total(np.select([phase == "B", phase == "I", phase == "W"], [full, full - kept, kept]))
+    bounds = np.searchsorted(actions.slot, np.arange(actions.first[-1] + 1))
+    alive = stored[bounds[1:]] - freed[bounds[:-1]]
+    before = (stored - freed)[bounds[actions.first]]  # what other ranks keep
+    return tuple(
+        int(np.max(alive[begin:end] - base, initial=0))
+        for (begin, end), base in zip(pairwise(actions.first), before[:-1], strict=True)
+    )
+
+
+def _total(amounts: IntArray) -> IntArray:
+    """Return the sum of all before each, and of all."""
+    return np.append(0, np.cumsum(amounts))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the textbook says a schedule takes: formulas, each with the sizes for which it is exact.
+#
+# p ranks, m micro-batches, v chunks; F, B = I + W per stage (a chunk is a stage); equal stages, free
+# transfers. "Work" is what one rank computes: m·v·(F + B).
+#
+#     name                what       = work +                    exact when
+#     gpipe               makespan   (p-1)(F+B)                  always
+#     1f1b                makespan   (p-1)(F+B)                  m ≥ p
+#     interleaved-1f1b    makespan   (p-1)(F+B)                  p divides m
+#     looped-bfs          makespan   (p-1)(F+B)                  m ≥ p
+#     zb-h1               makespan   (p-1)·max(F+I-W, I, F)      m ≥ p
+#     zb-h2               span       (p-1)·max(F+I-2W, I-F, 0)   m ≥ 2p-1
+#     zb-v                span       0                           F = I = W, m ≥ 2p-1
+#     dualpipe            makespan   (p/2-1)(F&B + B - 3W)       F = I ≥ W, F&B = F+B
+#     dualpipe-v          makespan   (p-1)(F&B + B - 3W)         F = I ≥ W, F&B = F+B
+#     chimera             makespan   (p-2)·max(F, B)             m = p; or F = B and p divides m
+#
+# The bubble is the excess over the whole: for GPipe (p-1)/(m+p-1). Some papers give it relative to the
+# work, for interleaved (p-1)/(v·m): ``excess / work``.
+#
+# Outside these sizes the formulas are bounds or nothing; then there is no closed form, and
+# `policies.pipeline.evaluate` still computes the exact value.
+#
+# Sources: Huang et al., arXiv 1811.06965; Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al.,
+# arXiv 2401.10241, section 2 (there for F+I ≥ 2W and I ≥ F; the maxima and domains here were found by
+# exhaustive evaluation and are property-tested); deepseek-ai/DualPipe, README.
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedForm:
+    """A formula with its value.
+
+    Attributes
+    ----------
+    quantity : {"makespan", "span"}
+        What it gives: from first start to last end of all ranks, or the longest of one rank.
+    formula : str
+        The excess over the work, as in the table above.
+    work : int
+        What one rank computes.
+    excess : int
+        What the formula adds to it.
+    """
+
+    quantity: Literal["makespan", "span"]
+    formula: str
+    work: int
+    excess: int
+
+    @property
+    def value(self) -> int:
+        """The makespan or span."""
+        return self.work + self.excess
+
+    @property
+    def bubble(self) -> Fraction:
+        """The excess over the whole."""
+        return Fraction(self.excess, self.value) if self.value else Fraction(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    p: int
+    m: int
+    v: int
+    times: StageTimes
+
+    def split(self) -> tuple[int, int, int] | None:
+        """Return F, I, W, where the backward is given in its two halves."""
+        times = self.times
+        if times.input_grad is None or times.weight_grad is None:
+            return None
+        return times.forward, times.input_grad, times.weight_grad
+
+
+_Excess = Callable[[_Sizes], int | None]
+"""The excess over the work, or None where the formula is not exact."""
+
+
+def closed_form(
+    name: str, *, ranks: int, micro_batches: int, chunks: int = 1, times: StageTimes
+) -> ClosedForm | None:
+    """Return what the textbook says of a schedule, or None where no exact formula is known.
+
+    Parameters
+    ----------
+    name : str
+        The schedule.
+    ranks, micro_batches, chunks : int
+        Sizes.
+    times : StageTimes
+        Times of every stage, all equal; transfers are free.
+
+    Examples
+    --------
+    >>> form = closed_form("1f1b", ranks=4, micro_batches=8, times=StageTimes(forward=1, backward=2))
+    >>> form.value, form.bubble, form.formula
+    (33, Fraction(3, 11), '(p-1)(F+B)')
+    >>> closed_form("zb-auto", ranks=4, micro_batches=8, times=StageTimes(forward=1, backward=2)) is None
+    True
+    """
+    if name not in _FORMS:
+        return None
+    quantity, formula, excess = _FORMS[name]
+    sizes = _Sizes(ranks, micro_batches, chunks, times)
+    found = excess(sizes)
+    if found is None:
+        return None
+    work = micro_batches * chunks * (times.of("F") + times.of("B"))
+    return ClosedForm(quantity, formula, work, found)
+
+
+def _fill_and_drain(s: _Sizes) -> int:
+    return (s.p - 1) * (s.times.of("F") + s.times.of("B"))
+
+
+def _zb_h1(s: _Sizes) -> int | None:
+    split = s.split()
+    if split is None or s.m < s.p:
+        return None
+    f, i, w = split
+    return (s.p - 1) * max(f + i - w, i, f)
+
+
+def _zb_h2(s: _Sizes) -> int | None:
+    split = s.split()
+    if split is None or s.m < 2 * s.p - 1:
+        return None
+    f, i, w = split
+    return (s.p - 1) * max(f + i - 2 * w, i - f, 0)
+
+
+def _zb_v(s: _Sizes) -> int | None:
+    split = s.split()
+    return 0 if split is not None and len(set(split)) == 1 and s.m >= 2 * s.p - 1 else None
+
+
+def _dualpipe(s: _Sizes, half: int) -> int | None:
+    split, together = s.split(), s.times.overlapped
+    if split is None:
+        return None
+    f, i, w = split
+    if f != i or w > f or (together is not None and together != f + i + w):
+        return None
+    return (half - 1) * ((f + i + w) + (i + w) - 3 * w)
+
+
+def _chimera(s: _Sizes) -> int | None:
+    f, b = s.times.of("F"), s.times.of("B")
+    if s.m == s.p or (f == b and s.m % s.p == 0):
+        return (s.p - 2) * max(f, b)
+    return None
+
+
+_FORMS: dict[str, tuple[Literal["makespan", "span"], str, _Excess]] = {
+    "gpipe": ("makespan", "(p-1)(F+B)", _fill_and_drain),
+    "1f1b": ("makespan", "(p-1)(F+B)", lambda s: _fill_and_drain(s) if s.m >= s.p else None),
+    "interleaved-1f1b": ("makespan", "(p-1)(F+B)", lambda s: _fill_and_drain(s) if s.m % s.p == 0 else None),
+    "looped-bfs": ("makespan", "(p-1)(F+B)", lambda s: _fill_and_drain(s) if s.m >= s.p else None),
+    "zb-h1": ("makespan", "(p-1)·max(F+I-W, I, F)", _zb_h1),
+    "zb-h2": ("span", "(p-1)·max(F+I-2W, I-F, 0)", _zb_h2),
+    "zb-v": ("span", "0", _zb_v),
+    "dualpipe": ("makespan", "(p/2-1)(F&B + B - 3W)", lambda s: _dualpipe(s, s.p // 2)),
+    "dualpipe-v": ("makespan", "(p-1)(F&B + B - 3W)", lambda s: _dualpipe(s, s.p)),
+    "chimera": ("makespan", "(p-2)·max(F, B)", _chimera),
+}

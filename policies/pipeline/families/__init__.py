@@ -1,1 +1,0 @@
-"""Families of schedules, one a file."""

@@ -1,0 +1,406 @@
+"""Cutting a sequence of costs into consecutive blocks: evenly, or with the least largest block.
+
+Source of the block partition: kakaobrain/torchgpipe, ``torchgpipe/balance/blockpartition.py``, which its
+``balance_by_time`` and ``balance_by_size`` use. It follows Bárány and Grinberg, "Block partitions of
+sequences", Israel Journal of Mathematics 206 (2015): blocks can always be found whose sums differ by at most
+the largest element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal, get_args
+
+from sim.base.errors import InputError, UnknownNameError
+from sim.base.units import NS_PER_S
+
+Balance = tuple[int, ...]
+"""How many elements each block has."""
+
+
+def check_balance(balance: Sequence[int], layers: int) -> Balance:
+    """Return a balance that the user gave.
+
+    Raises
+    ------
+    InputError
+        A block is empty, or they do not add up to the number of layers.
+
+    Examples
+    --------
+    >>> check_balance([2, 3], 5)
+    (2, 3)
+    """
+    if any(count < 1 for count in balance) or sum(balance) != layers:
+        shown = "+".join(map(str, balance))
+        raise InputError(
+            f"the balance {shown} = {sum(balance)} does not fit {layers} layers; every stage needs one"
+        )
+    return tuple(balance)
+
+
+def _totals(costs: Sequence[int], blocks: int) -> list[int]:
+    """Return the sums of the first 0, 1, 2, ... costs, if they can be cut into so many blocks."""
+    if not 1 <= blocks <= len(costs):
+        raise InputError(f"{len(costs)} layers cannot be cut into {blocks} stages; every stage needs one")
+    return [0, *accumulate(costs)]
+
+
+def min_max(costs: Sequence[int], blocks: int) -> Balance:
+    """Return the balance whose largest block is smallest; of several, the one that cuts earliest.
+
+    Dynamic programming over prefixes, ``O(blocks · n²)``.
+
+    Parameters
+    ----------
+    costs : sequence of int
+        None negative.
+    blocks : int
+
+    Raises
+    ------
+    InputError
+        There are fewer costs than blocks.
+
+    Examples
+    --------
+    >>> min_max([4, 1, 3, 2, 2, 4], 3)
+    (2, 2, 2)
+    """
+    n, total = len(costs), _totals(costs, blocks)
+    best = [*total[1:]]  # the least largest block of the first j + 1 elements in b blocks
+    cuts: list[list[int]] = []
+    for b in range(1, blocks):
+        row, cut = [0] * n, [0] * n
+        for j in range(b, n):
+            found = min((max(best[i - 1], total[j + 1] - total[i]), i) for i in range(b, j + 1))
+            row[j], cut[j] = found
+        cuts.append(cut)
+        best = row
+    bounds = [n]
+    for cut in reversed(cuts):
+        bounds.append(cut[bounds[-1] - 1])
+    return _balance([0, *reversed(bounds)])
+
+
+def block_partition(costs: Sequence[int], blocks: int) -> Balance:
+    """Return torchgpipe's balance: blocks that differ by little, where its rule comes to an end.
+
+    Costs are first normalised to (cost - least) / (largest - least), and every block begins with n // blocks
+    of them. While the largest block is more than 1 larger than the smallest, the smallest takes an element
+    from its neighbour on the side of the largest. Of equal blocks the last is the largest and the first the
+    smallest; the largest stays the same until it has itself given one away. Sums are floating-point numbers,
+    added from left to right, as ties depend on their rounding.
+
+    Bárány and Grinberg take the smallest block nearest to the largest. With the first one instead, an element
+    may be taken from an empty block, so that some costs end with an empty block, or never.
+
+    Parameters
+    ----------
+    costs : sequence of int
+        None negative.
+    blocks : int
+
+    Raises
+    ------
+    InputError
+        There are fewer costs than blocks, or the rule leaves a block empty or does not end.
+
+    Examples
+    --------
+    >>> block_partition([4, 1, 3, 2, 2, 4], 3)
+    (2, 2, 2)
+    """
+    n, _ = len(costs), _totals(costs, blocks)
+    least, spread = min(costs), max(costs) - min(costs)
+    normal = [(cost - least) / spread if spread else 0.0 for cost in costs]
+    bounds = [n // blocks * b for b in range(blocks)] + [n]
+
+    def size(b: int) -> float:
+        total = 0.0
+        for cost in normal[bounds[b] : bounds[b + 1]]:
+            total += cost
+        return total
+
+    sizes = [size(b) for b in range(blocks)]
+    seen = set()
+    while True:
+        largest, p = max((size, b) for b, size in enumerate(sizes))
+        giver = None
+        while giver != p:
+            smallest, q = min((size, b) for b, size in enumerate(sizes))
+            if largest <= smallest + 1:
+                return _none_empty(_balance(bounds))
+            state = (p, largest, *bounds)
+            if state in seen or min(bounds) < 0 or max(bounds) > n:
+                raise InputError(
+                    f"torchgpipe's block partition of these {n} costs into {blocks} stages does not end; "
+                    "take min-max, or give the number of layers of each stage"
+                )
+            seen.add(state)
+            giver = q - 1 if p < q else q + 1
+            bounds[max(q, giver)] += -1 if p < q else 1
+            sizes[q], sizes[giver] = size(q), size(giver)
+
+
+def _none_empty(balance: Balance) -> Balance:
+    if min(balance) < 1:
+        raise InputError(
+            f"torchgpipe's block partition leaves stage {balance.index(min(balance))} without a layer, which "
+            "torchgpipe refuses; take min-max, or give the number of layers of each stage"
+        )
+    return balance
+
+
+def _balance(bounds: Sequence[int]) -> Balance:
+    return tuple(b - a for a, b in pairwise(bounds))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a planner knows of a layer, and the two plans of torchgpipe that follow from it.
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """One layer of a chain, for one micro-batch.
+
+    Attributes
+    ----------
+    time_ns : int
+        Forward and backward.
+    boundary_nbytes : int
+        What crosses a cut right behind it: its output, and what else later layers read from before.
+    parameter_nbytes : int
+    kept_nbytes : int
+        What it keeps for its backward.
+    """
+
+    time_ns: int
+    boundary_nbytes: int = 0
+    parameter_nbytes: int = 0
+    kept_nbytes: int = 0
+
+
+def by_time(layers: Sequence[LayerCost], stages: int) -> tuple[int, ...]:
+    """Return the block partition by forward and backward times.
+
+    Source: kakaobrain/torchgpipe, ``torchgpipe.balance.balance_by_time``.
+
+    Examples
+    --------
+    >>> by_time([LayerCost(time_ns=t) for t in (4, 1, 3, 2, 2, 4)], 2)
+    (3, 3)
+    """
+    return block_partition([layer.time_ns for layer in layers], stages)
+
+
+def by_size(layers: Sequence[LayerCost], stages: int, *, param_scale: int = 2) -> tuple[int, ...]:
+    """Return the block partition by parameters × `param_scale` + activations of a micro-batch.
+
+    Parameters
+    ----------
+    layers, stages
+    param_scale : int
+        How often the parameters are there: 2 for SGD (weights, gradients), 3 with momentum, 4 for Adam.
+
+    Source: kakaobrain/torchgpipe, ``torchgpipe.balance.balance_by_size``.
+
+    Examples
+    --------
+    >>> by_size([LayerCost(0, parameter_nbytes=n) for n in (6, 1, 1)], 2)
+    (1, 2)
+    """
+    return block_partition(
+        [param_scale * layer.parameter_nbytes + layer.kept_nbytes for layer in layers], stages
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# PipeDream's planner: which layers make a stage, and on how many workers each stage is replicated.
+#
+# ::
+#
+#     A(i..j, m) = min over the last stage k+1..j on m' of the m workers of
+#                      max( A(i..k, m - m'),  sent(k, m'),  T(k+1..j, m') )
+#     A(i..j, m) = T(i..j, m)                                       where one stage is best
+#
+#                      ``paper``                                    ``optimizer``
+#     T(i..j, m)       max( time, 2·(m-1)·parameters / B ) / m      ( time + 4·(m-1)·parameters / (B·m) ) / m
+#     sent(k, m')      2·a_k / B                                    2·a_k / (B·m'), and 2·a_j / (B·m')
+#
+# a_k is what crosses the cut behind layer k (once forward, once back), and the second term of T the
+# synchronisation of m replicas. With several levels (GPUs in a server, servers in a rack) the plan of a level
+# is the "worker" of the next one, whose bandwidth is another. What the optimizer does besides: behind the
+# last layer nothing is sent; and the synchronisation of the first stage of layers i..j is divided by the
+# number of workers of the level below.
+#
+# Sources: ``paper`` is Narayanan et al., "PipeDream", SOSP 2019, section 3.1. ``optimizer`` is the program
+# published with it, msr-fiddle/pipedream, ``optimizer/optimizer_graph_hierarchical.py``, run with
+# ``--activation_compression_ratio 1``: without this option it leaves ``sent`` out.
+
+Rule = Literal["paper", "optimizer"]
+"""Whose costs: the paper's or those of the published program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A level of the machine: so many workers (or whole lower levels), and the bandwidth between them."""
+
+    workers: int
+    bandwidth_bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """A stage: layers ``first..last`` (both included), on so many workers."""
+
+    first: int
+    last: int
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class PipedreamPlan:
+    """A plan.
+
+    Attributes
+    ----------
+    stages : tuple of StagePlan
+    slowest_ns : float
+        Time of the slowest stage or transfer for one mini-batch: 1 / throughput.
+    """
+
+    stages: tuple[StagePlan, ...]
+    slowest_ns: float
+
+    @property
+    def balance(self) -> tuple[int, ...]:
+        """How many layers each stage has."""
+        return tuple(stage.last - stage.first + 1 for stage in self.stages)
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """On how many workers each stage is."""
+        return tuple(stage.replicas for stage in self.stages)
+
+
+def plan_pipedream(
+    layers: Sequence[LayerCost], levels: Sequence[Level], rule: Rule = "paper"
+) -> PipedreamPlan:
+    """Return the plan whose slowest part is fastest; of equal ones, that with fewer stages.
+
+    Parameters
+    ----------
+    layers : sequence of LayerCost
+        In order, with times and sizes of one mini-batch.
+    levels : sequence of Level
+        From the innermost.
+    rule : {"paper", "optimizer"}
+        What replicas and transfers cost.
+
+    Raises
+    ------
+    InputError
+        No layers or no levels.
+    UnknownNameError
+        No such rule.
+
+    Examples
+    --------
+    Two workers: one heavy layer of weights is better not replicated.
+
+    >>> layers = [LayerCost(6_000_000, 10**6), LayerCost(4_000_000, 10**3, 10**9)]
+    >>> plan_pipedream(layers, [Level(2, 10**10)]).replicas
+    (1, 1)
+    """
+    if not layers or not levels:
+        raise InputError("PipeDream's planner needs layers, and a level of workers with its bandwidth")
+    if rule not in get_args(Rule):
+        raise UnknownNameError("rule of PipeDream's planner", str(rule), get_args(Rule))
+    n = len(layers)
+    total = [0, *accumulate(layer.time_ns for layer in layers)]
+    plans: _Plans = {
+        (i, j): (float(total[j + 1] - total[i]), (StagePlan(i, j, 1),)) for i in range(n) for j in range(i, n)
+    }
+    inner = 1
+    for depth, level in enumerate(levels):
+        starts = range(n) if depth + 1 < len(levels) else range(1)
+        costs = (_Paper if rule == "paper" else _Optimizer)(layers, level, inner)
+        plans = _level(plans, starts, n, level.workers, costs)
+        inner = level.workers
+    slowest, stages = plans[0, n - 1]
+    return PipedreamPlan(stages, slowest)
+
+
+_Plans = dict[tuple[int, int], tuple[float, tuple[StagePlan, ...]]]
+
+
+class _Paper:
+    """What replicas and transfers cost on a level, in ns."""
+
+    def __init__(self, layers: Sequence[LayerCost], level: Level, inner: int) -> None:
+        self.per_byte = NS_PER_S / level.bandwidth_bytes_per_s
+        self.weights = [0, *accumulate(layer.parameter_nbytes for layer in layers)]
+        self.twice = [2 * layer.boundary_nbytes * self.per_byte for layer in layers]
+        self.inner = inner
+
+    def replicated(self, time: float, i: int, j: int, m: int, *, first: bool) -> float:
+        """Return what layers i..j take on m replicas; `first`: no layer planned is before them."""
+        return max(time, 2 * (m - 1) * (self.weights[j + 1] - self.weights[i]) * self.per_byte) / m
+
+    def sent(self, k: int, j: int, m: int) -> float:
+        """Return what the transfers of a last stage k+1..j on m replicas take."""
+        return self.twice[k]
+
+
+class _Optimizer(_Paper):
+    """The same as the published program has it."""
+
+    def replicated(self, time: float, i: int, j: int, m: int, *, first: bool) -> float:
+        """Return what layers i..j take on m replicas."""
+        sync = 4 * (m - 1) * (self.weights[j + 1] - self.weights[i]) * self.per_byte / m
+        return (time + (sync / self.inner if first else sync)) / m
+
+    def sent(self, k: int, j: int, m: int) -> float:
+        """Return what the transfers before and behind a last stage k+1..j on m replicas take."""
+        behind = self.twice[j] if j < len(self.twice) - 1 else 0
+        return max(self.twice[k], behind) / m
+
+
+def _level(below: _Plans, starts: Sequence[int], n: int, workers: int, costs: _Paper) -> _Plans:
+    """Return the best plan of every span of layers on one whole level."""
+    found: _Plans = {}
+    for i in starts:
+        # best[m][j]: time, and the last stage's (first layer, replicas) with what is before it.
+        best: list[dict[int, tuple[float, int, int]]] = [{} for _ in range(workers + 1)]
+        for m in range(1, workers + 1):
+            for j in range(i, n):
+                choice = (costs.replicated(below[i, j][0], i, j, m, first=True), i, m)
+                for last in range(1, m):
+                    for k in range(i, j):
+                        before = max(best[m - last][k][0], costs.sent(k, j, last))
+                        if before >= choice[0]:
+                            continue
+                        time = costs.replicated(below[k + 1, j][0], k + 1, j, last, first=False)
+                        if max(before, time) < choice[0]:
+                            choice = (max(before, time), k + 1, last)
+                best[m][j] = choice
+        for j in range(i, n):
+            found[i, j] = (best[workers][j][0], _stages(below, best, i, j, workers))
+    return found
+
+
+def _stages(
+    below: _Plans, best: Sequence[dict[int, tuple[float, int, int]]], i: int, j: int, m: int
+) -> tuple[StagePlan, ...]:
+    """Follow the choices back from the last stage."""
+    stages: tuple[StagePlan, ...] = ()
+    while True:
+        _, first, replicas = best[m][j]
+        inside = below[first, j][1]
+        stages = (*(StagePlan(s.first, s.last, s.replicas * replicas) for s in inside), *stages)
+        if first == i:
+            return stages
+        m, j = m - replicas, first - 1

@@ -1,1 +1,0 @@
-"""What a schedule takes, in time and in activations, and how it looks."""

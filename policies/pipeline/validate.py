@@ -1,0 +1,297 @@
+"""Is an order a schedule? If not, why, in words.
+
+Two kinds of mistakes:
+
+* The programs do not say the right things: an action is missing, doubled, impossible (a stage or a
+  micro-batch that does not exist, a backward in one piece *and* in two, an action on a rank that
+  does not hold what it needs). This is wrong input: `InputError`, all mistakes at once.
+* The programs say the right things in an order that cannot be run: some ranks wait for each other
+  in a circle. This is a run that cannot go on: `StuckError`, with the circle.
+
+    rank 0: 0F0 0B0 0F1 0B1        rank 0 waits with 0B0 for 1B0 of rank 1,
+    rank 1: 1F1 1F0 1B0 1B1        rank 1 waits with 1F1 for 0F1 of rank 0, which stands behind 0B0
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from policies.pipeline.action import PHASES, Action, Phase, Slot
+from policies.pipeline.pipeline_schedule import Schedule
+from sim.base.errors import InputError, StuckError
+
+# ----------------------------------------------------------------------------------------------------------
+# What each action waits for, and where that is made.
+#
+# ::
+#
+#     F(s, k)           F(s-1, k)
+#     R(s, k)           F(s, k)
+#     B, I of (s, k)    F(s, k), R(s, k) where there is one, and B or I of (s+1, k)
+#     W(s, k)           I(s, k)
+#
+# These are the edges of the graph that a pipeline's actions form; with the order of each rank's
+# program they decide everything about its times.
+
+Place: TypeAlias = tuple[int, int]
+"""(rank, position in its program)."""
+
+
+class Dependencies:
+    """The inputs of every action of a schedule.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        The order; it need not be a valid one.
+
+    Attributes
+    ----------
+    place : dict of Action to Place
+        Where each action stands (the first place, should it stand at several).
+
+    Examples
+    --------
+    >>> from policies.pipeline import generate
+    >>> depends = Dependencies(generate("zb-h1", ranks=2, micro_batches=2))
+    >>> [str(need) for need in depends.of(Action(0, "I", 1))]
+    ['0F1', '1I1']
+    >>> depends.place[Action(1, "I", 1)]
+    (1, 3)
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.stages = schedule.stages
+        self.place: dict[Action, Place] = {}
+        for rank, program in enumerate(schedule.programs):
+            for position, slot in enumerate(program):
+                for action in slot.parts:
+                    self.place.setdefault(action, (rank, position))
+
+    def of(self, slot: Slot) -> list[Action]:
+        """Return what all parts of `slot` need; also what no rank runs, if it is needed."""
+        if isinstance(slot, Action):
+            return self._needs(slot)
+        return [need for action in slot.parts for need in self._needs(action)]
+
+    def _needs(self, action: Action) -> list[Action]:
+        stage, phase, k = action
+        if phase == "F":
+            return [Action(stage - 1, "F", k)] if stage else []
+        if phase == "W":
+            return [Action(stage, "I", k)]
+        found = [Action(stage, "F", k)]
+        if phase != "R":
+            recompute = Action(stage, "R", k)
+            if recompute in self.place:
+                found.append(recompute)
+            if stage + 1 < self.stages:
+                split = Action(stage + 1, "I", k)
+                found.append(split if split in self.place else Action(stage + 1, "B", k))
+        return found
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_HALVES: tuple[Phase, Phase] = ("I", "W")
+
+_SHOWN = 12
+"""How many mistakes a message lists before it counts the rest."""
+
+_NOBODY = -1
+"""Whom a rank waits for when no rank runs what it needs."""
+
+
+def validate(schedule: Schedule) -> None:
+    """Raise unless `schedule` computes every micro-batch once and can be run to its end.
+
+    Raises
+    ------
+    InputError
+        Actions are missing, doubled or impossible; the message lists them.
+    StuckError
+        The order deadlocks; the message says which rank waits for what.
+
+    Examples
+    --------
+    >>> from policies.pipeline import generate
+    >>> validate(generate("zb-h1", ranks=4, micro_batches=8))
+    """
+    found = problems(schedule)
+    if found:
+        shown = "".join(f"\n  - {problem}" for problem in found[:_SHOWN])
+        more = f"\n  - ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        raise InputError(f"the order of {schedule.name!r} is no schedule:{shown}{more}")
+    for _ in in_turn(schedule):
+        pass
+
+
+def problems(schedule: Schedule) -> list[str]:
+    """List what is missing, doubled or impossible, one sentence each; empty when nothing is.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from policies.pipeline import generate
+    >>> good = generate("gpipe", ranks=1, micro_batches=1)
+    >>> problems(replace(good, programs=(good.programs[0][:1],)))
+    ['0B0 is missing: rank 0 runs 0F0 and never its backward (0B0, or 0I0 and 0W0)']
+    """
+    found: list[str] = []
+    places: dict[Action, list[Place]] = {}
+    for rank, program in enumerate(schedule.programs):
+        for position, slot in enumerate(program):
+            for action in slot.parts:
+                problem = _out_of_range(schedule, action)
+                if problem:
+                    found.append(f"rank {rank}, position {position}: {problem}")
+                else:
+                    places.setdefault(action, []).append((rank, position))
+    found += _doubled(places)
+    found += _misplaced(schedule, places)
+    for stage in range(schedule.stages):
+        for k in range(schedule.micro_batches):
+            found += _incomplete(schedule, stage, k, places)
+    return found
+
+
+def in_turn(schedule: Schedule) -> Iterator[tuple[int, Slot, list[Action]]]:
+    """Yield each slot, with its rank and what it waits for, once all of that has been yielded.
+
+    Raises
+    ------
+    StuckError
+        No rank can go on.
+    """
+    depends = Dependencies(schedule)
+    made: set[Action] = set()
+    done = [0] * schedule.ranks
+    sleepers: dict[Action, list[int]] = {}
+    awake = list(reversed(range(schedule.ranks)))
+    while awake:
+        rank = awake.pop()
+        program = schedule.programs[rank]
+        while done[rank] < len(program):
+            slot = program[done[rank]]
+            needs = depends.of(slot)
+            if not made.issuperset(needs):
+                missing = next(need for need in needs if need not in made)
+                sleepers.setdefault(missing, []).append(rank)
+                break
+            yield rank, slot, needs
+            done[rank] += 1
+            made.update(slot.parts)
+            for action in slot.parts:
+                if action in sleepers:
+                    awake.extend(sleepers.pop(action))
+    if done != [len(program) for program in schedule.programs]:
+        raise StuckError(explain_deadlock(schedule, done))
+
+
+def explain_deadlock(schedule: Schedule, done: Sequence[int]) -> str:
+    """Say why no rank can go on after it ran the first ``done[rank]`` slots of its program.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        The order.
+    done : sequence of int
+        How many slots each rank has run.
+
+    Returns
+    -------
+    str
+        One line for each waiting rank, and the circle of ranks that wait for each other.
+    """
+    depends = Dependencies(schedule)
+    made = {a for r, count in enumerate(done) for slot in schedule.programs[r][:count] for a in slot.parts}
+    waits: dict[int, tuple[int, str]] = {}
+    for rank, count in enumerate(done):
+        if count == len(schedule.programs[rank]):
+            continue
+        slot = schedule.programs[rank][count]
+        need = next(n for n in depends.of(slot) if n not in made)
+        waits[rank] = _wait(rank, count, slot, need, depends.place.get(need))
+    lines = [f"the order of {schedule.name!r} deadlocks, no rank can go on:"]
+    lines += [f"  {text}" for _, text in waits.values()]
+    lines.append(f"  {_circle({rank: on for rank, (on, _) in waits.items()})}")
+    return "\n".join(lines)
+
+
+def _wait(rank: int, position: int, slot: Slot, need: Action, place: Place | None) -> tuple[int, str]:
+    """Return the rank that `rank` waits for, and the sentence."""
+    start = f"rank {rank} waits at position {position} with {slot} for {need}"
+    if place is None:
+        return _NOBODY, f"{start}, which no rank runs"
+    on, at = place
+    if on == rank:
+        inside = "in the same slot" if at == position else f"later on the same rank (position {at})"
+        return on, f"{start}, which stands {inside}"
+    return on, f"{start} of rank {on} (position {at})"
+
+
+def _circle(waits: dict[int, int]) -> str:
+    """Follow who waits for whom from the first waiting rank until a rank comes twice."""
+    if _NOBODY in waits.values():
+        return "add the actions that no rank runs"
+    path = [next(iter(waits))]
+    while waits[path[-1]] not in path:
+        path.append(waits[path[-1]])
+    circle = path[path.index(waits[path[-1]]) :]
+    if len(circle) == 1:
+        return f"rank {circle[0]} waits for itself: put what it waits for before it"
+    chain = " waits for ".join(f"rank {rank}" for rank in [*circle, circle[0]])
+    return f"the circle: {chain}; one of these ranks must run what it is asked for earlier"
+
+
+def _out_of_range(schedule: Schedule, action: Action) -> str | None:
+    for what, these, number, size in (
+        ("stage", "stages", action.stage, schedule.stages),
+        ("micro-batch", "they", action.micro_batch, schedule.micro_batches),
+    ):
+        if not 0 <= number < size:
+            return f"{action} is impossible: there is no {what} {number}, {these} are 0..{size - 1}"
+    return None
+
+
+def _doubled(places: dict[Action, list[Place]]) -> Iterator[str]:
+    for action, where in places.items():
+        if len(where) > 1:
+            spots = ", ".join(f"rank {rank} position {position}" for rank, position in where)
+            yield f"{action} is doubled: it stands at {spots}"
+
+
+def _misplaced(schedule: Schedule, places: dict[Action, list[Place]]) -> Iterator[str]:
+    for action, where in places.items():
+        home = schedule.rank_of(action.stage, action.micro_batch)
+        for rank, position in where:
+            if rank != home:
+                yield (
+                    f"{action} is impossible on rank {rank} (position {position}): "
+                    f"micro-batch {action.micro_batch} of stage {action.stage} is on rank {home}"
+                )
+
+
+def _incomplete(schedule: Schedule, stage: int, k: int, places: dict[Action, list[Place]]) -> Iterator[str]:
+    """Check that one micro-batch of one stage has F once, and either B or I with W."""
+    has = Counter(phase for phase in PHASES if Action(stage, phase, k) in places)
+    rank = schedule.rank_of(stage, k)
+    if not has:
+        yield f"{stage}F{k} and its backward are missing: rank {rank} never runs them"
+        return
+    if not has["F"]:
+        yield f"{stage}F{k} is missing: rank {rank} runs a later phase of it and never its forward"
+    if not (has["B"] or has["I"] or has["W"]):
+        yield (
+            f"{stage}B{k} is missing: rank {rank} runs {stage}F{k} and never its backward "
+            f"({stage}B{k}, or {stage}I{k} and {stage}W{k})"
+        )
+    if has["B"] and (has["I"] or has["W"]):
+        halves = " and ".join(f"{stage}{phase}{k}" for phase in _HALVES if has[phase])
+        yield f"{stage}B{k} is impossible beside {halves}: the backward is in one piece or in two, not both"
+    elif has["I"] and not has["W"]:
+        yield f"{stage}W{k} is missing: rank {rank} runs {stage}I{k} and never the weight gradient"
+    elif has["W"] and not has["I"]:
+        yield f"{stage}I{k} is missing: rank {rank} runs {stage}W{k} and never the input gradient"

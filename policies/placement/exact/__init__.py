@@ -1,1 +1,0 @@
-"""Placements that are optimal for what they model."""

@@ -1,0 +1,184 @@
+"""Placements that look at no cost: one device, each in turn, or the first kind that can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from policies.placement.feasible import colocation_groups, feasible_devices, soft_devices
+from sim import Graph, Machine
+from sim.base.arrays import UNSET, IntArray
+from sim.base.errors import InputError
+from sim.job.job import Placement
+from sim.job.places import allowed_devices
+
+
+class SinglePlacement(Placement):
+    """All ops on one device, except those pinned to another.
+
+    Everything on one device.
+
+    Parameters
+    ----------
+    device : str, optional
+        Its name; the first of the machine by default.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, simulate
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("two")
+    >>> _ = b.op("a"), b.op("b")
+    >>> machine = Machine((Device("gpu0"), Device("gpu1")))
+    >>> make_job(b.build(), machine, placement=SinglePlacement("gpu1")).device_of.tolist()
+    [1, 1]
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        self.device = device
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op (see `sim.job.job.Placement`).
+
+        Raises
+        ------
+        UnknownNameError
+            The machine has no such device.
+        """
+        chosen = 0 if self.device is None else machine.device_index(self.device)
+        allowed = allowed_devices(graph, machine)
+        able = allowed & (np.array(cost_ns) != UNSET)
+        return np.where(allowed[chosen], chosen, able.argmax(axis=0)).tolist()  # type: ignore[no-any-return]
+
+
+class RoundRobinPlacement(Placement):
+    """Ops in topological order on the devices in turn, skipping devices that cannot run an op.
+
+    Devices in turn: the baseline that looks at nothing, and spreads the work all the same.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("four, the second pinned")
+    >>> _ = b.op("a"), b.op("b", device="gpu0"), b.op("c"), b.op("d")
+    >>> machine = Machine((Device("gpu0"), Device("gpu1")))
+    >>> make_job(b.build(), machine, placement=RoundRobinPlacement()).device_of.tolist()
+    [0, 0, 1, 0]
+    """
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op (see `sim.job.job.Placement`).
+
+        Raises
+        ------
+        InfeasibleError
+            An op, or a colocation group, that no device may run.
+        """
+        group_of = colocation_groups(graph)
+        choices = feasible_devices(graph, machine, cost_ns, group_of)
+        n_devices = len(machine.devices)
+        device_of_group: dict[int, int] = {}
+        turn = 0
+        for op in graph.topological_order.tolist():
+            if group_of[op] not in device_of_group:
+                device = min(choices[op], key=lambda d: (d - turn) % n_devices)
+                device_of_group[group_of[op]] = device
+                turn = (device + 1) % n_devices
+        return [device_of_group[group] for group in group_of]
+
+
+_METADATA = frozenset(("shape", "size", "rank"))
+
+
+class DeviceKind(Placement):
+    """Each op on the first device, by kind of device, that can run it.
+
+    Placement by kind of device, as TensorFlow's placer does it: a GPU before a CPU, by what kernels allow.
+
+    Two passes over the ops in topological order (TensorFlow, core/common_runtime/placer.cc)::
+
+        1. each op on the most preferred device that can run it, its pin and colocation group allowing;
+           an op that only looks at shapes stays with its input, if that is placed by then
+        2. sources (nothing to read, one output), left out before, go where all their consumers are
+
+    so that a constant does not travel, and reading a shape moves no tensor.
+
+    Parameters
+    ----------
+    order : sequence of str
+        Kinds of device, the preferred one first; other kinds come after them. Devices of one kind
+        are taken in machine order: everything goes to the first that can run it.
+    soft : bool
+        What to do with a pin or a colocation that cannot be met: ignore it (first the pins of a
+        group that cannot be met or contradict one another, then the colocation), or refuse.
+    follow : bool
+        Whether sources go with their consumers, and shape ops with their input.
+
+    Raises
+    ------
+    InputError
+        An order that is no list of kinds.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("the tokenizer runs on the CPU alone")
+    >>> _ = b.op("constant", duration_ns=1), b.op("table", duration_ns=1)
+    >>> _ = b.op("tokens", inputs=["table"], duration_by_kind={"cpu": 9})
+    >>> _ = b.op("embed", inputs=["tokens", "constant"], duration_ns=9)
+    >>> machine = Machine((Device("cpu0", "cpu", workers=1), Device("gpu0", "gpu")))
+    >>> make_job(b.build(), machine, placement=DeviceKind()).device_of.tolist()
+    [1, 0, 0, 1]
+    """
+
+    def __init__(
+        self, order: Sequence[str] = ("gpu", "npu", "cpu"), soft: bool = False, follow: bool = True
+    ) -> None:
+        if isinstance(order, str) or not all(isinstance(kind, str) for kind in order):
+            message = f"device-kind: order must be a list of kinds of device, found {order!r}"
+            raise InputError(message, path=("order",))
+        self.preference, self.soft, self.follow = list(order), soft, follow
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op (see `sim.job.job.Placement`).
+
+        Raises
+        ------
+        InfeasibleError
+            A pin or colocation that cannot be met, unless `soft`.
+        """
+        group_of = colocation_groups(graph)
+        choices = (soft_devices if self.soft else feasible_devices)(graph, machine, cost_ns, group_of)
+        rank = [self._rank(device.kind) for device in machine.devices]
+        first = [min(devices, key=lambda d: (rank[d], d)) for devices in choices]
+        if not self.follow:
+            return first
+        return self._followed(graph, group_of, choices, first)
+
+    def _rank(self, kind: str) -> int:
+        return self.preference.index(kind) if kind in self.preference else len(self.preference)
+
+    def _followed(
+        self, graph: Graph, group_of: list[int], choices: list[list[int]], first: list[int]
+    ) -> list[int]:
+        """Let shape ops follow their input and sources their consumers."""
+        dag = graph.dag()
+        alone = np.bincount(group_of, minlength=len(graph))[group_of] == 1
+        free = (alone & (graph.pin_code == UNSET)).tolist()
+        metadata = [graph.kinds[code].lower() in _METADATA for code in graph.kind_code.tolist()]
+        source = ((graph.inputs.counts() == 0) & (graph.outputs.counts() == 1)).tolist()
+        device = list(first)
+        for op in graph.topological_order.tolist():
+            if free[op] and metadata[op] and len(graph.inputs.row(op)):
+                read = int(graph.tensor_producer[graph.inputs.row(op)[0]])
+                if read >= 0 and not source[read] and device[read] in choices[op]:
+                    device[op] = device[read]
+        for op, consumers in enumerate(dag.successors):
+            if free[op] and source[op]:
+                there = {device[c] for c in consumers}
+                if len(there) == 1 and there <= set(choices[op]):
+                    device[op] = there.pop()
+        return device

@@ -1,1 +1,0 @@
-"""What a long training run does after a failure; entry points of the group ``sim.recoveries``."""

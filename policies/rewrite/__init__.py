@@ -1,0 +1,1 @@
+"""Graph to graph: partitioning, fusion, simplification, backward and optimizer, layout."""

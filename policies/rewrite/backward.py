@@ -1,0 +1,374 @@
+"""The backward of a graph, op by op: what makes the gradients of an op's inputs from those of its outputs.
+
+::
+
+    y = op(x, w)        dy ──► [rule of the op's kind] ──► a part of dx, a part of dw
+                        dx = the sum of its parts, once all ops that read x have given theirs
+
+The rules, and what each costs, are in `policies.rewrite.backward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Final
+
+from policies.rewrite.records import Edge, OpEntry, Records
+from sim.base.units import round_half_up
+from sim.graph.graph import Role
+
+# ----------------------------------------------------------------------------------------------------------
+# What the backward of each kind of op is made of, as multiples of what the forward does.
+#
+# A rule says what an op costs that makes the gradient of some of the inputs from the gradient ``dy`` of the
+# output. With x and w the inputs, y the output::
+#
+#     contraction   x·w        input gradient dy·w, weight gradient x·dy: an op each, each the forward's work
+#     sum           x + b      dy itself; what was broadcast is summed up again (bias_add_grad, reduce_sum)
+#     product       x * b      dy * b and dy * x, each the forward's work, then as above
+#     mean, (x-b)^2            as TensorFlow: tile and divide; 2 dy times the difference, made again
+#     function      f(x)       one op that reads dy and what the forward kept
+#     movement      reshape    the same movement back: no flop, and no byte where it is a view
+#     anything else            one op that reads dy and all inputs, the forward's work for each gradient
+#
+# Work is counted from the operators' derivatives in the conventions of the importers (a multiply-add is 2
+# flop, a comparison or an elementary function 1): sigmoid 4 forward, its gradient dy * y * (1 - y) 3, and so
+# on.
+
+
+def _functions(reads: str, **work: str) -> dict[str, tuple[Fraction, str]]:
+    return {kind: (Fraction(text), reads) for kind, text in work.items()}
+
+
+CONTRACTIONS: Final = {
+    "conv": ("conv_input_grad", "conv_weight_grad"),
+    "depthwise_conv": ("conv_input_grad", "conv_weight_grad"),
+    "conv_transpose": ("conv", "conv_weight_grad"),
+    "matmul": ("matmul", "matmul"),
+    "gemm": ("matmul", "matmul"),
+}
+"""Kind → kinds of the gradients of its first and second input; a third input is a bias."""
+
+FUNCTIONS: Final = {
+    **_functions("y", relu="1", relu6="1/2", sigmoid="3/4", tanh="3", softmax="3/5", log_softmax="3/5"),
+    **_functions("y", exp="1", sqrt="2", rsqrt="4", reciprocal="2"),
+    **_functions("x", gelu="11/5", silu="6/5", elu="1", leaky_relu="1", softplus="5/3", log="1", abs="1"),
+    **_functions("x", square="2", layer_norm="13/7", rms_norm="2", instance_norm="13/7", lrn="2", erf="4"),
+    **_functions("xy", max_pool="1", global_max_pool="1", reduce_max="1"),
+    **_functions("", average_pool="1", global_average_pool="1", neg="1"),
+}
+"""Kind → flop of what makes the gradient of its first input (and, of a norm, of its scale and offset), as a
+multiple of the forward's, and what that reads besides ``dy``: ``"x"``, ``"y"``, ``"xy"`` or nothing."""
+
+SEVERAL: Final = {"attention": Fraction(5, 2)}
+"""Kind → work of an op that makes the gradients of all inputs from them, ``dy`` and the output.
+
+Attention: five products instead of two, as FlashAttention does it (arXiv 2205.14135, algorithm 4).
+"""
+
+KEPT_OUTPUT: Final = frozenset({"softmax_cross_entropy", "sparse_softmax_cross_entropy"})
+"""Kinds whose second output is the gradient already, up to a product with ``dy``."""
+
+MOVEMENTS: Final = {
+    **dict.fromkeys(("reshape", "flatten", "squeeze", "unsqueeze"), "reshape"),
+    **{kind: kind for kind in ("transpose", "cast", "copy", "dropout")},
+    **dict.fromkeys(("slice", "strided_slice"), "pad"),
+    "pad": "slice",
+    **dict.fromkeys(("expand", "tile"), "reduce_sum"),
+    "concat": "split",
+    "split": "concat",
+    "pack": "unpack",
+    "unpack": "pack",
+    "reduce_sum": "expand",
+    "resize": "resize_grad",
+}
+"""Kind → kind of what moves the gradient back."""
+
+PASSES: Final = frozenset({"identity", "read_variable"})
+"""Kinds whose gradient is that of their output, unchanged."""
+
+_NO_NUMBERS = "shape size rank const no_op constant_of_shape range zeros_like ones_like one_hot argmax argmin"
+_STEPS = "sign floor ceil round and or not is_nan is_inf equal not_equal greater less"
+_NO_RESULT = "greater_or_equal less_or_equal stop_gradient assign assign_add assign_sub"
+
+CUT: Final = frozenset(f"{_NO_NUMBERS} {_STEPS} {_NO_RESULT}".split())
+"""Kinds that no gradient passes."""
+
+
+OPTIMISERS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
+    "sgd": ((), 2),
+    "momentum": (("velocity",), 4),
+    "adam": (("first_moment", "second_moment"), 14),
+}
+"""What updating a parameter takes: states, each of the parameter's size, and flop for each of its elements.
+
+Scale and subtract; velocity on top (Polyak 1964); Kingma and Ba, arXiv 1412.6980, algorithm 1.
+"""
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+_ONE: Final = Fraction(1)
+
+
+def elements(nbytes: int, dtype: str | None) -> int:
+    """Return how many elements of a data type (by default fp32) some bytes are."""
+    return nbytes // _ITEM.get(dtype or "fp32", 4)
+
+
+def differentiable(record: OpEntry) -> list[Edge]:
+    """Return the inputs that may have gradients: of a batch_norm not the last two, its running statistics."""
+    if record.kind == "batch_norm" and len(record.inputs) >= 4:
+        return record.inputs[:-2]
+    return record.inputs
+
+
+class Backward:
+    """Goes through the ops, last first, and makes the gradients of what they read.
+
+    Parameters
+    ----------
+    records : Records
+        The forward.
+    active : set of str
+        Tensors that have a gradient: a parameter leads to them.
+    loss : str
+        The tensor to start from.
+
+    Attributes
+    ----------
+    made : list of Record
+        The ops of the backward, in the order in which they can run.
+    """
+
+    def __init__(self, records: Records, active: set[str], loss: str) -> None:
+        self.records, self.active = records, active
+        self.made: list[OpEntry] = []
+        self.parts: dict[str, list[str]] = {}
+        self.sums: dict[str, str] = {}
+        self.size: dict[str, int] = {}
+        """Bytes of what was made."""
+        self.origin: dict[str, OpEntry] = {}
+        """Tensor → the op whose backward gave the first part of its gradient."""
+        op = records.producer(loss)
+        assert op is not None
+        nbytes = records.nbytes(loss)
+        seed = self.add(op, f"{loss}/loss_grad", "loss_grad", [loss], (nbytes,), phase="B")
+        seed.flops = elements(nbytes, op.dtype)
+        self._give(op, loss, seed.name)
+
+    def gradient(self, tensor: str) -> str | None:
+        """Return the gradient of a tensor, its parts summed; None: it has none."""
+        parts = self.parts.get(tensor, [])
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        if tensor not in self.sums:
+            op = self.records.producer(tensor) or self.origin[tensor]
+            size = (self.records.nbytes(tensor),)
+            total = self.add(op, f"{tensor}/grad_sum", "add_n", parts, size, phase="B")
+            total.flops = (len(parts) - 1) * elements(size[0], total.dtype)
+            self.sums[tensor] = total.name
+        return self.sums[tensor]
+
+    def through(self, op: OpEntry) -> None:
+        """Make the gradients of what `op` reads, if it has one itself."""
+        dy = [grad for grad in map(self.gradient, op.tensors) if grad is not None]
+        wanted = [
+            (k, tensor)
+            for k, (tensor, distance) in enumerate(differentiable(op))
+            if tensor in self.active and not distance
+        ]
+        if not dy or not wanted or op.kind in CUT:
+            return
+        if op.kind == "batch_norm":
+            self._batch_norm(op, dy, wanted)
+        elif op.kind in CONTRACTIONS:
+            self._contraction(op, dy, wanted)
+        elif op.kind in ("add", "sub", "mul", "div", "bias_add", "add_n"):
+            self._arithmetic(op, dy[0], wanted)
+        elif op.kind in PASSES:
+            self._give(op, wanted[0][1], dy[0])
+        elif op.kind in MOVEMENTS:
+            self._movement(op, dy, wanted)
+        elif op.kind in KEPT_OUTPUT and len(op.outputs) > 1:
+            self._kept(op, dy[0], wanted[0][1])
+        elif op.kind == "reduce_mean":
+            self._mean(op, dy[0], wanted[0][1])
+        elif op.kind == "squared_difference":
+            self._squared_difference(op, dy[0], wanted)
+        elif op.kind in FUNCTIONS:
+            self._function(op, dy, wanted)
+        elif op.kind == "gather" and wanted[0][0] == 0 and len(op.inputs) > 1:
+            self._embedding(op, dy[0], wanted)
+        else:
+            output = [op.name] if op.kind in SEVERAL else []
+            reads = [*dy, *(tensor for tensor, _ in op.inputs), *output]
+            work = SEVERAL.get(op.kind, Fraction(len(wanted)))
+            self._together(op, f"{op.kind}_grad", reads, wanted, work)
+
+    # -- rules ------------------------------------------------------------------------------------
+
+    def _contraction(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+        tensors = [tensor for tensor, _ in op.inputs]
+        for k, tensor in wanted:
+            if k > 1:
+                self._give(op, tensor, self._sum(op, "bias_grad", "bias_add_grad", dy[:1], tensor, "W"))
+                continue
+            weight = self.records.producer(tensor) is None or self._is_parameter(tensor)
+            what = "weight_grad" if weight else "input_grad" if k == 0 else "other_grad"
+            kind, phase = CONTRACTIONS[op.kind][k], "W" if weight else "I"
+            size = (self.records.nbytes(tensor),)
+            reads = [dy[0], tensors[1 - k]]
+            made = self.add(op, f"{op.name}/{what}", kind, reads, size, phase=phase, work=_ONE)
+            if len(op.inputs) > 2:
+                made.flops = max(0, op.flops - elements(op.outputs[0], op.dtype))  # not the bias
+            m, n, inner = (op.attributes.get(key) for key in "mnk")
+            if m is not None and n is not None and inner is not None:
+                of = (m, inner, n) if k == 0 else (inner, n, m)
+                made.attributes = dict(zip("mnk", of, strict=True))
+            self._give(op, tensor, made.name)
+
+    def _embedding(self, op: OpEntry, dy: str, wanted: list[tuple[int, str]]) -> None:
+        """Sum rows of ``dy`` up by their indices; further tables (positions) get sums over the batch."""
+        (_, table), *more = wanted
+        reads = [dy, op.inputs[1][0]]
+        self._give(op, table, self._sum(op, "weight_grad", "embedding_grad", reads, table, "W"))
+        self._broadcast(op, dy, more)
+
+    def _mean(self, op: OpEntry, dy: str, tensor: str) -> None:
+        size = (self.records.nbytes(tensor),)
+        spread = self.add(op, f"{op.name}/grad_tile", "tile", [dy], size)
+        self._give(op, tensor, self.add(op, f"{op.name}/grad", "div", [spread.name], size, work=_ONE).name)
+
+    def _squared_difference(self, op: OpEntry, dy: str, wanted: list[tuple[int, str]]) -> None:
+        size, half = (self.records.nbytes(op.name),), Fraction(1, 2)  # the forward subtracts and squares
+        tensors = [tensor for tensor, _ in op.inputs]
+        twice = self.add(op, f"{op.name}/grad_twice", "mul", [dy], size, work=half)
+        difference = self.add(op, f"{op.name}/grad_sub", "sub", tensors, size, work=half)
+        made = self.add(op, f"{op.name}/grad", "mul", [twice.name, difference.name], size, work=half)
+        self._broadcast(op, made.name, wanted, negative=1)
+
+    def _arithmetic(self, op: OpEntry, dy: str, wanted: list[tuple[int, str]]) -> None:
+        """Sums give ``dy`` on; products multiply it with the other factor; what was broadcast is summed."""
+        if op.kind not in ("mul", "div"):
+            self._broadcast(op, dy, wanted, negative=1 if op.kind == "sub" else -1)
+            return
+        tensors = [tensor for tensor, _ in op.inputs]
+        nbytes = (self.records.nbytes(op.name),)
+        for k, tensor in wanted:
+            factor = op.kind == "mul" or k == 0
+            others = [*tensors[:k], *tensors[k + 1 :]] if factor else tensors
+            work = _ONE if factor else Fraction(3)  # -dy * y / b
+            grad = self.add(op, f"{op.name}/grad{k}", op.kind, [dy, *others], nbytes, work=work).name
+            self._broadcast(op, grad, [(k, tensor)])
+
+    def _broadcast(self, op: OpEntry, dy: str, wanted: list[tuple[int, str]], negative: int = -1) -> None:
+        """Give ``dy`` to inputs, summed up over what was broadcast, and negated for one of them."""
+        for k, tensor in wanted:
+            grad, size = dy, self.records.nbytes(tensor)
+            if size < self.records.nbytes(op.name):
+                kind = "bias_add_grad" if op.kind == "bias_add" else "reduce_sum"
+                grad = self._sum(op, f"grad{k}_sum", kind, [grad], tensor, "B")
+            if k == negative:
+                minus = self.add(op, f"{op.name}/grad{k}_neg", "neg", [grad], (size,))
+                minus.flops = elements(size, op.dtype)
+                grad = minus.name
+            self._give(op, tensor, grad)
+
+    def _movement(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+        made = self._together(op, MOVEMENTS[op.kind], dy, wanted, Fraction(0))
+        if made.kind == "reduce_sum":
+            made.flops = elements(self._nbytes(dy[0]), op.dtype)
+        elif made.kind in ("slice", "split", "unpack"):  # a part is read where it is written
+            made.bytes_read = made.bytes_written
+        if op.attributes.get("view_of") is not None and len(dy) == len(wanted) == 1:
+            made.attributes = {"view_of": 0}
+            made.bytes_read = made.bytes_written = 0
+
+    def _function(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+        work, kept_of = FUNCTIONS[op.kind]
+        kept = {"x": [tensor for tensor, _ in op.inputs], "y": [op.name]}
+        reads = [*dy, *(tensor for which in kept_of for tensor in kept[which])]
+        self._together(op, f"{op.kind}_grad", reads, wanted, work)
+
+    def _batch_norm(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+        if not op.attributes.get("training_mode"):
+            op.attributes["training_mode"] = True
+            op.flops = op.flops * 7 // 2
+        reads = [dy[0], *(tensor for tensor, _ in differentiable(op))]
+        self._together(op, "batch_norm_grad", reads, wanted, Fraction(9, 7))
+
+    def _kept(self, op: OpEntry, dy: str, tensor: str) -> None:
+        made = self.add(op, f"{op.name}/grad", "mul", [dy, op.tensor(1)], (op.outputs[1],))
+        made.flops = elements(op.outputs[1], op.dtype)
+        self._give(op, tensor, made.name)
+
+    def _together(
+        self, op: OpEntry, kind: str, reads: Sequence[str], wanted: list[tuple[int, str]], work: Fraction
+    ) -> OpEntry:
+        """Make all gradients of an op in one."""
+        outputs = tuple(self.records.nbytes(tensor) for _, tensor in wanted)
+        made = self.add(op, f"{op.name}/grad", kind, reads, outputs, work=work)
+        for output, (_, tensor) in enumerate(wanted):
+            self._give(op, tensor, made.tensor(output))
+        return made
+
+    # -- pieces -----------------------------------------------------------------------------------
+
+    def _is_parameter(self, tensor: str) -> bool:
+        """Whether a tensor is a parameter as it is read: through a variable's read or a reshape."""
+        producer = self.records.producer(tensor)
+        while producer is not None and (producer.kind in PASSES or "view_of" in producer.attributes):
+            tensor = producer.inputs[0][0]
+            producer = self.records.producer(tensor)
+        given = self.records.externals.get(tensor)
+        return given is not None and given.role == Role.PARAMETER
+
+    def _give(self, op: OpEntry, tensor: str, gradient: str) -> None:
+        self.parts.setdefault(tensor, []).append(gradient)
+        self.origin.setdefault(tensor, op)
+
+    def _sum(self, op: OpEntry, name: str, kind: str, reads: list[str], tensor: str, phase: str) -> str:
+        """Add what sums up the first tensor that it reads, to the size of another."""
+        made = self.add(op, f"{op.name}/{name}", kind, reads, (self.records.nbytes(tensor),), phase=phase)
+        made.flops = elements(self._nbytes(reads[0]), op.dtype)
+        return made.name
+
+    def _nbytes(self, tensor: str) -> int:
+        return self.size[tensor] if tensor in self.size else self.records.nbytes(tensor)
+
+    def add(
+        self,
+        op: OpEntry,
+        name: str,
+        kind: str,
+        reads: Sequence[str],
+        outputs: tuple[int, ...],
+        *,
+        phase: str = "I",
+        work: Fraction = Fraction(0),
+    ) -> OpEntry:
+        """Add an op of the backward of `op`: `work` times its flop, and its duration where it has one."""
+        share = work or _ONE
+        record = OpEntry(
+            self.records.free(name),
+            kind,
+            [(tensor, 0) for tensor in reads],
+            [],
+            outputs,
+            flops=int(op.flops * work),
+            bytes_read=sum(self._nbytes(tensor) for tensor in dict.fromkeys(reads)),
+            bytes_written=sum(outputs),
+            duration_ns=None if op.duration_ns is None else round_half_up(op.duration_ns * share),
+            duration_by_kind={kind: round_half_up(ns * share) for kind, ns in op.duration_by_kind.items()},
+            device=op.device,
+            dtype=op.dtype,
+            stage=op.stage,
+            micro_batch=op.micro_batch,
+            phase=phase,
+        )
+        self.made.append(record)
+        self.size.update({record.tensor(k): nbytes for k, nbytes in enumerate(outputs)})
+        return record

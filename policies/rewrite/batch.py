@@ -1,0 +1,94 @@
+"""Batch: a graph recorded with one sample, run with more.
+
+::
+
+    x (1 sample) ─► conv ─► ...        x (32 samples) ─► conv ─► ...     32 times the flop and bytes of x
+                     ▲                                    ▲
+                     w                                    w              and w once
+
+What depends on a graph input grows with it, in proportion; parameters and what is made of them alone do not.
+So an op that reads both reads its parameters once. That is exact where every sample is treated by itself, as
+at inference; a step of training is to be made from the larger forward
+(`policies.rewrite.training_step`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from policies.option_checks import whole
+from policies.rewrite.records import ExternalTensor, OpEntry, Records, read, write
+from sim import Graph
+from sim.base.errors import GraphError
+from sim.graph.graph import Role
+
+_NO_DATA: Final = frozenset({"shape", "size", "rank", "const", "no_op", "range"})
+"""Kinds whose output does not grow with what they read."""
+
+
+class Batch:
+    """Run a graph on `times` as many samples.
+
+    Parameters
+    ----------
+    times : int
+        How many samples there are for each that was recorded.
+
+    Raises
+    ------
+    InputError
+        Fewer than one.
+    GraphError
+        An op that grows was measured: how long it takes with more samples is not known (when applied).
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("layer")
+    >>> _ = b.input("x", 400), b.parameter("w", 800)
+    >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
+    >>> record = read(Batch(times=3).apply(b.build())).ops["a"]
+    >>> record.flops, record.bytes_read, record.bytes_written
+    (3000, 2000, 1200)
+    """
+
+    def __init__(self, times: int) -> None:
+        self.times = whole("batch", "times", times, least=1)
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the graph at the larger batch."""
+        if self.times == 1:
+            return graph
+        records = read(graph)
+        records.name += f" x {self.times}"
+        grows = {name for name, given in records.externals.items() if given.role == Role.INPUT}
+        for op in graph.topological_order.tolist():
+            record = records.ops[graph.op_names[op]]
+            if record.kind not in _NO_DATA and any(tensor in grows for tensor, _ in record.inputs):
+                grows.update(record.tensors)
+        growing = [record for record in records.ops.values() if record.name in grows]
+        for record in growing:
+            self._grow(records, record, grows)
+        for record in growing:
+            record.outputs = tuple(nbytes * self.times for nbytes in record.outputs)
+        for name, given in records.externals.items():
+            if name in grows:
+                records.externals[name] = ExternalTensor(given.nbytes * self.times, given.role, given.device)
+        return write(records)
+
+    def _grow(self, records: Records, record: OpEntry, grows: set[str]) -> None:
+        if record.duration_ns or any(record.duration_by_kind.values()):
+            raise GraphError(
+                f"op {record.name!r} has a duration, and how long it takes with {self.times} times the "
+                "samples is not known; import the graph with flop and bytes alone"
+            ).about(record.name)
+        more = self.times - 1
+        tensors = dict.fromkeys(tensor for tensor, _ in record.inputs)
+        size = {tensor: records.nbytes(tensor) for tensor in tensors}
+        growing = sum(nbytes for tensor, nbytes in size.items() if tensor in grows)
+        whole_inputs = record.bytes_read == sum(size.values())
+        record.flops *= self.times
+        record.bytes_read += more * (growing if whole_inputs else record.bytes_read)
+        record.bytes_written *= self.times
+        if "m" in record.attributes:  # rows of a product: all samples'
+            record.attributes["m"] *= self.times

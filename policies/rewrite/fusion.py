@@ -1,0 +1,232 @@
+"""Fusion: one kernel where an op's only reader can be computed along with it.
+
+Two families of patterns::
+
+    remapper      matmul or conv  + bias_add            (+ relu, relu6, elu, tanh, sigmoid, gelu)
+                  conv            + batch_norm          (+ relu ...)
+    elementwise   any chain of elementwise ops; and, where that is faster, an elementwise op into each of
+                  several readers, which then compute it again instead of reading it:
+
+                        ┌► b                 a·b
+                  x ─► a ┤        becomes  x ┤        when  t(a) + t(b) + t(c) > t(a·b) + t(a·c)
+                        └► c                 a·c
+
+The fused op keeps the name of the last one, does the work of all, and neither writes nor reads the tensors
+in between: launch overhead and memory traffic are what is saved. Each op in between must have one reader,
+on the same device, and nothing may depend on it in another way.
+
+Source of the patterns: tensorflow/core/grappler/optimizers/remapper.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+from policies.option_checks import one_of
+from policies.rewrite.records import OpEntry, Records, read, write
+from sim import Graph
+from sim.base.errors import InputError
+
+ACTIVATIONS: Final = frozenset({"relu", "relu6", "elu", "tanh", "sigmoid", "gelu", "leaky_relu"})
+ELEMENTWISE: Final = ACTIVATIONS | {
+    "add", "sub", "mul", "div", "bias_add", "batch_norm", "exp", "sqrt", "rsqrt", "neg", "square",
+    "cast", "scale", "maximum", "minimum", "dropout",
+}  # fmt: skip
+PRODUCTS: Final = frozenset({"matmul", "gemm", "conv"})
+
+
+class Fusion:
+    """Fuse ops.
+
+    Parameters
+    ----------
+    patterns : str
+        ``"remapper"``, ``"elementwise"`` or ``"all"``.
+    bytes_per_ns, flop_per_ns : float
+        What a device moves and computes in a ns (GB/s, GFLOP/s), to weigh computing again against reading: an
+        op takes ``launch_ns`` and the longer of the two. 0: no op is fused into several readers.
+    launch_ns : int
+        What each kernel costs besides.
+
+    Raises
+    ------
+    InputError
+        Another word, a negative number, or one rate without the other.
+    """
+
+    def __init__(
+        self, patterns: str = "all", bytes_per_ns: float = 0, flop_per_ns: float = 0, launch_ns: int = 0
+    ) -> None:
+        if min(bytes_per_ns, flop_per_ns, launch_ns) < 0 or bool(bytes_per_ns) != bool(flop_per_ns):
+            raise InputError(
+                "fusion: bytes_per_ns and flop_per_ns are rates > 0, given together, and launch is >= 0; "
+                f"found {bytes_per_ns}, {flop_per_ns} and {launch_ns} ns"
+            )
+        self.bytes_per_ns, self.flop_per_ns, self.launch_ns = bytes_per_ns, flop_per_ns, launch_ns
+        self.patterns = one_of("fusion", "patterns", patterns, ("remapper", "elementwise", "all"))
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the graph with fused ops, whose attribute ``fused`` lists the kinds in them."""
+        records = read(graph)
+        followed = {name for record in records.ops.values() for name, _ in record.after}  # none of them goes
+        self._into_only_readers(
+            records, followed, [graph.op_names[op] for op in graph.topological_order.tolist()]
+        )
+        if self.bytes_per_ns and self.patterns != "remapper":
+            self._into_all_readers(records, followed)
+        return write(records)
+
+    def _into_only_readers(self, records: Records, followed: Set[str], order: Sequence[str]) -> None:
+        """Make chains of ops of which each is read by the next alone, and one op of each chain."""
+        place = {name: k for k, name in enumerate(order)}
+        readers = records.readers()
+        alone = {name for name, row in readers.items() if len(row) == 1 and name not in followed}
+        chains: dict[str, _Chain] = {}  # by the name of the last op
+        for name in order:
+            record, chain = records.ops[name], _Chain()
+            if not _feeds_itself(record, records, place):
+                for tensor, distance in record.inputs:
+                    if tensor in alone and not distance and self._fits(chains[tensor], record):
+                        chain = chains.pop(tensor)
+                        break
+            chain.append(record)
+            chains[name] = chain
+        for chain in chains.values():
+            *gone, last = chain.ops
+            if gone:
+                records.ops[last.name] = _fused(chain.ops)
+            for record in gone:
+                del records.ops[record.name]
+
+    def _fits(self, chain: _Chain, record: OpEntry) -> bool:
+        producer = chain.ops[-1]
+        if len(producer.outputs) != 1 or producer.device != record.device:
+            return False
+        for one in (producer, record):  # what is not strict starts with the first of its own inputs
+            if one.stateful or not one.attributes.get("strict", True):
+                return False
+        if self.patterns != "elementwise" and _remapper([*chain.kinds[:3], record.kind]):
+            return True
+        return self.patterns != "remapper" and chain.elementwise and record.kind in ELEMENTWISE
+
+    def _into_all_readers(self, records: Records, followed: Set[str]) -> None:
+        """Let all readers of an op compute it themselves, where that takes less time in all."""
+        place = {name: k for k, name in enumerate(records.ops)}
+        readers = {name: {record.name for record in row} for name, row in records.readers().items()}
+        for name in place:
+            producer = records.ops[name]
+            before = [records.ops[reader] for reader in sorted(readers[name], key=place.__getitem__)]
+            if len(before) < 2 or name in followed or not _can_be_in_all(producer, before):
+                continue
+            after = [_fused([producer, reader]) for reader in before]
+            if sum(map(self._ns, after)) < self._ns(producer) + sum(map(self._ns, before)):
+                records.ops.update((reader.name, reader) for reader in after)
+                for tensor, _ in producer.inputs:
+                    if (above := records.producer(tensor)) is not None:
+                        readers[above.name] -= {name}
+                        readers[above.name] |= readers[name]
+                del records.ops[name]
+
+    def _ns(self, record: OpEntry) -> float:
+        moved = (record.bytes_read + record.bytes_written) / self.bytes_per_ns
+        return self.launch_ns + max(moved, record.flops / self.flop_per_ns)
+
+
+class _Chain:
+    """Ops that become one, first to last.
+
+    Attributes
+    ----------
+    ops : list of Record
+    kinds : list of str
+        Of all that is computed.
+    elementwise : bool
+        Whether all these kinds are.
+    """
+
+    def __init__(self) -> None:
+        self.ops: list[OpEntry] = []
+        self.kinds: list[str] = []
+        self.elementwise = True
+
+    def append(self, record: OpEntry) -> None:
+        """Let an op be computed after the others."""
+        kinds = _kinds(record)
+        self.ops.append(record)
+        self.kinds += kinds
+        self.elementwise &= all(kind in ELEMENTWISE for kind in kinds)
+
+
+def _feeds_itself(record: OpEntry, records: Records, place: Mapping[str, int]) -> bool:
+    """Whether an op reads of an earlier iteration what depends on it; `place` is a topological order.
+
+    Nothing else that it reads can depend on a producer that only it reads.
+    """
+    above = [records.producer(tensor) for tensor, distance in record.inputs if distance]
+    seen: set[str] = set()
+    while above:
+        one = above.pop()
+        if one is None or place[one.name] < place[record.name] or one.name in seen:
+            continue
+        if one is record:
+            return True
+        seen.add(one.name)
+        above += [records.producer(name) for name, d in (*one.inputs, *one.after) if not d]
+    return False
+
+
+def _can_be_in_all(producer: OpEntry, readers: Sequence[OpEntry]) -> bool:
+    """Whether each of an op's readers can compute it."""
+    if len(producer.outputs) != 1 or producer.duration_ns is not None:
+        return False
+    for reader in readers:
+        kinds = [*_kinds(producer), *_kinds(reader)]
+        once = [edge for edge in reader.inputs if edge[0] == producer.name] == [(producer.name, 0)]
+        alike = reader.device == producer.device and reader.duration_ns is None and not reader.stateful
+        if not (once and alike and all(kind in ELEMENTWISE for kind in kinds)):
+            return False
+    return True
+
+
+def _kinds(record: OpEntry) -> list[str]:
+    return list(record.attributes.get("fused", [record.kind]))
+
+
+def _remapper(kinds: list[str]) -> bool:
+    product, *after = kinds
+    if product not in PRODUCTS or not 1 <= len(after) <= 2:
+        return False
+    first = after[0] == "bias_add" or (after[0] == "batch_norm" and product == "conv")
+    return first and (len(after) == 1 or after[1] in ACTIVATIONS)
+
+
+def _fused(ops: Sequence[OpEntry]) -> OpEntry:
+    """Return the last op with the work of all: each reads the one before it."""
+    kinds = [kind for op in ops for kind in _kinds(op)]
+    first, last = ops[0], ops[-1]
+    inputs, attributes = [*first.inputs], {**first.attributes}
+    nbytes_read, nbytes_written = first.bytes_read, first.bytes_written
+    for producer, op in pairwise(ops):
+        between = producer.outputs[0]
+        inputs += [edge for edge in op.inputs if edge[0] != producer.name]
+        nbytes_read += max(0, op.bytes_read - between)
+        nbytes_written = max(0, nbytes_written - between) + op.bytes_written
+        attributes |= {**op.attributes, "fused": kinds}
+    # An explicit duration of some only: the cost model decides on all.
+    durations = [op.duration_ns for op in ops if op.duration_ns is not None]
+    everywhere = set(first.duration_by_kind).intersection(*(op.duration_by_kind for op in ops))
+    return replace(
+        last,
+        kind=kinds[0] if kinds[0] in PRODUCTS else "elementwise",
+        inputs=inputs,
+        after=list(dict.fromkeys(edge for op in ops for edge in op.after)),
+        flops=sum(op.flops for op in ops),
+        bytes_read=nbytes_read,
+        bytes_written=nbytes_written,
+        duration_ns=sum(durations) if len(durations) == len(ops) else None,
+        duration_by_kind={kind: sum(op.duration_by_kind[kind] for op in ops) for kind in sorted(everywhere)},
+        attributes=attributes,
+    )

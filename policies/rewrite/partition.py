@@ -1,0 +1,401 @@
+"""Partition: one graph a device, with a Send and a Recv wherever an edge leaves one.
+
+::
+
+    cpu0:  a ──► send ═╗                    one pair for each (tensor, destination), shared by all users there
+    gpu0:              ╚═► recv ──► b
+                              └───► c
+
+    cpu0:  a ╌╌► const ──► send ═╗          a control edge carries a dummy constant
+    gpu0:                        ╚═► recv ──► identity ╌╌► b
+
+    a loop on two devices: the one without the loop's condition gets control nodes of its own, and is told
+    in each iteration whether there is one more:
+
+    cpu0:  ... loop_cond ──► send ═╗
+                                   ╚═► recv ─┐
+    gpu0:  const ─► enter ─► merge ─────────► switch ──true──► next_iteration ─┐
+                               ▲ ╎╌╌► every recv of the iteration              │
+                               └───────────────────────────────────────────────┘
+
+A pair's attribute ``key`` is ``source;destination;tensor``; at run time frame and iteration follow it, so
+that iterations do not mix. With ``rendezvous: true`` no edge leads from Send to Recv, as
+TensorFlow's graphs of different devices share none: they meet by key when they run
+(`sim.readiness.rendezvous`). Then every device of a loop gets control nodes, for its Recvs have to know that
+an iteration has begun.
+
+The simulator inserts transfers by itself, so nothing has to be partitioned to be simulated. The explicit form
+takes the same time over the same links as long as sends and receives, which take none, need not wait for a
+thread or a stream. It is later where they do, and where the implicit form sends less: a control edge between
+devices costs it nothing, and of a loop's condition it only sends what a switch reads.
+
+Source: tensorflow/core/graph/graph_partition.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Any, Final
+
+from policies.rewrite.records import Edge, OpEntry, Records, by_name, frames_given, read, write
+from sim import Graph, Machine, Policy
+from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.units import parse_bytes, parse_duration
+from sim.graph.frames import FrameStructure, frame_structure, has_control_flow
+from sim.machine.machine import Host
+
+_BACK: Final = "next_iteration"
+
+
+class Partition:
+    """Insert Sends and Recvs.
+
+    Partition: one graph a device, with a Send and a Recv wherever an edge leaves one.
+
+    ::
+
+        cpu0:  a ──► send ═╗                    one pair for each (tensor, destination), shared by all users
+        there gpu0:              ╚═► recv ──► b
+                                  └───► c
+
+        cpu0:  a ╌╌► const ──► send ═╗          a control edge carries a dummy constant
+        gpu0:                        ╚═► recv ──► identity ╌╌► b
+
+        a loop on two devices: the one without the loop's condition gets control nodes of its own, and is told
+        in each iteration whether there is one more:
+
+        cpu0:  ... loop_cond ──► send ═╗
+                                       ╚═► recv ─┐
+        gpu0:  const ─► enter ─► merge ─────────► switch ──true──► next_iteration ─┐
+                                   ▲ ╎╌╌► every recv of the iteration              │
+                                   └───────────────────────────────────────────────┘
+
+    A pair's attribute ``key`` is ``source;destination;tensor``; at run time frame and iteration follow it,
+    so that iterations do not mix. With ``rendezvous: true`` no edge leads from Send to Recv, as
+    TensorFlow's graphs of different devices share none: they meet by key when they run
+    (`sim.readiness.rendezvous`). Then every device of a loop gets control nodes, for its Recvs have to know
+    that an iteration has begun.
+
+    The simulator inserts transfers by itself, so nothing has to be partitioned to be simulated. The
+    explicit form takes the same time over the same links as long as sends and receives, which take none,
+    need not wait for a thread or a stream. It is later where they do, and where the implicit form sends
+    less: a control edge between devices costs it nothing, and of a loop's condition it only sends what a
+    switch reads.
+
+    Source: tensorflow/core/graph/graph_partition.cc.
+
+    Every op has to be pinned to a device; in a scenario, ``compile: [partition]`` does that first, with the
+    placement of the scenario.
+
+    Parameters
+    ----------
+    rendezvous : bool, optional
+        Whether Recvs find their Sends by key at run time; else an edge leads from the one to the other. By
+        default an edge; in a scenario it is by key for a policy whose Recvs ask in turn (TensorFlow's).
+
+    Raises
+    ------
+    InputError
+        An op without a device (when applied).
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("two users")
+    >>> _ = b.op("a", outputs=8, device="cpu0")
+    >>> _ = b.op("b", inputs=["a"], device="gpu0"), b.op("c", inputs=["a"], device="gpu0")
+    >>> Partition().apply(b.build()).op_names
+    ['a', 'a/to_gpu0/send', 'a/to_gpu0/recv', 'b', 'c']
+    """
+
+    placed: Final = True
+    """It reads where ops run."""
+
+    def __init__(self, rendezvous: bool | None = None) -> None:
+        self.rendezvous = rendezvous
+
+    def under(self, policy: Policy) -> Partition:
+        """Return what is meant for a policy, where it has not been said."""
+        return self if self.rendezvous is not None else Partition(policy.asks_in_turn)
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the graphs of all devices as one, in which no edge but Send to Recv leaves a device."""
+        records = read(graph)
+        for name, record in records.ops.items():
+            if record.device is None:
+                message = f"op {name!r} is pinned to no device; place the graph, then partition it"
+                raise InputError(message).about(name)
+        structure = frame_structure(graph) if has_control_flow(graph) else None
+        _colocate_with_merges(records, {_BACK, "enter"} if self.rendezvous else {_BACK})
+        frames = [0] * len(graph) if structure is None else frames_given(graph, structure)
+        cut = _Cut(records, dict(zip(graph.op_names, frames, strict=True)), bool(self.rendezvous))
+        if structure is not None:
+            cut.loops(graph, structure)
+        for record in list(records.ops.values()):
+            cut.edges(record)
+        return write(cut.result())
+
+
+def _colocate_with_merges(records: Records, kinds: Set[str]) -> None:
+    """Put a next_iteration on the device of the merge that it feeds: a loop closes on one device.
+
+    By key an enter, too: it gives its token once, and a Recv of it would ask in each iteration.
+    """
+    for record in records.ops.values():
+        if record.kind == "merge":
+            for tensor, _ in record.inputs:
+                producer = records.producer(tensor)
+                if producer is not None and producer.kind in kinds:
+                    producer.device = record.device
+
+
+class _Cut:
+    """Cuts edges; new ops stand before the first op that needs them."""
+
+    def __init__(self, records: Records, frames: dict[str, int], by_key: bool) -> None:
+        self.records, self.frames, self.by_key = records, frames, by_key
+        self.before: dict[str, list[OpEntry]] = {name: [] for name in records.ops}
+        self.received: dict[tuple[str, str], str] = {}
+        self.controlled: dict[tuple[str, str], str] = {}
+        self.starts: dict[tuple[int, str], str] = {}
+        """(frame, device) → the merge that starts an iteration there, of a loop decided elsewhere."""
+
+    def result(self) -> Records:
+        """Return all ops, old and new."""
+        ops = self.records.ops
+        in_order = (record for name in ops for record in (*self.before[name], ops[name]))
+        self.records.ops = by_name(in_order)
+        return self.records
+
+    def edges(self, record: OpEntry) -> None:
+        """Let `record` read and follow what is on its own device."""
+        for k, (tensor, distance) in enumerate(record.inputs):
+            producer = self.records.producer(tensor)
+            if producer is not None and producer.device != record.device:
+                record.inputs[k] = (self._receive(tensor, producer, record), distance)
+        for k, (name, distance) in enumerate(record.after):
+            if self.records.ops[name].device != record.device:
+                record.after[k] = (self._follow(self.records.ops[name], record), distance)
+
+    def _receive(self, tensor: str, producer: OpEntry, user: OpEntry) -> str:
+        """Return the tensor on the device of `user`, of which there is one there for all."""
+        key = (tensor, str(user.device))
+        if key not in self.received:
+            frame = self.frames[producer.name]
+            self.received[key] = self._pair(tensor, self.records.nbytes(tensor), producer, frame, user)
+        return self.received[key]
+
+    def _follow(self, first: OpEntry, then: OpEntry) -> str:
+        """Return an op on the device of `then` that comes after `first`."""
+        key = (first.name, str(then.device))
+        if key not in self.controlled:
+            frame = self.frames[first.name]
+            name = f"{first.name}/to_{then.device}/control"
+            dummy = self._add(then, name, "const", first.device, after=[(first.name, 0)])
+            recv = self._pair(dummy, 0, first, frame, then)
+            self.controlled[key] = self._add(
+                then, f"{first.name}/to_{then.device}/done", "identity", then.device, inputs=[(recv, 0)]
+            )
+        return self.controlled[key]
+
+    def _pair(self, tensor: str, nbytes: int, producer: OpEntry, frame: int, user: OpEntry) -> str:
+        source, target = str(producer.device), str(user.device)
+        base = f"{tensor}/to_{target}"
+        facts: dict[str, Any] = {"outputs": (nbytes,), "attributes": {"key": f"{source};{target};{tensor}"}}
+        send = self._add(user, f"{base}/send", "send", source, inputs=[(tensor, 0)], **facts)
+        start = self.starts.get((frame, target))
+        after = [] if start is None else [(start, 0)]
+        found = [] if self.by_key else [(send, 0)]
+        return self._add(user, f"{base}/recv", "recv", target, inputs=found, after=after, **facts)
+
+    def _add(self, user: OpEntry, name: str, kind: str, device: str | None, **facts: Any) -> str:
+        """Add an op that takes no time before `user`; of what is left out it has none, and one output."""
+        nothing: dict[str, Any] = {"inputs": [], "after": [], "outputs": (0,)}
+        record = OpEntry(name, kind, **(nothing | facts), duration_ns=0, device=device)
+        self.before[user.name].append(record)
+        return name
+
+    # -- loops over several devices --------------------------------------------------------------
+
+    def loops(self, graph: Graph, structure: FrameStructure) -> None:
+        """Add control nodes to every device on which a loop has ops but not its condition.
+
+        By key, the condition's device gets them, too, as does one with ops in an inner loop only.
+        """
+        inside: list[list[OpEntry]] = [[] for _ in structure.parent]
+        deeper: list[list[OpEntry]] = [[] for _ in structure.parent]
+        for op, name in enumerate(graph.op_names):
+            frame = structure.frame_of[op]
+            inside[frame].append(self.records.ops[name])
+            while self.by_key and (frame := structure.parent[frame]) > 0:
+                deeper[frame].append(self.records.ops[name])
+        for frame in range(1, len(structure.parent)):
+            condition = next((record for record in inside[frame] if record.kind == "loop_cond"), None)
+            if condition is None and not self.by_key:
+                continue  # a call in a frame of its own
+            first_enter = next(op for op, child in structure.child_of.items() if child == frame)
+            enter = self.records.ops[graph.op_names[first_enter]]
+            there = [*inside[frame], *deeper[frame]]
+            for device in dict.fromkeys(str(record.device) for record in there):
+                if self.by_key or condition is None or device != condition.device:
+                    first = next(record for record in there if record.device == device)
+                    outer = self._outside(structure.parent[frame], first, enter)
+                    self._control_loop(frame, condition, enter, first, outer)
+
+    def _outside(self, parent: int, first: OpEntry, enter: OpEntry) -> list[Edge]:
+        """Return what starts a loop's control nodes: outside all loops nothing, else the outer iteration."""
+        if parent == 0:
+            return []
+        start = self.starts.get((parent, str(first.device)))
+        if start is not None:
+            return [(start, 0)]
+        producer = self.records.producer(enter.inputs[0][0])  # of the outer loop, which is decided here
+        assert producer is not None
+        here = producer.device == first.device
+        return [(producer.name if here else self._follow(producer, first), 0)]
+
+    def _control_loop(
+        self, frame: int, condition: OpEntry | None, opened: OpEntry, first: OpEntry, outer: list[Edge]
+    ) -> None:
+        """Add the control nodes of a loop, which `opened` enters, to the device of its op `first`."""
+        attributes = {k: v for k, v in opened.attributes.items() if k in ("frame", "parallel_iterations")}
+        device = str(first.device)
+        base = f"{attributes['frame']}/on_{device}"
+        const = self._add(first, f"{base}/const", "const", device, after=outer)
+        given = [(const, 0)]
+        enter = self._add(first, f"{base}/enter", "enter", device, inputs=given, attributes=attributes)
+        if condition is None:  # entered once
+            self.starts[frame, device] = enter
+            return
+        merge = self._add(first, f"{base}/merge", "merge", device, inputs=[(enter, 0), (f"{base}/next", 1)])
+        self.starts[frame, device] = merge
+        here = condition.device == device
+        goes_on = condition.name if here else self._receive(condition.name, condition, first)
+        given = [(merge, 0), (goes_on, 0)]
+        switch = self._add(first, f"{base}/switch", "switch", device, inputs=given, outputs=(0, 0))
+        self._add(first, f"{base}/next", _BACK, device, inputs=[(f"{switch}:1", 0)])
+
+
+class DistributedSession:
+    """Add client, master and the requests to workers.
+
+    A step of a distributed session: the client calls the master, which asks every worker to run its part.
+
+    ::
+
+        client    call ─┐                                                  ┌─► return ──distance 1──► call
+        master          └─► run ─┐                                 ┌► done ┘
+        worker0                  ├─► run/worker0 ─► a ─► b ──► reply/worker0
+        worker1                  └─► run/worker1 ─► c ───────► reply/worker1
+
+    The master sends one request a step to each worker that has a part in it, and takes no part in the
+    execution of single ops: Sends and Recvs synchronise the workers. What a worker's executor would begin
+    with (ops that need nothing of the same worker, its Recvs among them) waits for the request; the reply
+    leaves when the last op of the worker is over, and the step ends with the last reply. A worker is a host
+    of the machine: a process with its devices.
+
+    Requests and replies are tensors: they travel over the links of the machine, and where there are none, or
+    besides, take `latency` each, on no thread of who gets them.
+
+    Sources: *TensorFlow: large-scale machine learning on heterogeneous distributed systems*
+    (arXiv:1603.04467), sections 3.1 and 3.3; tensorflow/core/distributed_runtime/master_session.cc
+    (``MasterSession::ReffedClientGraph::RunPartitions``: one ``RunGraphAsync`` for each partition, then all
+    are awaited).
+
+    Parameters
+    ----------
+    master : str
+        Device on which the master runs, such as a CPU.
+    client : str, optional
+        ... the client; default: beside the master.
+    message : str or int, optional
+        Size of a request, and of a reply.
+    latency : str or int, optional
+        What each takes besides the links.
+
+    Raises
+    ------
+    InputError
+        A device that the machine does not have, or an op without a device (when applied).
+    """
+
+    placed: Final = True
+    """It reads where ops run."""
+
+    def __init__(
+        self, master: str, client: str | None = None, message: str | int = 0, latency: str | int = 0
+    ) -> None:
+        self.master, self.client = master, master if client is None else client
+        self.nbytes = parse_bytes(message, what="message")
+        self.latency_ns = parse_duration(latency, what="latency")
+
+    def apply(self, graph: Graph, machine: Machine | None = None) -> Graph:
+        """Return the graph of a step with what client and master do.
+
+        The hosts of the machine are the workers; without a machine, each device is one.
+        """
+        records = read(graph)
+        workers = {str(record.device): str(record.device) for record in records.ops.values()}
+        first = dict(workers)
+        if machine is not None:
+            for option, name in (("master", self.master), ("client", self.client)):
+                if name not in machine.positions:
+                    with located(option):
+                        raise UnknownNameError("device", name, machine.positions)
+            workers = {name: host.name for host in machine.hosts_in_order for name in host.serves}
+            first = {host.name: _first_device(host, machine) for host in machine.hosts_in_order}
+        parts: dict[str, list[OpEntry]] = {}
+        for record in records.ops.values():
+            if record.device is None:
+                raise InputError(f"op {record.name!r} is pinned to no device").about(record.name)
+            parts.setdefault(workers[record.device], []).append(record)
+        begin = [
+            self._op("step/call", self.client),
+            self._op("step/run", self.master, [("step/call", 0)]),
+        ]
+        begin[0].after = [("step/return", 1)]
+        end: list[OpEntry] = []
+        for worker, part in parts.items():
+            roots, last = _ends(records, part)
+            begin.append(self._op(f"step/run/{worker}", first[worker], [("step/run", 0)]))
+            for record in roots:
+                record.after.append((f"step/run/{worker}", 0))
+            reply = self._op(f"step/reply/{worker}", first[worker])
+            reply.after = [(record.name, 0) for record in last]
+            end.append(reply)
+        replies = [(record.name, 0) for record in end]
+        end.append(self._op("step/done", self.master, replies))
+        end.append(self._op("step/return", self.client, [("step/done", 0)]))
+        records.ops = by_name((*begin, *records.ops.values(), *end))
+        return write(records)
+
+    def _op(self, name: str, device: str, inputs: Sequence[Edge] = ()) -> OpEntry:
+        """Return an op that waits for messages, which have their latency, and makes one."""
+        ns = self.latency_ns if inputs else 0
+        more = {"async": True} if ns else {}
+        outputs = (self.nbytes,)
+        return OpEntry(name, "no_op", [*inputs], [], outputs, duration_ns=ns, device=device, attributes=more)
+
+
+def _first_device(host: Host, machine: Machine) -> str:
+    """Return the device whose threads talk to the master: the first CPU of a worker, if it has one."""
+    cpus = [name for name in host.serves if machine.devices[machine.device_index(name)].workers]
+    return (cpus or [*host.serves])[0]
+
+
+def _ends(records: Records, part: list[OpEntry]) -> tuple[list[OpEntry], list[OpEntry]]:
+    """Return the ops of a worker that need, and that serve, no other of it in the same step."""
+    names = {record.name for record in part}
+    roots: list[OpEntry] = []
+    inner: set[str] = set()
+    for record in part:
+        producers = {
+            producer.name
+            for tensor, distance in record.inputs
+            if not distance and (producer := records.producer(tensor)) is not None
+        }
+        producers |= {name for name, distance in record.after if not distance}
+        inner |= producers & names
+        if not producers & names:
+            roots.append(record)
+    return roots, [record for record in part if record.name not in inner]

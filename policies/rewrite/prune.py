@@ -1,0 +1,186 @@
+"""Prune: keep the ancestors of what is fetched; a feed cuts the graph.
+
+::
+
+    x ─► a ─► b ─► loss          fetches: [loss]      x ─► a ─► b ─► loss
+              └──► summary       feeds: [a]           (fed)  ─► b ─► loss
+
+    with explicit: true          ┌╌► arg/a ─► b ─► loss ─► retval/loss ╌╌┐
+                                 source                                sink
+                                 └╌╌► an op without inputs ╌╌► ...  ╌╌╌╌╌┘
+
+Reachability runs backwards over data and control edges, and from a Recv to the Sends of its key. A fed tensor
+becomes a graph input. With explicit nodes it becomes an Arg instead, and what is fetched is read by a RetVal;
+whatever has no edge into it follows the Source, and the Sink follows whatever has none out of it, so that the
+graph has one beginning and one end. (What ends inside a loop ends with each of its iterations, and the Sink
+does not follow it.)
+
+As ``RewriteGraphForExecution`` and ``PruneForReverseReachability`` in tensorflow/core/graph/subgraph.cc, and
+``FixupSourceAndSinkEdges`` in tensorflow/core/graph/algorithm.cc. As there, an op that is fed still runs
+where another follows it by a control edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from policies.rewrite.records import Edge, ExternalTensor, OpEntry, Records, frames_given, read, write
+from sim import Graph
+from sim.base.errors import GraphError, UnknownNameError
+from sim.graph.frames import frame_structure, has_control_flow
+from sim.graph.graph import Role
+
+SOURCE: Final = "_source"
+SINK: Final = "_sink"
+
+
+class Prune:
+    """Keep what the fetches need.
+
+    Parameters
+    ----------
+    fetches : sequence of str
+        Ops or tensors that are wanted; by default, without `targets` too, the ops that nobody reads or
+        follows, so that nothing is pruned.
+    feeds : sequence of str
+        Tensors that are given: their producers need not run.
+    targets : sequence of str
+        Ops that are to run although nothing of them is wanted.
+    explicit : bool
+        Whether feeds become Arg nodes and fetches RetVal nodes, and Source and Sink tie loose ends.
+    device : str, optional
+        Where those nodes are: a device, or kind of device (the client's CPU). By default placement decides.
+
+    Raises
+    ------
+    UnknownNameError
+        A name that the graph does not have (when applied).
+    GraphError
+        Everything that is fetched is fed; an op of the graph has the name of an explicit node.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("g")
+    >>> _ = b.input("x"), b.op("a", inputs=["x"]), b.op("b", inputs=["a"]), b.op("summary", inputs=["a"])
+    >>> Prune(fetches=["b"], feeds=["a"]).apply(b.build()).op_names
+    ['b']
+    >>> Prune(fetches=["b"], feeds=["a"], explicit=True).apply(b.build()).op_names
+    ['_source', 'arg/a', 'b', 'retval/b', '_sink']
+    """
+
+    def __init__(
+        self,
+        fetches: Sequence[str] = (),
+        feeds: Sequence[str] = (),
+        targets: Sequence[str] = (),
+        explicit: bool = False,
+        device: str | None = None,
+    ) -> None:
+        self.fetches, self.feeds, self.targets = tuple(fetches), tuple(feeds), tuple(targets)
+        self.explicit, self.device = explicit, device
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the pruned graph; fed tensors are graph inputs or Args, fetched ones are read by RetVals."""
+        if not (self.fetches or self.feeds or self.targets or self.explicit):
+            return graph
+        records = read(graph)
+        fetches, feeds, targets = (
+            [_tensor(records, name) for name in names] for names in (self.fetches, self.feeds, self.targets)
+        )
+        fed = self._feed(records, feeds)
+        wanted = [*fetches, *targets] or records.unused()
+        keep = _ancestors(records, [name for name in wanted if name not in fed])
+        if not keep:
+            raise GraphError(f"graph {graph.name!r}: everything that is fetched is fed, nothing left to run")
+        records.ops = {name: record for name, record in records.ops.items() if name in keep}
+        retvals = [
+            self._node(f"retval/{name}", "retval", [(fed.get(name, name), 0)], index=index)
+            for index, name in enumerate(dict.fromkeys(fetches) if self.explicit else ())
+        ]
+        used = {tensor for record in (*records.ops.values(), *retvals) for tensor, _ in record.inputs}
+        args = []
+        for index, feed in enumerate(fed.values() if self.explicit else ()):
+            given = records.externals.pop(feed)
+            if feed in used:
+                args.append(self._node(feed, "arg", [], given.nbytes, index=index))
+        records.externals = {name: given for name, given in records.externals.items() if name in used}
+        if self.explicit:
+            self._tie(records, args, retvals)
+        return write(records)
+
+    def _feed(self, records: Records, feeds: Sequence[str]) -> dict[str, str]:
+        """Let whoever reads a fed tensor read a graph input instead; return tensor → that input."""
+        fed = {}
+        for name in feeds:
+            if self.explicit:
+                fed[name] = f"arg/{name}"
+            elif name not in records.externals:
+                fed[name] = f"feed of {name}"
+        for name, feed in fed.items():
+            records.externals[feed] = ExternalTensor(records.nbytes(name), Role.INPUT, None)
+        for record in records.ops.values():
+            record.inputs = [(fed.get(tensor, tensor), d) for tensor, d in record.inputs]
+        return fed
+
+    def _node(self, name: str, kind: str, inputs: list[Edge], nbytes: int = 0, **attributes: int) -> OpEntry:
+        node = OpEntry(name, kind, inputs, [], (nbytes,), duration_ns=0, device=self.device)
+        node.attributes |= attributes
+        return node
+
+    def _tie(self, records: Records, args: list[OpEntry], retvals: list[OpEntry]) -> None:
+        """Put Args before all ops and RetVals behind them, and tie loose ends to Source and Sink."""
+        new = [SOURCE, *(r.name for r in (*args, *retvals)), SINK]
+        for name in new:
+            if name in records.ops or name in records.externals:
+                raise GraphError(f"the graph has an op {name!r} already: it was pruned with explicit nodes")
+        records.ops = {record.name: record for record in (*args, *records.ops.values(), *retvals)}
+        in_loops = _in_loops(records)
+        loose = [name for name in records.unused() if name not in in_loops]
+        source, sink = self._node(SOURCE, "no_op", []), self._node(SINK, "control_trigger", [])
+        for record in records.ops.values():
+            if not record.after and all(records.producer(tensor) is None for tensor, _ in record.inputs):
+                record.after = [(SOURCE, 0)]
+        sink.after = [(name, 0) for name in loose]
+        records.ops = {SOURCE: source, **records.ops, SINK: sink}
+
+
+def _tensor(records: Records, name: str) -> str:
+    """Return the tensor's name as edges have it: ``a`` for ``a:0``."""
+    producer = records.producer(name)
+    if producer is None and name not in records.externals:
+        raise UnknownNameError("op or tensor", name, [*records.ops, *records.externals])
+    return name.removesuffix(":0") if producer is not None and name not in records.ops else name
+
+
+def _ancestors(records: Records, wanted: Sequence[str]) -> set[str]:
+    """Return the ops that come before what is wanted, those of that among them."""
+    sends: dict[str, list[str]] = {}
+    for record in records.ops.values():
+        if record.kind == "send" and "key" in record.attributes:
+            sends.setdefault(record.attributes["key"], []).append(record.name)
+    keep: set[str] = set()
+    stack = [record.name for record in map(records.producer, wanted) if record is not None]
+    while stack:
+        name = stack.pop()
+        if name in keep:
+            continue
+        keep.add(name)
+        record = records.ops[name]
+        for tensor, _ in (*record.inputs, *record.after):
+            producer = records.producer(tensor)
+            if producer is not None:
+                stack.append(producer.name)
+        if record.kind == "recv":
+            stack.extend(sends.get(record.attributes.get("key", ""), ()))
+    return keep
+
+
+def _in_loops(records: Records) -> set[str]:
+    """Return the ops whose outputs are in a loop."""
+    graph = write(records)
+    if not has_control_flow(graph):
+        return set()
+    frames = frames_given(graph, frame_structure(graph))
+    return {name for name, frame in zip(graph.op_names, frames, strict=True) if frame}

@@ -1,0 +1,403 @@
+"""Arithmetic simplification: the same value for fewer operations.
+
+::
+
+    x + x + x                     3 · x                    (a product with a scalar constant)
+    (a + s1) + (b + s2)           (a + b) + (s1 + s2)      (s scalars: one large sum fewer)
+
+Only sums that nobody else reads are taken apart. The second rule and its cost argument are from the
+TensorFlow white paper's successor, "TensorFlow Graph Optimizations" (Larsen and Shpeisman, 2019).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, NamedTuple
+
+from policies.rewrite.backward import elements
+from policies.rewrite.records import Edge, OpEntry, Records, read, write
+from sim import Graph
+
+SCALAR_BYTES = 8
+
+
+class Arithmetic:
+    """Simplify sums.
+
+    Arithmetic simplification: the same value for fewer operations.
+
+    ::
+
+        x + x + x                     3 · x                    (a product with a scalar constant)
+        (a + s1) + (b + s2)           (a + b) + (s1 + s2)      (s scalars: one large sum fewer)
+
+    Only sums that nobody else reads are taken apart. The second rule and its cost argument are from the
+    TensorFlow white paper's successor, "TensorFlow Graph Optimizations" (Larsen and Shpeisman, 2019).
+    """
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the simplified graph."""
+        records = read(graph)
+        _repeated_sums(records, [graph.op_names[op] for op in graph.topological_order.tolist()])
+        _scalar_sums(records)
+        return write(records)
+
+
+def _is_sum(record: OpEntry) -> bool:
+    return record.kind == "add" and len(record.inputs) == 2 and all(d == 0 for _, d in record.inputs)
+
+
+class _Tree(NamedTuple):
+    """A tree of sums whose leaves are all one tensor, so many times."""
+
+    term: str
+    times: int
+
+
+def _repeated_sums(records: Records, order: list[str]) -> None:
+    """Turn x + x + ... + x into n·x; `order` is one in which ops come after what they read."""
+    readers, followers = records.readers(), records.followers()
+
+    def inner(tensor: str, reader: OpEntry) -> OpEntry | None:
+        """Return the sum that makes a tensor, where nobody but the sum that reads it needs it."""
+        below = records.producer(tensor)
+        if below is None or below.kind != "add" or any(d for _, d in below.inputs):
+            return None
+        alone = len(readers[below.name]) == 1 and not below.after
+        return below if alone and below.device == reader.device else None
+
+    trees: dict[str, _Tree | None] = {}  # by the sum at the top; None: of several tensors
+    for name in order:
+        record = records.ops[name]
+        if record.kind != "add" or any(d for _, d in record.inputs):
+            continue
+        parts = [
+            trees[below.name] if (below := inner(tensor, record)) is not None else _Tree(tensor, 1)
+            for tensor, _ in record.inputs
+        ]
+        terms = {None if part is None else part.term for part in parts}
+        times = sum(part.times for part in parts if part is not None)
+        term = terms.pop() if len(terms) == 1 else None
+        trees[name] = None if term is None else _Tree(term, times)
+
+    for name in reversed(order):  # a sum before those that it is made of
+        tree = trees.get(name)
+        if tree is None or tree.times < 3 or name not in records.ops or not _is_sum(records.ops[name]):
+            continue
+        record, gone = records.ops[name], []
+        stack = [record]
+        while stack:
+            reader = stack.pop()
+            sums = [op for tensor, _ in reader.inputs if (op := inner(tensor, reader)) is not None]
+            gone += [op.name for op in sums]
+            stack += sums
+        factor, value = records.free(f"{record.name}/times"), {"value": tree.times}
+        records.ops[factor] = OpEntry(
+            factor, "const", [], [], (SCALAR_BYTES,), duration_ns=0, device=record.device, attributes=value
+        )
+        record.kind = "mul"
+        record.inputs = [(tree.term, 0), (factor, 0)]
+        record.bytes_read = records.nbytes(tree.term) + SCALAR_BYTES
+        records.remove(gone, followers)
+
+
+def _scalar_sums(records: Records) -> None:
+    """Add scalars to one another before they are added to tensors."""
+    readers = records.readers()
+    for record in list(records.ops.values()):
+        sides = [records.producer(tensor) for tensor, _ in record.inputs] if _is_sum(record) else []
+        parts = [
+            part
+            for side in sides
+            if side is not None and len(readers[side.name]) == 1 and side.device == record.device
+            if (part := _tensor_and_scalar(side, records)) is not None
+        ]
+        if len(parts) != 2:
+            continue
+        (left, a, s1), (right, b, s2) = parts
+        left.inputs = [(a, 0), (b, 0)]
+        left.bytes_read = records.nbytes(a) + records.nbytes(b)
+        right.inputs = [(s1, 0), (s2, 0)]
+        right.outputs = (SCALAR_BYTES,)
+        right.flops, right.bytes_read, right.bytes_written = 1, 2 * SCALAR_BYTES, SCALAR_BYTES
+        if right.duration_ns is not None:
+            right.duration_ns = 0
+        right.duration_by_kind = dict.fromkeys(right.duration_by_kind, 0)
+        record.bytes_read = left.outputs[0] + SCALAR_BYTES
+
+
+def _tensor_and_scalar(record: OpEntry, records: Records) -> tuple[OpEntry, str, str] | None:
+    """Return a sum of a tensor and a scalar constant with the two; None where it is none."""
+    if not _is_sum(record):
+        return None
+    sides: dict[bool, str] = {}
+    for tensor, _ in record.inputs:
+        producer = records.producer(tensor)
+        constant = producer is not None and producer.kind == "const"
+        sides[constant and records.nbytes(tensor) <= SCALAR_BYTES] = tensor
+    return (record, sides[False], sides[True]) if len(sides) == 2 else None
+
+
+MAX_CONSTANT_BYTES: Final = 10 << 20
+SHAPE_KINDS: Final = frozenset({"shape", "rank", "size"})
+"""Kinds that read only the shape of their input, which is known before the run."""
+
+
+class ConstantFolding:
+    """Fold constants, and products with constants.
+
+    Constant folding: what depends on constants only is computed before the run.
+
+    ::
+
+        const ─► reshape ─► matmul        const' ─► matmul
+        shape(x) ─► fill ─►               (the shape of x is known: so is all that follows from it)
+
+        mul(c1, mul(x, c2))               mul(x, c1·c2)
+
+    Folded ops become ``const`` ops of no cost that keep name and size. As in
+    tensorflow/core/grappler/optimizers/constant_folding.cc, an op is not folded when its result would be
+    larger than 10 MiB.
+
+    Parameters
+    ----------
+    shapes : bool
+        Whether shapes are known before the run, so that ``shape``, ``rank`` and ``size`` are constants.
+    """
+
+    def __init__(self, shapes: bool = True) -> None:
+        self.shapes = shapes
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the folded graph."""
+        records = read(graph)
+        for op in graph.topological_order.tolist():
+            record = records.ops[graph.op_names[op]]
+            if self._foldable(record, records):
+                _make_constant(record, records)
+        _fold_products(records)
+        was_read = {graph.op_names[op] for op in graph.edges.producer.tolist()}
+        records.remove_unused(
+            name
+            for name, record in records.ops.items()
+            if name in was_read and record.kind in ("const", "mul")
+        )
+        return write(records)
+
+    def _foldable(self, record: OpEntry, records: Records) -> bool:
+        if record.stateful or record.kind == "const" or sum(record.outputs) > MAX_CONSTANT_BYTES:
+            return False
+        if self.shapes and record.kind in SHAPE_KINDS:
+            return True
+        return bool(record.inputs) and all(_is_constant(tensor, records) for tensor, _ in record.inputs)
+
+
+def _make_constant(record: OpEntry, records: Records) -> None:
+    """Turn an op into a constant that comes after all that it came after before."""
+    for tensor, distance in record.inputs:
+        producer = records.producer(tensor)
+        if producer is not None:
+            record.after += producer.after if producer.kind == "const" else [(producer.name, distance)]
+    record.after = list(dict.fromkeys(record.after))
+    record.kind = "const"
+    record.inputs = []
+    record.attributes.pop("value", None)  # of a fill, one element of many
+    record.flops = record.bytes_read = record.bytes_written = 0
+    record.duration_ns, record.duration_by_kind = 0, {}
+
+
+def _fold_products(records: Records) -> None:
+    """Rewrite ``mul(c1, mul(x, c2))`` to ``mul(x, c)`` where nobody else reads the inner product."""
+    readers = records.readers()
+    for outer in list(records.ops.values()):
+        split = _constant_and_other(outer, records)
+        inner = records.producer(split[1][0]) if split is not None and not split[1][1] else None
+        below = _constant_and_other(inner, records) if inner is not None else None
+        if split is None or inner is None or below is None:
+            continue
+        if len(readers[inner.name]) == 1 and inner.device == outer.device:
+            outer.inputs = [below[1], split[0]]
+            outer.after = list(dict.fromkeys([*outer.after, *inner.after]))
+            outer.bytes_read = sum(records.nbytes(tensor) for tensor, _ in outer.inputs)
+
+
+def _constant_and_other(record: OpEntry, records: Records) -> tuple[Edge, Edge] | None:
+    """Return (the constant input, the other one) of a product, None when not exactly one is constant."""
+    if record.kind != "mul" or len(record.inputs) != 2:
+        return None
+    first, second = sorted(record.inputs, key=lambda edge: not _is_constant(edge[0], records))
+    one = _is_constant(first[0], records) and not _is_constant(second[0], records)
+    return (first, second) if one else None
+
+
+def _is_constant(tensor: str, records: Records) -> bool:
+    producer = records.producer(tensor)
+    return producer is not None and producer.kind == "const"
+
+
+_COMMUTATIVE = """add mul add_n accumulate_nv2 approximate_equal bitwise_and bitwise_or bitwise_xor equal
+    not_equal and or squared_difference"""
+COMMUTATIVE: Final = frozenset(_COMMUTATIVE.split())
+"""What TensorFlow's registry of ops marks as commutative."""
+
+MERGED_ANYWAY: Final = frozenset({"assert", "print"})
+"""Stateful in TensorFlow's registry, "mistakenly" as Grappler has it."""
+
+RESULT_LEFT_OUT: Final = frozenset({"reshape", "expand", "resize", "constant_of_shape"})
+"""Kinds with an operand that says what comes out, and that importers leave out where it is constant."""
+
+
+class CommonSubexpressions:
+    """Merge equal ops.
+
+    Common subexpressions: one op where several compute the same from the same.
+
+    Two ops are the same when kind, inputs, control inputs, attributes, sizes, data type and device are; the
+    first in program order stays. The operands of a commutative op may stand in any order.
+
+    What is not known to be the same stays: an op with effects of its own (`policies.rewrite.records`),
+    what an op that works in place may write into, and what makes a value that the graph does not hold::
+
+        const (no value)    const (no value)        two constants
+        const (value: 3)    const (value: 3)        one
+        reshape(x)          reshape(x)              two, where importers leave out the shape
+
+    As tensorflow/core/grappler/optimizers/common_subgraph_elimination.cc, which merges ``Assert`` and
+    ``Print`` too. There a constant is never without a value.
+    """
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the graph with one of each."""
+        records = read(graph)
+        overwritten = _overwritten(records)
+        first: dict[str, str] = {}
+        moved: dict[str, str] = {}
+        for op in graph.topological_order.tolist():
+            record = records.ops[graph.op_names[op]]
+            record.inputs = [(moved.get(tensor, tensor), d) for tensor, d in record.inputs]
+            record.after = list(dict.fromkeys((moved.get(name, name), d) for name, d in record.after))
+            if record.name in overwritten or not _is_known(record):
+                continue
+            same = first.setdefault(_key(record), record.name)
+            if same != record.name:
+                for k in range(len(record.outputs)):
+                    moved[record.tensor(k)] = records.ops[same].tensor(k)
+        gone = [name for name in moved if name in records.ops]
+        records.redirect(moved)
+        for name in gone:
+            del records.ops[name]
+        return write(records)
+
+
+def _is_known(record: OpEntry) -> bool:
+    """Whether the record tells all that decides what the op computes, and nothing but that comes of it."""
+    if record.stateful and record.kind not in MERGED_ANYWAY:
+        return False
+    if not record.inputs:
+        return "value" in record.attributes
+    return record.kind not in RESULT_LEFT_OUT or len(record.inputs) > 1
+
+
+def _overwritten(records: Records) -> set[str]:
+    """Return the ops whose result an op that works in place may write into: all that it is computed from."""
+    found: set[str] = set()
+    stack = [record.name for record in records.ops.values() if record.in_place]
+    while stack:
+        for tensor, _ in records.ops[stack.pop()].inputs:
+            producer = records.producer(tensor)
+            if producer is not None and producer.name not in found:
+                found.add(producer.name)
+                stack.append(producer.name)
+    return found
+
+
+def _key(record: OpEntry) -> str:
+    """Return all that decides whether two ops are the same, as text."""
+    inputs = sorted(record.inputs) if record.kind in COMMUTATIVE else record.inputs
+    facts = {**vars(record), "name": "", "inputs": inputs, "after": sorted(record.after)}
+    return json.dumps(facts, sort_keys=True, default=repr)
+
+
+class _Parts(NamedTuple):
+    """What a written-out batch norm reads, and the ops that it is made of besides the last."""
+
+    reads: list[str]
+    ops: list[str]
+
+
+class BatchNorm:
+    """Merge each batch norm that is written out with running statistics into one op.
+
+    Batch norm: one op where inference has written it out in sums and products.
+
+    ::
+
+        x ────────► mul ─────────► add ─► y                   x ─► batch_norm ─► y
+        var ─► add ─► rsqrt ┤       │            becomes           ▲ ▲ ▲ ▲
+              (eps)  (─► mul│gamma) │                          (gamma) beta mean var
+        mean ─────────► mul ─► sub ─┘
+        beta ──────────────────┘
+
+    As TensorFlow's remapper and ONNX exporters do for what Keras writes out. The op multiplies and adds
+    once an element (2 flop, scale and shift folded), reads x and the four vectors, and is what `training`
+    knows how to differentiate with the statistics of a batch.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("bn")
+    >>> for name in ("x", "beta", "mean", "var", "eps"):
+    ...     _ = b.parameter(name, 4)
+    >>> _ = b.op("v", kind="add", inputs=["var", "eps"], outputs=4)
+    >>> _ = b.op("r", kind="rsqrt", inputs=["v"], outputs=4)
+    >>> _ = b.op("p", kind="mul", inputs=["x", "r"], outputs=4)
+    >>> _ = b.op("q", kind="mul", inputs=["mean", "r"], outputs=4)
+    >>> _ = b.op("s", kind="sub", inputs=["beta", "q"], outputs=4)
+    >>> _ = b.op("y", kind="add", inputs=["p", "s"], outputs=4)
+    >>> read(BatchNorm().apply(b.build())).ops["y"].inputs
+    [('x', 0), ('beta', 0), ('mean', 0), ('var', 0)]
+    """
+
+    def apply(self, graph: Graph) -> Graph:
+        """Return the graph with fused batch norms."""
+        records = read(graph)
+        matched = {name: _match(records, record) for name, record in records.ops.items()}
+        parts = {name: found for name, found in matched.items() if found is not None}
+        if not parts:
+            return graph
+        for name, found in parts.items():
+            op = records.ops[name]
+            op.kind, op.inputs = "batch_norm", [(tensor, 0) for tensor in found.reads]
+            op.flops = 2 * elements(op.outputs[0], op.dtype)
+            op.bytes_read = sum(records.nbytes(tensor) for tensor in found.reads)
+            op.bytes_written = op.outputs[0]
+        records.remove_unused(name for found in parts.values() for name in found.ops)
+        return write(records)
+
+
+_WRITTEN_OUT = ("add", ("mul", "x", "scale"), ("sub", "beta", ("mul", "mean", "scale")))
+_ROOT = ("rsqrt", ("add", "var", "eps"))
+_SCALES = (("mul", _ROOT, "gamma"), _ROOT)
+"""A kind with what it reads, in order; a word stands for a tensor, the same wherever it occurs."""
+
+
+def _match(records: Records, last: OpEntry) -> _Parts | None:
+    """Return the parts of the batch norm that ends with op `last`; None: it is none."""
+    found: dict[str, str] = {}
+    ops: list[OpEntry] = []
+
+    def fits(tensor: str, pattern: Any) -> bool:
+        if isinstance(pattern, str):
+            return found.setdefault(pattern, tensor) == tensor
+        op, (kind, *operands) = records.producer(tensor), pattern
+        if op is None or op.kind != kind or len(op.inputs) != len(operands) or (op.after and op is not last):
+            return False
+        ops.append(op)
+        return all(fits(given, part) for (given, _), part in zip(op.inputs, operands, strict=True))
+
+    if any(distance for _, distance in last.inputs) or not fits(last.name, _WRITTEN_OUT):
+        return None
+    if not any(fits(found["scale"], scale) for scale in _SCALES):
+        return None
+    reads = [found[name] for name in ("x", "gamma", "beta", "mean", "var") if name in found]
+    return _Parts(reads, [op.name for op in ops[1:]])

@@ -1,1 +1,0 @@
-"""Stream assignments: on which stream of its device each op is launched."""

@@ -1,1 +1,0 @@
-"""Workloads built from a few numbers: models, loops and conditions, random graphs, data loading."""

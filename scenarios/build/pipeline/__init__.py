@@ -1,1 +1,0 @@
-"""A pipeline schedule as a computation graph."""

@@ -1,1 +1,0 @@
-"""Training steps of language models: what each rank runs, for how long, and what it holds."""

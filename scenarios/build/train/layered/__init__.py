@@ -1,1 +1,0 @@
-"""Steps that are written layer by layer, because parameters are gathered for each."""

@@ -1,0 +1,328 @@
+"""An input pipeline: load, preprocess, copy, train, a batch an iteration.
+
+::
+
+    prefetch 0    load 0 │ prep 0 │ train 0 │ load 1 │ prep 1 │ train 1 │      one after another
+    prefetch 1    load 0 │ prep 0 │ train 0 │ ....
+                                  │ load 1 │ prep 1 │ train 1 │            1 is begun when 0 is taken
+    prefetch 2    load 0 │ prep 0 │ train 0 │ train 1 │
+                         │ load 1 │ prep 1  │                                  two are begun and not taken
+
+A batch is *taken* when the training step on it begins. Up to `prefetch` batches may be begun and not taken
+yet; a producer that is so far ahead waits. With 0 nothing is made ahead, which is the synchronous loop.
+Beyond that every stage goes on with the next batch as soon as it may: `workers` of a stage work on
+different batches. (`torch.utils.data.DataLoader` bounds the batches under way so, at ``num_workers *
+prefetch_factor``; ``tf.data``'s ``prefetch(d)``, whose only producer is one thread, has the same effect.)
+
+The graph is one iteration, and edges with a distance tie the iterations together (`sim.GraphBuilder`)::
+
+    load ──► preprocess ──► copy ──► take ──► train          train ──1──► take
+     ▲                                │
+     └────────── distance d ──────────┘
+
+A copy from pageable memory waits for the training step before it, as it goes through the GPU's only
+queue; one from pinned memory is on a stream of its own (attribute ``stream``, which the stream
+assignment `policies.streams` follows) and overlaps with training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from devices.describe.field_types import Bytes, Duration, fault
+from devices.describe.quantities import Size, Whole
+from scenarios.builders.builder import Builder
+from scenarios.builders.input_pipeline import InputPipeline, Replica
+from sim.graph.builder import GraphBuilder, Ref
+from sim.graph.graph import Graph
+
+
+class DataLoadingFields(Builder):
+    """An input pipeline: load and preprocess on a CPU, copy and train on GPUs, a batch an iteration."""
+
+    model: Annotated[Literal["data-loading"], Field(description="which builder")]
+    load: Duration
+    preprocess: Duration = 0
+    copy_: Annotated[
+        Duration,
+        Field(
+            alias="copy",
+            description="time to copy a batch to the GPU; default: what the machine's links take",
+        ),
+    ] = 0
+    train: Duration
+    batch: Annotated[Bytes, Field(description="size of a batch")] = 0
+    prefetch: Annotated[
+        Whole, Field(description="batches begun before the training step takes them; 0: synchronous")
+    ] = 0
+    workers: Annotated[Size, Field(description="batches that load and preprocess each work on at once")] = 1
+    pinned: Annotated[bool, Field(description="copy on a stream of its own")] = True
+    replicas: Annotated[Size, Field(description="number of GPUs that share each batch")] = 1
+    all_reduce: Annotated[
+        Duration, Field(description="time of the all-reduce among the replicas after a step")
+    ] = 0
+
+    def graph(self) -> Graph:
+        """Return one iteration, tied to those before it.
+
+        Ops are ``load`` and ``preprocess`` on a CPU and, of each replica, ``copy``, ``take``, ``train`` and
+        ``all_reduce`` (with ``/0``, ``/1``, ... when there are several).
+
+        Examples
+        --------
+        >>> sizes = {"load": "2ns", "preprocess": "3ns", "train": "4ns", "prefetch": 2}
+        >>> DataLoadingFields(model="data-loading", **sizes).graph().op_names
+        ['load', 'preprocess', 'take', 'train']
+        """
+        builder = GraphBuilder("data loading")
+
+        def op(
+            name: str, device: str, ns: int, stream: int | None = None, together: str = "", **edges: Any
+        ) -> str:
+            attributes: dict[str, Any] = {"communicator": together} if together else {}
+            kind = name.partition("/")[0]
+            attributes |= {} if stream is None else {"stream": stream}
+            return builder.op(name, kind=kind, duration_ns=ns, device=device, attributes=attributes, **edges)
+
+        replicas = [""] if self.replicas == 1 else [f"/{r}" for r in range(self.replicas)]
+        gpus = ["gpu"] if self.replicas == 1 else [f"gpu{r}" for r in range(self.replicas)]
+        last = "all_reduce" if self.all_reduce else "train"
+        # what tells that one more batch may be begun
+        free = [(f"take{r}", self.prefetch) if self.prefetch else (f"{last}{r}", 1) for r in replicas]
+        op("load", "cpu", self.load, after=[("load", self.workers), *free], outputs=self.batch)
+        again = [("preprocess", self.workers)]
+        op("preprocess", "cpu", self.preprocess, inputs=["load"], after=again, outputs=self.batch)
+        for r, gpu in zip(replicas, gpus, strict=True):
+            batch = "preprocess"
+            if self.copy_:
+                queue = [] if self.pinned else [(f"train{r}", 1)]
+                after = [batch, (f"copy{r}", 1), *queue]  # no data edge: the links would carry it again
+                share = self.batch // self.replicas
+                batch = op(f"copy{r}", gpu, self.copy_, int(self.pinned), after=after, outputs=share)
+            op(f"take{r}", gpu, 0, 0, after=[batch, (f"{last}{r}", 1)])
+            op(f"train{r}", gpu, self.train, 0, inputs=[batch], after=[f"take{r}"])
+        for r, gpu in zip(replicas, gpus, strict=True) if self.all_reduce else ():
+            op(f"all_reduce{r}", gpu, self.all_reduce, 0, "replicas", after=[f"train{r}"])
+        return builder.build()
+
+    def default_machine(self) -> Mapping[str, Any]:
+        """Return a core for every worker of each stage, and a GPU for each replica."""
+        gpus = {f"gpu{r}": {"kind": "gpu", "streams": 2} for r in range(self.replicas)}
+        return {"devices": {"cpu0": {"kind": "cpu", "cores": 2 * self.workers}, **gpus}}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# PyTorch's DataLoader: worker processes, indices handed out round robin, results returned in order.
+#
+# The rules, read in ``torch/utils/data/dataloader.py`` (`_MultiProcessingDataLoaderIter`) of 2026:
+#
+# 1. At the start of an epoch ``prefetch_factor * num_workers`` batches are handed out.
+# 2. They go round robin over the workers, whatever these have to do; a worker makes its batches in that
+#   order.
+# 3. Each time ``next()`` returns a batch, one more is handed out. As every worker has as many then, it goes
+#   to the worker whose batch was returned.
+# 4. Batches come in any order, and are returned in the order in which they were handed out: a slow one holds
+#   up all behind it. With ``in_order=False`` they are returned as they come.
+# 5. With ``pin_memory`` one thread copies each batch into pinned memory, in the order in which they came.
+#
+# Two workers, prefetch_factor 2, and batch 1 is slow::
+#
+#     handed out   0 1 2 3          4         when 0 is returned    5 6 7
+#     worker 0     │ 0 │ 2 │ 4 │ ....
+#     worker 1     │       1       │ 3 │
+#     returned         0           1 2 3                            2 was there long before 1
+#
+# Rules 1 to 3 and 5 are edges, and so is the order of 4: load b waits for ``next`` b - prefetch_factor *
+# num_workers, and for load b - num_workers, which is the same worker's. Which batch is returned with
+# ``in_order=False`` is known only when it comes: there the policy `policies.issue.loader_queues` decides. It
+# also shows each worker on a lane of its own. Under other policies any core of ``loader`` does what is some
+# worker's turn, at the same times.
+
+
+class DataLoaderFields(InputPipeline):
+    """Training on batches from PyTorch's DataLoader."""
+
+    model: Annotated[Literal["data-loader"], Field(description="which builder")]
+    num_workers: Annotated[Whole, Field(description="worker processes; 0: the script loads by itself")] = 0
+    prefetch_factor: Annotated[
+        Size | None,
+        Field(description="batches of each worker that are handed out and not returned; default 2"),
+    ] = None
+    in_order: Annotated[bool, Field(description="return batches in order; false: as they come")] = True
+    pin_memory: Annotated[
+        Duration | None,
+        Field(
+            description="time of the thread that copies a batch to pinned memory; default: there is none, "
+            "and copies to the GPU wait for its step"
+        ),
+    ] = None
+
+    def copies_aside(self) -> bool:
+        """Return whether copies to the GPU are on a stream of their own: from pinned memory."""
+        return self.pin_memory is not None
+
+    @property
+    def primed(self) -> int:
+        """Batches that are handed out and not returned."""
+        return self.num_workers * (self.prefetch_factor or 2)
+
+    def batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
+        """Add batch `b`.
+
+        Examples
+        --------
+        >>> given = {"batches": 2, "load": "2ns", "train": "3ns", "pin_memory": "1ns", "num_workers": 1}
+        >>> DataLoaderFields(model="data-loader", **given).graph().op_names[:5]
+        ['epoch', 'load0', 'pin_memory0', 'next0', 'train0']
+        """
+        if not self.num_workers:
+            asked = [of.named("next", b - 1)] if b else []
+            after = list(dict.fromkeys([*asked, *of.step_before(b)]))
+            done: Ref = of.load("main", b, ns, nbytes, after)
+            if self.pin_memory is not None:
+                done = of.op("main", "pin_memory", b, self.pin_memory, after=[done])
+            return [of.next(b, [done])]
+        handed_out = of.named("next", b - self.primed) if b >= self.primed else of.epoch
+        after = [handed_out]
+        worker = {"worker": b % self.num_workers} if self.in_order or b < self.primed else {}
+        mine: dict[str, Any] = {"attributes": {"loader": of.number, **worker}}
+        if self.in_order:
+            after += [of.named("load", b - self.num_workers)] if b >= self.num_workers else []
+        done = of.load("loader", b, ns, nbytes, after, **mine)
+        if self.pin_memory is not None:
+            pins: dict[str, Any] = {"attributes": {"loader": of.number}}
+            done = of.op("pin", "pin_memory", b, self.pin_memory, after=[done], **pins)
+        if self.in_order:
+            return [of.next(b, [done])]
+        return [of.next(b, [], "next_that_came", attributes={"loader": of.number})]
+
+    def default_policy(self) -> Mapping[str, Any]:
+        """Return the policy that hands out batches and returns them as they come, where that is asked for."""
+        name = {} if self.in_order else {"name": "loader-queues"}
+        return {**super().default_policy(), **name}
+
+    def loading(self) -> Mapping[str, int]:
+        """Return the workers, or the script itself."""
+        return {"workers": self.num_workers} if self.num_workers else {"main": 1}
+
+    def loaders(self) -> Mapping[str, int]:
+        """Return the workers, and the thread that pins."""
+        if not self.num_workers:
+            return {}
+        return {"loader": self.num_workers} | ({"pin": 1} if self.pin_memory is not None else {})
+
+
+# ----------------------------------------------------------------------------------------------------------
+# tf.data: ``dataset.map(load, num_parallel_calls).prefetch(buffer)``, with the prefetch autotuner.
+#
+# ::
+#
+#     loader0     │ load 0 │ load 2 │       `parallel_calls` at once, made and not taken together no more
+#                 │ load 1 │ load 3 │
+#     prefetch0   pull 0 ──► push 0 ..      takes the next element while the buffer has room; it waits for it
+#     main0                    next 0 ..    takes what is first in the buffer; waits if there is none
+#
+# Read in TensorFlow's ``tensorflow/core/kernels/data``:
+#
+# * ``prefetch_dataset_op.cc``: one thread waits while the buffer has `prefetch` elements, asks its input for
+#   the next one, and puts it into the buffer. It starts with the first ``GetNext``.
+# * ``prefetch_autotuner.cc``: see `policies.issue.loader_queues`.
+# * ``parallel_map_dataset_op.cc``: a call begins while fewer than `parallel_calls` run, and fewer results
+#   wait; a result counts until it is asked for. Results are in order (``deterministic``). Without
+#   `parallel_calls` the thread that asks makes the element itself.
+#
+# Left out are the budget of memory, ``slack_period``, and the tuning of `parallel_calls`.
+
+
+def _buffer(value: Any) -> Any:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**6):
+        return value
+    raise fault(f"{value!r} is neither auto nor a whole number of 0 to 1000000")
+
+
+_BUFFER = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 0, "maximum": 10**6}]}
+
+
+class TfDataFields(InputPipeline):
+    """Training on batches from tf.data: a parallel map and a prefetch."""
+
+    model: Annotated[Literal["tf-data"], Field(description="which builder")]
+    parallel_calls: Annotated[
+        Size | None,
+        Field(
+            description="num_parallel_calls of map; default: one element after another is made when asked for"
+        ),
+    ] = None
+    prefetch: Annotated[
+        int | str,
+        BeforeValidator(_buffer),
+        WithJsonSchema(_BUFFER),
+        Field(description="elements that the buffer holds; auto (default): the autotuner decides; 0: none"),
+    ] = "auto"
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the autotuner decides how large the buffer is."""
+        return self.prefetch == "auto"
+
+    @property
+    def puller(self) -> str:
+        """Who asks the map for elements."""
+        return "prefetch" if self.prefetch else "main"
+
+    def batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
+        """Add batch `b`.
+
+        Examples
+        --------
+        >>> given = {"batches": 2, "load": "2ns", "train": "3ns"}
+        >>> TfDataFields(model="tf-data", parallel_calls=1, prefetch=1, **given).graph().op_names[:6]
+        ['epoch', 'pull0', 'load0', 'push0', 'next0', 'train0']
+        """
+        mine: dict[str, Any] = {"attributes": {"loader": of.number}} if self.tuned else {}
+        pull_after: list[Ref] = [of.named("push", b - 1)] if b and self.prefetch else []
+        if not self.prefetch:
+            pull_after = [*([of.named("next", b - 1)] if b else []), *of.step_before(b)]
+        elif not self.tuned and b >= int(self.prefetch):
+            pull_after.append(of.named("next", b - int(self.prefetch)))
+        after = list(dict.fromkeys(pull_after or [of.epoch]))
+        kind = "pull_tuned" if self.tuned else "pull"
+        pulled = of.op(self.puller, "pull", b, 0, kind=kind, after=after, **mine)
+        done = self._loaded(of, b, ns, nbytes, pulled)
+        if not self.prefetch:
+            return [of.next(b, [pulled, done])]
+        pushed = of.op(self.puller, "push", b, 0, after=[pulled, done], **mine)
+        if not self.tuned:
+            return [of.next(b, [pushed])]
+        before = [of.named("next", b - 1)] if b else []
+        asked = of.op("main", "ask", b, 0, after=list(dict.fromkeys([*before, *of.step_before(b)])), **mine)
+        return [of.next(b, [pushed, asked], **mine)]
+
+    def _loaded(self, of: Replica, b: int, ns: int, nbytes: int, pulled: str) -> str:
+        """Add what makes element `b`: the thread that asks for it, or one of several calls."""
+        if self.parallel_calls is None:
+            return of.load(self.puller, b, ns, nbytes, [pulled])
+        asked = of.named("pull", b - self.parallel_calls) if b >= self.parallel_calls else of.epoch
+        if not nbytes:
+            return of.load("loader", b, ns, nbytes, [asked])
+        mine = {"attributes": {"loader": of.number}}
+        return of.load("loader", b, ns, nbytes, [asked], "request_kept", **mine)
+
+    def default_policy(self) -> Mapping[str, Any]:
+        """Return the policy with the autotuner, or that lets a call keep its thread while it reads."""
+        decided = self.tuned or (self.parallel_calls is not None and self.size)
+        return {**super().default_policy(), **({"name": "loader-queues"} if decided else {})}
+
+    def loading(self) -> Mapping[str, int]:
+        """Return the calls of the map, else who makes elements itself."""
+        if self.parallel_calls is not None:
+            return {"workers": self.parallel_calls}
+        return {"workers" if self.prefetch else "main": 1}
+
+    def loaders(self) -> Mapping[str, int]:
+        """Return the threads of the map, and the one that fills the buffer."""
+        calls = {} if self.parallel_calls is None else {"loader": self.parallel_calls}
+        return calls | ({"prefetch": 1} if self.prefetch else {})

@@ -1,0 +1,429 @@
+"""What input pipelines have in common: items that are read and loaded, a training loop, replicas, a machine.
+
+::
+
+    storage ──shared link──► loader0   load b                     how batches are made says the builder of
+                             main0     next b ◄── when it is there    each kind of loader; the rest is here
+                             gpu0      copy b │ train b │ all_reduce b
+
+The script's thread, ``main``, asks for batch b once training step b - 1 - `run_ahead` is over, and gets it
+when it is there. With `run_ahead` 0 it waits for every step, as a loop does that reads the loss; otherwise
+the copy of one batch may hide behind the step on another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import BeforeValidator, Field
+
+from devices.describe.field_types import Bandwidth, Bytes, Duration
+from devices.describe.quantities import Count, Size, Whole
+from scenarios.builders.builder import Builder
+from scenarios.fields.policy_fields import Spread
+from sim.base.arrays import LATEST_NS, MOST_BUILT, MOST_TASKS, at_most
+from sim.base.errors import InputError
+from sim.base.units import NS_PER_S, format_duration
+from sim.explain.transfers_on_links import transfers_on_links
+from sim.graph.builder import GraphBuilder, Ref
+from sim.graph.graph import Graph
+from sim.job.job import drawing
+from sim.job.noise import lognormal
+
+if TYPE_CHECKING:
+    from sim.trace import Trace
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What limits a training loop with an input pipeline: who needs the most time for a step.
+#
+# ::
+#
+#     storage         bytes of a step of all replicas / bandwidth of the busiest link    2.0 ms
+#     workers         (reading alone and loading) / workers                              6.3 ms  ◄── the limit
+#     pin thread      pinning                                                            0.5 ms
+#     copy            copying                                                            1.0 ms
+#     training loop   the step, and the all-reduce after it                              4.0 ms
+#
+# Each goes on with the next batch while the others work, so in the steady state no step takes less than the
+# slowest needs. What one does after another counts together: loading and training without workers, copying
+# and training in a script that waits for its steps; the longest of it gives the name. The busiest replica
+# counts. A step may take longer: workers that read together load together, and nobody reads meanwhile.
+
+Shares = Mapping[str, tuple[Sequence[str], int]]
+"""Who works beside the others → the kinds of op that are its, and how many it does at once."""
+
+_NAMES = {
+    "read": "storage",
+    "load": "main process",  # which loads by itself where there are no workers
+    "pin_memory": "pin thread",
+    "copy": "copy",
+    "train": "training step",
+    "all_reduce": "all-reduce",
+}
+"""Kind of op → what it is called when it is the limit."""
+
+
+def loading_report(trace: Trace, shares: Shares, steps: int, replicas: int) -> dict[str, Any]:
+    """Return what the summary of a run has besides: the key ``data_loading``.
+
+    Parameters
+    ----------
+    trace : Trace
+    shares : Shares
+    steps : int
+        Of each replica, in each epoch.
+    replicas : int
+    """
+    n = steps * trace.job.iterations
+    needs = _needs(trace, replicas)
+    reading, storage = _reading(trace, replicas)
+    needs["read"] = reading
+    step_ns: dict[str, float] = {}
+    largest: dict[str, str] = {}
+    for who, (kinds, at_once) in shares.items():
+        kinds = [kind for kind in kinds if kind in needs]
+        if not kinds:
+            continue
+        total = np.sum([needs[kind] for kind in kinds], axis=0) / at_once / n
+        busiest = int(np.argmax(total))
+        parts = {kind: needs[kind][busiest] for kind in kinds}
+        step_ns[who] = float(total[busiest])
+        largest[who] = max(parts, key=lambda kind: parts[kind])
+    if storage:
+        step_ns["storage"], largest["storage"] = storage / n, "read"
+    limit = max(step_ns, key=lambda who: step_ns[who])
+    name = "workers" if limit == "workers" else _NAMES[largest[limit]]
+    return {
+        "data_loading": {
+            "steps": n,
+            "replicas": replicas,
+            "steady_step_ns": _steady_ns(trace),
+            "limit": name,
+            "limit_step_ns": round(step_ns[limit]),
+            "most_waiting": _most_waiting(trace),
+            "needs_ns": {who: round(ns) for who, ns in step_ns.items() if ns},
+        }
+    }
+
+
+def limit_line(told: Mapping[str, Any]) -> str:
+    """Return what a report says, in two lines.
+
+    Examples
+    --------
+    >>> told = {"steady_step_ns": 7000, "limit": "workers", "limit_step_ns": 6900, "most_waiting": 2}
+    >>> print(limit_line({**told, "needs_ns": {"training loop": 4000, "workers": 6900}}))
+    A step every 7 us in the steady state, limited by the workers: workers 6.9 us, training loop 4 us.
+    Batches made and not wanted yet: at most 2.
+    """
+    needs = sorted(told["needs_ns"].items(), key=lambda need: -need[1])
+    terms = ", ".join(f"{who} {format_duration(ns)}" for who, ns in needs)
+    every = format_duration(told["steady_step_ns"])
+    return (
+        f"A step every {every} in the steady state, limited by the {told['limit']}: {terms}.\n"
+        f"Batches made and not wanted yet: at most {told['most_waiting']}."
+    )
+
+
+def _needs(trace: Trace, replicas: int) -> dict[str, Any]:
+    """Return, for each kind of op, the time that those of each replica take by themselves, all together."""
+    job, op = trace.job, trace.tasks["op"]
+    lasts = job.task_ns(op, trace.tasks["iteration"])
+    replica = _replica_of_device(trace)[trace.device]
+    needs = {}
+    for kind in ("load", "pin_memory", "copy", "train", "all_reduce"):
+        rows = np.flatnonzero(job.graph.is_kind(kind)[op])
+        if len(rows):
+            needs[kind] = np.bincount(replica[rows], weights=lasts[rows], minlength=replicas)
+    return needs
+
+
+def _replica_of_device(trace: Trace) -> Any:
+    """Return the number at the end of each device's name; 0 of one that has none."""
+    names = [device.name for device in trace.job.machine.devices]
+    digits = [name[len(name.rstrip("0123456789")) :] for name in names]
+    return np.array([int(number or 0) for number in digits])
+
+
+def _reading(trace: Trace, replicas: int) -> tuple[Any, float]:
+    """Return the time that each replica would read if it read alone, and that of the busiest link, in ns."""
+    job, moved = trace.job, trace.transfers
+    alone = np.zeros(replicas)
+    row, link = transfers_on_links(trace)
+    if not len(row):
+        return alone, 0.0
+    nbytes = moved["nbytes"]
+    rates = np.array([each.bandwidth_bytes_per_s or np.inf for each in job.machine.links])
+    latency = np.array([each.latency_ns for each in job.machine.links])
+    slowest, waits = np.full(len(nbytes), np.inf), np.zeros(len(nbytes))
+    np.minimum.at(slowest, row, rates[link])
+    np.add.at(waits, row, latency[link])
+    np.add.at(alone, _replica_of_device(trace)[moved["destination"]], nbytes / slowest * NS_PER_S + waits)
+    busiest = np.bincount(link, weights=nbytes[row], minlength=len(rates)) / rates
+    return alone, float(busiest.max() * NS_PER_S)
+
+
+def _most_waiting(trace: Trace) -> int:
+    """Return the most batches of a replica that were there and not given to the script."""
+    graph, op = trace.job.graph, trace.tasks["op"]
+    made = next(kind for kind in ("push", "pin_memory", "load") if graph.is_kind(kind).any())
+    comes, goes = (
+        np.flatnonzero(graph.is_kind(*kinds)[op]) for kinds in ((made,), ("next", "next_that_came"))
+    )
+    rows = np.concatenate([comes, goes])
+    change = np.repeat([1, -1], [len(comes), len(goes)])
+    at = trace.tasks["end_ns"][rows]
+    replica = _replica_of_device(trace)[trace.device[rows]]
+    order = np.lexsort((change, at, replica))  # what is given out at once does not wait
+    return int(np.cumsum(change[order]).max())
+
+
+def _steady_ns(trace: Trace) -> int:
+    """Return the time from step to step in the middle half of the run, on the device that is last."""
+    train = trace.job.graph.is_kind("train")[trace.tasks["op"]]
+    device, end = trace.device[train], trace.tasks["end_ns"][train]
+    last = np.sort(end[device == device[np.argmax(end)]])
+    quarter = len(last) // 4
+    if not quarter:
+        return round(int(last[-1]) / len(last))
+    return round(int(last[-1 - quarter] - last[quarter - 1]) / (len(last) - 2 * quarter))
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_AT_ONCE = 1_000_000
+"""Items that are drawn at once."""
+
+Durations = Annotated[
+    list[Duration],
+    BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+    Field(min_length=1),
+]
+
+
+class InputPipeline(Builder):
+    """Batches that are made for training steps on one or more replicas; extend it and override `batch`."""
+
+    batches: Annotated[Size, Field(description="batches of an epoch, which is an iteration")]
+    items: Annotated[Count, Field(description="items of a batch")] = 1
+    load: Annotated[
+        Durations, Field(description="time to load and transform an item; a list: of items in turn, repeated")
+    ]
+    jitter: Annotated[
+        Spread, Field(description="standard deviation of the logarithm of each item's time; its mean stays")
+    ] = 0.0
+    size: Annotated[Bytes, Field(description="bytes of an item that are read from storage")] = 0
+    size_jitter: Annotated[
+        Spread, Field(description="standard deviation of the logarithm of each item's size; its mean stays")
+    ] = 0.0
+    seed: Annotated[Whole, Field(description="what items' times and sizes are drawn from")] = 0
+    storage: Annotated[
+        Bandwidth | None,
+        Field(description="bandwidth of the storage, which all replicas share; default: unlimited"),
+    ] = None
+    copy_: Annotated[Duration, Field(alias="copy", description="time to copy a batch to the GPU")] = 0
+    train: Annotated[Duration, Field(description="time of a training step")]
+    run_ahead: Annotated[
+        Whole, Field(description="steps that the script may be ahead of the GPU; 0: it waits for each")
+    ] = 0
+    replicas: Annotated[Size, Field(description="GPUs, each with a loader and a script of its own")] = 1
+    all_reduce: Annotated[
+        Duration | None,
+        Field(description="time of the all-reduce after each step, for which the replicas meet"),
+    ] = None
+
+    def copies_aside(self) -> bool:
+        """Return whether copies to the GPU are on a stream of their own."""
+        return True
+
+    def batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
+        """Add what makes batch `b` ready for the script; return what ``next`` has to wait for.
+
+        Parameters
+        ----------
+        of : Replica
+        b : int
+        ns, nbytes : int
+            Time to load its items, and their size in storage.
+        """
+        raise InputError(f"{type(self).__name__} must define batch()")
+
+    def loaders(self) -> Mapping[str, int]:
+        """Return the devices of a replica that load, without its number, and their cores."""
+        raise InputError(f"{type(self).__name__} must define loaders()")
+
+    def ops_of_a_batch(self) -> int:
+        """Return the most ops that a batch of a replica has."""
+        return 10
+
+    def graph(self) -> Graph:
+        """Return one epoch of all replicas.
+
+        Raises
+        ------
+        InputError
+            More ops or items than can be made.
+        """
+        at_most(MOST_BUILT, self.replicas * self.batches * self.ops_of_a_batch(), "ops")
+        builder = GraphBuilder(str(self.model_dump(include={"model"})["model"]))
+        replicas = [Replica(self, builder, r) for r in range(self.replicas)]
+        for of in replicas:
+            for b, (ns, nbytes) in enumerate(zip(*self.drawn(of.number), strict=True)):
+                of.train(b, self.batch(of, b, ns, nbytes))
+        return builder.build()
+
+    def drawn(self, replica: int) -> tuple[list[int], list[int]]:
+        """Return the time and the size of each batch of a replica: sums over its items.
+
+        Examples
+        --------
+        >>> from scenarios.builders.data_loaders import DataLoaderFields
+        >>> sizes = {"items": 3, "load": ["1ns", "5ns"], "size": "4B", "train": "1ns", "num_workers": 1}
+        >>> DataLoaderFields(model="data-loader", batches=3, **sizes).drawn(0)
+        ([7, 11, 7], [12, 12, 12])
+        """
+        at_most(MOST_TASKS, self.batches * self.items, "items")
+        ns = self._sums("times", replica, self.load, self.jitter)
+        if not self.size:
+            return ns, [0] * self.batches
+        return ns, self._sums("sizes", replica, [self.size], self.size_jitter)
+
+    def _sums(self, what: str, replica: int, mean: Sequence[int], sigma: float) -> list[int]:
+        """Return the sum over the items of each batch of what is drawn about `mean`, which repeats."""
+        rng = drawing(f"{what} of items", self.seed + replica * 2**64)
+        every, at_once = np.array(mean, np.int64), max(1, _AT_ONCE // self.items)
+        sums: list[int] = []
+        for first in range(0, self.batches, at_once):
+            n = min(at_once, self.batches - first)
+            items = every[np.arange(first * self.items, (first + n) * self.items) % len(every)]
+            drawn = np.floor(items * lognormal(sigma, items.shape, rng) + 0.5) if sigma else items
+            each = drawn.reshape(n, self.items)
+            if each.sum(axis=1, dtype=float).max() > LATEST_NS:
+                raise InputError("the items of a batch are too much: times end at 146 years", path=("items",))
+            sums += each.astype(np.int64).sum(axis=1).tolist()
+        return sums
+
+    def loading(self) -> Mapping[str, int]:
+        """Return who loads, and how many batches it makes at once; the script's thread is ``main``."""
+        raise InputError(f"{type(self).__name__} must define loading()")
+
+    def report(self, trace: Trace) -> dict[str, Any]:
+        """Return how long a step takes in the steady state, and what limits it."""
+        gpu = ["train", "all_reduce"]
+        shares: dict[str, tuple[list[str], int]] = {}
+        if self.run_ahead and self.copies_aside():
+            shares["copy"] = (["copy"], 1)
+        else:
+            gpu.insert(0, "copy")
+        loads = ["read", "load"]
+        (who, at_once), *_ = self.loading().items()
+        if who != "main":
+            shares |= {who: (loads, at_once), "pin thread": (["pin_memory"], 1)}
+        elif self.run_ahead:
+            shares[who] = ([*loads, "pin_memory"], 1)
+        else:
+            gpu = [*loads, "pin_memory", *gpu]
+        shares["training loop"] = (gpu, 1)
+        return loading_report(trace, shares, self.batches, self.replicas)
+
+    def default_policy(self) -> Mapping[str, Any]:
+        """Return a queue, with copies on the stream that is theirs."""
+        return {"name": "ready-queue", "streams": "recorded"}
+
+    def default_machine(self) -> Mapping[str, Any]:
+        """Return loaders, a thread and a GPU for each replica, and the storage, on a link that they share."""
+        devices: dict[str, Any] = {"storage": {"kind": "cpu"}} if self.size else {}
+        if self.size:
+            devices["network"] = {"kind": "switch"}
+        for r in range(self.replicas):
+            for name, cores in self.loaders().items():
+                devices[f"{name}{r}"] = {"kind": "cpu", "cores": cores}
+            devices[f"main{r}"] = {"kind": "cpu"}
+            devices[f"gpu{r}"] = {"kind": "gpu", "streams": 2}
+        if not self.size:
+            return {"devices": devices}
+        limit = {} if self.storage is None else {"bandwidth": f"{self.storage}B/s"}
+        links = [{"from": "storage", "to": "network", "sharing": "shared", "duplex": False, **limit}]
+        for name in dict.fromkeys([*self.loaders(), "main"]):
+            to_all = {"from": "network", "to": f"{name}*", "sharing": "independent", "duplex": False}
+            links.append(to_all)
+        return {"devices": devices, "links": links}
+
+
+class Replica:
+    """One replica of a pipeline while its graph is made.
+
+    Parameters
+    ----------
+    pipeline : InputPipeline
+    builder : GraphBuilder
+    number : int
+    """
+
+    def __init__(self, pipeline: InputPipeline, builder: GraphBuilder, number: int) -> None:
+        self.pipeline, self.builder, self.number = pipeline, builder, number
+        self.prefix = "" if pipeline.replicas == 1 else f"{number}/"
+        self.last = "train" if pipeline.all_reduce is None else "all_reduce"
+        waits = pipeline.batches - 1 - pipeline.run_ahead  # the last step that the epoch's end waits for
+        over: list[Ref] = [(self.named("next", pipeline.batches - 1), 1)]
+        if waits >= 0:
+            over.append((self.named(self.last, waits), 1))
+        self.epoch = self.op("main", "epoch", None, 0, after=over)
+
+    def named(self, kind: str, b: int | None) -> str:
+        """Return what an op is called."""
+        return f"{self.prefix}{kind}{'' if b is None else b}"
+
+    def op(
+        self, place: str, name: str, b: int | None, ns: int, *, kind: str | None = None, **more: Any
+    ) -> str:
+        """Add an op on a device of this replica; return its name."""
+        device = "storage" if place == "storage" else f"{place}{self.number}"
+        called = self.named(name, b)
+        return self.builder.op(called, kind=kind or name, duration_ns=ns, device=device, **more)
+
+    def step_before(self, b: int) -> list[Ref]:
+        """Return the step that has to be over when the script asks for batch `b`."""
+        step = b - 1 - self.pipeline.run_ahead
+        return [self.named(self.last, step)] if step >= 0 else [self.epoch]
+
+    def load(
+        self,
+        place: str,
+        b: int,
+        ns: int,
+        nbytes: int,
+        after: Sequence[Ref],
+        request: str = "request",
+        **more: Any,
+    ) -> str:
+        """Add the loading of batch `b` once `after` is over; it is read from storage if it has a size."""
+        if not nbytes:
+            return self.op(place, "load", b, ns, after=after, **more)
+        asked = self.op(place, "request", b, 0, kind=request, after=after, **more)
+        read = self.op("storage", "read", b, 0, after=[asked], outputs=nbytes)
+        return self.op(place, "load", b, ns, inputs=[read], after=[asked], **more)
+
+    def next(self, b: int, ready: Sequence[Ref], kind: str = "next", **more: Any) -> str:
+        """Add what gives batch `b` to the script once `ready` is over, and it has asked."""
+        before = [self.named("next", b - 1)] if b else []
+        after = list(dict.fromkeys([*ready, *before, *self.step_before(b)]))
+        return self.op("main", "next", b, 0, kind=kind, after=after, **more)
+
+    def train(self, b: int, ready: Sequence[Ref]) -> None:
+        """Add the copy of batch `b`, the step on it, and the all-reduce."""
+        of = self.pipeline
+
+        def on_gpu(name: str, ns: int, after: Sequence[Ref], stream: int, **attributes: Any) -> str:
+            return self.op("gpu", name, b, ns, after=after, attributes={"stream": stream, **attributes})
+
+        after, aside = list(ready), of.copies_aside()
+        before: Ref = self.named(self.last, b - 1) if b else (self.named(self.last, of.batches - 1), 1)
+        if of.copy_:
+            after = [on_gpu("copy", of.copy_, after if aside else [*after, before], int(aside))]
+        done = on_gpu("train", of.train, [*after, before], 0)
+        if of.all_reduce is not None:
+            on_gpu("all_reduce", of.all_reduce, [done], 0, communicator="replicas")

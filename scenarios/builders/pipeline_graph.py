@@ -1,0 +1,169 @@
+"""A pipeline schedule as a computation graph: every slot of every rank's program is an op.
+
+::
+
+    rank 0   0F0 0F1 ...        op 0F0 on rank0 ──boundary activation──► op 1F0 on rank1
+    rank 1       1F0 1F1 ...    op 1B0 on rank1 ──boundary gradient────► op 0B0 on rank0
+                                op 0F0 on rank0 ──what B reads─────────► op 0B0 on rank0
+
+What a micro-batch keeps on a rank is a tensor too, read by its backward, so that the memory of a
+pipeline needs nothing of its own: it is alive from F (or R) until the last of B, I and W has ended.
+
+Ops are written in the order of a walk over all programs, each op after its inputs. A rank's ops thus
+stand in the order of its program, and running a pipeline means issuing every rank's ops in order
+(`AsWritten`); what waits for what is all in the edges. Edges follow
+`policies.pipeline.pipeline_schedule`; ``tests/test_pipeline_workload.py`` compares the outcome with
+the independent `policies.pipeline.evaluate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from policies.pipeline import Schedule
+from scenarios.builders.pipeline_stage import BESIDE, Around, PipelineStage
+from scenarios.builders.pipeline_writer import PipelineWriter
+from sim import Device, Graph, Job, Link, Machine
+from sim.base.arrays import UNSET
+from sim.base.errors import InputError
+
+
+def rank_name(rank: int) -> str:
+    """Return the name of the device on which a rank runs when no machine is given."""
+    return f"rank{rank}"
+
+
+def plain_machine(
+    ranks: int,
+    transfer_ns: int = 0,
+    *,
+    pairs: Iterable[tuple[int, int]] | None = None,
+    streams: int = 1,
+    dispatch_ns: int = 0,
+) -> Machine:
+    """Return one plain device a rank, and links that take `transfer_ns` whatever they carry.
+
+    Parameters
+    ----------
+    ranks : int
+    transfer_ns : int
+        Time between two different ranks; transfers do not disturb one another. 0: no links.
+    pairs : iterable of (int, int), optional
+        Which ranks are linked, from and to; by default all.
+    streams : int
+        Streams of each device.
+    dispatch_ns : int
+        What it costs the host to launch an op.
+    """
+    devices = tuple(Device(rank_name(r), streams=streams, issue_ns=dispatch_ns) for r in range(ranks))
+    if not transfer_ns:
+        return Machine(devices)
+    from devices.network import make_network
+
+    linked = pairs if pairs is not None else ((a, b) for a in range(ranks) for b in range(ranks) if a != b)
+    names = [(rank_name(a), rank_name(b)) for a, b in linked]
+    links = tuple(Link(f"{a}->{b}", a, b, latency_ns=transfer_ns, sharing="shared") for a, b in names)
+    return Machine(devices, links, network=make_network if links else None)
+
+
+def crossings(schedule: Schedule, around: Around | None = None) -> list[tuple[int, int]]:
+    """Return the pairs of ranks (from, to) between which something is sent, in rising order."""
+    hops = [(s, s + 1) for s in range(schedule.stages - 1)]
+    hops += [(skip.source, skip.destination) for skip in (around or Around()).portal_skips]
+    found = {(place[a], place[b]) for place in schedule.placements for a, b in hops if place[a] != place[b]}
+    return sorted(found | {(b, a) for a, b in found})
+
+
+def pipeline_graph(
+    schedule: Schedule,
+    stages: Sequence[PipelineStage],
+    devices: Sequence[str] | None = None,
+    *,
+    around: Around | None = None,
+    copy_ns: Callable[[int, int, int], int] | None = None,
+    shares: Sequence[tuple[int, int]] = (),
+) -> Graph:
+    """Build the graph of `schedule`.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    stages : sequence of PipelineStage
+        One a stage.
+    devices : sequence of str, optional
+        Name of each rank's device; by default `rank_name`.
+    around : Around, optional
+        Optimizer step, gradient all-reduce, skips, and how copies are made.
+    copy_ns : callable, optional
+        ``copy_ns(source rank, destination rank, nbytes)``, where copies run on compute streams; by
+        default they take no time.
+    shares : sequence of (int, int), optional
+        The part (numerator, denominator) of the stages' times that each micro-batch takes; by default
+        they are all whole. A smaller one is taken to need as much memory.
+
+    Returns
+    -------
+    Graph
+        One op a slot, with stage, micro-batch and phase; each rank's ops in the order of its program.
+
+    Raises
+    ------
+    InputError
+        Not as many stages or devices as the schedule has, or a phase without a time.
+    StuckError
+        The ranks wait for each other.
+
+    Examples
+    --------
+    >>> from policies.pipeline import StageTimes, generate
+    >>> stage = PipelineStage(StageTimes(forward=1, backward=2))
+    >>> pipeline_graph(generate("1f1b", ranks=2, micro_batches=2), [stage] * 2)
+    <Graph '1f1b': 8 ops, 16 tensors, 8 edges>
+    """
+    if len(stages) != schedule.stages:
+        raise InputError(f"{len(stages)} stages are given, the schedule has {schedule.stages}")
+    devices = devices or [rank_name(r) for r in range(schedule.ranks)]
+    if len(devices) != schedule.ranks:
+        raise InputError(f"{len(devices)} devices are given, the schedule has {schedule.ranks} ranks")
+    around = around or Around()
+    graph = PipelineWriter(
+        schedule, stages, devices, around, copy_ns or (lambda a, b, nbytes: 0), shares
+    ).build()
+    if not around.own_stream:
+        return graph
+    own = _sms_of_ops(graph)
+    return replace(graph, attributes={op: {**graph.attributes.get(op, {}), **own[op]} for op in own})
+
+
+def _sms_of_ops(graph: Graph) -> dict[int, dict[str, float]]:
+    """Leave SMs to what runs beside the computation, for devices whose kernels compete for them.
+
+    The op of a phase stands for hundreds of kernels, between which a collective gets its SMs; a single kernel
+    as large as the GPU would make it wait for all of them. NCCL runs one block a channel, on an SM each
+    (NCCL documentation, NCCL_MAX_NCHANNELS); that they are an eighth of the SMs, say 16 of 132, is assumed.
+    """
+    apart = graph.phases.index(BESIDE) if BESIDE in graph.phases else UNSET - 1
+    few, most = {"sm_fraction": 0.125}, {"sm_fraction": 0.875}
+    return {op: few if phase == apart else most for op, phase in enumerate(graph.phase_code.tolist())}
+
+
+class AsWritten:
+    """Program order: the order in which the ops were written (see `sim.job.job.Linearizer`)."""
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return every op in the order of the graph."""
+        return np.arange(len(job.graph))  # type: ignore[return-value]
+
+
+class CommunicationStream:
+    """What runs beside the computation on the second stream of its device, everything else on the first."""
+
+    def assign(self, job: Job) -> Sequence[int]:
+        """Return one stream number per op (see `sim.job.job.StreamAssignment`)."""
+        graph = job.graph
+        apart = graph.phases.index(BESIDE) if BESIDE in graph.phases else UNSET - 1
+        lanes: list[int] = (graph.phase_code == apart).astype(np.int64).tolist()
+        return lanes

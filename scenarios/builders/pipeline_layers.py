@@ -1,0 +1,172 @@
+"""A chain of layers cut into the stages of a pipeline.
+
+::
+
+    layers   a ─► b ─► c ─► d ─► e       balance (2, 3)     stage 0: a b     stage 1: c d e
+             └─────────────►┘                                    └─ sent on: what c.. read of a, b
+
+A profile or a graph is cut along one topological order of it, so that what crosses a cut is every tensor
+made before it and read behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import accumulate
+
+from policies.pipeline.evaluate import StageTimes
+from policies.pipeline.planners import LayerCost, block_partition, by_size, by_time, check_balance, min_max
+from scenarios.builders.pipeline_stage import PipelineStage
+from scenarios.importers.pipedream_profile import LayerProfile
+from sim import Device, Graph
+from sim.base.arrays import UNSET
+from sim.base.errors import InputError
+from sim.base.units import round_half_up
+from sim.graph.graph import Role
+from sim.job.costs import costs_ns
+
+
+def profile_layers(profile: Sequence[LayerProfile]) -> list[PipelineStage]:
+    """Return the layers of a PipeDream profile, each as a stage of its own; input layers are left out.
+
+    What a layer keeps for its backward is its output; weights have gradients of the same size.
+    """
+    index = {layer.name: i for i, layer in enumerate(profile)}
+    last_use = list(range(len(profile)))
+    for i, layer in enumerate(profile):
+        for name in layer.predecessors:
+            last_use[index[name]] = max(last_use[index[name]], i)
+    outputs = [sum(layer.activation_bytes) for layer in profile]
+    return [
+        PipelineStage(
+            StageTimes(forward=layer.forward_ns, backward=layer.backward_ns),
+            boundary_nbytes=sum(
+                outputs[a] for a in range(k + 1) if last_use[a] > k and not profile[a].is_input
+            ),
+            activation_nbytes=outputs[k],
+            parameter_nbytes=layer.parameter_bytes,
+            gradient_nbytes=layer.parameter_bytes,
+        )
+        for k, layer in enumerate(profile)
+        if not layer.is_input
+    ]
+
+
+def graph_layers(
+    graph: Graph, device: Device, *, backward_ratio: Fraction = Fraction(2)
+) -> list[PipelineStage]:
+    """Return the ops of a graph of a forward pass, in topological order, each as a stage of its own.
+
+    An op's backward takes `backward_ratio` times its forward: two products for one where there are
+    weights. What it keeps for its backward are its outputs; weights have gradients of the same size, and
+    belong to the first op that reads them.
+
+    Parameters
+    ----------
+    graph : Graph
+    device : Device
+        Whose cost model times the ops that have no duration of their own.
+    backward_ratio : Fraction
+
+    Raises
+    ------
+    InputError
+        An op that the device cannot time.
+    """
+    ns = costs_ns(graph, device)
+    if (ns == UNSET).any():
+        op = graph.op_names[int((ns == UNSET).argmax())]
+        raise InputError(
+            f"nothing tells how long {op!r} takes: give a machine whose devices have a cost model"
+        )
+    order = graph.topological_order.tolist()
+    position = {op: k for k, op in enumerate(order)}
+    crossing = [0] * (len(order) + 1)  # what is added to, and taken from, the boundary behind each position
+    nbytes, produced = graph.tensor_nbytes.tolist(), graph.tensor_producer.tolist()
+    consumers = graph.consumers.lists()
+    parameters = [0] * len(order)
+    for tensor, readers in enumerate(consumers):
+        places = [position[op] for op in readers]
+        if produced[tensor] != UNSET:
+            made = position[produced[tensor]]
+            crossing[made] += nbytes[tensor] if readers else 0
+            crossing[max(places, default=made)] -= nbytes[tensor] if readers else 0
+        elif graph.tensor_role[tensor] == Role.PARAMETER and places:
+            parameters[min(places)] += nbytes[tensor]
+    boundaries = list(accumulate(crossing))
+    outputs = [sum(nbytes[t] for t in graph.outputs.row(op).tolist()) for op in order]
+    return [
+        PipelineStage(
+            StageTimes(forward=int(ns[op]), backward=round_half_up(backward_ratio * int(ns[op]))),
+            boundary_nbytes=boundaries[k],
+            activation_nbytes=outputs[k],
+            parameter_nbytes=parameters[k],
+            gradient_nbytes=parameters[k],
+        )
+        for k, op in enumerate(order)
+    ]
+
+
+def layer_costs(layers: Sequence[PipelineStage]) -> list[LayerCost]:
+    """Return what planners want to know of layers."""
+    return [
+        LayerCost(
+            layer.times.of("F") + layer.times.of("B"),
+            layer.boundary_nbytes,
+            layer.parameter_nbytes,
+            layer.activation_nbytes,
+        )
+        for layer in layers
+    ]
+
+
+def balance_of(layers: Sequence[PipelineStage], stages: int, plan: str | Sequence[int]) -> tuple[int, ...]:
+    """Return how many layers each stage gets, by a planner or as given.
+
+    Raises
+    ------
+    InputError
+        A balance that does not fit, or more stages than layers.
+    """
+    costs = layer_costs(layers)
+    if not isinstance(plan, str):
+        return check_balance(plan, len(layers))
+    if plan == "time":
+        return by_time(costs, stages)
+    if plan == "size":
+        return by_size(costs, stages)
+    if plan == "block":
+        return block_partition([cost.time_ns for cost in costs], stages)
+    if plan == "min-max":
+        return min_max([cost.time_ns for cost in costs], stages)
+    raise InputError(f"unknown planner {plan!r}; known: block, min-max, size, time")
+
+
+def cut(layers: Sequence[PipelineStage], balance: Sequence[int]) -> list[PipelineStage]:
+    """Return the stages: sums of their layers, and the boundary of the last one."""
+    stages, at = [], 0
+    for count in balance:
+        stages.append(_joined(layers[at : at + count], layers[at - 1].boundary_nbytes if at else 0))
+        at += count
+    return stages
+
+
+def _joined(layers: Sequence[PipelineStage], input_nbytes: int) -> PipelineStage:
+    split = all(layer.times.input_grad is not None for layer in layers)
+    return PipelineStage(
+        StageTimes(
+            forward=sum(layer.times.of("F") for layer in layers),
+            backward=sum(layer.times.of("B") for layer in layers),
+            input_grad=sum(layer.times.of("I") for layer in layers) if split else None,
+            weight_grad=sum(layer.times.of("W") for layer in layers) if split else None,
+            recompute=sum(layer.times.of("R") for layer in layers),
+        ),
+        boundary_nbytes=layers[-1].boundary_nbytes,
+        activation_nbytes=sum(layer.activation_nbytes for layer in layers),
+        weight_grad_nbytes=sum(layer.kept_nbytes for layer in layers),
+        parameter_nbytes=sum(layer.parameter_nbytes for layer in layers),
+        gradient_nbytes=sum(layer.gradient_nbytes for layer in layers),
+        optimizer_nbytes=sum(layer.optimizer_nbytes for layer in layers),
+        checkpoint_nbytes=input_nbytes,
+    )

@@ -1,0 +1,391 @@
+"""What a pipeline is made of besides its schedule: stages with times and sizes, and what is around them.
+
+::
+
+    stage 0 ──boundary──► stage 1 ──boundary──► stage 2      sent on by F, and back by B (or I)
+       │                     │                     │
+     keeps                 keeps                 keeps       activations, from F (or R) to B (or W)
+       └────────────────skip──────────────────────►┘         a skip connection over several stages
+    weights, gradients, optimizer state: resident            all-reduce, optimizer step: when B's are over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from policies.pipeline import Schedule
+from policies.pipeline.action import Action
+from policies.pipeline.evaluate import StageTimes
+from sim import GraphBuilder
+from sim.base.errors import InputError
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """One stage: how long its phases take, and what it sends and keeps, per micro-batch.
+
+    Attributes
+    ----------
+    times : StageTimes
+        Durations in ns.
+    boundary_nbytes : int
+        Size of the activation sent to the next stage, and of the gradient sent back for it.
+    activation_nbytes : int
+        What F (or R) leaves for the backward.
+    weight_grad_nbytes : int, optional
+        The part of it that I leaves for W; by default all of it.
+    parameter_nbytes, gradient_nbytes, optimizer_nbytes : int
+        Resident weights, their gradients, and what the optimizer keeps.
+    working_nbytes : int
+        What B (or I) needs besides while it runs: gradients of activations, and what it computes again.
+    checkpoint_nbytes : int, optional
+        What a recomputed micro-batch keeps from F to R; by default the boundary activation.
+    collective_ns : int
+        Messages inside a stage (sums of tensor parallelism, all-to-all of experts) after F and after B or
+        I, on the compute stream, before anything is sent on.
+    exposed : StageTimes, optional
+        How much of `times` is communication inside the stage that nothing hides; by default nothing.
+    """
+
+    times: StageTimes
+    boundary_nbytes: int = 0
+    activation_nbytes: int = 0
+    weight_grad_nbytes: int | None = None
+    working_nbytes: int = 0
+    parameter_nbytes: int = 0
+    gradient_nbytes: int = 0
+    optimizer_nbytes: int = 0
+    checkpoint_nbytes: int | None = None
+    collective_ns: int = 0
+    exposed: StageTimes | None = None
+
+    @property
+    def kept_nbytes(self) -> int:
+        """What is left of the activations after I."""
+        return self.activation_nbytes if self.weight_grad_nbytes is None else self.weight_grad_nbytes
+
+    @property
+    def input_nbytes(self) -> int:
+        """What a recomputed micro-batch keeps."""
+        return self.boundary_nbytes if self.checkpoint_nbytes is None else self.checkpoint_nbytes
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A skip connection: what one stage makes, and a later one reads, besides the activation sent on."""
+
+    source: int
+    destination: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Around:
+    """What surrounds a schedule; the default is nothing.
+
+    Attributes
+    ----------
+    skips : tuple of Skip
+    portals : bool
+        Skips go straight from source to destination. Off: they are carried through every boundary
+        between, and kept there, as an autograd that knows only neighbours must.
+    copy_streams : bool
+        Copies overlap with computation. Off: a copy runs on the compute streams of both ends, which
+        meet for it.
+    optimizer_ns : tuple of int
+        Optimizer step of each stage; empty: none.
+    synchronisation_ns : int or None
+        Before the optimizer step all ranks wait for each other and spend so long (the norm of all
+        gradients, a check for overflow); None: they do not.
+    all_reduce_ns : tuple of int
+        What summing the gradients of each stage over the replicas takes; empty: no replicas.
+    all_gather_ns : tuple of int
+        With `sharded`: what gathering the parameters of each stage takes after the step, and all of
+        `all_reduce_ns` is before it; empty: half of `all_reduce_ns` is after it.
+    overlap : bool
+        It runs on a stream of its own as soon as a stage's gradients are there; else when the rank
+        has nothing else to do.
+    buckets : int
+        In how many parts: part i goes when that part of the last backward is over.
+    sharded : bool
+        The optimizer state is sharded over the replicas: a reduce-scatter before the step, an
+        all-gather after it.
+    """
+
+    skips: tuple[Skip, ...] = ()
+    portals: bool = True
+    copy_streams: bool = True
+    optimizer_ns: tuple[int, ...] = ()
+    synchronisation_ns: int | None = None
+    all_reduce_ns: tuple[int, ...] = ()
+    all_gather_ns: tuple[int, ...] = ()
+    overlap: bool = True
+    buckets: int = 1
+    sharded: bool = False
+    portal_skips: tuple[Skip, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Refuse skips that are none."""
+        for skip in self.skips:
+            if skip.destination <= skip.source:
+                raise InputError(
+                    f"a skip connection leads to a later stage, not from {skip.source} to {skip.destination}"
+                )
+        object.__setattr__(self, "portal_skips", self.skips if self.portals else ())
+
+    @property
+    def halved(self) -> bool:
+        """Whether an all-reduce time stands for a reduce-scatter and an all-gather of half of it each."""
+        return self.sharded and not self.all_gather_ns
+
+    @property
+    def own_stream(self) -> bool:
+        """Whether anything runs on a second stream of a device."""
+        return bool(self.all_reduce_ns) and self.overlap
+
+    def carried_nbytes(self, stage: int) -> int:
+        """Return what crosses the boundary behind `stage` besides its activation."""
+        if self.portals:
+            return 0
+        return sum(skip.nbytes for skip in self.skips if skip.source <= stage < skip.destination)
+
+    def kept_nbytes(self, stage: int) -> int:
+        """Return the copies of skips that `stage` keeps for the backward of a micro-batch.
+
+        The destination keeps what it has read; without portals so does every stage between.
+        """
+        return sum(
+            skip.nbytes
+            for skip in self.skips
+            if stage == skip.destination or (not self.portals and skip.source < stage < skip.destination)
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the stages of a pipeline send, keep and read, as outputs and inputs of their ops.
+#
+# Outputs of an op, by the phase of its action (0 bytes where nothing is kept)::
+#
+#     F     0 boundary           1 what I frees (recomputed: the stage input)   2 what W frees    3.. skips
+#     R     0 nothing            1 what I frees                                 2 what W frees
+#     B, I  0 boundary gradient  1.. gradients of skips, and what it needs while it runs: nobody reads it
+#     W     0 nothing
+#
+# Actions are numbered ``(plane · stages + stage) · micro-batches + micro-batch``, where the plane is 0 for F,
+# 1 for the gradient (of B or I), 2 for R: kinds of what may be waited for.
+
+Sizes = Mapping[str, tuple[int, ...]]
+"""Sizes of the outputs of a stage's ops by phase; ``"C"`` is the F of a micro-batch that is recomputed."""
+
+
+class Read(NamedTuple):
+    """What an action reads of another stage: an output of the action numbered ``base + micro-batch``."""
+
+    base: int
+    stage: int
+    output: int
+    nbytes: int
+
+
+def output_sizes(stages: Sequence[PipelineStage], around: Around) -> list[Sizes]:
+    """Return the sizes of outputs, for each stage."""
+    return [_sizes(stages, around, s) for s in range(len(stages))]
+
+
+def _sizes(stages: Sequence[PipelineStage], around: Around, s: int) -> Sizes:
+    stage = stages[s]
+    boundary = stage.boundary_nbytes + around.carried_nbytes(s)
+    copies = around.kept_nbytes(s)
+    kept = stage.kept_nbytes + copies
+    passing = stage.activation_nbytes - stage.kept_nbytes
+    checkpoint = stage.input_nbytes + copies
+    skips = tuple(skip.nbytes for skip in around.portal_skips if skip.source == s)
+    back = tuple(skip.nbytes for skip in around.portal_skips if skip.destination == s)
+    working = (stage.working_nbytes,) if stage.working_nbytes else ()
+    gradient = stages[s - 1].boundary_nbytes + around.carried_nbytes(s - 1) if s else 0
+    return {
+        "F": (boundary, passing, kept, *skips),
+        "C": (boundary, checkpoint, 0, *skips),
+        # The stage input, kept to the end, is part of the activations.
+        "R": (0, passing, max(0, kept - checkpoint)),
+        "B": (gradient, *back, *working),
+        "I": (gradient, *back, *working),
+        "W": (0,),
+    }
+
+
+def reads_of_stages(
+    sizes: Sequence[Sizes], around: Around, micro_batches: int
+) -> list[tuple[list[Read], list[Read]]]:
+    """Return, for each stage, what its F and what its B (or I) reads of other stages."""
+    n = len(sizes)
+    gradients = n * micro_batches
+    leaving = [[skip for skip in around.portal_skips if skip.source == s] for s in range(n)]
+    entering = [[skip for skip in around.portal_skips if skip.destination == s] for s in range(n)]
+    found = []
+    for s in range(n):
+        before, after = s - 1, s + 1
+        forward = [Read(before * micro_batches, before, 0, sizes[before]["F"][0])] if s else []
+        backward = [Read(gradients + after * micro_batches, after, 0, sizes[s]["F"][0])] if after < n else []
+        for skip in entering[s]:
+            output = 3 + leaving[skip.source].index(skip)
+            forward.append(Read(skip.source * micro_batches, skip.source, output, skip.nbytes))
+        for skip in leaving[s]:
+            output = 1 + entering[skip.destination].index(skip)
+            base = gradients + skip.destination * micro_batches
+            backward.append(Read(base, skip.destination, output, skip.nbytes))
+        found.append((forward, backward))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What happens around the slots of a pipeline: weights, gradient all-reduce, optimizer step.
+#
+# ::
+#
+#     compute stream     ... 0B6 0B7 ┐                             ┌ synchronise ┐ optimizer
+#     second stream                  └ all-reduce of stage 0 ──────┘ (with all ranks, or not at all)
+#
+# An all-reduce is a task of the rank that waits for its gradients; the replicas beside it do the same at the
+# same time, so that one replica tells the whole story. PipeDream, which has no flush, updates the weights
+# after each backward.
+#
+# Source of the synchronisation: the norm of all gradients, for clipping, and the check for overflow, need a
+# number from every rank before any may step (Qi et al., arXiv 2401.10241, section 4, on how to avoid it).
+
+BESIDE: Final = "C"
+"""Phase of the collectives that run beside the computation, on the second stream of the device."""
+
+RESIDENT: Final = ("weights", "gradients", "optimizer state", "stashed weights")
+"""What lies on a rank the whole time; the beginning of a parameter's name."""
+
+
+class End:
+    """Writes what is no slot into the builder of a pipeline's graph."""
+
+    def __init__(
+        self,
+        builder: GraphBuilder,
+        schedule: Schedule,
+        stages: Sequence[PipelineStage],
+        devices: Sequence[str],
+        around: Around,
+    ) -> None:
+        self.builder, self.schedule, self.stages = builder, schedule, stages
+        self.devices, self.around = devices, around
+        self.last = [-1] * schedule.ranks
+        self.reduced: dict[tuple[int, int], list[int]] = {}
+        """(rank, stage) → ops after which its gradients are complete."""
+        self.unread = {
+            (rank, stage): self._resident(rank, stage)
+            for rank in range(schedule.ranks)
+            for stage in schedule.stages_of(rank)
+        }
+        self.beside = BESIDE if around.overlap else None
+        self.pieces = around.buckets if around.all_reduce_ns and around.overlap else 1
+        self.after_each_backward = bool(schedule.meta.get("asynchronous") and around.optimizer_ns)
+
+    def _resident(self, rank: int, stage: int) -> list[int]:
+        """Declare what a rank holds of a stage the whole time."""
+        of, versions = self.stages[stage], self.schedule.meta.get("weight_versions")
+        stashed = (versions[rank] - 1) * of.parameter_nbytes if versions else 0
+        sizes = (of.parameter_nbytes, of.gradient_nbytes, of.optimizer_nbytes, stashed)
+        found = []
+        for what, nbytes in zip(RESIDENT, sizes, strict=True):
+            if nbytes:
+                name = f"{what} of stage {stage} on {self.devices[rank]}"
+                found.append(self.builder.external(self.builder.parameter(name, nbytes)))
+        return found
+
+    def first_reads(self, rank: int, stage: int) -> list[int]:
+        """Return what the first op of a stage on a rank reads besides; later ones need not say it again."""
+        return self.unread.pop((rank, stage), []) if self.unread else []
+
+    def computed(self, rank: int, op: int, complete: Sequence[int]) -> None:
+        """Note an op of a rank's program; `complete`: stages whose gradients, or a part, are there."""
+        self.last[rank] = op
+        for stage in complete:
+            ops = self.reduced.setdefault((rank, stage), [])
+            if self.around.all_reduce_ns and self.around.overlap:
+                ops.append(self._all_reduce(rank, stage, op, len(ops)))
+            else:
+                ops[:] = [op]
+
+    def _all_reduce(self, rank: int, stage: int, after: int, piece: int) -> int:
+        whole = self.around.all_reduce_ns[stage]
+        part = whole * (piece + 1) // self.pieces - whole * piece // self.pieces
+        sharded = self.around.sharded
+        name = f"{'reduce-scatter' if sharded else 'all-reduce'} of stage {stage} on {self.devices[rank]}"
+        return self.builder.append(
+            name if self.pieces == 1 else f"{name}/{piece + 1}",
+            kind="reduce_scatter" if sharded else "all_reduce",
+            inputs=(),
+            outputs=(0,),
+            after=(after,),
+            duration_ns=part // 2 if self.around.halved else part,
+            device=self.devices[rank],
+            stage=stage,
+            phase=self.beside,
+        )
+
+    def step(self, rank: int, parts: Sequence[Action]) -> None:
+        """Update the weights of a stage after its backward (PipeDream)."""
+        for stage, phase, k in parts:
+            if phase in "BW":
+                self._optimizer(rank, stage, (), f"update {k} of stage {stage} on {self.devices[rank]}", k)
+
+    def write(self) -> None:
+        """Write what follows the programs of all ranks."""
+        around = self.around
+        if around.all_reduce_ns and not around.overlap:
+            for (rank, stage), ops in self.reduced.items():
+                ops.append(self._all_reduce(rank, stage, ops[0], 0))
+        complete = [*self.last, *(ops[-1] for ops in self.reduced.values())]
+        synchronised: dict[int, int] = {}
+        if around.synchronisation_ns is not None:
+            everywhere = tuple(dict.fromkeys(complete))
+            for rank in range(self.schedule.ranks):
+                synchronised[rank] = self.builder.append(
+                    f"synchronise on {self.devices[rank]}",
+                    kind="synchronise",
+                    inputs=(),
+                    outputs=(0,),
+                    after=everywhere,
+                    duration_ns=around.synchronisation_ns,
+                    device=self.devices[rank],
+                )
+        if not around.optimizer_ns or self.after_each_backward:
+            return
+        for (rank, stage), ops in self.reduced.items():
+            after = (*ops, synchronised[rank]) if synchronised else tuple(ops)
+            op = self._optimizer(rank, stage, after, f"optimizer of stage {stage} on {self.devices[rank]}")
+            if around.all_reduce_ns and around.sharded:
+                whole = around.all_reduce_ns[stage]
+                behind = whole - whole // 2 if around.halved else around.all_gather_ns[stage]
+                self.builder.append(
+                    f"all-gather of stage {stage} on {self.devices[rank]}",
+                    kind="all_gather",
+                    inputs=(),
+                    outputs=(0,),
+                    after=(op,),
+                    duration_ns=behind,
+                    device=self.devices[rank],
+                    stage=stage,
+                    phase=self.beside,
+                )
+
+    def _optimizer(self, rank: int, stage: int, after: Sequence[int], name: str, k: int = -1) -> int:
+        return self.builder.append(
+            name,
+            kind="optimizer",
+            inputs=(),
+            outputs=(0,),
+            after=after,
+            duration_ns=self.around.optimizer_ns[stage],
+            device=self.devices[rank],
+            stage=stage,
+            micro_batch=k,
+            phase="O",
+        )

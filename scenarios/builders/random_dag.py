@@ -1,0 +1,165 @@
+"""Graphs without a model behind them: branches that fork and join, and layers wired at random.
+
+::
+
+    branchy(blocks=2, branches=3, depth=2)          random_dag(layers=3, width=(1, 3))
+
+            ┌ 0.0 ─ 0.1 ┐       ┌ ...                 l0/0 ──► l1/0 ──► l2/0
+    fork0 ──┼ 1.0 ─ 1.1 ┼ join0 ┼ ...                    └───► l1/1 ─┐
+            └ 2.0 ─ 2.1 ┘       └ ...                          l1/2 ─┴► l2/1
+
+A random graph is a function of its seed and its parameters alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from pydantic import Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function, no_info_before_validator_function
+
+from devices.describe.field_types import Bytes, Duration, fault, quantity_schema
+from devices.describe.quantities import Size, Whole
+from scenarios.builders.builder import Builder
+from sim.base.arrays import MOST_BUILT, MOST_TASKS, at_most
+from sim.base.units import BYTES, DURATION
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+
+_MOST_PAIRS: Final = 100 * MOST_TASKS
+"""Most pairs of ops for which an edge is drawn: some minutes."""
+
+
+class Branchy(Builder):
+    """Blocks of parallel chains between a fork and a join."""
+
+    model: Annotated[Literal["branchy"], Field(description="which builder")]
+    blocks: Annotated[Size, Field(description="blocks, one after another")] = 1
+    branches: Annotated[Size, Field(description="parallel chains in a block")] = 4
+    depth: Annotated[Size, Field(description="ops in a chain")] = 1
+    duration: Annotated[Duration, Field(default="10us", description="duration of every op")]
+    output: Annotated[Bytes, Field(description="output size of every op")] = 0
+
+    def graph(self) -> Graph:
+        """Return the graph.
+
+        There are ``blocks * (branches * depth + 2)`` ops; the longest path has ``blocks * (depth + 2)``.
+
+        Examples
+        --------
+        >>> Branchy(model="branchy", branches=2, depth=2).graph().op_names
+        ['fork0', 'block0/0.0', 'block0/0.1', 'block0/1.0', 'block0/1.1', 'join0']
+        """
+        at_most(MOST_BUILT, self.blocks * (self.branches * self.depth + 2), "ops")
+        builder = GraphBuilder("branchy")
+
+        def op(name: str, kind: str, inputs: list[str]) -> str:
+            return builder.op(name, kind=kind, inputs=inputs, outputs=self.output, duration_ns=self.duration)
+
+        joined: list[str] = []
+        for k in range(self.blocks):
+            fork = op(f"fork{k}", "fork", joined)
+            ends = []
+            for branch in range(self.branches):
+                at = fork
+                for i in range(self.depth):
+                    at = op(f"block{k}/{branch}.{i}", "op", [at])
+                ends.append(at)
+            joined = [op(f"join{k}", "join", ends)]
+        return builder.build()
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Makes a list of two, [least, greatest], for which one value may stand.
+
+    Attributes
+    ----------
+    of : mapping
+        JSON Schema of a value.
+    """
+
+    of: Mapping[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return how pydantic reads it."""
+        both = no_info_after_validator_function(_ordered, handler(source))
+        return no_info_before_validator_function(lambda v: v if isinstance(v, list) else [v, v], both)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: Any) -> dict[str, Any]:
+        """Return its JSON Schema."""
+        pair = {"type": "array", "items": dict(self.of), "minItems": 2, "maxItems": 2}
+        return {"anyOf": [dict(self.of), pair], "description": "a value, or [least, greatest]"}
+
+
+def _ordered(value: list[int]) -> list[int]:
+    if value[0] > value[1]:
+        raise fault(f"[{value[0]}, {value[1]}] is no range from least to greatest")
+    return value
+
+
+def _two(default: list[Any]) -> Any:
+    return Field(default=default, min_length=2, max_length=2)
+
+
+class RandomDag(Builder):
+    """Layers of ops wired at random, the same for the same seed."""
+
+    model: Annotated[Literal["random-dag"], Field(description="which builder")]
+    layers: Annotated[Size, Field(description="how many layers of ops")] = 10
+    width: Annotated[list[Size], _two([1, 4]), _Range({"type": "integer", "minimum": 1})]
+    edge_probability: Annotated[
+        float, Field(ge=0, le=1, strict=False, description="probability of each edge from an earlier layer")
+    ] = 0.2
+    duration: Annotated[list[Duration], _two(["1us", "100us"]), _Range(quantity_schema(DURATION))]
+    output: Annotated[list[Bytes], _two([0, 0]), _Range(quantity_schema(BYTES))]
+    seed: Annotated[Whole, Field(description="seed of the graph; the scenario's seed is for the run")] = 0
+
+    def graph(self) -> Graph:
+        """Return the graph.
+
+        Every op reads one of the layer before, drawn uniformly as all else is, and maybe earlier ones: the
+        longest path has at least `layers` ops.
+
+        Examples
+        --------
+        >>> RandomDag(model="random-dag", layers=3, width=2, duration=["10ns", "20ns"], seed=1).graph()
+        <Graph 'random-dag': 6 ops, 6 tensors, 5 edges>
+        """
+        ops = at_most(MOST_BUILT, self.layers * self.width[1], "ops")
+        if self.edge_probability:  # which is drawn for each pair of ops
+            at_most(_MOST_PAIRS, ops * (ops - 1) // 2, "pairs of ops")
+            at_most(MOST_TASKS, int(self.edge_probability * ops * (ops - 1) / 2), "edges")
+        rng = np.random.default_rng([self.seed, *b"random-dag"])
+        builder = GraphBuilder("random-dag")
+        earlier: list[str] = []
+        before: list[str] = []
+
+        def draw(between: Sequence[int]) -> int:
+            return int(rng.integers(between[0], between[1], endpoint=True))
+
+        for layer in range(self.layers):
+            here = []
+            for i in range(draw(self.width)):
+                inputs = [before[draw((0, len(before) - 1))]] if before else []
+                extra = rng.random(len(earlier)) < self.edge_probability
+                inputs += [
+                    name
+                    for name, drawn in zip(earlier, extra.tolist(), strict=True)
+                    if drawn and name not in inputs
+                ]
+                here.append(
+                    builder.op(
+                        f"l{layer}/{i}",
+                        inputs=inputs,
+                        outputs=draw(self.output),
+                        duration_ns=draw(self.duration),
+                    )
+                )
+            earlier += here
+            before = here
+        return builder.build()

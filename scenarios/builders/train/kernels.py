@@ -1,0 +1,127 @@
+"""What a rank executes: products, attention, passes over memory, and collectives, as records without a time.
+
+::
+
+    a piece    forward   kernels, in order             saved   bytes kept for its backward
+               backward  kernels, in order             extra   bytes needed besides, while it runs
+
+A `Collective` may name a kernel that hides it: it runs beside that kernel on a stream of its own, and only
+what is left is exposed. Times are a calibration's (`scenarios.builders.train.calibration`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+
+
+class Product(NamedTuple):
+    """A product of matrices (m, k) and (k, n), `groups` times with m rows each where experts share a kernel.
+
+    `part` is F, I (gradient of the input) or W (gradient of the weight, added to what is there).
+    """
+
+    m: int
+    k: int
+    n: int
+    part: Literal["F", "I", "W"] = "F"
+    groups: int = 1
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds, counted as two."""
+        return 2 * self.groups * self.m * self.k * self.n
+
+    @property
+    def elements(self) -> int:
+        """Numbers read and written once."""
+        return self.groups * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+
+def products(m: int, k: int, n: int, groups: int = 1) -> tuple[Product, Product, Product]:
+    """Return the product of m rows with a weight (k, n), and those of its backward: of input and weight."""
+    return Product(m, k, n, "F", groups), Product(m, n, k, "I", groups), Product(n, m, k, "W", groups)
+
+
+class Attention(NamedTuple):
+    """Attention in one kernel that keeps no scores; half of them are masked.
+
+    `parts` ranks share the queries of a sequence, and each has as many of the scores.
+    """
+
+    batch: int
+    sequence: int
+    heads: int
+    kv_heads: int
+    query_head: int
+    value_head: int
+    backward: bool = False
+    parts: int = 1
+
+    @property
+    def flops(self) -> int:
+        """All scores: two products forward, five backward (arXiv 2307.08691, section 2.3)."""
+        one = self.batch * self.heads * self.sequence * (self.sequence // self.parts)
+        if self.backward:
+            return 2 * one * (3 * self.query_head + 2 * self.value_head)
+        return 2 * one * (self.query_head + self.value_head)
+
+
+class Pass(NamedTuple):
+    """A kernel that only reads and writes; `of` names a rate of its own (``permute``, ``cross-entropy``)."""
+
+    nbytes: int
+    of: str = "elementwise"
+
+
+class Collective(NamedTuple):
+    """A collective of a group of the layout; bytes as nccl-tests count them.
+
+    `hidden_by` is the kernel beside which it runs; None: all of it is exposed.
+    """
+
+    kind: CollectiveKind
+    nbytes: int
+    group: str
+    hidden_by: Product | Attention | None = None
+
+
+Kernel = Product | Attention | Pass | Collective
+
+
+@dataclass(frozen=True)
+class LayerPiece:
+    """A part of a layer: what it runs, forward and backward, and what it needs of memory.
+
+    Attributes
+    ----------
+    name : str
+    forward, backward : tuple of Kernel
+    saved : int
+        Bytes from the forward to the backward.
+    made : int
+        Bytes of its output; the gradient is as large.
+    took : int
+        Bytes of its input.
+    extra : int
+        Bytes besides that both directions need while they run.
+    backward_extra : int
+        Bytes besides that only the backward needs.
+    again : bool
+        Selective recomputation runs its forward again.
+    dropped : int
+        The part of what is saved that selective recomputation does not keep.
+    """
+
+    name: str
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    saved: int = 0
+    made: int = 0
+    took: int = 0
+    extra: int = 0
+    backward_extra: int = 0
+    again: bool = False
+    dropped: int = 0

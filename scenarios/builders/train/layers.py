@@ -1,0 +1,450 @@
+"""A layer, an embedding and a head as pieces on one rank, as Megatron-LM with Transformer Engine runs them.
+
+::
+
+    t ranks share a layer, T tokens a rank; with sequence parallelism what is not split by t has T/t tokens
+
+                x (T/t, h) ── norm ── AG ── qkv ── rotary ── attention ── proj ── RS ── add ──┐
+    ┌─────────────────────────────────────────────────────────────────────────────────────────┘
+    └── norm ── AG ── up ── gate ── down ── RS ── add ──► x (T/t, h)
+
+    without sequence parallelism: AR behind proj and down, forward, and behind qkv and up, backward
+
+    cp by all-to-all: (T, a) ─► (c·T, a/c) before attention, and back behind it      (Ulysses)
+    cp by ring: keys and values travel c−1 times beside attention
+
+Backward, a product with weights gathers its saved input again while the gradient of its input is computed,
+and scatters that while the gradient of its weight is; the gradient behind proj and down is gathered before
+anything.
+
+Sources: Narayanan et al., arXiv 2104.04473, and Korthikanti et al., arXiv 2205.05198, sections 4.2 and 5
+(what is saved); Transformer Engine 2.11, pytorch/module/{layernorm_linear,linear}.py (what overlaps, and
+gradients of weights added in place); MooreThreads/SimuMax, docs/b200 (context parallelism by all-to-all saves
+the output before and behind it). Flash attention: arXiv 2307.08691. All products are counted once, in whole
+numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from policies.parallel.expert_routing import UnplacedRouting
+from scenarios.builders.train.architecture import Architecture
+from scenarios.builders.train.kernels import (
+    Attention,
+    Collective,
+    CollectiveKind,
+    Kernel,
+    LayerPiece,
+    Pass,
+    Product,
+    products,
+)
+from scenarios.builders.train.layout import ParallelLayout
+from sim.base.errors import InputError, MisfitError
+from sim.machine.communicators import even_nbytes
+
+
+@dataclass(frozen=True)
+class ReplicaBatch:
+    """What a rank's replica works on at a time.
+
+    Attributes
+    ----------
+    samples, sequence : int
+        A micro-batch.
+    width : int
+        Bytes of an activation.
+    context : {"all-to-all", "ring", "all-gather"}
+        How context parallelism communicates.
+    flash : bool
+        Attention keeps no scores; otherwise they are written, masked, and dropped out (arXiv 2205.05198).
+    dropout : bool
+        Dropout with its masks, of one byte.
+    imbalance : float
+        Tokens of the fullest expert rank / of the mean one.
+    routes : Routes or None
+        Which tokens go to which expert, in place of `imbalance`.
+    """
+
+    samples: int
+    sequence: int
+    width: int = 2
+    context: str = "all-to-all"
+    flash: bool = True
+    dropout: bool = False
+    imbalance: float = 1.0
+    routes: UnplacedRouting | None = None
+
+
+@dataclass(frozen=True)
+class ExpertLoad:
+    """What the fullest rank of those that share the experts has to do.
+
+    Attributes
+    ----------
+    copies : int
+        Tokens that a rank sends, once for each expert.
+    rows : int
+        Tokens of one of the fullest rank's experts, on average.
+    exchanged : int
+        Tokens that each rank would send in an even exchange as long as this one.
+    imbalance : float
+        Tokens of the fullest rank / of the mean one.
+    dropped : float
+        Part of the choices that no expert takes.
+    """
+
+    copies: int
+    rows: int
+    exchanged: int
+    imbalance: float
+    dropped: float = 0.0
+
+
+class RankWork:
+    """The pieces of a model on one rank of a layout."""
+
+    def __init__(self, model: Architecture, layout: ParallelLayout, batch: ReplicaBatch) -> None:
+        t, c = layout.tp, layout.cp
+        for what, size in (("heads", model.heads), ("middle", model.middle)):
+            if size % t:
+                raise MisfitError(
+                    f"tp: {t} ranks cannot share {size} {what}", reason=f"tp does not divide the {what}"
+                )
+        if batch.sequence % (t * c):
+            raise MisfitError(
+                f"a sequence of {batch.sequence} cannot be shared by tp·cp = {t * c} ranks",
+                reason="tp·cp does not divide the sequence",
+            )
+        if c > 1 and batch.context == "all-to-all" and (model.heads // t) % c:
+            raise MisfitError(
+                f"cp: {c} ranks cannot share {model.heads // t} heads; use context: ring",
+                reason="cp does not divide the heads of a rank",
+            )
+        if model.experts % layout.ep:
+            raise MisfitError(
+                f"ep: {layout.ep} ranks cannot share {model.experts} experts",
+                reason="ep does not divide the experts",
+            )
+        if not model.experts and (batch.imbalance != 1.0 or batch.routes is not None):
+            what = "imbalance" if batch.routes is None else "routing"
+            raise InputError("has no effect: the model has no experts", path=(what,))
+        self.model, self.layout, self.batch = model, layout, batch
+        self.tokens = batch.samples * batch.sequence // c
+        """Tokens of a micro-batch on this rank, before sequence parallelism splits them."""
+        self.few = self.tokens // t if layout.splits_sequence else self.tokens
+        self.t, self.c, self.e = t, c, batch.width
+        self.wide = self.tokens * model.hidden * self.e
+        """Bytes of the hidden state of all tokens."""
+        self.thin = self.few * model.hidden * self.e
+        """Bytes of what travels from layer to layer."""
+
+    # -- parts of pieces ------------------------------------------------------------------------------
+
+    def gather(self, hidden_by: Product | Attention | None = None) -> list[Kernel]:
+        """Gather the hidden state over the ranks that share a layer."""
+        if not self.layout.splits_sequence:
+            return []
+        return [Collective("all_gather", self.wide, "tp", hidden_by)]
+
+    def scatter(self, hidden_by: Product | Attention | None = None) -> list[Kernel]:
+        """Sum the parts of the hidden state, each rank keeping its tokens, or all of them."""
+        if self.t == 1:
+            return []
+        kind: CollectiveKind = "reduce_scatter" if self.layout.splits_sequence else "all_reduce"
+        return [Collective(kind, self.wide, "tp", hidden_by)]
+
+    def column(self, name: str, k: int, n: int, *, norm: bool = True) -> LayerPiece:
+        """Return a product whose columns are shared, the norm before it included.
+
+        Its input is kept as the norm read it and as the norm wrote it.
+        """
+        forward, of_input, of_weight = products(self.tokens, k, n)
+        read = self.few * k * self.e
+        norms: list[Kernel] = [Pass(2 * read)] if norm else []
+        norms_back: list[Kernel] = [Pass(3 * read)] if norm else []
+        gathered = self.layout.splits_sequence
+        return LayerPiece(
+            name,
+            (*norms, *self.gather(), forward),
+            (*self.gather(of_input), of_input, *self.scatter(of_weight), of_weight, *norms_back),
+            saved=(1 + norm) * read + (4 * self.few if norm else 0),
+            made=self.tokens * n * self.e,
+            took=read,
+            backward_extra=self.tokens * k * self.e if gathered else 0,
+        )
+
+    def row(self, name: str, k: int, n: int, *, saved: bool = True) -> LayerPiece:
+        """Return a product whose rows are shared, and the addition to the residual."""
+        forward, of_input, of_weight = products(self.tokens, k, n)
+        add = 3 * self.few * n * self.e
+        mask = self.few * n if self.batch.dropout else 0
+        dropout: list[Kernel] = [Pass(2 * self.thin + mask)] if mask else []
+        return LayerPiece(
+            name,
+            (forward, *self.scatter(), *dropout, Pass(add)),
+            # nothing computes while the gradient is gathered
+            (*dropout, *self.gather(), of_input, of_weight, Pass(add)),
+            saved=(self.tokens * k * self.e if saved else 0) + mask,
+            made=self.few * n * self.e,
+            took=self.tokens * k * self.e,
+            extra=self.wide if self.layout.splits_sequence else 0,
+        )
+
+    # -- attention --------------------------------------------------------------------------------------
+
+    def attention(self) -> list[LayerPiece]:
+        """Return the pieces of a layer's attention."""
+        m, t, e = self.model, self.t, self.e
+        heads, kv = m.heads // t, max(1, m.kv_heads // t)
+        if m.kv_rank:
+            return self.latent_attention()
+        width = (heads + 2 * kv) * m.head
+        queries, keys = (self.tokens * each * m.head * e for each in (heads, kv))
+        qkv = self.column("qkv", m.hidden, width)
+        # queries are copied out of the product; with rotary positions queries and keys are written anew
+        rotary = 2 * (queries + keys) if m.rotary else 0
+        around: tuple[Kernel, ...] = (Pass(2 * queries), *((Pass(rotary),) if m.rotary else ()))
+        back = (*((Pass(rotary),) if m.rotary else ()), Pass(2 * (queries + 2 * keys)))
+        return [
+            qkv,
+            self.core(heads, kv, around, back),
+            self.row("proj", heads * m.value_head, m.hidden, saved=False),
+        ]
+
+    def core(self, heads: int, kv: int, around: tuple[Kernel, ...], back: tuple[Kernel, ...]) -> LayerPiece:
+        """Return attention itself, with what context parallelism sends for it."""
+        m, c, e, b = self.model, self.c, self.e, self.batch
+        q = self.tokens * heads * m.query_head * e
+        k = self.tokens * kv * m.query_head * e
+        v = self.tokens * kv * m.value_head * e
+        o = self.tokens * heads * m.value_head * e
+        by_heads = c > 1 and b.context == "all-to-all"
+        over = (b.sequence, heads // c, max(1, kv // c)) if by_heads else (b.sequence, heads, kv)
+        forward = Attention(b.samples, *over, m.query_head, m.value_head)
+        backward = forward._replace(backward=True)
+        inputs, output = (_exchanged(q, k, v), _exchanged(o)) if by_heads else ([], [])
+        before, before_back = inputs, output
+        if c > 1 and not by_heads:
+            forward, backward, before, before_back = self._shared_scores(forward, backward, k + v)
+        out = o if by_heads else 0  # saved before it is sent, besides what proj saves
+        lse = 4 * self.tokens * heads if b.flash else 0
+        scores = 0
+        if not b.flash:  # products, softmax and dropout read and write all of them, one after the other
+            each = b.samples * b.sequence**2 * heads // c
+            scores = each * (2 * e + b.dropout)
+            before = [*before, Pass(each * (6 * e + b.dropout))]
+            before_back = [*before_back, Pass(each * (9 * e + b.dropout))]
+        return LayerPiece(
+            "attention",
+            (*around, *before, forward, *output),
+            (*before_back, backward, *inputs, *back),
+            saved=q + k + v + lse + o + out + scores,
+            made=o,
+            took=q + k + v,
+            extra=3 * (q + k + v) if by_heads else 0,
+            backward_extra=(2 * (q + k + v) + 2 * o) if by_heads else 0,
+            again=True,
+            dropped=scores + lse,
+        )
+
+    def _shared_scores(
+        self, forward: Attention, backward: Attention, kv_bytes: int
+    ) -> tuple[Attention, Attention, list[Kernel], list[Kernel]]:
+        """Return attention of which each rank has 1/c of the scores, and what brings it keys and values."""
+        c = self.c
+        # a rank has chunks i and 2c−1−i of 2c, so that all have as many scores that are not masked
+        forward, backward = forward._replace(parts=c), backward._replace(parts=c)
+        if self.batch.context == "ring":
+            hops = (c - 1) * kv_bytes
+            return (
+                forward,
+                backward,
+                [Collective("send", hops, "cp", forward)],
+                [Collective("send", 2 * hops, "cp", backward)],
+            )
+        return (
+            forward,
+            backward,
+            [Collective("all_gather", c * kv_bytes, "cp")],
+            [Collective("all_gather", c * kv_bytes, "cp"), Collective("reduce_scatter", c * kv_bytes, "cp")],
+        )
+
+    def latent_attention(self) -> list[LayerPiece]:
+        """Return the pieces of multi-head latent attention; its down-products are on every rank."""
+        m, t, e, T = self.model, self.t, self.e, self.tokens
+        heads = m.heads // t
+        down: list[LayerPiece] = []
+        latent = m.kv_rank + m.rotary_head
+        norm_in = Pass(2 * self.thin)
+        if m.q_rank:
+            down.append(
+                self._plain("q down", m.hidden, m.q_rank, (norm_in,), (Pass(3 * self.thin),), 2 * self.thin)
+            )
+            down.append(self.column("q up", m.q_rank, heads * m.query_head))
+        else:
+            down.append(self.column("q", m.hidden, heads * m.query_head))
+        down.append(self._plain("kv down", m.hidden, latent, (), (), 0))
+        down.append(self.column("kv up", m.kv_rank, heads * (m.head + m.value_head)))
+        q, v = T * heads * m.query_head * e, T * heads * m.value_head * e
+        around = (Pass(2 * q), Pass(2 * q), Pass(2 * (q + v)))  # rotary parts are joined to the others
+        return [
+            *down,
+            self.core(heads, heads, around, around),
+            self.row("proj", heads * m.value_head, m.hidden, saved=False),
+        ]
+
+    def _plain(
+        self, name: str, k: int, n: int, before: tuple[Kernel, ...], behind: tuple[Kernel, ...], saved: int
+    ) -> LayerPiece:
+        """Return a product that every rank has whole, of the tokens that it keeps."""
+        forward, *backward = products(self.few, k, n)
+        return LayerPiece(
+            name,
+            (*before, forward),
+            (*backward, *behind),
+            saved=saved,
+            made=self.few * n * self.e,
+            took=self.few * k * self.e,
+        )
+
+    # -- middles ----------------------------------------------------------------------------------------
+
+    def dense(self, middle: int, *, norm: bool = True) -> list[LayerPiece]:
+        """Return the pieces of a middle of that width."""
+        m, t = self.model, self.t
+        mine = middle // t
+        up = self.column("up", m.hidden, mine * (1 + m.gated), norm=norm)
+        return [up, self.gate(self.tokens, mine), self.row("down", mine, m.hidden)]
+
+    def gate(self, tokens: int, middle: int) -> LayerPiece:
+        """Return the function between two products: it keeps what it reads."""
+        read, made = tokens * middle * (1 + self.model.gated) * self.e, tokens * middle * self.e
+        return LayerPiece(
+            "gate", (Pass(read + made),), (Pass(2 * read + made),), saved=read, made=made, took=read
+        )
+
+    @cached_property
+    def load(self) -> ExpertLoad:
+        """The tokens of the fullest rank of those that share the experts."""
+        m, b, ep = self.model, self.batch, self.layout.ep
+        if b.routes is None:
+            # one copy of a token for each expert that it goes to; each sender pads to an equal number for
+            # each expert
+            each = -(-self.few * m.experts_per_token // m.experts)
+            copies = each * m.experts
+            return ExpertLoad(
+                copies, round(each * ep * b.imbalance), round(copies * b.imbalance), b.imbalance
+            )
+        if b.imbalance != 1.0:
+            raise InputError("has no effect beside routing, which says it", path=("imbalance",))
+        made = b.routes.of(ranks=ep, experts=m.experts, tokens=self.few, top_k=m.experts_per_token)
+        return ExpertLoad(
+            int(made.sent.sum(axis=1).max()),
+            -(-int(made.arrived.max()) * ep // m.experts),
+            even_nbytes(made.between.tolist()),
+            float(made.imbalance),
+            sum(made.dropped) / (ep * made.choices),
+        )
+
+    def experts(self) -> list[LayerPiece]:
+        """Return the pieces of a mixture of experts, shared ones included."""
+        m, rows, held = self.model, self.load.rows, self.model.experts // self.layout.ep
+        arrived = rows * held * m.hidden * self.e
+        up, down = (products(rows, *sizes, held) for sizes in m.middle_weights(m.expert_middle))
+        gate = self.gate(rows * held, m.expert_middle)
+        dispatch, combine = self._exchange(held, arrived)
+        return [
+            self._router(),
+            *(self.dense(m.shared_middle, norm=False) if m.shared_middle else []),
+            dispatch,
+            LayerPiece("experts up", up[:1], up[1:], saved=arrived, made=gate.took, took=arrived),
+            gate,
+            LayerPiece("experts down", down[:1], down[1:], saved=gate.made, made=arrived, took=gate.made),
+            combine,
+        ]
+
+    def _router(self) -> LayerPiece:
+        """Return what says to which experts a token goes, the norm before it included."""
+        m = self.model
+        forward, *backward = products(self.few, m.hidden, m.experts)
+        scores = Pass(12 * self.few * m.experts)
+        return LayerPiece(
+            "router",
+            (Pass(2 * self.thin), forward, scores),
+            (scores, *backward, Pass(3 * self.thin)),
+            saved=(2 - bool(m.shared_middle)) * self.thin + 4 * self.few + 2 * 4 * self.few * m.experts,
+            made=self.thin,
+            took=self.thin,
+        )
+
+    def _exchange(self, held: int, arrived: int) -> tuple[LayerPiece, LayerPiece]:
+        """Return what brings tokens to experts, of which a rank has `held`, and what brings them back."""
+        m, e, load, ep = self.model, self.e, self.load, self.layout.ep
+        sent = load.copies * m.hidden * e
+        exchange: list[Kernel] = (
+            [Collective("all_to_all", load.exchanged * m.hidden * e, "ep")] if ep > 1 else []
+        )
+        sort = [Pass(sent + self.thin, "permute")]
+        sort_again = [Pass(2 * arrived, "permute")] if held > 1 and ep > 1 else []
+        there, back = (*sort, *exchange, *sort_again), (*sort_again, *exchange, *sort)
+        add = Pass(3 * self.thin)
+        return (
+            LayerPiece(
+                "dispatch", there, back, saved=8 * load.copies, made=arrived, took=self.thin, extra=arrived
+            ),
+            LayerPiece(
+                "combine", (*back, add), (add, *there), saved=0, made=self.thin, took=arrived, extra=sent
+            ),
+        )
+
+    # -- wholes -----------------------------------------------------------------------------------------
+
+    def layer(self, index: int) -> list[LayerPiece]:
+        """Return the pieces of a layer."""
+        middle = self.dense(self.model.middle) if self.model.is_dense(index) else self.experts()
+        return [*self.attention(), *middle]
+
+    def embedding(self) -> list[LayerPiece]:
+        """Return the embedding: rows of a table, summed over the ranks that share it."""
+        sums = self.scatter()
+        add = Pass(2 * self.wide)
+        gradient: tuple[Kernel, ...] = (*self.gather(), Pass(3 * self.wide))
+        return [
+            LayerPiece(
+                "embedding", (add, *sums), gradient, made=self.thin, saved=8 * self.tokens, extra=self.wide
+            )
+        ]
+
+    def head(self) -> list[LayerPiece]:
+        """Return the last norm, the output layer, and the loss; its gradient replaces the logits."""
+        m, T = self.model, self.tokens
+        mine = -(-m.vocabulary // self.t)
+        logits = T * mine * self.e
+        loss: list[Kernel] = [Collective("all_reduce", 12 * T, "tp")] if self.t > 1 else []
+        norm = LayerPiece(
+            "norm",
+            (Pass(2 * self.thin),),
+            (Pass(3 * self.thin),),
+            saved=self.thin,
+            made=self.thin,
+            took=self.thin,
+        )
+        out = self.column("head", m.hidden, mine, norm=False)
+        # the gradient of the weight that autograd is given while the sum of gradients has been added to in
+        # place
+        out = replace(out, saved=self.thin, backward_extra=out.backward_extra + mine * m.hidden * self.e)
+        entropy = LayerPiece(
+            "loss",
+            (Pass(2 * logits, "cross-entropy"), *loss),
+            (Pass(2 * logits, "cross-entropy"),),
+            saved=logits + 4 * T,
+        )
+        return [norm, out, entropy]
+
+
+def _exchanged(*sizes: int) -> list[Kernel]:
+    """Return what brings each tensor into the order of ranks, sends it, and brings it back."""
+    return [each for n in sizes for each in (Pass(2 * n), Collective("all_to_all", n, "cp"), Pass(2 * n))]

@@ -1,0 +1,171 @@
+"""How the ranks of a training are divided into groups, and where in the cluster each group is.
+
+::
+
+    order [tp, cp, pp, dp]: the first changes fastest from rank to rank
+
+    node 0  rank  0  1  2  3  4  5  6  7        tp 2: {0 1}    on one node
+            tp    0  1  0  1  0  1  0  1        cp 2: {0 2}    on one node
+            cp    0  0  1  1  0  0  1  1        pp 2: {0 4}    on one node
+            pp    0  0  0  0  1  1  1  1        dp 2: {0 8}    one rank a node
+    node 1  rank  8 ...
+
+The default order is that of Llama 3 (arXiv 2407.21783, section 3.3.2). Experts (ep) lie within the product of
+tp, cp and dp, each whole on a rank, as in Megatron-LM: the ranks that hold the same experts are their own,
+smaller, data-parallel group (edp). Sharding of the optimizer goes over data and context parallelism together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from policies.parallel.rank_grid import Grid
+from sim.base.errors import InputError, MisfitError, hint
+
+ORDER: Final = ("tp", "cp", "pp", "dp")
+
+Sharding = Literal["none", "zero-1", "zero-2", "fsdp", "zero-3"]
+SHARDINGS: Final[tuple[Sharding, ...]] = ("none", "zero-1", "zero-2", "fsdp", "zero-3")
+"""What data-parallel ranks share: nothing; optimizer state; gradients too; parameters too (two ways)."""
+
+
+class RankGroup(NamedTuple):
+    """Ranks that communicate: how many, on how many nodes; other groups beside them share the nodes."""
+
+    size: int
+    nodes: int
+
+    @property
+    def per_node(self) -> int:
+        """Ranks on a node, of the fullest one."""
+        return -(-self.size // self.nodes)
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """Sizes of the groups.
+
+    Attributes
+    ----------
+    tp, cp, pp, dp, ep : int
+        Tensor, context, pipeline, data and expert parallelism.
+    chunks : int
+        Stages a pipeline rank (interleaving, virtual pipeline).
+    sequence_parallel : bool
+        What tensor parallelism leaves whole is split along the sequence (with tp > 1).
+    sharding : str
+        One of `SHARDINGS`.
+    shard : int
+        Ranks that share one copy (HSDP); 0: all.
+    order : tuple of str
+        From the fastest changing to the slowest.
+    node : int
+        Ranks a node.
+
+    Examples
+    --------
+    >>> layout = ParallelLayout(tp=2, cp=2, pp=2, dp=2)
+    >>> layout.ranks, layout.group("tp"), layout.group("pp"), layout.group("dp")
+    (16, RankGroup(size=2, nodes=1), RankGroup(size=2, nodes=1), RankGroup(size=2, nodes=2))
+    """
+
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    chunks: int = 1
+    sequence_parallel: bool = True
+    sharding: Sharding = "none"
+    shard: int = 0
+    order: tuple[str, ...] = ORDER
+    node: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not fit each other."""
+        if sorted(self.order) != sorted(ORDER):
+            wrong = next((name for name in self.order if name not in ORDER), None)
+            near = "" if wrong is None else hint(wrong, ORDER)
+            raise InputError(
+                f"order has to name each of {', '.join(ORDER)} once, not {list(self.order)}{near}"
+            )
+        beside = self.tp * self.cp * self.dp
+        if beside % self.ep:
+            raise MisfitError(
+                f"experts over {self.ep} ranks need tp·cp·dp = {beside} to be a multiple of it",
+                reason="ep does not divide tp·cp·dp",
+            )
+        if self.shard and (self.dp * self.cp) % self.shard:
+            raise MisfitError(
+                f"shard: {self.shard} ranks are no divisor of dp·cp = {self.dp * self.cp}",
+                reason="shard does not divide dp·cp",
+            )
+        # DeepSpeed, deepspeed/runtime/pipe/engine.py: PipelineEngine asserts a stage below 2. Gradients of a
+        # part (zero-2) are kept in pipelines by other systems; parameters gathered by module are not.
+        if self.sharding == "zero-3" and self.pp > 1:
+            raise MisfitError(
+                f"zero-3 takes no pipeline (DeepSpeed refuses both), and pp is {self.pp}",
+                reason="zero-3 with a pipeline",
+            )
+        if self.chunks > 1 and self.pp == 1:
+            raise MisfitError(
+                f"vpp: {self.chunks} stages a rank need a pipeline, and pp is 1",
+                reason="vpp without a pipeline",
+            )
+
+    @property
+    def ranks(self) -> int:
+        """All ranks."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Whether what tensor parallelism leaves whole is split along the sequence."""
+        return self.sequence_parallel and self.tp > 1
+
+    @property
+    def sharded_by(self) -> int:
+        """Ranks that share one copy of the parameters, where they are sharded."""
+        return self.shard or self.dp * self.cp
+
+    def group(self, name: str) -> RankGroup:
+        """Return where the ranks of a group are.
+
+        Parameters
+        ----------
+        name : {"tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replicas"}
+        """
+        if name in ORDER:
+            return self._placed([(name, getattr(self, name))])
+        both = [each for each in self.order if each in ("cp", "dp")]
+        sizes = {"cp": self.cp, "dp": self.dp}
+        if name == "dp_cp":
+            return self._placed([(each, sizes[each]) for each in both])
+        if name not in ("ep", "edp", "shard", "replicas"):
+            raise InputError(f"no group {name!r}")
+        of_experts = name in ("ep", "edp")
+        wanted = self.ep if of_experts else self.sharded_by
+        if of_experts:
+            sizes["tp"] = self.tp
+        inner: list[tuple[str, int]] = []
+        outer: list[tuple[str, int]] = []
+        for each in (d for d in self.order if d in sizes):  # the fastest ranks first
+            part = math.gcd(wanted, sizes[each])
+            wanted //= part
+            inner.append((each, part))
+            outer.append((each, sizes[each] // part))
+        if name in ("ep", "shard"):
+            return self._placed(inner)
+        return self._placed(outer, dict(inner))
+
+    def _placed(self, members: Sequence[tuple[str, int]], below: dict[str, int] | None = None) -> RankGroup:
+        """Place a group that has the first so many of some dimensions (of those above `below`, if given)."""
+        grid: dict[str, int] = {}
+        for each in self.order:  # what is below the group, the group, and what is above it
+            inner, own = (below or {}).get(each, 1), dict(members).get(each, 1)
+            grid |= {f"{each} below": inner, each: own, f"{each} above": getattr(self, each) // (inner * own)}
+        positions = Grid(grid).members(name for name, _ in members)
+        return RankGroup(len(positions), len({at // self.node for at in positions}))

@@ -1,0 +1,156 @@
+"""What a rank holds: parameters, gradients, optimizer state, activations, buffers; its peak under a schedule.
+
+::
+
+    parameters       2 bytes each (and 4 of a sharded fp32 copy under FSDP)     of the stages of the rank
+    gradients        4 bytes each where they are summed in fp32
+    optimizer state  12 bytes each: two moments and the fp32 copy               / ranks that share it
+    activations      what the forwards of micro-batches have left for their backwards
+    working         what the op that runs at the peak needs besides: its output, its gradient, what it gathers
+    buffers    gathered input (sequence parallelism), one gradient of each shape of weight (Transformer Engine
+                     returns it to autograd while it adds to the sum in place), workspaces of cuBLAS
+
+    held ▁▂▃▄▅▆▇▇▇▇▇▆▅▄▃▂▁  + working at each action; the largest sum is the peak, its action is when
+
+Sources: arXiv 1910.02054, section 3.1 (bytes a parameter); Transformer Engine 2.11, pytorch/module/base.py
+(``get_dummy_wgrad``, ``get_cublas_workspace_size_bytes``: 32 MiB); PyTorch, CUDABlas (32 MiB from Hopper on);
+Megatron-LM, core/tensor_parallel/layers.py (the gathered input of a product lies in one global buffer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from policies.pipeline import Schedule
+from scenarios.builders.train.kernels import LayerPiece, Product
+
+PARTS: Final = ("parameters", "gradients", "optimizer state", "activations", "working", "buffers")
+"""What memory is for, in the order of reports."""
+
+
+class CheckpointUnit(NamedTuple):
+    """Pieces that are checkpointed together, or not at all; `boundary` is what a checkpoint keeps."""
+
+    name: str
+    pieces: tuple[LayerPiece, ...]
+    boundary: int = 0
+    checkpointed: bool = False
+
+
+class StageMemory(NamedTuple):
+    """What a micro-batch needs on a stage, over what others hold.
+
+    `saved` is left by its forward, `for_weights` the part of it that the gradients of weights need: not the
+    scores. `forward` and `backward` are the highest levels while they run, reached in `forward_at` and
+    `backward_at`.
+    """
+
+    saved: int
+    for_weights: int
+    forward: int
+    backward: int
+    forward_at: str
+    backward_at: str
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most that a rank holds.
+
+    Attributes
+    ----------
+    parts : dict
+        Bytes by the names of `PARTS`.
+    when : str
+        The action of its program, and the piece of the model.
+    """
+
+    parts: dict[str, int]
+    when: str
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        return sum(self.parts.values())
+
+
+def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) -> StageMemory:
+    """Return what a micro-batch needs on a stage made of these units."""
+
+    def saved(piece: LayerPiece) -> int:
+        return piece.saved - (piece.dropped if selective else 0)
+
+    def kept(unit: CheckpointUnit) -> int:
+        return unit.boundary if unit.checkpointed else sum(saved(piece) for piece in unit.pieces)
+
+    def run(unit: CheckpointUnit, at: int, most: tuple[int, str], keep: bool) -> tuple[int, tuple[int, str]]:
+        """Run a unit forward from the level `at`."""
+        for piece in unit.pieces:
+            level = at + piece.made + piece.extra + (saved(piece) if keep else piece.took)
+            most = max(most, (level, f"{piece.name} of {unit.name}"), key=lambda each: each[0])
+            at += saved(piece) if keep else 0
+        return at, most
+
+    level, forward = 0, (0, "")
+    for unit in units:
+        at, forward = run(unit, level, forward, not unit.checkpointed)
+        level = level + unit.boundary if unit.checkpointed else at
+    total, backward = level, (0, "")
+    for unit in reversed(units):
+        at = level
+        if unit.checkpointed:
+            at, backward = run(unit, level, backward, True)
+        for piece in reversed(unit.pieces):
+            again = piece.dropped if selective else 0
+            needed = at + again + piece.made + piece.took + piece.extra + piece.backward_extra
+            backward = max(backward, (needed, f"{piece.name} of {unit.name}"), key=lambda each: each[0])
+            at -= saved(piece)
+        level -= kept(unit)
+    freed = 0 if selective else sum(p.dropped for unit in units if not unit.checkpointed for p in unit.pieces)
+    return StageMemory(total, total - freed, forward[0], backward[0], forward[1], backward[1])
+
+
+def weight_shapes(units: Sequence[CheckpointUnit]) -> set[tuple[int, int]]:
+    """Return the shapes of the weights of products in the layers; experts of a rank have one."""
+    return {
+        (kernel.m, kernel.n)
+        for unit in units
+        for piece in unit.pieces
+        if piece.name not in ("head", "router")
+        for kernel in piece.backward
+        if isinstance(kernel, Product) and kernel.part == "W"
+    }
+
+
+def rank_peak(schedule: Schedule, rank: int, stages: Sequence[StageMemory], resident: dict[str, int]) -> Peak:
+    """Return the most that a rank holds while it runs its program.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    rank : int
+    stages : sequence of StageMemory
+        Of each stage.
+    resident : dict
+        What it holds the whole time, by the names of `PARTS`.
+    """
+    held, most, what, when = 0, -1, (0, 0), ""
+    for action in schedule.actions(rank):
+        of = stages[action.stage]
+        if action.phase == "F":
+            level, activations, at = held + of.forward, held, of.forward_at
+            held += of.saved
+        elif action.phase in "BI":
+            level, activations, at = held - of.saved + of.backward, held, of.backward_at
+            held -= of.saved if action.phase == "B" else of.saved - of.for_weights
+        else:  # a weight gradient: what it read goes
+            held -= of.for_weights
+            continue
+        if level > most:
+            most, what = level, (min(activations, level), max(0, level - activations))
+            phase = "forward" if action.phase == "F" else "backward"
+            when = f"{phase} of micro-batch {action.micro_batch} on stage {action.stage}, in {at}"
+    parts = {**resident, "activations": what[0], "working": what[1]}
+    return Peak({name: parts.get(name, 0) for name in PARTS}, when)

@@ -1,0 +1,415 @@
+"""Run a training step: which graph stands for it, on which devices, and how long it takes.
+
+::
+
+    pp > 1, or no FSDP   one device a pipeline rank, its program from the schedule  (scenarios.builders)
+    FSDP, ZeRO-3         one device with two streams                        (scenarios.builders.train)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from policies.issue.program_order import InOrder
+from policies.parallel.zero_3 import Coordinator, Limits
+from policies.pipeline import Schedule
+from scenarios.builders.pipeline_graph import (
+    AsWritten,
+    CommunicationStream,
+    crossings,
+    pipeline_graph,
+    plain_machine,
+    rank_name,
+)
+from scenarios.builders.pipeline_stage import BESIDE
+from scenarios.builders.train.memory import PARTS, CheckpointUnit, Peak
+from scenarios.builders.train.training import Spent, Training
+from sim import Graph, GraphBuilder, Machine, simulate
+from sim.base.units import round_half_up
+from sim.explain.communication import INSIDE
+
+# ----------------------------------------------------------------------------------------------------------
+# What steps that are written layer by layer have in common: ops of one rank on two streams.
+
+
+class StepWriter:
+    """Writes the ops of a step.
+
+    Attributes
+    ----------
+    of : Training
+    builder : GraphBuilder
+    after : list of int
+        What the optimizer waits for.
+    """
+
+    def __init__(self, of: Training, name: str) -> None:
+        self.of, self.builder = of, GraphBuilder(name)
+        self.stage = of.each_stage[0]
+        self.device = rank_name(0)
+        self.after: list[int] = []
+
+    def op(
+        self, name: str, kind: str, ns: float, after: Sequence[int], k: int, phase: str, inside: float = 0.0
+    ) -> int:
+        """Write an op of micro-batch `k`; those of phase `BESIDE` run on the second stream.
+
+        `inside` is how much of its time is communication that nothing hides.
+        """
+        return self.builder.append(
+            f"{name}.{k}",
+            kind=kind,
+            inputs=(),
+            outputs=(0,),
+            after=after,
+            duration_ns=round_half_up(ns),
+            device=self.device,
+            micro_batch=k,
+            phase=phase,
+            attributes={INSIDE: round_half_up(inside)} if inside else None,
+        )
+
+    def slot(
+        self,
+        name: str,
+        kind: str,
+        spent: Spent,
+        messages: Sequence[float],
+        after: Sequence[int],
+        k: int,
+        phase: str,
+    ) -> int:
+        """Write kernels beside which messages pass: what is not hidden of these slows them."""
+        slower = (1 - self.of.calibration.hiding) * min(spent.ns, sum(messages))
+        return self.op(name, kind, spent.ns + slower, after, k, phase, spent.exposed + slower)
+
+    def optimizer(self) -> int:
+        """Write the optimizer's step."""
+        return self.op("optimizer", "optimizer", self.of.optimizer_ns(self.stage), self.after, -1, "O")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A step under fully sharded data parallelism, as ops on two streams of one rank.
+#
+# ::
+#
+#     compute        E  F0 F1 F2 .. H  BH B2 B1 B0 E'  clip Adam
+#     communication  AG0 AG1 AG2 .. AG2 AG1 RS2 AG0 RS1 RS0          one communicator: one after the other
+#
+# Each layer is a unit; embedding and head belong to the root, which is gathered once a micro-batch. The
+# gather of unit i waits for the forward of unit i−2, so that two gathered units lie in memory at most; in the
+# backward the gather of unit i−1 is issued before the backward of i, and the scatter of i behind it. Every
+# micro-batch reduces its gradients. With HSDP the sums go over the replicas behind each scatter.
+#
+# Sources: PyTorch, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (``unshard``,
+# ``_backward_prefetch``); Zhao et al., "PyTorch FSDP", arXiv 2304.11277, section 3.3.
+
+
+def fsdp_graph(training: Training) -> Graph:
+    """Return the ops of a step on one rank, in the order in which its host issues them."""
+    writer = _FsdpWriter(training)
+    for k in range(training.micro_batches):
+        writer.micro_batch(k)
+    writer.optimizer()
+    return writer.builder.build()
+
+
+class _FsdpWriter(StepWriter):
+    def __init__(self, training: Training) -> None:
+        super().__init__(training, "fsdp")
+        layers = [unit for unit in self.stage.units if unit.boundary]
+        self.units = [training.timed(unit) for unit in layers]
+        ends = [training.timed(unit) for unit in self.stage.units if not unit.boundary]
+        self.first, self.last = ends[0], ends[-1]
+        self.bytes = [unit.parameters for unit in self.units]
+        self.root = self.stage.parameters - sum(self.bytes)
+        sizes = {*self.bytes, self.root}
+        self.gather_ns = {n: training.gather_ns(n) for n in sizes}
+        self.scatter_ns = {n: training.scatter_ns(n) for n in sizes}
+
+    def gather(self, name: str, parameters: int, after: Sequence[int], k: int) -> int:
+        return self.op(f"gather {name}", "all_gather", self.gather_ns[parameters], after, k, BESIDE)
+
+    def scatter(self, name: str, parameters: int, after: int, k: int) -> None:
+        scatter, replicas = self.scatter_ns[parameters]
+        last = self.op(f"scatter {name}", "reduce_scatter", scatter, (after,), k, BESIDE)
+        if replicas:
+            last = self.op(f"sum {name}", "all_reduce", replicas, (last,), k, BESIDE)
+        self.after.append(last)
+
+    def micro_batch(self, k: int) -> None:
+        """Write forward and backward of a micro-batch."""
+        n = len(self.units)
+        root = self.gather("root", self.root, (), k)
+        self.slot("embedding", "embedding", self.first.forward, (), (root,), k, "F")
+        forwards: list[int] = []
+        gathered = self.gather("0", self.bytes[0], (), k)
+        for i, unit in enumerate(self.units):
+            arrived, messages = gathered, []
+            if i + 1 < n:
+                gathered = self.gather(str(i + 1), self.bytes[i + 1], forwards[i - 1 : i] if i else (), k)
+                messages.append(self.gather_ns[self.bytes[i + 1]])
+            forwards.append(self.slot(f"F{i}", "layer", unit.forward, messages, (arrived,), k, "F"))
+        head = self.last.forward.plus(self.last.backward)
+        backwards = [self.slot("head", "head", head, (), (forwards[-1],), k, "B")]
+        gathered = self.gather(f"{n - 1} again", self.bytes[-1], (forwards[-1],), k)
+        for i in reversed(range(n)):
+            unit, arrived, messages = self.units[i], gathered, []
+            if i:
+                gathered = self.gather(f"{i - 1} again", self.bytes[i - 1], backwards[-2:-1], k)
+                messages.append(self.gather_ns[self.bytes[i - 1]])
+            if i + 1 < n:
+                messages.append(sum(self.scatter_ns[self.bytes[i + 1]]))
+            backwards.append(self.slot(f"B{i}", "layer", unit.backward, messages, (arrived,), k, "B"))
+            self.scatter(str(i), self.bytes[i], backwards[-1], k)
+        last = self.slot("embedding gradient", "embedding", self.first.backward, (), (), k, "B")
+        self.scatter("root", self.root, last, k)
+
+
+def fsdp_peak(training: Training) -> Peak:
+    """Return the most that a rank holds: as without sharding, and what is gathered and scattered meanwhile.
+
+    Two gathered units, the unit that is computed, the root, and the input of one scatter.
+    """
+    peak = training.peaks(training.schedule)[0]
+    stage = training.each_stage[0]
+    units = [training.timed(unit).parameters for unit in stage.units if unit.boundary]
+    root = stage.parameters - sum(units)
+    gathered = training.parameter_bytes * (root + 3 * max(units)) + training.gradient_bytes * max(units)
+    return Peak(
+        {name: peak.parts[name] + (gathered if name == "buffers" else 0) for name in PARTS}, peak.when
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A step under DeepSpeed's ZeRO-3, as ops on two streams of one rank.
+#
+# ::
+#
+#     communication   g0 c0    g1 c1   g2 c2           one communicator: one after the other
+#     compute              F0      F1      F2          the host waits before each, then gathers ahead
+#
+# Every product with weights is a module of its own, and so are embedding and head; what follows it up to the
+# next one runs with it. What is gathered as a module is entered, and what ahead, a coordinator decides
+# (`policies.parallel.zero_3`): by its defaults one product ahead, and none while more than
+# 10⁹ elements are there. Layers that are recomputed enter their modules once more. c: the parts of ranks are
+# copied together. The host waits for an idle device before it gathers, so that a gather hides behind one
+# module and no more. Gradients fill buckets of 5·10⁸ elements; one is scattered when the next gradient would
+# not fit. Parameters of at most 10⁵ elements stay, and are gathered behind the updates.
+#
+# Sources: DeepSpeed 0.3.16, deepspeed/runtime/zero/stage3.py (``fetch_sub_module``,
+# ``prefetch_next_sub_modules``, ``reduce_independent_p_g_buckets_and_remove_grads``) and
+# partition_parameters.py (``_allgather_param``: the host waits); the later partitioned_param_coordinator.py
+# keeps these rules, but waits for what is gathered alone.
+
+_REDUCE_BUCKET: Final = 500_000_000
+"""Elements (``reduce_bucket_size``)."""
+
+
+class _Weight(NamedTuple):
+    name: str
+    elements: int
+
+
+class _Run(NamedTuple):
+    """What runs from one module to the next: its parameters (none: no module), forward and backward times."""
+
+    name: str
+    weights: tuple[_Weight, ...]
+    forward: Spent
+    backward: Spent
+
+
+def _runs(of: Training, unit: CheckpointUnit) -> list[_Run]:
+    """Return the modules of a unit: each piece with weights."""
+    model, found = of.model, list[_Run]()
+    words = _Weight("words", -(-model.vocabulary // of.layout.tp) * model.hidden)
+    for k, piece in enumerate(unit.pieces):
+        timed = of.timed(CheckpointUnit(piece.name, (piece,)))
+        weights = [_Weight(f"{unit.name}/{k}", timed.parameters)] if timed.parameters else []
+        if piece.name == "embedding":
+            positions = _Weight("positions", model.positions * model.hidden)
+            weights = [words, positions] if model.positions else [words]
+        if piece.name == "head" and model.tied:
+            weights = [words]
+        found.append(_Run(f"{unit.name} {piece.name}", tuple(weights), timed.forward, timed.backward))
+    return found
+
+
+class _Visit(NamedTuple):
+    """A run in one direction: as a module is entered, until the next one is."""
+
+    name: str
+    weights: tuple[_Weight, ...]
+    spent: Spent
+    phase: str
+
+
+def _joined(visits: Iterator[_Visit]) -> list[_Visit]:
+    """Return visits of modules alone; what is none runs with the one before."""
+    found: list[_Visit] = []
+    for visit in visits:
+        if found and not visit.weights and visit.phase == found[-1].phase:
+            found[-1] = found[-1]._replace(spent=found[-1].spent.plus(visit.spent))
+        else:
+            found.append(visit)
+    return found
+
+
+def _visits(of: Training) -> list[_Visit]:
+    """Return what a micro-batch visits, in order."""
+
+    def walk() -> Iterator[_Visit]:
+        units = [(unit, _runs(of, unit)) for unit in of.each_stage[0].units]
+        for _, runs in units:
+            for run in runs:
+                yield _Visit(run.name, run.weights, run.forward, "F")
+        for unit, runs in reversed(units):
+            if unit.checkpointed:
+                for run in runs:
+                    yield _Visit(f"{run.name} again", run.weights, run.forward, "R")
+            for run in reversed(runs):
+                yield _Visit(f"{run.name} back", run.weights, run.backward, "B")
+
+    return _joined(walk())
+
+
+class _ZeroThreeWriter(StepWriter):
+    def __init__(self, of: Training) -> None:
+        super().__init__(of, "zero-3")
+        self.visits = _visits(of)
+        modules = [visit.weights for visit in self.visits if visit.weights]
+        limits = Limits()
+        self.coordinator = Coordinator(modules, limits)
+        weights = {each: each.elements for row in modules for each in row}
+        self.rest = self.stage.parameters - sum(weights.values())
+        self.stays = self.rest + sum(size for size in weights.values() if size <= limits.persistence)
+        self.last = {each: at for at, visit in enumerate(self.visits) for each in visit.weights}
+        """The visit behind which the gradient of a weight is there."""
+        self.handle: dict[str, int] = {}
+        self.computed: tuple[int, ...] = ()
+        self.reducing = 0.0
+        self.most_live = 0
+
+    def write(self) -> Graph:
+        for k in range(self.of.micro_batches):
+            self.micro_batch(k)
+        ns = self.of.gather_ns(self.stays)
+        self.op("gather what stays", "all_gather", ns, (self.optimizer(),), -1, BESIDE)
+        return self.builder.build()
+
+    def micro_batch(self, k: int) -> None:
+        self.coordinator.reset()
+        held = self.rest
+        for at, visit in enumerate(self.visits):
+            arrived, ahead_ns = self.enter(visit, k) if visit.weights else ((), 0.0)
+            messages = (ahead_ns, self.reducing)
+            self.reducing = 0.0
+            self.computed = (self.slot(visit.name, "layer", visit.spent, messages, arrived, k, visit.phase),)
+            if not visit.weights:
+                continue
+            for each in visit.weights if visit.phase == "B" else ():
+                if self.last[each] != at:
+                    continue
+                if held + each.elements > _REDUCE_BUCKET and held:
+                    self.reduce(held, k)
+                    held = 0
+                held += each.elements
+            self.coordinator.release(visit.weights)
+        self.reduce(held, k)
+
+    def enter(self, visit: _Visit, k: int) -> tuple[tuple[int, ...], float]:
+        """Gather and wait; return what the module waits for, and how long a gather ahead passes beside it."""
+        found = self.coordinator.fetch()
+        self.most_live = max(self.most_live, self.coordinator.live)
+        self.gather(found.missing, visit, self.computed, k)
+        arrived = []
+        for together in found.arrived:
+            elements = sum(each.elements for each in together)
+            ns = self.of.calibration.pass_ns(2 * self.of.parameter_bytes * elements)
+            after = (self.handle[together[0].name],)
+            name = f"parts of {together[0].name} for {visit.name}"
+            arrived.append(self.op(name, "concat", ns, after, k, BESIDE, ns))  # a part of the gather
+        return tuple(arrived), self.gather(found.ahead, visit, (*self.computed, *arrived), k)
+
+    def gather(self, weights: Sequence[_Weight], visit: _Visit, idle: Sequence[int], k: int) -> float:
+        """Launch one gather, as the device is idle behind these ops; return how long it takes."""
+        if not weights:
+            return 0.0
+        ns = self.of.gather_ns(sum(each.elements for each in weights))
+        name = f"gather {weights[0].name} at {visit.name}"
+        launched = self.op(name, "all_gather", ns, idle, k, BESIDE)
+        self.handle.update((each.name, launched) for each in weights)
+        return ns
+
+    def reduce(self, elements: int, k: int) -> None:
+        """Scatter a bucket."""
+        scatter, replicas = self.of.scatter_ns(elements)
+        last = self.op(f"scatter {len(self.after)}", "reduce_scatter", scatter, self.computed, k, BESIDE)
+        if replicas:
+            last = self.op(f"sum {len(self.after)}", "all_reduce", replicas, (last,), k, BESIDE)
+        self.reducing += scatter + replicas
+        self.after.append(last)
+
+
+def zero_three_graph(training: Training) -> Graph:
+    """Return the ops of a step on one rank, in the order in which its host issues them."""
+    return _ZeroThreeWriter(training).write()
+
+
+def zero_three_peak(training: Training) -> Peak:
+    """Return the most that a rank holds: as without sharding, with what is gathered and two buckets."""
+    writer = _ZeroThreeWriter(training)
+    writer.write()
+    peak = training.peaks(training.schedule)[0]
+    live = training.parameter_bytes * (writer.most_live + writer.stays)
+    more = live + 2 * training.gradient_bytes * max(_REDUCE_BUCKET, *(each.elements for each in writer.last))
+    return Peak({name: peak.parts[name] + (more if name == "buffers" else 0) for name in PARTS}, peak.when)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_LAYERED: Final = {"fsdp": (fsdp_graph, fsdp_peak), "zero-3": (zero_three_graph, zero_three_peak)}
+"""Steps that gather parameters layer by layer: their graph, and the most that a rank holds."""
+
+
+def is_layered(training: Training) -> bool:
+    """Whether a step is written layer by layer: parameters are gathered for each of them."""
+    return training.parameters_apart
+
+
+def peaks_of(training: Training, schedule: Schedule) -> list[Peak]:
+    """Return the most that each pipeline rank holds."""
+    if not is_layered(training):
+        return training.peaks(schedule)
+    return [_LAYERED[training.layout.sharding][1](training)]
+
+
+def step_graph(training: Training, schedule: Schedule) -> tuple[Graph, Machine]:
+    """Return the ops of a step, and the devices that they run on."""
+    if is_layered(training):
+        return _LAYERED[training.layout.sharding][0](training), plain_machine(1, streams=2)
+    around = training.around
+    machine = plain_machine(
+        schedule.ranks,
+        training.send_ns,
+        pairs=crossings(schedule, around),
+        streams=1 + around.own_stream,
+    )
+    names = [device.name for device in machine.devices]
+    return pipeline_graph(schedule, training.pipeline_stages, names, around=around), machine
+
+
+def step_ns(training: Training, schedule: Schedule | None = None) -> int:
+    """Return how long a step takes.
+
+    Parameters
+    ----------
+    training : Training
+    schedule : Schedule, optional
+        By default the training's own.
+    """
+    graph, machine = step_graph(training, schedule or training.schedule)
+    trace = simulate(graph, machine, InOrder(), streams=CommunicationStream(), linearize=AsWritten())
+    return trace.makespan_ns

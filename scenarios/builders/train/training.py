@@ -1,0 +1,504 @@
+"""One training step on all ranks, from sizes: stages with their times and memory, and what follows them.
+
+::
+
+    model ─┐                                   ┌─► times of each stage ─► pipeline of the ranks' schedule ─┐
+    layout ┼─► pieces on one rank (layers.py) ─┤                                                      ├─► step
+    batch ─┘                                   └─► memory of each rank                                      │
+    calibration ─► gradients: scale, reduce ─► norm ─► clip, Adam ─► copy ─► gather parameters ─────────────┘
+
+Equal ranks are folded: one rank of each pipeline stage is simulated, for the tp·cp·dp ranks that do the same
+at the same time. Collectives inside a stage are part of its time; what a kernel hides of them is not.
+
+What Megatron-LM's distributed optimizer reads and writes around a step, in bytes a parameter (P held, S its
+share of the optimizer's):  zero gradients 4P · check them 4P · scale them 8P · their norm 4S · clip 8S · Adam
+28S · copy 6S. Source: Megatron-LM, core/optimizer/{optimizer,clip_grads}.py,
+core/distributed/param_and_grad_buffer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from operator import add
+from typing import Any, Final, Literal, NamedTuple
+
+from policies.parallel.expert_routing import UnplacedRouting
+from policies.pipeline import Schedule, StageTimes, generate
+from scenarios.builders.pipeline_stage import Around, PipelineStage
+from scenarios.builders.train.architecture import Architecture
+from scenarios.builders.train.calibration import TrainingCalibration
+from scenarios.builders.train.kernels import Attention, Collective, Kernel, LayerPiece, Product
+from scenarios.builders.train.layers import RankWork, ReplicaBatch
+from scenarios.builders.train.layout import ParallelLayout, RankGroup
+from scenarios.builders.train.memory import (
+    CheckpointUnit,
+    Peak,
+    StageMemory,
+    rank_peak,
+    stage_memory,
+    weight_shapes,
+)
+from sim.base.errors import MisfitError
+from sim.base.units import round_half_up
+
+Recompute = Literal["none", "selective", "full"]
+
+GROUPS: Final = ("tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replicas")
+
+_WORKSPACES: Final = 2 * 32 * 2**20
+"""Of cuBLAS, one for PyTorch and one for Transformer Engine."""
+
+
+class Spent(NamedTuple):
+    """Where the time of some kernels goes, in ns: `hidden` runs beside the others and adds nothing."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    passes: float = 0.0
+    exposed: float = 0.0
+    hidden: float = 0.0
+
+    @property
+    def ns(self) -> float:
+        """What passes."""
+        return self.products + self.attention + self.passes + self.exposed
+
+    def plus(self, other: Spent) -> Spent:
+        """Add another."""
+        return Spent(*map(add, self, other))
+
+
+class StagePart(NamedTuple):
+    """A stage, or a unit of it: its parameters on a rank (all, and those of experts), where its time goes.
+
+    What is recomputed is part of the gradient of the input.
+    """
+
+    units: tuple[CheckpointUnit, ...]
+    parameters: int
+    expert_parameters: int
+    forward: Spent
+    input_grad: Spent
+    weight_grad: Spent
+
+    @property
+    def backward(self) -> Spent:
+        """Both halves."""
+        return self.input_grad.plus(self.weight_grad)
+
+
+@lru_cache(maxsize=64)
+def _plain_schedule(name: str, ranks: int, micro_batches: int, chunks: int | None) -> Schedule:
+    """Return a schedule without options; layouts of a sweep share few of them."""
+    return generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+
+
+def default_schedule(chunks: int) -> str:
+    """Return the schedule that is meant where none is named, for so many stages a rank."""
+    return "interleaved-1f1b" if chunks > 1 else "1f1b"
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training step.
+
+    Attributes
+    ----------
+    model : Architecture
+    layout : Layout
+    calibration : Calibration
+    sequence, micro_batch, global_batch : int
+        Tokens of a sample; samples of a micro-batch of a replica; samples of a step.
+    recompute : {"none", "selective", "full"}
+        selective: attention's inside; full: each layer.
+    gradient_bytes, parameter_bytes, optimizer_bytes : int
+        A parameter's.
+    overlap : bool
+        Gradients are reduced, and parameters gathered, beside the computation.
+    stage_layers : tuple of int
+        Layers of each stage; empty: as even as possible, the last and then the first having one less.
+    context, flash, dropout, imbalance, routes
+        As in `scenarios.builders.train.layers.ReplicaBatch`.
+    transformer_engine : bool
+        A gradient of each shape of weight is kept besides, as Transformer Engine does.
+    memory : int or None
+        Bytes of a GPU.
+    policy : str or None
+        The schedule of its pipeline; None: the default one.
+    options : mapping
+        Of the schedule.
+    """
+
+    model: Architecture
+    layout: ParallelLayout
+    calibration: TrainingCalibration
+    sequence: int
+    micro_batch: int
+    global_batch: int
+    recompute: Recompute = "none"
+    gradient_bytes: int = 4
+    parameter_bytes: int = 2
+    optimizer_bytes: int = 12
+    overlap: bool = False
+    stage_layers: tuple[int, ...] = ()
+    context: str = "all-to-all"
+    flash: bool = True
+    dropout: bool = False
+    imbalance: float = 1.0
+    routes: UnplacedRouting | None = None
+    transformer_engine: bool = True
+    memory: int | None = None
+    policy: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse batches and stages that do not come out even."""
+        replicas = self.layout.dp
+        if self.global_batch % (replicas * self.micro_batch):
+            raise MisfitError(
+                f"a global batch of {self.global_batch} cannot be shared by {replicas} replicas in "
+                f"micro-batches of {self.micro_batch}",
+                reason="dp·micro_batch does not divide the global batch",
+            )
+        if self.stage_layers and (sum(self.stage_layers), len(self.stage_layers)) != (
+            self.model.layers,
+            self.stages,
+        ):
+            raise MisfitError(
+                f"stage_layers has {len(self.stage_layers)} stages of {sum(self.stage_layers)} layers, and "
+                f"there are {self.stages} of {self.model.layers}",
+                reason="stage_layers has other stages or layers",
+            )
+        if self.stages > self.model.layers + 2:  # the first and the last may have none
+            raise MisfitError(
+                f"{self.model.layers} layers cannot be shared by {self.stages} stages",
+                reason="more stages than layers",
+            )
+
+    # -- sizes ------------------------------------------------------------------------------------------
+
+    @property
+    def stages(self) -> int:
+        """Number of stages, all chunks counted."""
+        return self.layout.pp * self.layout.chunks
+
+    @property
+    def parameters_apart(self) -> bool:
+        """Whether a rank has a part of the parameters; in a pipeline they stay gathered."""
+        return self.layout.sharding in ("fsdp", "zero-3") and self.stages == 1
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a replica."""
+        return self.global_batch // (self.layout.dp * self.micro_batch)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.global_batch * self.sequence
+
+    @property
+    def flops(self) -> int:
+        """The model's own flop of a step, all scores counted: what MFU counts."""
+        return self.model.flops(self.global_batch, self.sequence)
+
+    @property
+    def layers_of(self) -> tuple[int, ...]:
+        """Layers of each stage."""
+        if self.stage_layers:
+            return self.stage_layers
+        most, last = -(-self.model.layers // self.stages), self.stages - 1
+        less = [last, *range(last)][: most * self.stages - self.model.layers]
+        return tuple(most - (s in less) for s in range(self.stages))
+
+    @cached_property
+    def work(self) -> RankWork:
+        """The pieces on one rank."""
+        batch = ReplicaBatch(
+            self.micro_batch,
+            self.sequence,
+            context=self.context,
+            flash=self.flash,
+            dropout=self.dropout,
+            imbalance=self.imbalance,
+            routes=self.routes,
+        )
+        return RankWork(self.model, self.layout, batch)
+
+    # -- times ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def groups(self) -> dict[str, RankGroup]:
+        """Where each group is."""
+        return {name: self.layout.group(name) for name in GROUPS}
+
+    def spent(self, kernels: tuple[Kernel, ...]) -> Spent:
+        """Return where the time of kernels goes."""
+        sums = [0.0] * 5
+        for kernel in kernels:
+            if isinstance(kernel, Collective):
+                whole, exposed = self.calibration.exposed_ns(kernel, self.groups[kernel.group])
+                sums[3] += exposed
+                sums[4] += whole - exposed
+            else:
+                where = 0 if isinstance(kernel, Product) else 1 if isinstance(kernel, Attention) else 2
+                sums[where] += self.calibration.kernel_ns(kernel)
+        return Spent(*sums)
+
+    def _units(self, stage: int) -> list[CheckpointUnit]:
+        """Return the units of a stage; the layers of one kind share their pieces."""
+        first = sum(self.layers_of[:stage])
+        full = self.recompute == "full"
+        words = self.model.vocabulary > 0
+        units = [CheckpointUnit("embedding", tuple(self.work.embedding()))] if words and stage == 0 else []
+        for i in range(first, first + self.layers_of[stage]):
+            units.append(
+                CheckpointUnit(f"layer {i}", self._layer(self.model.is_dense(i)), self.work.thin, full)
+            )
+        if words and stage == self.stages - 1:
+            units.append(CheckpointUnit("head", tuple(self.work.head())))
+        return units
+
+    def _layer(self, dense: bool) -> tuple[LayerPiece, ...]:
+        if dense not in self._layers_made:
+            self._layers_made[dense] = tuple(self.work.layer(0 if dense else self.model.dense_layers))
+        return self._layers_made[dense]
+
+    @cached_property
+    def _layers_made(self) -> dict[bool, tuple[LayerPiece, ...]]:
+        return {}
+
+    @cached_property
+    def each_stage(self) -> tuple[StagePart, ...]:
+        """The stages."""
+        return tuple(self._stage(s) for s in range(self.stages))
+
+    def _stage(self, s: int) -> StagePart:
+        units = self._units(s)
+        spent = [Spent(), Spent(), Spent()]
+        parameters = expert = 0
+        for unit in units:
+            of = self.timed(unit)
+            parts = (of.forward, of.input_grad, of.weight_grad)
+            spent = [whole.plus(part) for whole, part in zip(spent, parts, strict=True)]
+            parameters, expert = parameters + of.parameters, expert + of.expert_parameters
+        words = -(-self.model.vocabulary // self.layout.tp) * self.model.hidden
+        if s == 0 and not (self.model.tied and self.stages == 1):  # else the head has them
+            parameters += words
+        if s == 0:
+            parameters += self.model.positions * self.model.hidden
+        if s == self.stages - 1 and self.model.vocabulary:
+            parameters += self.model.hidden * (1 + self.model.biases)
+        return StagePart(tuple(units), parameters, expert, *spent)
+
+    def timed(self, unit: CheckpointUnit) -> StagePart:
+        """Return the parameters of a unit, and where its time goes."""
+        found = self._timed.get(unit.pieces)
+        if found is None:
+            forward = [kernel for piece in unit.pieces for kernel in piece.forward]
+            backward = [(piece, kernel) for piece in unit.pieces for kernel in piece.backward]
+            weights = [(p, k) for p, k in backward if isinstance(k, Product) and k.part == "W"]
+            others = [k for _, k in backward if not (isinstance(k, Product) and k.part == "W")]
+            sizes = [(p.name.startswith("experts"), k.groups * k.m * k.n) for p, k in weights]
+            parameters = sum(size for _, size in sizes)
+            if unit.boundary:  # a layer: its norms, and a bias of each product
+                parameters += self.model.norm_parameters
+                parameters += sum(k.m for _, k in weights) if self.model.biases else 0
+            found = StagePart(
+                (unit,),
+                parameters,
+                sum(size for of_experts, size in sizes if of_experts),
+                self.spent(tuple(forward)),
+                self.spent(tuple(others)).plus(self._again(unit)),
+                self.spent(tuple(k for _, k in weights)),
+            )
+            self._timed[unit.pieces] = found
+        return found
+
+    def _again(self, unit: CheckpointUnit) -> Spent:
+        """Return where the time goes of what runs again, before the backward of a unit."""
+        if unit.checkpointed:
+            return self.spent(tuple(k for piece in unit.pieces for k in piece.forward))
+        if self.recompute == "selective":
+            return self.spent(tuple(k for piece in unit.pieces if piece.again for k in piece.forward))
+        return Spent()
+
+    @cached_property
+    def _timed(self) -> dict[tuple[LayerPiece, ...], StagePart]:
+        return {}
+
+    # -- the end of the step ------------------------------------------------------------------------------
+
+    @property
+    def shared_by(self) -> tuple[int, int]:
+        """The ranks over which the optimizer is sharded: of all but experts, and of experts."""
+        if self.layout.sharding == "none":
+            return 1, 1
+        return self.layout.sharded_by, self.groups["edp"].size
+
+    def share(self, stage: StagePart) -> int:
+        """Return how many of a stage's parameters the optimizer of a rank updates."""
+        by, by_experts = self.shared_by
+        dense, experts = stage.parameters - stage.expert_parameters, stage.expert_parameters
+        return -(-dense // by) + -(-experts // by_experts)
+
+    def reduce_ns(self, stage: StagePart) -> tuple[float, float]:
+        """Return what reducing the gradients of a stage takes, and gathering its parameters."""
+        cost, groups = self.calibration.collective_ns, self.groups
+        dense, experts = stage.parameters - stage.expert_parameters, stage.expert_parameters
+        if self.layout.sharding == "none":
+            parts = ((dense, groups["dp_cp"]), (experts, groups["edp"]))
+            return sum(cost("all_reduce", n * self.gradient_bytes, group) for n, group in parts), 0.0
+        parts = ((dense, groups["shard"]), (experts, groups["edp"]))
+        return (
+            sum(self.scatter_ns(dense))
+            + cost("reduce_scatter", experts * self.gradient_bytes, groups["edp"]),
+            sum(cost("all_gather", n * self.parameter_bytes, group) for n, group in parts),
+        )
+
+    def gather_ns(self, parameters: int) -> float:
+        """Return what gathering sharded parameters takes."""
+        return self.calibration.collective_ns(
+            "all_gather", parameters * self.parameter_bytes, self.groups["shard"]
+        )
+
+    def scatter_ns(self, parameters: int) -> tuple[float, float]:
+        """Return what scattering gradients takes, and summing them over replicas of the shards."""
+        cost, nbytes = self.calibration.collective_ns, parameters * self.gradient_bytes
+        shard, replicas = self.groups["shard"], self.groups["replicas"]
+        return cost("reduce_scatter", nbytes, shard), cost("all_reduce", nbytes // shard.size, replicas)
+
+    def optimizer_ns(self, stage: StagePart) -> float:
+        """Return what the optimizer step takes on a rank, with what is done to the gradients before it."""
+        p, s, g = self.gradients_held(stage), self.share(stage), self.gradient_bytes
+        replicas = self.groups["dp_cp"].size > 1
+        passes = (g * p, g * p, 2 * g * p * replicas, g * s, 2 * g * s, (g + 24) * s, 6 * s)
+        return sum(self.calibration.pass_ns(nbytes) for nbytes in passes if nbytes)
+
+    # -- the pipeline -------------------------------------------------------------------------------------
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule of its pipeline.
+
+        Raises
+        ------
+        InputError
+            No such schedule, or it has other stages.
+        """
+        name = self.policy or default_schedule(self.layout.chunks)
+        schedule = self.schedule_of(name, **self.options)
+        if schedule.stages != self.stages:
+            ranks = self.layout.pp
+            raise MisfitError(
+                f"{name} has {schedule.stages} stages on {ranks} ranks, and pp·vpp = {self.stages}; "
+                f"set parallel.vpp: {schedule.stages // ranks}",
+                reason=f"{name} has other stages than pp·vpp",
+            )
+        return schedule
+
+    def schedule_of(self, name: str, **options: Any) -> Schedule:
+        """Return a schedule by name, with its options."""
+        chunks = self.layout.chunks if self.layout.chunks > 1 else None
+        if not options:
+            return _plain_schedule(name, self.layout.pp, self.micro_batches, chunks)
+        return generate(
+            name, ranks=self.layout.pp, micro_batches=self.micro_batches, chunks=chunks, **options
+        )
+
+    @property
+    def sent_nbytes(self) -> int:
+        """What a stage sends on."""
+        return self.work.thin
+
+    @property
+    def send_ns(self) -> int:
+        """What sending it takes."""
+        return round_half_up(self.calibration.collective_ns("send", self.sent_nbytes, self.groups["pp"]))
+
+    @cached_property
+    def pipeline_stages(self) -> list[PipelineStage]:
+        """The stages as a pipeline knows them."""
+        return [
+            PipelineStage(
+                StageTimes(
+                    forward=round_half_up(stage.forward.ns),
+                    input_grad=round_half_up(stage.input_grad.ns),
+                    weight_grad=round_half_up(stage.weight_grad.ns),
+                ),
+                exposed=StageTimes(
+                    forward=round_half_up(stage.forward.exposed),
+                    input_grad=round_half_up(stage.input_grad.exposed),
+                    weight_grad=round_half_up(stage.weight_grad.exposed),
+                )
+                if stage.forward.exposed or stage.backward.exposed
+                else None,
+                boundary_nbytes=self.sent_nbytes,
+                activation_nbytes=memory.saved,
+                weight_grad_nbytes=memory.for_weights,
+                working_nbytes=max(0, memory.backward - memory.saved),
+                parameter_nbytes=self.resident(stage)["parameters"],
+                gradient_nbytes=self.resident(stage)["gradients"],
+                optimizer_nbytes=self.resident(stage)["optimizer state"],
+            )
+            for stage, memory in zip(self.each_stage, self.memory_of_stages, strict=True)
+        ]
+
+    @cached_property
+    def around(self) -> Around:
+        """What follows the pipeline."""
+        reduced = [self.reduce_ns(stage) for stage in self.each_stage]
+        alone = not any(sum(both) for both in reduced)
+        norm = self.calibration.collective_ns(
+            "all_reduce", 4, RankGroup(self.layout.ranks, -(-self.layout.ranks // self.layout.node))
+        )
+        return Around(
+            optimizer_ns=tuple(round_half_up(self.optimizer_ns(stage)) for stage in self.each_stage),
+            synchronisation_ns=round_half_up(norm),
+            all_reduce_ns=() if alone else tuple(round_half_up(before) for before, _ in reduced),
+            all_gather_ns=() if alone else tuple(round_half_up(behind) for _, behind in reduced),
+            sharded=self.layout.sharding != "none",
+            overlap=self.overlap,
+        )
+
+    # -- memory -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def memory_of_stages(self) -> list[StageMemory]:
+        """What a micro-batch needs on each stage."""
+        return [
+            stage_memory(stage.units, selective=self.recompute == "selective") for stage in self.each_stage
+        ]
+
+    def gradients_held(self, stage: StagePart) -> int:
+        """Return of how many parameters a rank keeps the gradients until its optimizer step."""
+        apart = self.layout.sharding == "zero-2" or self.parameters_apart
+        return self.share(stage) if apart else stage.parameters
+
+    def resident(self, stage: StagePart) -> dict[str, int]:
+        """Return what a rank holds of a stage the whole time."""
+        p, share = stage.parameters, self.share(stage)
+        apart = self.parameters_apart
+        return {
+            "parameters": self.parameter_bytes * (share if apart else p),
+            "gradients": self.gradient_bytes * self.gradients_held(stage),
+            "optimizer state": self.optimizer_bytes * share,
+        }
+
+    def peaks(self, schedule: Schedule) -> list[Peak]:
+        """Return the most that each pipeline rank holds under a schedule."""
+        found = []
+        for rank in range(schedule.ranks):
+            mine = [self.each_stage[s] for s in schedule.stages_of(rank)]
+            resident = {"buffers": _WORKSPACES}
+            for stage in mine:
+                for part, nbytes in self.resident(stage).items():
+                    resident[part] = resident.get(part, 0) + nbytes
+            shapes = set().union(*(weight_shapes(stage.units) for stage in mine))
+            if self.transformer_engine:
+                resident["buffers"] += sum(2 * m * n for m, n in shapes)
+                resident["buffers"] += self.work.wide if self.layout.splits_sequence else 0
+            found.append(rank_peak(schedule, rank, self.memory_of_stages, resident))
+        return found

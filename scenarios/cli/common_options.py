@@ -1,0 +1,172 @@
+"""An option that many verbs take alike, put around them in one place (``--limit``, ``--theme``)."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import sys
+import threading
+from _thread import interrupt_main
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Annotated, Any, Final
+
+import typer
+
+from sim.base.errors import InputError, SimError, UnknownNameError
+
+
+def takes_also(
+    run: Callable[..., Any], verb: Callable[..., Any], name: str, option: Any
+) -> Callable[..., Any]:
+    """Return `run` with the signature of `verb` and one more parameter, as typer reads it.
+
+    Parameters
+    ----------
+    run : callable
+        Called in place of the verb, with the option as well.
+    verb : callable
+    name : str
+    option : type
+        Annotated with a `typer.Option`; the default is None.
+    """
+    plain = inspect.signature(verb, eval_str=True)
+    own = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+    parameters = [*plain.parameters.values(), own]
+    run.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+# ----------------------------------------------------------------------------------------------------------
+# ``--limit SECONDS``: a command that takes longer is interrupted, as Ctrl-C does.
+#
+# ::
+#
+#     0 ──────────── SECONDS ──── + 1 s ──── + 2 s
+#                    interrupt    again      what does not listen is ended
+
+_GRACE_S: Final = 2.0
+
+_LimitOption = Annotated[
+    float | None,
+    typer.Option("--limit", metavar="SECONDS", help="Stop after so many seconds, with exit status 124."),
+]
+
+
+class TimeLimitError(SimError):
+    """A command took longer than ``--limit`` allows; the exit status is that of ``timeout``."""
+
+    exit_status = 124
+
+
+def with_limit(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a verb that takes ``--limit`` as well; one that has a ``--limit`` of its own keeps that."""
+    if "limit" in inspect.signature(verb).parameters:
+        return verb
+
+    @wraps(verb)
+    def run(*, limit: float | None, **given: Any) -> Any:
+        with limited(limit):
+            return verb(**given)
+
+    return takes_also(run, verb, "limit", _LimitOption)
+
+
+@contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """Interrupt the block, which runs in the main thread, after so many seconds; None: never.
+
+    Raises
+    ------
+    TimeLimitError
+        The time is up.
+    """
+    if seconds is None:
+        yield
+        return
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise typer.BadParameter("--limit should be a number of seconds, more than 0")
+    said = f"stopped after {seconds:g} s (--limit)"
+    up, over = threading.Event(), threading.Event()
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # in the background of a script, under nohup
+    if ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_watch, args=(seconds, said, up, over), daemon=True).start()
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not up.is_set():
+            raise
+        raise TimeLimitError(f"{said}; {error}" if str(error) else said) from None
+    finally:
+        over.set()
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _watch(seconds: float, said: str, up: threading.Event, over: threading.Event) -> None:
+    if over.wait(seconds):
+        return
+    up.set()
+    for _ in range(2):  # one that arrives in a finaliser or a callback of the garbage collector is lost
+        _interrupt()
+        if over.wait(_GRACE_S / 2):
+            return
+    print(said, file=sys.stderr, flush=True)
+    os._exit(TimeLimitError.exit_status)
+
+
+def _interrupt() -> None:
+    if hasattr(signal, "pthread_kill"):  # a signal also ends waiting for a lock or a pipe
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        interrupt_main()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# ``--theme light|dark|print``: an option of every verb that draws, in one place, as `with_limit` is.
+#
+# A verb draws if it has an option of `PICTURES`; one that writes a report always does. The theme holds while
+# the verb runs, for whatever it draws and saves (`sim.plot.theme`).
+
+THEMES: Final = ("light", "dark", "print")
+"""Those of `sim.plot.theme`, which imports more than help needs."""
+PICTURES: Final = ("gantt", "html", "links", "memory", "roofline", "timeline", "plot", "pareto", "report")
+"""Options that name a file with a picture, a page, or the folder of a report."""
+
+_ThemeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--theme",
+        metavar="NAME",
+        autocompletion=lambda incomplete: [name for name in THEMES if name.startswith(incomplete)],
+        help="How pictures and pages look: light, dark, or print (every colour has a hatch).",
+    ),
+]
+
+
+def with_theme(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a verb that takes ``--theme`` as well, if it draws; another one as it is."""
+    parameters = inspect.signature(verb).parameters
+    draws = [name for name in parameters if name in PICTURES]
+    if not draws or "theme" in parameters:
+        return verb
+
+    @wraps(verb)
+    def run(*, theme: str | None, **given: Any) -> Any:
+        if theme is None:
+            return verb(**given)
+        if theme not in THEMES:
+            raise UnknownNameError("theme", theme, THEMES, path=["--theme"])
+        if not any(given[name] for name in draws) and not given.get("open_page") and draws != ["report"]:
+            options = ", ".join(f"--{name}" for name in draws)
+            raise InputError(f"--theme {theme}: is how a picture looks; name the file of one ({options})")
+        from sim.plot.theme import theme as drawn_in
+
+        with drawn_in(theme):
+            return verb(**given)
+
+    return takes_also(run, verb, "theme", _ThemeOption)

@@ -1,1 +1,0 @@
-"""The process around a command: its streams and its time."""

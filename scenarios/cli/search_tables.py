@@ -1,0 +1,387 @@
+"""What `sim tune` prints: how far it is, and what it found."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import typer
+
+from scenarios.cli.hints import little_room, no_gap_notes, unused_notes
+from scenarios.cli.terminal import unescaped
+from scenarios.cli.text_tables import print_table, strong
+from scenarios.fields.goals import Goal, alike
+from scenarios.fields.results import column_of_result, shown_result
+from scenarios.run.execute import Result
+from scenarios.variants.optimum import Optimum
+from scenarios.variants.tune import Trial, Tuning
+from scenarios.variants.tune_report import improvements
+from sim.base.units import format_duration
+from sim.explain.bounds import bounds
+from sim.export.tables import percent, size
+
+_SHOWN = 12
+"""Improvements that are listed; of more the first and the last."""
+
+
+class Ticker:
+    """Says on a terminal how many trials are done, the best, and the time left."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget, self.begun, self.told = budget, time.monotonic(), 0.0
+
+    def __call__(self, tuning: Tuning) -> None:
+        """Renew the line, four times a second."""
+        now, n = time.monotonic(), len(tuning.trials)
+        last = n == self.budget
+        if not sys.stderr.isatty() or not (last or now - self.told > 0.25):
+            return
+        self.told = now
+        best = (
+            "none yet" if tuning.best is None else shown_result(tuning.goal.what, _value(tuning, tuning.best))
+        )
+        left = format_duration(round((now - self.begun) / n * (self.budget - n) * 1e9), digits=2)
+        line = f"{n:,} of {self.budget:,} trials, best {best}, {left} left"
+        typer.echo(f"\r{line:<70}", nl=last, file=unescaped(sys.stderr))
+
+
+def print_tuning(tuning: Tuning, against: str | None = None) -> None:
+    """Print the best, how the search got there, and the front."""
+    trials, goal = tuning.trials, tuning.goal
+    if tuning.best is None:
+        why = next((trial.row["error"] for trial in trials if trial.row["error"]), "limits are not kept")
+        typer.echo(f"{len(trials):,} trials, and none is an answer: {why}")
+        return
+    best = trials[tuning.best]
+    limits = f", with {', '.join(map(str, goal.limits))}" if goal.limits else ""
+    told = shown_result(goal.what, best.row[goal.column])
+    typer.echo(f"best {goal.what} {told} of {len(trials):,} trials{limits}{_gain(tuning)}")
+    if best.settings:
+        typer.echo(f"  {', '.join(best.settings)}")
+    if best.what not in ("settings", "start"):
+        typer.echo("  with an order of its own: --out FILE.yaml keeps it")
+    typer.echo(f"  {_above(tuning)}")
+    typer.echo()
+    better = improvements(tuning)
+    shown = better if len(better) <= _SHOWN else [*better[:2], *better[-(_SHOWN - 2) :]]
+    print_table([_line(tuning, k, goal.what) for k in shown])
+    if against is not None:
+        typer.echo(f"\nPareto front of {goal.what} and {against}")
+        print_table([_line(tuning, k, goal.what, against) for k in tuning.front(against)])
+
+
+def _above(tuning: Tuning) -> str:
+    """Say how far the makespan of the best is above its lower bound."""
+    limits, makespan_ns = bounds(tuning.trace), tuning.trace.makespan_ns
+    gap = limits.gap(makespan_ns)
+    if gap is None:
+        return f"no lower bound: {limits.no_gap}"
+    return f"{percent(gap)} above the lower bound of these devices and streams ({limits.binding})"
+
+
+def _gain(tuning: Tuning) -> str:
+    """Say by how much the best is better than the best start."""
+    assert tuning.best is not None
+    starts = [t for t in tuning.trials if t.what == "start" and tuning.goal.allows(t.row)]
+    if not starts:
+        return ""
+    first = min(starts, key=tuning.cost)
+    before, after = tuning.cost(first), tuning.cost(tuning.trials[tuning.best])
+    if before == after or not before:
+        return f"; no better than {first.policy}"
+    return f"; {100 * abs(after / before - 1):.1f} % better than {first.policy}, the best to start from"
+
+
+def _line(tuning: Tuning, k: int, *results: str) -> dict[str, str]:
+    trial: Trial = tuning.trials[k]
+    return {
+        "trial": f"{k + 1:,}",
+        **dict(setting.split("=", 1) for setting in trial.settings),
+        "policy": trial.policy,
+        "changed": trial.what if trial.what not in ("settings", "start") else "",
+        **{name: shown_result(name, trial.row[column_of_result(name)]) for name in results},
+    }
+
+
+def _value(tuning: Tuning, k: int) -> int | float | str:
+    value: int | float | str = tuning.trials[k].row[tuning.goal.column]
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What `sim optimum` prints: the best, how sure that is, and how far from it the policies are.
+
+
+def print_optimum(found: Optimum, limit_ns: int) -> None:
+    """Print the best, what it is the best of, and a row a policy."""
+    base = found.base
+    of = "on the devices and with the issuing of" if found.placed else "on any devices, with the issuing of"
+    print(strong(f"{base.scenario}: orders and streams, {of} {base.policy}"))
+    print(found.told(limit_ns))
+    if found.left_out:
+        print("the bound leaves out " + "; ".join(found.left_out))
+    if found.why_not:
+        print(found.why_not)
+    print()
+    rows = [("optimum" if found.proven else "best found", found.best)] if found.best is found.found else []
+    rows += [(result.policy, result) for result in found.results]
+    print_table(
+        [
+            {
+                "policy": name,
+                "makespan": format_duration(result.trace.makespan_ns),
+                "above the bound": _above_bound(found, result),
+            }
+            for name, result in sorted(rows, key=lambda row: row[1].trace.makespan_ns)
+        ]
+    )
+
+
+def _above_bound(found: Optimum, result: Result) -> str:
+    """Return by how much a run is above the bound, or why the bound is none of it."""
+    if (why := found.unlike(result)) is not None:
+        return f"({why})"
+    return percent(result.trace.makespan_ns / found.lower_bound_ns - 1) if found.lower_bound_ns else ""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A sweep as people read it: its rows, and the answer to what was sought in it.
+#
+# ::
+#
+#     tp  pp  ...  makespan  tokens/s  MFU  memory      the ten best
+#     best: tp=2, pp=4: step_time 2.39 s                and the one behind it, by how much
+#     left out: 530 tp does not divide the heads        what was never run, by reason
+
+Row = Mapping[str, Any]
+
+_SHOWN_GROUPS: Final = 10
+"""Rows of a table of the best."""
+
+
+_COLUMNS: Final = {
+    "makespan": "makespan",
+    "gap": "above bound",
+    "micro_batches_per_s": "micro-batches/s",
+    "samples_per_s": "samples/s",
+    "pipeline_bubble": "bubble",
+    "step_time": "makespan",
+    "tokens_per_s": "tokens/s",
+    "mfu": "MFU",
+    "step_memory": "memory",
+    "step_bubble": "bubble",
+}
+"""Columns that tables have anyway, by the result that they show."""
+
+
+def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None = None) -> None:
+    """Print settings, policy, makespan, how far it is from the bound, and what else such runs have.
+
+    That is how much gets done in a second, how busy devices were, the most memory that one of them had, the
+    bubble of a pipeline; of a training run goodput; of a training step tokens/s, MFU, memory of the fullest
+    rank, bubble. The best of what is sought has a star, by default the shortest makespan.
+    """
+    goal = goal or Goal("makespan")
+    done = [row[goal.column] for row in rows if not row["error"]]
+    best = (max if goal.most else min)(done) if len(set(done)) > 1 else None
+    lines, failures = [], []
+    unused: dict[str, list[str]] = {}
+    goodputs = dict.fromkeys(key for row in rows for key in row if key.endswith(".goodput"))
+    trains = any("train.step_ns" in row for row in rows)
+    shown = _Shown.of(rows)
+    for row in rows:
+        cells = {key: str(row[key] or "") for key in (*settings, "policy")}
+        more = {key: percent(row[key]) if row.get(key) else "" for key in goodputs}
+        more |= _of_training(row) if trains else _of_devices(row, shown)
+        if row["error"]:
+            lines.append({**cells, "makespan": "failed", "above bound": "", **more})
+            failures.append(f"{', '.join(cells.values())}: {row['error']}")
+        else:
+            above = "" if row.get("gap") is None else percent(row["gap"])
+            line = {**cells, "makespan": format_duration(row["makespan_ns"]), "above bound": above, **more}
+            value = row[goal.column]
+            column = _COLUMNS.get(goal.what, goal.what)
+            line.setdefault(column, shown_result(goal.what, value))
+            line[column] += "*" if value == best else "" if best is None else " "
+            lines.append(line)
+            unused[", ".join(cells.values())] = (
+                row["unused_devices"].split(", ") if row["unused_devices"] else []
+            )
+    print_table(lines, left=len(settings) + 1)
+    if best is not None:
+        print(f"* {_best_of(goal)}")
+    for note in (*unused_notes(unused), *no_gap_notes(row.get("no_gap") for row in rows)):
+        print(note)
+    if failures:  # below the table: a long story in a column of its own would leave no room for the others
+        print("\n" + "\n".join(failures))
+
+
+def print_answer(
+    rows: Sequence[Row], settings: Sequence[str], goal: Goal, left_out: Mapping[str, int]
+) -> None:
+    """Print the best rows, the best and its runner-up with what limits them, and what was no answer."""
+    ranked = goal.ranked(rows)
+    names = dict(zip(settings, _short(settings), strict=True))
+    if ranked:
+        groups = alike(rows, ranked, settings)
+        shown = [
+            [{names.get(key, key): value for key, value in rows[i].items()} for i in group]
+            for group in groups[:_SHOWN_GROUPS]
+        ]
+        print_rows([group[0] for group in shown], [*names.values()], goal)
+        if len(ranked) > len(shown):
+            same = len(ranked) - len(groups)
+            print(
+                f"({len(shown)} best of {len(ranked):,}"
+                + (f", {same:,} of which are the same as another in every number)" if same else ")")
+            )
+        print()
+        _print_best(shown, [*names.values()], goal)
+    else:
+        print("no point is an answer")
+    failed = sum(bool(row["error"]) for row in rows)
+    outside = len(rows) - failed - len(ranked)
+    told = f"{len(ranked):,} answers, {failed:,} failed, {outside:,} outside the limits"
+    print(f"{len(rows):,} points ran: {told}")
+    if not ranked:
+        for error in sorted({row["error"] for row in rows if row["error"]})[:3]:
+            print(f"  {error}")
+    print_left_out(left_out)
+
+
+def _best_of(goal: Goal) -> str:
+    """Return what a star means."""
+    if goal.what == "makespan":
+        return "longest makespan" if goal.most else "shortest makespan"
+    return f"{'greatest' if goal.most else 'least'} {goal.what}"
+
+
+def print_left_out(left_out: Mapping[str, int]) -> None:
+    """Print how many points were never run, by reason."""
+    if left_out:
+        print(f"{sum(left_out.values()):,} points were left out, whose sizes do not fit one another:")
+        for reason, count in sorted(left_out.items(), key=lambda item: -item[1]):
+            print(f"  {count:>6,}  {reason}")
+
+
+def _print_best(shown: Sequence[Sequence[Row]], names: Sequence[str], goal: Goal) -> None:
+    """Print the best and its runner-up; each comes with those that are the same in every number."""
+    (best, *same), second = shown[0], shown[1][0] if len(shown) > 1 else None
+    value = best[goal.column]
+    print(f"best: {_called(best, names)}: {goal.what} {shown_result(goal.what, value)}")
+    _print_limits(best, goal)
+    if same:
+        print("  the same in every number: " + "; ".join(_called(row, names) for row in same[:3]))
+    if second is None:
+        print("runner-up: none")
+        return
+    behind = second[goal.column]
+    far = f", {100 * (behind / value - 1):+.2f}%" if value else ""
+    print(f"runner-up: {_called(second, names)}: {goal.what} {shown_result(goal.what, behind)}{far}")
+    _print_limits(second, goal)
+
+
+def _print_limits(row: Row, goal: Goal) -> None:
+    """Print what limits a row: memory that is free, time that is lost, and limits that were asked for."""
+    told = []
+    if "train.step_ns" in row:
+        step, peak, limit = row["train.step_ns"], row["train.peak_bytes"], row["train.memory_limit_bytes"]
+        if limit is not None:
+            free = f"{size(limit - peak)} free ({percent(1 - peak / limit)})"
+            told.append(f"memory {size(peak)} of {size(limit)}, {free}{little_room(peak, limit)}")
+        lost = {"bubble": row["train.bubble"], "exposed communication": row["train.exposed_ns"] / step}
+        told += [f"{name} {percent(share)} of the step" for name, share in lost.items()]
+        most = max(lost, key=lambda name: lost[name])
+        told.append(f"most is lost to {most}")
+    for limit in goal.limits:
+        told.append(f"{limit.what} {shown_result(limit.what, row[limit.column])} ({limit})")
+    if told:
+        print("  " + "; ".join(told))
+
+
+class _Shown(NamedTuple):
+    """What the rows of a table have: decided once, for all of them."""
+
+    columns: frozenset[str]
+    several: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> _Shown:
+        """Return what some row has."""
+        keys = {key for row in rows for key in row}
+        some = {name for name, key in _RATES.items() if key in keys}
+        peaks = [[value for key, value in row.items() if key.endswith(_PEAK)] for row in rows]
+        some |= {"peak memory"} if any(map(any, peaks)) else set()
+        return cls(frozenset({"utilisation", *some}), any(len(each) > 1 for each in peaks))
+
+
+_PEAK: Final = ".peak_memory_bytes"
+_RATES: Final = {
+    "micro-batches/s": "micro_batches_per_s",
+    "samples/s": "samples_per_s",
+    "bubble": "pipeline.bubble",
+}
+
+
+def _of_devices(row: Row, shown: _Shown) -> dict[str, str]:
+    """Return what a run has in common with all runs: only what some row of the table has."""
+    unused = (row.get("unused_devices") or "").split(", ")
+    used = {
+        number: [
+            (value, name)
+            for key, value in row.items()
+            for name, dot, what in [key.rpartition(".")]
+            if dot and what == number and value is not None and f"{name}.bubble" in row and name not in unused
+        ]
+        for number in ("utilisation", "peak_memory_bytes")
+    }
+    shares = [share for share, _ in used["utilisation"] if share]  # of switches and idle devices none
+    peak, where = max(used["peak_memory_bytes"], key=lambda found: found[0], default=(0, ""))
+    told = {
+        "micro-batches/s": _rate(row.get("micro_batches_per_s")),
+        "samples/s": _rate(row.get("samples_per_s")),
+        "utilisation": percent(sum(shares) / len(shares)) if shares else "",
+        "bubble": percent(row["pipeline.bubble"]) if "pipeline.bubble" in row else "",
+        "peak memory": (size(peak) + (f" {where}" if shown.several else "")) if peak else "",
+    }
+    return {name: value for name, value in told.items() if name in shown.columns}
+
+
+def _rate(per_s: float | None) -> str:
+    return "" if per_s is None else f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.4g}"
+
+
+def _of_training(row: Row) -> dict[str, str]:
+    if "train.step_ns" not in row:
+        return dict.fromkeys(("tokens/s", "MFU", "memory", "bubble", "exposed"), "")
+    return {
+        "tokens/s": f"{row['train.tokens_per_s']:,.0f}",
+        "MFU": percent(row["train.mfu"]),
+        "memory": size(row["train.peak_bytes"]),
+        "bubble": percent(row["train.bubble"]),
+        "exposed": percent(row["train.exposed_ns"] / row["train.step_ns"]),
+    }
+
+
+def _called(row: Row, names: Sequence[str]) -> str:
+    parts = [f"{name}={row[name]}" for name in names]
+    return ", ".join([*parts, str(row["policy"])])
+
+
+def _short(keys: Sequence[str]) -> list[str]:
+    """Return the shortest ends of dotted keys that tell them apart.
+
+    Examples
+    --------
+    >>> _short(["workload.train.parallel.tp", "workload.train.parallel.pp", "seed"])
+    ['tp', 'pp', 'seed']
+    """
+    ends = []
+    for key in keys:
+        parts = key.split(".")
+        tails = (".".join(parts[-n:]) for n in range(1, len(parts) + 1))
+        others = [other for other in keys if other != key]
+        ends.append(next((t for t in tails if not any(f".{o}".endswith(f".{t}") for o in others)), key))
+    return ends

@@ -1,1 +1,0 @@
-"""What commands print of a sweep, of a training run: a table each."""

@@ -1,0 +1,80 @@
+"""``sim compare SCENARIO``: the same work under several policies, one table, one figure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scenarios.cli.shared_options import (
+    AllowCode,
+    AllowOutside,
+    Arrows,
+    CriticalPath,
+    Gantt,
+    Html,
+    Json,
+    Open,
+    Ops,
+    Policies,
+    ScenarioPath,
+    Sets,
+    TraceFile,
+    Tuning,
+)
+
+Pareto = Annotated[
+    str | None,
+    typer.Option(
+        "--pareto", metavar="FILE", help="For pipelines, plot time against memory (.png, .svg, .pdf)."
+    ),
+]
+
+
+def compare(
+    scenario: ScenarioPath,
+    policy: Policies = None,
+    sets: Sets = None,
+    gantt: Gantt = None,
+    html: Html = None,
+    open_page: Open = False,
+    arrows: Arrows = False,
+    critical_path: CriticalPath = False,
+    trace: TraceFile = None,
+    ops: Ops = None,
+    tuning: Tuning = None,
+    pareto: Pareto = None,
+    json: Json = False,
+    allow_code: AllowCode = False,
+    allow_outside: AllowOutside = False,
+) -> None:
+    """Run the same work under several policies: those of `--policy`, or of the scenario's `compare:`.
+
+    The table lists the fastest first. Below it, one line breaks down the makespan of the fastest, and one
+    line for each other run explains why it is slower. A run that cannot be built, runs out of memory, gets
+    stuck or has an op that fails gets a row that says so. Exit status 1 if there is such a run, or if a
+    result that the file expects (`expect:`) did not come out.
+    """
+    from scenarios.cli.output import print_comparison, print_json
+    from scenarios.cli.running import Charts, cases_of, compare_all, finish
+    from scenarios.report.outputs import check_outputs
+    from scenarios.report.pipeline_compare import draw_pareto
+
+    files = {"gantt": gantt, "html": html, "trace": trace, "ops": ops, "tuning": tuning}
+    charts = Charts(arrows, critical_path, open_page)
+    charts.check(files)
+    check_outputs({**files, "pareto": None if pareto is None else [pareto]})
+    comparison = compare_all(cases_of(scenario, policy, sets, allow_code, allow_outside, compare=True))
+    if pareto is not None:
+        draw_pareto(comparison.results, pareto)
+        typer.echo(f"wrote {pareto}", err=True)
+    if json:
+        print_json(comparison.to_json())
+    else:
+        print_comparison(comparison)
+    if comparison.failures and any(files.values()):
+        failed = ", ".join(failure.policy for failure in comparison.failures)
+        typer.echo(f"not in the files that are written, as there is no result: {failed}", err=True)
+    finish(comparison.results, files, charts)
+    if comparison.failures:
+        raise typer.Exit(1)

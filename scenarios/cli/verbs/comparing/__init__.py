@@ -1,1 +1,0 @@
-"""Verbs that set runs side by side."""

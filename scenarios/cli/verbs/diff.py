@@ -1,0 +1,101 @@
+"""``sim diff A B``: which ops moved, the first one that did and why, where the time went."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scenarios.cli.shared_options import AllowCode, AllowOutside, Json, Sets, settings
+
+
+def diff(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="A scenario, a recording, a table of ops or a trace that `sim run` wrote, or a plan.",
+        ),
+    ],
+    other: Annotated[str | None, typer.Argument(metavar="B", help="Another of these.")] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help="As for `sim run`. Given twice, the first is for A and the second for B; given once "
+            "with one file, it is for B.",
+        ),
+    ] = None,
+    sets: Sets = None,
+    sets_a: Annotated[list[str] | None, settings("As --set, for A only.", "--set-a")] = None,
+    sets_b: Annotated[list[str] | None, settings("As --set, for B only.", "--set-b")] = None,
+    over: Annotated[
+        str | None,
+        typer.Option(
+            "--over",
+            metavar="DURATION",
+            help="Ignore differences of starts and durations up to this; default: 1us if one side was "
+            "recorded, else 0.",
+        ),
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=1, help="The most rows to show of each table.")
+    ] = 10,
+    gantt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gantt", metavar="FILE", help="Draw both on one time axis, with what moved (.png, .svg, .pdf)."
+        ),
+    ] = None,
+    json: Json = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with status 1 if anything differs.")
+    ] = False,
+    allow_code: AllowCode = False,
+    allow_outside: AllowOutside = False,
+) -> None:
+    """Show what differs between two runs: which ops moved, the first that did and why, idle time by reason.
+
+    A and B are two files; or one scenario under two policies (`--policy` twice) or two settings (`--set-b`);
+    or one recording, which is then compared with its simulation. Two recordings are compared as they were
+    recorded.
+    """
+    from scenarios.cli.difference_table import print_difference
+    from scenarios.cli.output import print_json
+    from scenarios.cli.running import progress
+    from scenarios.report.diff import Answer, Asked, two_sides
+    from scenarios.report.outputs import PICTURES, check_path
+    from scenarios.variants.incomparable_runs import warn_of_unlike_costs
+    from sim.base.units import parse_duration
+    from sim.diff.differences import differences
+
+    over_ns = None if over is None else parse_duration(over, what="--over")
+    for path in gantt or ():
+        check_path("gantt", path, PICTURES)
+    given = (policy or (), sets or (), sets_a or (), sets_b or ())
+    paths = [file] if other is None else [file, other]
+    sides = two_sides(Asked(paths, *given, allow_code=allow_code, allow_outside=allow_outside))
+    schedules = []
+    for letter, side in zip("AB", sides, strict=True):
+        with progress(f"{letter}: {side.title}"):
+            schedules.append(side.schedule())
+    warn_of_unlike_costs((side.case, None) for side in sides if side.case is not None)
+    a, b = schedules
+    if over_ns is None:
+        over_ns = 1000 if a.recorded or b.recorded else 0
+    with progress("comparing"):
+        answer = Answer(differences(a, b, over_ns=over_ns), top)
+        if json:
+            print_json(answer.to_json())
+        else:
+            print_difference(answer)
+    for path in gantt or ():
+        from sim.plot.diff import diff_gantt
+        from sim.plot.figure import save
+
+        with progress(f"drawing {path}"):
+            save(diff_gantt(answer.differences), path)
+        typer.echo(f"wrote {path}", err=True)
+    if exit_code and not answer.differences.same:
+        raise typer.Exit(1)

@@ -1,0 +1,201 @@
+"""``sim policies``, ``sim devices``, ``sim runtimes``, ``sim schema``: what a scenario may name and hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from scenarios.cli.shared_options import AllowCode, Json, completes
+
+_HARDWARE: Final = (("sim.devices", "devices"), ("sim.machines", "machines"))
+_OURS: Final = "graph-schedule-sim"
+_RUNTIMES: Final = (("sim.runtimes", "runtimes: named sets of decisions"),)
+_VERBS: Final = {"sim.runtimes": "runtimes", "sim.devices": "devices", "sim.machines": "devices"}
+"""Group -> the verb that tells of its members; of the others `sim policies` does."""
+
+
+def policies(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Describe this one, with its options.", autocompletion=completes()
+        ),
+    ] = None,
+    json: Json = False,
+    allow_code: AllowCode = False,
+) -> None:
+    """List what `policy` may name in a scenario: policies and the other decisions.
+
+    With a NAME: its options, with their types and defaults, and the rule that it follows, with its source. A
+    class of yours, in the current folder or installed, is named module:Class.
+    """
+    from scenarios.reference import DECISIONS, known_as
+    from sim.base.plugins import Origin
+
+    if name is None:
+        return _show([(one.group, one.title) for one in DECISIONS], json)
+    _refuse_elsewhere(name, [one.group for one in DECISIONS])
+    found = known_as(name, Origin(".", allow_code))
+    if json:
+        return _json([one.data for one in found])
+    for i, one in enumerate(found):
+        print("\n" * bool(i), end="")
+        _tell(one.data)
+
+
+def devices(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Describe this preset: its numbers, each with its source.",
+            autocompletion=completes("sim.devices", "sim.machines"),
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List what `machine` may name in a scenario: presets, and the keys of a device."""
+    if name is not None:
+        return _preset(name, json)
+    _show(_HARDWARE, json)
+    if json:
+        return
+    from devices.describe.fields import DEVICE_FIELDS
+    from scenarios.cli.text_tables import print_list
+
+    rows = []
+    for field in DEVICE_FIELDS.values():
+        kinds = f" ({', '.join(field.kinds)})" if field.kinds else ""
+        rows.append((f"{field.name}: {field.shown}", field.doc + kinds))
+    print_list("keys of a device", rows)
+
+
+def runtimes(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Describe this one: what it decides.",
+            autocompletion=completes("sim.runtimes"),
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List what `policy: {runtime: ...}` may name in a scenario."""
+    if name is None:
+        return _show(_RUNTIMES, json)
+    from sim.base import plugins
+
+    _refuse_elsewhere(name, ["sim.runtimes"])
+    runtime = plugins.lookup("sim.runtimes", name)
+    if json:
+        return _json({"name": name, "summary": runtime.__doc__, "decides": dict(runtime)})
+    print(f"{name}: {runtime.__doc__}\n")
+    print(f"policy: {{runtime: {name}}}\n\nis, written out:\n")
+    print(_yaml({"policy": {key: value for key, value in runtime.items() if key != "allocator"}}))
+    if "allocator" in runtime:
+        print("and with memory: {allocator: runtime}, by kind of device:\n")
+        print(_yaml({"memory": {"allocator": runtime["allocator"]}}))
+    print(f"`sim policies {runtime['name']}` tells what it does; keys beside `runtime` change it.")
+
+
+def schema() -> None:
+    """Print the JSON Schema of scenario files.
+
+    An editor with a YAML language server uses it if a scenario begins with the line
+    `# yaml-language-server: $schema=./scenario.schema.json`.
+    """
+    from scenarios.schema import json_schema_text
+
+    print(json_schema_text(), end="")
+
+
+def _preset(name: str, json: bool) -> None:
+    """Print a preset as its file says it, with a source beside every number."""
+    from devices.presets import device_preset, machine_preset, preset_text
+    from sim.base import plugins
+    from sim.base.errors import UnknownNameError
+
+    _refuse_elsewhere(name, [group for group, _ in _HARDWARE])
+    if name in plugins.names("sim.machines"):
+        found = machine_preset(name)
+    elif name in plugins.names("sim.devices"):
+        found = device_preset(name)
+    else:
+        known = [one for group, _ in _HARDWARE for one in plugins.names(group)]
+        raise UnknownNameError("device or machine preset", name, known)
+    if json:
+        return _json(found)
+    print((preset_text(name) or _yaml(found)).rstrip())
+
+
+def _refuse_elsewhere(name: str, groups: Sequence[str]) -> None:
+    """Refuse a name that another verb tells of."""
+    from sim.base import plugins
+    from sim.base.errors import InputError
+
+    if ":" in name or any(name in plugins.names(group) for group in groups):
+        return
+    for group, verb in _VERBS.items():
+        if group not in groups and name in plugins.names(group):
+            raise InputError(f"{name!r} is a {plugins.GROUPS[group]}: sim {verb} {name}")
+    if "sim.runtimes" in groups:
+        plugins.lookup("sim.runtimes", name)
+
+
+def _tell(known: Mapping[str, Any]) -> None:
+    """Print a decision: what it is, how a scenario names it, its options, its rule."""
+    from scenarios.cli.text_tables import print_list, strong
+
+    print(strong(f"{known['name']} ({known['what']}): {known['summary']}"))
+    if known["text"]:
+        print(f"\n{known['text']}")
+    print(f"\n{known['written']}\n")
+    rows = []
+    for one in known["options"]:
+        by_default = (
+            "needed" if one["required"] else "" if one["default"] is None else f"default {_word(one)}"
+        )
+        kind = "; ".join(filter(None, (one["type"], by_default)))
+        rows.append((one["name"], ". ".join(filter(None, (kind, one["meaning"])))))
+    print_list("options", rows)
+    print(f"\nrule and source ({known['code']})")
+    print("\n".join(f"  {line}".rstrip() for line in ["", *known["rule"].splitlines()]))
+
+
+def _word(option: Mapping[str, Any]) -> str:
+    import json
+
+    default = option["default"]
+    return default if isinstance(default, str) else json.dumps(default)
+
+
+def _yaml(value: object) -> str:
+    import yaml
+
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None)
+
+
+def _json(value: object) -> None:
+    from scenarios.cli.output import print_json
+
+    print_json(value)
+
+
+def _show(groups: Sequence[tuple[str, str]], json: bool) -> None:
+    """Print the members of entry-point groups, each under its title."""
+    from scenarios.cli.text_tables import print_list
+    from sim.base import plugins
+
+    found = {group: plugins.describe(group) for group, _ in groups}
+    if json:
+        return _json({group.removeprefix("sim."): [one._asdict() for one in found[group]] for group in found})
+    for group, title in groups:
+        rows = []
+        for entry in found[group]:
+            whose = "" if entry.distribution == _OURS else f" [{entry.distribution}]"
+            rows.append((entry.name, entry.summary + whose))
+        if rows or len(groups) == 1:
+            print_list(title, rows)

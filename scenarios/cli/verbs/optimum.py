@@ -1,0 +1,82 @@
+"""``sim optimum SCENARIO``: the best possible schedule, or how far from it the policies can be."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scenarios.cli.shared_options import AllowCode, AllowOutside, Json, Policies, ScenarioPath, Sets
+
+
+def optimum(
+    scenario: ScenarioPath,
+    policy: Policies = None,
+    sets: Sets = None,
+    limit: Annotated[
+        str, typer.Option("--limit", metavar="TIME", help="How long to search, in wall-clock time.")
+    ] = "60s",
+    devices: Annotated[
+        bool, typer.Option("--devices", help="Also choose devices: an op may go to any that can run it.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the search.")] = 0,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="FILE", help="Write the best as a scenario (.yaml), beside this one."),
+    ] = None,
+    json: Json = False,
+    allow_code: AllowCode = False,
+    allow_outside: AllowOutside = False,
+) -> None:
+    """Search for the order of ops, and their streams, with the shortest makespan, and prove how good it is.
+
+    The optimum is that of the scenario's own policy, or the first `--policy`: of its graph, on the devices
+    where it puts the ops. Other policies, and those under the scenario's `compare:`, are measured against it
+    if they do the same work there. Constraint programming finds it (the extra opt); what it finds is
+    simulated. What is proven within the limit is the same everywhere; how far an unproven search gets depends
+    on how fast this machine is.
+    """
+    from policies.optimum.job_model import refuse_unmodelled
+    from scenarios.cli.output import print_json
+    from scenarios.cli.running import compare_all, progress
+    from scenarios.cli.search_tables import print_optimum
+    from scenarios.run.load import load_scenario
+    from scenarios.run.prepare_job import job_of
+    from scenarios.variants.optimum import find_optimum
+    from scenarios.variants.tune_report import check_winner, write_found
+    from sim.base.errors import InputError
+    from sim.base.units import format_duration, parse_duration
+
+    limit_ns = parse_duration(f"{limit}s" if limit.replace(".", "", 1).isdigit() else limit, what="--limit")
+    if not limit_ns:
+        raise InputError("--limit: should be more than 0")
+    if out is not None:
+        check_winner(out, scenario)
+    loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code, allow_outside=allow_outside)
+    cases = [loaded.case(name) for name in policy] if policy else [loaded.case(), *loaded.cases()]
+    refuse_unmodelled(job_of(cases[0]), not devices)
+    comparison = compare_all(list({case.label: case for case in reversed(cases)}.values())[::-1])
+    results = comparison.results
+    if results[0].policy != cases[0].label:
+        raise comparison.failures[0].error
+    with progress("searching for the optimum"):
+        found = find_optimum(results, limit_ns=limit_ns, placed=not devices, seed=seed)
+    if json:
+        print_json(found.to_json())
+    else:
+        print_optimum(found, limit_ns)
+    if out is not None:
+        best = found.best
+        follows = None if best is results[0] and not policy else best.case.decisions.policy.synchronisation
+        makespan = format_duration(best.trace.makespan_ns, digits=None)
+        written = write_found(
+            out,
+            best.case.scenario.document,
+            None if follows is None else best.trace,
+            follows,
+            expect={"makespan": makespan},
+            head="Found by sim optimum: "
+            + ("no schedule takes less." if found.proven else found.told(limit_ns)),
+        )
+        for path in written:
+            typer.echo(f"wrote {path}", err=True)

@@ -1,1 +1,0 @@
-"""`sim diff`: what its two sides may be, and what it answers."""

@@ -1,0 +1,523 @@
+"""A condition on a result of a run, and what became of it.
+
+::
+
+    expect:
+      makespan: 45us                                  a plain value: equals
+      utilisation.gpu0: {at_least: 80%}               of a device
+      start.conv: {equals: 10us, tolerance: 1us}      of an op; conv[2] in the third iteration
+      order: [a, b, c]                                these ops start in this order
+      order.gpu0: [a, c]                              ... on this device
+      schedule: golden.csv                            as in a table that `sim run --ops` wrote
+      1f1b: {makespan: {at_most: 1.0 x gpipe}}        of an entry of compare, beside another one
+
+`scenarios.fields.results.RESULTS` lists what may be expected. Values have the units of the result, a
+tolerance in per cent is a share of what it should equal, and nothing is compared with a hidden epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
+
+from scenarios.fields.policy_fields import Condition
+from scenarios.fields.results import (
+    FILE,
+    FLAG,
+    ORDER,
+    RESULTS,
+    SHARE,
+    WORD,
+    Summary,
+    Unit,
+    Value,
+    check_named,
+    holds,
+    row_names,
+)
+from scenarios.file.document import Document, Loc
+from scenarios.file.yaml_read import Place
+from sim.base.errors import InputError, ScenarioError, hint
+from sim.base.files import read_bytes
+from sim.base.units import format_bytes, format_duration, round_half_up
+from sim.diff.blockers import held_at
+from sim.diff.schedule import schedule_of
+from sim.explain.memory_use import memory_use
+from sim.trace import Trace
+
+# ----------------------------------------------------------------------------------------------------------
+# Values of a condition that are known only when runs are over: ``1.05 x gpipe``, and a tolerance of ``1%``.
+#
+# ::
+#
+#     makespan: {at_most: 1.05 x gpipe}            of what another run of the scenario has
+#     makespan: {equals: 45us, tolerance: 1%}      of what it should equal
+
+_TIMES: Final = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*x\s+(\S.*?)\s*")
+
+
+class Relative(NamedTuple):
+    """So many times what another run has.
+
+    Attributes
+    ----------
+    times : Fraction
+    run : str
+        Its label; empty: of what this one should equal.
+    """
+
+    times: Fraction
+    run: str = ""
+
+    def __str__(self) -> str:
+        """Return it as it is written in a scenario, without zeros at the end."""
+        return f"{float(self.times):.10g} x {self.run}"
+
+
+Given = Value | Relative
+"""What a condition says of one of its keys."""
+
+
+def read_relative(text: Any) -> Relative | None:
+    """Read ``1.05 x gpipe``; None: it is something else.
+
+    Examples
+    --------
+    >>> print(read_relative("1.05 x gpipe"), read_relative("45us"))
+    1.05 x gpipe None
+    """
+    found = _TIMES.fullmatch(text) if isinstance(text, str) else None
+    return found and Relative(Fraction(found[1]), found[2])
+
+
+def resolved(condition: Mapping[str, Given], references: Mapping[str, int | float]) -> dict[str, Value]:
+    """Return a condition in base units.
+
+    What is whole stays whole, and no bound becomes wider: at most 10.5 ns are at most 10, at least 10.5 are
+    at least 11.
+
+    Parameters
+    ----------
+    condition : mapping
+    references : mapping of str to int or float
+        What the run of each label has.
+
+    Examples
+    --------
+    >>> resolved({"at_most": Relative(Fraction("1.05"), "gpipe")}, {"gpipe": 10})
+    {'at_most': 10}
+    >>> resolved({"equals": 90, "tolerance": Relative(Fraction(1, 10))}, {})
+    {'equals': 90, 'tolerance': 9}
+    """
+    found: dict[str, Value] = {}
+    for key, value in condition.items():
+        if isinstance(value, Relative):
+            whole: Any = references[value.run] if value.run else found["equals"]
+            exact = value.times * Fraction(whole)
+            found[key] = _ROUNDED[key](exact) if isinstance(whole, int) else float(exact)
+        else:
+            found[key] = value
+    return found
+
+
+_ROUNDED: Final[Mapping[str, Callable[[Fraction], int]]] = {
+    "equals": round_half_up,
+    "tolerance": math.floor,
+    "at_most": math.floor,
+    "at_least": math.ceil,
+}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Why a result is not as expected: what held an op up, what was in memory.
+
+
+def why_not_at(trace: Trace, policy: str, op: str, at_ns: int) -> str:
+    """Return a line that says what held an op up at a time; nothing if it had started, or nothing is known.
+
+    Parameters
+    ----------
+    trace : Trace
+    policy : str
+        What the run is called.
+    op : str
+        As expectations name it.
+    at_ns : int
+    """
+    held = held_at(schedule_of(trace, "", policy=policy), row_names(trace).index(op), at_ns)
+    return f"\n  at {format_duration(at_ns)} {held.told}" if held else ""
+
+
+def held_at_the_peak(trace: Trace, device: str, nbytes: int) -> str:
+    """Return a line that says when most memory of a device was in use, and by which tensors.
+
+    Nothing if tensors do not add up to so many bytes: then an allocator rounds, or waits, as it does.
+    """
+    use = memory_use(trace, holders=3)[device]
+    if use.peak_bytes != nbytes or not use.holders:
+        return ""
+    told = ", ".join(f"{each.name!r} ({format_bytes(each.nbytes)})" for each in use.holders)
+    rest = nbytes - sum(each.nbytes for each in use.holders)
+    more = f" and others ({format_bytes(rest)})" if rest else ""
+    return f"\n  at {format_duration(use.peak_ns)}, at the peak, {device} holds {told}{more}"
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+class FinishedRun(Protocol):
+    """What came out of a run; `scenarios.run.execute.Result` is one."""
+
+    @property
+    def summary(self) -> Summary:
+        """The numbers."""
+
+    @property
+    def trace(self) -> Trace:
+        """Every task."""
+
+    @property
+    def policy(self) -> str:
+        """What it is called."""
+
+
+class Outcome(NamedTuple):
+    """One expectation, and what came out.
+
+    Attributes
+    ----------
+    expectation : Expectation
+    condition : dict
+        ``equals``, ``at_most``, ``at_least``, ``tolerance`` in base units (ns, bytes, shares).
+    actual : int, float, str or list of str
+    passed : bool
+    told : str
+        What was expected and what came out: a sentence, and lines below it that say more.
+    references : dict of str to int or float
+        What the runs have that the condition names.
+    """
+
+    expectation: Expectation
+    condition: Mapping[str, Value]
+    actual: Value
+    passed: bool
+    told: str
+    references: Mapping[str, int | float] = MappingProxyType({})
+
+    @property
+    def what(self) -> str:
+        """The result that it is about."""
+        return self.expectation.what
+
+    @property
+    def message(self) -> str:
+        """Where the scenario says so, and what is told."""
+        return f"{self.expectation.place}: {self.told}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"what": self.what, **self.condition, "actual": self.actual, "passed": self.passed}
+
+
+class Expectation(NamedTuple):
+    """A condition on a result.
+
+    Attributes
+    ----------
+    what : str
+        ``"makespan"``, ``"utilisation.gpu0"``.
+    condition : dict
+        Values in base units, or relative to other runs.
+    document, loc
+        Where the scenario says so.
+    """
+
+    what: str
+    condition: Mapping[str, Given]
+    document: Document
+    loc: Loc
+
+    @property
+    def place(self) -> Place:
+        """Where the scenario says so."""
+        return self.document.place(self.loc)
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the file says so, not a setting on the command line."""
+        return self.place.line > 0
+
+    @property
+    def table(self) -> Path | None:
+        """The table of ops that a schedule is held to."""
+        if RESULTS[self._split()[0]].unit is not FILE:
+            return None
+        with self.document.placing(*self.loc):
+            return self.document.file(str(self.condition["equals"]))
+
+    def check_name(self, known: Mapping[str, Sequence[str]], *, with_table: bool = True) -> None:
+        """Refuse names that the run will not have, before it runs.
+
+        Parameters
+        ----------
+        known : mapping of str to sequence of str
+            Names of ``device``, ``link``, ``op`` and ``recovery``.
+        with_table : bool
+            Whether the table of a schedule has to be there.
+
+        Raises
+        ------
+        ScenarioError
+            Naming the nearest known one.
+        """
+        kind, name = self._split()
+        of = RESULTS[kind].of
+        if of and name and name not in known[of]:
+            raise self._unknown(self.loc, of, name, known[of])
+        if RESULTS[kind].unit is ORDER:
+            listed = self.condition["equals"]
+            assert isinstance(listed, list)
+            for i, op in enumerate(listed):
+                if op not in known["op"]:
+                    raise self._unknown((*self.loc, i), "op", op, known["op"])
+                if op in listed[:i]:
+                    raise self.document.error((*self.loc, i), f"names the op {op!r} twice")
+        if with_table and (table := self.table) is not None:
+            with self.document.placing(*self.loc):
+                if not table.exists():
+                    write = "write it with `sim check --update` (pytest: --sim-update)"
+                    raise InputError(f"{self.condition['equals']}: no such file; {write}")
+                read_bytes(table, head=1)
+
+    def on(self, seen_as: Callable[[str], str]) -> Expectation:
+        """Return the same with the names devices and ops have in a folded run (`sim.machine.machine`)."""
+        kind, name = self._split()
+        condition = self.condition
+        if RESULTS[kind].unit is ORDER:
+            condition = {key: [*map(seen_as, ops)] for key, ops in condition.items() if isinstance(ops, list)}
+        what = f"{kind}.{seen_as(name)}" if name else kind
+        return self._replace(what=what, condition=condition)
+
+    def _unknown(self, loc: Loc, of: str, name: str, known: Sequence[str]) -> ScenarioError:
+        return self.document.error(loc, f"unknown {of} {name!r}{hint(name, known)}", key=True)
+
+    def hold(
+        self,
+        run: FinishedRun,
+        other: Callable[[str], FinishedRun],
+        *,
+        new_tables: bool = False,
+        unrecorded: str = "",
+    ) -> Outcome:
+        """Compare with what came out.
+
+        Parameters
+        ----------
+        run : Run
+        other : callable
+            Returns the run of a label, for what is expected beside it.
+        new_tables : bool
+            Whether a table of ops need not have the run yet, or not be there: then it does not hold.
+        unrecorded : str
+            Of a run whose schedule is held to no table: how commands name it, for how to find what moved.
+
+        Raises
+        ------
+        ScenarioError
+            The run has no such result (a pipeline's bubble, without a pipeline; the end of what never ran).
+        """
+        result = RESULTS[self._split()[0]]
+        if result.unit is FILE:
+            return self._hold_schedule(run, new_tables=new_tables)
+        actual = self._result_of(run)
+        references = {
+            given.run: self._result_of(other(given.run), f"the run {given.run!r}")
+            for given in self.condition.values()
+            if isinstance(given, Relative) and given.run
+        }
+        condition = resolved(self.condition, references)
+        if isinstance(actual, list):
+            listed = condition["equals"]
+            assert isinstance(listed, list)
+            actual = [op for op in actual if op in set(listed)]
+        words = {"equals": "", "tolerance": "give or take ", "at_most": "at most ", "at_least": "at least "}
+        beside = {
+            key: f" ({given})"
+            for key, given in self.condition.items()
+            if isinstance(given, Relative) and given.run
+        }
+        wanted = ", ".join(
+            words[key] + result.unit.show(value) + beside.get(key, "") for key, value in condition.items()
+        )
+        passed = holds(actual, condition)
+        told = f"{self.what} is {result.unit.show(actual)}, expected {wanted}"
+        if not passed:
+            told += self._why(actual, condition, run)
+            if self.what == "makespan" and unrecorded and not references:
+                record = f"`sim run {unrecorded} --ops golden.csv` where this still holds"
+                told += f"\n  what moved is unknown, as no schedule is recorded: {record}, then "
+                told += f"`sim diff golden.csv {unrecorded}`"
+        return Outcome(self, condition, actual, passed, told, references)
+
+    def _why(self, actual: Any, condition: Mapping[str, Any], run: FinishedRun) -> str:
+        """Say what held up an op, or was in memory, on further lines."""
+        kind, name = self._split()
+        if kind == "peak_memory":
+            return held_at_the_peak(run.trace, name, actual)
+        if kind == "start":
+            meant = min(condition.get("equals", actual), condition.get("at_most", actual))
+            return why_not_at(run.trace, run.policy, name, meant) if meant < actual else ""
+        if not isinstance(actual, list):
+            return ""
+        missing = [op for op in condition["equals"] if op not in actual]
+        if missing:
+            return f"\n  {missing[0]!r} does not run{f' on {name}' if name else ''}"
+        early, late = next((a, b) for a, b in zip(actual, condition["equals"], strict=True) if a != b)
+        start = RESULTS["start"]
+        at, then = (int(start.get(run.summary, run.trace, op) or 0) for op in (early, late))  # type: ignore
+        if at == then:
+            return f"\n  {early!r} comes before {late!r}, and both start at {start.unit.show(at)}"
+        told = f"{early!r} starts at {start.unit.show(at)}, before {late!r}, which starts at"
+        return f"\n  {told} {start.unit.show(then)}" + why_not_at(run.trace, run.policy, late, at)
+
+    def _result_of(self, run: FinishedRun, whose: str = "this run") -> Any:
+        kind, name = self._split()
+        if (folding := run.trace.job.machine.folding) is not None:  # of the other run
+            name = folding.seen_as(name)
+        try:
+            actual = RESULTS[kind].get(run.summary, run.trace, name)
+        except KeyError:  # a device or link that the other run has not
+            actual = None
+        if actual is None:
+            raise self.document.error(self.loc, f"{whose} has no such result", key=True)
+        return actual
+
+    def _hold_schedule(self, run: FinishedRun, *, new_tables: bool) -> Outcome:
+        from sim.diff.ops_table import against_table, has_run
+
+        assert self.table is not None
+        golden = str(self.condition["equals"])
+        with self.document.placing(*self.loc):
+            if new_tables and not has_run(self.table, run.policy):
+                return Outcome(self, {"equals": golden}, "", False, f"{self.what} is not in {golden} yet")
+            differs = against_table(run.trace, self.table, run.policy)
+        told = "\n  ".join([f"{self.what} is not that of {golden}", *differs])
+        actual = "; ".join(line.strip() for line in differs) or golden
+        return Outcome(self, {"equals": golden}, actual, not differs, told)
+
+    def _split(self) -> tuple[str, str]:
+        kind, _, name = self.what.partition(".")
+        return kind, name
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Reading ``expect:`` into expectations: values in base units, names of results and runs that there are.
+
+
+def check_runs(
+    expect: Mapping[str, Condition | dict[str, Condition]], runs: Sequence[str], document: Document
+) -> None:
+    """Refuse keys of a scenario's ``expect`` under which results of a run follow, and that are none.
+
+    Raises
+    ------
+    ScenarioError
+        Naming the nearest run or result.
+    """
+    for what, each in expect.items():
+        of_a_run, is_result = isinstance(each, dict), what.partition(".")[0] in RESULTS
+        if of_a_run and what not in runs:
+            if is_result:
+                message = (
+                    f"is a result; give equals, at_most, at_least or tolerance, not {next(iter(each))!r}"
+                )
+            else:
+                message = f"unknown run or result {what!r}{hint(what, [*RESULTS, *runs])}"
+            raise document.error(("expect", what), message, key=True)
+        if not of_a_run and what in runs and not is_result:
+            message = "is a run; say which of its results, as in {makespan: 45us}"
+            raise document.error(("expect", what), message, key=True)
+
+
+def read_expectations(
+    expect: Mapping[str, Condition], document: Document, loc: Loc, runs: Sequence[str] = ()
+) -> tuple[Expectation, ...]:
+    """Read conditions on results.
+
+    Parameters
+    ----------
+    expect : mapping of str to Condition
+        By result.
+    document, loc
+        Where they stand.
+    runs : sequence of str
+        The labels of other runs that they may speak of.
+
+    Raises
+    ------
+    ScenarioError
+        An unknown result or run, a value without its unit, no condition, or two that contradict each other.
+    """
+    return tuple(
+        Expectation(what, _read(what, condition, document, (*loc, what), runs), document, (*loc, what))
+        for what, condition in expect.items()
+    )
+
+
+def _read(
+    what: str, condition: Condition, document: Document, loc: Loc, runs: Sequence[str]
+) -> dict[str, Given]:
+    """Return the values in a fixed order and in base units."""
+    try:
+        check_named(what)
+    except InputError as error:
+        raise document.error(loc, str(error), key=True) from None
+    unit = RESULTS[what.partition(".")[0]].unit
+    values: dict[str, Given] = {}
+    for key in ("equals", "tolerance", "at_most", "at_least"):
+        if key in condition.model_fields_set:
+            with document.placing(*loc, key):
+                values[key] = _value(key, getattr(condition, key), what, runs)
+    with document.placing(*loc):
+        _check_consistent(values, unit)
+    return values
+
+
+def _value(key: str, given: Any, what: str, runs: Sequence[str]) -> Given:
+    result = RESULTS[what.partition(".")[0]]
+    if key == "tolerance" and isinstance(given, str) and given.strip().endswith("%"):
+        share = SHARE.read(given)
+        assert isinstance(share, float)
+        return Relative(Fraction(str(share)))
+    relative = read_relative(given) if result.is_amount and key != "tolerance" else None
+    if relative is None:
+        if result.is_amount and given in runs:
+            raise InputError(f"{given!r} is a run; write how many times what it has, as in 1 x {given}")
+        return result.unit.read(given)
+    if relative.run not in runs:
+        known = hint(relative.run, runs) or "; no other run is named"
+        raise InputError(f"there is no other run {relative.run!r}{known}")
+    return relative
+
+
+def _check_consistent(values: Mapping[str, Any], unit: Unit) -> None:
+    if not values:
+        raise InputError("says nothing; give equals, at_most or at_least")
+    if "tolerance" in values and "equals" not in values:
+        raise InputError("needs equals", path=("tolerance",))
+    if unit is ORDER and set(values) != {"equals"}:
+        raise InputError("is a list of ops and nothing else")
+    if unit is WORD and set(values) != {"equals"}:
+        raise InputError("is a name; it equals one or does not")
+    if unit is FILE and set(values) != {"equals"}:
+        raise InputError("is a file, and equals it or does not")
+    if unit is FLAG and set(values) != {"equals"}:
+        raise InputError("is true or false, and equals one of them")
+    least, most = values.get("at_least", 0), values.get("at_most", float("inf"))
+    if not isinstance(least, Relative) and not isinstance(most, Relative) and least > most:
+        raise InputError("can never hold: at_least is more than at_most")

@@ -1,0 +1,558 @@
+"""Chakra execution traces (.et): the ops of one rank, or of all ranks of a job, with their measured times.
+
+::
+
+    node 216  aten::flatten_dense_tensors  COMP        is_cpu_op, tid 1          318 us
+    node 430  CatArrayBatchedCopy...       COMP        GPU, tid 7, data_deps 216   4 us
+    node 435  ncclKernel_Broadcast...      COMM_COLL   BROADCAST of 212480 bytes  28 us
+
+* Every node is an op, named after its node and id, pinned to ``cpu`` or ``gpu``, with its measured duration.
+* ``data_deps`` are control edges. What they leave out, the order of streams and threads and what kernels wait
+  for on the GPU, is added by `chakra_order`. Tensors between kernels are those of their operators.
+* A collective has the kind of what it does (``all_reduce``, ...); its size is what it reads and writes.
+* In a trace made from PyTorch (its nodes have ``rf_id`` or ``seq_id``), ``ctrl_deps`` is the call that
+  encloses
+  a node, often the node itself: no order, and many name nodes that are not there. It becomes the attribute
+  ``parent``. In any other trace ``ctrl_deps`` are control edges as well.
+* Outside PyTorch a collective without a duration takes what the machine says, and a computation that says its
+  flop (``num_ops``, with ``tensor_size`` bytes) what the device's cost model says.
+* Dependencies on nodes that are not in the file are reported, never dropped in silence.
+
+**Ranks** of a job are files whose names end in the rank (``trace.0.et``, ``trace.1.et``), as in ASTRA-sim.
+Their collectives meet by process group (``pg_name``), or by stream, as `rank_groups` says. All members end
+together, so the member that was recorded with the shortest time came last and waited for nobody: this is the
+transfer, and the duration of all. A send hands over its message and goes on; the message travels over the
+machine's links to the recv that ``comm_src``, ``comm_dst`` and ``comm_tag`` name, as in ASTRA-sim.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any, Final, Literal
+
+from scenarios.importers.chakra_nodes import ChakraNode, arguments, process_groups, read_nodes
+from scenarios.importers.files import TRACES, all_files, choice, fixed_batch, in_file, job_name, stem
+from scenarios.importers.kineto.kineto_ranks import (
+    END_TOGETHER,
+    Groups,
+    RecordedCall,
+    clock_offsets,
+    communicators,
+    process_group,
+)
+from scenarios.importers.kineto.kineto_tensors import kind_of, short_name
+from scenarios.importers.tensor_flow import TaskFlow, Tensor, Touch, tensor_flow, written_arguments
+from sim.base.errors import GraphError, InputError
+from sim.base.files import StrPath
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+
+# ----------------------------------------------------------------------------------------------------------
+# What a Chakra trace leaves out: the order on each stream and thread, and waits between them.
+#
+# Its dependencies say who launched a kernel, not what the kernel had to wait for on the GPU; by them alone
+# every collective runs at once (https://github.com/mlcommons/chakra/pull/126, issue 215)::
+#
+#     thread 1    mm ──► all_reduce ──► item ──────────► add     in order; after what is read back
+#                 │          │            │               ▲
+#     stream 7    └► k0 ─ ─ ┐└──┐         └► copy to host ┘      in order
+#     stream 20             └ ─ ┴► nccl                          after what its thread launched before
+#
+# * **Order** is that of recorded starts, where all nodes have one; else of ids, which the PyTorch observer
+#   gives out as operators begin. A kernel counts when the host's op begins that launched it: of those that it
+#   depends on, the last. No op comes before what it depends on.
+# * **A stream, a thread** runs its ops in that order.
+# * **A collective of PyTorch** waits for the kernel that its thread launched last: its stream waits for an
+#   event on the thread's current stream (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``syncStream``).
+# * **Who reads a tensor** waits for the kernel that wrote it, on whatever stream (`tensor_flow`). Written are
+#   an operator's outputs, the arguments that its schema marks so (``Tensor(a!)``), and what a collective
+#   reads: this is how the optimizer waits for the gradients' all-reduce, as the trace does not say where the
+#   program called ``wait``.
+# * **What reads back**: the host's next op waits for a copy to pageable memory, or of ``.item()``. The op
+#   that launches it was recorded with that wait in it. It keeps what launching ops of the trace take, in the
+#   median.
+
+_BACK: Final = re.compile(r"(DtoH|DeviceToHost).*Pageable", re.I)
+_TO_HOST: Final = re.compile(r"DtoH|DeviceToHost", re.I)
+_ITEM: Final = re.compile(r"_local_scalar_dense|aten::item\b")
+_COMMUNICATES: Final = frozenset({"collective", "send", "recv"})
+
+
+class ChakraOrder:
+    """The order of the nodes of a trace.
+
+    Parameters
+    ----------
+    nodes : sequence of Node
+    needs : sequence of sequence of int
+        What each depends on by the trace.
+    pytorch : bool
+        Whether PyTorch was recorded.
+
+    Attributes
+    ----------
+    lanes : list
+        Device, and stream or thread, of each node; None: unknown.
+    launcher : list of int or None
+        Which op of the host launched a kernel.
+    """
+
+    def __init__(self, nodes: Sequence[ChakraNode], needs: Sequence[Sequence[int]], pytorch: bool) -> None:
+        self._nodes, self._needs, self._pytorch = nodes, needs, pytorch
+        self._timed = all(node.start_ns is not None for node in nodes)
+        self.lanes = [_lane(node) for node in nodes]
+        self.launcher: list[int | None] = [
+            None
+            if _on_host(node)
+            else max((d for d in own if _on_host(nodes[d])), key=self._began, default=None)
+            for node, own in zip(nodes, needs, strict=True)
+        ]
+
+    def _began(self, i: int) -> int:
+        node = self._nodes[i]
+        return node.start_ns if self._timed and node.start_ns is not None else node.id
+
+    @cached_property
+    def issued(self) -> list[int]:
+        """The nodes in order; those that depend on themselves have no place in it."""
+        nodes, launcher = self._nodes, self.launcher
+
+        def key(i: int) -> tuple[int, int, int]:
+            launched = launcher[i]
+            began = self._began(i if self._timed or launched is None else launched)
+            return began, launched is not None, nodes[i].id
+
+        waiting = [len(set(own)) for own in self._needs]
+        followers: dict[int, list[int]] = defaultdict(list)
+        for i, own in enumerate(self._needs):
+            for other in set(own):
+                followers[other].append(i)
+        ready = [(key(i), i) for i, left in enumerate(waiting) if not left]
+        heapq.heapify(ready)
+        order = []
+        while ready:
+            _, i = heapq.heappop(ready)
+            order.append(i)
+            for follower in followers[i]:
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    heapq.heappush(ready, (key(follower), follower))
+        return order
+
+    @cached_property
+    def before(self) -> list[list[int]]:
+        """What each node waits for that the trace does not say."""
+        found: list[list[int]] = [[] for _ in self._nodes]
+        if len(self.issued) < len(self._nodes):  # a cycle: nothing is added to what the trace says
+            return found
+        last: dict[Hashable, int] = {}
+        computing: dict[Hashable, int] = {}
+        awaited: dict[Hashable, list[int]] = defaultdict(list)
+        for i in self.issued:
+            lane = self.lanes[i]
+            if lane is not None:
+                found[i] += [last[lane]] if lane in last else []
+                last[lane] = i
+            launched = self.launcher[i]
+            thread = lane if launched is None else self.lanes[launched]
+            if _on_host(self._nodes[i]):
+                found[i] += awaited.pop(thread, [])
+            elif self._nodes[i].type in _COMMUNICATES:
+                if self._pytorch and thread in computing and self.lanes[computing[thread]] != lane:
+                    found[i].append(computing[thread])
+            elif launched is not None:
+                computing[thread] = i
+                if self.reads_back(i):
+                    awaited[thread].append(i)
+        return found
+
+    def reads_back(self, i: int) -> bool:
+        """Whether a task is a copy that the host waits for."""
+        name, launched = self._nodes[i].name, self.launcher[i]
+        if launched is None or not self._pytorch:
+            return False
+        return bool(
+            _BACK.search(name) or (_TO_HOST.search(name) and _ITEM.search(self._nodes[launched].name))
+        )
+
+    @cached_property
+    def flows(self) -> Mapping[int, TaskFlow]:
+        """What kernels need of one another, by the tensors of their operators; counted as nodes."""
+        if not self._pytorch or len(self.issued) < len(self._nodes):
+            return {}
+        kernels = [i for i in self.issued if not _on_host(self._nodes[i])]
+        touches = [Touch(self._operator(i), self._nodes[i].reads, self._writes(i)) for i in kernels]
+        flows = tensor_flow(touches)
+        return {
+            i: TaskFlow(
+                [(kernels[task], k) for task, k in flow.inputs],
+                [kernels[k] for k in flow.after],
+                flow.outputs,
+            )
+            for i, flow in zip(kernels, flows, strict=True)
+        }
+
+    def _writes(self, i: int) -> list[Tensor]:
+        """Return the recorded outputs of a task, and what it writes in place."""
+        node, launched = self._nodes[i], self.launcher[i]
+        if node.type in _COMMUNICATES and not node.writes:
+            return node.reads
+        schemas = (self._nodes[k].attributes.get("op_schema", "") for k in (i, launched) if k is not None)
+        schema = next((text for text in schemas if text), "")
+        if "!)" not in schema:
+            return node.writes
+        given = arguments(node.values)
+        return [*node.writes, *(one for k in written_arguments(schema) if k < len(given) for one in given[k])]
+
+    def _operator(self, i: int) -> Hashable:
+        """Return which call of an operator launched a task, and on which stream."""
+        launched = self.launcher[i]
+        for node in (i, launched):
+            if node is not None and (number := self._nodes[node].attributes.get("rf_id")):
+                return "rf", number, self.lanes[i]
+        return None if launched is None else ("id", launched, self.lanes[i])
+
+    def durations_ns(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the ops of the host that waited: which, what they take themselves, and what they waited."""
+        launching = {launched for i, launched in enumerate(self.launcher) if launched is not None}
+        waiting = {self.launcher[i] for i in range(len(self._nodes)) if self.reads_back(i)}
+        own = sorted(self._nodes[i].duration_ns for i in launching - waiting)
+        usual = own[len(own) // 2] if own else 0
+        for i in sorted(launching & waiting):
+            recorded = self._nodes[i].duration_ns
+            yield i, min(usual, recorded), max(0, recorded - usual)
+
+
+def _on_host(node: ChakraNode) -> bool:
+    return bool(node.attributes.get("is_cpu_op", False))
+
+
+def _lane(node: ChakraNode) -> tuple[str, int] | None:
+    """Return where a node runs: the converter writes the thread of the launch beside a kernel's stream."""
+    names = ("tid",) if _on_host(node) else ("stream", "tid")
+    number = next((node.attributes[name] for name in names if name in node.attributes), None)
+    return None if not isinstance(number, int) else ("thread" if _on_host(node) else "stream", number)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_COLLECTIVES: Final = (
+    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
+    "reduce_scatter", "barrier",
+)  # fmt: skip
+"""Types of collective, numbered from 0."""
+_RANK: Final = re.compile(r"(\d+)\.(et|chakra)(\.gz)?$")
+_OF_PYTORCH: Final = ("rf_id", "seq_id", "op_schema")
+
+
+def recognises(name: str, head: bytes) -> bool:
+    """Whether the file is a Chakra trace: by its name, as a protobuf has no mark of its own."""
+    return name.endswith(TRACES["chakra"])
+
+
+def load(
+    path: StrPath | Sequence[StrPath],
+    *,
+    batch: int | None = None,
+    dangling: Literal["warn", "error"] = "warn",
+) -> Graph:
+    """Return the graph of a trace, or of those of all ranks of a job.
+
+    Parameters
+    ----------
+    path : path or list of paths
+        Of one trace, or of those of all ranks; a folder stands for the traces in it.
+    batch : int, optional
+        Not possible: the times were measured at one batch size.
+    dangling : {"warn", "error"}
+        What to do about dependencies on nodes that are not in the file.
+
+    Returns
+    -------
+    Graph
+        On ``gpu`` and ``cpu``; rank 3 is ``gpu3`` and ``cpu3``, and its ops are called ``rank3/...``.
+        Attributes of a GPU's task: ``stream``, ``kernel`` (its full name), ``operator``; of a host's op:
+        ``thread``; of both: ``recorded_start_ns`` where the trace has starts, and what the node has besides.
+        Of a collective of ranks: ``communicator`` and ``recorded_ns``, with the time that it waited; of a
+        host's op that waits: ``recorded_wait_ns``.
+
+    Raises
+    ------
+    InputError
+        No trace, `batch` given, ranks that do not belong together, or dangling dependencies with
+        ``dangling="error"``.
+    GraphError
+        Two nodes of one id, or a cycle.
+
+    Warns
+    -----
+    UserWarning
+        The number of dangling dependencies, and some of the ids.
+    """
+    paths = all_files(path, "chakra")
+    fixed_batch(paths[0], batch, "its times were measured at one batch size")
+    choice("dangling", dangling, ("warn", "error"))
+    one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
+    traces = [_Trace(path, None if one else rank, dangling) for rank, path in _ranks(paths, one)]
+    if not one:
+        _meet(traces)
+        _send(traces)
+    builder = GraphBuilder(stem(paths[0], ".et", ".chakra") if one else job_name(path))
+    for trace in traces:
+        with in_file(trace.path):
+            trace.add_to(builder)
+    with in_file(paths[0] if one else job_name(path)):
+        return builder.build()
+
+
+def _ranks(paths: Sequence[StrPath], one: bool) -> list[tuple[int, StrPath]]:
+    """Return the files with their ranks, in order."""
+    if one:
+        return [(0, paths[0])]
+    found: dict[int, StrPath] = {}
+    for path in paths:
+        name = _RANK.search(os.fspath(path))
+        if name is None or len(name[1]) > 9:
+            raise InputError(f"{path}: does not say which rank it is; its name should end as in trace.3.et")
+        rank = int(name[1])
+        if rank in found:
+            raise InputError(f"{path}: is rank {rank}, as {found[rank]} is")
+        found[rank] = path
+    if missing := list(islice((rank for rank in range(max(found)) if rank not in found), 8)):
+        raise InputError(f"{paths[0]}: is of a job of {max(found) + 1} ranks or more; missing: {missing[0]}")
+    return sorted(found.items())
+
+
+class _Trace:
+    """The trace of a rank, as ops."""
+
+    def __init__(self, path: StrPath, rank: int | None, dangling: str) -> None:
+        self.path, self.rank = path, rank
+        self.nodes = nodes = read_nodes(path)
+        place = {node.id: i for i, node in enumerate(nodes)}
+        if len(place) < len(nodes):
+            raise GraphError(f"{path}: {len(nodes) - len(place)} node id(s) are there twice")
+        self.pytorch = any(name in node.attributes for node in nodes for name in _OF_PYTORCH)
+        _report(path, nodes, place, dangling)
+        self.parent = [
+            [place[other] for other in node.ctrl_deps if other in place and other != node.id]
+            for node in nodes
+        ]
+        self.needs = [
+            [place[other] for other in dict.fromkeys(node.data_deps) if other in place]
+            + ([] if self.pytorch else own)
+            for node, own in zip(nodes, self.parent, strict=True)
+        ]
+        prefix, self.number = ("", "") if rank is None else (f"rank{rank}/", str(rank))
+        self.names = [
+            f"{prefix}{short_name(node.name) if node.name else node.type}#{node.id}" for node in nodes
+        ]
+        self.communicator: dict[int, tuple[str, int]] = {}
+        """Of a collective that met others: on which communicator, and among how many."""
+        self.transfer_ns: dict[int, int] = {}
+        self.sends: dict[int, list[int]] = {}
+        """Of a send that somebody receives: its bytes."""
+        self.arrives: dict[int, list[str]] = {}
+        """Of a recv: the send."""
+        self.begin_ns: int | None = None
+        """Time 0 by this rank's clock, where the trace has starts."""
+        if all(node.start_ns is not None for node in nodes):
+            self.begin_ns = min(node.start_ns or 0 for node in nodes)
+
+    @cached_property
+    def order(self) -> ChakraOrder:
+        """What the trace leaves out."""
+        return ChakraOrder(self.nodes, self.needs, self.pytorch)
+
+    @cached_property
+    def _ranks_of_groups(self) -> dict[str, list[int]]:
+        return process_groups(self.nodes)
+
+    def calls(self) -> list[RecordedCall]:
+        """Return the collectives of the GPU, in order."""
+        ranks, found = self._ranks_of_groups, []
+        for i in self.order.issued:
+            node = self.nodes[i]
+            if node.attributes.get("is_cpu_op", False) or node.type not in ("collective", "send", "recv"):
+                continue
+            dimensions = node.attributes.get("involved_dim", ())
+            name = node.attributes.get("pg_name")
+            if name is None and isinstance(dimensions, list) and not all(dimensions):
+                raise InputError(
+                    f"{self.path}: {self.names[i]!r} involves only some dimensions of a network; which ranks "
+                    "these are, only a process group (pg_name) says"
+                )
+            group = None if name is None else (str(name), str(ranks.get(str(name), "")))
+            pair = node.type != "collective"
+            if not (pair and self.message(i)):
+                found.append(RecordedCall(i, _kind(node, False), self.order.lanes[i], group, pair))
+        return found
+
+    def message(self, i: int) -> tuple[int, int, int] | None:
+        """Return from whom to whom a message goes, and its tag, if the trace of a rank says it."""
+        node = self.nodes[i]
+        ends = {"send": ("comm_src", "comm_dst"), "recv": ("comm_dst", "comm_src")}.get(node.type)
+        if self.rank is None or ends is None:
+            return None
+        own, other = (node.attributes.get(end) for end in ends)
+        tag = node.attributes.get("comm_tag", 0)
+        if type(other) is not int or type(tag) is not int or own not in (None, self.rank):
+            return None
+        return (self.rank, other, tag) if node.type == "send" else (other, self.rank, tag)
+
+    def add_to(self, builder: GraphBuilder) -> None:
+        """Add the ops."""
+        order, names = self.order, self.names
+        waits = {i: (own, waited) for i, own, waited in order.durations_ns()}
+        for i, node in enumerate(self.nodes):
+            flow = order.flows.get(i)
+            after = dict.fromkeys([*self.needs[i], *order.before[i], *(flow.after if flow else ())])
+            on_cpu = bool(node.attributes.get("is_cpu_op", False))
+            attributes = self._attributes(i, on_cpu)
+            facts = self._facts(i, on_cpu)
+            if i in waits:
+                facts["duration_ns"], attributes["recorded_wait_ns"] = waits[i]
+            builder.op(
+                names[i],
+                kind=_kind(node, on_cpu),
+                inputs=[f"{names[task]}:{k}" for task, k in flow.inputs] if flow else self.arrives.get(i, ()),
+                after=[names[other] for other in after],
+                outputs=flow.outputs if flow else self.sends.get(i, ()),
+                device=f"{'cpu' if on_cpu else 'gpu'}{self.number}",
+                attributes=attributes,
+                **facts,
+            )
+
+    def _facts(self, i: int, on_cpu: bool) -> dict[str, Any]:
+        """Return what an op takes and moves."""
+        node = self.nodes[i]
+        duration: int | None = self.transfer_ns.get(i, node.duration_ns)
+        read, written = (sum(one.nbytes for one in tensors) for tensors in (node.reads, node.writes))
+        flops, size = (node.attributes.get(name, 0) for name in ("num_ops", "comm_size"))
+        members = self.communicator[i][1] if i in self.communicator else 1
+        if type(size) is int and size > 0:
+            kind = _kind(node, on_cpu)
+            read = size
+            written = size * members if kind == "all_gather" else size
+        if not (self.pytorch or on_cpu or duration):
+            if node.type == "comp" and type(flops) is int and flops > 0:
+                moved = node.attributes.get("tensor_size", 0)
+                read, duration = moved if type(moved) is int else 0, None
+                return {"duration_ns": None, "flops": flops, "bytes_read": read, "bytes_written": 0}
+            if node.type == "collective" or (node.type in ("send", "recv") and not self.message(i)):
+                duration = None
+        return {"duration_ns": duration, "bytes_read": read, "bytes_written": written}
+
+    def _attributes(self, i: int, on_cpu: bool) -> dict[str, Any]:
+        """Return the attributes of an op: those of the node, and what we call by other names."""
+        node, order = self.nodes[i], self.order
+        found = {k: v for k, v in node.attributes.items() if k not in ("is_cpu_op", "stream", "tid")}
+        if self.pytorch and self.parent[i]:
+            found["parent"] = self.names[self.parent[i][0]]
+        lane, launched = order.lanes[i], order.launcher[i]
+        if lane is not None:
+            found[lane[0]] = lane[1]
+        if not on_cpu:
+            found["kernel"] = node.name
+            if launched is not None:
+                found["operator"] = re.sub(r"\(\d+\)$", "", self.nodes[launched].name)
+        elif short_name(node.name) != node.name:
+            found["full_name"] = node.name
+        if node.start_ns is not None and self.begin_ns is not None:
+            found["recorded_start_ns"] = node.start_ns - self.begin_ns
+        name = node.attributes.get("pg_name")
+        if name is not None and not on_cpu:
+            found |= process_group(str(name), str(self._ranks_of_groups.get(str(name), "")))
+        if i in self.communicator:
+            found["communicator"] = self.communicator[i][0]
+            if node.duration_ns:
+                found["recorded_ns"] = node.duration_ns
+        return found
+
+
+def _kind(node: ChakraNode, on_cpu: bool) -> str:
+    """Return what a node does: the collective, the kernel's kind, or a host op."""
+    comm_type = node.attributes.get("comm_type") if node.type == "collective" else None
+    if isinstance(comm_type, int) and 0 <= comm_type < len(_COLLECTIVES):
+        return _COLLECTIVES[comm_type]
+    if on_cpu:
+        return "host"
+    return kind_of(node.name) if node.type == "comp" else node.type
+
+
+def _report(path: StrPath, nodes: list[ChakraNode], place: Mapping[int, int], dangling: str) -> None:
+    """Warn of, or refuse, dependencies on nodes that are not there."""
+    for what in ("data_deps", "ctrl_deps"):
+        missing = [(node.id, other) for node in nodes for other in getattr(node, what) if other not in place]
+        if not missing:
+            continue
+        some = ", ".join(f"{node} on {other}" for node, other in missing[:4])
+        message = (
+            f"{path}: {len(missing)} {what} name nodes that are not in the file ({some}"
+            f"{', ...' if len(missing) > 4 else ''})"
+        )
+        if dangling == "error":
+            raise InputError(f"{message}; import without them by dangling='warn'")
+        warnings.warn(f"{message}; the ops do not wait for them", stacklevel=4)
+
+
+# -- ranks ----------------------------------------------------------------------------------------
+
+
+def _meet(traces: Sequence[_Trace]) -> None:
+    """Tell each rank whom its collectives met, and what its clock shows at time 0."""
+    paths = {trace.rank or 0: trace.path for trace in traces}
+    calls = {trace.rank or 0: trace.calls() for trace in traces}
+    if not any(call for own in calls.values() for call in own):
+        return
+    groups = communicators(calls, paths)
+    for name, members in groups.items():
+        for met in zip(*members.values(), strict=True):
+            together = [traces[rank].nodes[i].duration_ns for rank, i in zip(members, met, strict=True)]
+            for rank, i in zip(members, met, strict=True):
+                traces[rank].communicator[i] = name, len(members)
+                traces[rank].transfer_ns[i] = min(together)
+    if all(trace.begin_ns is not None for trace in traces):
+        offsets = clock_offsets(_ends(traces, groups), paths)
+        first = min((trace.begin_ns or 0) + offsets[trace.rank or 0] for trace in traces)
+        for trace in traces:
+            trace.begin_ns = first - offsets[trace.rank or 0]
+
+
+def _send(traces: Sequence[_Trace]) -> None:
+    """Tell each recv which send it gets: the n-th of a sender, receiver and tag is the n-th there."""
+    sent: dict[tuple[int, int, int], list[tuple[_Trace, int]]] = defaultdict(list)
+    got: dict[tuple[int, int, int], list[tuple[_Trace, int]]] = defaultdict(list)
+    for trace in traces:
+        for i in trace.order.issued:
+            if (message := trace.message(i)) is not None:
+                (sent if trace.nodes[i].type == "send" else got)[message].append((trace, i))
+    for key in dict.fromkeys([*sent, *got]):
+        if len(sent[key]) != len(got[key]):
+            raise InputError(
+                f"{(sent[key] or got[key])[0][0].path}: rank {key[0]} sends {len(sent[key])} messages with "
+                f"tag {key[2]} to rank {key[1]}, which receives {len(got[key])}"
+            )
+        for (source, k), (sink, i) in zip(sent[key], got[key], strict=True):
+            size = source.nodes[k].attributes.get("comm_size", 0)
+            source.sends[k] = [size if type(size) is int and size > 0 else 0]
+            sink.arrives[i] = [source.names[k]]
+
+
+def _ends(traces: Sequence[_Trace], groups: Groups) -> dict[int, dict[tuple[str, int], int]]:
+    """Return when the collectives ended that end together."""
+    ends: dict[int, dict[tuple[str, int], int]] = {trace.rank or 0: {} for trace in traces}
+    for name, members in groups.items():
+        for rank, met in members.items():
+            for n, i in enumerate(met):
+                node = traces[rank].nodes[i]
+                if _kind(node, False) in END_TOGETHER:
+                    ends[rank][name, n] = (node.start_ns or 0) + node.duration_ns
+    return ends

@@ -1,1 +1,0 @@
-"""What is in a Chakra execution trace, and what it leaves out."""

@@ -1,0 +1,283 @@
+"""The messages of a Chakra trace, as plain rows: nodes with their dependencies, times and tensors.
+
+A file is a sequence of protobuf messages, one of metadata and then one a node
+(https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from scenarios.importers.tensor_flow import Tensor
+from sim.base.arrays import LATEST_NS
+from sim.base.errors import InputError
+from sim.base.files import StrPath, read_bytes
+
+# ----------------------------------------------------------------------------------------------------------
+# Protocol buffers without the library: fields of a message as (number, wire type, value).
+#
+# Enough to read small schemas, so that a format that uses them costs no dependency. The encoding is
+# that of https://protobuf.dev/programming-guides/encoding/: a key ``number << 3 | wire type``, then a
+# varint (0), eight bytes (1), a length and so many bytes (2), or four bytes (5).
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+    """Yield number, wire type and value of each field of a message.
+
+    Raises
+    ------
+    InputError
+        The bytes are no message.
+
+    Examples
+    --------
+    >>> list(fields(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69])))
+    [(1, 0, 150), (2, 2, b'hi')]
+    """
+    at, end = 0, len(message)
+    while at < end:
+        key, at = (message[at], at + 1) if message[at] < 0x80 else _varint(message, at)
+        wire = key & 7
+        value: int | bytes
+        if wire == 0 or wire == 2:
+            short = at < end and message[at] < 0x80
+            number, at = (message[at], at + 1) if short else _varint(message, at)
+            value, size = number, number if wire == 2 else 0
+        elif wire == 1 or wire == 5:
+            size = 8 if wire == 1 else 4
+        else:
+            raise InputError(f"a protobuf field has the wire type {wire}, which does not exist")
+        if wire:
+            if at + size > end:
+                raise InputError("a protobuf message ends in the middle of a field")
+            value, at = message[at : at + size], at + size
+        yield key >> 3, wire, value
+
+
+def delimited(content: bytes) -> Iterator[bytes]:
+    """Yield the messages of a file in which each follows its length, as a varint.
+
+    Raises
+    ------
+    InputError
+        The file ends in the middle of one.
+    """
+    at = 0
+    while at < len(content):
+        size, at = _varint(content, at)
+        if at + size > len(content):
+            raise InputError("the file ends in the middle of a message")
+        yield content[at : at + size]
+        at += size
+
+
+def packed(value: int | bytes) -> list[int]:
+    """Return a repeated field of varints, packed or not."""
+    if isinstance(value, int):
+        return [value]
+    found, at = [], 0
+    while at < len(value):
+        number, at = _varint(value, at)
+        found.append(number)
+    return found
+
+
+def signed(value: int) -> int:
+    """Return an int64, which is written as two's complement in 64 bits."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def text(value: int | bytes) -> str:
+    """Return a string field.
+
+    Raises
+    ------
+    InputError
+        It is no string.
+    """
+    if isinstance(value, int):
+        raise InputError("a protobuf field that should be text is a number")
+    return value.decode(errors="replace")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number in groups of seven bits, least first, and where the next field begins."""
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise InputError("a protobuf message ends in the middle of a number")
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise InputError("a protobuf number has more than ten bytes")
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_TYPES: Final = (
+    "metadata", "mem_load", "mem_store", "comp", "send", "recv", "collective", "storage", "batch",
+    "checkpoint",
+)  # fmt: skip
+"""Types of node, numbered from 1."""
+
+_TENSOR: Final = re.compile(r"\[(\d+), (\d+), \d+, (\d+), (\d+), '([^']*)'\]")
+"""A tensor in the recorded inputs and outputs: id, storage, offset, elements, bytes of one, device."""
+
+_MARKS: Final = re.compile(r"[\[\],]|'[^']*'")
+_BOOL, _STRING, _BOOLS = 27, 29, 28
+"""Fields of an attribute; whole numbers are the other varints."""
+
+
+@dataclass
+class ChakraNode:
+    """One node, as recorded.
+
+    Attributes
+    ----------
+    id : int
+        Default 0, which proto3 does not write.
+    name, type : str
+        `type` is ``"comp"``, ``"collective"``, ``"send"``, ...
+    ctrl_deps, data_deps : list of int
+        Ids of other nodes.
+    start_ns : int or None
+        Where the trace has it; few converters write it.
+    duration_ns : int
+    reads, writes : list of Tensor
+        Recorded inputs and outputs.
+    values : str
+        The inputs, as recorded.
+    attributes : dict
+        Numbers, texts and lists of truth values.
+    """
+
+    id: int = 0
+    name: str = ""
+    type: str = "comp"
+    ctrl_deps: list[int] = field(default_factory=list)
+    data_deps: list[int] = field(default_factory=list)
+    start_ns: int | None = None
+    duration_ns: int = 0
+    reads: list[Tensor] = field(default_factory=list)
+    writes: list[Tensor] = field(default_factory=list)
+    values: str = ""
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+def read_nodes(path: StrPath) -> list[ChakraNode]:
+    """Return the nodes of a trace, in the order of the file.
+
+    Raises
+    ------
+    InputError
+        No such file, or it is no Chakra trace.
+    """
+    content = read_bytes(path)
+    try:
+        messages = list(delimited(content))
+        nodes = [_node(message) for message in messages[1:]]
+    except InputError as error:
+        raise InputError(f"{path}: not a Chakra trace: {error}") from None
+    if not nodes:
+        raise InputError(f"{path}: not a Chakra trace: no node in it")
+    return nodes
+
+
+def process_groups(nodes: list[ChakraNode]) -> dict[str, list[int]]:
+    """Return the ranks of each process group that a trace of PyTorch declares; none listed: all."""
+    found: dict[str, list[int]] = {}
+    for node in nodes:
+        if "process_group:init" in node.name:
+            begin, end = node.values.find("[{"), node.values.rfind("}]")
+            with suppress(ValueError, TypeError, KeyError, RecursionError):  # of another version
+                for group in json.loads(node.values[begin : end + 2].replace('\\"', '"')):
+                    found[str(group["pg_name"])] = [int(rank) for rank in group["ranks"]]
+    return found
+
+
+def arguments(values: str) -> list[list[Tensor]]:
+    """Return the tensors of each argument, from what is recorded of the inputs.
+
+    Examples
+    --------
+    >>> arguments("[[1, 2, 0, 8, 4, 'cuda:0'], 5, [[3, 4, 0, 2, 4, 'cuda:0'], [6, 7, 0, 1, 4, 'cpu']]]")[2]
+    [Tensor(storage=('cuda:0', 4), nbytes=8), Tensor(storage=('cpu', 7), nbytes=4)]
+    """
+    depth, begin, found = 0, 1, []
+    for mark in _MARKS.finditer(values):
+        if mark[0] == "," and depth == 1:
+            found.append((begin, mark.start()))
+            begin = mark.end()
+        depth += (mark[0] == "[") - (mark[0] == "]")
+    return [[*_tensors(values[a:b])] for a, b in [*found, (begin, len(values))]]
+
+
+def _node(message: bytes) -> ChakraNode:
+    node = ChakraNode()
+    for number, _, value in fields(message):
+        if number == 1 and isinstance(value, int):
+            node.id = value
+        elif number == 2:
+            node.name = text(value)
+        elif number == 3 and isinstance(value, int):
+            node.type = _TYPES[value - 1] if 0 < value <= len(_TYPES) else f"type{value}"
+        elif number == 4:
+            node.ctrl_deps += packed(value)
+        elif number == 5:
+            node.data_deps += packed(value)
+        elif number == 6 and isinstance(value, int):
+            node.start_ns = _ns(value, "starts at")
+        elif number == 7 and isinstance(value, int):
+            node.duration_ns = _ns(value, "takes")
+        elif number == 8:
+            node.values = _values(value)
+            node.reads = [*_tensors(node.values)]
+        elif number == 9:
+            node.writes = [*_tensors(_values(value))]
+        elif number == 10 and isinstance(value, bytes):
+            _attribute(value, node.attributes)
+    return node
+
+
+def _ns(microseconds: int, what: str) -> int:
+    if 1000 * microseconds > LATEST_NS:
+        raise InputError(f"a node that {what} {microseconds} us")
+    return 1000 * microseconds
+
+
+def _values(value: int | bytes) -> str:
+    """Return what an ``IOInfo`` message says of values."""
+    if isinstance(value, int):
+        raise InputError("a node's inputs or outputs are a number")
+    for number, _, found in fields(value):
+        if number == 1:
+            return text(found)
+    return ""
+
+
+def _tensors(values: str) -> Iterator[Tensor]:
+    for _, storage, elements, size, device in _TENSOR.findall(values):
+        if len(elements) + len(size) > 18:
+            raise InputError(f"a tensor of {elements[:20]} elements of {size[:20]} bytes")
+        yield Tensor((device, int(storage[:18])), int(elements) * int(size))
+
+
+def _attribute(message: bytes, into: dict[str, Any]) -> None:
+    """Add an ``AttributeProto`` that holds a whole number, a truth value, several of these, or a text."""
+    name = ""
+    for number, wire, value in fields(message):
+        if number == 1:
+            name = text(value)
+        elif wire == 0 and isinstance(value, int):
+            into[name] = bool(value) if number == _BOOL else signed(value)
+        elif number == _STRING:
+            into[name] = text(value)
+        elif number == _BOOLS and isinstance(value, bytes):
+            into[name] = [bool(one) for _, _, each in fields(value) for one in packed(each)]

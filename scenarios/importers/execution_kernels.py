@@ -1,0 +1,345 @@
+"""What an execution graph tells of the kernels of a trace: what they read, write, compute and move.
+
+An operator that has a formula shares its flop and bytes among the kernels that were launched inside it, by
+their durations; of one without a formula the next around it counts that has one (``aten::conv2d`` around
+``aten::cudnn_convolution``), and if none has, the bytes of its tensors and no flop.
+"""
+
+from __future__ import annotations
+
+import bisect
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from scenarios.importers.execution_operators import CostedOperator, Operator, bytes_of, known_cost, tensors
+from scenarios.importers.files import read_json
+from scenarios.importers.tensor_flow import TaskFlow, Touch, tensor_flow
+from sim.base.errors import InputError
+from sim.base.files import StrPath
+
+_DEEPEST: Final = 64
+"""Operators around one are looked at no further out than that."""
+
+
+class TracedKernel(NamedTuple):
+    """A task of a GPU.
+
+    Attributes
+    ----------
+    operator : Operator or None
+        What launched it.
+    step : int
+        In which of the steps of the trace, where the graph has one.
+    lane : hashable
+        Device and stream.
+    duration_ns : int
+    communicates : bool
+    """
+
+    operator: Operator | None
+    step: int
+    lane: Any
+    duration_ns: int
+    communicates: bool
+
+
+class KernelNotes(NamedTuple):
+    """What is known of a task.
+
+    Attributes
+    ----------
+    flow : Flow
+    facts : dict
+        Flop, bytes and data type.
+    attributes : dict
+        Shapes, and what the formula looked at.
+    """
+
+    flow: TaskFlow
+    facts: dict[str, Any]
+    attributes: dict[str, Any]
+
+
+def told(kernels: Sequence[TracedKernel], around: Mapping[int, Operator]) -> list[KernelNotes]:
+    """Return what is known of each task.
+
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+        In the order in which they were launched.
+    around : mapping
+        All operators, by id.
+    """
+    touched = [_with_tensors(kernel.operator, around) for kernel in kernels]
+    flows = tensor_flow(
+        [
+            Touch(None)
+            if operator is None
+            else Touch((operator.id, kernel.step, kernel.lane), operator.reads, _writes(operator, kernel))
+            for operator, kernel in zip(touched, kernels, strict=True)
+        ]
+    )
+    facts, attributes = _shared(kernels, touched, around)
+    return [KernelNotes(*each) for each in zip(flows, facts, attributes, strict=True)]
+
+
+def _outward(operator: Operator | None, around: Mapping[int, Operator]) -> Iterator[Operator]:
+    """Yield an operator and those around it."""
+    for _ in range(_DEEPEST):
+        if operator is None:
+            break
+        yield operator
+        operator = around.get(operator.parent) if operator.parent != operator.id else None
+
+
+def _with_tensors(operator: Operator | None, around: Mapping[int, Operator]) -> Operator | None:
+    return next((one for one in _outward(operator, around) if one.reads or one.writes), None)
+
+
+def _writes(operator: Operator, kernel: TracedKernel) -> list[Any]:
+    """Return what an operator writes: a collective that returns no tensor works in place."""
+    return operator.reads if kernel.communicates and not operator.writes else operator.writes
+
+
+def _shared(
+    kernels: Sequence[TracedKernel], touched: Sequence[Operator | None], around: Mapping[int, Operator]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    facts: list[dict[str, Any]] = [{} for _ in kernels]
+    attributes: list[dict[str, Any]] = [{} for _ in kernels]
+    inside: dict[tuple[int, int], list[int]] = defaultdict(list)
+    costs: dict[int, CostedOperator | None] = {}
+
+    def cost_of(operator: Operator) -> CostedOperator | None:
+        if operator.id not in costs:
+            costs[operator.id] = known_cost(operator)
+        return costs[operator.id]
+
+    for i, (kernel, nearest) in enumerate(zip(kernels, touched, strict=True)):
+        if kernel.communicates and nearest is not None:
+            read = sum(one.nbytes for one in nearest.reads)
+            facts[i] = {
+                "bytes_read": read,
+                "bytes_written": sum(one.nbytes for one in nearest.writes) or read,
+            }
+        elif nearest is not None:
+            costed = (one for one in _outward(kernel.operator, around) if cost_of(one) is not None)
+            inside[next(costed, nearest).id, kernel.step].append(i)
+    for (number, _), members in inside.items():
+        operator = around[number]
+        known = cost_of(operator)
+        cost = bytes_of(operator) if known is None else known.cost
+        shares = zip(
+            *(_split(total, [kernels[i].duration_ns for i in members]) for total in cost), strict=True
+        )
+        for i, (flops, read, written) in zip(members, shares, strict=True):
+            facts[i] = {"flops": flops, "bytes_read": read, "bytes_written": written}
+            facts[i] |= {"dtype": known.dtype} if known is not None and known.dtype is not None else {}
+            attributes[i] = {
+                "operator": operator.name,
+                "input_shapes": [list(one.shape) for one in tensors(operator.inputs)],
+                "output_shapes": [list(one.shape) for one in tensors(operator.outputs)],
+                **({} if known is None else known.attributes),
+            }
+    return facts, attributes
+
+
+def _split(total: int, weights: Sequence[int]) -> list[int]:
+    """Return parts of a whole, as large as the weights say, that add up to it.
+
+    Examples
+    --------
+    >>> _split(10, [1, 1, 1]), _split(5, [0, 0])
+    ([3, 3, 4], [2, 3])
+    """
+    if not any(weights):
+        weights = [1] * len(weights)
+    ends, so_far = [], 0
+    for weight in weights:
+        so_far += weight
+        ends.append(total * so_far // sum(weights))
+    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which call of an operator launched a kernel: a trace of the profiler beside an execution graph.
+#
+# ::
+#
+#     trace     aten::linear  [ aten::addmm [ cudaLaunchKernel, correlation 7 ] ]        kernel, correlation 7
+#                                  │ Record function id 12 (older: External id)
+#     graph     aten::linear ► aten::addmm, rf_id 12: tensors, shapes, schema
+#
+# The innermost operator of the trace around a launch is looked up by its number, as Chakra's trace linker and
+# Holistic Trace Analysis do, if names agree. Numbers of another recording say nothing; then operators are
+# told by their names: the n-th of a name on a thread is the n-th of that name on the thread of the graph that
+# is most like it. A trace of several steps goes round in a graph of one.
+#
+# Sources: chakra, src/trace_link/trace_linker.py; hta/common/execution_trace.py.
+
+_OPERATORS: Final = frozenset({"cpu_op", "operator", "user_annotation"})
+_CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"})
+_AGREE: Final = 0.9
+"""How many of the operators whose numbers are in the graph must have the names that they have there."""
+
+_Thread = tuple[Any, Any]
+
+
+class Made(NamedTuple):
+    """What made a launch: an operator of the graph, and in which of the steps of the trace."""
+
+    operator: Operator
+    step: int
+
+
+class _Slice(NamedTuple):
+    """An operator in the trace."""
+
+    start: float
+    end: float
+    name: str
+    number: int | None
+
+
+def operators_of_launches(
+    trace: StrPath, graph: StrPath, operators: Sequence[Operator], launches: Sequence[int]
+) -> dict[int, Made]:
+    """Return the operator that made each launch, by correlation; those that are not known are left out.
+
+    Parameters
+    ----------
+    trace : path
+        Of the profiler.
+    graph : path
+        An execution graph, for messages.
+    operators : sequence of Operator
+        Its operators.
+    launches : sequence of int
+        Correlations.
+
+    Raises
+    ------
+    InputError
+        One is not what it should be, or they are not of one program.
+
+    Warns
+    -----
+    UserWarning
+        Operators were told by their names, or not all launches are in the graph.
+    """
+    slices, calls = _read_trace(trace)
+    match = _by_number(slices, operators)
+    if match is None:
+        match = _by_name(slices, operators)
+        warnings.warn(
+            f"{graph}: its numbers are those of another recording than {trace}; operators are told by "
+            "thread, name and order",
+            stacklevel=5,
+        )
+    found: dict[int, Made] = {}
+    stacks = {thread: _enclosing(own) for thread, own in slices.items()}
+    wanted = set(launches)
+    for correlation, (thread, start) in calls.items():
+        if correlation not in wanted or thread not in slices:
+            continue
+        at: int | None = bisect.bisect_right(slices[thread], (start, float("inf"), "", None)) - 1
+        while at is not None and at >= 0:
+            inside = slices[thread][at].end >= start
+            if inside and (made := match.get((thread, at))) is not None:
+                found[correlation] = made
+                break
+            at = stacks[thread][at]
+    if 2 * len(found) < len(wanted):
+        raise InputError(
+            f"{graph}: is of another program than {trace}: it has the operators of {len(found)} of "
+            f"{len(wanted)} GPU tasks"
+        )
+    if len(found) < len(wanted):
+        warnings.warn(
+            f"{graph}: has the operators of {len(found)} of {len(wanted)} GPU tasks; others get no tensors",
+            stacklevel=5,
+        )
+    return found
+
+
+def _read_trace(path: StrPath) -> tuple[dict[_Thread, list[_Slice]], dict[int, tuple[_Thread, float]]]:
+    """Return the operators of each thread, in order, and thread and time of each call."""
+    data = read_json(path)
+    events = data.get("traceEvents") if isinstance(data, dict) else data
+    slices: dict[_Thread, list[_Slice]] = defaultdict(list)
+    calls: dict[int, tuple[_Thread, float]] = {}
+    for index, event in enumerate(events if isinstance(events, list) else []):
+        if not isinstance(event, dict) or event.get("ph") != "X":
+            continue
+        category, args = str(event.get("cat", "")).lower(), event.get("args", {})
+        try:
+            thread = event.get("pid"), event.get("tid")
+            if category in _OPERATORS:
+                start, name = float(event["ts"]), str(event["name"])
+                number = args.get("Record function id", args.get("External id"))
+                slices[thread].append(_Slice(start, start + float(event["dur"]), name, number))
+            elif category in _CALLS and "correlation" in args:
+                calls[int(args["correlation"])] = thread, float(event["ts"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path}: traceEvents[{index}]: {error}") from None
+    for own in slices.values():
+        own.sort(key=lambda one: (one.start, -one.end))  # stable: at one time the outer was written first
+    return slices, calls
+
+
+def _enclosing(slices: Sequence[_Slice]) -> list[int | None]:
+    """Return which operator each is inside of."""
+    found: list[int | None] = []
+    stack: list[int] = []
+    for i, one in enumerate(slices):
+        while stack and slices[stack[-1]].end < one.end:
+            stack.pop()
+        found.append(stack[-1] if stack else None)
+        stack.append(i)
+    return found
+
+
+_Match = dict[tuple[_Thread, int], Made]
+"""Thread, and number of the operator there → what it is in the graph."""
+
+
+def _by_number(slices: Mapping[_Thread, Sequence[_Slice]], operators: Sequence[Operator]) -> _Match | None:
+    """Return operators by their numbers; None: the numbers are of another recording."""
+    known = {operator.rf_id: operator for operator in operators if operator.rf_id}
+    found: _Match = {}
+    met = 0
+    for thread, own in slices.items():
+        for i, one in enumerate(own):
+            operator = known.get(one.number) if one.number is not None else None
+            if operator is not None:
+                met += 1
+                if operator.name == one.name:
+                    found[thread, i] = Made(operator, 0)
+    return found if met and len(found) >= _AGREE * met else None
+
+
+def _by_name(slices: Mapping[_Thread, Sequence[_Slice]], operators: Sequence[Operator]) -> _Match:
+    """Return operators by thread, name and order."""
+    threads: dict[int, dict[str, list[Operator]]] = defaultdict(lambda: defaultdict(list))
+    for operator in operators:
+        threads[operator.thread][operator.name].append(operator)
+    found: _Match = {}
+    for thread, own in slices.items():
+        counts = Counter(one.name for one in own)
+        names = max(threads.values(), key=lambda named: _alike(counts, named), default={})
+        seen: Counter[str] = Counter()
+        for i, one in enumerate(own):
+            same = names.get(one.name, ())
+            if same and counts[one.name] % len(same) == 0:
+                step, n = divmod(seen[one.name], len(same))
+                found[thread, i] = Made(same[n], step)
+            seen[one.name] += 1
+    return found
+
+
+def _alike(counts: Mapping[str, int], named: Mapping[str, Sequence[Operator]]) -> int:
+    """Return how many operators of a thread of the graph go into one of the trace without a rest."""
+    return sum(
+        len(own) for name, own in named.items() if counts.get(name, 0) and counts[name] % len(own) == 0
+    )

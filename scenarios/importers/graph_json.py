@@ -1,0 +1,349 @@
+"""Graph files (sim.graph/1): everything a `Graph` holds, in JSON with one record a line, maybe gzipped.
+
+It is the file that other tools write for us, and that `sim import` writes from every other format::
+
+    {"schema": "sim.graph/1", "name": "two ops",
+     "tensors": [{"name": "x", "role": "input", "nbytes": 4096},
+                 {"name": "w", "role": "parameter", "nbytes": 65536}],
+     "ops": [{"name": "mm", "kind": "matmul", "inputs": ["x", "w"], "outputs": [4096], "flops": 2097152},
+             {"name": "act", "kind": "relu", "inputs": ["mm"], "outputs": [4096], "after": ["mm"]}]}
+
+* ``tensors`` are those that no op produces; ``outputs`` are the sizes in bytes of those an op produces.
+* An input is ``"op"`` (its first output), ``"op:1"`` (its second), a name in ``tensors``, or
+  ``["op", d]`` for what it produced d iterations earlier; ``after`` holds control edges, likewise.
+* Durations are whole nanoseconds: ``duration_ns`` anywhere, ``duration_by_kind_ns`` by kind of device.
+* ``attributes`` is for what models and runtimes know about: of control flow (``frame``, ``constant``,
+  ``parallel_iterations``, ``outcome``, ``trips``), ``fails``, ``colocate`` (ops or labels), ``expensive`` (a
+  flag), ``view_of`` (the number of the input whose storage output 0 shares), the shape of a product (``m``,
+  ``n``, ``k``), and the operator's own. Tuples come back as lists.
+* ``functions`` are for ops of kind ``call``, ``if`` and ``while``, which are written out when the file is
+  read (`scenarios.ops.inlining`): ``{"name": "f", "inputs": ["a"], "ops": [...], "results": ["b"]}``.
+* What is left out is absent or zero; ``bytes_read`` and ``bytes_written`` are then those of the tensors.
+* ``devices`` says of devices that ops are pinned to what a recording knows, in the words of a machine's
+  description: ``{"gpu": {"gap": "1200ns"}}``. A scenario's machine has it where it says nothing else.
+* ``batch`` says at which batch size the numbers were taken, and ``per_sample`` by how much each grows
+  with one more sample; with both, `read_graph` gives the graph at any batch size, exactly.
+
+The JSON Schema is ``scenarios/graph.schema.json``. Equal graphs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from scenarios.importers.batching import BatchSlope, at_batch
+from scenarios.importers.graph_columns import (
+    SCHEMA,
+    FunctionRecord,
+    GraphFileRecord,
+    OpRecord,
+    OpSlope,
+    TensorRecord,
+    parse,
+    read_columns,
+)
+from scenarios.ops.inlining import Function, add_ops
+from sim.base.arrays import UNSET, Csr, IntArray
+from sim.base.errors import GraphError, InputError
+from sim.base.files import StrPath, read_bytes, write_bytes
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph, Role
+
+# ----------------------------------------------------------------------------------------------------------
+# Writing graph files (sim.graph/1); `scenarios.importers.graph_json` says what they hold.
+
+
+def write_graph(
+    graph: Graph, path: StrPath, *, slope: BatchSlope | None = None, source: str | None = None
+) -> None:
+    """Write `graph` to `path`, gzipped when the name ends in ``.gz``; whole or not at all.
+
+    Parameters
+    ----------
+    graph : Graph
+    path : path
+    slope : BatchSlope, optional
+        How the numbers grow with the batch (`scenarios.importers.batching.slope_between`); with it the
+        file can be read at any batch size.
+    source : str, optional
+        Where the graph comes from and its licence, for who reads the file.
+
+    Raises
+    ------
+    GraphError
+        An attribute that JSON cannot hold, or a name such as ``a:1`` that is both that of an op or
+        input and that of the second output of ``a``.
+    InputError
+        The file cannot be written.
+    """
+    head: dict[str, Any] = {"schema": SCHEMA, "name": graph.name}
+    if source is not None:
+        head["source"] = source
+    if slope is not None:
+        head["batch"] = slope.batch
+    if graph.device_facts:
+        head["devices"] = graph.device_facts
+    try:
+        lines = [f"{_json(key)}: {_json(value)},\n" for key, value in head.items()]
+        tensors = ",\n".join(map(_json, _tensors(graph, slope)))
+        ops = ",\n".join(_ops(graph, slope))
+        text = f'{{\n{"".join(lines)}"tensors": [\n{tensors}\n],\n"ops": [\n{ops}\n]\n}}\n'
+        content = text.encode()
+    except UnicodeEncodeError as error:
+        raise GraphError(f"graph {graph.name!r} has a name that is no text: {error}") from None
+    try:
+        write_bytes(path, content)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _tensors(graph: Graph, slope: BatchSlope | None) -> Iterator[TensorRecord]:
+    """Yield a record for every tensor that no op produces."""
+    for t, name in enumerate(graph.external_names):
+        role: Literal["input", "parameter"] = "input" if graph.tensor_role[t] == Role.INPUT else "parameter"
+        record = TensorRecord(name=name, role=role, nbytes=int(graph.tensor_nbytes[t]))
+        if graph.tensor_pin[t] != UNSET:
+            record["device"] = graph.pins[graph.tensor_pin[t]]
+        if slope is not None and slope.tensor_nbytes[t]:
+            record["per_sample"] = {"nbytes": int(slope.tensor_nbytes[t])}
+        yield record
+
+
+def _ops(graph: Graph, slope: BatchSlope | None) -> Iterator[str]:
+    """Yield the line of every op; what is absent or zero is left out."""
+    columns = _columns(graph, slope)
+    growth = _growth(graph, slope, columns)
+    for i, name in enumerate(graph.op_names):
+        record: dict[str, Any] = {"name": name}
+        for key, values in columns.items():
+            if values[i] is not None:
+                record[key] = values[i]
+        if i in graph.attributes:
+            record["attributes"] = graph.attributes[i]
+        if growth[i]:
+            record["per_sample"] = growth[i]
+        try:
+            yield _json(record)
+        except (TypeError, ValueError) as error:
+            raise GraphError(
+                f"graph {graph.name!r}: op {name!r} has an attribute that JSON cannot hold: {error}"
+            ) from None
+
+
+def _columns(graph: Graph, slope: BatchSlope | None) -> dict[str, list[Any]]:
+    """Return key -> one value an op, None where the key is left out."""
+    by_kind = {kind: column.tolist() for kind, column in graph.duration_by_kind.items()}
+    times = [{kind: c[i] for kind, c in by_kind.items() if c[i] != UNSET} for i in range(len(graph))]
+    sizes = Csr(graph.outputs.indptr, graph.tensor_nbytes[graph.outputs.indices]).lists()
+    return {
+        "kind": _words(graph.kinds, graph.kind_code),
+        "dtype": _words(graph.dtypes, graph.dtype_code),
+        "device": _words(graph.pins, graph.pin_code),
+        "inputs": _references(_tensor_names(graph), graph.inputs, graph.input_distance),
+        "after": _references(graph.op_names, graph.after, graph.after_distance),
+        "outputs": [row if row != [0] else None for row in sizes],
+        "flops": _numbers(graph.flops, graph.flops == 0),
+        "bytes_read": _numbers(graph.bytes_read, _derived(graph, slope, "bytes_read", graph.inputs)),
+        "bytes_written": _numbers(
+            graph.bytes_written, _derived(graph, slope, "bytes_written", graph.outputs)
+        ),
+        "duration_ns": _numbers(graph.duration_ns, graph.duration_ns == UNSET),
+        "duration_by_kind_ns": [row or None for row in times],
+        "stage": _numbers(graph.stage, graph.stage == UNSET),
+        "micro_batch": _numbers(graph.micro_batch, graph.micro_batch == UNSET),
+        "phase": _words(graph.phases, graph.phase_code),
+    }
+
+
+def _growth(graph: Graph, slope: BatchSlope | None, columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return what ``per_sample`` holds for every op."""
+    if slope is None:
+        return [{} for _ in graph.op_names]
+    flops, read, written = (column.tolist() for column in slope[1:4])
+    outputs = Csr(graph.outputs.indptr, slope.tensor_nbytes[graph.outputs.indices]).lists()
+    told = {"bytes_read": read, "bytes_written": written}
+    rows: list[dict[str, Any]] = []
+    for i, sizes in enumerate(outputs):
+        row: dict[str, Any] = {"outputs": sizes} if any(sizes) else {}
+        row |= {"flops": flops[i]} if flops[i] else {}
+        row |= {key: more[i] for key, more in told.items() if more[i] and columns[key][i] is not None}
+        row |= {"attributes": dict(slope.attributes[i])} if i in slope.attributes else {}
+        rows.append(row)
+    return rows
+
+
+def _words(vocabulary: tuple[str, ...], codes: IntArray) -> list[str | None]:
+    return [vocabulary[code] if code != UNSET else None for code in codes.tolist()]
+
+
+def _numbers(column: IntArray, left_out: npt.NDArray[np.bool_]) -> list[int | None]:
+    pairs = zip(column.tolist(), left_out.tolist(), strict=True)
+    return [None if absent else value for value, absent in pairs]
+
+
+def _derived(
+    graph: Graph, slope: BatchSlope | None, name: Literal["bytes_read", "bytes_written"], rows: Csr
+) -> npt.NDArray[np.bool_]:
+    """Where the bytes of an op are those of its tensors, at every batch size."""
+    same: npt.NDArray[np.bool_] = getattr(graph, name) == rows.sums(graph.tensor_nbytes)
+    if slope is not None:
+        same &= getattr(slope, name) == rows.sums(slope.tensor_nbytes)
+    return same
+
+
+def _references(names: list[str], rows: Csr, distance: IntArray) -> list[list[str | list[Any]] | None]:
+    """Return each row as names, or [name, distance] where the distance is not 0; None for an empty row."""
+    flat: list[str | list[Any]] = [
+        names[entry] if d == 0 else [names[entry], d]
+        for entry, d in zip(rows.indices.tolist(), distance.tolist(), strict=True)
+    ]
+    return [flat[a:b] or None for a, b in itertools.pairwise(rows.indptr.tolist())]
+
+
+def _tensor_names(graph: Graph) -> list[str]:
+    """Return how an input refers to each tensor."""
+    names = list(graph.external_names)
+    taken = {*graph.op_names, *names}
+    for op, count in zip(graph.op_names, graph.outputs.counts().tolist(), strict=True):
+        names.append(op)
+        for k in range(1, count):
+            if f"{op}:{k}" in taken:
+                raise GraphError(
+                    f"graph {graph.name!r}: {op}:{k} means output {k} of {op!r} and is a name of its own"
+                )
+            names.append(f"{op}:{k}")
+    return names
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+def recognises(name: str, head: bytes) -> bool:
+    """Whether `head`, the beginning of a file, is that of a graph file of any version."""
+    return re.search(rb'"schema"\s*:\s*"sim\.graph/', head) is not None
+
+
+def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
+    """Read a graph file.
+
+    Parameters
+    ----------
+    path : path
+        JSON, gzipped or not.
+    batch : int, optional
+        Batch size wanted; by default that of the file.
+
+    Raises
+    ------
+    InputError
+        No such file, not JSON, wrong in some place (named), or `batch` given for a file that does not
+        say how its numbers grow with the batch.
+    GraphError
+        A cycle, an unknown input, a duplicate name.
+
+    Examples
+    --------
+    >>> read_graph("scenarios/examples/graphs/inception_v1.json.gz", batch=32)
+    <Graph 'inception_v1': 143 ops, 260 tensors, 169 edges>
+    """
+    content = read_bytes(path)
+    read = read_columns(content) if batch is None else None
+    file = parse(content, path) if read is None else read[0]
+    del content
+    builder = GraphBuilder(file["name"])
+    try:
+        for tensor in file.get("tensors", []):
+            add = builder.input if tensor["role"] == "input" else builder.parameter
+            add(tensor["name"], tensor.get("nbytes", 0), device=tensor.get("device"))
+        if read is not None:
+            builder.extend(**read[1])
+            del read
+            return _with_facts(builder.build(), file)
+        functions = [_function(record) for record in file.get("functions", [])]
+        add_ops(builder, [_arguments(op) for op in file["ops"]], {f.name: f for f in functions})
+        graph = _with_facts(builder.build(), file)
+        if batch is not None and len(graph) != len(file["ops"]):
+            raise InputError("its functions have no 'per_sample', so the batch cannot be set")
+        return graph if batch is None else at_batch(graph, _slope(file, graph, path), batch)
+    except GraphError as error:
+        raise GraphError(f"{path}: {error}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _with_facts(graph: Graph, file: GraphFileRecord) -> Graph:
+    """Return the graph with what its file says of devices."""
+    return replace(graph, device_facts=file["devices"]) if "devices" in file else graph
+
+
+load = read_graph
+
+
+def own_batch(path: StrPath) -> int | None:
+    """Return the batch size of the numbers in a file, when it says so."""
+    return parse(read_bytes(path), path).get("batch")
+
+
+def _function(record: FunctionRecord) -> Function:
+    ops = tuple(_arguments(op) for op in record["ops"])
+    return Function(record["name"], tuple(record.get("inputs", [])), ops, tuple(record["results"]))
+
+
+def _arguments(op: OpRecord) -> dict[str, Any]:
+    """Return the arguments of `GraphBuilder.op` for a record."""
+    if "duration_by_kind_ns" not in op and "per_sample" not in op:
+        return op  # type: ignore[return-value]
+    arguments: dict[str, Any] = {key: value for key, value in op.items() if key != "per_sample"}
+    arguments["duration_by_kind"] = arguments.pop("duration_by_kind_ns", None)
+    return arguments
+
+
+def _slope(file: GraphFileRecord, graph: Graph, path: StrPath) -> BatchSlope:
+    """Return by how much the numbers in `file` grow with each sample."""
+    if "batch" not in file:
+        raise InputError(
+            "its numbers are for one batch size only (there is no 'batch' and 'per_sample' in it), so the "
+            "batch cannot be set; import the model itself at that batch size"
+        )
+    slopes = [op.get("per_sample", OpSlope()) for op in file["ops"]]
+    sizes = [tensor.get("per_sample", {"nbytes": 0})["nbytes"] for tensor in file.get("tensors", [])]
+    for i, (slope, n_outputs) in enumerate(zip(slopes, graph.outputs.counts().tolist(), strict=True)):
+        outputs = slope.get("outputs", [0] * n_outputs)
+        if len(outputs) != n_outputs:
+            raise InputError(
+                f"ops[{i}] ({graph.op_names[i]}).per_sample.outputs: {len(outputs)} sizes for "
+                f"{n_outputs} output(s)"
+            )
+        sizes.extend(outputs)
+        for key in slope.get("attributes", {}):
+            if type(graph.attributes.get(i, {}).get(key)) is not int:
+                raise InputError(
+                    f"ops[{i}] ({graph.op_names[i]}).per_sample.attributes.{key}: it is no whole number"
+                )
+    nbytes = np.array(sizes, dtype=np.int64)
+
+    def moved(key: Literal["bytes_read", "bytes_written"], rows: Csr) -> IntArray:
+        sums = rows.sums(nbytes).tolist()
+        triples = zip(file["ops"], slopes, sums, strict=True)
+        return np.array([more.get(key, 0 if key in op else total) for op, more, total in triples])
+
+    return BatchSlope(
+        file["batch"],
+        np.array([slope.get("flops", 0) for slope in slopes], dtype=np.int64),
+        moved("bytes_read", graph.inputs),
+        moved("bytes_written", graph.outputs),
+        nbytes,
+        {i: slope["attributes"] for i, slope in enumerate(slopes) if "attributes" in slope},
+    )

@@ -1,0 +1,501 @@
+"""What matters of trace events: taken some hundred at a time, in any order, and kept in columns.
+
+Two of three events play no part, and most of the others are alike. So all of a role are taken together, and
+where one is not as usual, each is looked at (`event_fields`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+
+import msgspec
+import numpy as np
+
+from scenarios.importers.kineto.event_fields import (
+    ABSENT,
+    all_arguments,
+    size,
+    spans,
+    text,
+    texts,
+    thread_of,
+    whole,
+    wholes,
+)
+from scenarios.importers.kineto.gradients import (
+    FORWARD_THREAD,
+    SEQUENCE,
+    UNNUMBERED,
+    Numbered,
+    Operators,
+    Spans,
+    is_gradient,
+)
+from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, HostWait, Thread
+from sim.base.arrays import UNSET, Codes, IntArray
+
+# ----------------------------------------------------------------------------------------------------------
+# Trace events without what nobody asks for: most of what a profiler notes is skipped and never made.
+#
+# msgspec makes no other members than those of `Event`, and takes a third of the time of `json`. What it makes
+# of them is the same. Where it has another opinion of what JSON is (``NaN``, half a character), or finds
+# something else than it expected, `json` decides.
+
+_ARGS: Final = (
+    *("External id", "external id", "Sequence number", "Fwd thread id", "correlation", "device", "stream"),
+    *("sycl queue", "bytes", "grid", "block", "registers per thread", "shared memory"),
+    *("wait_on_stream", "wait_on_cuda_event_id", "wait_on_cuda_event_record_corr_id"),
+    *("Process Group Name", "Process Group Ranks", "Group size", "Collective name", "dtype"),
+    *("In msg nelems", "Out msg nelems", "Src Rank", "Dst Rank"),
+)
+_SELDOM: Final = "Input Dims", "Input type"
+if TYPE_CHECKING:
+    Args = Mapping[str, Any]
+else:
+    Args = TypedDict(
+        "Args", {**dict.fromkeys(_ARGS, Any), **dict.fromkeys(_SELDOM, msgspec.Raw)}, total=False
+    )
+"""What is read of the ``args`` of an event; of some it is read of few events, and parsed then (`parsed`)."""
+
+
+class Event(msgspec.Struct, gc=False):
+    """What is read of an event; `ABSENT`, or no category, where it is not there."""
+
+    cat: str = ""
+    ph: Any = ABSENT
+    name: Any = ABSENT
+    pid: Any = ABSENT
+    tid: Any = ABSENT
+    ts: Any = ABSENT
+    dur: Any = ABSENT
+    args: Args = ABSENT
+
+
+_JSON: Final = {dict, list, str, int, float, bool, type(None)}
+"""What `json` makes."""
+_decode: Final = msgspec.json.Decoder(list[Event]).decode
+
+
+def wanted(text: str) -> list[Any]:
+    """Parse a list of events, into `Event` or dictionaries."""
+    try:
+        return _decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return json.loads(text)  # type: ignore[no-any-return]
+
+
+def as_events(values: Sequence[Any]) -> Sequence[Event]:
+    """Return what was parsed as events; ValueError where one is no object, or its category no text."""
+    return values if _JSON.isdisjoint(map(type, values)) else [_event(value) for value in values]
+
+
+def _event(value: Any) -> Event:
+    """Return an event as `json` parsed it."""
+    if not isinstance(value, dict):
+        raise ValueError(f"a {type(value).__name__} is no event")
+    if "cat" in value:
+        text(value, "cat")
+    return Event(**{member: value[member] for member in Event.__struct_fields__ if member in value})
+
+
+def parsed(value: Any) -> Any:
+    """Return the value of a member that is read of few events."""
+    return value if value is None or isinstance(value, list) else json.loads(bytes(value))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How many bytes a collective takes and gives, by what the profiler noted of it.
+#
+# Newer recordings have it with the kernel (``In msg nelems``, ``Out msg nelems``, ``dtype``). Older ones have
+# the shapes that went in, with the range in which the process group launched the kernel::
+#
+#     thread    [c10d::allreduce_ ... [nccl:all_reduce, Input Dims [[394241]], Input type ["float"]     ] ]
+#                                              [cudaLaunchKernel]
+#
+# Sources: PyTorch, torch/csrc/distributed/c10d/ParamCommsUtils.hpp and ProcessGroupNCCL.cpp (``initWork``);
+# names of types: c10/core/ScalarType.h, and as C++ spells them.
+
+_ELEMENT = {
+    "Byte": 1, "Char": 1, "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Half": 2, "BFloat16": 2,
+    "Short": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
+    "unsigned char": 1, "signed char": 1, "char": 1, "bool": 1, "c10::Half": 2, "c10::BFloat16": 2,
+    "short": 2, "short int": 2, "int": 4, "float": 4, "long": 8, "long int": 8, "double": 8,
+    "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1, "c10::complex<float>": 8, "c10::complex<double>": 16,
+}  # fmt: skip
+"""Bytes of an element, by its type."""
+
+
+def message(args: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many bytes a kernel takes and gives, if it is noted with it."""
+    if "dtype" not in args:
+        return 0, 0
+    each = _ELEMENT.get(str(args["dtype"]), 0)
+    return size(args, "In msg nelems", each), size(args, "Out msg nelems", each)
+
+
+def taken(args: Mapping[str, Any]) -> int:
+    """Return how many bytes went into the range of a collective, by what is noted with it; 0: unknown.
+
+    Examples
+    --------
+    >>> taken({"Input Dims": [[3, 4], [2]], "Input type": ["c10::Half", "int"]})
+    32
+    """
+    shapes, types = (parsed(args.get(key)) for key in ("Input Dims", "Input type"))
+    if not isinstance(shapes, list) or not isinstance(types, list) or len(shapes) != len(types):
+        return 0
+    sizes = [
+        _ELEMENT.get(str(type_), 0) * _elements(shape) for shape, type_ in zip(shapes, types, strict=True)
+    ]
+    return sum(sizes) if all(sizes) else 0
+
+
+def _elements(shape: Any) -> int:
+    plain = isinstance(shape, list) and all(type(length) is int and length > 0 for length in shape)
+    return min(math.prod(shape), 2**53) if plain else 0
+
+
+def given(name: str, into: int, ranks: int) -> tuple[int, int]:
+    """Return how many bytes a collective takes and gives, by its name and what went in; 0: unknown.
+
+    Examples
+    --------
+    >>> given("nccl:all_reduce", 8, 0), given("nccl:_all_gather_base", 8, 4), given("nccl:all_to_all", 8, 4)
+    ((8, 8), (8, 32), (8, 0))
+    """
+    if "gather" in name:
+        return (
+            (into, min(into * ranks, 2**53)) if ranks else (0, 0)
+        )  # the size of one that gathers is what comes out
+    return into, into if re.search(r"all_?reduce|broadcast", name) else 0
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the profiler noted about waits for events, and what the numbers of events tell where it could not.
+#
+# ::
+#
+#     "args" of a wait           wait_on_stream   wait_on_cuda_event_record_corr_id   wait_on_cuda_event_id
+#     as it should be                         7                                  12                       5
+#     before September 2023                   7                              (none)                       5
+#     it could not tell                      -1                                  -1                       5
+#
+# A wait is for what was launched before the event was recorded last. So two waits for event 5 are for one and
+# the same recording if nobody called ``cudaEventRecord`` between them, and a wait is for what a later one
+# names if that had been recorded by then. Where a trace does not have these calls, an older profiler wrote
+# it, and each wait stands for itself: for its stream as it was then.
+#
+# Sources: pytorch/kineto, pull requests 808 (the correlation and the calls), 1318 and 1552 (what was lost).
+
+_EVENT, _RECORD = "wait_on_cuda_event_id", "wait_on_cuda_event_record_corr_id"
+
+
+class Noted(NamedTuple):
+    """A wait as it was noted.
+
+    Attributes
+    ----------
+    call : int
+        Correlation.
+    device, stream : int
+        What waits; stream -1 is the host.
+    on_stream : int
+        Of the event; -1: unknown.
+    recorded : int
+        Correlation of the call that recorded the event; -1: unknown, so `on_stream` as it was at `asked`.
+    event : int or None
+    asked : int
+        The call, or the first that waited for the same recording.
+    """
+
+    call: int
+    device: int
+    stream: int
+    on_stream: int
+    recorded: int
+    event: int | None
+    asked: int
+
+
+def noted_wait(args: Mapping[str, Any]) -> Noted:
+    """Return what is noted of a wait; KeyError or ValueError where it lacks what it must have."""
+    device, stream, call = (whole(args, key) for key in ("device", "stream", "correlation"))
+    event = whole(args, _EVENT) if _EVENT in args else None
+    recorded = whole(args, _RECORD) if _RECORD in args or event is None else -1
+    return Noted(call, device, stream, whole(args, "wait_on_stream"), recorded, event, call)
+
+
+def resolved(noted: Iterable[Noted], records: Sequence[int]) -> Iterator[Noted]:
+    """Yield, in order of calls, the waits of which it is known what for.
+
+    Parameters
+    ----------
+    noted : iterable of Noted
+    records : sequence of int
+        Correlations of the calls that recorded events, in order.
+    """
+    waits = sorted(noted, key=lambda wait: wait.call)
+    later: dict[tuple[int, int | None], Noted] = {}
+    for n, wait in reversed([*enumerate(waits)]):
+        key = wait.device, wait.event
+        if wait.recorded >= 0:
+            later[key] = wait
+        elif key in later and wait.event is not None and later[key].recorded <= wait.call:
+            waits[n] = wait._replace(on_stream=later[key].on_stream, recorded=later[key].recorded)
+    before: dict[tuple[int, int | None], Noted] = {}
+    for wait in waits:
+        same = before.get((wait.device, wait.event)) if records and wait.event is not None else None
+        if wait.recorded < 0 and same is not None and not _between(records, same.call, wait.call):
+            wait = wait._replace(on_stream=same.on_stream, recorded=same.recorded, asked=same.asked)
+        if wait.on_stream >= 0:
+            before[wait.device, wait.event] = wait
+            yield wait
+
+
+def _between(calls: Sequence[int], first: int, then: int) -> bool:
+    """Whether one of some calls was after the first of two and before the other."""
+    return bisect.bisect(calls, first) < bisect.bisect(calls, then)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+Fields = Mapping[str, Any]
+
+_GPU, _HOST, _OPERATOR, _SYNC, _OTHER = range(5)
+_CATEGORIES: Final = {
+    **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"), _GPU),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "hip_runtime"), _HOST),
+    **dict.fromkeys(("xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"), _HOST),
+    **dict.fromkeys(("cpu_op", "operator"), _OPERATOR),
+    "cuda_sync": _SYNC,
+}
+"""What events are, by their category."""
+_QUEUE: Final = "sycl queue"
+"""What Intel's GPUs have for streams."""
+_COLLECTIVE: Final = ("c10d::", "nccl:", "record_param_comms")
+"""How operators begin in which a process group launches its kernels."""
+_FACTS: Final = {
+    "grid": "grid", "block": "block", "registers": "registers per thread", "shared_memory": "shared memory",
+}  # fmt: skip
+"""Our names of what is recorded about a kernel."""
+_PEERS: Final = {"send": "Dst Rank", "recv": "Src Rank"}
+"""Who is on the other side (PyTorch, torch/csrc/profiler/util.cpp, ``saveNcclMeta``)."""
+_TOGETHER: Final = 1024
+"""Events that are looked at together; more would fall out of the processor's cache."""
+
+
+class EventColumns:
+    """Takes events, and keeps what matters; all is there after `look`.
+
+    Attributes
+    ----------
+    tasks : list of GpuTask
+    threads : Codes of Thread
+        Those of calls and operators, with their numbers.
+    noted : list of Noted
+    host_waits : dict
+        By correlation of the call.
+    operators, collectives : Operators
+        All, and the ranges of process groups with the bytes that they take as their numbers.
+    inside : Spans
+        Ranges of process groups that are no operators.
+    external : dict
+        Task → number of its operator, if it has one of its own.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: list[GpuTask] = []
+        self.threads: Codes[Thread] = Codes()
+        self.noted: list[Noted] = []
+        self.host_waits: dict[int, HostWait] = {}
+        self.operators, self.collectives = Operators(), Operators()
+        self.inside: Spans = defaultdict(list)
+        self.external: dict[int, int] = {}
+        self._names: Codes[str] = Codes()
+        self._calls, self._numbered = [np.zeros((5, 0), np.int64)], [np.zeros((4, 0), np.int64)]
+        self._waiting, self._count = defaultdict[str, list[Event]](list), 0
+
+    def take(self, values: Sequence[Any]) -> None:
+        """Keep what matters of some events, as they were parsed.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            One of these, or of earlier ones, has not what it must have.
+        """
+        events = as_events(values)
+        for event in events:
+            self._waiting[event.cat].append(event)
+        self._count += len(events)
+        if self._count >= _TOGETHER:
+            self.look()
+
+    def look(self) -> None:
+        """Look at all that was kept so far; raises what `take` does."""
+        looks = {
+            _GPU: self._look_at_tasks,
+            _HOST: self._look_at_calls,
+            _OPERATOR: self._look_at_operators,
+            _SYNC: self._look_at_syncs,
+            _OTHER: self._look_at_ranges,
+        }
+        for category, events in self._waiting.items():
+            role = _CATEGORIES.get(category.lower(), _OTHER)
+            slices = [event for event in events if event.ph == "X"]
+            if len(slices) < len(events) and role in (_GPU, _HOST):
+                phase = next(event.ph for event in events if event.ph != "X")
+                found = None if phase is ABSENT else phase
+                raise ValueError(f"a {category.lower()} with ph {found!r:.40}; the profiler writes 'X'")
+            looks[role](slices)
+        self._waiting.clear()
+        self._count = 0
+
+    def _look_at_syncs(self, events: Sequence[Event]) -> None:
+        for name, args in zip(_names(events), _noted(events), strict=True):
+            if name == "Stream Wait Event" or (name == "Event Sync" and "wait_on_stream" in args):
+                self.noted.append(noted_wait({**args, "stream": -1} if name == "Event Sync" else args))
+            elif name in ("Event Sync", "Stream Sync", "Context Sync"):
+                call = whole(args, "correlation")
+                stream = -1 if name == "Context Sync" else whole(args, "stream")
+                self.host_waits[call] = HostWait(whole(args, "device"), stream, call)
+
+    def _look_at_ranges(self, events: Sequence[Event]) -> None:
+        """Look at ranges of process groups, among others."""
+        ranges = [event for event in events if is_collective(str(event.name))]
+        for event, args in zip(ranges, _noted(ranges, {}), strict=True):
+            thread = self.threads[_thread_of(event.pid, event.tid)]
+            (start,), (end,) = spans([event.ts], [event.dur])
+            self.inside[thread].append((int(start), int(end)))
+            if nbytes := taken(args):
+                begin_ns, end_ns, given = np.array([start, end, nbytes], np.int64).reshape(3, 1)
+                self.collectives.add(np.array([thread]), begin_ns, end_ns, [event.name], given)
+
+    def _look_at_operators(self, events: Sequence[Event]) -> None:
+        try:
+            start_ns, end_ns = _spans(events)
+        except (KeyError, ValueError):  # of one that never ended the profiler makes up an end
+            return self._look_at_operators([event for event in events if _ends(event)])
+        pid, tid = [event.pid for event in events], [event.tid for event in events]
+        usual = {*map(type, pid), *map(type, tid)} <= {int}
+        thread = self.threads.of(zip(pid, tid, strict=True) if usual else map(_thread_of, pid, tid))
+        names, args = _names(events), _noted(events, {})
+        numbers = wholes([own.get("External id", UNNUMBERED) for own in args], "External id")
+        self.operators.add(thread, start_ns, end_ns, names, numbers)
+        has = [n for n, own in enumerate(args) if own.get(SEQUENCE) is not None]
+        gradient = np.array([is_gradient(names[n], args[n].get(FORWARD_THREAD)) for n in has], np.int64)
+        counted = wholes([args[n][SEQUENCE] for n in has], SEQUENCE)
+        self._numbered.append(np.stack((thread[has], start_ns[has], counted, gradient)))
+
+    def _look_at_calls(self, events: Sequence[Event]) -> None:
+        pid = wholes([event.pid for event in events], "pid").tolist()
+        tid = wholes([event.tid for event in events], "tid").tolist()
+        numbers = self._names.of(_names(events)), self.threads.of(zip(pid, tid, strict=True))
+        correlation = wholes([own["correlation"] for own in _noted(events)], "correlation")
+        self._calls.append(np.stack((*numbers, correlation, *_spans(events))))
+
+    def _look_at_tasks(self, events: Sequence[Event]) -> None:
+        args, (start_ns, end_ns) = _noted(events), _spans(events)
+        device, correlation = (
+            wholes([own[key] for own in args], key).tolist() for key in ("device", "correlation")
+        )
+        on = [_QUEUE if _QUEUE in own else "stream" for own in args]
+        stream = wholes([own[key] for own, key in zip(args, on, strict=True)], "stream").tolist()
+        place = map(sys.intern, _names(events)), device, stream, correlation, start_ns.tolist()
+        rows = zip(
+            *place,
+            (end_ns - start_ns).tolist(),
+            *(map(found, args) for found in (_nbytes, _facts, _group, _collective, message)),
+            wholes([own.get("Group size", 0) for own in args], "Group size").tolist(),
+            map(_peer, args),
+            strict=True,
+        )
+        self.tasks += map(GpuTask._make, rows)
+        for key in ("External id", "external id"):
+            has = [n for n, own in enumerate(args) if key in own]
+            for n, external in zip(has, wholes([args[n][key] for n in has], key).tolist(), strict=True):
+                if external != correlation[n]:
+                    self.external[correlation[n]] = external
+
+    def calls(self) -> Calls:
+        """Return the calls, in order of time, then of threads and numbers, the outer first."""
+        name, thread, *columns = np.concatenate(self._calls, axis=1)
+        rank = np.argsort(
+            np.array(sorted(range(len(self.threads)), key=[*self.threads].__getitem__), np.int64)
+        )
+        order = np.lexsort((-columns[2], columns[0], rank[thread], columns[1]))
+        return Calls([*self._names], name[order], thread[order], *(column[order] for column in columns))
+
+    def numbered(self) -> Numbered:
+        """Return the operators with sequence numbers."""
+        return Numbered(*np.concatenate(self._numbered, axis=1))
+
+
+# -- one event ------------------------------------------------------------------------------------
+
+
+def is_collective(name: str) -> bool:
+    """Whether an operator, or range, of this name is one in which a process group launches its kernels."""
+    return name.startswith(_COLLECTIVE)
+
+
+def _names(events: Sequence[Event]) -> Sequence[str]:
+    return texts([event.name for event in events], "name")
+
+
+def _spans(events: Sequence[Event]) -> tuple[IntArray, IntArray]:
+    return spans([event.ts for event in events], [event.dur for event in events])
+
+
+def _noted(events: Sequence[Event], otherwise: Any = ABSENT) -> Sequence[Fields]:
+    """Return what is noted about each; `otherwise` of those that have nothing."""
+    return all_arguments([otherwise if event.args is ABSENT else event.args for event in events])
+
+
+def _ends(event: Event) -> bool:
+    """Whether an operator has a begin and an end."""
+    try:
+        _spans([event])
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+def _thread_of(process: Any, thread: Any) -> Thread:
+    """Return process and thread of an operator; of one that has none, a thread that calls nothing."""
+    if type(process) is int and type(thread) is int:
+        return process, thread
+    known = str(process).isdecimal() and str(thread).isdecimal()
+    return thread_of({"pid": process, "tid": thread}) if known else (-1, -1)
+
+
+def _nbytes(args: Fields) -> int:
+    return size(args, "bytes")
+
+
+def _facts(args: Fields) -> dict[str, Any]:
+    return {key: args[name] for key, name in _FACTS.items() if name in args}
+
+
+def _group(args: Fields) -> tuple[str, str] | None:
+    """Return name and ranks of the process group of a collective."""
+    if "Process Group Name" not in args:
+        return None
+    return str(args["Process Group Name"]), str(args.get("Process Group Ranks", ""))
+
+
+def _collective(args: Fields) -> str:
+    """Return what PyTorch calls a collective; nothing, where it does not say it."""
+    return str(args.get("Collective name", ""))
+
+
+def _peer(args: Fields) -> int:
+    """Return the other rank of a send or recv, by its number in the job."""
+    key = _PEERS.get(_collective(args))
+    return whole(args, key) if key is not None and key in args else UNSET

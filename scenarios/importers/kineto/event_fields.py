@@ -1,0 +1,154 @@
+"""Fields of trace events, of one or of many: what is wrong is told with the key and what was found.
+
+Of a column it takes a twentieth of the time to ask whether all are as usual; where one is not, each is looked
+at.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+
+from sim.base.arrays import LATEST_NS, IntArray
+
+Fields = Mapping[str, Any]
+
+ABSENT: Final[Any] = object()
+"""A value that is not there."""
+_EXACT_US: Final = 2.0**52
+"""Below it a number of microseconds is exact without its fraction, and the fraction is."""
+_NEARLY_HALF: Final = 0.499
+
+
+def arguments(event: Fields) -> Fields:
+    """Return what is noted about an event."""
+    return all_arguments([event["args"]])[0]
+
+
+def text(event: Fields, key: str) -> str:
+    """Return a name; there are few, so that each is kept once."""
+    return _text(event[key], key)
+
+
+def _text(value: Any, key: str) -> str:
+    if not isinstance(_there(value, key), str):
+        raise ValueError(f"{key} is no text but {value!r:.40}")
+    return sys.intern(value)
+
+
+def _there(value: Any, key: str) -> Any:
+    """Return a value; KeyError if there is none."""
+    if value is ABSENT:
+        raise KeyError(key)
+    return value
+
+
+def thread_of(event: Fields) -> tuple[int, int]:
+    """Return process and thread."""
+    return whole(event, "pid"), whole(event, "tid")
+
+
+def span(event: Fields) -> tuple[int, int]:
+    """Return begin and end in ns."""
+    start = ns(event, "ts")
+    end = start + ns(event, "dur")
+    if end > LATEST_NS:
+        raise ValueError(f"ends after {LATEST_NS // 1000} us")
+    return start, end
+
+
+def whole(of: Fields, key: str) -> int:
+    """Return a whole number of 64 bits; text with one is one."""
+    return _whole(of[key], key)
+
+
+def _whole(value: Any, key: str) -> int:
+    number: int = _there(value, key)
+    if type(value) is not int:
+        is_text = isinstance(value, str) and value.removeprefix("-").isdecimal()
+        is_whole = is_text or (isinstance(value, float) and value.is_integer())
+        number = int(value) if is_whole else 2**63
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{key}: {value!r:.40} is no whole number of 64 bits")
+    return number
+
+
+def size(of: Fields, key: str, each: int = 1) -> int:
+    """Return a number of bytes, of so many elements of `each`; 0: it is not noted."""
+    nbytes = each * whole(of, key) if key in of else 0
+    if nbytes < 0:
+        raise ValueError(f"{key}: {of[key]!r:.40} has a negative size, of {nbytes} bytes")
+    if nbytes >= 2**63:
+        raise ValueError(f"{key}: {of[key]!r:.40} elements of {each} bytes are a size beyond 64 bits")
+    return nbytes
+
+
+def ns(of: Fields, key: str) -> int:
+    """Return a time in microseconds as whole ns, rounded half up, exactly."""
+    return _ns(of[key], key)
+
+
+def _ns(value: Any, key: str) -> int:
+    if (
+        isinstance(_there(value, key), bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value < math.inf
+    ):
+        raise ValueError(f"{key}: {value!r:.40} is no time in microseconds")
+    above, below = value.as_integer_ratio()
+    return (2000 * above + below) // (2 * below)
+
+
+# -- columns of values ----------------------------------------------------------------------------
+
+
+def texts(values: Sequence[Any], key: str) -> Sequence[str]:
+    """Return names, as `text`."""
+    return values if {*map(type, values)} <= {str} else [_text(value, key) for value in values]
+
+
+def all_arguments(values: Sequence[Any]) -> Sequence[Fields]:
+    """Return what is noted about events, as `arguments`."""
+    for value in values if not {*map(type, values)} <= {dict} else ():
+        if not isinstance(_there(value, "args"), dict):
+            raise ValueError(f"args is no object but {value!r:.40}")
+    return values
+
+
+def wholes(values: Sequence[Any], key: str) -> IntArray:
+    """Return whole numbers, as `whole`."""
+    if {*map(type, values)} <= {int}:
+        with suppress(OverflowError):
+            return np.array(values, np.int64)
+    return np.array([_whole(value, key) for value in values], np.int64)
+
+
+def spans(begins: Sequence[Any], lengths: Sequence[Any]) -> tuple[IntArray, IntArray]:
+    """Return begins and ends, as `span`."""
+    start, took = _all_ns(begins, "ts"), _all_ns(lengths, "dur")
+    if start is None or took is None or (start + took > LATEST_NS).any():
+        events = ({"ts": begin, "dur": length} for begin, length in zip(begins, lengths, strict=True))
+        start, end = np.array([span(event) for event in events], np.int64).reshape(-1, 2).T
+        return start, end
+    return start, start + took
+
+
+def _all_ns(values: Sequence[Any], key: str) -> IntArray | None:
+    """Return times as `ns`; None if one of them has to be looked at."""
+    if not {*map(type, values)} <= {int, float}:
+        return None
+    us = np.array(values, np.float64)
+    if not ((us >= 0) & (us < _EXACT_US)).all():
+        return None
+    whole_us = np.floor(us)
+    part = 1000 * (us - whole_us)  # rounded, but by far less than what is left to the next half
+    rounded = np.floor(part + 0.5)
+    in_ns: IntArray = 1000 * whole_us.astype(np.int64) + rounded.astype(np.int64)
+    for n in np.flatnonzero(np.abs(part - rounded) >= _NEARLY_HALF).tolist():
+        in_ns[n] = _ns(values[n], key)
+    return in_ns

@@ -1,0 +1,246 @@
+"""Which threads only run gradients, and for whom.
+
+::
+
+    main thread   forward 1  forward 2  [ backward: waits             ]  step
+    autograd's                            gradient of 2  gradient of 1
+
+Autograd runs the backward on a thread of its own, while the one that called ``backward`` waits. An operator
+and its gradient have one ``Sequence number``, which tells whose forward a thread runs backward. Recordings of
+2020 have no such numbers: there it is the only other thread that calls the GPU, if it is quiet meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from scenarios.importers.kineto.kineto_rows import Calls, Thread
+from sim.base.arrays import UNSET, BoolArray, Codes, IntArray, by_first_use
+
+# ----------------------------------------------------------------------------------------------------------
+# Which operator launched a task: the innermost one around the call that did.
+#
+# ::
+#
+#     thread    [aten::linear                          ]
+#                  [aten::t ]   [aten::addmm          ]
+#                                  [cudaLaunchKernel]             its kernel is aten::addmm's
+#
+# Profilers also number operators, and note of a task whose it is (``External id``). In recordings up to 2023
+# that is the number of the launch instead, which may be the one of any operator; in newer ones it says the
+# same as the time does. So it counts only where the call is not in the trace.
+
+UNNUMBERED: Final = -1
+"""The number of an operator that has none."""
+
+Spans = dict[int, list[tuple[int, int]]]
+"""By thread, begins and ends."""
+
+
+class Operators:
+    """The operators of a trace, in columns: there may be a million.
+
+    Attributes
+    ----------
+    words : Codes of str
+        Their names.
+    """
+
+    def __init__(self) -> None:
+        self.words: Codes[str] = Codes()
+        self._pieces = [np.zeros((5, 0), np.int64)]
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return sum(piece.shape[1] for piece in self._pieces)
+
+    def add(
+        self, thread: IntArray, start_ns: IntArray, end_ns: IntArray, names: Iterable[str], numbers: IntArray
+    ) -> None:
+        """Add operators in any order."""
+        self._pieces.append(np.stack((thread, start_ns, end_ns, self.words.of(names), numbers)))
+
+    def columns(self) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+        """Return thread, begin, end, name (one of `words`), and number of each."""
+        self._pieces = [np.concatenate(self._pieces, axis=1)]
+        thread, start_ns, end_ns, word, number = self._pieces[0]
+        return thread, start_ns, end_ns, word, number
+
+    def spans(self, fits_name: Callable[[str], object]) -> Spans:
+        """Return begins and ends of those whose names fit."""
+        fits: BoolArray = np.array([bool(fits_name(word)) for word in self.words], bool)
+        thread, start_ns, end_ns, word, _ = self.columns()
+        found: Spans = {}
+        for n in np.flatnonzero(fits[word]).tolist():
+            found.setdefault(int(thread[n]), []).append((int(start_ns[n]), int(end_ns[n])))
+        return found
+
+    def around(self, calls: Calls, which: IntArray) -> dict[int, tuple[str, int]]:
+        """Return name and number of the operators around some of the calls, by correlation."""
+        thread, start_ns, end_ns, word, number = self.columns()
+        names = [*self.words]
+        found: dict[int, tuple[str, int]] = {}
+        for code in sorted({*calls.thread[which].tolist()}):
+            of_thread, own = np.flatnonzero(thread == code), which[calls.thread[which] == code]
+            order = of_thread[np.lexsort((-end_ns[of_thread], start_ns[of_thread]))]
+            last = np.searchsorted(start_ns[order], calls.start_ns[own], side="right") - 1
+            # One that begins where an operator ends is outside.
+            inside_ns = np.minimum(calls.start_ns[own] + 1, calls.end_ns[own])
+            last = _last_reaching(end_ns[order], last, inside_ns)
+            at, own = order[last[last != UNSET]], own[last != UNSET]
+            what = zip(word[at].tolist(), number[at].tolist(), strict=True)
+            found.update(zip(calls.correlation[own].tolist(), ((names[w], n) for w, n in what), strict=True))
+        return found
+
+    def numbered(self) -> dict[int, str]:
+        """Return the names of all operators that have a number."""
+        _, _, _, word, number = self.columns()
+        names, has = [*self.words], number != UNNUMBERED
+        return {n: names[w] for n, w in zip(number[has].tolist(), word[has].tolist(), strict=True)}
+
+
+def _last_reaching(ends: IntArray, last: IntArray, least: IntArray) -> IntArray:
+    """Return the last entry, from `last` backwards, that is at least `least`, of each; `UNSET`: none.
+
+    Examples
+    --------
+    >>> _last_reaching(np.array([9, 3, 5]), np.array([2, 2, 1, -1]), np.array([5, 6, 10, 0])).tolist()
+    [2, 0, -1, -1]
+    """
+    largest = [ends]  # of an entry and the 1, 3, 7, ... before it
+    while (width := 1 << len(largest) - 1) < len(ends):
+        wider = largest[-1].copy()
+        np.maximum(wider[width:], largest[-1][:-width], out=wider[width:])
+        largest.append(wider)
+    last = last.copy()
+    for k in reversed(range(len(largest))):
+        none = np.flatnonzero(last >= 0)
+        none = none[largest[k][last[none]] < least[none]]
+        last[none] -= 1 << k
+    return np.maximum(last, UNSET)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+SEQUENCE: Final = "Sequence number"
+_GRADIENT: Final = "autograd::engine::evaluate_function"
+FORWARD_THREAD: Final = "Fwd thread id"
+"""0, unless the operator is a gradient. Older traces have no `_GRADIENT` around it."""
+
+NODE: Final = re.compile(r"torch::autograd::|\w+Backward\d*$")
+"""Operators that are gradients by their names."""
+
+
+_TURNS: Final = 3
+"""So often at least a thread goes on right after another one, where they take turns."""
+
+_RIGHT_AFTER: Final = 0.1
+"""Part of the other one's burst of calls that may pass before it goes on."""
+
+
+class Numbered(NamedTuple):
+    """Operators with a sequence number, of forward or of its gradient: a column each."""
+
+    thread: IntArray
+    start_ns: IntArray
+    number: IntArray
+    is_gradient: IntArray
+
+
+def is_gradient(name: str, forward_thread: object) -> bool:
+    """Whether an operator with a sequence number is a gradient."""
+    return bool(forward_thread) or name.startswith(_GRADIENT)
+
+
+def callers(
+    threads: Sequence[Thread], numbered: Numbered, nodes: Spans, calls: Calls
+) -> tuple[dict[int, int], list[int]]:
+    """Return who waits for the threads that only run gradients, and of which that is not known.
+
+    A process with several such threads, one a GPU, runs them at once; then nobody waits for one alone.
+
+    Parameters
+    ----------
+    threads : sequence of Thread
+        What their numbers stand for.
+    numbered : Numbered
+    nodes : Spans
+        Begin and end of operators that are gradients by their names, of each thread.
+    calls : Calls
+    """
+    waits_for = _by_number(threads, numbered) if len(numbered.number) else _by_name(threads, nodes, calls)
+    known = {own[0]: whose for whose, own in waits_for.items() if whose is not None and len(own) == 1}
+    return known, [thread for own in waits_for.values() for thread in own if thread not in known]
+
+
+def _by_number(threads: Sequence[Thread], numbered: Numbered) -> dict[int | None, list[int]]:
+    """Return thread of forward operators → threads that run their gradients."""
+    order = np.argsort(numbered.start_ns, kind="stable")
+    thread, _, number, gradient = (column[order] for column in numbered)
+    process = Codes[int]().of(process for process, _ in threads)[thread]
+    operator, _, first = by_first_use(by_first_use(number)[0] * len(threads) + process)
+    whose = thread[first][operator]  # an operator's thread is that of the first of its number
+    pair, pairs, _ = by_first_use((whose * len(threads) + thread)[gradient == 1])
+    owners: dict[int, tuple[int, int]] = {}  # thread of gradients → how many are of one thread, and which
+    for (owner, own), n in zip(
+        (divmod(each, len(threads)) for each in pairs.tolist()), np.bincount(pair).tolist(), strict=True
+    ):
+        if n > owners.get(own, (0, 0))[0]:
+            owners[own] = n, owner
+    waits_for: dict[int | None, list[int]] = defaultdict(list)
+    for own, (_, owner) in owners.items():
+        if owner != own:
+            waits_for[owner].append(own)
+    return waits_for
+
+
+def _by_name(threads: Sequence[Thread], nodes: Spans, calls: Calls) -> dict[int | None, list[int]]:
+    """Return the same by names: the only other thread, if it is quiet while gradients run, else None."""
+    of_thread = {code: calls.start_ns[calls.thread == code] for code in np.unique(calls.thread).tolist()}
+    waits_for: dict[int | None, list[int]] = defaultdict(list)
+    for thread in (thread for thread in nodes if thread in of_thread):
+        process, _ = threads[thread]
+        others = [other for other in of_thread if other not in nodes and threads[other][0] == process]
+        quiet = [other for other in others if not _any_inside(of_thread[other], nodes[thread])]
+        waits_for[quiet[0] if len(others) == len(quiet) == 1 else None].append(thread)
+    return waits_for
+
+
+def _any_inside(instants: IntArray, spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether an instant is inside one of several spans, which do not overlap but for nested ones."""
+    starts, ends = np.array(sorted(spans), np.int64).T
+    last = np.searchsorted(starts, instants, side="left") - 1  # the last that began before
+    return bool((np.maximum.accumulate(ends)[last] > instants)[last >= 0].any())
+
+
+def turns(threads: Sequence[Thread], calls: Calls) -> dict[int, tuple[int, int]]:
+    """Return threads that run while another one of their process waits → that one, and how often it waited.
+
+    So it looks, where the recording has no operators, if the two alone call the GPU, never at once, and each
+    time the first goes on right after the last call of the other one's burst::
+
+        main       [call][call]                      [call][call]
+        another                 [call] [call] [call]              [call] [call]
+    """
+    of_process: dict[object, list[int]] = defaultdict(list)
+    for thread in by_first_use(calls.thread)[1].tolist():
+        of_process[threads[thread][0]].append(thread)
+    found = {}
+    for first, *others in of_process.values():
+        if len(others) != 1:
+            continue
+        own = calls.only(np.isin(calls.thread, [first, *others]))
+        if (own.start_ns[1:] < own.end_ns[:-1]).any():
+            continue
+        begins = np.flatnonzero(np.diff(own.thread, prepend=-1))  # of bursts, in turn of one and the other
+        back = begins[2::2]
+        burst_ns = own.end_ns[back - 1] - own.start_ns[begins[1:-1:2]]
+        lag_ns = own.start_ns[back] - own.end_ns[back - 1]
+        if len(back) >= _TURNS and (lag_ns <= _RIGHT_AFTER * burst_ns).all():
+            found[others[0]] = first, len(back)
+    return found

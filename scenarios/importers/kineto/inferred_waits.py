@@ -1,0 +1,425 @@
+"""What calls wait for where the profiler did not note it: which stream, and which of its events.
+
+::
+
+    calls       launch a    record    launch b    record    wait     launch c
+    stream 7    a ───────────── e1 ──── b ──────────── e2
+    stream 20                                               ( ? )    c            for e2, and so for a and b
+
+Without ``enable_cuda_sync_events`` a trace has the calls alone: ``cudaEventRecord``,
+``cudaStreamWaitEvent``, ``cudaEventSynchronize`` and ``cudaStreamSynchronize`` do not say which event or
+stream. The order of calls and the times of tasks tell most of it:
+
+- A thread records events on the stream on which it launched last, and lets the stream wait on which it
+  launches next. If that is the same one, the event is another stream's.
+- A wait is for something that the stream, or the thread, does not know to be over.
+- A task begins, and a call returns, after what it waits for. If nothing else held it, and that ended just
+  then, it was waited for.
+- A record and a wait one behind the other are of one event (``Stream.wait_stream``). Others are waited for in
+  the order of their records by streams, and as many records later by the host as where that shows.
+
+Where another event fits as well, the call is *in doubt*: as recorded it makes no difference, but it may with
+other durations. So their number is told.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from scenarios.importers.kineto.kineto_events import RECORD
+from scenarios.importers.kineto.kineto_rows import HostCall, HostWait, RecordedTrace, Thread
+from scenarios.importers.kineto.stream_waits import (
+    ALL,
+    APART_NS,
+    EVENT,
+    STREAM,
+    STREAM_WAIT,
+    EventWait,
+    Streams,
+    waits_for_copy,
+)
+
+_RECORDS: Final = 64
+"""Of so many recorded events one is the one that a call waits for."""
+_HELD_NS: Final = 20_000
+"""A task that was held begins at most so long after what it waited for."""
+
+_AHEAD: Final = 64
+"""So many launches ahead a thread may let a stream wait."""
+_COPY: Final = re.compile("Memcpy|Copy")
+
+Lane = tuple[int, int]
+"""A device and a stream."""
+Reach = Mapping[Lane, int]
+"""What has to end before an event is over: how many tasks of each stream."""
+
+
+@dataclass
+class Waits:
+    """What the calls of a process wait for."""
+
+    streams: list[EventWait] = field(default_factory=list)
+    host: dict[int, HostWait] = field(default_factory=dict)
+    """By correlation of the call, noted or inferred."""
+    doubts: dict[int, HostCall] = field(default_factory=dict)
+    """Calls, by correlation, that may have waited for something else."""
+
+
+def waits_of(traces: Sequence[RecordedTrace]) -> list[Waits]:
+    """Return the waits of each rank of a program (or of one process).
+
+    A wait between streams that one rank cannot have had is none on the others, if all ranks call it as often.
+    """
+    found = [_Reader(trace).found for trace in traces]
+    calls = [sum(STREAM_WAIT.match(call.name) is not None for call in trace.calls) for trace in traces]
+    wrong = {wait.key for each in found for wait in each.streams if not wait.fits}
+    for each in found:
+        own = wrong if len(set(calls)) == 1 else {wait.key for wait in each.streams if not wait.fits}
+        each.streams = [wait for wait in each.streams if wait.key not in own]
+    return found
+
+
+class _Event(NamedTuple):
+    """An event that a call may wait for."""
+
+    lane: Lane
+    recorded: int
+    reach: Reach
+    end_ns: int
+
+
+class _Reader:
+    """Goes through the calls in their order."""
+
+    def __init__(self, trace: RecordedTrace) -> None:
+        self.found = Waits(host=dict(trace.host_waits))
+        self._trace = trace
+        self._launched: dict[Lane, list[int]] = defaultdict(list)  # correlations, in order
+        self._tasks: dict[Lane, list[int]] = defaultdict(list)
+        self._first: dict[int, int] = {}  # task that a call launched first
+        for correlation, i in sorted((task.correlation, i) for i, task in enumerate(trace.tasks)):
+            lane = self._lane(i)
+            self._launched[lane].append(correlation)
+            self._tasks[lane].append(i)
+            self._first.setdefault(correlation, i)
+        self._joined: dict[Lane, list[tuple[int, Reach]]] = defaultdict(list)  # others' reach, since a call
+        self._events: dict[tuple[Lane, int], _Event] = {}
+        self._known: dict[Thread, Reach] = defaultdict(dict)  # what each thread knows to be over
+        self._home: dict[Thread, Lane] = {}  # on which each thread launched last
+        self._used: dict[Thread, set[Lane]] = defaultdict(set)  # on which each thread launched so far
+        self._records: dict[Thread, list[tuple[int, Lane | None]]] = defaultdict(list)
+        self._all: list[int] = []  # calls that recorded events
+        self._lag: dict[Thread, int] = {}  # so many records later each thread waits for an event
+        self._copied: set[Thread] = set()  # threads whose last call copied, and so waits for the copy
+        self._behind: set[Thread] = set()  # threads whose last call recorded an event
+        self._left: list[int] = []  # how long after what they waited for calls returned, in order
+        self._waits = -1  # the number of the last wait of a stream
+        self._open: dict[int, list[HostCall]] = {}  # waits in doubt of the same task
+        self._calls = sorted(trace.calls, key=lambda call: call.correlation)
+        self._call = {call.correlation: call for call in trace.calls}
+        self._next: dict[Thread, list[int]] = defaultdict(list)
+        for call in self._calls:
+            if call.correlation in self._first:
+                self._next[self._thread(call)].append(call.correlation)
+        noted = self._noted(Streams(trace)) if trace.waits else {}
+        for call in self._calls:
+            self._take(call, noted)
+        for calls in self._open.values():
+            self.found.doubts |= {call.correlation: call for call in calls}
+
+    def _thread(self, call: HostCall) -> Thread:
+        return self._trace.callers.get(call.thread, call.thread)
+
+    def _noted(self, streams: Streams) -> dict[int, EventWait]:
+        """Return what the profiler noted, by call."""
+        noted = {}
+        for n, told in enumerate(self._trace.waits):
+            key = n, told.on_stream
+            wait = EventWait(key, told.after, told.device, told.stream, told.on_stream, told.recorded)
+            wait = wait if told.sure else wait._replace(fits=streams.fits(self._trace, wait))
+            self.found.streams.append(wait)
+            noted[told.after] = wait
+        return noted
+
+    def _take(self, call: HostCall, noted: Mapping[int, EventWait]) -> None:
+        thread, at = self._thread(call), call.correlation
+        behind = thread in self._behind
+        self._behind.discard(thread)
+        copied = thread in self._copied
+        self._copied.discard(thread)
+        if at in self._first:
+            task = self._trace.tasks[self._first[at]]
+            lane = self._home[thread] = self._lane(self._first[at])
+            self._used[thread].add(lane)
+            if _COPY.match(task.name):
+                self._copied.add(thread)
+            if waits_for_copy(call.name, task.name) and task.end_ns <= call.end_ns + APART_NS:
+                self._know(thread, self._reach(lane, at + 1))
+        elif RECORD.match(call.name):
+            self._records[thread].append((at, self._home.get(thread)))
+            self._all.append(at)
+            self._behind.add(thread)
+        elif STREAM_WAIT.match(call.name):
+            if at in noted:
+                wait = noted[at]
+                self._join((wait.device, wait.stream), at, (wait.device, wait.on_stream), wait.recorded)
+            elif not noted:
+                self._take_stream_wait(call, thread, behind)
+        elif ALL.match(call.name):
+            every = [self._event(lane, at) for lane in self._launched]
+            self._waited(call, sorted(every, key=lambda event: event.end_ns)[-1:])
+            for each in every:
+                self._know(thread, each.reach)
+        elif at in self.found.host:
+            wait_of = self.found.host[at]
+            if wait_of.stream >= 0:
+                self._know(thread, self._reach((wait_of.device, wait_of.stream), wait_of.recorded))
+        elif (event := self._awaited(call, thread, copied)) is not None:
+            self.found.host[at] = HostWait(*event.lane, event.recorded)
+            self._know(thread, event.reach)
+
+    # -- what an event is for ----------------------------------------------------------------------
+
+    def _reach(self, lane: Lane, at: int) -> Reach:
+        joined = self._joined.get(lane, [])
+        known = bisect.bisect_left(joined, at, key=lambda each: each[0])
+        return {**(joined[known - 1][1] if known else {}), lane: bisect.bisect_left(self._launched[lane], at)}
+
+    def _event(self, lane: Lane, at: int) -> _Event:
+        """Return an event of a stream; what comes later does not change what it is for."""
+        if (lane, at) not in self._events:
+            reach = self._reach(lane, at)
+            ends = (self._trace.tasks[self._tasks[each][n - 1]].end_ns for each, n in reach.items() if n)
+            self._events[lane, at] = _Event(lane, at, reach, max(ends, default=0))
+        return self._events[lane, at]
+
+    def _join(self, lane: Lane, at: int, other: Lane, recorded: int) -> None:
+        joined = {**self._reach(lane, at)}
+        for each, n in self._reach(other, recorded).items():
+            joined[each] = max(n, joined.get(each, 0))
+        self._joined[lane].append((at, joined))
+
+    def _know(self, thread: Thread, reach: Reach) -> None:
+        known = self._known[thread]
+        self._known[thread] = {
+            each: max(reach.get(each, 0), known.get(each, 0)) for each in {**known, **reach}
+        }
+
+    def _adding(self, events: Iterable[_Event], *known: Reach) -> list[_Event]:
+        """Return events, those of one stream once, that are for something which is not known to be over."""
+        found: dict[tuple[Lane, int], _Event] = {}
+        for event in events:
+            adds = any(all(n > own.get(each, 0) for own in known) for each, n in event.reach.items())
+            if adds:
+                found.setdefault((event.lane, event.reach[event.lane]), event)
+        return [*found.values()]
+
+    def _own(self, thread: Thread) -> list[tuple[int, Lane | None]]:
+        """Return the events that a thread recorded, the newest first."""
+        return self._records[thread][: -_RECORDS - 1 : -1]
+
+    # -- streams -----------------------------------------------------------------------------------
+
+    def _take_stream_wait(self, call: HostCall, thread: Thread, behind: bool) -> None:
+        """Infer what a stream waits for.
+
+        Parameters
+        ----------
+        call : HostCall
+        thread : Thread
+        behind : bool
+            Whether the call before it recorded an event.
+        """
+        self._waits += 1
+        mine = self._next[thread]
+        following = bisect.bisect_left(mine, call.correlation)
+        if following and self._of_group(call, mine[following - 1]):
+            return
+        for launch in self._following(mine[following : following + _AHEAD]):
+            task = self._first[launch]
+            lane = self._lane(task)
+            if events := self._candidates(call, thread, lane, behind):
+                self._choose(call, thread, task, launch, events, behind)
+            if events or not behind:
+                return
+
+    def _following(self, launches: Sequence[int]) -> Iterator[int]:
+        """Yield the first launch on each stream."""
+        seen: set[Lane] = set()
+        for launch in launches:
+            if (lane := self._lane(self._first[launch])) not in seen:
+                seen.add(lane)
+                yield launch
+
+    def _lane(self, task: int) -> Lane:
+        return self._trace.tasks[task].device, self._trace.tasks[task].stream
+
+    def _of_group(self, call: HostCall, launch: int) -> bool:
+        """Whether a wait is one of a process group's own streams, behind the launch of its kernel.
+
+        NCCL lets its internal stream wait for the one it launched on (nccl, src/enqueue.cc,
+        ``ncclLaunchPrepare``), PyTorch runs callbacks on a stream from the pool
+        (aten/src/ATen/core/ivalue_inl.h, ``invokeCallback``). The stream that uses the result waits later,
+        outside.
+        """
+        if not self._trace.tasks[self._first[launch]].communicates:
+            return False
+        spans = self._trace.inside.get(call.thread, [])
+        at = bisect.bisect_right(spans, (call.start_ns, sys.maxsize)) - 1
+        launched_ns = self._call[launch].start_ns
+        return at >= 0 and spans[at][0] <= launched_ns and call.start_ns < spans[at][1]
+
+    def _candidates(self, call: HostCall, thread: Thread, lane: Lane, behind: bool) -> list[_Event]:
+        """Return the events that a stream may wait for, the newest first."""
+        known = self._known[thread], self._reach(lane, call.correlation)
+        others = [other for other in self._launched if other[0] == lane[0] and other != lane]
+        own = self._own(thread)
+        homes = [self._event(home, at) for at, home in own if home in others]
+        if behind and own[0][1] == lane:  # the event just recorded is another stream's
+            homes = []
+        last = own[0][0] if own else self._all[-1] if self._all else call.correlation
+        if not (found := self._adding(homes, *known)):
+            used = [other for other in others if other in self._used[thread] or not own]
+            found = self._adding((self._event(other, last) for other in used), *known)
+        return found
+
+    def _choose(
+        self, call: HostCall, thread: Thread, task: int, launch: int, events: list[_Event], behind: bool
+    ) -> None:
+        at, lane, start_ns = call.correlation, self._lane(task), self._trace.tasks[task].start_ns
+        before = self._reach(lane, at)
+        fits = [event for event in events if event.end_ns <= start_ns]
+        others_ns = max(self._call[launch].end_ns, self._event(lane, at).end_ns, self._before_ns(task))
+        held = self._held(fits, others_ns, start_ns)
+        if not fits:
+            records = self._all[: -_RECORDS - 1 : -1]
+            lanes = {event.lane for event in events}
+            earlier = (
+                self._event(each, record) for record in records for each in self._launched if each in lanes
+            )
+            fits = held = self._held(earlier, others_ns, start_ns)[:1]
+            missed = {event.lane: event for event in reversed(events)} if not held else {}
+            for event in missed.values():
+                self._wait(call, lane, event, fits=False)
+            if not held and any(self._may_be_earlier(thread, before, event) for event in events):
+                self._open.setdefault(task, []).append(call)
+        if not fits:
+            return
+        if not self._all:
+            chosen = fits
+        elif held:
+            chosen = held[:1]
+        elif behind and fits[0].recorded == self._own(thread)[0][0] and len(fits) > 1:
+            chosen = fits[:1]
+        elif len({event.recorded for event in fits}) > 1:
+            chosen = fits[-1:]
+        else:
+            chosen = [max(fits, key=lambda event: self._launched[event.lane][event.reach[event.lane] - 1])]
+        for event in chosen:
+            self._wait(call, lane, event)
+        left = self._adding(fits, self._known[thread], self._reach(lane, at + 1))
+        if len(fits) > 1 and not held and (behind or not self._all):
+            left = fits
+        if not self._all and not held:
+            left = [each for each in fits if self._may_be_earlier(thread, before, each)] or left
+        if not left:
+            self._open.pop(task, None)
+        elif not held:
+            self._open.setdefault(task, []).append(call)
+
+    def _may_be_earlier(self, thread: Thread, before: Reach, event: _Event) -> bool:
+        """Whether an event may have been recorded before the last task of its stream was launched."""
+        known = max(self._known[thread].get(event.lane, 0), before.get(event.lane, 0))
+        return event.reach[event.lane] > known + 1
+
+    def _wait(self, call: HostCall, lane: Lane, event: _Event, fits: bool = True) -> None:
+        key = self._waits, event.lane[1]
+        wait = EventWait(key, call.correlation, *lane, event.lane[1], event.recorded, fits)
+        self.found.streams.append(wait)
+        if fits:
+            self._join(lane, call.correlation, event.lane, event.recorded)
+
+    def _before_ns(self, task: int) -> int:
+        """Return when the task before one on its stream ended."""
+        lane = self._lane(task)
+        tasks, n = (
+            self._tasks[lane],
+            bisect.bisect_left(self._launched[lane], self._trace.tasks[task].correlation),
+        )
+        return self._trace.tasks[tasks[n - 1]].end_ns if n else 0
+
+    def _held(self, events: Iterable[_Event], others_ns: int, start_ns: int) -> list[_Event]:
+        """Return events that were over last of all that may have held a task, and just before it."""
+        return [each for each in events if others_ns <= each.end_ns <= start_ns <= each.end_ns + _HELD_NS]
+
+    # -- the host ----------------------------------------------------------------------------------
+
+    def _awaited(self, call: HostCall, thread: Thread, copied: bool) -> _Event | None:
+        """Return what a call of the host waits for."""
+        if STREAM.match(call.name):
+            own = [self._event(self._home[thread], call.correlation)] if thread in self._home else []
+            every = (self._event(lane, call.correlation) for lane in self._launched)
+        elif EVENT.match(call.name):
+            own = [self._event(home, at) for at, home in self._own(thread) if home is not None]
+            recent = self._all[: -_RECORDS - 1 : -1]
+            every = (self._event(lane, at) for at in recent for lane in self._launched)
+        else:
+            return None
+        through, others = self._through(call, thread, own), self._through(call, thread, every)
+        if (event := self._waited(call, through)) is not None:
+            self._note_lag(thread, event)
+            if any(each.lane != event.lane and self._ended_in(call, each) for each in others):
+                self.found.doubts[call.correlation] = call
+            return event
+        if copied and not through and own:  # so PyTorch reads a value; the copy's own call waited for it
+            return own[0]
+        if (event := self._waited(call, others)) is not None:
+            return event
+        if EVENT.match(call.name):
+            lag = self._lag.get(thread, 0)
+            if 0 < lag <= len(self._records[thread]):
+                recorded = self._records[thread][-lag][0]
+                return next((event for event in through if event.recorded == recorded), None)
+            if len(through) > 1:
+                self.found.doubts[call.correlation] = call
+        elif not own or own[0].end_ns > call.end_ns + APART_NS:
+            through = others
+            if len(others) > 1:
+                self.found.doubts[call.correlation] = call
+        elif len(others) > len(through) and not copied:
+            self.found.doubts[call.correlation] = call
+        return through[0] if through else None
+
+    def _through(self, call: HostCall, thread: Thread, events: Iterable[_Event]) -> list[_Event]:
+        """Return events that were over when a call returned, and of which its thread did not know it."""
+        events = self._adding(events, self._known[thread])
+        return [event for event in events if event.end_ns <= call.end_ns + APART_NS]
+
+    def _waited(self, call: HostCall, events: Sequence[_Event]) -> _Event | None:
+        """Return what was over while a call lasted, and so long before its end as others usually were."""
+        inside = [each for each in events if self._ended_in(call, each)]
+        if not inside:
+            return None
+        usual_ns = self._left[len(self._left) // 2] if self._left else 0
+        left = [call.end_ns - each.end_ns for each in inside]
+        best = min(range(len(left)), key=lambda n: (left[n] < 0 and not self._left, abs(left[n] - usual_ns)))
+        if left[best] < 0 <= self._left[0] if self._left else len(inside) > 1:
+            self.found.doubts[call.correlation] = call
+        elif len({each.end_ns for each in inside}) == 1:
+            bisect.insort(self._left, left[best])
+        return inside[best]
+
+    def _ended_in(self, call: HostCall, event: _Event) -> bool:
+        """Whether an event was over just before a call returned, and not before it began."""
+        return event.end_ns > call.start_ns and call.end_ns - event.end_ns <= APART_NS
+
+    def _note_lag(self, thread: Thread, event: _Event) -> None:
+        records = [at for at, _ in self._records[thread]]
+        if event.recorded in records[-_RECORDS:]:
+            self._lag[thread] = records[::-1].index(event.recorded) + 1

@@ -1,0 +1,352 @@
+"""PyTorch profiler traces (Kineto .json): host calls and GPU tasks of a process, or of all ranks of a job.
+
+Every kernel, copy and fill is an op with its measured duration, pinned to the GPU; every call that
+launches one, or waits for the GPU, is an op of the host. Edges say what had to come first::
+
+    cpu thread     launch ──► launch ──► launch ──────────► synchronize      (program order)
+                     │          │          │                    ▲
+    gpu stream 7     └► kernel ─┼► kernel  └────► kernel ───────┘            (stream order; launches)
+                                │     └ ─ ─ ┐
+    gpu stream 20               └►  . . . . nccl                             (waits between streams)
+
+Launch latency and gaps between kernels are the device's, and the graph says what they were
+(`Graph.device_facts`, estimated in `overheads`). Idle time that nothing explains is an op ``delay``. What
+the host does and waits for is in `kineto_host`, what tasks wait for on the GPU in `waits`, how ranks
+meet in `kineto_ranks`.
+
+A trace that a simulation wrote in these words says itself what came before what; `simulated` reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, Literal
+
+import numpy as np
+
+from scenarios.importers.execution_kernels import KernelNotes
+from scenarios.importers.files import all_files, choice, fixed_batch, in_file, job_name, stem
+from scenarios.importers.kineto.inferred_waits import Waits, waits_of
+from scenarios.importers.kineto.kineto_events import read_events, what_it_is
+from scenarios.importers.kineto.kineto_host import HostOps, Record
+from scenarios.importers.kineto.kineto_ranks import Rank, process_group, together
+from scenarios.importers.kineto.kineto_rows import GpuTask
+from scenarios.importers.kineto.kineto_tensors import add_told, kind_of, short_name, told_of
+from scenarios.importers.kineto.overheads import OVERLAP_NS, Delay, Overheads, delays, overheads
+from scenarios.importers.kineto.simulated_trace import is_simulated
+from scenarios.importers.kineto.simulated_trace import load as load_simulated
+from scenarios.importers.kineto.stream_waits import STREAM_WAIT, Streams
+from sim.base.arrays import UNSET, Codes, Csr, IntArray
+from sim.base.errors import InputError
+from sim.base.files import StrPath
+from sim.base.startup import collector_paused
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+
+_Place = tuple[int, int, int, int]
+"""Where an op stands in the graph: time, rank, the host before the GPU, number."""
+
+
+def recognises(name: str, head: bytes) -> bool:
+    """Whether `head` looks like Kineto's (a trace, what it writes before the events), or a list of events."""
+    keys = rb'"(traceEvents|deviceProperties|displayTimeUnit)"\s*:'
+    return re.search(keys + rb'|\A\s*\[\s*\{[^{}]*"ph"\s*:', head) is not None
+
+
+def load(
+    path: StrPath | Sequence[StrPath],
+    *,
+    batch: int | None = None,
+    host: Literal["calls", "none"] = "calls",
+    execution_graph: StrPath | Sequence[StrPath] | None = None,
+) -> Graph:
+    """Return the graph of a recorded process, or of all ranks of a job.
+
+    Parameters
+    ----------
+    path : path or list of paths
+        Of one trace, or of those of all ranks; a folder stands for the traces in it.
+    batch : int, optional
+        Not possible: the times were measured at one batch size.
+    host : {"calls", "none"}
+        Whether the host's calls are ops too; without them only the GPU's tasks are there, for a machine
+        whose issuers launch them.
+    execution_graph : path or list of paths, optional
+        What PyTorch's ``ExecutionTraceObserver`` recorded of the same program, one for each trace, in their
+        order: then tasks have tensors, shapes, data types, flop and bytes.
+
+    Returns
+    -------
+    Graph
+        Ops in order of their recorded start, on ``gpu`` and ``cpu``; rank 3 is ``gpu3`` and ``cpu3``, and
+        its ops are called ``rank3/...``. Attributes of an op: ``recorded_start_ns`` (from the beginning, by
+        the clock of the lowest rank); of a task: ``stream``, ``kernel`` (its full name), ``operator``,
+        ``grid``, ``block``, ``registers``, ``shared_memory``; of a collective of ranks ``communicator`` and
+        ``recorded_ns``, with the time that it waited; of a kernel that began before the one before it on its
+        stream ended, ``recorded_ns``, with what they overlap. Of a host's op that waits:
+        ``recorded_wait_ns``; of one that launches: ``call_ns`` (`scenarios.importers.kineto.kineto_host`).
+
+    Raises
+    ------
+    InputError
+        No trace, a trace without any task of a GPU, ranks that do not belong together, or `batch` given.
+
+    Warns
+    -----
+    UserWarning
+        Tasks whose launch is not in the trace; they wait only for their streams. Threads that run gradients
+        of which nobody knows who waits for them. Calls of which it is not clear for which stream or event
+        they wait. Sends and recvs that did not meet, or of which it is not clear whom.
+    """
+    one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
+    paths = all_files(path, "kineto")
+    fixed_batch(paths[0], batch, "its times were measured at one batch size")
+    choice("host", host, ("calls", "none"))
+    with collector_paused(keeps=True):
+        return _load(paths, path, one, host, execution_graph)
+
+
+def _load(
+    paths: Sequence[StrPath],
+    path: StrPath | Sequence[StrPath],
+    one: bool,
+    host: str,
+    execution_graph: StrPath | Sequence[StrPath] | None,
+) -> Graph:
+    """Return the graph of one process, or of several together."""
+    name = stem(paths[0], ".json") if one else job_name(path)
+    if simulated := [each for each in paths if is_simulated(each)]:
+        if len(simulated) < len(paths):
+            raise InputError(f"{simulated[0]}: was written by a simulation, and not all others were")
+        return load_simulated(paths, name, host=host == "calls")
+    traces = [read_events(each) for each in paths]
+    for each, trace in zip(paths, traces, strict=True):
+        if not trace.tasks:
+            raise InputError(f"{each}: no kernel, copy or fill of a GPU in the trace{what_it_is(each)}")
+    graphs: list[StrPath] = [] if execution_graph is None else all_files(execution_graph, "kineto")
+    if graphs and len(graphs) != len(paths):
+        raise InputError(
+            f"{len(paths)} trace(s) and {len(graphs)} execution graph(s): there has to be one for each",
+            path=("execution_graph",),
+        )
+    known = [told_of(*each) for each in zip(paths, graphs, traces, strict=False)]
+    waits = waits_of(traces)
+    ranks = [Rank(None, 0, traces[0])] if one else together(paths, traces)
+    processes = [
+        _Process(
+            *(paths[rank.file], rank, waits[rank.file], Streams(rank.trace, waits[rank.file].streams)),
+            known[rank.file] if known else (),
+        )
+        for rank in ranks
+    ]
+    _warn_of_doubts(processes, host)
+    begin_ns = min(rank.trace.begin_ns for rank in ranks)
+    rows = [row for process in processes for row in process.rows(begin_ns, host)]
+    rows.sort(key=lambda row: row[0])
+    builder = GraphBuilder(name)
+    with in_file(paths[0] if one else name):
+        _add(builder, [record for _, record in rows], bool(known))
+        facts = {gpu: each.facts(number) for each in processes for number, gpu in each.gpus.items()}
+        return replace(builder.build(), device_facts=facts)
+
+
+def _warn_of_doubts(processes: Sequence[_Process], host: str) -> None:
+    """Say how many calls may have waited for something else than was inferred, in one line for all ranks."""
+    doubts = [
+        (each, call)
+        for each in processes
+        for call in each.waits.doubts.values()
+        if host == "calls" or STREAM_WAIT.match(call.name)
+    ]
+    if doubts:
+        first, call = doubts[0]
+        at_ms = (call.start_ns - first.rank.trace.begin_ns) / 1e6
+        warnings.warn(
+            f"{first.path}: {len(doubts)} call(s) do not say for which stream or event they wait, and "
+            f"several fit (the first is {call.name} at {at_ms:.3f} ms); the likeliest is assumed, so "
+            "what-ifs may be off. To know: torch.profiler.profile(..., experimental_config="
+            "torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))",
+            stacklevel=5,
+        )
+
+
+def _add(builder: GraphBuilder, ops: Sequence[Record], with_tensors: bool) -> None:
+    """Add ops: those without tensors all at once."""
+    if with_tensors:
+        for op in ops:
+            builder.op(**op)
+        return
+    fields = itemgetter("name", "kind", "device", "duration_ns", "after", "attributes")
+    names, kinds, devices, durations_ns, after, attributes = zip(*map(fields, ops), strict=True)
+    number = {name: n for n, name in enumerate(names)}
+    builder.extend(
+        names,
+        kind=_coded(kinds),
+        inputs=Csr(np.zeros(len(ops) + 1, np.int64), np.zeros(0, np.int64)),
+        outputs=Csr(np.arange(len(ops) + 1), np.zeros(len(ops), np.int64)),
+        duration_ns=np.array(durations_ns, np.int64),
+        device=_coded(devices),
+        after=Csr.of_rows([[number[name] for name in row] for row in after]),
+        bytes_read=np.array([op.get("bytes_read", UNSET) for op in ops], np.int64),
+        bytes_written=np.array([op.get("bytes_written", UNSET) for op in ops], np.int64),
+        attributes=dict(enumerate(attributes)),
+    )
+
+
+def _coded(words: Sequence[str]) -> tuple[list[str], IntArray]:
+    """Return the different words, and which of them each is."""
+    codes = Codes[str]()
+    numbers = codes.of(words)
+    return [*codes], numbers
+
+
+@dataclass(frozen=True)
+class _Process:
+    """One recorded process, as ops."""
+
+    path: StrPath
+    rank: Rank
+    waits: Waits
+    streams: Streams
+    told: Sequence[KernelNotes] = ()
+    """What an execution graph tells of each task."""
+
+    @cached_property
+    def overheads(self) -> Overheads:
+        """What its GPUs take themselves."""
+        return overheads(self.rank.trace, self.streams)
+
+    @cached_property
+    def gpus(self) -> dict[int, str]:
+        """What its GPUs are called, by their numbers."""
+        numbers = sorted({task.device for task in self.rank.trace.tasks})
+        return {n: f"gpu{n}" if len(numbers) > 1 else f"gpu{self._number}" for n in numbers}
+
+    def facts(self, number: int) -> dict[str, str]:
+        """Return what is known of a GPU, in the words of a device's description."""
+        name = self.rank.trace.gpus.get(number)
+        return self.overheads.described() | ({} if name is None else {"description": name})
+
+    @property
+    def _number(self) -> str:
+        return "" if self.rank.number is None else str(self.rank.number)
+
+    def rows(self, begin_ns: int, host: str) -> Iterator[tuple[_Place, Record]]:
+        """Yield the ops with what puts them in order."""
+        trace, rank = self.rank.trace, self.rank.number
+        prefix = "" if rank is None else f"rank{rank}/"
+        names = [f"{prefix}{short_name(task.name)}.{i}" for i, task in enumerate(trace.tasks)]
+        launcher: Mapping[int, str] = {}
+        held: Mapping[int, Delay] = {}
+        if host == "calls":
+            latency_ns = self.overheads.launch_latency.usual_ns
+            own = HostOps(
+                trace,
+                names,
+                self.streams,
+                self.waits.host,
+                begin_ns,
+                latency_ns,
+                prefix,
+                f"cpu{self._number}",
+            )
+            yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
+            launcher = own.launcher
+            held = delays(trace, self.streams, own.issued_ns, begin_ns, self.overheads)
+            self._warn_of_gradients(len(trace.uncalled))
+            self._warn_of_turns(trace.in_turn)
+            self._warn_of_early([task for i, task in enumerate(trace.tasks) if i not in launcher])
+        for i, task in enumerate(trace.tasks):
+            pin = {"device": self.gpus[task.device]}
+            after = [*([launcher[i]] if i in launcher else []), *(names[p] for p in self.streams.before[i])]
+            if i in held:
+                since_ns, ns = held[i]
+                delay: Record = {"name": f"{prefix}delay.{i}", "kind": "delay", "after": after}
+                where = {"stream": task.stream, "recorded_start_ns": since_ns - begin_ns}
+                delay |= {"duration_ns": ns, "attributes": where}
+                yield (since_ns, rank or 0, 1, i), delay | pin
+                after = [*after, delay["name"]]
+            op = {"name": names[i], "after": after} | pin | self._op(i, task, begin_ns)
+            yield (task.start_ns, rank or 0, 2, i), add_told(op, self.told[i], names) if self.told else op
+
+    def _op(self, i: int, task: GpuTask, begin_ns: int) -> Record:
+        attributes: dict[str, Any] = {
+            "stream": task.stream,
+            "kernel": task.name,
+            "recorded_start_ns": task.start_ns - begin_ns,
+        }
+        if (operator := self.rank.trace.operators[i]) is not None:
+            attributes["operator"] = operator
+        if task.group is not None and task.communicates:
+            attributes |= process_group(*task.group, task.group_size)
+        meeting = self.rank.meetings.get(i)
+        duration_ns = self._alone_ns(i, task) if i in self._overlaps else task.duration_ns
+        if meeting is not None:
+            attributes["communicator"] = meeting.communicator
+            if meeting.peer != UNSET:
+                attributes["peer"] = f"gpu{meeting.peer}"
+            duration_ns = meeting.transfer_ns
+        if meeting is not None or duration_ns != task.duration_ns:
+            attributes["recorded_ns"] = task.duration_ns
+        kind = kind_of(task.name, task.collective)
+        message = task.message if meeting is None else meeting.message
+        return {
+            "kind": kind,
+            "duration_ns": duration_ns,
+            "bytes_read": task.nbytes if kind == "copy" else message[0],
+            "bytes_written": task.nbytes or message[1],
+            "attributes": attributes | task.facts,
+        }
+
+    @cached_property
+    def _overlaps(self) -> frozenset[int]:
+        """Tasks that began before one that they follow on their stream had ended."""
+        trace = self.rank.trace
+        tasks, others, same = self.streams.edges
+        return frozenset(tasks[same & (trace.end_ns[others] > trace.start_ns[tasks])].tolist())
+
+    def _alone_ns(self, i: int, task: GpuTask) -> int:
+        """Return how long a task lasts, without what it overlaps with the one before it on its stream.
+
+        By programmatic dependent launch a kernel begins while the one before it still runs, and waits for it
+        before it reads what that writes (CUDA C++ Programming Guide, "Programmatic Dependent Launch and
+        Synchronization"); in the simulation it begins then. Less than `OVERLAP_NS` is part of the gap, if
+        there is one.
+        """
+        on = task.device, task.stream
+        before = (self.rank.trace.tasks[p] for p in self.streams.before[i])
+        free_ns = max((each.end_ns for each in before if (each.device, each.stream) == on), default=0)
+        gap_ns = self.overheads.gap.usual_ns
+        if free_ns - task.start_ns <= (OVERLAP_NS if gap_ns else 0):
+            return task.duration_ns
+        return max(0, task.end_ns - free_ns - gap_ns)
+
+    def _warn_of_gradients(self, threads: int) -> None:
+        if threads:
+            warnings.warn(
+                f"{self.path}: {threads} thread(s) run gradients, and it is not clear who waits for each; "
+                "the time that the caller of backward waits for them counts as its own work",
+                stacklevel=3,
+            )
+
+    def _warn_of_turns(self, waits: int) -> None:
+        if waits:
+            warnings.warn(
+                f"{self.path}: two threads look as if they took turns; {waits} wait(s) of one for the other "
+                "are inferred, as no operators tell who waits for whom",
+                stacklevel=3,
+            )
+
+    def _warn_of_early(self, missing: Sequence[GpuTask]) -> None:
+        if missing:
+            warnings.warn(
+                f"{self.path}: {len(missing)} of {len(self.rank.trace.tasks)} GPU tasks were launched before "
+                f"the trace begins (the first is {missing[0].name[:60]!r}); they wait only for their streams",
+                stacklevel=3,
+            )

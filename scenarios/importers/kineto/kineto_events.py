@@ -1,0 +1,286 @@
+"""What a PyTorch profiler trace records, read event by event: only what matters here is kept.
+
+Kineto writes Chrome trace events: slices (``"ph": "X"``) with ``ts`` and ``dur`` in microseconds and a
+category. Four kinds of slice matter here::
+
+    host thread    ──[cudaLaunchKernel corr 7]─[cudaStreamWaitEvent]──[cudaDeviceSynchronize      ]──
+    stream 7                     └──────►[ kernel, corr 7 ][ kernel ]
+    stream 20                                     [ nccl kernel             ]
+
+``correlation`` ties a task to its launch, and the time of the launch to the operator around it
+(``aten::addmm``; `operators`). The categories changed their names once ("Kernel" became "kernel"); both are
+read. Names of keys are Kineto's (https://github.com/pytorch/kineto, libkineto/src/output_json.cpp and
+CuptiActivity.cpp).
+
+Two of three events play no part. So they are read some hundred at a time, of which only the tasks, the calls
+and the times of operators stay (`taken`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from scenarios.importers.files import in_file, items, lists
+from scenarios.importers.kineto.event_columns import EventColumns, given, is_collective, resolved, wanted
+from scenarios.importers.kineto.event_fields import ABSENT
+from scenarios.importers.kineto.gradients import NODE, callers, turns
+from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, HostWait, RecordedTrace, StreamWait
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError
+from sim.base.files import StrPath
+
+RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
+"""The call that records an event."""
+_MATTERS: Final = re.compile(
+    r"(cuda|hip|cu)\w*(Synchronize|Free|EventRecord|StreamWaitEvent)|ur(QueueFinish|EventWait)$"
+)
+"""Calls that may wait, or that others wait for; of those that launch nothing, two of three are others."""
+
+_WRONG: Final = (KeyError, TypeError, ValueError)
+
+
+def read_events(path: StrPath) -> RecordedTrace:
+    """Return the tasks, calls and waits of a trace, in order of time.
+
+    Raises
+    ------
+    InputError
+        No such file, not JSON, no ``traceEvents``, or an event without what it must have (with its index).
+    """
+    others: dict[str, Any] = {}
+    found = EventColumns()
+    try:
+        for events in lists(path, "a trace", "traceEvents", others, wanted):
+            found.take(events)
+        found.look()
+    except _WRONG:
+        raise _first_wrong(path) from None
+    rank, world_size = _place(path, others)
+    with in_file(path):
+        return replace(_trace(found, rank, world_size), gpus=_names(others.get("deviceProperties")))
+
+
+def _names(properties: Any) -> dict[int, str]:
+    """Return what the driver calls each GPU, by its number; what is not written as expected is not there."""
+    every = [each for each in properties if isinstance(each, dict)] if isinstance(properties, list) else []
+    return {
+        each["id"]: each["name"]
+        for each in every
+        if isinstance(each.get("id"), int) and isinstance(each.get("name"), str)
+    }
+
+
+def _first_wrong(path: StrPath) -> InputError:
+    """Return what is wrong with the first event of a trace that is."""
+    before = 0
+    for events in lists(path, "a trace", "traceEvents", {}, wanted):
+        fine, wrong, reason = 0, len(events) + 1, ""
+        while fine + 1 < wrong:  # so many are fine, and so many are not
+            middle = (fine + wrong) // 2
+            if found := _wrong(events[:middle]):
+                wrong, reason = middle, found
+            else:
+                fine = middle
+        if reason:
+            return InputError(f"{path}: traceEvents[{before + fine}]{_called(events[fine])}: {reason}")
+        before += len(events)
+    raise AssertionError("no event is wrong by itself")
+
+
+def _called(event: Any) -> str:
+    """Return the name of an event, as it was parsed, for a message; nothing if it has none."""
+    name = event.get("name", ABSENT) if isinstance(event, dict) else getattr(event, "name", ABSENT)
+    return "" if name is ABSENT else f" ({name!s:.60})"
+
+
+def _wrong(events: Sequence[Any]) -> str:
+    """Return what is wrong with one of some events; nothing, if none is."""
+    try:
+        found = EventColumns()
+        found.take(events)
+        found.look()
+    except _WRONG as error:
+        return f"no {error}" if isinstance(error, KeyError) else str(error)
+    return ""
+
+
+def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> RecordedTrace:
+    """Return all that was taken, in order."""
+    tasks = sorted(found.tasks, key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
+    calls, host_waits, waits = found.calls(), found.host_waits, []
+    launches = _launches(tasks, calls)
+    inner = np.isin(calls.correlation, calls.correlation[launches])
+    inner[launches] = False
+    calls, launches = calls.only(~inner), np.searchsorted(np.flatnonzero(~inner), launches)
+    _add_messages(tasks, found.collectives.around(calls, launches))
+    operators = _operators_of(tasks, found, calls, launches)
+    inside = found.inside
+    for thread, spans in found.operators.spans(is_collective).items():
+        inside[thread] += spans
+    records = np.sort(calls.correlation[calls.named(RECORD)]).tolist()
+    for wait in resolved(found.noted, records):
+        recorded = wait.recorded if wait.recorded >= 0 else wait.asked
+        if wait.stream < 0:
+            host_waits[wait.call] = HostWait(wait.device, wait.on_stream, recorded)
+        else:
+            sure = wait.recorded >= 0
+            waits.append(StreamWait(wait.device, wait.stream, wait.call, wait.on_stream, recorded, sure))
+    matter = np.isin(calls.correlation, [*calls.correlation[launches].tolist(), *host_waits])
+    matter |= calls.named(_MATTERS)
+    matter[:1] = True  # when the trace begins
+    threads = [*found.threads]
+    waits_for, uncalled = callers(threads, found.numbered(), found.operators.spans(NODE.match), calls)
+    told = (
+        len(found.numbered().number) or waits_for or uncalled or any(name is not None for name in operators)
+    )
+    in_turn = {} if told else turns(threads, calls)
+    waits_for |= {thread: whose for thread, (whose, _) in in_turn.items()}
+    merged = defaultdict(list, {threads[thread]: _apart(spans) for thread, spans in inside.items()})
+    return RecordedTrace(
+        tasks,
+        calls.rows(threads, matter),
+        waits,
+        operators,
+        host_waits,
+        {threads[thread]: threads[whose] for thread, whose in waits_for.items()},
+        [threads[thread] for thread in uncalled],
+        merged,
+        rank,
+        world_size,
+        in_turn=sum(times for _, times in in_turn.values()),
+    )
+
+
+def _add_messages(tasks: list[GpuTask], taken_by: Mapping[int, tuple[str, int]]) -> None:
+    """Add what collectives take, where it is not noted with their kernels."""
+    for i, task in enumerate(tasks if taken_by else ()):
+        if task.communicates and task.message == (0, 0) and task.correlation in taken_by:
+            tasks[i] = task._replace(message=given(*taken_by[task.correlation], task.group_size))
+
+
+def _operators_of(
+    tasks: Sequence[GpuTask], found: EventColumns, calls: Calls, launches: IntArray
+) -> list[str | None]:
+    """Return the operator of each task: around its launch, or by number if that is not in the trace."""
+    known = {n: name for n, (name, _) in found.operators.around(calls, launches).items()}
+    launched = {*calls.correlation[launches].tolist()}
+    lost = {n: external for n, external in found.external.items() if n not in launched}
+    if lost:
+        numbered = found.operators.numbered()
+        known |= {n: numbered[external] for n, external in lost.items() if external in numbered}
+    return [known.get(task.correlation) for task in tasks]
+
+
+def _launches(tasks: Sequence[GpuTask], calls: Calls) -> IntArray:
+    """Return the calls that launched tasks, first ones first; a call inside another one is no second."""
+    launched = {task.correlation: task for task in tasks}
+    which = np.flatnonzero(np.isin(calls.correlation, [*launched]))
+    _, first, same = np.unique(calls.correlation[which], return_index=True, return_inverse=True)
+    first = which[first]
+    other = calls.thread[which] != calls.thread[first[same]]
+    for n in np.flatnonzero(other | (calls.start_ns[which] > calls.end_ns[first[same]])).tolist():
+        one, two = (calls.names[calls.name[at]] for at in (first[same[n]], which[n]))
+        correlation = int(calls.correlation[which[n]])
+        raise InputError(
+            f"{one} and {two} both have correlation {correlation}, so that "
+            f"nobody knows which launched {launched[correlation].name:.60}; of several "
+            "processes each needs a trace of its own"
+        )
+    return np.sort(first)
+
+
+def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans in order of time, those that overlap as one."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start < merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _place(path: StrPath, others: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return rank and world size of what was recorded, where the trace has them."""
+    info = others.get("distributedInfo", {})
+    if not isinstance(info, dict):
+        raise InputError(f"{path}: distributedInfo is no object but {info!r:.40}")
+    if not {"rank", "world_size"} <= info.keys():
+        return None, None  # a tool may add the rank alone, as Holistic Trace Analysis does
+    rank, size = info["rank"], info["world_size"]
+    if type(rank) is not int or type(size) is not int or not 0 <= rank < size:
+        raise InputError(f"{path}: distributedInfo: rank {rank!r:.40} of {size!r:.40} is no rank of a job")
+    return rank, size
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a Chrome trace is that no GPU's work is in, in words: many programs write that format.
+#
+# ::
+#
+#     no kernel, copy or fill of a GPU in the trace; it looks like one of TensorFlow or JAX
+#     (2,310 events: 2,214 Op, 96 without a category)
+#
+# Sources: PyTorch (torch/profiler, kineto), TensorFlow (python/client/timeline.py; XLA's
+# trace_events_json.cc), Chromium (base/trace_event), clang (``-ftime-trace``, TimeProfiler.cpp), VizTracer,
+# Horovod (common/timeline.cc), torch_npu (profiler/analysis/prof_parse).
+
+_SIGNS: Final = (
+    (
+        r"c:(cuda_runtime|cuda_driver|runtime|hip_runtime|xpu_runtime|privateuse1_runtime)$",
+        "it has calls of the GPU's runtime but not what they launched: the profiler could not watch the GPU "
+        "(CUPTI, or its permission)",
+    ),
+    (r"p:(Ascend Hardware|CANN)$", "it looks like torch_npu's (Ascend), which has other events"),
+    (r"c:mtia_", "it is of an accelerator that is no GPU (MTIA), which has other events"),
+    (
+        r"c:(cpu_op|operator|python_function)$",
+        "it is PyTorch's profile of the CPU alone: profile with ProfilerActivity.CUDA, too",
+    ),
+    (r"p:/(job:|device:|host:)", "it looks like one of TensorFlow or JAX"),
+    (r"c:(.*,)?(devtools\.timeline|blink|v8|toplevel|disabled-by-default)", "it looks like a browser's"),
+    (r"k:beginningOfTime$", "it looks like clang's (-ftime-trace)"),
+    (r"k:viztracer_metadata$", "it looks like VizTracer's"),
+    (r"n:NEGOTIATE_", "it looks like Horovod's timeline"),
+)
+"""What tells who wrote a trace: a key of the file (k), a category (c), name (n) or process (p) of an event;
+the first that is found."""
+
+_SHOWN: Final = 5
+
+
+def what_it_is(path: StrPath) -> str:
+    """Return what to add to the message that no task of a GPU is in a trace.
+
+    Parameters
+    ----------
+    path : path
+        Of Chrome trace events: an object with ``traceEvents``, or a list of them.
+    """
+    others: dict[str, Any] = {}
+    counted: Counter[str] = Counter()
+    names: dict[str, None] = {}
+    processes: dict[str, None] = {}
+    for event in items(path, "a trace", "traceEvents", others):
+        name, args = event.get("name"), event.get("args")
+        counted[str(event.get("cat", ""))] += 1
+        names[f"n:{name!s:.40}"] = None
+        if name == "process_name" and isinstance(args, dict):
+            processes[f"p:{args.get('name')}"] = None
+    if not counted:
+        return ", which has no events"
+    keys = (f"k:{key}" for key in others)
+    signs = "\n".join([*keys, *(f"c:{category}" for category in counted), *names, *processes])
+    looks = next((words for sign, words in _SIGNS if re.search(f"^{sign}", signs, re.MULTILINE)), None)
+    most = counted.most_common(_SHOWN)
+    shown = [f"{n:,} {category[:40] or 'without a category'}" for category, n in most]
+    shown += ["..."] * (len(counted) > _SHOWN)
+    said = f"; {looks}" if looks else ""
+    total = counted.total()
+    return f"{said} ({total:,} event{'s' * (total != 1)}: {', '.join(shown)})"

@@ -1,0 +1,312 @@
+"""The host of a recorded process: what its calls do themselves, and what they wait for.
+
+A host op lasts from the end of the one before it on its thread, so that the time between launches, in
+Python and the framework, counts. A call that waits for the device is an edge from what it waits for, and
+what is left of it then; so it waits in a simulation as long as it has to, and no longer::
+
+    recorded    thread   [launch][ cudaMemcpy, device to host         ]──[launch]
+                stream          [ kernel                       ][copy]      [ kernel
+
+    simulated   thread   [launch][launch]                         [sync]─[launch]
+                                     │ issues the copy          ▲
+                stream          [ kernel                       ][copy]      [ kernel
+
+====================================  ==========================================================
+call                                  waits for
+====================================  ==========================================================
+DeviceSynchronize, CtxSynchronize     all that was launched before it, on the device that the profiler
+                                      noted (``cuda_sync``), or else on any
+cudaFree, cudaFreeHost, hipFree       the same, if all of it was recorded to end by then
+StreamSynchronize, EventSynchronize   the stream, or what was launched before the event, that the profiler
+                                      noted, or that `waits.unnoted` infers
+copies that are synchronous           the copy, but for one within the device (``hipMemcpyWithStream``: any)
+copies from the device to pageable    the copy
+``hipMemcpyAsync``, from or to a host  the copy, if it was recorded to be held and to end before the call did:
+                                      AMD's profiler does not tell pageable memory
+copies from pageable to the device    the task before the copy on its stream, if the call was recorded to
+                                      return after the copy had begun (only large ones do)
+calls that launch                     a place in the launch queue, where it is full (`RecordedLaunchQueue`)
+====================================  ==========================================================
+
+A call that launches is done, for its task, when the task begins: what is left of it then is the next op's.
+Attributes say which part of an op is its own launch call (``call_ns``), and the rest of the one before
+(``rest_of_call_ns``); what else it lasts is work of the host between calls.
+
+What a call that only waits takes itself is known from those that were recorded to wait. One that takes three
+times as long, and 100 us, waited for something that is not in the trace: that time is an op ``delay``.
+
+A copy that waits was issued at the beginning of its call. How long that takes shows only where nothing had to
+be waited for; elsewhere it is the median of such copies, or of all launches in the trace.
+
+The thread that runs gradients and the one that called ``backward`` take turns, as one waits for the other:
+here they are one.
+
+Sources: CUDA driver API, "API synchronization behavior"
+(https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html); "Using the NVIDIA CUDA Stream-Ordered
+Memory Allocator, Part 1" (NVIDIA technical blog, 2021: ``cudaFree`` synchronizes); HIP API, ``hipFree``,
+``hipFreeHost`` ("an implicit hipDeviceSynchronize() call"), ``hipMemcpyWithStream`` ("akin to hipMemcpyAsync
++ hipStreamSynchronize"), ``hipMemcpyAsync`` ("If host or dst are not pinned, the memory copy will be
+performed synchronously"); PyTorch's autograd engine (torch/csrc/autograd/engine.cpp: ``Engine::execute``
+waits for the graph's future).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+from scenarios.importers.kineto.kineto_rows import GpuTask, HostCall, HostWait, RecordedTrace, Thread
+from scenarios.importers.kineto.stream_waits import (
+    ALL,
+    APART_NS,
+    COPY_FROM_PAGEABLE,
+    EVENT,
+    FREE,
+    ON_DEVICE,
+    STREAM,
+    RecordedLaunchQueue,
+    Streams,
+    waits_for_copy,
+)
+
+Record = dict[str, Any]
+"""The arguments of `GraphBuilder.op`."""
+
+_LONG_NS: Final = 100_000
+"""No call that waits for nothing takes longer; a host may lose its core for some time, though."""
+
+
+class HostOps:
+    """The host's ops, in order of time.
+
+    Parameters
+    ----------
+    trace : Trace
+    names : list of str
+        The ops of its tasks.
+    streams : Streams
+        What tasks, and streams, wait for on the GPU.
+    host_waits : mapping
+        What calls wait for, by their correlation.
+    begin_ns : int
+        Time 0 of every thread. An op ``before.thread0`` lasts until the trace begins, if that is later.
+    latency_ns : int
+        From the end of a launch to the earliest start of its task.
+    prefix : str
+        Of the names of ops.
+    device : str
+        What they are pinned to.
+
+    Attributes
+    ----------
+    ops : list of (int, Record)
+        With their starts.
+    launcher : dict
+        Task → the op that launches it.
+    issued_ns : dict
+        Task → the end of that op.
+    """
+
+    def __init__(
+        self,
+        trace: RecordedTrace,
+        names: list[str],
+        streams: Streams,
+        host_waits: Mapping[int, HostWait],
+        begin_ns: int,
+        latency_ns: int = 0,
+        prefix: str = "",
+        device: str = "cpu",
+    ) -> None:
+        self.ops: list[tuple[int, Record]] = []
+        self.launcher: dict[int, str] = {}
+        self.issued_ns: dict[int, int] = {}
+        self._trace, self._names, self._streams, self._begin_ns = trace, names, streams, begin_ns
+        self._host_waits = host_waits
+        self._latency_ns, self._prefix, self._device = latency_ns, prefix, device
+        self._point: dict[Thread, int] = {}  # until when each thread is accounted for
+        self._last: dict[Thread, str] = {}
+        self._called: dict[Thread, int] = {}  # when the last launch call of each thread ended
+        self._threads: dict[Thread, str] = {}
+        self._launches: dict[int, list[int]] = defaultdict(list)
+        for i, task in enumerate(trace.tasks):
+            self._launches[task.correlation].append(i)
+        self._queue = RecordedLaunchQueue(trace)
+        self._waits: list[int] = []  # which of the ops are calls that only wait
+        for call in trace.calls:
+            self._take(call.number, call)
+        self._split_waits()
+
+    def _take(self, n: int, call: HostCall) -> None:
+        tasks = self._launches.get(call.correlation, [])
+        if tasks:
+            self._launch(n, call, tasks)
+        elif (awaited := self._awaited(call)) is not None:
+            self._reach(n, call)
+            self._wait(n, call, awaited)
+            if not FREE.match(call.name):  # which works, too
+                self._waits.append(len(self.ops) - 1)
+
+    # -- launches ----------------------------------------------------------------------------------
+
+    def _launch(self, n: int, call: HostCall, tasks: list[int]) -> None:
+        """Add a launch, and its wait."""
+        first = tasks[0]
+        after: list[int] = []
+        task, name, waits = self._trace.tasks[first], f"launch.{n}", None
+        until = self._issued(call, task)
+        blocks = waits_for_copy(call.name, task.name) or self._was_unpinned(call, first)
+        awaited = self._in_time(call, tasks) if blocks else []
+        if awaited and self._is_held(call, first):
+            until = min(until, call.start_ns + self._issuing_ns)
+        elif not awaited and call.end_ns >= task.start_ns and COPY_FROM_PAGEABLE.search(task.name):
+            self._reach(n, call)
+            after = self._in_time(call, self._streams.at((task.device, task.stream), call.correlation))
+            if waited_ns := self._pass(call, after):
+                waits = {"recorded_wait_ns": waited_ns}
+        elif not awaited and (freed := self._queue.freed_by(call)) is not None:
+            self._reach(n, call)
+            after, waits = [freed], {"recorded_wait_ns": self._pass(call, [freed])}
+        self._add(call, name, until, after, waits)
+        self._called[self._control(call)] = 0 if awaited else call.end_ns
+        issued_ns = self._point[self._control(call)]
+        for i in tasks:
+            self.launcher[i], self.issued_ns[i] = self._prefix + name, issued_ns
+        if awaited:
+            self._wait(n, call, awaited)
+
+    def _issued(self, call: HostCall, task: GpuTask) -> int:
+        """Return when a launch took effect: a latency before its task began, if that was within the call."""
+        if task.start_ns >= call.end_ns:
+            return call.end_ns
+        return max(min(call.start_ns, task.start_ns), task.start_ns - self._latency_ns)
+
+    def _is_held(self, call: HostCall, task: int) -> bool:
+        """Whether a task was recorded to wait for another one when its call began."""
+        return any(self._trace.tasks[i].end_ns > call.start_ns for i in self._streams.before[task])
+
+    def _was_unpinned(self, call: HostCall, task: int) -> bool:
+        """Whether a copy of AMD's was recorded to be waited for, as those of pageable memory are."""
+        copy = self._trace.tasks[task]
+        asked = call.name.startswith("hipMemcpy") and not ON_DEVICE.search(copy.name)
+        return asked and call.end_ns >= copy.end_ns and self._is_held(call, task)
+
+    @cached_property
+    def _issuing_ns(self) -> int:
+        """Return how long it takes to issue a copy that waits: one without a wait, or else any launch."""
+        copies, launches = [], []
+        for call in self._trace.calls:
+            for i in self._launches.get(call.correlation, [])[:1]:
+                task = self._trace.tasks[i]
+                took = max(0, self._issued(call, task) - call.start_ns)
+                if not waits_for_copy(call.name, task.name):
+                    launches.extend([] if self._was_unpinned(call, i) else [took])
+                elif not self._is_held(call, i):
+                    copies.append(took)
+        known = sorted(copies or launches)
+        return known[len(known) // 2] if known else 0
+
+    # -- waits -------------------------------------------------------------------------------------
+
+    def _awaited(self, call: HostCall) -> list[int] | None:
+        """Return the tasks that a call waits for that launches nothing; None: it does not wait."""
+        noted = self._host_waits.get(call.correlation)
+        if ALL.match(call.name) or (noted is not None and noted.stream < 0):
+            device = None if noted is None else noted.device
+            return self._in_time(call, self._streams.all_at(call.correlation, device))
+        if noted is not None:
+            return self._in_time(call, self._streams.at((noted.device, noted.stream), noted.recorded))
+        if FREE.match(call.name):
+            return self._through(call, self._streams.all_at(call.correlation)) or None
+        return [] if STREAM.match(call.name) or EVENT.match(call.name) else None
+
+    def _in_time(self, call: HostCall, tasks: Iterable[int]) -> list[int]:
+        """Return the tasks that had ended when a call returned: for others it cannot have waited."""
+        return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns + APART_NS]
+
+    def _through(self, call: HostCall, tasks: Sequence[int]) -> list[int]:
+        """Return tasks if all of them had ended when a call returned, else none."""
+        found = self._in_time(call, tasks)
+        return found if len(found) == len(tasks) else []
+
+    def _wait(self, n: int, call: HostCall, awaited: list[int]) -> None:
+        """Add a wait: it lasts what is left of its call when what it waits for has ended."""
+        own: dict[str, Any] = {"recorded_wait_ns": self._pass(call, awaited)}
+        inferred = call.correlation in self._host_waits and call.correlation not in self._trace.host_waits
+        if inferred and awaited and not own["recorded_wait_ns"]:
+            own["inferred_wait"] = True
+        self._add(call, f"synchronize.{n}", call.end_ns, awaited, own)
+
+    def _split_waits(self) -> None:
+        """Put a delay before each call that waited for something that is not in the trace."""
+        waits = [self.ops[at][1] for at in self._waits]
+        left = sorted(op["duration_ns"] for op in waits if op["attributes"]["recorded_wait_ns"])
+        usual_ns = left[len(left) // 2] if left else 0
+        most_ns = max(3 * usual_ns, _LONG_NS)
+        for at in reversed(self._waits):
+            start_ns, op = self.ops[at]
+            own = op["attributes"]
+            if op["duration_ns"] <= most_ns or "rest_of_call_ns" in own:
+                continue
+            held_ns = op["duration_ns"] - usual_ns
+            name = op["name"].replace("synchronize.", "delay.call")
+            delay = op | {"name": name, "kind": "delay", "duration_ns": held_ns}
+            later = {"recorded_start_ns": own["recorded_start_ns"] + held_ns, "recorded_wait_ns": 0}
+            op = op | {"duration_ns": usual_ns, "after": [name], "attributes": own | later}
+            self.ops[at : at + 1] = (start_ns, delay), (start_ns + held_ns, op)
+
+    # -- threads -----------------------------------------------------------------------------------
+
+    def _control(self, call: HostCall) -> Thread:
+        return self._trace.callers.get(call.thread, call.thread)
+
+    def _reach(self, n: int, call: HostCall) -> None:
+        """Account for the host's own time until a call begins."""
+        if call.start_ns > self._point.get(self._control(call), self._begin_ns):
+            self._add(call, f"host.{n}", call.start_ns)
+
+    def _pass(self, call: HostCall, awaited: list[int]) -> int:
+        """Account for the time until tasks have ended; return how long that is."""
+        thread = self._control(call)
+        since = self._point.get(thread, self._begin_ns)
+        self._point[thread] = max([since, *(self._trace.tasks[i].end_ns for i in awaited)])
+        return self._point[thread] - since
+
+    def _add(
+        self, call: HostCall, name: str, end_ns: int, awaited: Iterable[int] = (), more: Record | None = None
+    ) -> None:
+        """Add an op of a call's thread: it lasts from where the thread was until `end_ns`."""
+        thread, kind = self._control(call), name.partition(".")[0]
+        if thread not in self._threads:
+            self._threads[thread] = f"thread{len(self._threads)}"
+            if self._trace.begin_ns > self._begin_ns:
+                self._add(call, f"before.{self._threads[thread]}", self._trace.begin_ns)
+        start = self._point.get(thread, self._begin_ns)
+        attributes: dict[str, Any] = {
+            "thread": self._threads[thread],
+            "recorded_start_ns": start - self._begin_ns,
+        }
+        if kind == "launch":
+            attributes["call_ns"] = max(0, end_ns - max(start, call.start_ns))
+        called_ns = self._called.get(thread, 0)
+        own_ns = call.start_ns if kind == "launch" else end_ns
+        if called_ns > start and (rest_ns := min(called_ns, own_ns, end_ns) - start) > 0:
+            attributes["rest_of_call_ns"] = rest_ns
+        if kind not in ("host", "before"):
+            attributes["call"] = call.name
+        if more:
+            attributes |= more
+        after = [self._last[thread]] if thread in self._last else []
+        after += [self._names[i] for i in awaited]
+        op: Record = {
+            "name": self._prefix + name,
+            "kind": kind,
+            "duration_ns": max(0, end_ns - start),
+            "after": after,
+            "device": self._device,
+            "attributes": attributes,
+        }
+        self.ops.append((start, op))
+        self._point[thread], self._last[thread] = max(start, end_ns), op["name"]

@@ -1,0 +1,392 @@
+"""The ranks of a job, each recorded by itself: who is who, whose kernels met, and one clock for all.
+
+A kernel of NCCL starts when its stream lets it, waits for the ranks that are late, and transfers; all end
+together. So the recorded time of a collective is two things, which the last rank to come tells apart::
+
+    rank 0   [ waits . . . . . . . . ##### ]     as recorded: 9 us
+    rank 1            [ waits  . . . ##### ]                  6 us
+    rank 2                          [##### ]                  2 us: the transfer
+
+A rank's ops get the transfer as their duration; the waiting comes about in the simulation, or does not. As
+clocks drift apart in a long recording, the last rank is not the one that seems to start last, but the one
+whose kernel was the shortest; only of kernels that do not end together it is by the clock.
+
+* **Who is who**: ``distributedInfo`` of each trace. All ranks of a job have to be there, once.
+* **Who met whom**, and by how much clocks differ, says `rank_groups`: newer traces name the process group
+  (``Process Group Name``, ``Process Group Ranks``), older ones have a stream for each.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import Any, Final, NamedTuple
+
+from scenarios.importers.kineto.kineto_rows import GpuTask, RecordedTrace
+from scenarios.importers.kineto.kineto_tensors import kind_of
+from sim.base.arrays import UNSET
+from sim.base.errors import InputError
+from sim.base.files import StrPath
+
+# ----------------------------------------------------------------------------------------------------------
+# Which collectives of several ranks met, and by how much their clocks differ: for recordings of any format.
+#
+# * **Communicators**: name and ranks of the process group, where every recorded call has them. Otherwise each
+#   stream on which collectives run is one, as each process group of PyTorch has a stream of its own; the
+#   streams of all ranks belong together in the order of first calls. The n-th call of a rank on a
+#   communicator met the n-th of the others.
+# * **Sends and recvs**: the n-th from one rank to another on a process group met the n-th recv there, where
+#   each says who is on the other side.
+# * **Clocks**: a rank's clock is shifted by the median of what its collectives ended earlier or later than
+#   those of ranks whose clocks are known, beginning with the lowest rank. Sends, receives, broadcasts and
+#   reductions to one rank do not end together, and are not asked.
+
+END_TOGETHER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
+"""Collectives that end on all ranks together, as each needs something of every other."""
+
+
+class RecordedCall(NamedTuple):
+    """A recorded call of a communicator.
+
+    Attributes
+    ----------
+    task : int
+        Its number among the tasks of its rank.
+    kind : str
+    stream : hashable
+    group : tuple of str or None
+        Name and ranks of the process group, where recorded.
+    pair : bool
+        Whether it sends or receives between two ranks.
+    peer : int
+        The other one; -1: not recorded.
+    """
+
+    task: int
+    kind: str
+    stream: Hashable
+    group: tuple[str, str] | None = None
+    pair: bool = False
+    peer: int = UNSET
+
+
+_Key = int | tuple[str, str]
+"""A communicator: the number of its stream, or name and ranks of its process group."""
+
+Groups = dict[str, dict[int, list[int]]]
+"""Communicator → rank → its tasks, in order."""
+
+
+def communicators(calls: Mapping[int, Sequence[RecordedCall]], paths: Mapping[int, StrPath]) -> Groups:
+    """Return the collectives of all ranks by communicator, checked.
+
+    Parameters
+    ----------
+    calls : mapping
+        By rank, in order.
+    paths : mapping
+        The file of each rank, for messages.
+
+    Raises
+    ------
+    InputError
+        Ranks do not have the same collectives, or have none together.
+
+    Warns
+    -----
+    UserWarning
+        Sends and recvs of which it is not clear whom they met.
+    """
+    found: dict[_Key, dict[int, list[RecordedCall]]] = {}
+    named = all(call.group is not None for own in calls.values() for call in own)
+    for rank, own in calls.items():
+        streams: dict[Hashable, int] = {}
+        for call in own:
+            if call.pair:
+                continue
+            key: _Key = streams.setdefault(call.stream, len(streams))
+            if named and call.group is not None:
+                key = call.group
+            found.setdefault(key, {}).setdefault(rank, []).append(call)
+    groups = _pairs(calls)
+    for key, members in found.items():
+        name = f"nccl{key}" if isinstance(key, int) else _unused(key[0], groups)
+        _check_members(name, members, _ranks_of(key, calls), paths)
+        if len(members) > 1:
+            groups[name] = {rank: [call.task for call in own] for rank, own in members.items()}
+    if not groups:
+        raise InputError(
+            f"{next(iter(paths.values()))}: has no collective of NCCL that it shares with another rank"
+        )
+    return groups
+
+
+def _pairs(calls: Mapping[int, Sequence[RecordedCall]]) -> Groups:
+    """Return the sends and recvs that met: of each direction between two ranks they are a communicator."""
+    found: dict[tuple[str, int, int], dict[int, list[int]]] = {}
+    for rank, own in calls.items():
+        for call in own:
+            if call.pair:
+                ends = (rank, call.peer) if call.kind == "send" else (call.peer, rank)
+                name = "nccl" if call.group is None else call.group[0]
+                found.setdefault((name, *ends), {}).setdefault(rank, []).append(call.task)
+    met = {key: both for key, both in found.items() if len({*map(len, both.values())}) + 1 == len(both) == 2}
+    alone = sum(len(tasks) for key, both in found.items() if key not in met for tasks in both.values())
+    if alone:
+        warnings.warn(
+            f"{alone} kernels send or receive between two ranks, and it is not clear whom they met; they "
+            "keep their recorded times, and do not wait for each other",
+            stacklevel=6,
+        )
+    return {f"{name}.{source}-{target}": both for (name, source, target), both in met.items()}
+
+
+def _ranks_of(key: _Key, calls: Mapping[int, Sequence[RecordedCall]]) -> list[int]:
+    """Return the ranks of a communicator, as far as it is known."""
+    if not isinstance(key, tuple):
+        return [*calls]
+    return _listed(key[1])
+
+
+def _listed(ranks: str) -> list[int]:
+    """Return the ranks of a process group; the profiler may name the first ones only, which is none."""
+    return [] if "..." in ranks else [int(number[:9]) for number in re.findall(r"\d+", ranks)]
+
+
+def process_group(name: str, ranks: str, size: int = 0) -> dict[str, Any]:
+    """Return what is known of the process group of a collective, as attributes of its op.
+
+    Examples
+    --------
+    >>> process_group("dp", "[0, 2]")
+    {'process_group': 'dp', 'process_group_ranks': [0, 2], 'process_group_size': 2}
+    """
+    listed = _listed(ranks)
+    size = size or len(listed)
+    found: dict[str, Any] = {"process_group": name}
+    found |= {"process_group_ranks": listed} if listed else {}
+    return found | ({"process_group_size": size} if size else {})
+
+
+def _unused(name: str, groups: Groups) -> str:
+    """Return a name for a communicator: of two groups of one name, the second is ``name.1``."""
+    same = sum(known == name or known.startswith(f"{name}.") for known in groups)
+    return f"{name}.{same}" if same else name
+
+
+def _check_members(
+    name: str, members: Mapping[int, list[RecordedCall]], wanted: Sequence[int], paths: Mapping[int, StrPath]
+) -> None:
+    """Refuse a communicator whose ranks do not have the same collectives."""
+    first, mine = next(iter(members.items()))
+    for rank in wanted or members:
+        theirs = members.get(rank, [])
+        where = f"{paths.get(rank, paths[first])}: communicator {name!r}"
+        both = f"{where}: rank {rank} has {len(theirs)} collectives and rank {first} has {len(mine)}"
+        for n, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+            if a.kind != b.kind:
+                raise InputError(
+                    f"{where}: number {n} is {b.kind} on rank {rank} and {a.kind} on rank {first}; they "
+                    "are of different jobs or steps"
+                )
+        if len(mine) != len(theirs):
+            raise InputError(f"{both}; they are of different jobs, or not recorded over the same steps")
+
+
+def clock_offsets(
+    ends: Mapping[int, Mapping[tuple[str, int], int]], paths: Mapping[int, StrPath]
+) -> dict[int, int]:
+    """Return what each rank's clock is to be shifted by.
+
+    Parameters
+    ----------
+    ends : mapping
+        By rank: when its collectives ended, by communicator and number.
+    paths : mapping
+
+    Raises
+    ------
+    InputError
+        A rank has none that ended together with one of another rank.
+    """
+    first, *others = ends
+    offsets, known = {first: 0}, dict(ends[first])
+    while others:
+        rank = next((each for each in others if not known.keys().isdisjoint(ends[each])), others[0])
+        if known.keys().isdisjoint(ends[rank]):
+            raise InputError(
+                f"{paths[rank]}: rank {rank} has no collective that ends together with one of rank {first}, "
+                "so their clocks cannot be compared"
+            )
+        offsets[rank] = _median([known[key] - end for key, end in ends[rank].items() if key in known])
+        known = {key: end + offsets[rank] for key, end in ends[rank].items()} | known
+        others.remove(rank)
+    return offsets
+
+
+def _median(values: Sequence[int]) -> int:
+    return sorted(values)[len(values) // 2]
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_APART_NS: Final = 100_000
+"""What the ends of one collective may be apart, plus a ten-thousandth of the recording: clocks drift."""
+
+
+class Meeting(NamedTuple):
+    """What a collective is on one rank.
+
+    Attributes
+    ----------
+    communicator : str
+    transfer_ns : int
+        From the start of the last rank to the end.
+    message : tuple of int
+        Bytes that it takes and gives on this rank; 0: not recorded, or ranks disagree.
+    peer : int
+        Of a send or recv, the other rank; -1: it is of all ranks.
+    """
+
+    communicator: str
+    transfer_ns: int
+    message: tuple[int, int] = (0, 0)
+    peer: int = UNSET
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank, by the clock of the lowest one.
+
+    Attributes
+    ----------
+    number : int or None
+        None: one process, whose rank does not matter.
+    file : int
+        Which of the files it is.
+    trace : Trace
+    meetings : mapping
+        By task.
+    """
+
+    number: int | None
+    file: int
+    trace: RecordedTrace
+    meetings: Mapping[int, Meeting] = field(default_factory=dict)
+
+
+def together(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -> list[Rank]:
+    """Return the ranks of a job, in order.
+
+    Raises
+    ------
+    InputError
+        A trace does not say its rank, has two GPUs, or is of another job; a rank is there twice, or not at
+        all; or collectives cannot have met.
+
+    Warns
+    -----
+    UserWarning
+        Sends and recvs that did not meet, or of which it is not clear whom.
+    """
+    file_of = _files_of_ranks(paths, traces)
+    path_of = {rank: paths[file] for rank, file in file_of.items()}
+    by_rank = {rank: traces[file] for rank, file in file_of.items()}
+    groups = communicators({rank: _calls(trace) for rank, trace in by_rank.items()}, path_of)
+    offsets = clock_offsets(_ends(by_rank, groups), path_of)
+    shifted = {rank: traces[file].later(offsets[rank]) for rank, file in file_of.items()}
+    meetings = _meetings(shifted, groups, path_of)
+    return [Rank(rank, file, shifted[rank], meetings[rank]) for rank, file in file_of.items()]
+
+
+def _files_of_ranks(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -> dict[int, int]:
+    """Return which file is which rank, in order of ranks."""
+    found: dict[int, int] = {}
+    size = traces[0].world_size
+    for file, (path, trace) in enumerate(zip(paths, traces, strict=True)):
+        if trace.rank is None:
+            raise InputError(f"{path}: does not say which rank of how many it is (distributedInfo)")
+        if trace.world_size != size:
+            raise InputError(
+                f"{path}: is rank {trace.rank} of {trace.world_size}, and {paths[0]} is rank "
+                f"{traces[0].rank} of {size}: they are of different jobs"
+            )
+        if trace.rank in found:
+            raise InputError(f"{path}: is rank {trace.rank}, as {paths[found[trace.rank]]} is")
+        if len({task.device for task in trace.tasks}) > 1:
+            raise InputError(f"{path}: has tasks of several GPUs; a rank of a job has one")
+        found[trace.rank] = file
+    missing = [*islice((rank for rank in count() if rank not in found), min(9, (size or 0) - len(found)))]
+    if missing:
+        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise InputError(f"{paths[0]}: is of a job of {size} ranks; missing: {shown}")
+    return dict(sorted(found.items()))
+
+
+# -- who meets whom -------------------------------------------------------------------------------
+
+
+def _calls(trace: RecordedTrace) -> list[RecordedCall]:
+    """Return the kernels of NCCL."""
+    return [
+        RecordedCall(i, _kind(task), task.stream, task.group, task.pair, task.peer)
+        for i, task in enumerate(trace.tasks)
+        if task.communicates
+    ]
+
+
+def _ends(traces: Mapping[int, RecordedTrace], groups: Groups) -> dict[int, dict[tuple[str, int], int]]:
+    """Return when the collectives ended that end together."""
+    ends: dict[int, dict[tuple[str, int], int]] = {rank: {} for rank in traces}
+    for name, members in groups.items():
+        for rank, tasks in members.items():
+            for n, i in enumerate(tasks):
+                if _kind(traces[rank].tasks[i]) in END_TOGETHER:
+                    ends[rank][name, n] = traces[rank].tasks[i].end_ns
+    return ends
+
+
+def _meetings(
+    traces: Mapping[int, RecordedTrace], groups: Groups, paths: Mapping[int, StrPath]
+) -> dict[int, dict[int, Meeting]]:
+    """Return what each task of a collective is, by rank."""
+    found: dict[int, dict[int, Meeting]] = {rank: {} for rank in traces}
+    buffered = 0
+    for name, members in groups.items():
+        for together_ in zip(*members.values(), strict=True):
+            met = dict(zip(members, together_, strict=True))
+            tasks: dict[int, GpuTask] = {rank: traces[rank].tasks[i] for rank, i in met.items()}
+            last = max(tasks, key=lambda rank: (tasks[rank].start_ns, -rank))
+            gone = min(tasks, key=lambda rank: (tasks[rank].end_ns, rank))
+            apart = tasks[last].start_ns - tasks[gone].end_ns
+            recorded = traces[last].tasks[-1].end_ns - traces[last].begin_ns
+            end_together = _kind(tasks[last]) in END_TOGETHER
+            if apart >= 0 and _kind(tasks[gone]) == "send":
+                buffered += 1
+                continue
+            if apart > _APART_NS + recorded // 10_000 and (end_together or tasks[gone].pair):
+                raise InputError(
+                    f"{paths[gone]}: a collective of communicator {name!r} ended on rank {gone} "
+                    f"{apart / 1e6:.3f} ms before it began on rank {last}: of different steps or jobs"
+                )
+            shortest = min(task.duration_ns for task in tasks.values())
+            transfer_ns = shortest if end_together else tasks[last].duration_ns
+            sizes = {max(task.message) for task in tasks.values()}
+            agree = len(sizes) == 1 or (_kind(tasks[last]) == "all_to_all" and 0 not in sizes)
+            for rank, i in met.items():
+                message = tasks[rank].message if agree else (0, 0)
+                found[rank][i] = Meeting(name, transfer_ns, message, tasks[rank].peer)
+    if buffered:
+        warnings.warn(
+            f"{buffered} sends ended before their recvs began, as what they sent was buffered; they keep "
+            "their recorded times, and do not wait for each other",
+            stacklevel=5,
+        )
+    return found
+
+
+def _kind(task: GpuTask) -> str:
+    return kind_of(task.name, task.collective)

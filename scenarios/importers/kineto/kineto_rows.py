@@ -1,0 +1,229 @@
+"""What is known of a recorded process, as plain rows: host calls, GPU tasks, and waits."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import UNSET, BoolArray, Codes, IntArray
+
+Thread = tuple[int, int]
+"""Process and thread, as the system numbers them."""
+
+
+class GpuTask(NamedTuple):
+    """A kernel, copy or fill that ran.
+
+    Attributes
+    ----------
+    name : str
+    device, stream : int
+    correlation : int
+        Number of the launch.
+    start_ns, duration_ns : int
+    nbytes : int
+        Of a copy or fill.
+    facts : dict
+        ``grid``, ``block``, ``registers``, ``shared_memory``, where recorded.
+    group : tuple of str, optional
+        Name and ranks of the process group of a collective, where recorded.
+    collective : str
+        What PyTorch calls it, where recorded: ``send``, ``allreduce``, ``_allgather_base``.
+    message : tuple of int
+        Bytes that a collective takes and gives on this rank, where recorded.
+    group_size : int
+        How many ranks its process group has; 0: not recorded.
+    peer : int
+        The rank to which it sends, or from which it receives; -1: not recorded.
+    """
+
+    name: str
+    device: int
+    stream: int
+    correlation: int
+    start_ns: int
+    duration_ns: int
+    nbytes: int
+    facts: dict[str, Any]
+    group: tuple[str, str] | None = None
+    collective: str = ""
+    message: tuple[int, int] = (0, 0)
+    group_size: int = 0
+    peer: int = UNSET
+
+    @property
+    def end_ns(self) -> int:
+        """When it ended."""
+        return self.start_ns + self.duration_ns
+
+    @property
+    def pair(self) -> bool:
+        """Whether it is a ``send`` or ``recv``, by what is recorded."""
+        return self.collective in ("send", "recv")
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it is a kernel of NCCL (or RCCL, whose kernels have the same names)."""
+        return self.name.startswith("nccl")
+
+
+class HostCall(NamedTuple):
+    """A call of the CUDA runtime or driver; which of them it is in order of time is its number."""
+
+    number: int
+    name: str
+    thread: Thread
+    correlation: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls as columns, in order of time: there are hundreds of thousands, and few are looked at one by one.
+
+    Attributes
+    ----------
+    names : sequence of str
+        Of which `name` has the numbers.
+    name, thread, correlation, start_ns, end_ns : array
+        Threads are numbers, too.
+    """
+
+    names: Sequence[str]
+    name: IntArray
+    thread: IntArray
+    correlation: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+
+    def named(self, pattern: re.Pattern[str]) -> BoolArray:
+        """Whether the name of each begins so."""
+        fits: BoolArray = np.array([pattern.match(name) is not None for name in self.names], bool)[self.name]
+        return fits
+
+    def only(self, which: BoolArray) -> Calls:
+        """Return some of them."""
+        return replace(
+            self,
+            name=self.name[which],
+            thread=self.thread[which],
+            correlation=self.correlation[which],
+            start_ns=self.start_ns[which],
+            end_ns=self.end_ns[which],
+        )
+
+    def rows(self, threads: Sequence[Thread], which: BoolArray) -> list[HostCall]:
+        """Return some of them as rows."""
+        own = self.only(which)
+        names = map(self.names.__getitem__, own.name.tolist())
+        of = map(threads.__getitem__, own.thread.tolist())
+        numbers = (own.correlation.tolist(), own.start_ns.tolist(), own.end_ns.tolist())
+        return [*map(HostCall, np.flatnonzero(which).tolist(), names, of, *numbers)]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWait:
+    """A recorded wait of a stream for an event of another one."""
+
+    device: int
+    stream: int
+    after: int
+    """Tasks of the stream launched after this correlation wait,"""
+    on_stream: int
+    recorded: int
+    """for those of the other stream launched before this one."""
+    sure: bool
+    """Whether the event was recorded by that call; else it may have been earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """What a recorded call of the host waits for."""
+
+    device: int
+    stream: int
+    """-1: all streams."""
+    recorded: int
+    """It waits for what was launched before this correlation."""
+
+
+@dataclass(frozen=True)
+class RecordedTrace:
+    """Everything that matters here, in order of time.
+
+    Attributes
+    ----------
+    tasks, waits
+    calls : list of HostCall
+        The first, and those that launch, wait or record an event.
+    operators : list of str or None
+        What launched each task (``"aten::addmm"``), if the trace says.
+    host_waits : dict
+        By correlation of the call.
+    callers : dict
+        Thread that only runs gradients → the thread that waits for it meanwhile.
+    uncalled : list
+        Threads that run gradients of another one, which is not known to wait for them alone.
+    inside : dict
+        By thread: begin and end of every operator in which a process group launches its kernels.
+    rank, world_size : int or None
+        Of a distributed job.
+    gpus : dict of int to str
+        What the driver calls each GPU, by its number.
+    in_turn : int
+        Waits of a thread for another one that were inferred, as the two took turns.
+    """
+
+    tasks: list[GpuTask] = field(default_factory=list)
+    calls: list[HostCall] = field(default_factory=list)
+    waits: list[StreamWait] = field(default_factory=list)
+    operators: list[str | None] = field(default_factory=list)
+    host_waits: dict[int, HostWait] = field(default_factory=dict)
+    callers: dict[Thread, Thread] = field(default_factory=dict)
+    uncalled: list[Thread] = field(default_factory=list)
+    inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    rank: int | None = None
+    world_size: int | None = None
+    gpus: dict[int, str] = field(default_factory=dict)
+    in_turn: int = 0
+
+    @cached_property
+    def start_ns(self) -> IntArray:
+        """When each task started."""
+        return np.array([task.start_ns for task in self.tasks], np.int64)
+
+    @cached_property
+    def end_ns(self) -> IntArray:
+        """When each task ended."""
+        return self.start_ns + np.array([task.duration_ns for task in self.tasks], np.int64)
+
+    @cached_property
+    def correlation(self) -> IntArray:
+        """Number of the launch of each task."""
+        return np.array([task.correlation for task in self.tasks], np.int64)
+
+    @cached_property
+    def lane(self) -> IntArray:
+        """Number of the device and stream of each task."""
+        return Codes[tuple[int, int]]().of((task.device, task.stream) for task in self.tasks)
+
+    @property
+    def begin_ns(self) -> int:
+        """When the first task or call began."""
+        starts = [task.start_ns for task in self.tasks[:1]] + [call.start_ns for call in self.calls[:1]]
+        return min(starts)
+
+    def later(self, ns: int) -> RecordedTrace:
+        """Return it by a clock that shows `ns` more."""
+        return replace(
+            self,
+            tasks=[task._replace(start_ns=task.start_ns + ns) for task in self.tasks],
+            calls=[one._replace(start_ns=one.start_ns + ns, end_ns=one.end_ns + ns) for one in self.calls],
+        )

@@ -1,0 +1,138 @@
+"""Tensors of recorded tasks: a profiler's trace with the execution graph of the same program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from scenarios.importers.execution_kernels import KernelNotes, TracedKernel, operators_of_launches, told
+from scenarios.importers.execution_operators import read_operators
+from scenarios.importers.kineto.kineto_host import Record
+from scenarios.importers.kineto.kineto_rows import RecordedTrace
+from scenarios.importers.tensor_flow import TaskFlow
+from sim.base.files import StrPath
+
+# ----------------------------------------------------------------------------------------------------------
+# What the name of a kernel says about it: its kind, and a short form.
+
+_KINDS = {
+    r"^nccl send$": "send",
+    r"^nccl recv$": "recv",
+    r"nccl.*all_?reduce": "all_reduce",
+    r"nccl.*all_?gather": "all_gather",
+    r"nccl.*reduce_?scatter": "reduce_scatter",
+    r"nccl.*(all_?to_?all|send_?recv)": "all_to_all",
+    r"nccl.*broadcast": "broadcast",
+    r"nccl": "collective",
+    r"^memcpy": "copy",
+    r"^memset": "fill",
+    r"^triton_(poi|for)": "elementwise",
+    r"^triton_(red|per|coo|spl)": "reduce",
+    r"flash|fmha|attention|attn_|sage_fwd": "attention",
+    r"wgrad|dgrad|fprop|conv|winograd|scudnn": "conv",
+    r"gemm|gemv|cublas|cutlass|splitk|nvjet|^cijk_|matmul|^triton_(tem|b?mm)": "matmul",
+    r"batch_?norm|bn_[fb]w": "batch_norm",
+    r"(layer|rms|group)_?norm": "layer_norm",
+    r"softmax": "softmax",
+    r"embedding|index|gather|scatter": "gather",
+    r"reduce": "reduce",
+    r"cat|copy|transpose|nchwtonhwc|nhwctonchw": "copy",
+    r"elementwise|vectorized|multi_?tensor|foreach": "elementwise",
+}
+"""What the name of a kernel says about it, the first pattern that is found.
+
+Inductor names a kernel after all operators that it fuses, behind three letters of what it is: pointwise, for
+each, reductions (persistent, cooperative, split scans), or a template, which is a matrix product unless its
+name says attention or convolution (torch/_inductor/codegen/triton.py). rocBLAS calls matrix products after
+their indices, ``Cijk_Ailk_Bljk``.
+"""
+
+
+@lru_cache(maxsize=4096)
+def kind_of(name: str, collective: str = "") -> str:
+    """Return the kind of op that a kernel is, from its name.
+
+    Parameters
+    ----------
+    name : str
+    collective : str
+        What PyTorch called it, where that is recorded: ``_reduce_scatter_base``. It counts more than the name
+        of NCCL's kernel, which may send and receive for any collective, and which of RCCL is one for all.
+
+    Examples
+    --------
+    >>> [kind_of(name) for name in ("ncclKernel_AllReduce_RING_LL_Sum_float", "Memset (Device)")]
+    ['all_reduce', 'fill']
+    >>> kind_of("ncclKernel_SendRecv"), kind_of("ncclKernel_SendRecv", "_reduce_scatter_base")
+    ('all_to_all', 'reduce_scatter')
+    >>> kind_of("ncclDevKernel_SendRecv", "send")
+    'send'
+    """
+    lower = name.lower()
+    if collective and lower.startswith("nccl") and (told := kind_of(f"nccl {collective}")) != "collective":
+        return told
+    return next((kind for pattern, kind in _KINDS.items() if re.search(pattern, lower)), "kernel")
+
+
+@lru_cache(maxsize=4096)
+def short_name(name: str) -> str:
+    """Return the name of a kernel without return type, namespaces, template and call arguments.
+
+    Examples
+    --------
+    >>> short_name("void at::native::(anonymous namespace)::cat<float, 4>(float*)")
+    'cat'
+    """
+    plain = re.split(r"[<(]", name.replace("(anonymous namespace)::", ""), maxsplit=1)[0].strip()
+    return re.split(r"::| ", plain)[-1] or name.split("(")[0].strip() or "kernel"
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+def told_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[KernelNotes]:
+    """Return what an execution graph tells of each task of a trace.
+
+    Raises
+    ------
+    InputError
+        It is no execution graph, or of another program.
+    """
+    operators = read_operators(graph)
+    made = operators_of_launches(path, graph, operators, [task.correlation for task in trace.tasks])
+    began = {call.correlation: call.start_ns for call in trace.calls}
+    launched = sorted(
+        range(len(trace.tasks)),
+        key=lambda i: (began.get(trace.tasks[i].correlation, 0), trace.tasks[i].correlation),
+    )
+    kernels = []
+    for i in launched:
+        task = trace.tasks[i]
+        operator, step = made.get(task.correlation, (None, 0))
+        kernels.append(
+            TracedKernel(operator, step, (task.device, task.stream), task.duration_ns, task.communicates)
+        )
+    found = zip(launched, told(kernels, {operator.id: operator for operator in operators}), strict=True)
+    return [_numbered(one, launched) for _, one in sorted(found, key=lambda pair: pair[0])]
+
+
+def _numbered(one: KernelNotes, tasks: Sequence[int]) -> KernelNotes:
+    """Return what is told, with the numbers of tasks instead of launches."""
+    flow = one.flow
+    return one._replace(
+        flow=TaskFlow([(tasks[n], k) for n, k in flow.inputs], [tasks[n] for n in flow.after], flow.outputs)
+    )
+
+
+def add_told(op: Record, one: KernelNotes, names: Sequence[str]) -> Record:
+    """Return an op with what is told of it; a copy keeps its own bytes."""
+    facts = one.facts if kind_of(op["attributes"]["kernel"]) not in ("copy", "fill") else {}
+    return {
+        **op,
+        **facts,
+        "inputs": [f"{names[n]}:{k}" for n, k in one.flow.inputs],
+        "outputs": one.flow.outputs,
+        "after": list(dict.fromkeys([*op["after"], *(names[n] for n in one.flow.after)])),
+        "attributes": op["attributes"] | one.attributes,
+    }

@@ -1,0 +1,460 @@
+"""Traces that a simulation wrote (``sim run --trace FILE``): a run as a graph that runs as that one did.
+
+::
+
+    hosts      gpu0/host   ▇launch a▇▇launch b▇                 device hosts, thread gpu0/host
+    gpu0       stream 0               ▇▇▇▇▇a▇▇▇▇▇               device gpu0, stream 1
+               stream 1                  ·delay·▇▇▇▇b▇▇▇▇       device gpu0, stream 2
+    links      wire                             ▇transfer▇      device links, stream wire
+
+Every slice is an op with its duration, on a lane of its device. It comes after the slice before it on its
+lane, after its launch, and after what it says that it waited for (``after``); a launch comes after what its
+op waited for, as far as the run's synchronisation had its host wait for that. Launch latency, gap and event
+hop of the devices come back as theirs (`Graph.device_facts`). What is left of the time before a slice, such
+as a policy's decision, is an op ``delay`` on its lane. So everything starts and ends at the same nanosecond,
+on a machine that costs nothing but those. Where no delay can fill what is left, because it is less than the
+gap behind the delay, a device has no such facts, and all is in delays.
+
+Collectives meet again: those of a communicator, the n-th of each rank, last from the start of the last one
+to their end. Where ranks did not end together (rings whose messages go over links one by one, steps that were
+aborted) they keep their recorded times, with a warning.
+
+What is no part of a schedule does not come back: what ops compute, tensors, memory, loops and branches (each
+run of an op is an op), the units of an NPU, failures.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from scenarios.importers.files import in_file, items, read_head
+from scenarios.importers.kineto.event_fields import arguments, span, text, thread_of, whole
+from sim.base.errors import InputError
+from sim.base.files import StrPath
+from sim.export.chrome import SIMULATOR
+from sim.graph.builder import GraphBuilder
+from sim.graph.frames import CONTROL_FLOW_KINDS
+from sim.graph.graph import Graph
+from sim.job.collectives import COLLECTIVE_KINDS
+
+# ----------------------------------------------------------------------------------------------------------
+# What ran, of the events of a file: slices with their lanes, and what they waited for.
+
+_LAUNCH: Final = "cuda_runtime"
+_WORKER: Final = "cpu_op"
+
+
+@dataclass(slots=True)
+class Slice:
+    """An op to be.
+
+    Attributes
+    ----------
+    name, kind, device : str
+    lane : tuple
+        Process and thread.
+    attributes : dict
+        ``stream`` or ``thread``, and what else comes back.
+    start_ns, end_ns : int
+    number : int
+        What others call it in their `fed_by`; of a launch, the number of its op.
+    fed_by : list of int
+    before : list of Slice
+        What has to have ended.
+    launches : bool
+        Whether it is a call of a host that launches `number`.
+    more : dict
+        Further arguments of `GraphBuilder.op`.
+    duration_ns : int
+        Of a collective without its waiting.
+    """
+
+    name: str
+    kind: str
+    device: str
+    lane: tuple[int, int]
+    attributes: dict[str, Any]
+    start_ns: int
+    end_ns: int
+    number: int
+    fed_by: list[int]
+    launches: bool
+    more: dict[str, Any]
+    before: list[Slice] = field(default_factory=list)
+    duration_ns: int = 0
+
+    def __post_init__(self) -> None:
+        """Let it last from start to end."""
+        self.duration_ns = self.end_ns - self.start_ns
+
+    @property
+    def is_op(self) -> bool:
+        """Whether it is an op: of a launch that costs nothing, what it launches waits itself."""
+        return self.duration_ns > 0 or not self.launches
+
+    @property
+    def on_stream(self) -> bool:
+        """Whether it ran on a stream, not on a thread."""
+        return "stream" in self.attributes
+
+
+def slices_in(path: StrPath, events: Iterable[Any]) -> Iterator[Slice]:
+    """Yield what ran, of a file's events: on the device, and the thread, that its process and thread name.
+
+    Raises
+    ------
+    InputError
+        An event without what it must have (with its index).
+    """
+    processes: dict[int, str] = {}
+    threads: dict[tuple[int, int], str] = {}
+    for index, event in enumerate(events):
+        try:
+            if not isinstance(event, dict):
+                raise ValueError(f"is no event but a {type(event).__name__}")
+            if event["ph"] == "M" and event["name"] == "process_name":
+                processes[event["pid"]] = text(arguments(event), "name")
+            elif event["ph"] == "M" and event["name"] == "thread_name":
+                threads[thread_of(event)] = text(arguments(event), "name")
+            elif event["ph"] == "X":
+                lane = thread_of(event)
+                yield _slice(event, lane, processes[lane[0]], threads[lane])
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else error
+            raise InputError(f"{path}: traceEvents[{index}]: {reason}") from None
+
+
+def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice:
+    args, title, category = arguments(event), text(event, "name"), event["cat"]
+    start, end = span(event)
+    launches = category == _LAUNCH
+    name = text(args, "op") if "op" in args else title
+    kind = text(args, "kind") if "kind" in args else "transfer"
+    if kind in CONTROL_FLOW_KINDS:
+        kind = "op"  # what it decided has been decided
+    attributes: dict[str, Any] = {"stream": args.get("stream", args.get("on stream", thread))}
+    if launches or category == _WORKER:
+        attributes = {"thread": thread}
+    if launches:
+        name, kind = f"launch.{name}", "launch"
+        attributes["call"] = title
+    elif name != title:
+        attributes["kernel"] = title
+    if "Process Group Name" in args:
+        attributes["communicator"] = args["Process Group Name"]
+        attributes |= {key: args[key] for key in ("peer", "group", "pair") if key in args}
+    if "iteration" in args and "group" in attributes:  # a group call of each iteration
+        attributes["group"] = f"{attributes['group']}.{args['iteration']}"
+    more = {key: args[key] for key in ("stage", "micro_batch") if key in args}
+    if "bytes" in args:
+        more |= {"bytes_read": args["bytes"], "bytes_written": args["bytes"]}
+    if not isinstance(fed_by := args.get("after", []), list):
+        raise ValueError(f"after is no list but {fed_by!r:.40}")
+    return Slice(
+        *(name, kind, device, lane, attributes, start, end),
+        *(whole(args, "External id"), fed_by, launches, more),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Collectives that met: how long they transferred, and in which order a rank had them.
+#
+# ::
+#
+#     gpu0   [ waits . . . [ sum ]            from the start of the last one to the end of all: the duration;
+#     gpu1                 [ sum ]            waiting comes about when it runs
+
+
+def meet(slices: Sequence[Slice]) -> list[str]:
+    """Give collectives that met their transfer as duration, and their place in line.
+
+    Returns
+    -------
+    list of str
+        Communicators whose collectives did not end together on all ranks: they belong to none any more.
+    """
+    members: dict[str, list[Slice]] = defaultdict(list)
+    for each in slices:
+        if "communicator" in each.attributes:
+            members[each.attributes["communicator"]].append(each)
+    lost = []
+    for name, found in members.items():
+        if (durations := _transfers(found)) is None:
+            lost.append(name)
+            for each in found:
+                for key in ("communicator", "peer", "group", "pair"):
+                    each.attributes.pop(key, None)
+            continue
+        for each, duration_ns in zip(found, durations, strict=True):
+            each.duration_ns = duration_ns
+        _line_up(found)
+    return lost
+
+
+def _transfers(members: Sequence[Slice]) -> list[int] | None:
+    """Return how long each collective of a communicator transferred; None: some did not end together.
+
+    The n-th of a seat in its party met the n-th of every other (`sim.job.collectives`).
+    """
+    counted: Counter[tuple[Any, str, str]] = Counter()
+    seats: dict[Any, set[tuple[str, str]]] = defaultdict(set)
+    meetings: dict[tuple[Any, int], list[int]] = defaultdict(list)
+    for k, each in enumerate(members):
+        party: Any = ()
+        if (peer := each.attributes.get("peer")) is not None:
+            sent = each.kind == "send"
+            pair = (each.device, peer) if sent else (peer, each.device)
+            party = (*pair, each.attributes.get("pair"))
+        seat = each.device, each.kind if party else ""
+        meetings[party, counted[party, *seat]].append(k)
+        counted[party, *seat] += 1
+        seats[party].add(seat)
+    found = [0] * len(members)
+    for (party, _), met in meetings.items():
+        ends = {members[k].end_ns for k in met}
+        kinds = {members[k].kind for k in met}
+        since = max(members[k].start_ns for k in met)
+        alike = len(kinds) == (2 if party else 1) and kinds <= COLLECTIVE_KINDS
+        if not alike or len(ends) > 1 or len(met) != len(seats[party]) or since > min(ends):
+            return None
+        for k in met:
+            found[k] = members[k].end_ns - since
+    return found
+
+
+def _line_up(members: Sequence[Slice]) -> None:
+    """Let every collective come after the one before it in its line; those of a group call after the same."""
+    lines: dict[str, list[list[Slice]]] = defaultdict(list)
+    for each in members:
+        calls, group = lines[each.device], each.attributes.get("group")
+        if calls and group is not None and calls[-1][0].attributes.get("group") == group:
+            calls[-1].append(each)
+        else:
+            calls.append([each])
+        each.attributes["recorded_ns"] = each.end_ns - each.start_ns
+        if len(calls) > 1:
+            each.before += calls[-2]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What came before what, and what of the time before a slice is left to explain.
+
+
+def put_in_order(slices: Sequence[Slice], at_issue: bool, *, whole: bool) -> None:
+    """Tell every slice what it comes after, and refuse what began before that had ended.
+
+    With `at_issue` a host does not wait for what is launched. Of a part of a trace, the rest is not missed.
+    """
+    of_number: dict[int, list[Slice]] = defaultdict(list)
+    launch: dict[int, Slice] = {}
+    for each in slices:
+        if each.launches:
+            launch[each.number] = each
+        else:
+            of_number[each.number].append(each)
+    last: dict[tuple[int, int], Slice] = {}
+    for each in slices:
+        if not each.is_op:
+            continue
+        fed_by = of_number[each.number][0].fed_by if each.number in of_number else []
+        if whole and any(k not in of_number for k in fed_by):
+            raise InputError(f"{each.name} waited for what is not in the trace")
+        sources = [source for k in fed_by if k in of_number for source in of_number[k]]
+        if each.launches and at_issue:  # a host cannot read what is not computed
+            sources = [source for source in sources if not source.on_stream]
+        called = launch.get(each.number)
+        if called is not None and called.is_op and not each.launches:
+            sources.append(called)
+        if each.lane in last:
+            sources.append(last[each.lane])
+        last[each.lane] = each
+        for source in sources:
+            if source.end_ns > each.start_ns:
+                raise InputError(f"{each.name} begins before {source.name} ends, for which it waited")
+        each.before = sources
+
+
+class DeviceDelays(NamedTuple):
+    """What a device itself puts before its tasks, in ns, in the words of a device's description."""
+
+    launch_latency: int = 0
+    gap: int = 0
+    event_hop: int = 0
+
+
+def facts_in(data: Any) -> dict[str, DeviceDelays]:
+    """Return what a file says of its devices."""
+    return {
+        each["name"]: DeviceDelays(*(each[key] for key in DeviceDelays._fields))
+        for each in data["deviceProperties"]
+    }
+
+
+def delays_of(
+    slices: Sequence[Slice], facts: Mapping[str, DeviceDelays]
+) -> dict[int, tuple[int, int]] | None:
+    """Return since when each slice could have run, and how long a delay holds it back, where one does.
+
+    None: with these facts some would have started too late, with a delay or without. When things start
+    is said in `sim.engine` (``Stream``) and `sim.readiness.counters` (events travel between streams).
+    """
+    found: dict[int, tuple[int, int]] = {}
+    issued: dict[int, int] = {}
+    nothing = DeviceDelays()
+    for each in slices:
+        if not each.is_op:
+            continue
+        own = facts.get(each.device, nothing)
+        gap = own.gap if each.on_stream else 0
+        told = [issued.get(id(source), source.end_ns) for source in each.before]
+        ready = [0, *(source.end_ns for source in each.before)]
+        if each.on_stream:
+            issued[id(each)] = max([0, *told])
+            streams = [source for source in each.before if source.on_stream]
+            ready = [
+                source.end_ns + (gap if source.lane == each.lane else own.event_hop) for source in streams
+            ]
+            ready.append(issued[id(each)] + own.launch_latency)
+        late = each.start_ns - max(ready)
+        if late < 0 or 0 < late < gap:
+            return None
+        if late:
+            found[id(each)] = max(ready), late - gap
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+def is_simulated(path: StrPath) -> bool:
+    """Whether a file says that a simulation wrote it."""
+    return re.search(rf'"by"\s*:\s*"{SIMULATOR}"'.encode(), read_head(path, 1 << 16)) is not None
+
+
+def load(paths: Sequence[StrPath], name: str, *, host: bool = True) -> Graph:
+    """Return the graph of a run.
+
+    Parameters
+    ----------
+    paths : sequence of paths
+        Of one file, or of those of all ranks.
+    name : str
+        Of the graph.
+    host : bool
+        Whether launches, and what workers ran, are ops, too.
+
+    Raises
+    ------
+    InputError
+        Of several runs, or of different ones; an event without what it must have; or one that begins before
+        what it waited for had ended.
+
+    Warns
+    -----
+    UserWarning
+        What does not come back: units of an NPU, ranks that did not end together.
+    """
+    slices: list[Slice] = []
+    run: dict[str, Any] = {}
+    for path in paths:
+        others: dict[str, Any] = {}
+        slices += slices_in(path, items(path, "a trace", "traceEvents", others))
+        with in_file(path):
+            run = _run(others, run, paths[0])
+    missing = others["distributedInfo"]["world_size"] - len(paths)
+    if missing:
+        _warn(f"{paths[0]}: {missing} other ranks are missing; a delay stands for what waited for them")
+    for device in others["deviceProperties"]:
+        if device["kind"] == "npu":
+            _warn(
+                f"{paths[0]}: {device['name']} is an NPU; what ran on it comes back on streams, with its "
+                "times, and without the units of its cores"
+            )
+    if not host:
+        slices = [each for each in slices if each.on_stream]
+    slices.sort(key=lambda each: (each.start_ns, each.end_ns))
+    with in_file(paths[0]):
+        put_in_order(slices, run["synchronisation"] == "issue", whole=host and not missing)
+        for lost in meet(slices):
+            _warn(
+                f"{paths[0]}: collectives of communicator {lost!r} did not end together on all ranks; they "
+                "keep their recorded times, and do not wait for each other"
+            )
+        facts = facts_in(others) if host else {}
+        delays = delays_of(slices, facts) if host else {}
+        if delays is None:
+            facts, delays = {}, delays_of(slices, {})
+        builder = GraphBuilder(name)
+        for record in _ops(slices, delays or {}):
+            builder.op(**record)
+    described = {
+        device: {key: f"{ns}ns" for key, ns in own._asdict().items()}
+        for device, own in facts.items()
+        if any(own)
+    }
+    return replace(builder.build(), device_facts=described)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
+
+
+def _run(data: Any, known: dict[str, Any], first: StrPath) -> dict[str, Any]:
+    """Return what a file says of its run, which is that of the files before it, if there are any."""
+    said: dict[str, Any] = data["simulated"]
+    if said.get("runs", 1) != 1:
+        raise InputError(f"holds {said['runs']} runs; write a trace of each")
+    for key, of in {"synchronisation": said, "deviceProperties": data, "distributedInfo": data}.items():
+        if key not in of:
+            raise InputError(f"was written by a simulation, and has no {key} any more")
+    if known and said != known:
+        raise InputError(f"is of another run than {first}")
+    return said
+
+
+def _ops(slices: Sequence[Slice], delays: Mapping[int, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """Yield the ops, each behind its delay."""
+    taken: set[str] = set()
+    counted: Counter[str] = Counter()
+
+    def unused(name: str) -> str:
+        free = name
+        while free in taken:
+            counted[name] += 1
+            free = f"{name}#{counted[name]}"
+        taken.add(free)
+        return free
+
+    for each in slices:
+        if not each.is_op:
+            continue
+        after = list(dict.fromkeys(source.name for source in each.before))
+        where = {key: each.attributes[key] for key in ("stream", "thread") if key in each.attributes}
+        each.name = unused(each.name)
+        each.attributes["recorded_start_ns"] = each.start_ns
+        if id(each) in delays:
+            since, ns = delays[id(each)]
+            delay = unused(f"delay.{each.name}")
+            yield {
+                "name": delay,
+                "kind": "delay",
+                "duration_ns": ns,
+                "after": after,
+                "device": each.device,
+                "attributes": where | {"recorded_start_ns": since},
+            }
+            after = [delay]
+        yield {
+            "name": each.name,
+            "kind": each.kind,
+            "duration_ns": each.duration_ns,
+            "after": after,
+            "device": each.device,
+            "attributes": each.attributes,
+            **each.more,
+        }

@@ -1,1 +1,0 @@
-"""The neutral format of graphs, `sim.graph/1`."""

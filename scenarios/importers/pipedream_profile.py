@@ -1,0 +1,254 @@
+"""PipeDream layer profiles (.txt): layers with measured forward and backward times, as DAGs.
+
+A profile is text, one line a layer, then one line an edge::
+
+    node7 -- LSTM(2048, 1024) -- forward_compute_time=3.190, backward_compute_time=5.348,
+             activation_size=[6291456.0; 131072.0; 131072.0], parameter_size=50364416.000
+        node6 -- node7
+
+Times are milliseconds, sizes bytes of one mini-batch; a layer with several outputs lists their sizes,
+and a ``__getitem__(k)`` after it picks output k. `read_profile` gives the layers, for whoever cuts them
+into stages; `load` gives the graph of one training step::
+
+    F(a) ──► F(b) ──► F(c)         backward reads the layer's own activation and the gradients of
+      ╎        ╎        ╎          its outputs; it writes one gradient for each layer before it
+    B(a) ◄── B(b) ◄── B(c)
+
+The format is that of PipeDream's profiler (https://github.com/msr-fiddle/pipedream, ``graph/graph.py``;
+Narayanan et al., SOSP 2019). An input layer's time is data loading; it has no backward.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from scenarios.importers.files import fixed_batch, in_file, stem
+from sim.base.errors import GraphError, InputError, hint
+from sim.base.files import StrPath, read_bytes
+from sim.base.units import round_half_up
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph, output_name
+
+_NODE = re.compile(r"(?P<name>\S+) -- (?P<what>.*) -- (?P<facts>\w+=.*)")
+_EDGE = re.compile(r"\s+(?P<before>\S+) -- (?P<after>\S+)\s*")
+_NEEDED = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+_KINDS = {
+    "conv2d": "conv", "conv": "conv", "linear": "gemm", "maxpool2d": "max_pool",
+    "avgpool2d": "average_pool", "batchnorm2d": "batch_norm", "view": "reshape", "size": "shape",
+}  # fmt: skip
+"""Classes of layers that our vocabulary calls something else."""
+_GETITEM = re.compile(r"__getitem__\((\d+)\)")
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """One layer, measured.
+
+    Attributes
+    ----------
+    name : str
+        ``"node7"``.
+    description : str
+        ``"LSTM(2048, 1024)"``.
+    forward_ns, backward_ns : int
+        Times of one mini-batch.
+    activation_bytes : tuple of int
+        Size of each output.
+    parameter_bytes : int
+    predecessors : tuple of str
+        Names of the layers it reads, in the order of the file.
+    stage : int or None
+        Stage that the file assigns it to, if it does.
+    """
+
+    name: str
+    description: str
+    forward_ns: int
+    backward_ns: int
+    activation_bytes: tuple[int, ...]
+    parameter_bytes: int
+    predecessors: tuple[str, ...] = ()
+    stage: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """What it is in our words: ``"conv"`` for ``Conv2d(3, 64)``, otherwise its class in lower case."""
+        word = re.split(r"\W", self.description, maxsplit=1)[0].lower().strip("_").rstrip("0123456789")
+        return _KINDS.get(word, word or "layer")
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it only loads data."""
+        return not self.predecessors and self.description.lower().startswith("input")
+
+    @property
+    def weights(self) -> list[str]:
+        """The name of its parameter, if it has one."""
+        return [f"{self.name}.weight"] if self.parameter_bytes else []
+
+
+def recognises(name: str, head: bytes) -> bool:
+    """Whether `head` has a line of a layer."""
+    return re.search(rb"^\S+ -- .* -- forward_compute_time=", head, re.MULTILINE) is not None
+
+
+def read_profile(path: StrPath) -> list[LayerProfile]:
+    """Return the layers of a profile, each after those it reads (ties: as the nodes are numbered).
+
+    Raises
+    ------
+    InputError
+        No such file, or a line that is no layer and no edge; the message has its number.
+    GraphError
+        A cycle, an edge to an unknown layer, or two layers of one name.
+
+    Examples
+    --------
+    >>> layers = read_profile("vgg16.txt")  # doctest: +SKIP
+    >>> sum(layer.forward_ns for layer in layers)  # doctest: +SKIP
+    """
+    try:
+        lines = read_bytes(path).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: no text ({error.reason} at byte {error.start})") from None
+    found: dict[str, re.Match[str]] = {}
+    before: dict[str, list[str]] = {}
+    edges: list[tuple[int, str, str]] = []
+    for number, line in enumerate(lines, 1):
+        if match := _NODE.fullmatch(line):
+            if match["name"] in found:
+                raise GraphError(f"{path}:{number}: the layer {match['name']!r} is there twice")
+            found[match["name"]], before[match["name"]] = match, []
+        elif match := _EDGE.fullmatch(line):
+            edges.append((number, match["before"], match["after"]))
+        elif line.strip():
+            shown = f": {line[:60]!r}" if found or edges else ""  # of some other file, nothing is shown
+            raise InputError(f"{path}:{number}: neither a layer nor an edge{shown}")
+    for number, first, second in edges:
+        for name in (first, second):
+            if name not in found:
+                raise GraphError(f"{path}:{number}: unknown layer {name!r}{hint(name, found)}")
+        before[second].append(first)
+    if not found:
+        raise InputError(f"{path}: no layer in it")
+    order = GraphBuilder(str(path))
+    for name in sorted(found, key=lambda name: (int(re.sub(r"\D", "", name) or 0), name)):
+        order.op(name, after=before[name])
+    graph = order.build()
+    names = [graph.op_names[op] for op in graph.topological_order.tolist()]
+    return [_layer(found[name], before[name], path) for name in names]
+
+
+def _layer(match: re.Match[str], predecessors: list[str], path: StrPath) -> LayerProfile:
+    facts = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,]*)", match["facts"]))
+    where = f"{path}: {match['name']}"
+    missing = [key for key in _NEEDED if key not in facts]
+    if missing:
+        raise InputError(f"{where}: {missing[0]} is missing")
+    forward, backward = (1_000_000 * _number(facts[key], where) for key in _NEEDED[:2])
+    sizes = [_number(text, where) for text in facts["activation_size"].strip("[]").split(";")]
+    return LayerProfile(
+        match["name"],
+        match["what"],
+        round_half_up(forward),
+        round_half_up(backward),
+        tuple(round_half_up(size) for size in sizes),
+        round_half_up(_number(facts["parameter_size"], where)),
+        tuple(predecessors),
+        int(_number(facts["stage_id"], where)) if "stage_id" in facts else None,
+    )
+
+
+def _number(text: str, where: str) -> Fraction:
+    try:
+        if len(text) > 40 or not math.isfinite(float(text)):
+            raise ValueError  # more digits, or a power of ten, would only take time
+        number = Fraction(text.strip())
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"{where}: {text.strip()!r} is no number") from None
+    if number < 0:
+        raise InputError(f"{where}: {text.strip()} is negative")
+    return number
+
+
+def load(path: StrPath, *, batch: int | None = None) -> Graph:
+    """Return the graph of one training step of a profile (see `training_graph`).
+
+    Raises
+    ------
+    InputError
+        A wrong file, or `batch` given: the times were measured at one batch size.
+    """
+    fixed_batch(path, batch, "its times were measured at one batch size")
+    layers = read_profile(path)
+    with in_file(path):
+        return training_graph(layers, stem(path, ".txt"))
+
+
+def training_graph(layers: Sequence[LayerProfile], name: str) -> Graph:
+    """Return forward and backward ops of `layers`, with their measured durations.
+
+    Parameters
+    ----------
+    layers : sequence of LayerProfile
+        As `read_profile` gives them.
+    name : str
+
+    Returns
+    -------
+    Graph
+        Op ``F.node7`` (phase F) and ``B.node7`` (phase B) for every layer, but no backward for inputs.
+        Weights are parameters; the durations are explicit.
+    """
+    builder = GraphBuilder(name)
+    by_name = {layer.name: layer for layer in layers}
+    picked = {layer.name: _picked(layer, by_name) for layer in layers}
+    for layer in layers:
+        for weight in layer.weights:
+            builder.parameter(weight, layer.parameter_bytes)
+        builder.op(
+            f"F.{layer.name}",
+            kind=layer.kind,
+            inputs=[*(f"F.{before}{picked[layer.name]}" for before in layer.predecessors), *layer.weights],
+            outputs=layer.activation_bytes,
+            duration_ns=layer.forward_ns,
+            stage=layer.stage,
+            phase="F",
+            attributes={"layer": layer.description},
+        )
+    gradients: dict[str, list[str]] = {name: [] for name in by_name}
+    for layer in reversed(layers):
+        if layer.is_input:
+            continue
+        sources = [before for before in layer.predecessors if not by_name[before].is_input]
+        op = f"B.{layer.name}"
+        for k, before in enumerate(sources):
+            gradients[before].append(output_name(op, k))
+        builder.op(
+            op,
+            kind=f"{layer.kind}_grad",
+            inputs=[f"F.{layer.name}", *gradients[layer.name], *layer.weights],
+            outputs=[_size(by_name[before], picked[layer.name]) for before in sources],
+            duration_ns=layer.backward_ns,
+            stage=layer.stage,
+            phase="B",
+            attributes={"layer": layer.description},
+        )
+    return builder.build()
+
+
+def _picked(layer: LayerProfile, by_name: dict[str, LayerProfile]) -> str:
+    """Return which output of the layer before it a ``__getitem__(k)`` reads: "" or ":k"."""
+    match = _GETITEM.fullmatch(layer.description)
+    if match is None or len(layer.predecessors) != 1:
+        return ""
+    k = int(match[1])
+    return f":{k}" if 0 < k < len(by_name[layer.predecessors[0]].activation_bytes) else ""
+
+
+def _size(layer: LayerProfile, picked: str) -> int:
+    return layer.activation_bytes[int(picked.removeprefix(":") or 0)]

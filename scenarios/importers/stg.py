@@ -1,0 +1,139 @@
+"""Task graphs of the Standard Task Graph Set (.stg): processing times and who comes before whom.
+
+::
+
+    5                        five tasks besides the two dummies at the ends
+    0   0   0                task 0, time 0, no predecessor
+    1   7   1   0            task 1, time 7, one predecessor: 0
+    2   4   1   0
+    3   9   2   1  2
+    ...
+    6   0   ...              the exit
+    # comments, statistics
+
+With communication times (as in the set of the same name with communication, and in ``.stg`` files of other
+tools) a predecessor is followed by the time to send its result, which holds when the two run on different
+processors. It becomes bytes, at `bandwidth`, so that the machine's links decide.
+
+A time has no unit in the file; `unit` says what one is.
+
+Format: Tobita and Kasahara, "A standard task graph set for fair evaluation of multiprocessor scheduling
+algorithms", Journal of Scheduling 2002; https://www.kasahara.cs.waseda.ac.jp/schedule/format_e.html.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Final, Literal
+
+from scenarios.importers.files import choice, fixed_batch, in_file, stem
+from sim.base.errors import GraphError, InputError, shortened
+from sim.base.files import StrPath, read_bytes
+from sim.base.units import NS_PER_S, parse_bandwidth, parse_duration, round_half_up
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+
+
+def recognises(name: str, head: bytes) -> bool:
+    """Whether the file is one: by its name, as numbers have no mark of their own."""
+    return name.removesuffix(".gz").endswith(".stg")
+
+
+def load(
+    path: StrPath,
+    *,
+    batch: int | None = None,
+    unit: str = "1us",
+    communication: Literal["no", "yes"] = "no",
+    bandwidth: str = "1GB/s",
+) -> Graph:
+    """Return the graph of a file.
+
+    Parameters
+    ----------
+    path : path
+    batch : int, optional
+        Not possible: times are given.
+    unit : str
+        How long a time of 1 is.
+    communication : {"no", "yes"}
+        Whether every predecessor is followed by a communication time.
+    bandwidth : str
+        At which rate a communication time is as long as the file says.
+
+    Returns
+    -------
+    Graph
+        Tasks are called ``"0"``, ``"1"``, ... as in the file. Without communication, edges are control edges.
+        With it, a task has an output for each successor, as the file gives each its own time.
+
+    Raises
+    ------
+    InputError
+        Not such a file, with the number of the line; or `batch` given.
+    GraphError
+        A cycle, or a predecessor that is not there.
+    """
+    fixed_batch(path, batch, "its times are given")
+    choice("communication", communication, ("no", "yes"))
+    unit_ns = parse_duration(unit, what="unit")
+    rate = parse_bandwidth(bandwidth, what="bandwidth")
+    per_edge = 2 if communication == "yes" else 1
+    try:
+        text = read_bytes(path).decode("ascii")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a task graph (it is no plain text)") from None
+    rows = [
+        (number, line.partition("#")[0].split())
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.partition("#")[0].strip()
+    ]
+    if not rows or len(rows[0][1]) != 1 or _NUMBER.fullmatch(rows[0][1][0]) is None:
+        raise InputError(f"{path}: not a task graph (its first line should be the number of tasks)")
+    tasks = [_task(row, number, path, per_edge) for number, row in rows[1:]]
+    (count,) = _numbers(rows[0][1], rows[0][0], path)
+    if len(tasks) not in (count, count + 2):  # the two dummies are mostly not counted
+        raise InputError(f"{path}: {count} tasks are announced (and two dummies), {len(tasks)} are there")
+    outputs: dict[Fraction, list[int]] = {task: [] for task, _, _ in tasks}
+    edges: dict[Fraction, list[str]] = {task: [] for task, _, _ in tasks}
+    for task, _, before in tasks:
+        for other, time in before:
+            if other not in outputs:
+                raise GraphError(f"{path}: task {task} comes after task {other}, which is not there")
+            if communication == "yes":
+                edges[task].append(f"{other}:{len(outputs[other])}")
+                outputs[other].append(round_half_up(time * unit_ns * rate / NS_PER_S))
+            else:
+                edges[task].append(str(other))
+    builder = GraphBuilder(stem(path, ".stg"))
+    reads = "inputs" if communication == "yes" else "after"
+    with in_file(path):
+        for task, time, _ in tasks:
+            facts: dict[str, Any] = {reads: edges[task], "outputs": outputs[task]}
+            builder.op(str(task), kind="task", duration_ns=round_half_up(time * unit_ns), **facts)
+        return builder.build()
+
+
+_NUMBER: Final = re.compile(r"\d{1,30}(\.\d{1,30})?")
+
+_Row = tuple[Fraction, Fraction, list[tuple[Fraction, Fraction]]]
+
+
+def _task(row: Sequence[str], number: int, path: StrPath, per_edge: int) -> _Row:
+    """Return task, time and (predecessor, communication time) of each predecessor."""
+    values = _numbers(row, number, path)
+    if len(values) < 3 or len(values) != 3 + per_edge * values[2] or values[0].denominator > 1:
+        expected = "TASK TIME N" + (" PREDECESSOR" if per_edge == 1 else " PREDECESSOR TIME") + " ..."
+        raise InputError(f"{path}: line {number}: should be {expected}, not {' '.join(row)[:60]!r}")
+    rest = values[3:]
+    times = rest[1::2] if per_edge == 2 else [Fraction(0)] * len(rest)
+    return values[0], values[1], list(zip(rest[::per_edge], times, strict=True))
+
+
+def _numbers(row: Sequence[str], number: int, path: StrPath) -> list[Fraction]:
+    for word in row:
+        if _NUMBER.fullmatch(word) is None:
+            raise InputError(f"{path}: line {number}: {shortened(word)!r} is no number from 0")
+    return [Fraction(word) for word in row]

@@ -1,1 +1,0 @@
-"""Task graphs of the literature, and profiles of chains of layers."""

@@ -1,1 +1,0 @@
-"""TensorFlow graphs, as JSON."""

@@ -1,0 +1,387 @@
+"""TensorFlow graphs as JSON: nodes with their shapes, as recorded from a `tf.function` or a Keras model.
+
+::
+
+    {"name": "ResNet50",
+     "nodes": [{"name": "conv", "op": "Conv2D", "inputs": ["x:0", "w/read:0"], "control": ["init"],
+                "shapes": [[32, 112, 112, 64]], "dtypes": ["float32"],
+                "device": "/device:GPU:0", "attributes": {}}, ...]}
+
+Every node that TensorFlow's executor would run is an op, the cheap ones (Const, NoOp, Identity) too, and
+every control edge is kept; costs come from `scenarios.ops.op_costs`.
+
+* A Placeholder is an input of the graph; one of a resource is a variable: a parameter, as large as what
+  is read from it or assigned to it.
+* What is assigned to a variable in one iteration is read in the next: a control edge of distance 1 leads
+  from every assignment to every read (in a graph without Switch and loops, where a distance means just that).
+* Loops (Enter, Merge, Switch, Exit, NextIteration) are kept: what a NextIteration gives to a Merge has
+  distance 1, as `sim.readiness.tokens` wants it.
+* ``/device:GPU:0`` becomes the pin ``gpu0``, ``/device:GPU:*`` the pin ``gpu``.
+* A dimension that is not known (null or -1) is the batch, where it is the first one and `batch` is given.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, NotRequired
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+from typing_extensions import TypedDict
+
+from scenarios.importers import files as checked_json
+from scenarios.importers.files import choice, in_file
+from scenarios.ops import attributes as dtypes
+from scenarios.ops.op_costs import COSTS, op_arguments
+from scenarios.ops.op_formulas import OpFacts, TensorFacts
+from sim.base.errors import GraphError, InputError, hint
+from sim.base.files import StrPath, read_bytes
+from sim.graph.builder import GraphBuilder
+from sim.graph.frames import CONTROL_FLOW_KINDS
+from sim.graph.graph import Graph, output_name, split_output
+
+# ----------------------------------------------------------------------------------------------------------
+# What a recorded TensorFlow graph holds, in our words: its nodes, their kinds, sizes and variables.
+
+_DEVICE = re.compile(r"(?:^|/)(?:device:(\w+)|(CPU|GPU|TPU|NPU)):(\d+|\*)$", re.IGNORECASE)
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@with_config(_STRICT)
+class TensorflowNode(TypedDict):
+    """One node."""
+
+    name: str
+    op: str
+    inputs: NotRequired[list[str]]
+    control: NotRequired[list[str]]
+    shapes: NotRequired[list[list[int | None] | None]]
+    dtypes: NotRequired[list[str]]
+    device: NotRequired[str | None]
+    attributes: NotRequired[dict[str, Any]]
+
+
+@with_config(_STRICT)
+class File(TypedDict):
+    """A whole file."""
+
+    name: str
+    source: NotRequired[str]
+    nodes: list[TensorflowNode]
+
+
+class Variable(NamedTuple):
+    """A variable: its size, and the ops that assign to it."""
+
+    nbytes: int
+    writers: list[str]
+
+
+class RecordedNodes:
+    """The nodes of a file, with what is known of each by name.
+
+    Attributes
+    ----------
+    nodes : dict of str to Node
+    kinds : dict of str to str
+        What each is in our words.
+    sources : dict of str to list of (str, int)
+        What each reads: node and output.
+    tensors : dict of str to list of TensorFacts
+        Shape and size of what each writes.
+    open : dict
+        (node, output) → in words, of each whose size is not known; it is counted as nothing.
+    externals : dict of str to Node
+        Those that stand for a tensor that is there before time 0.
+    """
+
+    def __init__(self, file: File, batch: int | None) -> None:
+        self.nodes = {node["name"]: node for node in file["nodes"]}
+        if len(self.nodes) < len(file["nodes"]):
+            twice = Counter(node["name"] for node in file["nodes"]).most_common(1)[0][0]
+            raise GraphError(f"the node {twice!r} is there twice")
+        nodes = self.nodes.items()
+        self.kinds = {name: kind_of(node["op"]) for name, node in nodes}
+        self.sources = {name: [_split(text) for text in node.get("inputs", [])] for name, node in nodes}
+        self.externals = {name: node for name, node in nodes if _is_external(node)}
+        self.tensors: dict[str, list[TensorFacts]] = {}
+        self.open: dict[tuple[str, int], str] = {}
+        filled = False
+        for name, node in nodes:
+            dtypes_, shapes = _dtypes(node), node.get("shapes", [])
+            if len(dtypes_) != len(shapes):
+                raise InputError(f"node {name!r} has {len(shapes)} shapes and {len(dtypes_)} dtypes")
+            self.tensors[name] = []
+            for dtype, shape in zip(dtypes_, shapes, strict=True):
+                known = None if shape is None else [None if n is None or n < 0 else n for n in shape]
+                if known and known[0] is None and batch is not None:
+                    known[0], filled = batch, True
+                self.tensors[name].append(self._sized(name, len(self.tensors[name]), dtype, known))
+        if batch is not None and not filled:
+            raise InputError(f"its shapes are those of one batch size, so batch={batch} cannot be set")
+
+    def _sized(self, name: str, k: int, dtype: str, shape: list[int | None] | None) -> TensorFacts:
+        if dtype == "resource":  # a handle; what it stands for is a parameter
+            return TensorFacts((), 0)
+        if dtype not in dtypes.TENSORFLOW or shape is None or None in shape:
+            self.open[name, k] = f"{name}:{k} ({dtype} {'of unknown rank' if shape is None else shape})"
+            return TensorFacts((0,), 0)
+        whole = tuple(n for n in shape if n is not None)
+        return TensorFacts(whole, dtypes.nbytes(whole, dtypes.TENSORFLOW[dtype]))
+
+    def dtype(self, name: str) -> str | None:
+        """Return the type a node computes in: that of its result, or of what it compares or assigns."""
+        results = [dtype for dtype in _dtypes(self.nodes[name])[:1] if dtype != "bool"]
+        for theirs in [*results, *(_dtypes(self.nodes[source])[k] for source, k in self.sources[name])]:
+            if theirs in dtypes.TENSORFLOW:
+                return dtypes.TENSORFLOW[theirs]
+        return None
+
+    def pin(self, name: str) -> str | None:
+        """Return our name of a device: gpu0 of ``/job:worker/device:GPU:0``, gpu of ``/device:GPU:*``."""
+        text = self.nodes[name].get("device") or ""
+        match = _DEVICE.search(text)
+        return (match[1] or match[2]).lower() + match[3].removesuffix("*") if match else text or None
+
+    @cached_property
+    def variables(self) -> dict[str, Variable]:
+        """Each variable: as large as what is read from it or assigned to it, and who assigns to it."""
+        sizes = {
+            name: sum(tensor.nbytes for tensor in self.tensors[name])
+            for name, node in self.externals.items()
+            if node["op"] in _PARAMETERS or "resource" in node.get("dtypes", [])
+        }
+        writers: dict[str, list[str]] = {name: [] for name in sizes}
+        for name, sources in self.sources.items():
+            variable = sources[0][0] if sources else ""
+            if variable not in sizes:
+                continue
+            if self.kinds[name] == "read_variable":
+                sizes[variable] = max(sizes[variable], *(tensor.nbytes for tensor in self.tensors[name]))
+            elif self.kinds[name].startswith("assign"):
+                source, k = sources[-1]
+                sizes[variable] = max(sizes[variable], self.tensors[source][k].nbytes)
+                writers[variable].append(name)
+        return {name: Variable(size, writers[name]) for name, size in sizes.items()}
+
+
+def _dtypes(node: TensorflowNode) -> list[str]:
+    return [dtype.removesuffix("_ref") for dtype in node.get("dtypes", [])]
+
+
+def _is_external(node: TensorflowNode) -> bool:
+    waits = node.get("inputs") or node.get("control")
+    return (node["op"].startswith("Placeholder") or node["op"] in _PARAMETERS) and not waits
+
+
+def _split(text: str) -> tuple[str, int]:
+    """Return node and output of ``name:k``."""
+    return split_output(text) or (text, 0)
+
+
+# -- TensorFlow's words in ours -----------------------------------------------------------------
+
+_PARAMETERS = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+"""Operators that stand for a variable, besides a Placeholder of a resource."""
+
+_KINDS = {
+    "Conv": "conv", "Conv2D": "conv", "Conv3D": "conv", "Conv2DBackpropInput": "conv_input_grad",
+    "Conv3DBackpropInput": "conv_input_grad", "Conv2DBackpropFilter": "conv_weight_grad",
+    "Conv3DBackpropFilter": "conv_weight_grad", "DepthwiseConv2dNative": "depthwise_conv",
+    "MatMul": "matmul", "BatchMatMul": "matmul", "RealDiv": "div", "DivNoNan": "div", "FloorMod": "mod",
+    "Mean": "reduce_mean", "Sum": "reduce_sum", "Max": "reduce_max", "Min": "reduce_min",
+    "Prod": "reduce_prod", "All": "reduce_all", "Any": "reduce_any", "ArgMax": "argmax",
+    "ArgMin": "argmin", "MaxPool3D": "max_pool", "AvgPool": "average_pool", "AvgPool3D": "average_pool",
+    "AvgPoolGrad": "average_pool_grad", "FusedBatchNorm": "batch_norm",
+    "FusedBatchNormGrad": "batch_norm_grad", "SoftmaxCrossEntropyWithLogits": "softmax_cross_entropy",
+    "SparseSoftmaxCrossEntropyWithLogits": "sparse_softmax_cross_entropy", "ExpandDims": "unsqueeze",
+    "IdentityN": "identity", "ReadVariableOp": "read_variable", "AssignVariableOp": "assign",
+    "AssignAddVariableOp": "assign_add", "AssignSubVariableOp": "assign_sub", "ShapeN": "shape",
+    "BroadcastGradientArgs": "shape", "ConcatOffset": "shape", "BroadcastTo": "expand", "MirrorPad": "pad",
+    "SplitV": "split", "Select": "where", "Relu6Grad": "relu_grad", "ResizeBilinear": "resize",
+    "ResizeNearestNeighbor": "resize", "LogicalAnd": "and", "LogicalOr": "or", "LogicalNot": "not",
+    "GreaterEqual": "greater_or_equal", "LessEqual": "less_or_equal", "_Arg": "arg", "_Retval": "retval",
+    "_Send": "send", "_HostSend": "send", "_Recv": "recv", "_HostRecv": "recv", "RefSwitch": "switch",
+    "RefMerge": "merge", "RefEnter": "enter", "RefExit": "exit", "RefNextIteration": "next_iteration",
+}  # fmt: skip
+
+
+def kind_of(op: str) -> str:
+    """Return the kind of op that a TensorFlow operator is; versions (``ConcatV2``) do not matter.
+
+    Examples
+    --------
+    >>> [kind_of(op) for op in ("Conv2D", "ConcatV2", "FusedBatchNormV3", "NextIteration", "NoOp", "Mean")]
+    ['conv', 'concat', 'batch_norm', 'next_iteration', 'no_op', 'reduce_mean']
+    """
+    for name in (op, re.sub(r"V\d+$", "", op)):
+        if name in _KINDS:
+            return _KINDS[name]
+    words = re.sub(r"V\d+$", "", op)
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", words).lower()
+
+
+def op_facts(
+    op: str,
+    inputs: tuple[TensorFacts | None, ...],
+    outputs: tuple[TensorFacts, ...],
+    attributes: Mapping[str, Any],
+) -> OpFacts:
+    """Return what the cost formulas look at; filters are height x width x in x out here."""
+    mode = "linear" if op == "ResizeBilinear" else "nearest"
+    facts: dict[str, Any] = {"weight_output_axis": -1, "mode": mode}
+    if "ksize" in attributes:
+        facts["kernel_shape"] = attributes["ksize"]
+    if op.startswith("FusedBatchNorm"):
+        facts["training_mode"] = attributes.get("is_training", True)  # TensorFlow's default
+    if op == "LRN":
+        facts["size"] = 2 * int(attributes.get("depth_radius", 5)) + 1
+    if op == "Split":  # (axis, value)
+        inputs = inputs[::-1]
+    return OpFacts(kind_of(op), inputs, outputs, facts)
+
+
+_NAMES = {"frame_name": "frame", "is_constant": "constant", "_class": "colocate"}
+
+
+def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes under the names that the rest of the project knows.
+
+    Examples
+    --------
+    >>> plain_attributes({"frame_name": "while", "is_constant": True, "_class": ["loc:@a"]})
+    {'frame': 'while', 'constant': True, 'colocate': ['a']}
+    """
+    plain = {_NAMES.get(key, key): value for key, value in attributes.items()}
+    if "_class" in attributes:
+        plain["colocate"] = [str(group).removeprefix("loc:@") for group in attributes["_class"] or ()]
+    if "tensor_name" in attributes:  # of a Send or a Recv: they meet by this
+        ends = (attributes.get("send_device", ""), attributes.get("recv_device", ""))
+        plain["key"] = ";".join((*map(str, ends), str(attributes["tensor_name"])))
+    return plain
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_FILE = TypeAdapter(File)
+
+
+def recognises(name: str, head: bytes) -> bool:
+    """Whether `head` begins a list of nodes, each with an ``op``."""
+    return re.search(rb'"nodes"\s*:\s*\[\s*\{[^{}]*"op"\s*:', head) is not None
+
+
+def import_tensorflow_json(
+    path: StrPath, *, batch: int | None = None, unknown: Literal["error", "bytes"] = "error"
+) -> Graph:
+    """Return the graph that a file holds.
+
+    Parameters
+    ----------
+    path : path
+    batch : int, optional
+        Size of the first dimension where the file leaves it open.
+    unknown : {"error", "bytes"}
+        What to do about operators without a cost formula and tensors without a size: refuse them, or
+        count no flop and what bytes are known, with a warning that names them.
+
+    Raises
+    ------
+    InputError
+        A wrong file, something unknown, or a `batch` for a file that leaves none open.
+    GraphError
+        An input that no node writes, or a cycle without a NextIteration in it.
+
+    Examples
+    --------
+    >>> import_tensorflow_json("ResNet50_train_b32.json.gz")  # doctest: +SKIP
+    """
+    choice("unknown", unknown, ("error", "bytes"))
+    file = checked_json.parse(_FILE, read_bytes(path), path)
+    with in_file(path):
+        return _graph(file, batch, unknown)
+
+
+load = import_tensorflow_json
+
+
+def _graph(file: File, batch: int | None, unknown: str) -> Graph:
+    recorded = RecordedNodes(file, batch)
+    _check(recorded, unknown)
+    builder = GraphBuilder(file["name"])
+    for name in recorded.externals:
+        if name in recorded.variables:
+            builder.parameter(name, recorded.variables[name].nbytes, device=recorded.pin(name))
+        else:
+            nbytes = recorded.tensors[name][0].nbytes if recorded.tensors[name] else 0
+            builder.input(name, nbytes, device=recorded.pin(name))
+    in_place = recorded.variables if CONTROL_FLOW_KINDS.isdisjoint(recorded.kinds.values()) else {}
+    for name, node in recorded.nodes.items():
+        if name not in recorded.externals:
+            after: list[str | tuple[str, int]] = [
+                before for before in node.get("control", []) if before not in recorded.externals
+            ]
+            read = recorded.sources[name][0][0] if recorded.sources[name] else ""
+            if recorded.kinds[name] == "read_variable" and read in in_place:
+                after += [(writer, 1) for writer in in_place[read].writers]
+            _add(builder, recorded, name, after)
+    return builder.build()
+
+
+def _add(
+    builder: GraphBuilder, recorded: RecordedNodes, name: str, after: list[str | tuple[str, int]]
+) -> None:
+    """Add the op of one node."""
+    node, sources = recorded.nodes[name], recorded.sources[name]
+    variables, tensors = recorded.variables, recorded.tensors
+    given = tuple(None if source in variables else tensors[source][k] for source, k in sources)
+    written = tuple(tensors[name])
+    attributes = node.get("attributes", {})
+    facts = op_facts(node["op"], given, written, attributes)
+    sized = recorded.open.keys().isdisjoint([*sources, *((name, k) for k in range(len(written)))])
+    known, where = facts.kind in COSTS and sized, f"node {name!r} ({node['op']})"
+    builder.op(
+        name,
+        inputs=[
+            (output_name(source, k), int(recorded.kinds[source] == "next_iteration")) for source, k in sources
+        ],
+        after=after,
+        **op_arguments(facts, where, plain_attributes(attributes), known=known),
+        device=recorded.pin(name),
+        dtype=recorded.dtype(name),
+    )
+
+
+# -- what cannot be --------------------------------------------------------------------------------
+
+
+def _check(recorded: RecordedNodes, unknown: str) -> None:
+    """Refuse inputs from nowhere and loops; refuse or warn of what has no cost."""
+    kinds: Counter[str] = Counter()
+    for name, node in recorded.nodes.items():
+        if name not in recorded.externals and recorded.kinds[name] not in COSTS:
+            kinds[node["op"]] += 1
+        for source, k in [*recorded.sources[name], *((before, -1) for before in node.get("control", []))]:
+            if source not in recorded.nodes:
+                near = hint(source, recorded.nodes)
+                raise GraphError(f"node {name!r} has an unknown input {source!r}{near}")
+            n_outputs = len(recorded.tensors[source])
+            if k >= n_outputs:
+                raise GraphError(f"node {name!r} reads output {k} of {source!r}, which has {n_outputs}")
+    faults = []
+    if kinds:
+        listed = ", ".join(f"{op} ({count})" for op, count in sorted(kinds.items()))
+        faults.append(f"operators without a cost formula: {listed}")
+    if recorded.open:
+        some = ", ".join([*recorded.open.values()][:5]) + (", ..." if len(recorded.open) > 5 else "")
+        faults.append(f"{len(recorded.open)} tensor(s) without a size: {some}")
+    if faults and unknown == "error":
+        raise InputError(
+            "; ".join(faults) + "; give batch= if the batch size is missing, or count known bytes with "
+            "--set unknown=bytes of sim import, or unknown='bytes' in Python"
+        )
+    for fault in faults:
+        warnings.warn(f"counted by their known bytes, with no flop: {fault}", stacklevel=4)

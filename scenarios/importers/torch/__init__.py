@@ -1,1 +1,0 @@
-"""PyTorch modules, by torch.export."""

@@ -1,0 +1,323 @@
+"""PyTorch modules, by `torch.export`: what each operator of the forward computes, reads and writes.
+
+::
+
+    nn.Module + example inputs ──torch.export──► ATen operators with shapes ──cost table──► Graph
+
+Nothing is computed: the exporter follows the module with tensors that have a shape and no content. The
+batch is that of the example inputs.
+
+* Parameters, buffers and constants are parameters of the graph under their own names.
+* Operators are those that the module calls (``linear``, ``scaled_dot_product_attention``), not what they
+  decompose into; each has a kind of `scenarios.ops.op_costs` and the attribute ``aten``.
+* An operator without a formula is refused, by name: it never costs nothing in silence.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from scenarios.importers.files import choice, in_file
+from scenarios.ops import attributes as dtypes
+from scenarios.ops.op_costs import COSTS, op_arguments, without_formula
+from scenarios.ops.op_formulas import OpFacts, TensorFacts
+from sim.base.errors import InputError, extra
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph, output_name
+
+# ----------------------------------------------------------------------------------------------------------
+# Operators of PyTorch's ATen, in the words of the cost table: kind, inputs in its order, attributes.
+#
+# Most are called there what they are called here (``aten.relu`` is ``relu``); the tables hold the others.
+# What only changes strides, such as ``permute`` or ``expand``, is a view in PyTorch and moves nothing.
+
+LISTS = frozenset({"split", "split_with_sizes", "chunk", "unbind", "tensor_split"})
+"""Operators whose outputs are views of their input, one after another."""
+
+_VIEWS = """view reshape _unsafe_view flatten unflatten squeeze unsqueeze permute transpose t mT movedim
+    swapaxes expand expand_as view_as slice select narrow detach alias identity lift_fresh_copy lift_fresh
+    diagonal unfold real"""
+
+_RENAMED = {
+    "mm": "matmul", "bmm": "matmul", "addmm": "gemm", "baddbmm": "gemm",
+    "conv1d": "conv", "conv2d": "conv", "conv3d": "conv", "convolution": "conv",
+    "conv_transpose1d": "conv_transpose", "conv_transpose2d": "conv_transpose",
+    "conv_transpose3d": "conv_transpose",
+    "scaled_dot_product_attention": "attention",
+    "max_pool1d": "max_pool", "max_pool2d": "max_pool", "max_pool3d": "max_pool",
+    "avg_pool1d": "average_pool", "avg_pool2d": "average_pool", "avg_pool3d": "average_pool",
+    "adaptive_avg_pool1d": "average_pool", "adaptive_avg_pool2d": "average_pool",
+    "adaptive_max_pool2d": "max_pool",
+    "embedding": "gather", "index": "gather", "index_select": "gather", "cat": "concat", "stack": "concat",
+    "clone": "copy", "repeat": "tile", "roll": "copy", "flip": "reverse", "constant_pad_nd": "pad",
+    "to": "cast", "_to_copy": "cast", "type_as": "cast", "float": "cast",
+    "sum": "reduce_sum", "mean": "reduce_mean", "amax": "reduce_max", "amin": "reduce_min",
+    "prod": "reduce_prod", "all": "reduce_all", "any": "reduce_any",
+    "cumsum": "cum_sum", "clamp": "clip", "clamp_min": "relu", "clamp_max": "relu", "hardtanh": "clip",
+    "hardswish": "hard_swish", "hardsigmoid": "hard_sigmoid", "_softmax": "softmax",
+    "_log_softmax": "log_softmax", "native_layer_norm": "layer_norm", "rsub": "sub", "remainder": "mod",
+    "eq": "equal", "ne": "not_equal", "gt": "greater", "lt": "less", "ge": "greater_or_equal",
+    "le": "less_or_equal", "logical_and": "and", "logical_or": "or", "logical_not": "not",
+    "logical_xor": "xor", "masked_fill": "where", "tril": "trilu", "triu": "trilu", "sgn": "sign",
+    "upsample_nearest2d": "resize", "upsample_bilinear2d": "resize", "upsample_bicubic2d": "resize",
+    "full": "fill", "zeros": "fill", "ones": "fill", "empty": "fill", "full_like": "fill",
+    "zeros_like": "fill", "ones_like": "fill", "scalar_tensor": "fill", "arange": "fill",
+    "new_zeros": "fill", "new_ones": "fill",
+    "new_full": "fill", "cross_entropy_loss": "sparse_softmax_cross_entropy",
+}  # fmt: skip
+
+_RESIZE = {"nearest2d": "nearest", "bilinear2d": "linear", "bicubic2d": "cubic"}
+
+
+def operator_name(target: Any) -> str:
+    """Return the plain name of what a node calls, without namespace, overload and the mark of in-place.
+
+    Examples
+    --------
+    >>> import types
+    >>> operator_name(types.SimpleNamespace(_schema=types.SimpleNamespace(name="aten::relu_")))
+    'relu'
+    """
+    schema = getattr(target, "_schema", None)
+    name = str(schema.name) if schema is not None else str(getattr(target, "__name__", target))
+    namespace, colons, plain = name.partition("::")
+    if not colons or namespace != "aten":
+        return name
+    return plain if plain.startswith("_") or not plain.endswith("_") else plain[:-1]
+
+
+def kind_of(name: str, node: Any) -> str | None:
+    """Return the kind of op of an operator, or None when the cost table has none for it.
+
+    Parameters
+    ----------
+    name : str
+        As `operator_name` gives it.
+    node : torch.fx.Node
+        Arguments, and tensors in its ``meta``, decide what a name leaves open.
+    """
+    if name in _VIEWS.split():
+        return "identity"
+    source = node.args[0].meta.get("val") if node.args and hasattr(node.args[0], "meta") else None
+    if name == "contiguous":
+        return "identity" if source is not None and source.is_contiguous() else "copy"
+    if name == "dropout":  # in training a mask is drawn and multiplied with
+        return "mul" if node.args[2] else "identity"
+    if name == "linear":
+        return "gemm" if len(node.args) > 2 and node.args[2] is not None else "matmul"
+    kind = _RENAMED.get(name, name)
+    if kind == "cast" and source is not None and source.dtype == node.meta["val"].dtype:
+        return "identity"
+    return kind if kind in COSTS else None
+
+
+def ordered(name: str, tensors: list[Any]) -> list[Any]:
+    """Return the tensors that an operator reads in the order that its formula expects."""
+    if name in ("addmm", "baddbmm"):  # (bias, a, b)
+        return [*tensors[1:], tensors[0]]
+    return tensors
+
+
+def plain_arguments(argument: Any) -> Any:
+    """Return arguments as JSON has them, without the tensors: what tells ``x * 2`` from ``x * 3``.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> x = SimpleNamespace(meta={})
+    >>> plain_arguments((x, 2, [x, None], ("dim", 1)))
+    ['tensor', 2, ['tensor', None], ['dim', 1]]
+    """
+    if isinstance(argument, list | tuple):
+        return [plain_arguments(item) for item in argument]
+    if hasattr(argument, "meta"):
+        return "tensor"
+    plain = argument is None or isinstance(argument, bool | int | str)
+    return argument if plain or (isinstance(argument, float) and math.isfinite(argument)) else str(argument)
+
+
+def attributes_of(name: str, node: Any) -> dict[str, Any]:
+    """Return what a formula has to know besides the shapes."""
+    args, given = node.args, node.kwargs
+    if name.startswith(("max_pool", "avg_pool")):
+        window = args[1] if isinstance(args[1], list | tuple) else [args[1]]
+        return {"kernel_shape": [int(n) for n in window]}
+    if name == "scaled_dot_product_attention":
+        return {"is_causal": bool(args[5] if len(args) > 5 else given.get("is_causal", False))}
+    if name == "batch_norm":
+        return {"training_mode": True} if args[5] else {}
+    if name == "einsum":
+        return {"equation": str(args[0])}
+    if name.startswith("upsample_"):
+        return {"mode": _RESIZE[name.removeprefix("upsample_")]}
+    return {}
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+def import_torch(
+    module: Any,
+    inputs: Sequence[Any] = (),
+    keywords: Mapping[str, Any] | None = None,
+    *,
+    dtype: str | None = None,
+    unknown: Literal["error", "bytes"] = "error",
+) -> Graph:
+    """Return the graph of a module's forward.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        In the mode (training or evaluation) that it is to run in.
+    inputs : sequence
+        Example inputs: shapes and types matter, content does not.
+    keywords : mapping, optional
+        Example inputs by name.
+    dtype : str, optional
+        Floating-point type to compute and store in instead of the module's.
+    unknown : {"error", "bytes"}
+        What to do about operators without a cost formula: refuse them, naming all, or count their
+        bytes and no flop, with a warning that names them.
+
+    Raises
+    ------
+    InputError
+        The module cannot be exported, or has unknown operators.
+    MissingExtraError
+        PyTorch is not installed.
+    """
+    choice("unknown", unknown, ("error", "bytes"))
+    if dtype is not None:
+        dtypes.check_dtype(dtype)
+    with extra("torch", "reading PyTorch modules"):
+        import torch
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(f"should be a torch.nn.Module, not {type(module).__name__}")
+    name = type(module).__name__
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch about its own inside
+            program = torch.export.export(module, tuple(inputs), dict(keywords or {}))
+    except Exception as error:  # other people's code, traced by other people's code: whatever it raises
+        first = str(error).strip().partition("\n")[0]
+        raise InputError(f"{name} cannot be exported: {type(error).__name__}: {first}") from error
+    _check([node for node in _calls(program) if not _is_getitem(node)], name, unknown)
+    with in_file(name):
+        return _build(program, name, dtype)
+
+
+def _calls(program: Any) -> Iterator[Any]:
+    """Yield the nodes that run; an assertion about shapes and types is over when the graph is made."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and not operator_name(node.target).startswith(("_assert", "sym_")):
+            yield node
+
+
+def _is_getitem(node: Any) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
+def _check(called: Sequence[Any], name: str, unknown: str) -> None:
+    """Refuse, or warn of, operators that have no cost formula."""
+    counts = Counter(
+        str(node.target)
+        for node in called
+        if operator_name(node.target) not in LISTS and kind_of(operator_name(node.target), node) is None
+    )
+    way_out = "unknown: bytes in the scenario's workload, or unknown='bytes' in Python"
+    without_formula(counts, unknown, way_out, f"{name}: ")
+
+
+# -- the graph ------------------------------------------------------------------------------------
+
+
+def _build(program: Any, name: str, dtype: str | None) -> Graph:
+    builder = GraphBuilder(name)
+    refs: dict[Any, str] = {}  # node -> how an op refers to its (first) tensor
+    _externals(builder, program, refs, dtype)
+    for node in _calls(program):
+        if operator_name(node.target) in LISTS:
+            continue
+        if _is_getitem(node):
+            source, k = node.args
+            if operator_name(source.target) not in LISTS:
+                refs[node] = output_name(refs[source], k)
+                continue
+            tensors, said = [source.args[0]], [*source.args, *source.kwargs.items(), k]
+            facts = OpFacts("identity", _facts(tensors, dtype), _facts([node], dtype), {})
+        else:
+            operator, said = operator_name(node.target), [*node.args, *node.kwargs.items()]
+            tensors = ordered(operator, list(_tensors(node.args, node.kwargs)))
+            kind = kind_of(operator, node) or operator
+            attributes = attributes_of(operator, node)
+            facts = OpFacts(kind, _facts(tensors, dtype), _facts([node], dtype), attributes)
+        attributes = {"aten": str(node.target), "arguments": plain_arguments(said), **facts.attributes}
+        where = f"{node.name} ({node.target})"
+        refs[node] = builder.op(
+            node.name,
+            inputs=[refs[tensor] for tensor in tensors],
+            **op_arguments(facts, where, attributes, known=facts.kind in COSTS),
+            dtype=_computed_in(node, dtype),
+        )
+    return builder.build()
+
+
+def _externals(builder: GraphBuilder, program: Any, refs: dict[Any, str], dtype: str | None) -> None:
+    """Declare inputs, and the parameters that are read."""
+    kept = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.users and _values(node):
+            (facts,) = _facts([node], dtype)
+            if node.name in kept:
+                refs[node] = builder.parameter(kept[node.name], facts.nbytes)
+            else:
+                refs[node] = builder.input(node.name, facts.nbytes)
+
+
+def _tensors(*arguments: Any) -> Iterator[Any]:
+    """Yield the nodes among arguments that are tensors, those in lists included."""
+    for argument in arguments:
+        if isinstance(argument, Mapping):
+            yield from _tensors(*argument.values())
+        elif isinstance(argument, list | tuple):
+            yield from _tensors(*argument)
+        elif hasattr(argument, "meta") and _values(argument):
+            yield argument
+
+
+def _values(node: Any) -> list[Any]:
+    """Return the tensors that a node stands for."""
+    found = node.meta.get("val")
+    several = found if isinstance(found, list | tuple) else [found]
+    return [value for value in several if hasattr(value, "shape") and hasattr(value, "dtype")]
+
+
+def _facts(nodes: Sequence[Any], dtype: str | None) -> tuple[TensorFacts, ...]:
+    out = []
+    for node in nodes:
+        for value in _values(node):
+            shape = tuple(value.shape)
+            if not all(isinstance(n, int) for n in shape):
+                raise InputError(
+                    f"{node.name} has the open shape {shape}; give inputs without open dimensions"
+                )
+            out.append(TensorFacts(shape, dtypes.nbytes(shape, _dtype(value, dtype))))
+    return tuple(out)
+
+
+def _dtype(value: Any, dtype: str | None) -> str:
+    own = str(value.dtype).removeprefix("torch.")
+    name = dtypes.TENSORFLOW.get(own, own)
+    return dtype if dtype is not None and name in dtypes.FLOATING else dtypes.check_dtype(name)
+
+
+def _computed_in(node: Any, dtype: str | None) -> str | None:
+    """Return the type of the tensors read, which is that of the arithmetic; else of what is written."""
+    read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
+    found = [_dtype(value, dtype) for value in [*read, *_values(node)]]
+    return next((name for name in found if name in dtypes.FLOATING), found[0] if found else None)

@@ -1,1 +1,0 @@
-"""Recorded executions: Kineto and Chakra traces."""

@@ -1,1 +1,0 @@
-"""What tasks, streams and calls of a recorded process wait for."""

@@ -1,0 +1,239 @@
+"""The keys of ``what_if:``, in the order in which they are applied.
+
+::
+
+    workload:
+      kineto: trace.json.gz
+      what_if: {launch_cost: x0.5, scale: {gemm: x0.5}}           a mapping: always in the order of this file
+      what_if: [{scale: {gemm: x0.5}}, {fuse: [elementwise]}]     a list: one mapping after another
+
+A change that leaves the graph as it is says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from devices.describe.field_types import Duration, fault
+from devices.describe.quantities import Count, Name, Shorthand, Strict
+from scenarios.recorded.durations import AnyChange, AnyFactor, Change
+from sim.base.errors import located
+from sim.graph.graph import Graph
+
+_ONE: Final = Fraction(1)
+_WORDS: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "integer"]}}]}
+
+_Words = Annotated[
+    list[Name],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    Field(min_length=1, description="names, kinds or patterns of ops"),
+]
+_HostWork = Annotated[
+    Literal["stays", "goes"],
+    Field(description="what becomes of the host's work before each launch call that goes"),
+]
+
+
+class _Short(Shorthand):
+    """A plain value that stands for a mapping with one or several keys; true for all defaults."""
+
+    def whole(self, value: Any) -> Any:
+        """Return the mapping that a value stands for."""
+        if isinstance(value, bool) and not self.key:
+            return {} if value else None
+        plain = self.key and value is not None and not isinstance(value, dict)
+        return dict.fromkeys(self.key.split(), value) if plain else value
+
+
+class Remove(Strict):
+    """Ops that are not there."""
+
+    ops: _Words
+    host_work: _HostWork = "stays"
+
+
+class Fuse(Strict):
+    """Kernels that stand one behind another on a stream and become one."""
+
+    ops: Annotated[_Words, Field(description="a sequence to look for; one word: any number of such kernels")]
+    duration: Annotated[Duration | None, Field(description="default: what the parts take together")] = None
+    host_work: _HostWork = "stays"
+
+
+class OtherDevice(Strict):
+    """Another GPU: recorded durations, scaled by the rates of both."""
+
+    source: Annotated[Name, Field(alias="from", description="preset of the GPU that was recorded")]
+    target: Annotated[Name, Field(alias="to", description="preset of the other one")]
+    bound: Annotated[
+        Literal["low", "middle", "high"],
+        Field(description="durations are known within bounds: take the shortest, the middle, the longest"),
+    ] = "middle"
+
+
+class Bandwidth(Strict):
+    """Links with another bandwidth."""
+
+    collectives: AnyFactor = _ONE
+    transfers: Annotated[AnyFactor, Field(description="copies between host and device")] = _ONE
+
+
+class CudaGraph(Strict):
+    """Launches between synchronisations become one."""
+
+    launch: Annotated[Duration | None, Field(description="what a launch costs the host; default: 2.5us")] = (
+        None
+    )
+    node: Annotated[
+        Duration | None, Field(description="... and besides for each task in the graph; default: 1ns")
+    ] = None
+    gap: Annotated[
+        Duration | None, Field(description="between its kernels; default: as in the recording")
+    ] = None
+
+
+class WhatIf(Strict):
+    """Changes to a recorded program, applied in this order."""
+
+    remove: Annotated[Remove | None, _Short("ops", _WORDS), Field(description="ops that are not there")] = (
+        None
+    )
+    fuse: Annotated[
+        list[Annotated[Fuse, _Short("ops", _WORDS)]],
+        Field(default_factory=list, description="kernels that become one"),
+    ]
+    device: Annotated[OtherDevice | None, Field(description="another GPU")] = None
+    scale: Annotated[
+        dict[Name, AnyChange],
+        Field(
+            default_factory=dict, description="how long ops take, by name, kind, operator, device or pattern"
+        ),
+    ]
+    bandwidth: Annotated[
+        Bandwidth | None,
+        _Short("collectives transfers", {"type": "string"}),
+        Field(description="of links, for collectives and copies"),
+    ] = None
+    host: Annotated[AnyFactor | None, Field(description="how long the host's own work takes")] = None
+    gap: Annotated[AnyChange | None, Field(description="between kernels of a stream")] = None
+    launch_cost: Annotated[
+        AnyChange | None, Field(description="how long a launch call takes the host itself")
+    ] = None
+    cuda_graph: Annotated[
+        CudaGraph | None,
+        _Short("", {"type": "boolean"}),
+        Field(description="launches between synchronisations become one"),
+    ] = None
+    streams: Annotated[
+        Count, Field(le=1024, description="for each one that was recorded, where kernels are independent")
+    ] = 1
+
+    def steps(self) -> Iterator[tuple[tuple[str | int, ...], Callable[[Graph], Graph]]]:
+        """Yield what is done, with the path of its key."""
+        from scenarios.recorded import cuda_graph, durations, fuse, streams
+        from scenarios.recorded import fuse as remove
+        from scenarios.recorded import other_gpu as device
+
+        if (gone := self.remove) is not None:
+            stays = gone.host_work == "stays"
+            yield ("remove",), lambda g: remove.removed(g, gone.ops, host_work=stays)
+        for n, one in enumerate(self.fuse):
+            yield ("fuse", n), _fused_by(fuse.fused, one)
+        if (to := self.device) is not None:
+            yield ("device",), lambda g: device.on_device(g, to.source, to.target, to.bound)
+        if self.scale:
+            yield ("scale",), lambda g: durations.scaled(g, self.scale)
+        if (more := self.bandwidth) is not None:
+            yield ("bandwidth",), lambda g: durations.more_bandwidth(g, more.collectives, more.transfers)
+        if (host := self.host) is not None:
+            yield ("host",), lambda g: durations.faster_host(g, host)
+        if (gap := self.gap) is not None:
+            yield ("gap",), lambda g: durations.other_gap(g, gap)
+        if (cost := self.launch_cost) is not None:
+            yield ("launch_cost",), lambda g: durations.launch_cost(g, cost)
+        if (graphs := self.cuda_graph) is not None:
+            launch_ns = cuda_graph.LAUNCH_NS if graphs.launch is None else graphs.launch
+            node_ns = cuda_graph.NODE_NS if graphs.node is None else graphs.node
+            yield (
+                ("cuda_graph",),
+                lambda g: cuda_graph.with_cuda_graphs(g, launch_ns=launch_ns, node_ns=node_ns),
+            )
+            if graphs.gap is not None:
+                within = Change(value_ns=graphs.gap)
+                yield ("cuda_graph", "gap"), lambda g: durations.other_gap(g, within)
+        if "streams" in self.model_fields_set:
+            yield ("streams",), lambda g: streams.on_more_streams(g, self.streams)
+
+
+def _fused_by(fused: Callable[..., Graph], one: Fuse) -> Callable[[Graph], Graph]:
+    return lambda g: fused(g, one.ops, duration_ns=one.duration, host_work=one.host_work == "stays")
+
+
+def _as_list(value: Any) -> Any:
+    if not isinstance(value, dict | list):
+        raise fault(f"should be a mapping such as {{launch_cost: x0.5}}, or a list of such, not {value!r}")
+    return [value] if isinstance(value, dict) else value
+
+
+class _OneOrSeveral:
+    """Describes a list to editors, in place of which its one item may stand."""
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        schema = handler(core)
+        return {"anyOf": [schema["items"], schema]}
+
+
+AnyWhatIf = Annotated[
+    list[WhatIf],
+    BeforeValidator(_as_list),
+    _OneOrSeveral(),
+    Field(default_factory=list, description="changes to what was recorded; a list: one after another"),
+]
+"""The value of ``what_if:``."""
+
+
+def applied(graph: Graph, changes: Sequence[WhatIf], *, path: Sequence[str | int] = ()) -> Graph:
+    """Return a graph after changes.
+
+    Parameters
+    ----------
+    graph : Graph
+    changes : sequence of WhatIf
+    path : sequence of str or int
+        Where they stand, for messages.
+
+    Raises
+    ------
+    InputError
+        A word is about nothing in the graph, or a change cannot be made of such a recording; its path begins
+        at `path`.
+
+    Warns
+    -----
+    UserWarning
+        A change changes nothing, or the recording does not tell all that it would take to know.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("one")
+    >>> _ = b.op("a", kind="matmul", duration_ns=10)
+    >>> faster = WhatIf.model_validate({"scale": {"gemm": "x0.5"}})
+    >>> applied(b.build(), [faster, faster]).duration_ns.tolist()
+    [3]
+    """
+    for n, change in enumerate(changes):
+        for key, step in change.steps():
+            at = (*path, n, *key) if len(changes) > 1 else (*path, *key)
+            with located(*at):
+                after = step(graph)
+            if after is graph:
+                told = ".".join(map(str, at))
+                warnings.warn(f"{told}: changes nothing in {graph.name!r}", stacklevel=2)
+            graph = after
+    return graph

@@ -1,0 +1,302 @@
+"""What-ifs that change how long ops take, and nothing else: the same ops in the same order."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Annotated, Any, Final, NamedTuple
+
+import numpy as np
+from pydantic import PlainValidator, WithJsonSchema
+
+from devices.describe.field_types import quantity_schema, reader
+from scenarios.recorded import select as roles
+from scenarios.recorded.select import Names
+from sim.base.arrays import UNSET, BoolArray
+from sim.base.errors import InputError, UnitError, located
+from sim.base.units import DURATION, parse_duration, round_half_up
+from sim.explain.communication import INSIDE, inside_ns
+from sim.graph.graph import Graph
+
+# ----------------------------------------------------------------------------------------------------------
+# How a what-if changes a duration: by a factor (``x0.5``), or to a new value (``2us``).
+
+_FACTOR: Final = re.compile(r"\s*[x×]\s*([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)\s*")
+_MOST: Final = 1_000_000
+
+
+class Change(NamedTuple):
+    """A factor, or a new value.
+
+    Examples
+    --------
+    >>> Change(Fraction(1, 2)).of([3, 10]), Change(value_ns=2000).of([3, 10])
+    ([2, 5], [2000, 2000])
+    """
+
+    factor: Fraction = Fraction(1)
+    value_ns: int | None = None
+
+    def of(self, durations_ns: Iterable[int]) -> list[int]:
+        """Return durations after the change, each rounded half up."""
+        if self.value_ns is not None:
+            return [self.value_ns for _ in durations_ns]
+        above, below = 2 * self.factor.numerator, 2 * self.factor.denominator
+        return [(above * ns + self.factor.denominator) // below for ns in durations_ns]
+
+    def of_part(self, part_ns: int, whole_ns: int) -> int:
+        """Return a part of a duration, which keeps its share of the whole."""
+        if self.value_ns is None:
+            return self.of([part_ns])[0]
+        return round_half_up(Fraction(self.value_ns * part_ns, whole_ns)) if whole_ns else self.value_ns
+
+
+def read_factor(value: object) -> Fraction:
+    """Read a factor.
+
+    Raises
+    ------
+    InputError
+        It is none.
+
+    Examples
+    --------
+    >>> read_factor("x0.1")
+    Fraction(1, 10)
+    """
+    if isinstance(value, Fraction):
+        return value
+    found = _FACTOR.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise InputError(f"{value!r} is no factor such as x0.5")
+    factor = Fraction(found[1])
+    if factor > _MOST:
+        raise InputError(f"{value!r} is more than the x{_MOST:,} that there may be")
+    return factor
+
+
+def read_change(value: object) -> Change:
+    """Read a factor, or a new value.
+
+    Raises
+    ------
+    InputError
+        It is neither.
+
+    Examples
+    --------
+    >>> read_change("2us").value_ns
+    2000
+    """
+    if isinstance(value, str) and _FACTOR.fullmatch(value):
+        return Change(read_factor(value))
+    try:
+        return Change(value_ns=parse_duration(value, what=""))
+    except UnitError as error:
+        message = f"{value!r} is neither a factor such as x0.5 nor a duration such as 2us ({error.message})"
+        raise InputError(message) from None
+
+
+_FACTOR_SCHEMA: Final[dict[str, Any]] = {
+    "type": "string",
+    "pattern": rf"^{_FACTOR.pattern}$",
+    "description": "a factor, such as x0.5",
+}
+
+AnyFactor = Annotated[Fraction, PlainValidator(reader(read_factor)), WithJsonSchema(_FACTOR_SCHEMA)]
+"""A factor in a file."""
+
+AnyChange = Annotated[
+    Change,
+    PlainValidator(reader(read_change)),
+    WithJsonSchema({"anyOf": [_FACTOR_SCHEMA, quantity_schema(DURATION)]}),
+]
+"""A factor or a new duration in a file."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_PARTS = "call_ns", "rest_of_call_ns", INSIDE
+"""Attributes that are parts of an op: of the host's, and what it communicates itself."""
+
+
+def scaled(graph: Graph, changes: Mapping[str, Change]) -> Graph:
+    """Return a graph whose ops, by name (`select`), take a factor of their time, or another one.
+
+    An op that several words are about is changed by each of them, in their order. Of an op that computes and
+    communicates in turn ``kernels`` is the one part, ``collectives`` the other; any other word is about all
+    of it.
+
+    Raises
+    ------
+    InputError
+        A word is about no op, or about one that has no duration of its own.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("two")
+    >>> _ = b.op("a", kind="matmul", duration_ns=10); _ = b.op("b", duration_ns=10)
+    >>> scaled(b.build(), {"gemm": Change(Fraction(1, 2))}).duration_ns.tolist()
+    [5, 10]
+    """
+    names = Names(graph)
+    for word, change in changes.items():
+        with located(word):
+            if word == "collectives":
+                graph = _communicating(graph, names, change)
+            else:
+                graph = _changed(graph, names.find(word), change, stays=word == "kernels")
+    return graph
+
+
+def more_bandwidth(graph: Graph, collectives: Fraction, transfers: Fraction) -> Graph:
+    """Return a graph whose links have so many times the bandwidth.
+
+    All of a copy, or of a collective's transfer, is taken for bandwidth: its latency, too, which a recording
+    does not tell apart. So what comes out is the most that bandwidth can do.
+    """
+    if collectives != 1:
+        graph = _communicating(graph, None, Change(1 / collectives))
+    if transfers != 1:
+        graph = _changed(graph, roles.transfers(graph) & ~roles.collectives(graph), Change(1 / transfers))
+    return graph
+
+
+def faster_host(graph: Graph, factor: Fraction) -> Graph:
+    """Return a graph whose host takes a factor of its time for its own work, launches among it.
+
+    A call that waits still waits as long as it has to; what it does afterwards is work. What a host did
+    before its recording began stays as it is.
+    """
+    return _changed(graph, roles.host_ops(graph), Change(factor))
+
+
+def launch_cost(graph: Graph, change: Change) -> Graph:
+    """Return a graph whose launch calls take a factor of their own time, or another one.
+
+    The host's work between calls stays.
+
+    Raises
+    ------
+    InputError
+        The recording has no launch calls.
+    """
+    launch = np.flatnonzero(roles.launches(graph)).tolist()
+    if not launch:
+        raise InputError("this recording has no launch calls of the host")
+    ns, attributes = graph.duration_ns.copy(), dict(graph.attributes)
+    following = _next_on_thread(graph)
+    for op in launch:
+        own = attributes[op]
+        call_ns, after = int(own.get("call_ns", ns[op])), following.get(op)
+        rest_ns = 0 if after is None else int(attributes[after].get("rest_of_call_ns", 0))
+        whole_ns = call_ns + rest_ns
+        _set_part(ns, attributes, op, "call_ns", call_ns, change.of_part(call_ns, whole_ns))
+        if after is not None and rest_ns:
+            _set_part(ns, attributes, after, "rest_of_call_ns", rest_ns, change.of_part(rest_ns, whole_ns))
+    return graph if (ns == graph.duration_ns).all() else replace(graph, duration_ns=ns, attributes=attributes)
+
+
+def other_gap(graph: Graph, change: Change) -> Graph:
+    """Return a graph of a recording whose GPUs take a factor of the gap between kernels, or another one.
+
+    Raises
+    ------
+    InputError
+        The recording does not tell a gap.
+    """
+    gaps = {pin: known["gap"] for pin, known in graph.device_facts.items() if "gap" in known}
+    if not gaps:
+        raise InputError("this recording does not tell the gap between kernels")
+    now = {pin: f"{change.of([parse_duration(gap)])[0]}ns" for pin, gap in gaps.items()}
+    if now == gaps:
+        return graph
+    facts = {
+        pin: {**known, **({"gap": now[pin]} if pin in now else {})}
+        for pin, known in graph.device_facts.items()
+    }
+    return replace(graph, device_facts=facts)
+
+
+def _set_part(
+    ns: np.ndarray[Any, Any], attributes: dict[int, Any], op: int, part: str, was_ns: int, now_ns: int
+) -> None:
+    if now_ns != was_ns:
+        ns[op] += now_ns - was_ns
+        attributes[op] = {**attributes[op], part: now_ns}
+
+
+def _next_on_thread(graph: Graph) -> dict[int, int]:
+    """Return the op that a host's thread does next, of each op of it."""
+    last: dict[tuple[int, object], int] = {}
+    following = {}
+    for op, number in graph.attribute("thread").items():
+        thread = int(graph.pin_code[op]), number
+        if thread in last:
+            following[last[thread]] = op
+        last[thread] = op
+    return following
+
+
+def _communicating(graph: Graph, names: Names | None, change: Change) -> Graph:
+    """Return a graph in which collectives take another time, and what other ops communicate themselves."""
+    inside = inside_ns(graph)
+    parts = np.flatnonzero(inside).tolist() if change.value_ns is None else []
+    if names is not None and not parts:
+        names.find("collectives")  # refuses a graph that has none
+    graph = _changed(graph, roles.collectives(graph), change)
+    if not parts:
+        return graph
+    ns, attributes = graph.duration_ns.copy(), dict(graph.attributes)
+    for op, now in zip(parts, change.of(inside[parts].tolist()), strict=True):
+        _set_part(ns, attributes, op, INSIDE, int(inside[op]), now)
+    return graph if (ns == graph.duration_ns).all() else replace(graph, duration_ns=ns, attributes=attributes)
+
+
+def _changed(graph: Graph, which: BoolArray, change: Change, *, stays: bool = False) -> Graph:
+    """Return a graph in which some ops take longer or shorter; the same one if nothing changes.
+
+    `stays` keeps what they communicate themselves.
+    """
+    ops = np.flatnonzero(which)
+    kept = inside_ns(graph) if stays else np.zeros(len(graph), np.int64)
+    alone = which & roles.collectives(graph) & ~roles.has_key(graph, "communicator")
+    alone &= roles.recorded(graph)
+    if alone.any():
+        warnings.warn(
+            f"{int(alone.sum())} collectives are of one rank alone: what they waited for other ranks is part "
+            "of their time, and changes with it; all ranks of the job together tell it apart",
+            stacklevel=4,
+        )
+    given = [graph.duration_ns, *graph.duration_by_kind.values()]
+    unknown = ops[np.all([column[ops] == UNSET for column in given], axis=0)]
+    if len(unknown):
+        name = graph.op_names[int(unknown[0])]
+        raise InputError(
+            f"{len(unknown)} of {len(ops)} ops, {name!r} for one, have no duration of their own but that of "
+            "a device's cost model; a what-if changes durations that are given"
+        )
+    columns = []
+    for column in given:
+        here, new = ops[column[ops] != UNSET], column.copy()
+        new[here] = kept[here] + change.of((column[here] - kept[here]).tolist())
+        columns.append(new)
+    if all((new == column).all() for new, column in zip(columns, given, strict=True)):
+        return graph
+    attributes = dict(graph.attributes)
+    if change.value_ns is None:
+        for op in ops.tolist():
+            own = attributes.get(op, {})
+            parts = {
+                key: change.of([int(own[key])])[0]
+                for key in _PARTS
+                if key in own and not (stays and key == INSIDE)
+            }
+            if parts:
+                attributes[op] = {**own, **parts}
+    by_kind = dict(zip(graph.duration_by_kind, columns[1:], strict=True))
+    return replace(graph, duration_ns=columns[0], duration_by_kind=by_kind, attributes=attributes)

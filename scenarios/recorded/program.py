@@ -1,0 +1,254 @@
+"""A recorded program under change: who launched what, what is on which stream, and how ops are taken out.
+
+Order is kept when an op goes: what followed it follows what it followed::
+
+    launch ──► launch ──► launch            launch ──► launch (the host's work before the call, or nothing)
+      │          │          │                 │             │
+      └► a ────► b ───────► c                 └► a ───────► c
+                 └──────► synchronize              └──────► synchronize
+
+Its launch is no reason for anything else to wait, and goes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from policies.rewrite.records import Edge, OpEntry, read, write
+from scenarios.recorded import select as roles
+from sim.base.arrays import BoolArray
+from sim.graph.graph import Graph, split_output
+
+_WAITS: Final = "synchronize"
+
+
+class RecordedProgram:
+    """A graph as records, and what each of them is.
+
+    Parameters
+    ----------
+    graph : Graph
+
+    Attributes
+    ----------
+    records : Records
+    order : list of str
+        All ops, each after what it waits for.
+    tasks : set of str
+        What runs on a GPU, without idle time that nothing explains.
+    launch_of : dict of str to str
+        Task → the op that launches it.
+    tasks_of : dict of str to list of str
+        ... and back.
+    threads, lanes : dict of (device, thread or stream) to list of str
+        What a host's thread does, and what runs on a stream, in order.
+    following : dict of str to str
+        Op of a thread → what the thread does next.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.records, self._facts = read(graph), graph.device_facts
+        names = graph.op_names
+        self.order = [names[op] for op in graph.topological_order.tolist()]
+        self.tasks = _named(graph, roles.tasks(graph))
+        launches = _named(graph, roles.launches(graph))
+        self.launch_of: dict[str, str] = {}
+        self.tasks_of: dict[str, list[str]] = {name: [] for name in launches}
+        self.threads: dict[tuple[str | None, object], list[str]] = {}
+        self.lanes: dict[tuple[str | None, object], list[str]] = {}
+        self._on_host = _named(graph, roles.has_key(graph, "thread"))
+        for record in self.records.ops.values():
+            own = record.attributes
+            if "thread" in own:
+                self.threads.setdefault((record.device, own["thread"]), []).append(record.name)
+            if "stream" in own:
+                self.lanes.setdefault((record.device, own["stream"]), []).append(record.name)
+                launch = next((name for name, _ in record.after if name in launches), None)
+                launch = self._of_delay(record) if launch is None else launch
+                if launch is not None:
+                    self.launch_of[record.name] = launch
+                    if record.name in self.tasks:
+                        self.tasks_of[launch].append(record.name)
+        self.following = {a: b for thread in self.threads.values() for a, b in pairwise(thread)}
+
+    def _of_delay(self, record: OpEntry) -> str | None:
+        """Return the launch of the idle time before a task, which is the task's."""
+        before = self.delay_of(record)
+        return None if before is None else self.launch_of.get(before)
+
+    def delay_of(self, record: OpEntry) -> str | None:
+        """Return the idle time before a task that nothing explains, if there is some."""
+        ops = self.records.ops
+        return next((name for name, _ in record.after if name in ops and ops[name].kind == "delay"), None)
+
+    def graph(self) -> Graph:
+        """Return the graph as it is now."""
+        return replace(write(self.records), device_facts=self._facts)
+
+    # -- the host --------------------------------------------------------------------------------------
+
+    def call_ns(self, launch: str) -> int:
+        """Return how much of a launch is its call."""
+        record = self.records.ops[launch]
+        return int(record.attributes.get("call_ns", record.duration_ns or 0))
+
+    def own_work_ns(self, name: str) -> int:
+        """Return how much of a host's op is in no launch call."""
+        record = self.records.ops[name]
+        calls_ns = self.call_ns(name) if name in self.tasks_of else 0
+        return max(0, (record.duration_ns or 0) - calls_ns - int(record.attributes.get("rest_of_call_ns", 0)))
+
+    def end_call(self, launch: str) -> None:
+        """Let a launch call end with its op: what is left of it in the next op of its thread goes."""
+        if (name := self.following.get(launch)) is not None:
+            record = self.records.ops[name]
+            rest_ns = int(record.attributes.pop("rest_of_call_ns", 0))
+            record.duration_ns = max(0, (record.duration_ns or 0) - rest_ns)
+
+    def wait_of(self, launch: str) -> str | None:
+        """Return the wait that is part of the same call: of the launch of a copy that the host waits for."""
+        name = self.following.get(launch)
+        if name is None:
+            return None
+        first, second = self.records.ops[launch], self.records.ops[name]
+        one = second.kind == _WAITS and first.attributes.get("call") == second.attributes.get("call")
+        return name if one else None
+
+    def forget_inferred(self) -> int:
+        """Take away what the host waits for by inference alone, and held nothing; return how many waits."""
+        found = [record for record in self.records.ops.values() if "inferred_wait" in record.attributes]
+        for record in found:
+            record.after = self._of_host(record)
+        return len(found)
+
+    # -- taking ops out ----------------------------------------------------------------------------
+
+    def drop(self, names: Iterable[str], *, host_work: bool = True) -> None:
+        """Take out tasks, each with the idle time before it, its launch, and the host's wait for it.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Of any ops; of those that are no tasks nothing else goes.
+        host_work : bool
+            Whether the host's work before each launch stays.
+        """
+        ops = self.records.ops
+        gone = dict.fromkeys(names)
+        delays = [self.delay_of(ops[name]) for name in gone if name in self.tasks]
+        gone |= dict.fromkeys(name for name in delays if name is not None)
+        through = {
+            name: [edge for edge in ops[name].after if edge[0] != self.launch_of.get(name)] for name in gone
+        }
+        self.contract(through | self.without_launches(gone, host_work=host_work))
+
+    def without_launches(self, gone: Collection[str], *, host_work: bool) -> dict[str, list[Edge]]:
+        """Take calls of which all tasks go out of their threads; return, for `contract`, those that go whole.
+
+        If the host's work before a call stays, it is an op of its own then. What waited for a copy that the
+        call launched goes.
+        """
+        launches = {self.launch_of[name] for name in gone if name in self.launch_of}
+        idle = [
+            name
+            for thread in self.threads.values()
+            for name in thread
+            if name in launches and all(task in gone for task in self.tasks_of[name])
+        ]
+        ops, empty = self.records.ops, {}
+        for name in idle:
+            record, wait = ops[name], self.wait_of(name)
+            if wait is not None:
+                empty[wait] = self._of_host(ops[wait])
+            self.end_call(name)
+            own = record.attributes
+            rest_ns = int(own.get("rest_of_call_ns", 0))
+            record.duration_ns = rest_ns + self.own_work_ns(name) * host_work
+            record.kind, record.after = "host", self._of_host(record)
+            record.attributes = {key: own[key] for key in own if key not in ("call", "call_ns")}
+            if not record.duration_ns:
+                empty[name] = record.after
+        return empty
+
+    def _of_host(self, record: OpEntry) -> list[Edge]:
+        """Return what an op of the host waits for on the host."""
+        return [edge for edge in record.after if edge[0] in self._on_host]
+
+    def contract(
+        self,
+        through: Mapping[str, Sequence[Edge]],
+        reads: Mapping[str, Sequence[Edge]] = MappingProxyType({}),
+    ) -> None:
+        """Take ops out.
+
+        Parameters
+        ----------
+        through : mapping of str to sequence of (str, int)
+            Op that goes → what is followed by those who followed it.
+        reads : mapping of str to sequence of (str, int)
+            ... → what is read by those who read it; by default what it reads itself.
+        """
+        ops = self.records.ops
+        after: dict[str, dict[Edge, None]] = {}
+        inputs: dict[str, dict[Edge, None]] = {}
+        for name in self.order:
+            if name in through:
+                after[name] = self._instead(through[name], after, name)
+                inputs[name] = self._instead(reads.get(name, ops[name].inputs), inputs, name)
+        for known in (after, inputs):
+            for name in known:  # what is of an earlier iteration may go, too
+                known[name] = self._to_the_end(name, known)
+        for name in through:
+            del ops[name]
+        for record in ops.values():
+            if any(edge[0] in through for edge in record.after):
+                record.after = list(self._instead(record.after, after, record.name))
+            read_ = [self.owner(tensor) for tensor, _ in record.inputs]
+            if any(owner in through for owner in read_):
+                behind = [edge for owner in read_ if owner in through for edge in after[owner]]
+                record.inputs = list(self._instead(record.inputs, inputs, record.name))
+                behind = [edge for edge in behind if edge != (record.name, 0)]
+                record.after = list(dict.fromkeys([*record.after, *behind]))
+
+    def _to_the_end(self, name: str, known: Mapping[str, Mapping[Edge, None]]) -> dict[Edge, None]:
+        """Return what stands for an op that goes, none of which goes itself."""
+        found: dict[Edge, None] = {}
+        seen, left = {name}, [*known[name]][::-1]
+        while left:
+            edge = left.pop()
+            owner = edge[0] if edge[0] in known else self.owner(edge[0])
+            if owner not in known:
+                found[edge] = None
+            elif owner not in seen:
+                seen.add(owner)
+                left += [(before, edge[1] + more) for before, more in [*known[owner]][::-1]]
+        return found
+
+    def owner(self, tensor: str) -> str:
+        """Return the op that makes a tensor (or the tensor, if it is an input of the graph)."""
+        op, _ = split_output(tensor) or (tensor, 0)
+        return tensor if tensor in self.records.ops else op
+
+    def _instead(
+        self, edges: Iterable[Edge], known: Mapping[str, Mapping[Edge, None]], of: str
+    ) -> dict[Edge, None]:
+        """Return edges with what stands for ops that go; an op does not wait for itself."""
+        found: dict[Edge, None] = {}
+        for name, distance in edges:
+            owner = name if name in known else self.owner(name)
+            if owner in known:
+                instead = ((each, distance + more) for each, more in known[owner])
+                found |= dict.fromkeys(edge for edge in instead if edge != (of, 0))
+            else:
+                found[name, distance] = None
+        return found
+
+
+def _named(graph: Graph, which: BoolArray) -> set[str]:
+    return {graph.op_names[op] for op in np.flatnonzero(which).tolist()}

@@ -1,0 +1,196 @@
+"""Which ops a what-if is about, by one word::
+
+gemm                     all matrix products           transfers    copies between host and device
+kernels                  all kernels that compute      collectives  what communicates between ranks
+matmul, copy, launch     a kind of op
+gpu, gpu3, cpu           the ops of a device, or of all devices of a kind; not idle time (`delay`)
+aten::addmm              what an operator launched
+DtoH, DtoH.17            kernels of a name, one op
+*softmax*, rank3/*       a pattern of any of these; of a kernel's full name, too
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import numpy as np
+
+from sim.base.arrays import BoolArray
+from sim.base.errors import InputError, UnknownNameError
+from sim.explain.communication import COMMUNICATION, moving_kinds
+from sim.graph.graph import Graph
+
+# ----------------------------------------------------------------------------------------------------------
+# What the ops of a recorded graph are: tasks of a GPU, calls of the host, copies, collectives.
+#
+# By attributes that importers of recordings write: ``stream`` for what ran on a GPU, ``thread`` for what the
+# host did. A ``delay`` on either is neither: it stands for idle time that nothing explains.
+
+COLLECTIVES: Final = frozenset(
+    {"all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
+     "barrier", "send", "recv", "collective"}
+)  # fmt: skip
+"""Kinds of op that communicate between ranks, where they are a communicator's, or a library's kernels."""
+
+_BETWEEN: Final = re.compile(
+    r"Memcpy (?!DtoD)|Device -> (Pinned|Pageable|Host)|(Pinned|Pageable|Host) -> Device"
+    r"|Copy(DeviceToHost|HostToDevice)"
+)
+_NCCL: Final = re.compile(r"(nccl|rccl|c10d::)", re.IGNORECASE)
+
+
+def has_key(graph: Graph, key: str) -> BoolArray:
+    """Return which ops have an attribute."""
+    found = np.zeros(len(graph), np.bool_)
+    found[[*graph.attribute(key)]] = True
+    return found
+
+
+def tasks(graph: Graph) -> BoolArray:
+    """Return which ops ran on a GPU; of a graph that is no recording all."""
+    on_gpu = has_key(graph, "stream") if recorded(graph) else np.ones(len(graph), np.bool_)
+    return on_gpu & ~graph.is_kind("delay")
+
+
+def recorded(graph: Graph) -> bool:
+    """Whether a graph is a recording."""
+    return bool((has_key(graph, "stream") | has_key(graph, "thread")).any())
+
+
+def host_ops(graph: Graph) -> BoolArray:
+    """Return which ops are the host's own work; what it did before its recording began is unknown."""
+    return has_key(graph, "thread") & ~graph.is_kind("before", "delay")
+
+
+def launches(graph: Graph) -> BoolArray:
+    """Return which ops are calls that launch."""
+    return has_key(graph, "thread") & graph.is_kind("launch")
+
+
+def kernels(graph: Graph) -> BoolArray:
+    """Return which ops of a GPU compute: kernels that copy, cast or concatenate, too, and no memcpy."""
+    return tasks(graph) & ~moving_kinds(graph) & ~collectives(graph)
+
+
+def collectives(graph: Graph) -> BoolArray:
+    """Return which ops communicate: those of a communicator, and kernels of NCCL (or RCCL).
+
+    Of a graph that is no recording the kind tells, too.
+    """
+    found = has_key(graph, "communicator") | has_key(graph, "comm_type")
+    if not recorded(graph):
+        found |= graph.is_kind(*COMMUNICATION - {"copy", "transfer"})
+    for op, own in graph.attributes.items():
+        found[op] |= "stream" in own and _NCCL.match(str(own.get("kernel", graph.op_names[op]))) is not None
+    return found
+
+
+def transfers(graph: Graph) -> BoolArray:
+    """Return which ops copy between host and device, or between devices."""
+    found = np.zeros(len(graph), np.bool_)
+    copies = graph.is_kind("copy")
+    for op, own in graph.attributes.items():
+        text = str(own.get("kernel", own.get("full_name", "")))
+        found[op] = bool(copies[op]) and _BETWEEN.search(text) is not None
+    return found
+
+
+def pinned_to(graph: Graph, device: str) -> BoolArray:
+    """Return which ops are pinned to a device, or to a device of a kind (``gpu``)."""
+    known = [pin == device or pin.rstrip("0123456789") == device for pin in graph.pins]
+    return np.array([*known, False], np.bool_)[graph.pin_code]
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+GROUPS: Final[Mapping[str, Callable[[Graph], BoolArray]]] = {
+    "gemm": lambda graph: graph.is_kind("matmul", "gemm"),
+    "kernels": kernels,
+    "transfers": transfers,
+    "collectives": collectives,
+}
+"""What no single attribute tells."""
+
+
+class Names:
+    """What the ops of a graph can be called.
+
+    Parameters
+    ----------
+    graph : Graph
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("two")
+    >>> _ = b.op("mm.0", kind="matmul", attributes={"operator": "aten::mm"}); _ = b.op("add.1", kind="add")
+    >>> Names(b.build()).find("*mm").tolist(), Names(b.build()).find("add").tolist()
+    ([True, False], [False, True])
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._of: dict[str, list[int]] = {}  # name → ops, but for kinds, devices and names of single ops
+        self._full: dict[str, list[int]] = {}
+        for op, name in enumerate(graph.op_names):
+            self._of.setdefault(_short(name), []).append(op)
+        for key, known in (("operator", self._of), ("kernel", self._full), ("full_name", self._full)):
+            for op, value in graph.attribute(key).items():
+                known.setdefault(str(value), []).append(op)
+
+    def find(self, word: str) -> BoolArray:
+        """Return which ops a word is about.
+
+        Raises
+        ------
+        UnknownNameError
+            There is none; the message has the nearest name.
+        InputError
+            A pattern that fits nothing.
+        """
+        graph, found = self._graph, np.zeros(len(self._graph), np.bool_)
+        if "*" in word or "?" in word:
+            fits = re.compile(
+                ".*".join(".".join(map(re.escape, part.split("?"))) for part in word.split("*"))
+            )
+            for names in (self._of, self._full):
+                for name, ops in names.items():
+                    if fits.fullmatch(name):
+                        found[ops] = True
+            found |= graph.is_kind(*(kind for kind in graph.kinds if fits.fullmatch(kind)))
+            found[[op for op, name in enumerate(graph.op_names) if fits.fullmatch(name)]] = True
+            if not found.any():
+                raise InputError(f"no op, kernel, operator or kind fits the pattern {word!r}")
+            return found
+        devices = pinned_to(graph, word) & ~graph.is_kind("delay")
+        found |= devices | graph.is_kind(word)
+        found[self._of.get(word, [])] = True
+        found[self._full.get(word, [])] = True
+        if word in graph.op_names:
+            found[graph.index(word)] = True
+        if word in GROUPS:
+            found |= GROUPS[word](graph)
+        if not found.any():
+            known = [*graph.kinds, *graph.pins, *self._of, *(each for each in GROUPS if self._has(each))]
+            raise UnknownNameError("op, kind, kernel, operator or device", word, dict.fromkeys(known))
+        return found
+
+    def _has(self, group: str) -> bool:
+        return bool(GROUPS[group](self._graph).any())
+
+    def find_all(self, words: Iterable[str]) -> BoolArray:
+        """Return which ops any of some words is about; an error has the number of its word as path."""
+        found = np.zeros(len(self._graph), np.bool_)
+        for n, word in enumerate(words):
+            try:
+                found |= self.find(word)
+            except InputError as error:
+                raise error.under(n) from None
+        return found
+
+
+def _short(name: str) -> str:
+    """Return the name that numbered ops share: of ``rank3/gemm.17`` it is ``gemm``."""
+    return re.sub(r"^rank\d+/|[.#]\d+$", "", name)

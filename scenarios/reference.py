@@ -1,0 +1,487 @@
+"""Everything that ``policy:`` and its neighbours may name, with its options: what `sim policies NAME` shows.
+
+::
+
+    entry point  out-of-order = policies.issue.out_of_order:OutOfOrder
+                   │ signature    window: int | None = None         ──►  option, default
+                   │ docstring    window : int, optional            ──►  type, meaning
+                   └ module       "Out-of-order issue: ..."         ──►  rule and source
+
+The command line, the reference on the docs site and the editors' schema are made of this, so that nothing is
+written twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+
+from devices.describe.field_types import BITS, Type
+from devices.describe.fields import known_kinds
+from sim.base import plugins
+from sim.base.errors import InputError, UnknownNameError
+from sim.base.options import SUFFIXES, parameters, spelling
+from sim.base.units import format_bytes, format_duration
+
+# ----------------------------------------------------------------------------------------------------------
+# A docstring in numpydoc's form, taken apart: the line, the text below it, and what each parameter means.
+#
+# ::
+#
+#     Convert every op to one format.          summary
+#     ...                                      text: paragraphs before the first section
+#     prefer : str                             parameters["prefer"].type
+#         ``"NCHW"`` or ``"NHWC"``.            parameters["prefer"].meaning
+#
+# The form is that of https://numpydoc.readthedocs.io/en/latest/format.html; the markup is taken out of what
+# is shown, as a terminal has none.
+
+
+class ParameterDoc(NamedTuple):
+    """What a docstring says of a parameter."""
+
+    type: str
+    meaning: str
+
+
+class Docstring(NamedTuple):
+    """A docstring, taken apart."""
+
+    summary: str
+    text: str
+    parameters: Mapping[str, ParameterDoc]
+
+
+_SECTION: Final = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
+
+
+def read_docstring(thing: object) -> Docstring:
+    """Return what the docstring of a class, function or instance says.
+
+    A class that tells nothing of a parameter takes it from its bases, so that nothing is written twice.
+
+    Parameters
+    ----------
+    thing : object
+        An instance may have a docstring of its own.
+
+    Examples
+    --------
+    >>> read_docstring(read_docstring).parameters
+    {'thing': ParameterDoc(type='object', meaning='An instance may have a docstring of its own.')}
+    """
+    kinds = inspect.getmro(thing)[:-1] if isinstance(thing, type) else [thing]
+    told: dict[str, ParameterDoc] = {}
+    for kind in kinds:
+        for section in ("Parameters", "Attributes"):
+            told = {**_parameters(_sections(kind).get(section, "")), **told}
+    summary, _, text = _sections(kinds[0]).get("", "").partition("\n")
+    return Docstring(summary, text.strip("\n"), told)
+
+
+def rule(thing: object) -> str:
+    """Return the docstring of the module that `thing` stands in: the rule it follows, and its source."""
+    module = sys.modules.get(getattr(thing, "__module__", ""))
+    return "" if module is None else inspect.getdoc(module) or ""
+
+
+def plain(text: str) -> str:
+    """Return a text without its markup for terminals.
+
+    Examples
+    --------
+    >>> plain('``"fifo"`` (see `sim.Policy` and :func:`options`)')
+    '"fifo" (see sim.Policy and options)'
+    """
+    text = re.sub(r"^::\n\n|:(?=:\n)", "", text, flags=re.MULTILINE)
+    return re.sub(r":\w+:(?=`)|`", "", text)
+
+
+def _sections(thing: object) -> dict[str, str]:
+    """Return the sections of a docstring by title; what comes before the first has none."""
+    title, *rest = _SECTION.split(inspect.cleandoc(getattr(thing, "__doc__", None) or ""))
+    return {"": title, **dict(zip(rest[::2], rest[1::2], strict=True))}
+
+
+def _parameters(section: str) -> dict[str, ParameterDoc]:
+    """Return what a section tells of each parameter; several may share a line: ``ranks, chunks : int``."""
+    found = {}
+    for entry in re.split(r"\n(?=\S)", section.strip()):
+        head, _, meaning = entry.partition("\n")
+        names, _, kind = head.partition(" : ")
+        for name in filter(None, names.split(",")):
+            found[name.strip(" *")] = ParameterDoc(kind.strip(), " ".join(meaning.split()))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+class Decision(NamedTuple):
+    """One thing that is decided: by plugins of which group, and under which key of a scenario."""
+
+    group: str
+    title: str
+    written: str
+    """How a scenario names one: ``{}`` stands for its name and options."""
+    method: str = ""
+    """By which one that is code is told from others."""
+
+
+DECISIONS: Final = (
+    Decision("sim.policies", "policies: which op is issued next", "policy: {}", "next"),
+    Decision(
+        "sim.linearizers", "linearize: the program order of the ops", "policy: {{linearize: {}}}", "order"
+    ),
+    Decision("sim.placements", "placement: which device runs an op", "policy: {{placement: {}}}", "place"),
+    Decision(
+        "sim.rewrites", "compile: rewrites of the graph before it runs", "policy: {{compile: [{}]}}", "apply"
+    ),
+    Decision(
+        "sim.streams",
+        "streams: which stream of its device an op is launched on",
+        "policy: {{streams: {}}}",
+        "assign",
+    ),
+    Decision("sim.allocators", "allocator: how tensors get their memory", "memory: {{allocator: {}}}"),
+    Decision(
+        "sim.recoveries",
+        "recovery: what a training run does when a worker has failed",
+        "training_run: {{recovery: [{}]}}",
+        "after_failure",
+    ),
+    Decision("sim.pipelines", "pipeline schedules: a program for each rank", "policy: {}"),
+    Decision(
+        "sim.collectives", "collectives: how long ranks take to exchange data", "machine: {{collectives: {}}}"
+    ),
+)
+
+
+class Option(NamedTuple):
+    """An option of a decision, as a scenario writes it.
+
+    Attributes
+    ----------
+    name : str
+    type : str
+        What a value is, in words.
+    required : bool
+    default : object
+        As a scenario would write it; None: as the meaning says.
+    meaning : str
+    annotation : object
+        What values are held to, for schemas.
+    """
+
+    name: str
+    type: str
+    required: bool
+    default: Any
+    meaning: str
+    annotation: Any
+
+
+class KnownDecision(NamedTuple):
+    """One policy, or another decision.
+
+    Attributes
+    ----------
+    name : str
+    decision : Decision
+    summary, text : str
+        The first line of its docstring, and what follows.
+    options : tuple of Option
+    rule : str
+        Docstring of its module: the rule in full, and where it comes from.
+    code : str
+        ``module:attribute``.
+    """
+
+    name: str
+    decision: Decision
+    summary: str
+    text: str
+    options: tuple[Option, ...]
+    rule: str
+    code: str
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What it is, as JSON."""
+        options = [{**one._asdict(), "meaning": plain(one.meaning)} for one in self.options]
+        for one in options:
+            del one["annotation"]
+        return {
+            "name": self.name,
+            "what": plugins.GROUPS[self.decision.group],
+            "written": self.written,
+            "summary": plain(self.summary),
+            "text": plain(self.text),
+            "options": options,
+            "rule": plain(self.rule),
+            "code": self.code,
+        }
+
+    @property
+    def written(self) -> str:
+        """How a scenario names it: with its options, if some are needed, and with the first, if none is."""
+        shown = [one for one in self.options if one.required] or self.options[:1]
+        key = "model" if self.decision.group == "sim.collectives" else "name"
+        more = "".join(f", {one.name}: {_yaml(one.default)}" for one in shown)
+        named = f"{{{key}: {self.name}{more}}}" if more or key == "model" else self.name
+        return self.decision.written.format(named)
+
+
+def decisions(group: str | None = None) -> Iterator[KnownDecision]:
+    """Yield all that is known, or what is known in a group; what cannot be loaded is warned of and left out.
+
+    Parameters
+    ----------
+    group : str, optional
+        Of `DECISIONS`.
+    """
+    for decision in DECISIONS:
+        if group in (None, decision.group):
+            for found in plugins.describe(decision.group):
+                yield _known(found.name, decision, plugins.lookup(decision.group, found.name))
+
+
+def known_as(name: str, origin: plugins.Origin = plugins.NOWHERE) -> list[KnownDecision]:
+    """Return everything called `name`: ``round-robin`` is a placement and a stream assignment.
+
+    Parameters
+    ----------
+    name : str
+        Of a plugin, or ``module:Class``.
+    origin : Origin
+        Whether such a class may be loaded, and from where.
+
+    Raises
+    ------
+    UnknownNameError
+        Nothing is; the message has the nearest name.
+    InputError
+        A class that may not be loaded, cannot be, or decides nothing.
+
+    Examples
+    --------
+    >>> [one.decision.group for one in known_as("round-robin")]
+    ['sim.placements', 'sim.streams']
+    >>> known_as("out-of-order")[0].options[0][:4]
+    ('window', 'int', False, None)
+    """
+    if ":" in name:
+        return [_code(name, origin)]
+    groups = {one: plugins.names(one.group) for one in DECISIONS}
+    found = [
+        _known(name, one, plugins.lookup(one.group, name)) for one, names in groups.items() if name in names
+    ]
+    if not found:
+        known = list(dict.fromkeys(name for names in groups.values() for name in names))
+        raise UnknownNameError("policy or other decision", name, known)
+    return found
+
+
+def _code(name: str, origin: plugins.Origin) -> KnownDecision:
+    """Return what a class is that a scenario may name as ``module:Class``: what its method decides."""
+    thing = origin.lookup("sim.policies", name)
+    fitting = [one for one in DECISIONS if one.method and callable(getattr(thing, one.method, None))]
+    if not fitting:
+        methods = ", ".join(f"{one.method}()" for one in DECISIONS if one.method)
+        raise InputError(f"{name!r} decides nothing: it has none of {methods}")
+    return _known(name, fitting[0], thing)
+
+
+def _known(name: str, decision: Decision, thing: Any) -> KnownDecision:
+    doc = read_docstring(thing)
+    options = tuple(_option(p, told) for p, told in _taken(decision.group, name, thing))
+    module = getattr(thing, "__module__", "")
+    code = f"{module}:{getattr(thing, '__qualname__', type(thing).__name__)}"
+    return KnownDecision(name, decision, doc.summary, doc.text, options, rule(thing), code)
+
+
+def _taken(group: str, name: str, thing: Any) -> list[tuple[inspect.Parameter, ParameterDoc]]:
+    """Return the parameters that a scenario may give, as who takes them counts them, and what they mean."""
+    from devices.memory.registry import MemorySpec, allocator_options
+
+    if not callable(thing):
+        return []
+    own, sources = parameters(thing), [thing]
+    if group == "sim.allocators":
+        own = {key: one for key, one in allocator_options(name).items() if key != "group_of"}
+        own |= {key: one for key, one in parameters(MemorySpec).items() if key.endswith("_ns")}
+        sources = [thing, getattr(thing, "__self__", None), MemorySpec]
+    elif group == "sim.pipelines":
+        from policies.pipeline import default_chunks, generate
+
+        shared = parameters(generate)
+        own = {key: one for key, one in own.items() if key not in ("ranks", "micro_batches")}
+        if "chunks" in own and own["chunks"].default is inspect.Parameter.empty:
+            own["chunks"] = own["chunks"].replace(default=default_chunks(name))
+        own |= {"checkpoint": shared["checkpoint"]} if name != "custom" else {}
+        sources = [thing, generate]
+    told: dict[str, ParameterDoc] = {}
+    for source in sources:
+        told = {**read_docstring(source).parameters, **told}
+    return [
+        (one, told.get(key, ParameterDoc("", ""))) for key, one in own.items() if _in_a_file(one.annotation)
+    ]
+
+
+def _in_a_file(annotation: Any) -> bool:
+    """Whether a file can hold a value for an annotation, or only Python code can give one."""
+    if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
+        return any(_in_a_file(one) for one in get_args(annotation) if one is not NoneType)
+    if get_origin(annotation) is Annotated:
+        return True
+    kind = get_origin(annotation) or annotation
+    return not isinstance(kind, type) or (kind.__module__ in _PLAIN and kind.__name__ != "Callable")
+
+
+_PLAIN: Final = ("builtins", "collections.abc", "inspect", "pathlib")
+"""Where the types stand that a file has values for; and that of a parameter without an annotation."""
+
+
+def _in_words(annotation: Any) -> str:
+    """Return what values of an annotation are, where no docstring says it; nothing, if there is none."""
+    if annotation is inspect.Parameter.empty:
+        return ""
+    if get_origin(annotation) is Literal:
+        return f"{{{', '.join(map(json.dumps, get_args(annotation)))}}}"
+    if get_origin(annotation) is Annotated or not get_args(annotation):
+        kind = get_args(annotation)[0] if get_args(annotation) else annotation
+        return str(getattr(kind, "__name__", kind))
+    return " or ".join(_in_words(one) for one in get_args(annotation) if one is not NoneType)
+
+
+_QUANTITIES: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
+    "_ns": ("duration, as in 10us", lambda value: format_duration(value).replace(" ", "")),
+    "_bytes": ("size, as in 4MB", lambda value: format_bytes(value, iec=True).replace(" ", "")),
+}
+
+
+def _option(parameter: inspect.Parameter, told: ParameterDoc) -> Option:
+    """Return an option as a file spells it: a parameter that carries its unit gives it to the value."""
+    default = None if parameter.default is parameter.empty else parameter.default
+    kind = told.type.removesuffix(", optional") or _in_words(parameter.annotation)
+    for part in (parameter.annotation, *get_args(parameter.annotation)):
+        for about in getattr(part, "__metadata__", ()):
+            kind = f"as in {about.shown}" if isinstance(about, Type) else kind
+    for suffix in SUFFIXES:
+        if parameter.name.endswith(suffix):
+            kind, written = _QUANTITIES[suffix]
+            default = written(default) if isinstance(default, int) else default
+    if isinstance(default, (tuple, Path)) or callable(default):
+        default = list(default) if isinstance(default, tuple) else str(default)
+    required = parameter.default is parameter.empty
+    return Option(spelling(parameter.name), kind, required, default, told.meaning, parameter.annotation)
+
+
+def _yaml(value: object) -> str:
+    if value is None:
+        return "..."
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What an editor completes: names of policies, presets and kinds in the JSON Schema, and options by name.
+#
+# ::
+#
+#  placement: {name: dev▒                     the names that are known are offered, any other text is allowed
+#  placement: {name: device-kind, so▒         then the options of that name, each with its meaning
+#
+# The schema stays as wide as it was: names of other packages, and code, stay valid. More is offered, no more.
+
+_POLICIES: Final = ("sim.policies", "sim.pipelines")
+_CHOICES: Final = {
+    ("PolicyFields", "placement"): "sim.placements",
+    ("PolicyFields", "streams"): "sim.streams",
+    ("PolicyFields", "linearize"): "sim.linearizers",
+    ("PolicyFields", "compile"): "sim.rewrites",
+    ("MemoryFields", "allocator"): "sim.allocators",
+    ("MemoryFields", "devices"): "sim.allocators",
+    ("TrainingRun", "recovery"): "sim.recoveries",
+}
+"""Kind of mapping and key → group whose members are chosen there, with their options."""
+
+_ALIKE: Final = {"PolicyFields": ("PolicyFields", "Variant")}
+"""An entry of ``compare`` has the keys of a policy."""
+
+
+def with_names(schema: dict[str, Any]) -> None:
+    """Put the names that are known, and their options, into a scenario's schema."""
+    policies = [name for group in _POLICIES for name in plugins.names(group)]
+    machines = [*plugins.names("sim.machines"), "recorded"]
+    words = {
+        ("PolicyFields", "name"): policies,
+        ("PolicyFields", "runtime"): plugins.names("sim.runtimes"),
+        ("Machine", "preset"): machines,
+        ("Device", "preset"): plugins.names("sim.devices"),
+        ("Device", "kind"): ["cpu", "gpu", "npu"],
+        ("Device", "default_dtype"): sorted(BITS),
+        ("Op", "kind"): sorted(known_kinds()),
+        ("Op", "dtype"): sorted(BITS),
+    }
+    kinds = schema["$defs"]
+    for (kind, key), names in words.items():
+        for alike in _ALIKE.get(kind, (kind,)):
+            _offer(kinds[alike]["properties"][key], names)
+    for (kind, key), group in _CHOICES.items():
+        what = "".join(word.capitalize() for word in plugins.GROUPS[group].split())
+        kinds[what] = {
+            **kinds["Choice"],
+            "description": f"{plugins.GROUPS[group].capitalize()}: a name, and its options.",
+            "properties": {"name": {"type": "string", "description": "`sim policies` lists them"}},
+        } | _options(group)
+        names = plugins.names(group) + ["runtime"] * (group == "sim.allocators")
+        _offer(kinds[what]["properties"]["name"], names)
+        for alike in _ALIKE.get(kind, (kind,)):
+            _choose(kinds[alike]["properties"][key], what, names)
+    kinds["PolicyOptions"] = _options(*_POLICIES)
+    for alike in _ALIKE["PolicyFields"]:
+        kinds[alike]["allOf"] = [{"$ref": "#/$defs/PolicyOptions"}]
+    del kinds["Choice"]
+    _offer(schema["properties"]["machine"], machines)
+    _offer(schema["properties"]["policy"], policies)
+    schema["properties"]["policy"]["default"] = "ready-queue"
+    _offer(schema["properties"]["compare"]["items"], policies)
+
+
+def _offer(value: dict[str, Any], names: Sequence[str]) -> None:
+    """Offer names for a value that may be any text."""
+    value["anyOf"] = [{"enum": list(names)}, *value.get("anyOf", [{"type": value.pop("type", "string")}])]
+
+
+def _choose(value: dict[str, Any], what: str, names: Sequence[str]) -> None:
+    """Offer names, and the options of each, wherever a choice stands in a value."""
+    for below in [value.get("items"), value.get("additionalProperties"), *value.get("anyOf", ())]:
+        if isinstance(below, dict):
+            _choose(below, what, names)
+    choice = {"$ref": "#/$defs/Choice"}
+    if choice in value.get("anyOf", ()):
+        value["anyOf"][value["anyOf"].index(choice)] = {"$ref": f"#/$defs/{what}"}
+        _offer(value, names)
+
+
+def _options(*groups: str) -> dict[str, Any]:
+    """Return what holds of the options of each name: nothing but what they mean."""
+    offered = []
+    for one in (known for group in groups for known in decisions(group)):
+        if one.options:
+            meanings = {option.name: {"description": _meaning(option)} for option in one.options}
+            named = {"properties": {"name": {"const": one.name}}, "required": ["name"]}
+            offered.append({"if": named, "then": {"properties": meanings}})
+    return {"allOf": offered} if offered else {}
+
+
+def _meaning(option: Option) -> str:
+    shown = option.default if isinstance(option.default, str) else json.dumps(option.default)
+    by_default = "" if option.default is None else f"; default {shown}"
+    return plain(f"{option.meaning} ({option.type}{by_default})")

@@ -1,0 +1,516 @@
+"""Scenarios as regression tests: run whatever has an ``expect:`` and say what does not hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import yaml
+
+from scenarios.expectations import Expectation, FinishedRun, Outcome, Relative, read_relative, resolved
+from scenarios.fields.results import ORDER, RESULTS, Value, holds
+from scenarios.file.document import Document, Loc
+from scenarios.file.yaml_read import LOADER, Node, Place, read_yaml, read_yaml_text
+from scenarios.run.execute import run_case
+from scenarios.run.load import load_scenario
+from scenarios.run.scenario import Case
+from sim.base.errors import InputError, InvariantError, RunError, SimError
+from sim.base.files import write_bytes
+from sim.explain.time_use import unused_devices
+
+if TYPE_CHECKING:
+    from scenarios.run.execute import Result
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Failures as annotations: GitHub shows them beside the lines of a pull request.
+#
+#     ::error file=s.yaml,line=12,col=13,title=sim check: 1f1b::makespan is 80 us, expected 50 us
+#
+# The format: "Workflow commands for GitHub Actions",
+# https://docs.github.com/en/actions/reference/workflow-commands, and for what is escaped,
+# ``packages/core/src/command.ts`` of https://github.com/actions/toolkit.
+
+
+def annotation(level: str, place: Place, title: str, message: str) -> str:
+    r"""Return the line that makes an annotation.
+
+    Parameters
+    ----------
+    level : str
+        ``error``, ``warning`` or ``notice``.
+    place : Place
+    title, message : str
+
+    Examples
+    --------
+    >>> print(annotation("error", Place("s.yaml", 3, 7), "sim check: a, b", "50% more\nthan before"))
+    ::error file=s.yaml,line=3,col=7,title=sim check%3A a%2C b::50%25 more%0Athan before
+    """
+    values = {"file": place.source, "line": place.line, "col": place.column, "title": title}
+    given = ",".join(f"{key}={_escaped(str(value), ':,')}" for key, value in values.items() if value)
+    return f"::{level} {given}::{_escaped(message)}"
+
+
+def _escaped(text: str, also: str = "") -> str:
+    for character in ("%", "\r", "\n", *also):
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What an expectation that failed has to say instead: the text of each value, as one would write it.
+#
+# What should be equal becomes what came out, exactly. So does a bound that is whole; shares and multiples of
+# another run get four digits, rounded to the side on which the bound holds.
+
+_DIGITS: Final = 4
+_ROUNDING: Final = {"equals": ROUND_HALF_EVEN, "at_most": ROUND_CEILING, "at_least": ROUND_FLOOR}
+
+
+def new_values(outcome: Outcome, *, percent: Collection[str] = ()) -> dict[str, str]:
+    """Return the keys of a condition that do not hold, and what they should say.
+
+    Parameters
+    ----------
+    outcome : Outcome
+        Of a value: no order, no schedule.
+    percent : collection of str
+        Keys whose share is written in per cent.
+
+    Raises
+    ------
+    InputError
+        No short text says it: what came out is no multiple of what another run has.
+    """
+    return {
+        key: _text(key, outcome, value, percent=key in percent)
+        for key, value in outcome.condition.items()
+        if key in _ROUNDING and not _holds(key, outcome.actual, outcome.condition)
+    }
+
+
+def _holds(key: str, actual: Value, condition: Mapping[str, Value]) -> bool:
+    """Whether one key of a condition holds, with the tolerance that is meant for it."""
+    keys = (key, "tolerance") if key == "equals" else (key,)
+    return holds(actual, {each: condition[each] for each in keys if each in condition})
+
+
+def _text(key: str, outcome: Outcome, value: Value, *, percent: bool) -> str:
+    given, actual = outcome.expectation.condition, outcome.actual
+    result = RESULTS[outcome.expectation.what.partition(".")[0]]
+    relative = given[key]
+    if isinstance(relative, Relative):
+        other = outcome.references[relative.run]
+        assert isinstance(actual, int | float)
+        text = f"{_times(key, actual, other)} x {relative.run}" if other else ""
+        again = resolved({**given, key: read_relative(text) or relative}, outcome.references)
+        if not _holds(key, actual, again):
+            raise InputError(f"it is no multiple of what {relative.run} has, with {_DIGITS} digits")
+        return text
+    if isinstance(value, float):
+        assert isinstance(actual, int | float)
+        exact = Decimal(repr(actual)) if key == "equals" else _rounded(key).create_decimal(Decimal(actual))
+        texts = [f"{(exact * 100).normalize():f}%"] * percent + [f"{exact.normalize():f}"]
+        return next(
+            text for text in texts if _holds(key, actual, {**outcome.condition, key: result.read_text(text)})
+        )
+    text = result.unit.show(actual)
+    return text if isinstance(value, str) else text.replace(" ", "")
+
+
+def _times(key: str, actual: int | float, other: int | float) -> str:
+    exact = Fraction(actual) / Fraction(other)
+    return f"{_rounded(key).divide(Decimal(exact.numerator), Decimal(exact.denominator)).normalize():f}"
+
+
+def _rounded(key: str) -> Context:
+    return Context(prec=_DIGITS, rounding=_ROUNDING[key])
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A table of ops that holds later runs to a schedule, written anew for one run.
+#
+# ::
+#
+#     op,start_ns,...              policy,op,start_ns,...
+#     a,0,...                      gpipe,a,0,...             as `sim run --ops` writes one run, or several
+#                                  1f1b,a,0,...
+
+
+def write_golden(path: Path, run: FinishedRun, holders: Sequence[str] = ()) -> None:
+    """Write the schedule of a run into a table; what it says of other runs stays.
+
+    Parameters
+    ----------
+    path : path
+    run : Run
+    holders : sequence of str
+        All runs that are held to the table. If there are others, its rows say of which run they are.
+
+    Raises
+    ------
+    InputError
+        What is there is no table of ops, or nothing can be written there.
+    """
+    import pandas as pd
+
+    from sim.diff.ops_table import read_ops_table, runs_in
+    from sim.export.tables import write_table
+
+    others = [label for label in holders if label != run.policy]
+    tables: dict[str, pd.DataFrame] = {}
+    if path.exists():
+        old = read_ops_table(path)
+        runs = runs_in(old)
+        tables = dict.fromkeys(others, old)  # a table of one run has held all of them
+        if runs:
+            tables = {label: old[old["policy"].astype(str) == label] for label in runs}
+    rows = run.trace.to_pandas(transfers=True)
+    tables[run.policy] = rows
+    if others or len(tables) > 1:
+        for label, table in tables.items():
+            tables[label] = table.drop(columns="policy", errors="ignore").copy()
+            tables[label].insert(0, "policy", label)
+        rows = pd.concat(tables.values(), ignore_index=True)
+    write_table(rows, path)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Scalars of a YAML file replaced where they stand: comments, layout and order stay as they were written.
+#
+# ::
+#
+#     makespan: {at_most: 45us}   # with both cores        65us at line 3, column 21
+#                         └──► 65us
+
+_PROPERTIES: Final = re.compile(r"([&!]\S*\s+)*")
+"""Anchors and tags, which begin a scalar's place."""
+
+
+def rewrite_file(path: str | Path, new: Mapping[tuple[int, int], str]) -> None:
+    """Replace scalars in a file, whole or not at all.
+
+    Parameters
+    ----------
+    path : path
+        A link leads to the file that is rewritten.
+    new : mapping of (int, int) to str
+        As for `replace_scalars`.
+    """
+    content = Path(path).read_bytes()
+    text = content.decode("utf-8-sig")
+    bom = content[: len(content) - len(text.encode())]
+    write_bytes(os.path.realpath(path), bom + replace_scalars(text, new).encode())
+
+
+def replace_scalars(text: str, new: Mapping[tuple[int, int], str]) -> str:
+    """Return a YAML text with other scalars.
+
+    Parameters
+    ----------
+    text : str
+    new : mapping of (int, int) to str
+        Line and column of a scalar, counted from 1, to what it is to say. Quotes stay quotes.
+
+    Examples
+    --------
+    >>> print(replace_scalars("a: {b: 1us, c: '2us'}  # both", {(1, 8): "3us", (1, 16): "4us"}))
+    a: {b: 3us, c: '4us'}  # both
+    """
+    parts, done = [], 0
+    for begin, end, place in _scalars(text):
+        if place in new:
+            parts += [text[done:begin], _like(text[begin:end], new[place])]
+            done = end
+    return "".join([*parts, text[done:]])
+
+
+def _scalars(text: str) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    """Yield where each scalar begins and ends, and its line and column."""
+    for event in yaml.parse(text, Loader=LOADER):
+        if isinstance(event, yaml.ScalarEvent):
+            start, end = event.start_mark, event.end_mark
+            assert start is not None
+            assert end is not None
+            written = text[start.index : end.index]
+            properties = _PROPERTIES.match(written)
+            assert properties is not None
+            yield start.index + properties.end(), end.index, (start.line + 1, start.column + 1)
+
+
+def _like(old: str, new: str) -> str:
+    """Return a new scalar in the quotes of the old one."""
+    if old.startswith("'"):
+        return "'" + new.replace("'", "''") + "'"
+    plain = re.fullmatch(r"[\w.]([\w./%+ -]*[\w./%+-])?", new) and (_is_text(new) or not _is_text(old))
+    return new if plain and not old.startswith('"') else json.dumps(new, ensure_ascii=False)
+
+
+def _is_text(plain: str) -> bool:
+    """Whether a scalar without quotes is text, and no number or other word of YAML."""
+    return isinstance(read_yaml_text(plain, "").value, str)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What did not hold, written anew into scenarios and tables of ops (``sim check --update``).
+#
+# ::
+#
+#     makespan: {at_most: 45us}   # both cores    ──►    makespan: {at_most: 65us}   # both cores
+#     schedule: golden.csv                        ──►    golden.csv: the rows of this run are written anew
+#
+# Only what failed changes. What stands in another file (``extends``) stays: others are held to it, too.
+
+
+class Updated(NamedTuple):
+    """What was done about an outcome that failed.
+
+    Attributes
+    ----------
+    outcome : Outcome
+    told : str
+        What was written, or why nothing was.
+    done : bool
+        Whether it holds now.
+    """
+
+    outcome: Outcome
+    told: str
+    done: bool
+
+
+def update(result: Result) -> list[Updated]:
+    """Write what came out in place of what was expected and did not.
+
+    Raises
+    ------
+    OSError
+        A file cannot be written.
+    """
+    found = []
+    for outcome in result.outcomes:
+        if not outcome.passed:
+            try:
+                found.append(Updated(outcome, f"written: {_written(outcome, result)}", True))
+            except InputError as error:
+                found.append(Updated(outcome, f"not written: {error}", False))
+    return found
+
+
+def _written(outcome: Outcome, result: Result) -> str:
+    table = outcome.expectation.table
+    if table is None:
+        return _rewritten(outcome)
+    write_golden(table, result, _holders(outcome.expectation, result))
+    return str(outcome.condition["equals"])
+
+
+def _rewritten(outcome: Outcome) -> str:
+    """Change the scenario, which may have changed since it was read; return what was written."""
+    expectation = outcome.expectation
+    path = expectation.document.path
+    there = _node(expectation, expectation.loc, read_yaml(path))
+    if RESULTS[expectation.what.partition(".")[0]].unit is ORDER:
+        values, told = _reordered(outcome, there), f"[{', '.join(outcome.actual)}]"  # type: ignore[arg-type]
+    else:
+        whole = not isinstance(there.value, dict)
+        nodes = {"equals": there} if whole else dict(there.value)  # type: ignore[arg-type]
+        percent = {key for key, node in nodes.items() if str(node.value).endswith("%")}
+        values = [(nodes[key], text) for key, text in new_values(outcome, percent=percent).items()]
+        told = ", ".join(f"{text} in place of {node.value}" for node, text in values)
+    rewrite_file(path, {(node.place.line, node.place.column): text for node, text in values})
+    return told
+
+
+def _node(expectation: Expectation, loc: Loc, root: Node) -> Node:
+    """Return the value of an expectation in its file as it is now."""
+    node: Node | None = root
+    for part in loc:
+        node = node and node.child(part)
+    place = expectation.place
+    if node is None or (node.place.source, node.place.line) != (place.source, place.line):
+        raise InputError(f"it stands in {place}, and holds for more than this scenario")
+    return node
+
+
+def _reordered(outcome: Outcome, there: Node) -> list[tuple[Node, str]]:
+    """Return the names of a list of ops that change places."""
+    listed = there.value["equals"].value if isinstance(there.value, dict) else there.value
+    assert isinstance(listed, list)
+    assert isinstance(outcome.actual, list)
+    missing = [str(node.value) for node in listed if str(node.value) not in outcome.actual]
+    if missing:  # it never ran, or was folded into another rank
+        raise InputError(f"{missing[0]!r} is not among them")
+    pairs = zip(listed, outcome.actual, strict=True)
+    return [(node, name) for node, name in pairs if str(node.value) != name]
+
+
+def _holders(expectation: Expectation, result: Result) -> list[str]:
+    """Return the labels of the runs that are held to the same table."""
+    return [
+        case.label
+        for case in result.case.base.expected()
+        if any(each.table == expectation.table for each in case.expectations)
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+SUFFIXES: Final = (".yaml", ".yml")
+"""Endings of files that may be scenarios."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What became of one run of one scenario.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    label : str
+        The policy; empty where the file itself is wrong.
+    outcomes : tuple of Outcome
+        One for each expectation.
+    error : SimError or None
+        Why there are none.
+    unused : tuple of str
+        Devices of the machine that it did not use.
+    updated : tuple of Updated, optional
+        What was done about each outcome that failed, where new values were wanted.
+    """
+
+    path: str
+    label: str
+    outcomes: tuple[Outcome, ...] = ()
+    error: SimError | None = None
+    unused: tuple[str, ...] = ()
+    updated: tuple[Updated, ...] | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """0 when everything holds (now), 1 when something does not, 2 when the scenario is wrong."""
+        if self.error is not None:
+            return self.error.exit_status
+        if self.updated is not None:
+            return 0 if all(each.done for each in self.updated) else 1
+        return 0 if all(outcome.passed for outcome in self.outcomes) else 1
+
+    @property
+    def complaints(self) -> list[tuple[Place, str]]:
+        """What did not hold, and where the scenario says so; line 0: somewhere in the file."""
+        if self.error is not None:
+            return [*self.error.placed] or [(Place(self.path), str(self.error))]
+        if self.updated is not None:
+            return [
+                (each.outcome.expectation.place, f"{each.outcome.told}\n  {each.told}")
+                for each in self.updated
+            ]
+        return [(outcome.expectation.place, outcome.told) for outcome in self.outcomes if not outcome.passed]
+
+    @property
+    def messages(self) -> list[str]:
+        """What did not hold, in lines."""
+        if self.error is not None:
+            return str(self.error).splitlines()
+        return [line for place, told in self.complaints for line in f"{place}: {told}".splitlines()]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "scenario": self.path,
+            "policy": self.label or None,
+            "passed": self.exit_status == 0,
+            "expect": [outcome.to_json() for outcome in self.outcomes],
+            "messages": self.messages,
+            "unused_devices": list(self.unused),
+        }
+
+
+def check_file(
+    path: str | Path, *, allow_code: bool = False, allow_outside: bool = False, new_values: bool = False
+) -> Iterator[Checked]:
+    """Run every case of a scenario that expects something, and check the invariants of its trace.
+
+    Parameters
+    ----------
+    path : path
+    allow_code : bool
+        Whether the scenario may name ``module:Class``.
+    allow_outside : bool
+        Whether it may name files outside its own folder.
+    new_values : bool
+        Whether what does not hold is written anew, as it came out.
+
+    Yields
+    ------
+    Checked
+        One for each case, or one with the error when the file is wrong. A scenario that expects
+        nothing yields one without outcomes: it was read, and not run.
+    """
+    try:
+        cases = load_scenario(path, allow_code=allow_code, allow_outside=allow_outside).expected()
+    except InputError as error:
+        yield Checked(str(path), "", error=error)
+        return
+    if not cases:
+        yield Checked(str(path), "")
+    for case in cases:
+        yield check_case(case, new_values=new_values)
+
+
+def check_case(case: Case, *, new_values: bool = False) -> Checked:
+    """Run one case, check the invariants of its trace and what is expected of it; see `check_file`."""
+    path = str(case.scenario.document.path)
+    try:
+        result = run_case(case, check=True, new_tables=new_values)
+        result.share()
+        updated = tuple(update(result)) if new_values else None
+        return Checked(path, case.label, result.outcomes, None, tuple(unused_devices(result.trace)), updated)
+    except (InputError, RunError, InvariantError) as error:
+        return Checked(path, case.label, error=error)
+
+
+def scenario_files(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the scenario files that `paths` mean: files as they are, folders searched.
+
+    In a folder (and those below it, hidden ones left out), a scenario is a YAML mapping that has a
+    ``workload``; other YAML files are not looked at further.
+
+    Raises
+    ------
+    InputError
+        A folder without any scenario.
+    """
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            found[path] = None
+            continue
+        inside = [file for file in _yaml_files(path) if is_scenario(file)]
+        if not inside:
+            raise InputError(f"{path}: no scenario in this folder: no YAML file that has a workload")
+        found.update(dict.fromkeys(inside))
+    return list(found)
+
+
+def _yaml_files(folder: Path) -> Iterator[Path]:
+    for where, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(where, name) for name in sorted(files) if name.endswith(SUFFIXES))
+
+
+def is_scenario(path: Path) -> bool:
+    """Whether a file claims to be a scenario; one that cannot be read does, so that it is not overlooked."""
+    try:
+        return Document.read(path).root.child("workload") is not None
+    except InputError:
+        return True

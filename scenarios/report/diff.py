@@ -1,0 +1,542 @@
+"""What `sim diff` answers: numbers and sentences, for a terminal, for programs and for a picture."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from policies.issue.ready_queue import ReadyQueue
+from scenarios.importers.files import read_head
+from scenarios.recorded.as_recorded import as_recorded
+from scenarios.recorded.setup import run_recorded
+from sim.base.arrays import UNSET, IntArray
+from sim.base.errors import InputError
+from sim.diff.differences import Differences
+from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
+from sim.diff.propagated_delays import Why, own_ns, why_first_moved
+from sim.diff.schedule import OpSchedule, schedule_of
+from sim.diff.time_spent import PathChange, idle_change, path_change
+from sim.export.perfetto import PERFETTO_ENDINGS
+from sim.graph.graph import Graph
+from sim.record.plan import SCHEMA as PLAN
+from sim.record.record import TRANSFER_COLUMNS
+from sim.trace import Trace
+
+if TYPE_CHECKING:
+    from scenarios.run.scenario import Case, Scenario
+
+
+SCHEMA: Final = "sim.diff/1"
+"""What ``"schema"`` says in the output of ``sim diff --json``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What differs between A and B.
+
+    Attributes
+    ----------
+    differences : Differences
+    top : int
+        How many entries a list has.
+    """
+
+    differences: Differences
+    top: int = 10
+
+    @cached_property
+    def why(self) -> Why | None:
+        """Why the first op that moved has moved."""
+        return why_first_moved(self.differences)
+
+    @cached_property
+    def own_ns(self) -> IntArray | None:
+        """How much of each pair's move is its own, where it counts; None where a table says nothing of it."""
+        own = own_ns(self.differences)
+        return None if own is None else np.where(np.abs(own) > self.differences.over_ns, own, 0)
+
+    @cached_property
+    def idle(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Device -> reason -> idle time in A and in B; only what differs."""
+        found = {
+            device: {reason: both for reason, both in reasons.items() if both[0] != both[1]}
+            for device, reasons in idle_change(self.differences).items()
+        }
+        return {device: reasons for device, reasons in found.items() if reasons}
+
+    @cached_property
+    def path(self) -> PathChange | None:
+        """How the critical paths differ."""
+        return path_change(self.differences)
+
+    def only(self, schedule: OpSchedule, rows: IntArray) -> list[tuple[str, int, int, int]]:
+        """Return (what, kind, how many, ns, first row) of rows that are in one schedule alone.
+
+        Events of a recording are counted by what they do, and ops of a program each by itself.
+        """
+        label = schedule.labels if schedule.numbered else schedule.names
+        groups: dict[str, list[int]] = {}
+        for row in rows.tolist():
+            groups.setdefault(label[row], []).append(row)
+        found = [(name, len(of), int(schedule.lasted_ns[of].sum()), of[0]) for name, of in groups.items()]
+        return sorted(found, key=lambda one: (-one[2], -one[1], one[3]))[: self.top]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``sim diff --json`` prints."""
+        d, why = self.differences, self.why
+        return {
+            "schema": SCHEMA,
+            "a": _side(d.a),
+            "b": _side(d.b),
+            "makespan_difference_ns": d.b.makespan_ns - d.a.makespan_ns,
+            "over_ns": d.over_ns,
+            "same": d.same,
+            "matched_by": d.pairs.by,
+            "matched": len(d.pairs.a),
+            "moved": int(d.moved.sum()),
+            "changed_duration": int(d.resized.sum()),
+            "changed_lane": int(d.relaned.sum()),
+            "first_moved": None if why is None else self._first(why),
+            "moved_most": [
+                {"by_ns": move.by_ns, "ops": move.ops, "first": self._pair(move.first)}
+                for move in d.moves(self.top)
+            ],
+            "moved_by_themselves": None if self.own_ns is None else self._own(self.own_ns),
+            "only_a": self._only(d.a, d.only_a),
+            "only_b": self._only(d.b, d.only_b),
+            "durations": [
+                {
+                    "kind": one.kind,
+                    "ops": one.ops,
+                    "a_ns": one.a_ns,
+                    "b_ns": one.b_ns,
+                    "changed_most": {
+                        **self._pair(one.most),
+                        "a_lasted_ns": int(d.a.lasted_ns[d.pairs.a[one.most]]),
+                        "b_lasted_ns": int(d.b.lasted_ns[d.pairs.b[one.most]]),
+                    },
+                }
+                for one in d.kinds(self.top)
+            ],
+            "idle": {
+                device: {reason: _both(both) for reason, both in reasons.items()}
+                for device, reasons in self.idle.items()
+            },
+            "critical_path": None if self.path is None else self._path(self.path),
+        }
+
+    def _first(self, why: Why) -> dict[str, Any]:
+        assert self.differences.first is not None
+        return {
+            **self._pair(self.differences.first),
+            "later_in": why.later,
+            "reason": why.reason,
+            "root": why.root,
+            "why": list(why.chain),
+            "waited_ns": {"a": why.waited_a, "b": why.waited_b},
+        }
+
+    def _own(self, own_ns: IntArray) -> dict[str, Any]:
+        largest = self.differences.largest(own_ns, self.top)
+        most = [{"by_ns": int(own_ns[k]), **self._pair(k)} for k in largest]
+        return {"ops": int((own_ns != 0).sum()), "most": most}
+
+    def _pair(self, k: int) -> dict[str, Any]:
+        d = self.differences
+        a, b = int(d.pairs.a[k]), int(d.pairs.b[k])
+        return {
+            "kind": d.a.kind_of(a),
+            "iteration": int(d.a.iteration[a]),
+            "a": {"op": d.a.names[a], "lane": d.a.lane_of(a), "start_ns": int(d.a.start_ns[a])},
+            "b": {"op": d.b.names[b], "lane": d.b.lane_of(b), "start_ns": int(d.b.start_ns[b])},
+        }
+
+    def _only(self, schedule: OpSchedule, rows: IntArray) -> dict[str, Any]:
+        return {
+            "ops": len(rows),
+            "most": [
+                {
+                    "op": name,
+                    "kind": schedule.kind_of(row),
+                    "ops": ops,
+                    "ns": ns,
+                    "first_start_ns": int(schedule.start_ns[row]),
+                }
+                for name, ops, ns, row in self.only(schedule, rows)
+            ],
+        }
+
+    def _path(self, path: PathChange) -> dict[str, Any]:
+        a, b = self.differences.a, self.differences.b
+        return {
+            "parts": {what: _both(both) for what, both in path.parts.items()},
+            "ops_on_both": path.both,
+            "only_a": [a.names[row] for row in path.only_a[: self.top]],
+            "only_b": [b.names[row] for row in path.only_b[: self.top]],
+        }
+
+
+def _side(schedule: OpSchedule) -> dict[str, Any]:
+    return {
+        "title": schedule.title,
+        "makespan_ns": schedule.makespan_ns,
+        "recorded": schedule.recorded,
+        "ops": int(schedule.compared.sum()),
+    }
+
+
+def _both(both: tuple[int, int]) -> Mapping[str, int]:
+    return {"a_ns": both[0], "b_ns": both[1]}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A recording as a trace: what `sim.explain` and all the rest can say of a run, they can say of a recording.
+#
+# The trace has the ops, lanes and edges of the recording's simulation, and the times that were recorded. What
+# a recording does not tell follows: a task is issued when the call that launches it has ended, and no later
+# than it starts; an op of the host when it starts.
+
+
+def recorded_trace(graph: Graph, path: object, run: Callable[[], Trace] | None = None) -> Trace:
+    """Return what was recorded, as a trace.
+
+    Parameters
+    ----------
+    graph : Graph
+        What an importer made of a recording.
+    path : object
+        Its file, for messages.
+    run : callable, optional
+        Returns its simulation, if there is one.
+
+    Raises
+    ------
+    InputError
+        No op says when it was recorded.
+    """
+    recorded = as_recorded(graph)
+    if not len(recorded.op):
+        raise InputError(
+            f"{path}: no op says when it was recorded (recorded_start_ns), so it is no recording"
+        )
+    simulated = run_recorded(graph) if run is None else run()
+    start, end = (np.full(len(graph), UNSET) for _ in range(2))
+    start[recorded.op], end[recorded.op] = recorded.start_ns, recorded.end_ns
+    launched = simulated.job.launched
+    ready = _ready(graph, start, end, launched.tolist())
+    row = np.empty(len(graph), np.int64)
+    row[simulated.tasks["op"]] = np.arange(len(simulated))
+    stream, issuer = simulated.tasks["stream"][row], simulated.tasks["issuer"][row]
+    op = np.flatnonzero(start != UNSET)
+    op = op[np.lexsort((op, stream[op], start[op]))]
+    columns = {
+        "id": op,
+        "stream": stream[op],
+        "ready_ns": ready[op],
+        "issue_ns": np.where(launched, ready, start)[op],
+        "start_ns": start[op],
+        "end_ns": end[op],
+        "wait": np.zeros(len(op), np.int64),
+        "issuer": issuer[op],
+    }
+    none = {name: np.zeros(0, np.int64) for name in ("id", *TRANSFER_COLUMNS)}
+    return Trace.from_columns(
+        simulated.job, simulated.flow, ReadyQueue(synchronisation="issue"), columns, none
+    )
+
+
+def _ready(graph: Graph, start: IntArray, end: IntArray, launched: list[bool]) -> IntArray:
+    """Return when each op could be issued: its calls had ended, and what it follows on the GPU was issued."""
+    ready = np.zeros(len(graph), np.int64)
+    starts, ends = start.tolist(), end.tolist()
+    for op in graph.topological_order.tolist():
+        at = 0
+        for before in graph.predecessors.row(op).tolist():
+            ahead = launched[op] and launched[before]
+            at = max(at, int(ready[before]) if ahead else ends[before])
+        ready[op] = min(at, starts[op]) if starts[op] != UNSET else at
+    return ready
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the two sides of `sim diff` may be, and how a command line names them.
+#
+# ::
+#
+#     sim diff head.yaml --policy in-order --policy window-4    one scenario under two policies
+#     sim diff head.yaml --policy window-4                      ... its own policy against another one
+#     sim diff head.yaml --set-b workload.batch=64              ... as it is, and with a setting
+#     sim diff before.yaml after.yaml                           two scenarios
+#     sim diff head.yaml plan.json                              a scenario, and the same under a plan
+#     sim diff before.csv head.yaml                             a table of ops, and a scenario
+#     sim diff trace.json.gz                                    a recording and its simulation
+#     sim diff monday.json.gz tuesday.json.gz                   two recordings, as they were recorded
+#
+# Anything may stand on either side. A recording is taken as recorded; it is simulated on a side for which a
+# policy or a setting is given, and on both if one file stands for both sides.
+
+_SCENARIO: Final = (".yaml", ".yml")
+_TABLE: Final = (".csv", ".csv.gz", ".parquet")
+_NO_TIMES: Final = "a plan has no times; name the scenario that it is of as the other side"
+_SCHEMA: Final = re.compile(rb'"schema"\s*:\s*"(sim\.[a-z_]+/\d+)"')
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says of both sides.
+
+    Attributes
+    ----------
+    paths : sequence of str
+        One or two.
+    policies : sequence of str
+        ``--policy``: for both sides, or one for each.
+    sets, sets_a, sets_b : sequence of str
+        ``--set``, ``--set-a``, ``--set-b``.
+    allow_code, allow_outside : bool
+    """
+
+    paths: Sequence[str]
+    policies: Sequence[str] = ()
+    sets: Sequence[str] = ()
+    sets_a: Sequence[str] = ()
+    sets_b: Sequence[str] = ()
+    allow_code: bool = False
+    allow_outside: bool = False
+
+
+class Side(NamedTuple):
+    """One side.
+
+    Attributes
+    ----------
+    title : str
+        What it is called.
+    schedule : callable
+        Runs it, or reads it. What is wrong with names was said before.
+    case : Case, optional
+        What runs, if it does.
+    """
+
+    title: str
+    schedule: Callable[[], OpSchedule]
+    case: Case | None = None
+
+
+@dataclass(frozen=True)
+class _One:
+    """What is asked of one side."""
+
+    path: str
+    policy: str | None
+    own: Sequence[str]
+    asked: Asked = field(repr=False)
+
+    @property
+    def sets(self) -> list[str]:
+        """The settings of both sides and its own."""
+        return [*self.asked.sets, *self.own]
+
+    @property
+    def runs(self) -> bool:
+        """Whether a recording runs: it is changed, or compared with itself under a change."""
+        return self.policy is not None or bool(self.sets) or len(self.asked.paths) == 1
+
+
+def two_sides(asked: Asked) -> tuple[Side, Side]:
+    """Return A and B.
+
+    Raises
+    ------
+    InputError
+        What cannot be compared, or a single path of which there is one schedule only.
+    """
+    if len(asked.policies) > 2:
+        raise InputError(f"--policy: takes one policy for each side, not {len(asked.policies)}")
+    a, b = _given(asked)
+    kinds = _kind(a.path), _kind(b.path)
+    if len(asked.paths) == 1 and not asked.policies and not asked.sets_a and not asked.sets_b:
+        return _alone(a, kinds[0])
+    if kinds == ("plan", "plan"):
+        raise InputError(f"{a.path}: {_NO_TIMES}")
+    return _read_side(a, kinds[0], b), _read_side(b, kinds[1], a)
+
+
+def _given(asked: Asked) -> tuple[_One, _One]:
+    policies: tuple[str | None, str | None] = (None, None)
+    if len(asked.policies) == 2:
+        policies = asked.policies[0], asked.policies[1]
+    elif asked.policies:
+        both = len(asked.paths) == 2 or asked.sets_a or asked.sets_b
+        policies = (asked.policies[0] if both else None, asked.policies[0])
+        named = [_names_policies(path) for path in asked.paths]
+        if named in ([True, False], [False, True]):  # the name is of that one
+            policies = (asked.policies[0], None) if named[0] else (None, asked.policies[0])
+    paths = asked.paths[0], asked.paths[-1]
+    more = asked.sets_a, asked.sets_b
+    a, b = (_One(paths[k], policies[k], more[k], asked) for k in (0, 1))
+    return a, b
+
+
+def _names_policies(path: str) -> bool:
+    """Whether a file names policies: a scenario, or a table that holds the runs of several."""
+    kind = _kind(path)
+    return kind == "scenario" or (kind == "table" and bool(runs_in(read_ops_table(path))))
+
+
+def _kind(path: str) -> str:
+    """Return whether a file is a ``scenario``, a ``table``, a ``plan`` or a ``recording``."""
+    name = path.lower()
+    if name.endswith(_SCENARIO):
+        return "scenario"
+    if name.endswith(_TABLE):
+        return "table"
+    if os.path.isdir(path):
+        return "recording"
+    if name.endswith(PERFETTO_ENDINGS):
+        raise InputError(
+            f"{path}: Perfetto's own format is not read; `sim run --trace FILE.json` writes another"
+        )
+    head = read_head(path, 4096)
+    if head.lstrip()[:1] == b"[" and b'"op"' in head:
+        return "table"
+    schema = _SCHEMA.search(head)
+    what = schema[1].decode() if schema else ""
+    if what == PLAN:
+        return "plan"
+    if what and not what.startswith("sim.graph/"):
+        raise InputError(f"{path}: is {what}, which has no ops; `sim run --ops FILE.csv` writes what ran")
+    return "recording"
+
+
+def _read_side(one: _One, kind: str, other: _One) -> Side:
+    if kind == "scenario" or (kind == "recording" and one.runs):
+        return _of_case(_case(_scenario(one), one.policy), one.own)
+    if kind == "plan":
+        return _of_plan(one, other)
+    if kind == "table":
+        if one.sets:
+            raise InputError(f"--set {one.sets[0]}: {one.path} is a table of what ran, and nothing to run")
+        return _of_table(one.path, one.policy)
+    return Side(f"{_name(one.path)}, as recorded", lambda: _as_recorded(_graph(one.path), one.path))
+
+
+def _alone(one: _One, kind: str) -> tuple[Side, Side]:
+    """Return both sides of one file: what was recorded and its simulation, or the two runs of a table."""
+    if kind == "recording":
+        graph = cache(lambda: _graph(one.path))
+        run = cache(lambda: _simulated(graph()))
+        if one.sets:
+            simulated = _of_case(_case(_scenario(one), None))
+        else:
+            title = f"{_name(one.path)}, simulated"
+            simulated = Side(title, lambda: schedule_of(run(), title, policy="the recorded order"))
+        recorded = Side(
+            f"{_name(one.path)}, as recorded",
+            lambda: _as_recorded(graph(), one.path, None if one.sets else run),
+        )
+        return recorded, simulated
+    if kind == "table":
+        runs = runs_in(read_ops_table(one.path))
+        if len(runs) == 2:
+            return _of_table(one.path, runs[0]), _of_table(one.path, runs[1])
+        if len(runs) > 1:
+            raise InputError(
+                f"{one.path}: holds the runs {', '.join(runs)}; name two with --policy, or a second file"
+            )
+        raise InputError(f"{one.path}: holds one run; name a second file")
+    if kind == "plan":
+        raise InputError(f"{one.path}: {_NO_TIMES}")
+    scenario = _scenario(one)
+    case = _case(scenario, None)
+    if _is_recorded(case):
+        title = f"{case.scenario.name}, as recorded"
+        return Side(title, lambda: _as_recorded(case.work.graph, one.path)), _of_case(case)
+    known = ", ".join(scenario.variants)
+    raise InputError(
+        f"{one.path}: is one run; name a second file, another --policy"
+        + (f" (it compares {known})" if known else "")
+        + ", or a setting of one side (--set-b KEY=VALUE)"
+    )
+
+
+# -- scenarios --------------------------------------------------------------------------------------
+
+
+def _scenario(one: _One) -> Scenario:
+    from scenarios.run.load import load_scenario
+
+    asked = one.asked
+    return load_scenario(
+        one.path, sets=one.sets, allow_code=asked.allow_code, allow_outside=asked.allow_outside
+    )
+
+
+def _case(scenario: Scenario, policy: str | None) -> Case:
+    return scenario.case(policy) if policy else scenario.case()
+
+
+def _of_case(case: Case, own: Sequence[str] = (), label: str = "") -> Side:
+    """Return the run of a case; `own` are the settings of this side alone, which its title names."""
+
+    def run() -> OpSchedule:
+        from scenarios.run.execute import run_case
+
+        return schedule_of(run_case(case).trace, title, policy=case.label)
+
+    title = f"{case.scenario.name}: {label or case.label}" + (f" ({', '.join(own)})" if own else "")
+    return Side(title, run, case)
+
+
+def _of_plan(one: _One, other: _One) -> Side:
+    """Return the run in which the other side's scenario follows a plan."""
+    if _kind(other.path) != "scenario":
+        raise InputError(f"{one.path}: {_NO_TIMES}")
+    if one.policy is not None:
+        raise InputError(f"--policy {one.policy}: {one.path} is a plan, which decides everything")
+    own = _case(_scenario(other), other.policy)
+    policy = f"{{name: replay, file: {os.path.abspath(one.path)!r}"
+    policy += f", synchronisation: {own.decisions.policy.synchronisation}}}"
+    asked = replace(one.asked, allow_outside=True)  # the plan is named here, and not by the scenario
+    scenario = _scenario(_One(other.path, None, [*one.own, f"policy={policy}"], asked))
+    return _of_case(_case(scenario, None), one.own, _name(one.path))
+
+
+# -- tables and recordings --------------------------------------------------------------------------
+
+
+def _of_table(path: str, policy: str | None) -> Side:
+    table = read_ops_table(path)
+    schedule = schedule_of_table(path, table, policy)
+    return Side(schedule.title, lambda: schedule)
+
+
+def _name(path: str) -> str:
+    return os.path.basename(os.path.abspath(path))
+
+
+def _graph(path: str) -> Graph:
+    from scenarios.importers import load_graph
+
+    return load_graph(path, format="kineto" if os.path.isdir(path) else None)
+
+
+def _is_recorded(case: Case) -> bool:
+    return bool(case.work.graph.attribute("recorded_start_ns"))
+
+
+def _simulated(graph: Graph) -> Trace:
+    from scenarios.recorded.setup import run_recorded
+
+    return run_recorded(graph)
+
+
+def _as_recorded(graph: Graph, path: str, run: Callable[[], Trace] | None = None) -> OpSchedule:
+
+    return schedule_of(recorded_trace(graph, path, run), f"{_name(path)}, as recorded", recorded=True)

@@ -1,0 +1,178 @@
+"""What-ifs side by side: what helps how much, as rows, as JSON and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from scenarios.fields.results import column_of_result, shown_result
+from scenarios.variants.recording_trials import TrialOutcome
+from sim.base.errors import InputError
+from sim.base.units import format_duration
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+
+WHAT_IFS_SCHEMA: Final = "sim.whatif/1"
+
+
+def written(what_if: dict[str, Any]) -> str:
+    """Return a what-if as one line of YAML.
+
+    Examples
+    --------
+    >>> written({"scale": {"gemm": "x0.5"}})
+    '{scale: {gemm: x0.5}}'
+    """
+    if not what_if:
+        return ""
+    return yaml.safe_dump(what_if, default_flow_style=True, width=10**6, sort_keys=False).strip()
+
+
+def ranked(outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
+    """Return the outcomes that ran, the base first, then what saves most."""
+    base, *others = (each for each in outcomes if each.makespan_ns is not None)
+    return [base, *sorted(others, key=lambda each: each.makespan_ns or 0)]
+
+
+def to_json(name: str, recorded_ns: int | None, outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
+    """Return what ``sim whatif --json`` prints."""
+    base_ns = outcomes[0].makespan_ns or 0
+    return {
+        "schema": WHAT_IFS_SCHEMA,
+        "name": name,
+        "recorded_ns": recorded_ns,
+        "makespan_ns": base_ns,
+        "what_ifs": [
+            {
+                "label": each.label,
+                "what_if": each.what_if,
+                "makespan_ns": each.makespan_ns,
+                "saved_ns": None if each.makespan_ns is None else base_ns - each.makespan_ns,
+                "other_saved_ns": each.other_saved_ns,
+                "notes": list(each.notes),
+            }
+            for each in (*ranked(outcomes)[1:], *(each for each in outcomes if each.makespan_ns is None))
+        ],
+    }
+
+
+def draw_what_ifs(name: str, outcomes: Sequence[TrialOutcome], ax: Axes | None = None) -> Axes:
+    """Draw how much time each what-if saves, the largest on top.
+
+    Parameters
+    ----------
+    name : str
+        Of what was recorded.
+    outcomes : sequence of Outcome
+    ax : Axes, optional
+    """
+    from sim.plot.figure import elided, new_figure
+    from sim.plot.theme import OKABE_ITO, plain
+
+    base, *others = ranked(outcomes)
+    base_ns = base.makespan_ns or 0
+    if ax is None:
+        _, (ax,) = new_figure(width=9.0, height=1.2 + 0.28 * max(1, len(others)))
+    saved = [base_ns - (each.makespan_ns or 0) for each in others]
+    shares = [100 * ns / base_ns if base_ns else 0.0 for ns in saved]
+    blue, red = OKABE_ITO[0], OKABE_ITO[5]
+    ax.barh(range(len(others)), shares, color=[red if share < 0 else blue for share in shares], height=0.7)
+    ax.set_yticks(range(len(others)), [elided(each.label, 60) for each in others], fontsize=8)
+    ax.invert_yaxis()
+    for row, (share, ns) in enumerate(zip(shares, saved, strict=True)):
+        text = f" {format_duration(ns, digits=3) if ns >= 0 else '-' + format_duration(-ns, digits=3)}"
+        ax.annotate(text, (max(share, 0.0), row), va="center", fontsize=8)
+    ax.set_xlabel(f"% of the {format_duration(base_ns)} saved")
+    ax.margins(x=0.12)
+    ax.axvline(0, color="0.6", linewidth=0.8)
+    plain(ax, name)
+    return ax
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A sweep as a picture: a result over the first key, a line for each combination of the others.
+
+
+def sweep_plot(
+    rows: Sequence[Mapping[str, Any]],
+    settings: Sequence[str],
+    what: str = "makespan",
+    ax: Axes | None = None,
+    *,
+    most: bool = False,
+) -> Axes:
+    """Draw a sweep.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        As `scenarios.variants.sweep.sweep` returns them; those that failed are left out.
+    settings : sequence of str
+        The columns of the keys that vary.
+    what : str
+        A result of ``expect:`` that the rows have.
+    ax : Axes, optional
+    most : bool
+        Whether more of it is better: of many lines the seven with the best points have a name and a colour,
+        and the others are grey.
+
+    Raises
+    ------
+    InputError
+        Nothing to draw: every point failed.
+    """
+    from sim.plot.figure import elided, new_figure
+    from sim.plot.legend import add_legend
+    from sim.plot.theme import OKABE_ITO, plain
+
+    column = column_of_result(what)
+    lines: dict[str, list[tuple[str, float]]] = {}
+    policies = len({row["policy"] for row in rows}) > 1
+    for row in rows:
+        others = [f"{key.rpartition('.')[2]}={row[key]}" for key in settings[1:]]
+        if row.get(column) is not None and not row["error"]:
+            name = ", ".join([*others, *([str(row["policy"])] if policies else [])])
+            lines.setdefault(name, []).append((str(row[settings[0]]), row[column]))
+    if not lines:
+        raise InputError("there is nothing to draw: every point failed")
+    order = list(dict.fromkeys(str(row[settings[0]]) for row in rows))
+    place = _places(order)
+    if ax is None:
+        _, (ax,) = new_figure(width=8.0, height=4.2)
+    best = max if most else min
+    ranked = sorted(lines, key=lambda name: best(y for _, y in lines[name]), reverse=most)
+    named = [name for name in lines if name in ranked[: len(OKABE_ITO)]]
+    handles: dict[str, Artist] = {}
+    for name, points in lines.items():
+        k = named.index(name) if name in named else None
+        style = "-" if k is None else ("o-", "s--", "^:", "D-.")[k % 4]  # lines may lie on one another
+        colour = "0.7" if k is None else OKABE_ITO[k]
+        at, ys = [place[value] for value, _ in points], [y for _, y in points]
+        (line,) = ax.plot(at, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2)
+        handles.setdefault(elided(name) if k is not None else f"{len(lines) - len(named):,} others", line)
+    ax.set_xticks([place[value] for value in order], order)
+    ax.set_xlabel(settings[0])
+    ax.set_ylabel(what)
+    ax.yaxis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y) if y else "0")
+    ax.set_ylim(bottom=0)
+    plain(ax)
+    if lines.keys() != {""}:
+        add_legend(ax, handles, alone=True)
+    return ax
+
+
+def _places(values: Sequence[str]) -> dict[str, float]:
+    """Return where values stand: numbers that grow evenly by their size, all others side by side."""
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        return {value: float(k) for k, value in enumerate(values)}
+    steps = {round(b - a, 9) for a, b in pairwise(numbers)}
+    even = len(steps) == 1
+    return dict(zip(values, numbers if even else map(float, range(len(values))), strict=True))

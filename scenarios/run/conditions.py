@@ -1,0 +1,303 @@
+"""Keys that have an effect only under a condition, in one table; where it does not hold, the key is refused.
+
+A key that is read and then ignored is a result that the reader of a scenario takes for another one::
+
+    machine: {devices: {gpu0: {kind: gpu, copy_engines: 1}}}       no links: nothing is ever copied
+                                          └──► machine.devices.gpu0.copy_engines: has no effect: ...
+
+Where a key stands decides in which runs it has to count. One in the file counts in the scenario's own run or
+in an entry of ``compare``; one in the ``set:`` of an entry counts in that entry; one given with ``--set``
+counts in that run. Once ``--set`` has changed a scenario, the keys of its file are not checked, and what
+``--vary`` tries never is: a sweep may pass points at which a key means nothing. Neither are presets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+from scenarios.file.document import Loc
+from scenarios.file.faults import in_order
+from scenarios.file.yaml_read import Place
+from scenarios.run.machine_conditions import OF_DEVICES, OF_MACHINES, OF_MEMORY, Rule
+from sim.base.errors import ScenarioError
+from sim.base.units import parse_duration
+
+if TYPE_CHECKING:
+    from policies.issue.tensorflow_executor import TensorFlowExecutor
+    from scenarios.builders.input_pipeline import InputPipeline
+    from scenarios.run.scenario import Case
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Keys of who decides: what policies know, how durations vary, threads, sessions.
+
+
+def _tensorflow(case: Case) -> TensorFlowExecutor | None:
+    from policies.issue.tensorflow_executor import TensorFlowExecutor
+
+    policy = case.decisions.policy
+    return policy if isinstance(policy, TensorFlowExecutor) else None
+
+
+def _pools(case: Case, loc: Loc) -> bool:
+    policy = _tensorflow(case)
+    return policy is not None and bool(policy.sizes)
+
+
+def _makes_intra_op_pool(case: Case, loc: Loc) -> bool:
+    """Whether the pool has the size that the session at `loc` asks for."""
+    asked = case.scenario.document.at(loc)
+    return asked is not None and asked.value == case.intra_op_threads
+
+
+OF_DECISIONS: Final[tuple[Rule, ...]] = (
+    Rule(
+        ("knowledge", "policy.knowledge", "compare.*.knowledge"),
+        lambda case, loc: not case.scenario.content.workload.schedules(),
+        "a pipeline's schedule is fixed before the run and asks for no duration; leave it out",
+    ),
+    Rule(
+        ("estimate_error",),
+        lambda case, loc: case.decisions.knowledge == "estimate",
+        "policies know no estimates; say knowledge: estimate, or leave it out",
+    ),
+    Rule(
+        ("noise.straggler_factor",),
+        lambda case, loc: case.scenario.content.noise.straggler_probability > 0,  # type: ignore[union-attr]
+        "no task is a straggler; give straggler_probability, or leave it out",
+    ),
+    Rule(
+        ("noise.straggler_probability",),
+        lambda case, loc: case.scenario.content.noise.straggler_factor != 1,  # type: ignore[union-attr]
+        "a straggler takes no longer than others; give straggler_factor, or leave it out",
+    ),
+    Rule(
+        ("policy.launch", "compare.*.launch"),
+        lambda case, loc: any(not device.workers for device in case.work.machine.devices),
+        "the machine has no device that ops are launched on; leave it out",
+    ),
+    Rule(
+        tuple(
+            f"workload.{at}ops.*.attributes.async"
+            for at in ("", "functions.*.", "sessions.*.workload.", "sessions.*.workload.functions.*.")
+        ),
+        lambda case, loc: _tensorflow(case) is not None,
+        "only TensorFlow's executor runs ops asynchronously; say runtime: tensorflow, or leave it out",
+    ),
+    Rule(
+        ("policy.runs",),
+        lambda case, loc: case.scenario.content.iterations > 1,
+        "there is one run; say iterations: 2 or more, or leave it out",
+    ),
+    Rule(
+        ("workload.processes",),
+        lambda case, loc: not case.decisions.policy.one_process,
+        "the sessions of this runtime are always of one process; leave it out",
+    ),
+    Rule(
+        ("policy.intra_op_parallelism_threads", "compare.*.intra_op_parallelism_threads"),
+        lambda case, loc: _tensorflow(case) is not None and any(d.workers for d in case.work.machine.devices),
+        "it is the size of TensorFlow's intra-op pool, on a CPU; say runtime: tensorflow, give a CPU "
+        "intra_op_pool, or leave it out",
+    ),
+    Rule(
+        ("workload.sessions.*.intra_op_parallelism_threads",),
+        lambda case, loc: _tensorflow(case) is not None and _makes_intra_op_pool(case, loc),
+        "TensorFlow has one intra-op pool a process, of the size that its first session says, and other "
+        "runtimes have none of that name; give it to the first session alone (a pool for each session, "
+        "TF_OVERRIDE_GLOBAL_THREADPOOL, is not modelled)",
+    ),
+    Rule(
+        ("workload.sessions.*.inter_op_thread_pool",),
+        _pools,
+        "the policy has one pool; give tensorflow-executor its session_inter_op_thread_pool, or leave it out",
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Keys of a pipeline: its stages, layers and cuts.
+
+
+def _pipeline(case: Case) -> Any:
+    """Return the ``pipeline:`` of the workload."""
+    return case.scenario.content.workload.pipeline  # type: ignore[attr-defined]
+
+
+def _phase(*letters: str) -> Callable[[Case, Loc], bool]:
+    """Return a condition that holds where the schedule has such an action, alone or beside another."""
+    return lambda case, loc: any(set(letters) <= set(phase.split("+")) for phase in case.work.graph.phases)
+
+
+def _stage_key(name: str) -> tuple[str, ...]:
+    return tuple(f"workload.pipeline.{at}{name}" for at in ("", "stages.*.", "layers.*."))
+
+
+OF_PIPELINES: Final[tuple[Rule, ...]] = (
+    Rule(
+        _stage_key("recompute") + _stage_key("stage_input") + ("workload.pipeline.backward_dependency",),
+        _phase("R"),
+        "the schedule recomputes nothing; say checkpoint: always (or except_last), or leave it out",
+    ),
+    Rule(
+        _stage_key("kept_for_weight_grad"),
+        _phase("W"),
+        "the schedule computes both gradients in one backward, B; choose one that splits it, or leave it out",
+    ),
+    Rule(
+        _stage_key("overlapped"),
+        lambda case, loc: any("+" in phase for phase in case.work.graph.phases),
+        "no slot of the schedule has a forward and a backward; choose one with such slots, as dualpipe, or "
+        "leave it out",
+    ),
+    Rule(
+        ("workload.pipeline.backward_ratio",),
+        lambda case, loc: _pipeline(case).graph is not None,
+        "it is for layers that are cut from a graph; give graph, or leave it out",
+    ),
+    Rule(
+        ("workload.pipeline.partition",),
+        lambda case, loc: any(
+            getattr(_pipeline(case), key) is not None for key in ("layers", "profile", "graph")
+        ),
+        "there are no layers to cut into stages; give layers, profile or graph, or leave it out",
+    ),
+    Rule(
+        ("workload.pipeline.bandwidth", "workload.pipeline.levels"),
+        lambda case, loc: str(_pipeline(case).partition).startswith("pipedream"),
+        "only PipeDream's planners read it; say partition: pipedream, or leave it out",
+    ),
+    Rule(
+        ("workload.pipeline.portals",),
+        lambda case, loc: bool(_pipeline(case).skips),
+        "there are no skip connections; give skips, or leave it out",
+    ),
+    Rule(
+        ("workload.pipeline.devices",),
+        lambda case, loc: case.scenario.content.machine is not None,
+        "there is no machine; give one, or leave it out",
+    ),
+    Rule(
+        ("workload.pipeline.model.tensor_bandwidth",),
+        lambda case, loc: _pipeline(case).model.tensor_parallel > 1,
+        "a layer is on one device; say tensor_parallel: 2 or more, or leave it out",
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Keys of a workload: data loading, and what-ifs of recordings.
+
+
+def _of_pipeline(names: tuple[str, ...], holds: Callable[[InputPipeline, Case], bool], why: str) -> Rule:
+    """Return the rule of keys of a builder, which holds for all but those with an input pipeline."""
+
+    def holds_for(case: Case, loc: Loc) -> bool:
+        from scenarios.builders.input_pipeline import InputPipeline
+
+        of = getattr(case.scenario.content.workload, "build_", None)
+        return not isinstance(of, InputPipeline) or holds(of, case)
+
+    return Rule(tuple(f"workload.build.{name}" for name in names), holds_for, why)
+
+
+def _has_recorded_gap(case: Case, loc: Loc) -> bool:
+    """Whether the gap of some GPU is the recording's."""
+    known = case.work.graph.device_facts
+    return any(
+        parse_duration(facts["gap"]) == device.gap_ns
+        for device in case.work.machine.devices
+        if "gap" in (facts := known.get(device.name, known.get(device.kind, {})))
+    )
+
+
+OF_WORKLOADS: Final[tuple[Rule, ...]] = (
+    _of_pipeline(
+        ("size_jitter",),
+        lambda of, case: bool(of.size),
+        "nothing is read from storage; give the items a size, or leave it out",
+    ),
+    _of_pipeline(
+        ("storage",),
+        lambda of, case: bool(of.size) and case.scenario.content.machine is None,
+        "items have no size, or the scenario's machine has links that say how fast the storage is; give a "
+        "size and no machine, or leave it out",
+    ),
+    _of_pipeline(
+        ("seed",),
+        lambda of, case: bool(of.jitter or of.size_jitter),
+        "nothing is drawn; give jitter or size_jitter, or leave it out",
+    ),
+    _of_pipeline(
+        ("all_reduce",),
+        lambda of, case: of.replicas > 1,
+        "one replica has nobody to meet; give replicas: 2 or more, or leave it out",
+    ),
+    _of_pipeline(
+        ("prefetch_factor", "in_order"),
+        lambda of, case: bool(of.loaders().get("loader")),
+        "the script loads by itself; give num_workers: 1 or more, or leave it out",
+    ),
+    Rule(
+        tuple(f"workload.what_if.{at}{key}" for at in ("", "*.") for key in ("gap", "cuda_graph.gap")),
+        _has_recorded_gap,
+        "the machine's GPUs have gaps of their own, and not the recording's; leave out one of the two",
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+RULES: Final[tuple[Rule, ...]] = (
+    *OF_DEVICES,
+    *OF_MACHINES,
+    *OF_WORKLOADS,
+    *OF_PIPELINES,
+    *OF_MEMORY,
+    *OF_DECISIONS,
+)
+"""Every key that has an effect only under a condition that a scenario decides."""
+
+
+def refuse_without_effect(case: Case) -> None:
+    """Refuse the keys of a scenario that have no effect.
+
+    Parameters
+    ----------
+    case : Case
+        What is about to run.
+
+    Raises
+    ------
+    ScenarioError
+        A line for each, with its place, why it has no effect, and what to do.
+    """
+    document, base = case.scenario.document, case.base.document
+    lines: dict[str, Place] = {}
+    for rule in RULES:
+        for loc in (loc for pattern in rule.keys for loc in document.matching(pattern)):
+            if loc[0] == "compare" and loc[:2] != case.decisions.loc:
+                continue  # another entry's
+            place = document.place(loc)
+            in_file = not place.source.startswith("--")
+            if (document.changed and in_file) or place.source.startswith("--vary"):
+                continue
+            everybodys = in_file and loc[0] != "compare" and place == base.place(loc)
+            asked = chain([case], _others(case) if everybodys else ())
+            if not any(rule.holds(each, loc) for each in asked):
+                lines[str(document.error(loc, f"has no effect: {rule.why}"))] = place
+    if lines:
+        raise in_order(lines)
+
+
+def _others(case: Case) -> Iterator[Case]:
+    """Yield the runs that the file describes besides; one that is wrong will say so when it is run."""
+    base = case.base
+    for i in (None, *range(len(base.variants))):
+        with suppress(ScenarioError):
+            other = base.case() if i is None else base.entry(i)
+            if other.decisions.loc != case.decisions.loc:
+                yield other

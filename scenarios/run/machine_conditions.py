@@ -1,0 +1,354 @@
+"""Keys of a device: copies and launches, what tasks share, what ops cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from policies.streams import PerBranch, RoundRobinStreams, SingleStream
+from scenarios.fields.policy_fields import MemoryFields
+from scenarios.file.document import Loc
+from sim.base.arrays import UNSET
+
+if TYPE_CHECKING:
+    from scenarios.run.scenario import Case
+    from sim.machine.device import Device
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a rule is: some keys of a scenario, and the condition under which they have an effect.
+
+
+class Rule(NamedTuple):
+    """Some keys, and the condition under which they have an effect.
+
+    Attributes
+    ----------
+    keys : tuple of str
+        Dotted paths; ``*`` is any key of a mapping or item of a list.
+    holds : callable
+        ``holds(case, loc)``: whether the key at `loc` has an effect in a run.
+    why : str
+        The end of the message: why it has none, and what to do.
+    """
+
+    keys: tuple[str, ...]
+    holds: Callable[[Case, Loc], bool]
+    why: str
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+class _Described(NamedTuple):
+    """A device in a run, and what is said of it, presets included, read."""
+
+    case: Case
+    device: Device
+    values: Mapping[str, Any]
+
+    def linked(self) -> bool:
+        """Whether a link leads to it."""
+        links = self.case.work.machine.links
+        return any(self.device.name in (link.source, link.destination) for link in links)
+
+    def waits_for_events(self) -> bool:
+        return self.case.decisions.policy.synchronisation == "issue"
+
+    def may_compete(self) -> bool:
+        """Whether its tasks may want more than it has."""
+        device = self.device
+        if device.workers:
+            return device.workers * device.cores_per_op > device.cores
+        return device.lanes > 1
+
+    def shares(self, *kinds: str) -> bool:
+        """Whether its tasks share something, in one of these ways."""
+        return self.device.processor is not None and (not kinds or self.values.get("sharing") in kinds)
+
+    def timed(self) -> bool:
+        """Whether its cost model is asked: some op that may run there has no duration of its own."""
+        if self.case.scenario.content.workload.asks_cost_models() or self.case.decisions.compile:
+            return True  # a rewrite may make ops that have none
+        graph, device = self.case.work.graph, self.device
+        asked = graph.duration_ns == UNSET
+        if device.kind in graph.duration_by_kind:
+            asked = asked & (graph.duration_by_kind[device.kind] == UNSET)
+        if not asked.any():
+            return False
+        pins = {graph.pins[code] if code >= 0 else None for code in set(graph.pin_code[asked].tolist())}
+        return not pins.isdisjoint({None, device.name, device.kind})
+
+    def rated(self) -> bool:
+        """Whether its cost is reckoned from its rates."""
+        cost = self.values.get("cost", self.case.scenario.content.cost)
+        each = cost if isinstance(cost, list | tuple) else [cost]
+        names = {next(iter(one), None) if isinstance(one, Mapping) else one for one in each}
+        return not names <= {"fixed", "table", "fitted"}
+
+    def by_roofline(self, *needs: str) -> bool:
+        """Whether a roofline or tiles time some op with one of the rates `needs`."""
+        given = not needs or any(self.values.get(key) is not None for key in needs)
+        return given and self.rated() and self.timed()
+
+
+_AS_THERE_ARE: Final = (PerBranch, RoundRobinStreams, SingleStream, type(None))
+"""Stream assignments that use the streams that there are."""
+
+
+def _entry(case: Case, loc: Loc) -> list[_Described]:
+    """Return the devices of an entry of ``devices``, in all nodes: that one, or those of a count."""
+    entry, devices = rf"(node\d+/)?{re.escape(str(loc[2]))}", _devices(case)
+    one = [each for each in devices if re.fullmatch(entry, each.device.name)]
+    return one or [each for each in devices if re.fullmatch(rf"{entry}\d+", each.device.name)]
+
+
+def _devices(case: Case) -> list[_Described]:
+    described = case.scenario.described_devices
+    devices = case.work.machine.devices
+    if not isinstance(case.decisions.streams, _AS_THERE_ARE):  # it may name several where the number is open
+        devices = tuple(d.for_streams(d, 2) if d.for_streams is not None else d for d in devices)
+    return [
+        _Described(case, device, described[device.name]) for device in devices if device.name in described
+    ]
+
+
+def _of_devices(names: tuple[str, ...], holds: Callable[[_Described], bool], why: str) -> Rule:
+    """Return the rule of keys of a device: that it holds for some device that an entry stands for."""
+    keys = tuple(f"machine.devices.*.{name}" for name in names)
+    return Rule(keys, lambda case, loc: any(map(holds, _entry(case, loc))), why)
+
+
+_OF_TILES: Final = (
+    *("scratchpad", "vector_scratchpad", "double_buffered", "granule", "dma_bandwidth", "dma_latency"),
+)
+_LOSSES: Final = ("efficiency", "memory_efficiency", "half_flops", "half_bytes", "op_overhead")
+
+OF_DEVICES: Final[tuple[Rule, ...]] = (
+    # -- devices: copies and launches
+    _of_devices(
+        ("copy_engines", "host_memory", "staging_bandwidth"),
+        _Described.linked,
+        "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
+    ),
+    Rule(
+        ("machine.devices.*.graph_launch", "machine.devices.*.graph_gap"),
+        lambda case, loc: case.decisions.cuda_graph,
+        "nothing is launched as a CUDA graph; say launch: cuda-graph in the policy, or leave it out",
+    ),
+    _of_devices(
+        ("event_record", "event_wait"),
+        lambda of: of.waits_for_events() and of.device.lanes > 1 and not of.case.decisions.cuda_graph,
+        "events are recorded and waited for between streams, op by op, with synchronisation: issue; "
+        "say so in the policy and give the device streams: 2 or more, or leave it out",
+    ),
+    _of_devices(
+        ("event_hop",),
+        _Described.waits_for_events,
+        "the host waits for completion, and the device for no events; say synchronisation: issue in the "
+        "policy, or leave it out",
+    ),
+    _of_devices(
+        ("legacy_stream",),
+        lambda of: of.device.lanes > 1,
+        "the device has one stream, which waits for no other; give it streams: 2 or more, or leave it out",
+    ),
+    # -- devices: what tasks share
+    _of_devices(
+        ("sharing",),
+        _Described.may_compete,
+        "tasks of the device never compete: a GPU needs streams: 2 or more, a CPU more threads (inter_op x "
+        "intra_op) than cores; or leave it out",
+    ),
+    _of_devices(
+        ("max_resident", "blocks_per_sm", "fitted_grids"),
+        _Described.shares,
+        "kernels of the device share no SMs; say sharing: sm or sm+dram, and streams: 2 or more, or "
+        "leave it out",
+    ),
+    _of_devices(
+        ("oversubscription_cost",),
+        lambda of: of.shares("time") or (of.shares() and "sharing" not in of.values),
+        "the device's threads do not exceed its cores, or share no time slices; raise inter_op or intra_op, "
+        "or leave it out",
+    ),
+    _of_devices(
+        ("partition_step",),
+        lambda of: bool(of.values.get("partitions")),
+        "the SMs are not partitioned; give partitions, or leave it out",
+    ),
+    _of_devices(
+        ("sms",),
+        lambda of: of.shares() or (of.timed() and ("use_sms" in of.values or not of.rated())),
+        "every op has a duration of its own and kernels share no SMs; let a cost model time ops, say "
+        "sharing: sm, or leave it out",
+    ),
+    _of_devices(
+        ("use_sms",),
+        _Described.timed,
+        "it cuts the rates of a cost model, and every op has a duration of its own, which stays as it is; "
+        "leave out the durations, give partitions (which do stretch durations), or leave it out",
+    ),
+    # -- devices: what ops cost
+    _of_devices(
+        (
+            *("peak", "matrix_peak", "vector_peak", "matrix_block", "default_dtype", "op_overhead"),
+            *("kernel_floor", *_OF_TILES),
+        ),
+        _Described.by_roofline,
+        "the device's roofline times no op: each has a duration of its own, or another cost model knows it; "
+        "leave out the durations, or the key",
+    ),
+    _of_devices(
+        ("matrix_kinds",),
+        lambda of: (
+            of.by_roofline("matrix_peak", "vector_peak", *_OF_TILES)
+            or of.values.get("queues_per_core", 1) > 1
+        ),
+        "it says which ops run on the matrix unit, and the units are alike, or time no op and run no "
+        "two at once; give matrix_peak and leave out the durations, say queues_per_core: 2, or leave it out",
+    ),
+    _of_devices(
+        ("bandwidth",),
+        lambda of: of.shares("sm+dram") or of.by_roofline(),
+        "the device's roofline times no op, and kernels share no DRAM (sharing: sm+dram); leave out the "
+        "durations, or the key",
+    ),
+    _of_devices(
+        ("efficiency", "half_flops"),
+        lambda of: of.by_roofline("peak", "matrix_peak", "vector_peak"),
+        "it lowers the peak rate of ops that the device's roofline times, and there is no peak or no such "
+        "op; give peak and leave out the durations, or leave out the key",
+    ),
+    _of_devices(
+        ("memory_efficiency", "half_bytes", "core_bandwidth"),
+        lambda of: of.by_roofline("bandwidth"),
+        "it is about the bandwidth of ops that the device's roofline times, and there is no bandwidth, or no "
+        "such op; give bandwidth and leave out the durations, or leave out the key",
+    ),
+    _of_devices(
+        ("intra_op_pool",),
+        lambda of: of.timed() or of.shares(),
+        "the device runs one op at a time, and every op has a duration of its own; leave it out",
+    ),
+    _of_devices(
+        ("intra_op",),
+        lambda of: of.timed() or of.shares() or of.may_compete() or "inter_op" not in of.values,
+        "it speeds up ops that a cost model times, and every op has a duration of its own; the device has "
+        "cores for all its workers. Leave out the durations, or the key",
+    ),
+    _of_devices(
+        ("measured_dtypes",),
+        lambda of: of.by_roofline() and any(of.values.get(name) for name in _LOSSES),
+        "it says of which data types losses are, and none are given; give efficiency, or leave it out",
+    ),
+    _of_devices(
+        ("serial_fraction", "speedup"),
+        lambda of: (
+            (of.timed() and (of.device.cores_per_op > 1 or 1 in of.values.get("speedup", ())))
+            or of.device.details.intra_op_pool is not None
+        ),
+        "it is for ops that a cost model times and that use several cores, or share a pool of threads; say "
+        "intra_op: 2 or more and leave out the durations, or leave out the key",
+    ),
+    _of_devices(
+        ("cost",),
+        _Described.timed,
+        "every op that may run on the device has a duration of its own; leave out the durations, or the key",
+    ),
+    Rule(
+        ("cost",),
+        lambda case, loc: any(of.timed() for of in _devices(case) if "cost" not in of.values),
+        "every op has a duration of its own, or every device its own cost model; leave out one of them",
+    ),
+    _of_devices(
+        ("ideal",),
+        lambda of: "preset" in of.values,
+        "it drops the overheads of a preset, and the device names none; leave out the overheads themselves",
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Keys of the machine: presets that become ideal, links, the network.
+
+OF_MACHINES: Final[tuple[Rule, ...]] = (
+    Rule(
+        ("machine.ideal",),
+        lambda case, loc: (
+            "preset" in case.scenario.machine_spec
+            or any("preset" in values for values in case.scenario.described_devices.values())
+        ),
+        "it drops the overheads of presets, and none is named; leave out the overheads themselves",
+    ),
+    Rule(
+        ("machine.links.*.efficiency",),
+        lambda case, loc: {"bandwidth", "name"} & set(case.scenario.machine_spec["links"][loc[2]]) != set(),
+        "it is a part of the link's bandwidth, which is not given; give bandwidth, or leave it out",
+    ),
+    Rule(
+        ("machine.links.*.on_request",),
+        lambda case, loc: bool(set(case.work.graph.kinds) & {"recv", "Recv", "_Recv"}),
+        "no op of the workload receives by key (kind recv), so nothing is requested; leave it out",
+    ),
+    Rule(
+        ("machine.network", "machine.routing", "machine.routes"),
+        lambda case, loc: bool(case.work.machine.links),
+        "the machine has no links; give it links or a topology, or leave it out",
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Keys of ``memory:``: allocators, their limits, and what happens when memory is full.
+
+
+def _memory(case: Case) -> MemoryFields:
+    return case.scenario.content.memory or MemoryFields.model_validate({})
+
+
+def _limit_counts(case: Case, loc: Loc) -> bool:
+    """Whether an op of a model may run where the allocator with its limit manages memory."""
+    from devices.memory.device_memory import Groups
+
+    graph, own = case.work.graph, _memory(case).devices
+    managed = [
+        d
+        for d in case.work.machine.devices
+        if (d.name == loc[2] if loc[1] == "devices" else d.name not in own)
+    ]
+    places = {name for device in managed for name in (device.name, device.kind)}
+    group_of = Groups([str(loc[-1])])
+    return any(
+        group_of(name) == loc[-1] and (pin < 0 or graph.pins[pin] in places)
+        for name, pin in zip(graph.op_names, graph.pin_code.tolist(), strict=True)
+    )
+
+
+def _may_be_full(case: Case, loc: Loc) -> bool:
+    chosen = [_memory(case).allocator, *_memory(case).devices.values()]
+    return (
+        any(device.memory_bytes is not None for device in case.work.machine.devices)
+        or any("virtual_devices" in values for values in case.scenario.described_devices.values())
+        or any(choice.options for choice in chosen if choice is not None)  # which may be limits
+    )
+
+
+OF_MEMORY: Final[tuple[Rule, ...]] = (
+    Rule(
+        ("memory.allocator",),
+        lambda case, loc: not set(case.scenario.described_devices) <= set(_memory(case).devices),
+        "every device has an allocator of its own under devices; leave one of them out",
+    ),
+    Rule(
+        ("memory.allocator.limits.*", "memory.devices.*.limits.*"),
+        _limit_counts,
+        "this allocator manages no device on which an op of the model runs; leave it out",
+    ),
+    Rule(
+        ("memory.when_full",),
+        _may_be_full,
+        "no device's memory is limited; give a device memory: 80GB, or leave it out",
+    ),
+)

@@ -1,0 +1,268 @@
+"""The job of a case: what is decided before time 0, or refused with its place in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeGuard
+
+from devices.describe.field_types import DEFAULT, dtype_name
+from devices.describe.fields import BY_KIND, LISTS_OF_KINDS, check_kind
+from devices.kinds.launches import launched
+from devices.machine import DEVICE_KINDS
+from policies.issue.loader_queues import refuse_undecided
+from scenarios.file.document import Document, Loc, dotted
+from scenarios.ops.attributes import check_attributes, read_attribute
+from scenarios.ops.op_costs import refuse_costless
+from scenarios.run.conditions import refuse_without_effect
+from scenarios.run.scenario import Case, Scenario
+from sim.base.arrays import MOST_TASKS
+from sim.base.errors import GraphError, InfeasibleError, InputError, ScenarioError, SimError, UnknownNameError
+from sim.graph.graph import Graph
+from sim.issuers import with_processes
+from sim.job.build_job import make_job
+from sim.job.job import Job, Placement
+from sim.machine.machine import Machine
+
+# ----------------------------------------------------------------------------------------------------------
+# Words of a scenario from closed lists: kinds of op and of device, data types, attributes of ops.
+#
+# A word that nobody knows is refused where it stands, with the nearest known one. It would be read, match
+# nothing, and change the result::
+#
+#     efficiency: {matmull: 0.5}    no op is a matmull, so products run at the peak
+#     kind: matmull                 no efficiency, table or color is for it
+
+_BY_KIND: Final = [f"machine.devices.*.{name}.*" for name in BY_KIND]
+_COSTS: Final = [f"{at}{cost}.fixed.*" for at in ("", "machine.devices.*.") for cost in ("cost", "cost.*")]
+_KEYS_BY_KIND: Final = (
+    *_BY_KIND,
+    *_COSTS,
+    *(f"machine.devices.*.cost.roofline.{p.rpartition('.devices.*.')[2]}" for p in _BY_KIND),
+    "policy.streams.streams.*",
+    "compare.*.streams.streams.*",
+)
+"""Mappings whose keys are kinds of op."""
+_LISTS: Final = tuple(f"machine.devices.*.{name}.*" for name in LISTS_OF_KINDS)
+_OPS: Final = ("workload.ops.*", "workload.functions.*.ops.*")
+_EVERY_OP: Final = (*_OPS, *(f"workload.sessions.*.{op}" for op in _OPS))
+_OF_FILES: Final = ("workload.attributes.*.*", "workload.sessions.*.workload.attributes.*.*")
+
+
+def check_words(document: Document, graph: Graph, machine: Machine, own: Iterable[str] = ()) -> None:
+    """Refuse words that nobody knows.
+
+    Parameters
+    ----------
+    document : Document
+    graph : Graph
+        As the workload made it: an importer's kinds are known, too.
+    machine : Machine
+    own : iterable of str
+        Kinds of op that the workload names as its own.
+
+    Raises
+    ------
+    ScenarioError
+        At the word.
+    """
+    words = {loc: _text(document, loc) for loc in _matching(document, (f"{op}.kind" for op in _EVERY_OP))}
+    _need_kinds(words, own, document)
+    words = {loc: str(loc[-1]) for loc in _matching(document, _KEYS_BY_KIND)}
+    words |= {loc: _text(document, loc) for loc in _matching(document, _LISTS)}
+    _need_kinds(words, [DEFAULT, *own, *graph.kinds], document)
+    _check_dtypes(document, graph)
+    devices = [*DEVICE_KINDS, *(device.kind for device in machine.devices), DEFAULT]
+    for loc in _matching(document, (f"{op}.duration.*" for op in _EVERY_OP)):
+        _need("kind of device", str(loc[-1]), devices, document, loc)
+    for kind in graph.duration_by_kind:
+        _need("kind of device", kind, devices, document, ("workload",))
+    patterns = (*(f"{op}.attributes.*" for op in _EVERY_OP), *_OF_FILES)
+    for loc in _matching(document, patterns):
+        node = document.at(loc)
+        try:
+            read_attribute(str(loc[-1]), None if node is None else node.plain(), machine)
+        except InputError as error:
+            raise document.wrong(error, loc) from None
+    check_attributes(graph, machine)
+
+
+def _need_kinds(words: Mapping[Loc, str], more: Iterable[str], document: Document) -> None:
+    """Refuse words that are neither kinds of op nor among `more`."""
+    own = frozenset(more)
+    for loc, word in words.items():
+        try:
+            check_kind(word, own)
+        except UnknownNameError as error:
+            raise document.wrong(error, loc) from None
+
+
+def _check_dtypes(document: Document, graph: Graph) -> None:
+    places = {_text(document, loc): loc for loc in _matching(document, (f"{op}.dtype" for op in _EVERY_OP))}
+    for dtype in graph.dtypes:
+        try:
+            dtype_name(dtype)
+        except InputError as error:
+            raise document.wrong(error, places.get(dtype, ("workload",))) from None
+
+
+def _matching(document: Document, patterns: Iterable[str]) -> Iterable[Loc]:
+    return [loc for pattern in patterns for loc in document.matching(pattern)]
+
+
+def _text(document: Document, loc: Loc) -> str:
+    node = document.at(loc)
+    return "" if node is None else str(node.value)
+
+
+def _need(what: str, word: str, known: Iterable[str], document: Document, loc: Loc) -> None:
+    if word not in known:
+        raise document.wrong(UnknownNameError(what, word, dict.fromkeys(known)), loc)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+def job_of(case: Case, *, seed: int | None = None) -> Job:
+    """Return the job of a case: everything that is decided before time 0.
+
+    Raises
+    ------
+    ScenarioError
+        An op that no device can run, or a wrong decision; with its place where that is known.
+    """
+    scenario, decisions = case.scenario, case.decisions
+    content, work = scenario.content, case.work  # a workload that cannot be made says so itself
+    try:
+        graph, placement, machine = _compiled(case)
+        tasks = content.iterations * len(graph)
+        if tasks > MOST_TASKS:
+            message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
+            raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
+        _check_names(scenario, graph, work.machine)
+        check_words(scenario.document, work.graph, machine, content.workload.own_kinds())
+        job = make_job(
+            graph,
+            machine,
+            placement=placement,
+            streams=decisions.streams,
+            linearize=decisions.linearize,
+            iterations=content.iterations,
+            knowledge=decisions.knowledge,
+            estimate_error=content.estimate_error,
+            noise=None if content.noise is None else content.noise.noise(machine.positions),
+            seed=content.seed if seed is None else seed,
+            faults=None if content.faults is None else content.faults.faults(machine, scenario.document),
+        )
+        if not decisions.policy.one_process:
+            job = with_processes(job)
+        refuse_costless(job)
+        refuse_undecided(graph, decisions.policy)
+        if job.failures is not None:
+            _check_failures(case, job)
+        if job.faults is not None:
+            _check_faults(case, job)
+        refuse_without_effect(case)
+        if any(device.cost is not None for device in machine.devices):
+            from devices.cost.cost_warnings import warn_of_plain_ops, warn_of_plain_rooflines
+
+            warn_of_plain_rooflines(job)
+            if (timed := content.workload.timed(scenario.document)) is not None:
+                warn_of_plain_ops(timed, [machine.devices[i] for i in sorted({*job.device_of.tolist()})])
+        return launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
+    except ScenarioError:
+        raise
+    except (InfeasibleError, InputError) as error:
+        # Nothing has run yet: it is the scenario that asks for what cannot be.
+        raise placed(error, case) from error
+
+
+def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:
+    """Return what runs, the placement that is left to make, and the machine, folded if ranks are."""
+    work, decisions, document = case.work, case.decisions, case.scenario.document
+    if not decisions.compile and case.scenario.content.fold is not True:
+        return work.graph, decisions.placement, work.machine
+    from scenarios.run.rewriting import compile_graph, make_ranks
+
+    graph, placement, machine = compile_graph(
+        work.graph,
+        decisions.compile,
+        work.machine,
+        decisions.placement,
+        document,
+        lambda ranked, step: make_ranks(case, ranked, step),
+    )
+    if case.scenario.content.fold is True and machine.folding is None:
+        message = "there are no ranks to fold: give policy.compile a rewrite that makes some, as ddp or fsdp2"
+        if work.graph.device_facts:
+            message = "ranks of a recording are not folded: each has a host beside its GPU"
+        raise document.error(("fold",), message)
+    return graph, placement, machine
+
+
+def _check_failures(case: Case, job: Job) -> None:
+    """Refuse what nobody knows to follow from an op that fails."""
+    from sim.engine.failing_ops import refuse_unknown
+
+    document = case.scenario.document
+    try:
+        refuse_unknown(job, case.decisions.policy)
+    except InputError as error:
+        raise document.wrong(error, case.decisions.loc) from error
+    if case.scenario.content.memory is not None:
+        message = (
+            "an allocator cannot follow a step in which an op fails: leave memory out, or no op may fail"
+        )
+        raise document.error(("memory",), message)
+
+
+def _check_faults(case: Case, job: Job) -> None:
+    """Refuse what nobody knows to follow when a part of the machine fails."""
+    from sim.engine.attempts import refuse_with_faults
+
+    content, document = case.scenario.content, case.scenario.document
+    with document.placing("faults"):
+        refuse_with_faults(job, with_memory=content.memory is not None)
+    if content.training_run is not None:
+        message = "a training run repeats a step in which nothing fails: leave out one of the two"
+        raise document.error(("faults",), message, key=True)
+
+
+def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
+    """Refuse a device, or a model with memory of its own, that nobody has: a slip of the pen."""
+    content, document = scenario.content, scenario.document
+    devices = [device.name for device in machine.devices]
+    for key, part in (("noise", content.noise), ("memory", content.memory)):
+        for name in part.devices if part is not None else ():
+            if name not in devices:
+                raise document.wrong(UnknownNameError("device", name, devices), (key, "devices", name))
+    patterns = ("memory.allocator.limits", "memory.devices.*.limits", "machine.devices.*.virtual_devices")
+    for loc in (loc for pattern in patterns for loc in document.matching(pattern)):
+        from devices.memory.device_memory import Groups
+
+        named = document.matching(f"{dotted(loc)}.*")
+        group_of = Groups(str(at[-1]) for at in named)
+        found = {group_of(op) for op in graph.op_names}
+        for at in named:
+            if at[-1] not in found:
+                models = {op.partition("/")[0] for op in graph.op_names}
+                raise document.wrong(UnknownNameError("model", str(at[-1]), models), at)
+
+
+def _decided(error: SimError) -> TypeGuard[InputError]:
+    """Whether the linearizer or the stream assignment refused (`sim.job.job.Job.order`, `lane`)."""
+    return isinstance(error, InputError) and error.path[:1] in (("linearize",), ("streams",))
+
+
+def has_place(error: InputError | InfeasibleError) -> bool:
+    """Whether an error says which op it is about, or which decision refused."""
+    return error.op is not None or isinstance(error, GraphError | InfeasibleError) or _decided(error)
+
+
+def placed(error: InputError | InfeasibleError, case: Case) -> ScenarioError:
+    """Return an error with the place of the op that it is about, or of the decision that refused."""
+    from scenarios.workloads.workload import op_message, op_place
+
+    document = case.scenario.document
+    if _decided(error):
+        return document.wrong(error, case.decisions.loc)
+    return document.error(op_place(error, document), op_message(error, document))

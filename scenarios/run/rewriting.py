@@ -1,0 +1,239 @@
+"""Compiling: the rewrites that a scenario lists, applied to its graph before anything is placed or run.
+
+::
+
+    policy: {name: in-order, compile: [prune, constant-folding, {name: fusion, patterns: remapper}]}
+
+    graph ──prune──► ──constant-folding──► ──fusion──► what runs      sim run --show-graph BEFORE AFTER
+
+Steps are applied in the order in which they stand. One that needs to know where ops run (its attribute
+``placed`` is true, as of `policies.rewrite.partition`) gets a graph in which every op is pinned where the
+placement puts it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from policies.issue.out_of_order import OutOfOrder
+from policies.issue.program_order import InOrder
+from policies.issue.ready_queue import CriticalPath, ReadyQueue
+from policies.linearize import (
+    CriticalPathFirst,
+    DepthFirst,
+    MemoryAware,
+    Priority,
+    ReverseDepthFirst,
+    Topological,
+)
+from policies.parallel.folding import fold, why_not
+from policies.parallel.parameter_server import ParameterServer
+from policies.parallel.rank_grid import OnRanks, Ranked, RankOrder, warn_of_unsummed
+from policies.rewrite.partition import DistributedSession
+from policies.streams import PerBranch, PerKind, Recorded, RoundRobinStreams, SingleStream
+from scenarios.run.decisions import RewriteStep
+from scenarios.run.scenario import Case
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError, ScenarioError, UnknownNameError
+from sim.graph.graph import Graph
+from sim.job.build_job import make_job
+from sim.job.job import Placement
+from sim.job.places import PinnedPlacement
+from sim.machine.machine import Machine
+
+if TYPE_CHECKING:
+    from scenarios.file.document import Document
+
+
+MakeRanks = Callable[[Ranked, RewriteStep], tuple[Graph, Machine]]
+
+
+def compile_graph(
+    graph: Graph,
+    steps: Sequence[RewriteStep],
+    machine: Machine,
+    placement: Placement | None,
+    document: Document,
+    make_ranks: MakeRanks,
+) -> tuple[Graph, Placement | None, Machine]:
+    """Apply the steps in order; return what runs, the placement that is left to make, and the machine.
+
+    Parameters
+    ----------
+    graph : Graph
+    steps : sequence of Step
+    machine : Machine
+    placement : Placement or None
+        For the steps that need to know where ops run.
+    document : Document
+        For messages.
+    make_ranks : callable
+        Returns what ranks run, and on which machine, after the step that is the last to change them
+        (`scenarios.run.rewriting`).
+
+    Raises
+    ------
+    ScenarioError
+        A step that cannot be applied, or that removes an op that may fail, with its place.
+    """
+    ranked: Ranked | None = None
+    for k, step in enumerate(steps):
+        rewrite = step.rewrite
+        try:
+            if isinstance(rewrite, OnRanks):
+                if ranked is None:
+                    ranked = Ranked.of(graph, machine.accelerators)
+                _keep_failures(graph, None)
+                ranked = rewrite.ranked(ranked)
+                for name in ranked.devices or ():
+                    if name not in machine.positions:
+                        key = "devices" if isinstance(rewrite, RankOrder) else "ranks"
+                        raise UnknownNameError("device", name, machine.accelerators).under(key)
+                if k + 1 == len(steps) or not isinstance(steps[k + 1].rewrite, OnRanks):
+                    warn_of_unsummed(ranked)
+                    graph, machine = make_ranks(ranked, step)
+                    ranked = None
+                continue
+            if getattr(rewrite, "placed", False):
+                job = make_job(graph, machine, placement=placement, may_fail=False)
+                graph, placement = pinned(graph, machine, job.device_of), None
+            before = graph
+            if isinstance(rewrite, DistributedSession | ParameterServer):
+                graph = rewrite.apply(graph, machine)
+            else:
+                graph = rewrite.apply(graph)
+            if not isinstance(graph, Graph):
+                returned = f"{type(rewrite).__name__}.apply returned a {type(graph).__name__}"  # type: ignore[unreachable]
+                raise InputError(f"{returned}, should be a Graph")
+            _keep_failures(before, graph)
+        except ScenarioError:
+            raise
+        except InputError as error:
+            told = error.message if error.path else str(error)
+            told = told.removeprefix(f"{step.name}: ")  # with which some errors begin
+            raise document.error((*step.loc, *error.path), f"{step.name}: {told}") from error
+    return graph, placement, machine
+
+
+def _keep_failures(before: Graph, after: Graph | None) -> None:
+    """Refuse a rewrite after which an op does not fail any more; None: one whose ops have other names.
+
+    Raises
+    ------
+    InputError
+        Naming the op.
+    """
+    may_fail = [op for op, fails in before.attribute("fails").items() if fails]
+    names = set(after.op_names) if may_fail and after is not None else ()
+    for name in (before.op_names[op] for op in may_fail):
+        if name not in names or after is None or not after.attributes.get(after.index(name), {}).get("fails"):
+            raise InputError(f"removes the op {name!r}, which may fail; leave out one of the two")
+
+
+def pinned(graph: Graph, machine: Machine, device_of: IntArray) -> Graph:
+    """Return `graph` with every op pinned to a device by name.
+
+    Parameters
+    ----------
+    graph : Graph
+    machine : Machine
+    device_of : array of int
+        Device index of every op.
+    """
+    names = tuple(device.name for device in machine.devices)
+    return replace(graph, pins=(*graph.pins, *names), pin_code=device_of + len(graph.pins))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Whether ranks that do the same are simulated once: ``fold: auto | true | false``.
+#
+# ::
+#
+#     compile: [training, {name: ddp, ranks: 16384}]     ──►  one rank is made, and stands for 16,384
+#     noise: {devices: {gpu17: 1.2}}                     ──►  two: gpu17, and gpu0 for the other 16,383
+#     noise: {sigma: 0.05}                               ──►  not folded: each rank has its own luck
+#
+# ``auto`` folds more than 256 ranks, and warns if it cannot; ``true`` folds, or says why that would not be
+# exact. How ranks are sorted, `policies.parallel.folding` says.
+
+_FEW: Final = 256
+"""So many ranks are simulated one by one, unless something else is asked for."""
+
+_BY_DEVICE: Final = (
+    *(InOrder, OutOfOrder, ReadyQueue, CriticalPath),
+    *(CriticalPathFirst, DepthFirst, MemoryAware, Priority, ReverseDepthFirst, Topological),
+    *(PerBranch, PerKind, Recorded, RoundRobinStreams, SingleStream),
+    PinnedPlacement,
+    type(None),
+)
+"""What decides for the ops of a device as if there were no others."""
+
+
+class NotFoldedWarning(UserWarning):
+    """Ranks could not be folded, and all are simulated."""
+
+
+def make_ranks(case: Case, ranked: Ranked, step: RewriteStep) -> tuple[Graph, Machine]:
+    """Return what ranks run, and on which machine, after the step that is the last to change them.
+
+    Raises
+    ------
+    ScenarioError
+        The scenario wants them folded, and something sets them apart.
+    """
+    content, machine = case.scenario.content, case.work.machine
+    n = ranked.grid.ranks
+    if ranked.grid.sizes and (content.fold is True or (content.fold == "auto" and n > _FEW)):
+        devices = ranked.on_devices()
+        reasons = [*_reasons(case, step), *why_not(ranked, devices, machine)]
+        if not reasons:
+            return fold(ranked, devices, machine, [*_facts(case, devices)])
+        why = f"the ranks cannot be folded: {'; '.join(reasons)}"
+        if content.fold is True:
+            raise case.scenario.document.error(("fold",), why)
+        warnings.warn(NotFoldedWarning(f"{why}; all {n:,} are simulated"), stacklevel=2)
+    return ranked.graph(), machine
+
+
+def _reasons(case: Case, step: RewriteStep) -> Iterator[str]:
+    """Yield what of the scenario treats ranks one by one."""
+    content, decisions = case.scenario.content, case.decisions
+    noise = content.noise
+    if noise is not None and noise.sigma:
+        yield "noise.sigma draws the durations of each rank"
+    if noise is not None and noise.straggler_probability:
+        yield "noise.straggler_probability draws the stragglers of each rank"
+    if content.faults is not None:
+        yield "faults meet one rank and not another"
+    if decisions.knowledge in ("mean", "estimate"):
+        yield f"knowledge: {decisions.knowledge} is of the ops of all ranks together"
+    if decisions.compile[-1] is not step:
+        yield f"{decisions.compile[-1].name} rewrites what all ranks run, after {step.name}"
+    for what in ("policy", "placement", "linearize", "streams"):
+        decides = getattr(decisions, what)
+        if type(decides) not in _BY_DEVICE:
+            yield f"the {what} {type(decides).__name__} may decide for one rank by what others have"
+
+
+def _facts(case: Case, ranks: tuple[str, ...]) -> Iterator[dict[str, Hashable]]:
+    """Yield what is said of each rank."""
+    content, described = case.scenario.content, case.scenario.described_devices
+    noisy = {} if content.noise is None else content.noise.devices
+    memory = {} if content.memory is None else content.memory.devices
+    told: dict[int, dict[str, Hashable]] = {}  # devices of a count have one description
+    threads: dict[str, int] = {}
+    for host in case.work.machine.hosts:
+        threads.update(dict.fromkeys(host.serves, host.threads))
+    for name in ranks:
+        values: dict[str, Any] = described[name]
+        if id(values) not in told:
+            told[id(values)] = {key: repr(value) for key, value in sorted(values.items())}
+        yield {
+            **told[id(values)],
+            "noise.devices": noisy.get(name, 1.0),
+            "memory.devices": repr(memory.get(name)),
+            "threads of its host": threads.get(name, 1),
+        }

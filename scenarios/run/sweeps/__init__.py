@@ -1,1 +1,0 @@
-"""Sweeps: points, files, processes and clusters."""

@@ -1,1 +1,0 @@
-"""What-ifs tried one after another: which, and what comes out."""

@@ -1,0 +1,281 @@
+"""What the pytest fixture ``simulate`` is: it runs a scenario, what would stand in one, or a graph in Python.
+
+::
+
+    simulate("s.yaml", policy="1f1b")               a file beside the test
+    simulate({"machine": {...}, ...}, policy=Mine)  a policy class of your own
+    simulate(graph, machine, Mine(window=4))        no scenario at all
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from devices.describe.quantities import Strict
+from devices.machine import make_machine
+from scenarios.expectations import read_expectations
+from scenarios.fields.policy_fields import Expect
+from scenarios.fields.results import Value, result_of_run
+from scenarios.file.document import Document
+from scenarios.file.faults import scenario_error
+from scenarios.file.yaml_read import read_yaml_text
+from scenarios.regression import write_golden
+from scenarios.run.execute import names_of, run_case
+from scenarios.run.load import load_scenario
+from scenarios.run.scenario import scenario_of
+from sim.base.errors import InputError, SimError
+from sim.base.plugins import Origin
+from sim.graph.graph import Graph
+from sim.machine.machine import Machine
+from sim.metrics import summary
+from sim.policy import Policy
+from sim.simulation import simulate
+from sim.trace import Trace
+
+if TYPE_CHECKING:
+    from scenarios.run.scenario import Scenario
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the pytest fixture ``simulate`` gives: a run, which says what of it one asserts and does not hold.
+#
+# ::
+#
+#     run["makespan"] == 33_000_000
+#     run.order("rank0")[:2] == ["0F0", "0F1"]
+#     run.expect({"makespan": {"at_most": "1.0 x base"}}, base=base)
+
+_Called = TypeVar("_Called", bound=Callable[..., Any])
+
+
+def in_short(call: _Called) -> _Called:
+    """Let a mistake of the caller's be shown where it was made: without our own lines above the message."""
+
+    @wraps(call)
+    def short(*arguments: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return call(*arguments, **named)
+        except (SimError, AssertionError) as error:
+            raise error.with_traceback(None) from None
+
+    return short  # type: ignore[return-value]
+
+
+class _Conditions(Strict):
+    """What `Simulated.expect` takes."""
+
+    expect: Expect
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """A run, and what one asserts of it.
+
+    Attributes
+    ----------
+    trace : Trace
+        Every task; `Trace.to_pandas` makes a table of it.
+    summary : dict
+        What ``sim run --json`` prints.
+    policy : str
+        What the run is called.
+    document : Document
+        What its expectations are told by: a test, or the scenario that it ran.
+    new_tables : list of str, optional
+        Which tables of ops were written anew. None: none is, whatever came out.
+    """
+
+    trace: Trace
+    summary: Mapping[str, Any]
+    policy: str
+    document: Document
+    new_tables: list[str] | None = None
+
+    @property
+    def makespan_ns(self) -> int:
+        """The end of the last task."""
+        return self.trace.makespan_ns
+
+    @cached_property
+    def idle_ns(self) -> dict[str, int]:
+        """How long each device executes nothing."""
+        return {name: use["idle_ns"] for name, use in self.summary["devices"].items()}
+
+    def order(self, device: str | None = None) -> list[str]:
+        """Return the tasks in the order in which they start, of all devices or one."""
+        found = self["order" if device is None else f"order.{device}"]
+        assert isinstance(found, list)
+        return found
+
+    def __getitem__(self, what: str) -> Value:
+        """Return a result by its name in ``expect:``, in base units.
+
+        Raises
+        ------
+        InputError
+            The run has no such result.
+        """
+        return result_of_run(what, self.summary, self.trace)
+
+    @in_short
+    def expect(self, conditions: Mapping[str, Any], **others: Simulated) -> None:
+        """Assert what ``expect:`` of a scenario would say.
+
+        Parameters
+        ----------
+        conditions : mapping
+            ``{"makespan": {"at_most": "45us"}, "order": ["a", "b"], "schedule": "golden.csv"}``.
+        **others : Simulated
+            Runs that conditions name: ``{"makespan": {"at_most": "1.0 x base"}}`` with ``base=run``.
+
+        Raises
+        ------
+        AssertionError
+            What does not hold, a line each, and of a schedule what moved first.
+        InputError
+            A condition is wrong.
+        """
+        text = json.dumps({"expect": conditions})
+        document = replace(self.document, root=read_yaml_text(text, self.document.path.name, places=False))
+        try:
+            read = _Conditions.model_validate(document.root.plain())
+        except ValidationError as error:
+            raise scenario_error(error, _Conditions, document) from None
+        known = names_of(self.trace.job)
+        failed = []
+        for expectation in read_expectations(read.expect, document, ("expect",), list(others)):
+            expectation.check_name(known, with_table=self.new_tables is None)
+            new_tables = self.new_tables is not None
+            outcome = expectation.hold(self, others.__getitem__, new_tables=new_tables)
+            if outcome.passed:
+                continue
+            if expectation.table is not None and self.new_tables is not None:
+                write_golden(expectation.table, self)
+                self.new_tables.append(f"{expectation.table}: the schedule of {self.policy}")
+            else:
+                failed.append(outcome.told)
+        if failed:
+            raise AssertionError("\n".join([f"under {self.policy}, not as expected:", *failed]))
+
+    def __repr__(self) -> str:
+        """Return what a failing test shows of it."""
+        return f"<{self.policy}: {self.trace.makespan_ns:,} ns, {len(self.trace):,} tasks>"
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Simulate:
+    """Runs scenarios and graphs for a test; what the fixture ``simulate`` is.
+
+    Attributes
+    ----------
+    test : Path
+        The file of the test: other files are found from its folder.
+    new_tables : list of str, optional
+        See `Simulated`: with ``--sim-update``.
+    allow_code, allow_outside : bool
+        ``--sim-allow-code``, ``--sim-allow-outside``.
+    """
+
+    test: Path
+    new_tables: list[str] | None = None
+    allow_code: bool = False
+    allow_outside: bool = False
+
+    def __repr__(self) -> str:
+        """Return what a failing test shows of it."""
+        return f"<simulate for {self.test.name}>"
+
+    @in_short
+    def __call__(
+        self,
+        work: str | Path | Mapping[str, Any] | Graph,
+        machine: Machine | Mapping[str, Any] | None = None,
+        policy: str | Policy | type[Policy] | None = None,
+        *,
+        sets: Iterable[str] = (),
+        **options: Any,
+    ) -> Simulated:
+        """Run something, check the invariants of its trace, and return what came out.
+
+        Parameters
+        ----------
+        work : str, Path, mapping or Graph
+            A scenario file, what would stand in one, or a graph.
+        machine : Machine or mapping, optional
+            Of a graph: the machine, or what a scenario would say of it.
+        policy : str, Policy or class, optional
+            The label of an entry of ``compare``, the name of a policy, or a policy of your own. Default: that
+            of the scenario; of a graph: ``ready-queue``.
+        sets : iterable of str
+            Of a scenario: ``KEY=VALUE``, as for ``--set``.
+        **options
+            Of a graph: other arguments of `sim.simulate`, as ``iterations``.
+
+        Raises
+        ------
+        InputError
+            Something of this is wrong.
+        RunError
+            The run cannot go on: out of memory, stuck.
+        """
+        own = policy() if isinstance(policy, type) else policy
+        if isinstance(work, Graph):
+            return self._graph(work, machine, own, options)
+        if machine is not None or options:
+            what = ", ".join(["machine"] * (machine is not None) + list(options))
+            raise InputError(f"{what}: a scenario says it itself; change it with sets=['KEY=VALUE']")
+        scenario = self._scenario(work, sets)
+        case = scenario.case(own if isinstance(own, str) else None)
+        if isinstance(own, Policy):
+            if scenario.content.workload.schedules():
+                raise InputError("a pipeline's policy is its schedule: name one, as policy='1f1b'")
+            label = type(own).__name__
+            case = replace(case, decisions=case.decisions._replace(policy=own, label=label))
+        result = run_case(replace(case, expectations=()), check=True)
+        return Simulated(result.trace, result.to_json(), result.policy, self._document, self.new_tables)
+
+    def _scenario(self, work: str | Path | Mapping[str, Any], sets: Iterable[str]) -> Scenario:
+        if isinstance(work, Mapping):
+            document = replace(
+                self._document, root=read_yaml_text(json.dumps(work), self.test.name, places=False)
+            )
+            return scenario_of(document.with_settings(sets), self.allow_code)
+        path = self.test.parent / work
+        return load_scenario(path, sets=sets, allow_code=self.allow_code, allow_outside=self.allow_outside)
+
+    def _graph(
+        self,
+        graph: Graph,
+        machine: Machine | Mapping[str, Any] | None,
+        policy: str | Policy | None,
+        options: Any,
+    ) -> Simulated:
+        if machine is None:
+            raise InputError("a graph needs a machine: simulate(graph, machine, policy)")
+        origin = Origin(self.test.parent, self.allow_code)
+        if not isinstance(machine, Machine):
+            machine = make_machine(machine, origin=origin)
+        if isinstance(policy, Policy):
+            name, own = type(policy).__name__, policy
+        else:
+            name = policy or "ready-queue"
+            own = origin.lookup("sim.policies", name)()
+        trace = simulate(graph, machine, own, **options)
+        trace.check()
+        return Simulated(trace, {**summary(trace), "policy": name}, name, self._document, self.new_tables)
+
+    @property
+    def _document(self) -> Document:
+        """What expectations of the test are told by."""
+        return Document(read_yaml_text("{}", self.test.name), self.test, allow_outside=self.allow_outside)

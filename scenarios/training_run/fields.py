@@ -1,0 +1,268 @@
+"""What ``training_run:`` of a scenario may hold: the scenario is one step, and this the run of many.
+
+::
+
+    training_run:
+      for: 1296h                                      or steps: 100000
+      workers: 2048                                   with devices: 8 each; spares: 16 beside them
+      checkpoint: {every: 10min, save: 10s, restore: 1min}
+      restart: 5min                                   all processes; restart_worker: those of one worker
+      failures:                                       by MTBF, at given times, or as they were counted once
+        gpu: {of: device, mtbf: 50000h, repair: 24h}
+        all: {causes: counted.csv, over: 1296h, devices: 16384}
+      slow_downs: {heat: {of: worker, mtbf: 2000h, for: 1h, factor: 1.3}}
+      recovery: [restart-job, replace-worker]         the same run under each of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from devices.describe.field_types import Bandwidth, Bytes, Duration, fault
+from devices.describe.quantities import Count, File, Name, Size, Strict, Whole
+from scenarios.fields.fault_fields import read_causes
+from scenarios.fields.policy_fields import AnyChoice, Factor
+from scenarios.file.document import Document, Loc
+from scenarios.training_run.plan import Checkpoints, Detection, Failure, SlowDown, TrainingPlan
+from sim.base.errors import located
+from sim.base.units import NS_PER_S, round_half_up
+
+Of = Literal["device", "worker", "link"]
+
+
+class SourceFields(Strict):
+    """When something happens to machines: each component by chance, or a worker at given times."""
+
+    of: Annotated[Of | None, Field(description="component: each device, worker, or link of a worker")] = None
+    mtbf: Annotated[Duration | None, Field(description="mean time between two events of a component")] = None
+    at: Annotated[list[Duration] | None, Field(min_length=1, description="times of the run")] = None
+    worker: Annotated[
+        Whole | None, Field(description="whom it meets at these times, counted from 0; spares follow workers")
+    ] = None
+
+    def ways(self) -> dict[str, bool]:
+        """Return the ways of saying when, and which are used."""
+        return {"mtbf": self.mtbf is not None, "at": self.at is not None}
+
+    @model_validator(mode="after")
+    def _one_way(self) -> SourceFields:
+        ways = self.ways()
+        if sum(ways.values()) != 1:
+            given = [name for name, used in ways.items() if used]
+            raise fault(f"needs one of {', '.join(ways)}; found {' and '.join(given) or 'none'}")
+        if (self.worker is None) != (self.at is None):
+            raise fault("worker goes with at: whom it meets at these times")
+        if (self.of is None) != (self.mtbf is None):
+            raise fault("of goes with mtbf: device, worker or link, each of which has that mtbf")
+        if self.mtbf == 0:
+            raise fault("should be more than 0", ("mtbf",))
+        return self
+
+    def when(self, devices: int) -> dict[str, Any]:
+        """Return the arguments of a `Source` that say so."""
+        if self.at is not None:
+            return {"at": tuple((time_ns, self.worker) for time_ns in self.at)}
+        return {"mtbf_ns": Fraction(self.mtbf or 0), "per_machine": devices if self.of == "device" else 1}
+
+
+class TrainingFailureFields(SourceFields):
+    """A cause of failures."""
+
+    count: Annotated[Count | None, Field(description="failures of this cause in `over`, on `devices`")] = None
+    causes: Annotated[
+        File | None, Field(description="CSV with the columns component and count: a cause each row")
+    ] = None
+    over: Annotated[Duration | None, Field(description="time in which they were counted")] = None
+    devices: Annotated[Count | None, Field(description="devices on which they were counted")] = None
+    detect: Annotated[
+        Detection,
+        Field(
+            description="what tells the run: a Send or Recv that fails, at once (default); the next health "
+            "check; or the timeout of a collective"
+        ),
+    ] = "send-recv"
+    repair: Annotated[Duration, Field(description="the machine is back so long after; default: at once")] = 0
+    restart: Annotated[Duration | None, Field(description="time of a restart, in place of the run's")] = None
+
+    def ways(self) -> dict[str, bool]:
+        """Return the ways of saying when, and which are used."""
+        return {**super().ways(), "count": self.count is not None, "causes": self.causes is not None}
+
+    @model_validator(mode="after")
+    def _counted(self) -> TrainingFailureFields:
+        counted = self.count is not None or self.causes is not None
+        if any((value is not None) != counted for value in (self.over, self.devices)):
+            raise fault(
+                "over and devices go with count or causes: when, and on how many devices they were counted"
+            )
+        if self.over == 0:
+            raise fault("should be more than 0", ("over",))
+        return self
+
+
+class TrainingSlowDownFields(SourceFields):
+    """A cause of slowness. All workers wait for the slowest."""
+
+    for_: Annotated[Duration, Field(alias="for", description="how long it lasts")]
+    factor: Annotated[Factor, Field(ge=1, description="how many times longer a step takes")]
+
+
+class CheckpointFields(Strict):
+    """When the run is saved, and what that takes."""
+
+    every: Annotated[
+        Duration | None, Field(description="a checkpoint at the end of the step so long after the last one")
+    ] = None
+    every_steps: Annotated[Count | None, Field(description="a checkpoint after so many steps")] = None
+    save: Annotated[Duration | None, Field(description="time to write one")] = None
+    size: Annotated[Bytes | None, Field(description="its size, with bandwidth, in place of times")] = None
+    bandwidth: Annotated[Bandwidth | None, Field(description="of writing")] = None
+    restore_bandwidth: Annotated[Bandwidth | None, Field(description="of reading; default: bandwidth")] = None
+    asynchronous: Annotated[
+        bool, Field(description="whether the run goes on meanwhile; the next one waits for it")
+    ] = False
+    pause: Annotated[
+        Duration | None, Field(description="how long it stands still for an asynchronous one")
+    ] = None
+    restore: Annotated[Duration | None, Field(description="time to load one; default: 0, or by size")] = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> CheckpointFields:
+        if (self.every is None) == (self.every_steps is None):
+            raise fault("needs one of every and every_steps")
+        if (self.save is None) == (self.size is None):
+            raise fault("needs one of save and size")
+        if (self.size is None) != (self.bandwidth is None):
+            raise fault("size goes with bandwidth")
+        if self.restore_bandwidth is not None and (self.size is None or self.restore is not None):
+            raise fault("restore_bandwidth goes with size, and without restore")
+        if self.pause is not None and not self.asynchronous:
+            raise fault("pause goes with asynchronous: true; the run stands still for all of `save`")
+        return self
+
+    def checkpoints(self) -> Checkpoints:
+        """Return it in ns."""
+        save, restore = self.save, self.restore
+        if self.size is not None:
+            save = _travel_ns(self.size, self.bandwidth)
+            if restore is None:
+                restore = _travel_ns(self.size, self.restore_bandwidth or self.bandwidth)
+        return Checkpoints(
+            self.every, self.every_steps, save or 0, self.asynchronous, self.pause or 0, restore or 0
+        )
+
+
+def _travel_ns(nbytes: int, bandwidth: int | None) -> int:
+    return 0 if bandwidth is None else round_half_up(Fraction(nbytes * NS_PER_S, bandwidth))
+
+
+class TrainingRun(Strict):
+    """The run of many steps, of which the scenario is one: failures, checkpoints, recovery."""
+
+    steps: Annotated[Count | None, Field(description="the run ends after so many")] = None
+    for_: Annotated[Duration | None, Field(alias="for", description="the run ends then")] = None
+    workers: Annotated[Size, Field(description="machines that work together")] = 1
+    devices: Annotated[Size, Field(description="devices of each")] = 1
+    spares: Annotated[Whole, Field(le=1_000_000, description="machines that stand by")] = 0
+    replica: Annotated[Size, Field(description="workers that hold one copy of the model")] = 1
+    minimum: Annotated[Size | None, Field(description="fewest workers; default: one replica")] = None
+    checkpoint: Annotated[CheckpointFields | None, Field(description="default: the run is never saved")] = (
+        None
+    )
+    restart: Annotated[Duration, Field(description="time to start all processes anew")] = 0
+    restart_worker: Annotated[
+        Duration | None,
+        Field(description="... those of one worker, while the others go on; default: restart"),
+    ] = None
+    health_check: Annotated[Duration | None, Field(description="time between two health checks")] = None
+    timeout: Annotated[
+        Duration | None, Field(description="how long a collective waits for a worker that does not come")
+    ] = None
+    failures: Annotated[dict[Name, TrainingFailureFields], Field(default_factory=dict, description="causes")]
+    slow_downs: Annotated[
+        dict[Name, TrainingSlowDownFields], Field(default_factory=dict, description="causes")
+    ]
+    recovery: Annotated[
+        list[AnyChoice],
+        Field(min_length=1, description="what the run does after a failure: each is simulated"),
+    ]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainingRun:
+        if (self.steps is None) == (self.for_ is None):
+            raise fault("needs one of steps and for: where the run ends")
+        if self.for_ == 0:
+            raise fault("should be more than 0", ("for",))
+        if self.workers % self.replica:
+            raise fault(f"{self.workers} workers are no whole number of replicas of {self.replica}")
+        if self.minimum is not None and self.minimum > self.workers:
+            raise fault(f"{self.minimum} are more than the {self.workers} workers there are", ("minimum",))
+        asked = {cause.detect for cause in self.failures.values()}
+        for word, given in (("health-check", self.health_check), ("timeout", self.timeout)):
+            key = word.replace("-", "_")
+            if word in asked and not given:
+                raise fault(f"{key}: is needed, more than 0: a cause of failure says detect: {word}")
+            if word not in asked and given is not None:
+                raise fault(f"has no effect: no cause of failure says detect: {word}", (key,))
+        machines = self.workers + self.spares
+        for key, causes in (("failures", self.failures), ("slow_downs", self.slow_downs)):
+            for name, cause in causes.items():
+                if cause.worker is not None and cause.worker >= machines:
+                    message = f"{cause.worker} is none of the {machines:,} machines, 0 to {machines - 1}"
+                    raise fault(message, (key, name, "worker"))
+        if len(names := [choice.name for choice in self.recovery]) > len(set(names)):
+            raise fault("names a policy twice", ("recovery",))
+        return self
+
+    def plan(self, step_ns: int, document: Document, loc: Loc = ("training_run",)) -> TrainingPlan:
+        """Return it in ns, with a step of that time.
+
+        Raises
+        ------
+        ScenarioError
+            A file of causes that cannot be read, or two causes of one name.
+        """
+        with document.placing(*loc, "failures"):
+            failures = tuple(self._failures(document))
+        return TrainingPlan(
+            step_ns,
+            self.steps,
+            self.for_,
+            self.workers,
+            self.spares,
+            self.replica,
+            self.minimum or self.replica,
+            Checkpoints() if self.checkpoint is None else self.checkpoint.checkpoints(),
+            failures,
+            tuple(
+                SlowDown(name, **of.when(self.devices), lasts_ns=of.for_, factor=Fraction(str(of.factor)))
+                for name, of in self.slow_downs.items()
+            ),
+            self.restart,
+            self.restart if self.restart_worker is None else self.restart_worker,
+            self.health_check or 0,
+            self.timeout or 0,
+        )
+
+    def _failures(self, document: Document) -> Iterator[Failure]:
+        for name, cause in self.failures.items():
+            told: dict[str, Any] = {
+                "detect": cause.detect,
+                "repair_ns": cause.repair,
+                "restart_ns": cause.restart,
+            }
+            if cause.over is None or cause.devices is None:
+                yield Failure(name, **cause.when(self.devices), **told)
+                continue
+            with located(name):
+                counts: Mapping[str, int] = {name: cause.count or 0}
+                if cause.causes is not None:
+                    rows = read_causes(document.file(cause.causes))
+                    counts = {f"{name}: {component}": count for component, count in rows.items()}
+            for component, count in counts.items():
+                mtbf_ns = Fraction(cause.over * cause.devices, count)
+                yield Failure(component, mtbf_ns=mtbf_ns, per_machine=self.devices, **told)

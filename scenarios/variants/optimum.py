@@ -1,0 +1,316 @@
+"""How near to the best possible: the least makespan of a scenario, proven as far as the time allows.
+
+::
+
+    policies ───────┐
+    list schedules ─┼─► the best ──► CP-SAT makes windows of it shorter ──► run that ──┐
+    CP-SAT, whole ──┘      ▲                                                           │
+         │                 └───────────────────────────────────────────────────────────┘
+         └─► no run takes less than ... ──► gap
+
+The search is over orders and streams, on the devices that the scenario's policy has chosen, or over devices,
+too. What it finds is run as any scenario is, and only that counts: the bound is the solver's, the makespan
+the simulator's. `policies.optimum.job_model` says what the solver knows of a job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from policies.issue.out_of_order import OutOfOrder
+from policies.issue.program_order import InOrder
+from policies.issue.ready_queue import CriticalPath
+from policies.optimum.job_model import JobModel, Timetable, refuse_unmodelled
+from policies.optimum.plan_from_solution import Follow
+from policies.placement.list_schedule import Heft
+from policies.placement.problem import Problem
+from scenarios.run.execute import Result, run_case
+from scenarios.run.scenario import Case
+from scenarios.variants.schedules import Given, ListedOrder
+from sim.base.errors import SimError
+from sim.base.units import NS_PER_S, format_duration
+from sim.explain.bounds import bounds
+from sim.graph.walks import least_first
+from sim.job.job import Job
+from sim.trace import Trace
+
+# ----------------------------------------------------------------------------------------------------------
+# Schedules to begin a search with: cheap to make, and often within a few percent of the best.
+#
+# ::
+#
+#  heft       by the longest way to the end, each op into the first gap of a stream     its order and streams
+#  in order, or whatever is ready of it                                                 ... issued two ways
+#  critical path, shortest first                                                        ... on its streams
+#
+# HEFT (`policies.placement.list_schedule`) keeps the devices that a job has, or chooses them.
+
+
+def list_schedules(case: Case, job: Job, placed: bool) -> Iterator[Case]:
+    """Yield the same work with other decisions.
+
+    Parameters
+    ----------
+    case : Case
+    job : Job
+        That of the case.
+    placed : bool
+        Whether ops stay on the devices of the job.
+    """
+    how = case.decisions.policy.synchronisation
+    problem = Problem.of_job(job) if placed else Problem(job.graph, job.machine, job.known_costs_ns)
+    heft = Heft().schedule(problem)
+    there = case.deciding(streams=heft, linearize=heft)
+    if not placed:
+        there = there.deciding(placement=heft)
+    yield there.deciding(policy=InOrder(synchronisation=how))
+    yield there.deciding(policy=OutOfOrder(synchronisation=how))
+    yield there.deciding(policy=CriticalPath(synchronisation=how))
+    shortest = ListedOrder(list(least_first(job.graph.dag(), job.known_ns.tolist())))
+    yield there.deciding(policy=OutOfOrder(synchronisation=how), linearize=shortest)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+OPTIMUM_SCHEMA: Final = "sim.optimum/1"
+"""What ``"schema"`` says in the output of ``sim optimum --json``."""
+
+_EVEN: Final = 400
+"""So many tasks are searched for as long in the whole as in windows after it, fewer longer, and more less."""
+
+_MISSES: Final = 10
+"""Windows that the solver found better, and the simulator did not: after more, what is left out matters."""
+
+
+@dataclass(frozen=True, eq=False)
+class Optimum:
+    """The best run that is known, and what no run can be below.
+
+    Attributes
+    ----------
+    base : Result
+        Under the scenario's own policy: the optimum is that of its job.
+    results : list of Result
+        Under all policies that were asked for.
+    found : Result or None
+        The run of what the solver found; None: it found nothing, or that cannot run.
+    why_not : str or None
+        Why there is no such run, or why it takes longer than the solver had thought.
+    lower_bound_ns : int
+    left_out : tuple of str
+        What the solver does not know of the job.
+    placed : bool
+        Whether ops stay where the scenario's policy has put them.
+    searched : bool
+        Whether the solver came to an end before its time was up.
+    """
+
+    base: Result
+    results: Sequence[Result]
+    found: Result | None
+    why_not: str | None
+    lower_bound_ns: int
+    left_out: tuple[str, ...]
+    placed: bool
+    searched: bool
+
+    @property
+    def best(self) -> Result:
+        """The run with the least makespan of those that the bound holds for."""
+        known = [self.found] if self.found else []
+        known += [result for result in self.results if self.unlike(result) is None]
+        return min(known, key=lambda result: result.trace.makespan_ns)
+
+    @property
+    def proven(self) -> bool:
+        """Whether no run can be better."""
+        return self.best.trace.makespan_ns == self.lower_bound_ns
+
+    @property
+    def gap(self) -> float:
+        """By which part of the lower bound the best is above it."""
+        return self.best.trace.makespan_ns / self.lower_bound_ns - 1 if self.lower_bound_ns else 0.0
+
+    def unlike(self, result: Result) -> str | None:
+        """Return why the bound is none of a run, in two words; None: it is."""
+        return None if result in (self.base, self.found) else _unlike(self.base, result, self.placed)
+
+    def told(self, limit_ns: int) -> str:
+        """Return in a sentence how good the best is known to be; see `find_optimum` for the limit."""
+        makespan, bound = format_duration(self.best.trace.makespan_ns), format_duration(self.lower_bound_ns)
+        if self.proven:
+            return f"the optimum is {makespan}: no order takes less"
+        gap = f"{100 * self.gap:.2g}%"
+        told = f"the best known takes {makespan}, and nothing takes less than {bound} (gap {gap})"
+        if self.searched:
+            return f"{told}; the search is over"
+        return f"{told}; after {format_duration(limit_ns)}, and a longer search may know more"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``sim optimum --json`` prints."""
+        return {
+            "schema": OPTIMUM_SCHEMA,
+            "scenario": self.base.scenario,
+            "policy": self.base.policy,
+            "placement": "fixed" if self.placed else "free",
+            "makespan_ns": self.best.trace.makespan_ns,
+            "lower_bound_ns": self.lower_bound_ns,
+            "gap": self.gap,
+            "proven": self.proven,
+            "searched": self.searched,
+            "found_by": "search" if self.best is self.found else self.best.policy,
+            "left_out": list(self.left_out),
+            "why_not": self.why_not,
+            "policies": [
+                {
+                    "policy": result.policy,
+                    "makespan_ns": result.trace.makespan_ns,
+                    "above_best": self._above(result),
+                    "unlike": self.unlike(result),
+                }
+                for result in self.results
+            ],
+        }
+
+    def _above(self, result: Result) -> float | None:
+        if self.unlike(result) or not self.lower_bound_ns:
+            return None
+        return result.trace.makespan_ns / self.best.trace.makespan_ns - 1
+
+
+def find_optimum(results: Sequence[Result], *, limit_ns: int, placed: bool = True, seed: int = 0) -> Optimum:
+    """Search for the least makespan of the first of some runs.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        Runs of the scenario; the first is the one that the optimum is of.
+    limit_ns : int
+        How long to search, by the clock on the wall. What is proven before is always the same.
+    placed : bool
+        Whether ops stay where they are in the first run.
+    seed : int
+        Of the solver.
+
+    Raises
+    ------
+    InputError
+        A scenario of which not even a bound can be searched for: control flow, ops that may fail, folds.
+    MissingExtraError
+        OR-tools is not installed.
+    """
+    began = time.monotonic()
+    base = results[0]
+    job, policy = base.trace.job, base.case.decisions.policy
+    refuse_unmodelled(job, placed)
+    alike = [base, *(other for other in results[1:] if not _unlike(base, other, placed))]
+    search = _Search(base.case, alike, placed)
+    known = search.known.trace
+    for case in list_schedules(base.case, job, placed):
+        search.run(case)
+    least_ns = 0
+    if placed:  # what holds for every order and all streams
+        limits = bounds(base.trace, synchronisation=policy.synchronisation, exact=True)
+        least_ns = limits._replace(stream_ns={}).lower_bound_ns
+    memory = base.trace.memory is not None
+    model = JobModel(job, policy, known, placed=placed, memory=memory, least_ns=least_ns)
+    searched = search.known.trace.makespan_ns == least_ns
+    if not searched:
+        tasks = len(job.graph) * job.iterations
+        solved, timetable = model.solve(max(1, round(limit_ns * _EVEN / (tasks + _EVEN))), seed=seed)
+        least_ns, searched = max(least_ns, solved.bound_ns), solved.finished
+        if timetable is not None:
+            search.follow(timetable)
+    if not searched and search.known.trace.makespan_ns > least_ns:
+        model.begin_with(search.known.trace)
+        _improve(search, model.improve(began + limit_ns / NS_PER_S, seed), least_ns)
+    searched = searched or search.known.trace.makespan_ns == least_ns
+    why_not = search.why_not if search.found is None else None
+    return Optimum(base, results, search.found, why_not, least_ns, model.left_out, placed, searched)
+
+
+def _improve(search: _Search, windows: Generator[Timetable, Trace | None, None], least_ns: int) -> None:
+    """Run what windows find, as long as the simulator agrees now and then, and there is something to gain."""
+    misses = 0
+    timetable = next(windows, None)
+    while timetable is not None:
+        better = search.follow(timetable)
+        misses = 0 if better else misses + 1
+        if search.known.trace.makespan_ns == least_ns or misses > _MISSES:
+            return
+        try:
+            timetable = windows.send(better.trace if better else None)
+        except StopIteration:
+            return
+
+
+class _Search:
+    """The best run so far: of those that are known from the beginning, and of those that were found."""
+
+    def __init__(self, case: Case, alike: Sequence[Result], placed: bool) -> None:
+        self.case, self.placed = case, placed
+        self.known = min(alike, key=lambda result: result.trace.makespan_ns)
+        self.found: Result | None = None
+        self.why_not: str | None = "the search found no schedule in time"
+
+    def run(self, case: Case) -> Result | None:
+        """Run a case; return the result if it is the best so far."""
+        case = replace(case.deciding(label="optimum"), expectations=())
+        try:
+            result = run_case(case)
+        except SimError as error:
+            self.why_not = f"what the search found cannot run: {error}".partition("\n")[0]
+            return None
+        ns = result.trace.makespan_ns
+        if self.found is None or ns < self.found.trace.makespan_ns:
+            self.found = result
+        if ns >= self.known.trace.makespan_ns:
+            return None
+        self.known = result
+        return result
+
+    def follow(self, timetable: Timetable) -> Result | None:
+        """Run what a solver found, on streams that suit it or the scenario's; return the best run, if new."""
+        before, how = self.known, self.case.decisions.policy.synchronisation
+        for by_start in (True, False):
+            follow = Follow(timetable, how, by_start=by_start)
+            case = self.case.deciding(policy=follow, linearize=follow)
+            if not self.placed:
+                case = case.deciding(placement=Given(timetable.device))
+            self.run(case.deciding(streams=follow))
+        if self.known is before:
+            self.run(case)
+        return None if self.known is before else self.known
+
+
+def _unlike(base: Result, other: Result, placed: bool) -> str | None:
+    """Return what sets a run apart, so that what bounds the first does not bound it; None: nothing."""
+    a, b = base.trace.job, other.trace.job
+    one, two = (result.case.decisions.policy.synchronisation for result in (base, other))
+    if base.case.scenario.machine_spec != other.case.scenario.machine_spec:
+        return "another machine"
+    if a.graph.op_names != b.graph.op_names or a.iterations != b.iterations:
+        return "another graph"
+    sizes = (a.graph.tensor_nbytes, b.graph.tensor_nbytes)
+    if _differ(sizes, *zip(a.graph.edges, b.graph.edges, strict=True)):
+        return "another graph"
+    if one != two:
+        return f"synchronisation: {two}"
+    if placed and _differ((a.device_of, b.device_of)):
+        return "other devices"
+    costs = [(a.duration_ns, b.duration_ns)]
+    if not placed:
+        costs = list(zip(a.known_costs_ns, b.known_costs_ns, strict=True))
+    times = [(a.noisy_ns, b.noisy_ns), (a.issue_ns, b.issue_ns), (a.record_ns, b.record_ns)]
+    return "other times" if _differ(*costs, *times) else None
+
+
+def _differ(*columns: tuple[Any, Any]) -> bool:
+    return not all(
+        (one is None) == (two is None) and (one is None or np.array_equal(one, two)) for one, two in columns
+    )

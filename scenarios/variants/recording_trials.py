@@ -1,0 +1,416 @@
+"""What-ifs of one recording, tried one after another: it is read once, and simulated for each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+
+from scenarios.file.faults import input_error
+from scenarios.recorded import select as roles
+from scenarios.recorded.as_recorded import as_recorded
+from scenarios.recorded.changes import WhatIf, applied
+from scenarios.recorded.program import RecordedProgram
+from scenarios.run.execute import run_case
+from scenarios.run.load import load_scenario
+from scenarios.run.prepare_job import job_of
+from scenarios.run.scenario import Case
+from scenarios.workloads.graph_files import ImportedFile
+from sim.base.arrays import UNSET
+from sim.base.errors import InputError, UnknownNameError, located
+from sim.explain.communication import inside_ns
+from sim.graph.graph import Graph
+from sim.job.job import Job
+from sim.machine.machine import Machine
+from sim.trace import Trace
+
+# ----------------------------------------------------------------------------------------------------------
+# Which rank the others wait for, and how much more it has to do than they.
+#
+# ::
+#
+#     rank 0   ──── [all-reduce.......]        blame of rank 2: from the arrival of rank 1, the last but one,
+#     rank 1   ──────── [all-reduce...]        until its own
+#     rank 2   ─────────────── [all-re]
+#                       └blame┘
+
+
+def straggler(graph: Graph) -> tuple[int, dict[str, float]] | None:
+    """Return the rank that keeps the others waiting longest, and the factors that would make it their equal.
+
+    Parameters
+    ----------
+    graph : Graph
+        Of the ranks of a job: rank 3 is ``gpu3`` and ``cpu3``.
+
+    Returns
+    -------
+    (int, dict of str to float) or None
+        For its host and for its GPU, the median of the others' own work over its own, where that is less than
+        one. None: there are no ranks, or nobody waits.
+    """
+    blame: dict[int, int] = {}
+    for arrivals in _arrivals(graph).values():
+        for starts in zip(*arrivals.values(), strict=False):
+            ranked = sorted(zip(starts, arrivals, strict=True))
+            if len(ranked) > 1:
+                (before, _), (last, rank) = ranked[-2:]
+                blame[rank] = blame.get(rank, 0) + last - before
+    if not any(blame.values()):
+        return None
+    latest = max(sorted(blame), key=lambda rank: blame[rank])
+    kernels = roles.tasks(graph) & ~roles.collectives(graph)
+    factors = {}
+    for kind, which in (("cpu", roles.host_ops(graph)), ("gpu", kernels)):
+        work_ns = np.bincount(graph.pin_code[which], graph.duration_ns[which], len(graph.pins))
+        others = [ns for pin, ns in zip(graph.pins, work_ns.tolist(), strict=True) if pin.startswith(kind)]
+        if (mine := f"{kind}{latest}") in graph.pins:
+            own_ns = float(work_ns[graph.pins.index(mine)])
+            others.remove(own_ns)
+            if others and own_ns > median(others):
+                factors[mine] = median(others) / own_ns
+    return latest, factors
+
+
+def _arrivals(graph: Graph) -> dict[str, dict[int, list[int]]]:
+    """Return by communicator and rank when its collectives were recorded to start."""
+    found: dict[str, dict[int, list[int]]] = {}
+    for op in graph.in_communicators:
+        own, pin = graph.attributes[op], graph.pins[int(graph.pin_code[op])]
+        rank = pin.removeprefix("gpu")
+        if "recorded_start_ns" in own and rank.isdigit():
+            of = found.setdefault(str(own["communicator"]), {})
+            of.setdefault(int(rank), []).append(int(own["recorded_start_ns"]))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The what-ifs that `sim whatif` tries of any recording: what helps how much.
+
+MOST_KINDS: Final = 5
+"""Kinds of kernel that are tried one by one: those that take longest together."""
+_OF_KIND: Final = {"kernel": "kernels of no known kind"}
+"""What kinds are called, where that is not clear from their names."""
+
+
+class WhatIfTrial(NamedTuple):
+    """One what-if.
+
+    Attributes
+    ----------
+    label : str
+    what_if : dict
+        As a scenario has it.
+    why_not : str
+        Why it need not be tried; empty: it is.
+    given : bool
+        Whether somebody asked for it: a mistake in it is an error then.
+    machine, job : callable, optional
+        ``machine(machine)`` and ``job(job)`` return each as it would be, where no key of a scenario says it.
+    """
+
+    label: str
+    what_if: Mapping[str, Any] = MappingProxyType({})
+    why_not: str = ""
+    given: bool = False
+    machine: Callable[[Machine], Machine] | None = None
+    job: Callable[[Job], Job] | None = None
+
+
+def standard_trials(graph: Graph) -> list[WhatIfTrial]:
+    """Return what is tried of a graph, and what cannot be, with the reason.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("one")
+    >>> _ = b.op("a", kind="matmul", duration_ns=10, device="gpu", attributes={"stream": 7})
+    >>> standard_trials(b.build())[4][:2]
+    ('matmul twice as fast', {'scale': {'matmul': 'x0.5'}})
+    """
+    launches = roles.launches(graph).any()
+    collectives = roles.collectives(graph).any() or inside_ns(graph).any()
+    no_calls = "" if launches else "the recording has no launch calls of the host"
+    alone = "" if collectives else "nothing communicates"
+    copies = "" if roles.transfers(graph).any() else "nothing is copied between host and device"
+    gapless = "" if graph.device_facts else "the recording does not tell the gap between kernels"
+    in_a_row = "" if "elementwise" in graph.kinds else "there are no elementwise kernels"
+    idle = "" if graph.is_kind("delay").any() else "all idle time is explained"
+    host = "" if roles.host_ops(graph).any() else "the recording has nothing of the host"
+    return [
+        WhatIfTrial("launch calls twice as fast", {"launch_cost": "x0.5"}, no_calls),
+        WhatIfTrial("launch calls take no time", {"launch_cost": "x0"}, no_calls),
+        WhatIfTrial("CUDA graphs", {"cuda_graph": True}, no_calls),
+        WhatIfTrial("host twice as fast", {"host": "x0.5"}, host),
+        *(
+            WhatIfTrial(
+                f"{_OF_KIND.get(kind, kind)} twice as fast{_own_communication(graph, kind)}",
+                {"scale": {kind: "x0.5"}},
+            )
+            for kind in _longest_kinds(graph)
+        ),
+        WhatIfTrial("all kernels twice as fast", {"scale": {"kernels": "x0.5"}}),
+        WhatIfTrial("elementwise kernels in a row fused", {"fuse": ["elementwise"]}, in_a_row),
+        WhatIfTrial("copies between host and device gone", {"remove": ["transfers"]}, copies),
+        WhatIfTrial("communication twice as fast", {"bandwidth": {"collectives": "x2"}}, alone),
+        WhatIfTrial("communication takes no time", {"scale": {"collectives": "x0"}}, alone),
+        WhatIfTrial("no gaps between kernels", {"gap": "x0"}, gapless),
+        WhatIfTrial("unexplained idle time gone", {"scale": {"delay": "x0"}}, idle),
+        *_without_straggler(graph),
+    ]
+
+
+def chosen(trials: list[WhatIfTrial], only: list[str]) -> list[WhatIfTrial]:
+    """Return the trials that have one of some keys, or a word of it in their label.
+
+    Raises
+    ------
+    UnknownNameError
+        A word is in none of them.
+    """
+    found: dict[int, WhatIfTrial] = {}
+    for word in only:
+        keyed = {n: each for n, each in enumerate(trials) if word in each.what_if}
+        fits = keyed or {n: each for n, each in enumerate(trials) if word in each.label}
+        if not fits:
+            raise UnknownNameError("what-if", word, {key for each in trials for key in each.what_if})
+        found |= fits
+    return [found[n] for n in sorted(found)]
+
+
+def _longest_kinds(graph: Graph) -> list[str]:
+    """Return the kinds of kernel that take longest together."""
+    ops = roles.tasks(graph) & ~roles.collectives(graph) & ~roles.transfers(graph) & (graph.duration_ns > 0)
+    total = np.bincount(graph.kind_code[ops], graph.duration_ns[ops], len(graph.kinds))
+    first = np.argsort(-total, kind="stable")[:MOST_KINDS]
+    return [graph.kinds[code] for code in first.tolist() if total[code] > 0]
+
+
+def _own_communication(graph: Graph, kind: str) -> str:
+    """Return what to say of a kind of which ops communicate themselves: all of their time is halved."""
+    return ", what it communicates included" if inside_ns(graph)[graph.is_kind(kind)].any() else ""
+
+
+def _without_straggler(graph: Graph) -> Iterator[WhatIfTrial]:
+    """Yield what if the rank that is last most were as fast as the median of the others."""
+    found = straggler(graph)
+    if found is not None:
+        rank, factors = found
+        label = f"rank {rank}, which is late most, as fast as the others"
+        scale = {device: f"x{factor:.4f}" for device, factor in factors.items()}
+        why_not = "" if factors else "it has no more to do than they; it began later"
+        yield WhatIfTrial(label, {"scale": scale} if scale else {}, why_not)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_MATTERS = 0.005
+"""Part of the makespan by which two models of a recording have to differ to be told apart."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """What what-ifs are compared with.
+
+    Attributes
+    ----------
+    name : str
+    graph : Graph
+    case : callable
+        ``case(graph)`` returns the run of a graph in its place.
+    recorded_ns : int or None
+        From the begin of a recording to the end of what was recorded last; None: it is none.
+    """
+
+    name: str
+    graph: Graph
+    case: Callable[[Graph], Case]
+    recorded_ns: int | None
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The run as it is."""
+        return run_case(self.case(self.graph)).trace
+
+    @cached_property
+    def timed(self) -> bool:
+        """Whether all ops have a duration: else the policy makes others of them, which have."""
+        return bool((self.graph.duration_ns != UNSET).all())
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """What became of a what-if.
+
+    Attributes
+    ----------
+    label : str
+    what_if : dict
+        As a scenario has it; empty: nothing is changed.
+    makespan_ns : int or None
+        None: it cannot be done.
+    notes : tuple of str
+        What was assumed, or why it cannot be done.
+    other_saved_ns : int or None
+        What is saved without the waits of the host that were inferred and held nothing when recorded; None:
+        as much, or there are none.
+    """
+
+    label: str
+    what_if: dict[str, Any]
+    makespan_ns: int | None
+    notes: tuple[str, ...] = ()
+    other_saved_ns: int | None = None
+
+
+def base_of(
+    path: str, *, sets: Iterable[str] = (), allow_code: bool = False, allow_outside: bool = False
+) -> Base:
+    """Return a scenario, or a recording on the machine that it shows.
+
+    Parameters
+    ----------
+    path : str
+        Of a scenario, of a recording, or of the folder with those of all ranks.
+    sets : iterable of str
+        ``KEY=VALUE``, as of scenarios: of a recording, too.
+    allow_code, allow_outside : bool
+        See `scenarios.run.load.load_scenario`.
+
+    Raises
+    ------
+    InputError
+        It cannot be read.
+    """
+    scenario = load_scenario(path, sets=sets, allow_code=allow_code, allow_outside=allow_outside)
+    case = scenario.case()
+    graph = _timed(case)
+    return Base(scenario.name, graph, lambda graph: _running(case, graph), _recorded_ns(graph))
+
+
+def _running(case: Case, graph: Graph) -> Case:
+    """Return a case that runs another graph, on the machine that this one shows where it is a recording."""
+    scenario, workload = case.scenario, case.scenario.content.workload
+    if isinstance(workload, ImportedFile):
+        content = scenario.content.model_copy(update={"workload": workload.with_graph(graph)})
+        return replace(scenario, content=content).case()
+    work = case.work
+    return replace(case, make=lambda: work._replace(graph=graph))
+
+
+def _timed(case: Case) -> Graph:
+    """Return the graph of a case; ops that have no duration of their own get what cost models say of them."""
+    graph = case.work.graph
+    if (graph.duration_ns != UNSET).all():
+        return graph
+    job = job_of(case)
+    if len(job.graph) != len(graph):  # compiled: what is compiled has no durations
+        return graph
+    return replace(graph, duration_ns=np.asarray(job.duration_ns), duration_by_kind={})
+
+
+def _recorded_ns(graph: Graph) -> int | None:
+    found = as_recorded(graph)
+    return int(found.end_ns.max()) if len(found.op) else None
+
+
+def try_all(base: Base, trials: Sequence[WhatIfTrial]) -> Iterator[TrialOutcome]:
+    """Yield what comes out of the base as it is, and of each what-if.
+
+    What cannot be done of such a recording is an outcome, too.
+
+    Raises
+    ------
+    InputError
+        A what-if that somebody gave cannot be done; nothing was tried then.
+    """
+    given = {}
+    for trial in trials:
+        if trial.given:
+            with asked(trial.label):
+                given[trial.label] = _noted(base, trial)
+    unheld, inferred = _without_inferred(base)
+    yield TrialOutcome("as recorded" if base.recorded_ns else "as it is", {}, base.trace.makespan_ns)
+    for trial in trials:
+        if trial.why_not:
+            yield TrialOutcome(trial.label, dict(trial.what_if), None, (trial.why_not,))
+            continue
+        try:
+            case, notes = given[trial.label] if trial.given else _noted(base, trial)
+        except InputError as error:
+            yield TrialOutcome(trial.label, dict(trial.what_if), None, (error.message,))
+            continue
+        makespan_ns = run_case(case, fits=False, change=trial.job).trace.makespan_ns
+        other_ns = None
+        if unheld is not None and trial.what_if:
+            other, _ = _noted(unheld, trial)
+            other_ns = unheld.trace.makespan_ns - run_case(other, fits=False).trace.makespan_ns
+            if abs(other_ns - (base.trace.makespan_ns - makespan_ns)) > _MATTERS * base.trace.makespan_ns:
+                notes = (
+                    *notes,
+                    f"rests on {inferred} wait(s) of the host that were inferred and held nothing when "
+                    "recorded; the other end of the range is what is saved without them",
+                )
+            else:
+                other_ns = None
+        yield TrialOutcome(trial.label, dict(trial.what_if), makespan_ns, notes, other_ns)
+
+
+def _without_inferred(base: Base) -> tuple[Base | None, int]:
+    """Return the base without waits of the host that show in nothing that was recorded, and how many."""
+    if not len(base.graph.attribute("inferred_wait")):
+        return None, 0
+    program = RecordedProgram(base.graph)
+    inferred = program.forget_inferred()
+    return replace(base, graph=program.graph()), inferred
+
+
+@contextmanager
+def asked(text: str) -> Iterator[None]:
+    """Say of which what-if of the command line an error inside is."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"--also {text}: {error}") from error
+
+
+def _noted(base: Base, trial: WhatIfTrial) -> tuple[Case, tuple[str, ...]]:
+    """Return the run of a what-if, and what it assumes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        case = _changed(base, trial)
+    return case, tuple(dict.fromkeys(str(warning.message) for warning in caught))
+
+
+def _changed(base: Base, trial: WhatIfTrial) -> Case:
+    """Return the run of a what-if."""
+    if trial.what_if:
+        return base.case(applied(base.graph, [read_what_if(dict(trial.what_if))]))
+    case = base.case(base.graph)
+    if trial.machine is None:
+        return case
+    work = case.work._replace(graph=base.graph, machine=trial.machine(case.work.machine))
+    return replace(case, make=lambda: work)
+
+
+def read_what_if(value: dict[str, Any]) -> WhatIf:
+    """Return a what-if from what a scenario would have.
+
+    Raises
+    ------
+    InputError
+        An unknown key, or a value that is none of it.
+    """
+    try:
+        return WhatIf.model_validate(value)
+    except ValidationError as error:
+        with located("what_if"):
+            raise input_error(error, WhatIf, value) from None

@@ -1,0 +1,97 @@
+"""Runs of one case under several seeds, and how the makespan is distributed over them.
+
+::
+
+    seed       0     1     2     3     4    ...   the scenario's seed, and those after it
+    makespan  101   98    107   99    103   ...   p5 ≤ p50 ≤ p95: makespans that occurred, no interpolation
+
+The seed draws the noise, the error of estimates, and whatever a policy leaves to chance. Without any of these
+all runs are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scenarios.run.execute import Result, run_case
+from scenarios.run.scenario import Case
+from sim.base.arrays import MOST_RUNS, at_most
+from sim.base.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Repeats:
+    """What came out of several runs of one case.
+
+    Attributes
+    ----------
+    result : Result
+        The run with the first seed.
+    seeds, makespan_ns : sequence of int
+        One entry a run.
+    failed : sequence of int, optional
+        The seeds with which an op failed, where some op may.
+    """
+
+    result: Result
+    seeds: Sequence[int]
+    makespan_ns: Sequence[int]
+    failed: Sequence[int] | None = None
+
+    def percentile_ns(self, percent: int) -> int:
+        """Return the least makespan that at least so many per cent of the runs do not exceed.
+
+        Examples
+        --------
+        >>> Repeats(None, range(4), [40, 10, 30, 20]).percentile_ns(50)
+        20
+        """
+        return int(np.percentile(self.makespan_ns, percent, method="inverted_cdf"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values: what ``sim run --repeat`` adds to its JSON."""
+        return {
+            "runs": len(self.seeds),
+            "seeds": list(self.seeds),
+            "makespan_ns": list(self.makespan_ns),
+            "p5_ns": self.percentile_ns(5),
+            "p50_ns": self.percentile_ns(50),
+            "p95_ns": self.percentile_ns(95),
+            **({} if self.failed is None else {"failed": list(self.failed)}),
+        }
+
+
+def repeat(case: Case, runs: int) -> Repeats:
+    """Run a case with its seed and those after it.
+
+    Parameters
+    ----------
+    case : Case
+    runs : int
+
+    Raises
+    ------
+    InputError
+        Fewer than one run.
+    RunError
+        One of them cannot go on.
+    """
+    at_most(MOST_RUNS, runs, "runs")
+    if runs < 1:
+        raise InputError(f"a case is run at least once, not {runs} times")
+    first = case.scenario.content.seed
+    seeds = range(first, first + runs)
+    result = run_case(case, seed=first)
+    outcomes = [_outcome(result), *(_outcome(run_case(case, seed=seed)) for seed in seeds[1:])]
+    makespans = [makespan_ns for makespan_ns, _ in outcomes]
+    failed = [seed for seed, (_, fails) in zip(seeds, outcomes, strict=True) if fails]
+    return Repeats(result, seeds, makespans, failed if result.trace.on_failure is not None else None)
+
+
+def _outcome(result: Result) -> tuple[int, bool]:
+    """Return the makespan of a run, and whether an op failed; the rest of it is let go."""
+    return result.trace.makespan_ns, result.trace.failed

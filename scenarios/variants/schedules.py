@@ -1,0 +1,167 @@
+"""A schedule that a search can change: an order of the ops, a device for each, and a stream.
+
+::
+
+    order     a b d c e        d moves ──► a d b c e      within what its edges allow
+    device    0 0 1 0 1        c moves ──► another that can run it
+    stream    0 0 0 1 0        e moves ──► another of its device
+
+Of the ops that are ready, an issuer takes the first in the order (list scheduling, `OutOfOrder` without a
+window).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from policies.placement.problem import Problem
+from sim.base.arrays import IntArray
+from sim.graph.graph import Graph
+from sim.job.job import Job, Placement
+from sim.machine.machine import Machine
+from sim.trace import Trace
+
+
+@dataclass(frozen=True)
+class SearchSchedule:
+    """What a search changes.
+
+    Attributes
+    ----------
+    order : tuple of int
+        The ops, first to last.
+    device, lane : tuple of int
+        Of each op: index of its device, and number of its stream within the device.
+    """
+
+    order: tuple[int, ...]
+    device: tuple[int, ...]
+    lane: tuple[int, ...]
+
+    @classmethod
+    def of(cls, trace: Trace) -> SearchSchedule:
+        """Return that of a run: its ops in the order in which they were issued."""
+        tasks, job = trace.tasks, trace.job
+        by_issue = np.lexsort((tasks["start_ns"], tasks["issue_ns"]))
+        order = dict.fromkeys(tasks["op"][by_issue].tolist())
+        order |= dict.fromkeys(range(len(job.graph)))  # what never ran
+        first = np.array(job.machine.first_stream)
+        lane = np.maximum(job.stream_of - first[job.device_of], 0)
+        return cls(tuple(order), tuple(job.device_of.tolist()), tuple(lane.tolist()))
+
+    @property
+    def placement(self) -> Placement:
+        """Its devices, as a decision."""
+        return Given(self.device)
+
+    def assign(self, job: Job) -> Sequence[int]:
+        """Return its streams, as a decision (`sim.job.job.StreamAssignment`)."""
+        return self.lane
+
+
+class Given(Placement):
+    """Devices that are a list; what else is possible it learns when it is asked (`problem`)."""
+
+    def __init__(self, devices: Sequence[int]) -> None:
+        self.devices = devices
+        self.problem: Problem | None = None
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return the devices (see `sim.job.job.Placement`)."""
+        self.problem = Problem(graph, machine, cost_ns)
+        return self.devices
+
+
+@dataclass(frozen=True)
+class ListedOrder:
+    """A program order that is a list of numbers (`sim.job.job.Linearizer`)."""
+
+    ops: Sequence[int]
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return the ops."""
+        return self.ops
+
+
+class Space:
+    """The schedules of a job: what may be changed.
+
+    Parameters
+    ----------
+    job : Job
+    problem : Problem, optional
+        Where ops may be; without it they stay on their devices.
+    """
+
+    def __init__(self, job: Job, problem: Problem | None = None) -> None:
+        graph, n = job.graph, len(job.graph)
+        self.problem = problem
+        self.before: list[list[int]] = [[] for _ in range(n)]
+        self.after: list[list[int]] = [[] for _ in range(n)]
+        for producer, consumer, distance, _ in zip(*(c.tolist() for c in graph.edges), strict=True):
+            if not distance:
+                self.before[consumer].append(producer)
+                self.after[producer].append(consumer)
+        self.lanes = [1 if device.workers else device.lanes for device in job.machine.devices]
+        group_of = range(n) if problem is None else problem.group_of
+        self.members: dict[int, list[int]] = {}  # what is colocated moves together
+        for op, group in enumerate(group_of):
+            self.members.setdefault(group, []).append(op)
+        self.devices = [[int(here)] for here in job.device_of] if problem is None else problem.devices_of
+        self.movable = [group for group in self.members if len(self.devices[group]) > 1]
+
+    def neighbours(
+        self, schedule: SearchSchedule, rng: random.Random
+    ) -> Iterator[tuple[str, SearchSchedule]]:
+        """Yield changed schedules, and what was changed; no more where hardly anything can be."""
+        n = len(schedule.order)
+        for _ in range(100 * n):
+            op = rng.randrange(n)
+            kind = rng.random()
+            if kind < 0.25 and self.movable:
+                group = rng.choice(self.movable)
+                device = rng.choice([d for d in self.devices[group] if d != schedule.device[group]])
+                if rng.random() > self._gain(group, schedule.device[group], device):
+                    continue
+                lane = rng.randrange(self.lanes[device])
+                moved = replace(schedule)
+                for op in self.members[group]:
+                    moved = replace(
+                        moved, device=_with(moved.device, op, device), lane=_with(moved.lane, op, lane)
+                    )
+                yield "device", moved
+            elif kind < 0.55 and self.lanes[schedule.device[op]] > 1:
+                lane = rng.randrange(self.lanes[schedule.device[op]])
+                if lane != schedule.lane[op]:
+                    yield "stream", replace(schedule, lane=_with(schedule.lane, op, lane))
+            elif (order := self._moved(schedule.order, op, rng)) is not None:
+                yield "order", replace(schedule, order=order)
+
+    def _gain(self, group: int, here: int, there: int) -> float:
+        """Return how many times as fast an op is there: a slow device is worth fewer trials."""
+        assert self.problem is not None
+        costs = self.problem.cost_ns[group]
+        return costs[here] / costs[there] if costs[there] else 1.0
+
+    def _moved(self, order: Sequence[int], op: int, rng: random.Random) -> tuple[int, ...] | None:
+        """Return the order with an op elsewhere between its last producer and its first consumer."""
+        place = {other: k for k, other in enumerate(order)}
+        here = place[op]
+        first = max((place[p] + 1 for p in self.before[op]), default=0)
+        last = min((place[c] - 1 for c in self.after[op]), default=len(order) - 1)
+        if last <= first:
+            return None
+        there = rng.randrange(first, last + 1)
+        if there == here:
+            return None
+        moved = [other for other in order if other != op]
+        moved.insert(there, op)
+        return tuple(moved)
+
+
+def _with(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
+    return (*values[:at], value, *values[at + 1 :])

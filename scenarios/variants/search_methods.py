@@ -1,0 +1,166 @@
+"""How a search goes over settings: each method asks for points one after another and is told what came out.
+
+::
+
+    axes     batch = 1, 8, 32        streams = 1, 2, 4            a point: the number of a value of each axis
+    grid     every point                                          for spaces within the budget
+    random   points drawn without repetition
+    local    from a random point to neighbours; hardly worse is accepted, less and less so; then anew
+    halving  many points at a cheap level, the better third of them at the next, ... (Jamieson and Talwalkar
+             2016, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS)
+    optuna   the tree-structured Parzen estimator of Optuna, an extra (Bergstra et al. 2011, NeurIPS 24)
+
+A method never asks for a point twice at one level, and is the same for the same seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from sim.base.errors import extra
+
+At = tuple[int, ...]
+"""The number of a value of each axis."""
+
+
+class Ask(NamedTuple):
+    """A point that a search wants to know about, and how exactly: `level` 0 is the cheapest."""
+
+    at: At
+    level: int = 0
+
+
+Search = Generator[list[Ask], Iterator[float | None], None]
+"""Yields what it asks; is sent the cost of each in turn, which is to be small, or None: it is no answer.
+
+Costs are worked out as they are taken, so that who has heard enough stops, and nothing more is run. They end
+with the budget.
+"""
+
+Method = Callable[[Sequence[int], int, int, int], Search]
+"""``method(sizes of the axes, levels, budget, seed)``."""
+
+_KEPT: Final = 3
+"""Of so many points one goes on to the next level of `halving`."""
+
+_WORSE: Final = 0.05
+"""So much worse, relatively, is accepted by `local` at first; less and less so."""
+
+AHEAD: Final = 8
+"""So many neighbours are asked for at once: what follows them does not depend on how many are run at once."""
+
+
+def _grid(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
+    numbers = range(min(math.prod(sizes), budget))
+    yield from _all([Ask(_at(number, sizes), levels - 1) for number in numbers])
+
+
+def _random(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
+    numbers = _drawn(sizes, budget, random.Random(seed))
+    yield from _all([Ask(_at(number, sizes), levels - 1) for number in numbers])
+
+
+def _all(asks: list[Ask]) -> Search:
+    for _ in (yield asks):
+        pass
+
+
+def _halving(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
+    rounds = [_KEPT**level for level in range(levels)]
+    first = max(1, int(budget / sum(1 / kept for kept in rounds)))
+    points = [_at(number, sizes) for number in _drawn(sizes, first, random.Random(seed))]
+    for level in range(levels):
+        costs = yield [Ask(at, level) for at in points]
+        found = [(cost, at) for at, cost in zip(points, costs, strict=False) if cost is not None]
+        points = [at for _, at in sorted(found)[: max(1, len(points) // _KEPT)]]
+
+
+def _local(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
+    rng = random.Random(seed)
+    seen: set[At] = set()
+    size, patience = math.prod(sizes), 4 * sum(sizes)
+    while len(seen) < min(budget, size):
+        at = _unseen(sizes, seen, rng)
+        seen.add(at)
+        now = next((yield [Ask(at, levels - 1)]), None)
+        failed = 0
+        while len(seen) < budget and failed < patience:
+            drawn = (_neighbour(at, sizes, rng) for _ in range(patience - failed))
+            ahead = list(itertools.islice(dict.fromkeys(near for near in drawn if near not in seen), AHEAD))
+            if not ahead:
+                break
+            for near, cost in zip(ahead, (yield [Ask(near, levels - 1) for near in ahead]), strict=False):
+                seen.add(near)
+                allowed = 1 + _WORSE * (1 - len(seen) / budget)
+                if cost is not None and (now is None or cost <= now * allowed):
+                    failed = 0 if now is None or cost < now else failed + 1
+                    at, now = near, cost
+                    break
+                failed += 1
+
+
+def _optuna(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
+    with extra("optuna", "--method optuna"):
+        import optuna
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+    known: dict[At, float | None] = {}
+    for _ in range(20 * budget):  # which repeats points, once it is sure of them
+        if len(known) >= min(budget, math.prod(sizes)):
+            return
+        trial = study.ask()
+        at = tuple(trial.suggest_int(str(axis), 0, size - 1) for axis, size in enumerate(sizes))
+        if at not in known:
+            known[at] = next((yield [Ask(at, levels - 1)]), None)
+        cost = known[at]
+        if cost is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, cost)
+
+
+METHODS: Final[Mapping[str, Method]] = {
+    "grid": _grid,
+    "random": _random,
+    "local": _local,
+    "halving": _halving,
+    "optuna": _optuna,
+}
+"""Name -> method."""
+
+
+def _at(number: int, sizes: Sequence[int]) -> At:
+    """Return a point by its number, the last axis varying fastest."""
+    digits = []
+    for size in reversed(sizes):
+        number, digit = divmod(number, size)
+        digits.append(digit)
+    return tuple(reversed(digits))
+
+
+def _drawn(sizes: Sequence[int], most: int, rng: random.Random) -> list[int]:
+    """Return numbers of different points in random order."""
+    size = math.prod(sizes)
+    return rng.sample(range(size), min(size, most))
+
+
+def _unseen(sizes: Sequence[int], seen: set[At], rng: random.Random) -> At:
+    """Return a point that was not seen: a random one, or where most were, the next."""
+    size = math.prod(sizes)
+    number = rng.randrange(size)
+    while _at(number, sizes) in seen:
+        number = (number + 1) % size
+    return _at(number, sizes)
+
+
+def _neighbour(at: At, sizes: Sequence[int], rng: random.Random) -> At:
+    """Return a point with another value of one axis: half of the time the next or the one before."""
+    axis = rng.choice([k for k, size in enumerate(sizes) if size > 1] or [0])
+    others = [value for value in range(sizes[axis]) if value != at[axis]] or [at[axis]]
+    near = [value for value in others if abs(value - at[axis]) == 1]
+    value = rng.choice(near if near and rng.random() < 0.5 else others)
+    return (*at[:axis], value, *at[axis + 1 :])

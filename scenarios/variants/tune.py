@@ -1,0 +1,350 @@
+"""The best of many runs of a scenario: over settings, then over orders, placements and streams.
+
+::
+
+    --vary KEY=V1,V2 ...     settings ──► run each ──► best          a method asks
+    (`scenarios.variants.search_methods`) --schedules              runs as the scenario says ──► best ──►
+    change its schedule ──► better, or hardly
+                                                             ▲ go back, or on from there ◄──┘ worse?
+
+The second search accepts what is worse by a threshold that shrinks to nothing (Dueck and Scheuer 1990,
+"Threshold accepting", J. Comput. Phys. 90), as placement `auto-tune` does. Everything is run as `sim run`
+runs it, so what holds for a run (memory, links, communicators, limits of the answer) holds for each trial.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+from policies.linearize import CriticalPathFirst, MemoryAware
+from policies.streams import PerBranch
+from scenarios.fields.goals import Goal, front
+from scenarios.fields.results import column_of_result
+from scenarios.file.document import Document
+from scenarios.run.execute import Result, run_case
+from scenarios.run.scenario import Case
+from scenarios.variants.attempts import Row, Runner, TrialRun
+from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule, Space
+from scenarios.variants.search_methods import AHEAD, METHODS, Ask
+from sim.base.errors import InputError, RunError, UnknownNameError
+from sim.graph.frames import has_control_flow
+from sim.trace import Trace
+
+_WORSE: Final = 0.005
+"""So much worse, relatively, a schedule may be at first to be gone on from."""
+
+_ORDERS: Final = (CriticalPathFirst(), MemoryAware())
+"""Orders that are tried before they are changed, on the run's own streams and on one for each branch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One run of a search.
+
+    Attributes
+    ----------
+    what : str
+        How it came about: ``"settings"``; ``"start"``, its schedule as a ``"list"``, or what was changed of
+        that: ``"order"``, ``"stream"``, ``"device"``.
+    settings : tuple of str
+        ``KEY=VALUE`` of what was varied.
+    policy : str
+        What the policy is called.
+    row : dict
+        The results that are sought or limited, and ``error``: None, or why it could not run.
+    level : int
+        How exactly it was run; see `scenarios.variants.search_methods`. None: it is a candidate for the best.
+    document : Document
+        The scenario with these settings.
+    follows : str or None
+        The synchronisation of the policy that follows the plan of this run; None: the scenario's own policy
+        does the same.
+    """
+
+    what: str
+    settings: tuple[str, ...]
+    policy: str
+    row: dict[str, Any]
+    document: Document
+    level: int | None = None
+    follows: str | None = None
+
+
+@dataclass
+class Tuning:
+    """What a search has found so far.
+
+    Attributes
+    ----------
+    goal : Goal
+    trials : list of Trial
+        In the order in which they were run.
+    best : int or None
+        Index of the best trial: the first of equal ones.
+    case : Case or None
+        What the best trial ran.
+    """
+
+    goal: Goal
+    trials: list[Trial] = field(default_factory=list)
+    best: int | None = None
+    case: Case | None = None
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The run of the best trial, which runs again: it may have been in another process."""
+        assert self.case is not None
+        return run_case(self.case, fits=False).trace
+
+    def add(self, trial: Trial, case: Case) -> float | None:
+        """Put a trial down and return its cost: small is good; None: it is no answer."""
+        self.trials.append(trial)
+        if not self.goal.allows(trial.row):
+            return None
+        cost = self.cost(trial)
+        if trial.level is None and (self.best is None or cost < self.cost(self.trials[self.best])):
+            self.best, self.case = len(self.trials) - 1, case
+            vars(self).pop("trace", None)
+        return cost
+
+    def cost(self, trial: Trial) -> float:
+        """Return what is to be small."""
+        value: float = trial.row[self.goal.column]
+        return -value if self.goal.most else value
+
+    def front(self, against: str) -> list[int]:
+        """Return the trials that no other one beats in both the goal and the least of another result."""
+        column = column_of_result(against)
+        answers = [
+            k
+            for k, trial in enumerate(self.trials)
+            if trial.level is None and self.goal.allows(trial.row) and trial.row.get(column) is not None
+        ]
+        points = [(self.cost(self.trials[k]), self.trials[k].row[column]) for k in answers]
+        return [answers[i] for i in front(points)]
+
+
+class Tuner:
+    """A search over one scenario.
+
+    Parameters
+    ----------
+    document : Document
+    goal : Goal
+    axes : mapping of str to list of str
+        What is varied: key → values.
+    policies : sequence of str or None
+        Policies that are tried, as ``sim run --policy`` takes them; None: the scenario's own.
+    results : sequence of str
+        What trials tell besides what the goal asks for.
+    levels : (str, list of str), optional
+        A key and its values, the cheapest first, for ``halving``; only the last value is an answer.
+    seed : int
+    allow_code : bool
+    tell : callable
+        Told after each trial.
+    executor : Executor, optional
+    jobs : int
+        Where trials run, and how many at once (`scenarios.variants.attempts.Runner`). What is found does not
+        depend on it.
+    """
+
+    def __init__(
+        self,
+        document: Document,
+        goal: Goal,
+        *,
+        axes: dict[str, list[str]] | None = None,
+        policies: Sequence[str | None] = (None,),
+        results: Sequence[str] = (),
+        levels: tuple[str, list[str]] | None = None,
+        seed: int = 0,
+        allow_code: bool = False,
+        tell: Callable[[Tuning], None] = lambda tuning: None,
+        executor: Executor | None = None,
+        jobs: int = 1,
+    ) -> None:
+        self.document, self.goal, self.seed, self.allow_code = document, goal, seed, allow_code
+        self.axes, self.policies, self.levels, self.tell = axes or {}, list(policies), levels, tell
+        self.runner = Runner(document, allow_code, results_of(goal, results), executor, jobs)
+        self.tuning = Tuning(goal)
+
+    # -- settings -----------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """How many settings there are."""
+        return math.prod(map(len, self.axes.values())) * len(self.policies)
+
+    def settings(self, method: str | None, budget: int) -> None:
+        """Search over settings and policies, with so many runs at most.
+
+        Parameters
+        ----------
+        method : str, optional
+            One of `METHODS`; by default every point if the budget allows, else ``local``, and ``halving``
+            if there are levels.
+        budget : int
+
+        Raises
+        ------
+        UnknownNameError
+            No such method.
+        InputError
+            Levels without ``halving`` or the other way round; settings that make no scenario.
+        """
+        method = method or ("halving" if self.levels else "grid" if self.size <= budget else "local")
+        if method not in METHODS:
+            raise UnknownNameError("method", method, METHODS)
+        if (method == "halving") != (self.levels is not None):
+            raise InputError(
+                "halving compares points at cheap levels first: give --level KEY=V1,V2, cheap to exact"
+                if method == "halving"
+                else f"--level is for --method halving, not {method}"
+            )
+        sizes = [len(values) for values in self.axes.values()] + [len(self.policies)]
+        search = METHODS[method](sizes, 1 if self.levels is None else len(self.levels[1]), budget, self.seed)
+        with suppress(StopIteration):
+            asks = next(search)
+            while True:
+                asks = search.send(self._costs(asks, budget))
+
+    def _costs(self, asks: Sequence[Ask], budget: int) -> Iterator[float | None]:
+        """Yield the cost of each point, as far as the budget goes."""
+        asks = asks[: budget - len(self.tuning.trials)]
+        attempts = [TrialRun(self._settings(ask), self.policies[ask.at[-1]]) for ask in asks]
+        with closing(self.runner.rows(attempts)) as rows:
+            for ask, attempt, row in zip(asks, attempts, rows, strict=True):
+                exact = self.levels is None or ask.level == len(self.levels[1]) - 1
+                yield self._put_down("settings", attempt, row, level=None if exact else ask.level)
+
+    def _settings(self, ask: Ask) -> tuple[str, ...]:
+        settings = [f"{key}={values[k]}" for (key, values), k in zip(self.axes.items(), ask.at, strict=False)]
+        if self.levels is not None:
+            key, values = self.levels
+            settings.append(f"{key}={values[ask.level]}")
+        return tuple(settings)
+
+    # -- schedules ----------------------------------------------------------------------------
+
+    def schedules(self, budget: int) -> None:
+        """Search over orders, placements and streams: from the best so far, or from what the scenario says.
+
+        Raises
+        ------
+        InputError
+            A scenario whose ops have no one order: control flow, folded ranks.
+        RunError
+            Nothing to start from could run.
+        """
+        started: list[tuple[float, TrialRun, Result]] = []
+        for start in self._starts():
+            if len(self.tuning.trials) < budget:
+                cost, result = self._begin("start", start, self.runner.case(start))
+                if cost is not None and result is not None:
+                    started.append((cost, start, result))
+        if not started:
+            raise RunError(f"nothing to start from is an answer: {self._why_not()}")
+        _, start, result = min(started, key=lambda each: each[0])
+        self._walk(start, result, budget)
+
+    def _why_not(self) -> str:
+        trial = self.tuning.trials[-1]
+        limits = ", ".join(map(str, self.goal.limits))
+        return trial.row["error"] or f"{trial.policy} does not keep to {limits}"
+
+    def _starts(self) -> list[TrialRun]:
+        if self.tuning.best is not None:
+            best = self.tuning.trials[self.tuning.best]
+            label = best.policy if any(policy is not None for policy in self.policies) else None
+            return [TrialRun(best.settings, label)]
+        policies = self.policies
+        if policies == [None]:
+            policies = [None, *self.runner.scenarios.at(()).variants]
+        return [TrialRun((), policy) for policy in policies]
+
+    def _walk(self, start: TrialRun, result: Result, budget: int) -> None:
+        """Change the schedule of a run, again and again, until the budget is used up."""
+        trace = result.trace
+        if trace.job.machine.folding is not None:
+            raise InputError("ranks are folded, and all ranks of a kind have one schedule: set fold: false")
+        if has_control_flow(trace.job.graph):
+            raise InputError("ops of conditions and loops have no one order that could be searched")
+        given = Given(trace.job.device_of.tolist())
+        own = SearchSchedule.of(trace)
+        now, cost = own, math.inf
+        case = self.runner.case(start._replace(schedule=own)).deciding(placement=given)
+        for linearize, streams in [
+            (ListedOrder(own.order), own),
+            *itertools.product(_ORDERS, (own, PerBranch())),
+        ]:
+            if len(self.tuning.trials) < budget:
+                listed = case.deciding(linearize=linearize, streams=streams)
+                there, found = self._begin("list", start._replace(schedule=own), listed)
+                if found is not None and there is not None and there < cost:
+                    now, cost = SearchSchedule.of(found.trace), there
+        space = Space(trace.job, given.problem)
+        rng = random.Random(self.seed)
+        seen = {now}
+        neighbours = space.neighbours(now, rng)
+        for _ in range(20 * budget):
+            ahead = self._ahead(neighbours, seen, budget - len(self.tuning.trials))
+            if not ahead:
+                return
+            attempts = [start._replace(schedule=near) for _, near in ahead]
+            with closing(self.runner.rows(attempts)) as rows:
+                for (what, near), attempt, row in zip(ahead, attempts, rows, strict=True):
+                    seen.add(near)
+                    there = self._put_down(what, attempt, row)
+                    left = 1 - len(self.tuning.trials) / budget
+                    if there is not None and there <= cost + abs(cost) * _WORSE * left:
+                        now, cost = near, there
+                        neighbours = space.neighbours(now, rng)
+                        break
+
+    @staticmethod
+    def _ahead(
+        neighbours: Iterator[tuple[str, SearchSchedule]], seen: Collection[SearchSchedule], most: int
+    ) -> list[tuple[str, SearchSchedule]]:
+        """Return some changed schedules that were not seen, and what was changed."""
+        found: dict[SearchSchedule, str] = {}
+        for what, near in itertools.islice(neighbours, 20 * AHEAD):
+            if near not in seen:
+                found.setdefault(near, what)
+            if len(found) >= AHEAD:
+                break
+        return [(what, near) for near, what in found.items()][: max(0, most)]
+
+    # -- both ---------------------------------------------------------------------------------
+
+    def _begin(self, what: str, attempt: TrialRun, case: Case) -> tuple[float | None, Result | None]:
+        """Run a case here and put it down; what comes of it is needed, too."""
+        row, result = self.runner.run(case, changed=what != "start")
+        return self._put_down(what, attempt, row, case), result
+
+    def _put_down(
+        self, what: str, attempt: TrialRun, row: Row, case: Case | None = None, level: int | None = None
+    ) -> float | None:
+        """Put a trial down and return its cost; None: it is no answer."""
+        case = case or self.runner.case(attempt)
+        scenario, follows = case.scenario, None
+        changed = case.label != case.base.case().label or scenario.document is not case.base.document
+        if attempt.schedule is not None or (what == "start" and changed):
+            follows = case.decisions.policy.synchronisation
+        trial = Trial(what, attempt.settings, case.label, row, scenario.document, level, follows)
+        cost = self.tuning.add(trial, case)
+        self.tell(self.tuning)
+        return cost
+
+
+def results_of(goal: Goal, more: Sequence[str]) -> tuple[str, ...]:
+    """Return what the rows of a search tell: what its goal asks for, and more."""
+    return tuple(dict.fromkeys([*goal.results, *more]))

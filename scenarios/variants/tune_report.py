@@ -1,0 +1,241 @@
+"""What a search found, as plain values and as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from scenarios.fields.results import RESULTS, column_of_result, shown_result
+from scenarios.file.document import Document
+from scenarios.variants.tune import Trial, Tuning
+from sim.base.errors import InputError
+from sim.base.files import check_writable, write_text
+from sim.explain.bounds import bounds
+from sim.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+TUNING_SCHEMA: Final = "sim.tuning/1"
+"""What ``"schema"`` says in the output of ``sim tune --json``."""
+
+
+def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
+    """Return what ``sim tune --json`` prints: the best trial, where the search began, how it got better."""
+    trials = tuning.trials
+    told = {
+        "schema": TUNING_SCHEMA,
+        "goal": {
+            "result": tuning.goal.what,
+            "most": tuning.goal.most,
+            "limits": [*map(str, tuning.goal.limits)],
+        },
+        "trials": len(trials),
+        "answers": sum(tuning.goal.allows(trial.row) for trial in trials if trial.level is None),
+        "best": None if tuning.best is None else _plain(tuning, tuning.best) | _bound(tuning),
+        "starts": [_plain(tuning, k) for k, trial in enumerate(trials) if trial.what == "start"],
+        "improvements": [_plain(tuning, k) for k in improvements(tuning)],
+    }
+    return told if against is None else told | {"front": [_plain(tuning, k) for k in tuning.front(against)]}
+
+
+def _bound(tuning: Tuning) -> dict[str, Any]:
+    """Return how far the makespan of the best is above its lower bound; see `sim.metrics.summary`."""
+    limits, makespan_ns = bounds(tuning.trace), tuning.trace.makespan_ns
+    return {
+        "lower_bound_ns": limits.lower_bound_ns,
+        "gap": limits.gap(makespan_ns),
+        "no_gap": limits.no_gap,
+    }
+
+
+def improvements(tuning: Tuning) -> list[int]:
+    """Return the trials that were the best when they were run."""
+    found: list[int] = []
+    for k, trial in enumerate(tuning.trials):
+        if trial.level is not None or not tuning.goal.allows(trial.row):
+            continue
+        if not found or tuning.cost(trial) < tuning.cost(tuning.trials[found[-1]]):
+            found.append(k)
+    return found
+
+
+def _plain(tuning: Tuning, k: int) -> dict[str, Any]:
+    return {"trial": k + 1, **_row(tuning.trials[k])}
+
+
+def _row(trial: Trial) -> dict[str, Any]:
+    settings = dict(setting.split("=", 1) for setting in trial.settings)
+    return {**settings, "what": trial.what, "policy": trial.policy, **trial.row}
+
+
+def trial_table(tuning: Tuning) -> pd.DataFrame:
+    """Return one row a trial."""
+    import pandas as pd
+
+    return pd.DataFrame([_plain(tuning, k) for k in range(len(tuning.trials))])
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a search found as a scenario that can be run again: settings, the plan it follows, what it reached.
+
+
+def check_winner(path: str, scenario: str) -> None:
+    """Refuse a file that could not be run: what a scenario names is found beside it.
+
+    Raises
+    ------
+    InputError
+        Another folder than the scenario's, no ``.yaml``, or a file that cannot be written.
+    """
+    if not path.endswith((".yaml", ".yml")):
+        raise InputError(f"--out {path}: should end in .yaml")
+    folder, home = Path(path).resolve().parent, Path(scenario).resolve().parent
+    if folder != home:
+        raise InputError(f"--out {path}: what a scenario names is found beside it; write into {home}")
+    if Path(path).resolve() == Path(scenario).resolve():
+        raise InputError(f"--out {path}: is the scenario itself")
+    check_writable(path)
+
+
+def write_winner(tuning: Tuning, path: str) -> list[str]:
+    """Write the best trial as a scenario, and its plan beside it; return the files.
+
+    Raises
+    ------
+    InputError
+        A file cannot be written.
+    """
+    assert tuning.best is not None
+    best, goal = tuning.trials[tuning.best], tuning.goal
+    unit = RESULTS[goal.what.partition(".")[0]].unit
+    least = "most" if goal.most else "least"
+    return write_found(
+        path,
+        best.document,
+        None if best.follows is None else tuning.trace,
+        best.follows,
+        expect={goal.what: unit.show(best.row[goal.column])},
+        head=f"Found by sim tune: the {least} {goal.what} of {len(tuning.trials):,} trials.",
+    )
+
+
+def write_found(
+    path: str, document: Document, trace: Trace | None, follows: str | None, *, expect: Any, head: str
+) -> list[str]:
+    """Write a scenario, and the plan of a run if it is to follow that; return the files.
+
+    Raises
+    ------
+    InputError
+        A file cannot be written.
+    """
+    left_out = ("compare", "expect", "extends")
+    found = {key: value for key, value in document.root.plain().items() if key not in left_out}
+    written = []
+    if trace is not None:
+        plan = Path(path).with_suffix(".plan.json")
+        write_text(plan, trace.plan().to_json())
+        written.append(str(plan))
+        replay = {"name": "replay", "file": plan.name}
+        found["policy"] = {**replay, "synchronisation": follows, "placement": replay, "streams": replay}
+    found["expect"] = expect
+    text = yaml.dump(found, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110)
+    write_text(path, f"# {head}\n{text}")
+    return [path, *written]
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes what stands twice twice, without anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Whether a value is written out wherever it stands."""
+        return True
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A search as a picture: the best so far by trial, and the front of the goal against another result.
+
+
+def tuning_figure(tuning: Tuning, against: str | None = None) -> Figure:
+    """Return the picture of a search; with `against` a second one beside it.
+
+    Parameters
+    ----------
+    tuning : Tuning
+    against : str, optional
+        Another result, which is to be small.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12.0 if against else 7.0, 4.2), layout="constrained")
+    axes = figure.subplots(1, 2 if against else 1, squeeze=False)[0]
+    progress_plot(tuning, axes[0])
+    if against:
+        front_plot(tuning, against, axes[1])
+    return figure
+
+
+def progress_plot(tuning: Tuning, ax: Axes | None = None) -> Axes:
+    """Draw every trial, and the best so far as a line."""
+    from sim.plot.figure import new_figure
+    from sim.plot.theme import OKABE_ITO, plain
+
+    if ax is None:
+        _, (ax,) = new_figure(width=7.0, height=4.2)
+    goal = tuning.goal
+    at: list[int] = []
+    values: list[float] = []
+    best: list[float] = []
+    for k, trial in enumerate(tuning.trials):
+        if trial.level is None and goal.allows(trial.row):
+            at.append(k + 1)
+            values.append(trial.row[goal.column])
+            best.append((max if goal.most else min)(values[-1], best[-1] if best else values[-1]))
+    ax.plot(at, values, ".", color="0.7", markersize=3, label="trials", rasterized=True)
+    ax.step(at, best, where="post", color=OKABE_ITO[4], label="best so far")
+    ax.set_xlabel("trial")
+    pad = 0.08 * abs(best[0] - best[-1]) or 0.01 * abs(best[-1]) or 1.0
+    ax.set_ylim(min(best) - pad, max(best) + pad)  # trials that are far worse would hide what happened
+    _values_along(ax.yaxis, ax, goal.what)
+    ax.legend(frameon=False)
+    plain(ax)
+    return ax
+
+
+def front_plot(tuning: Tuning, against: str, ax: Axes | None = None) -> Axes:
+    """Draw the goal against another result, and the trials that no other beats in both."""
+    from sim.plot.figure import new_figure
+    from sim.plot.theme import OKABE_ITO, plain
+
+    if ax is None:
+        _, (ax,) = new_figure(width=7.0, height=4.2)
+    goal, column = tuning.goal, column_of_result(against)
+    rows = [t.row for t in tuning.trials if t.level is None and goal.allows(t.row) and column in t.row]
+    ax.plot([r[column] for r in rows], [r[goal.column] for r in rows], ".", color="0.7", markersize=4)
+    front = [tuning.trials[k].row for k in tuning.front(against)]
+    ax.plot(
+        [r[column] for r in front],
+        [r[goal.column] for r in front],
+        "o-",
+        color=OKABE_ITO[4],
+        label="Pareto front",
+    )
+    _values_along(ax.xaxis, ax, against)
+    _values_along(ax.yaxis, ax, goal.what)
+    ax.legend(frameon=False)
+    plain(ax)
+    return ax
+
+
+def _values_along(axis: Any, ax: Axes, what: str) -> None:
+    """Label an axis with a result, in its units."""
+    axis.set_label_text(what)
+    axis.get_major_locator().set_params(nbins=5 if axis.axis_name == "x" else 8)
+    if RESULTS[what.partition(".")[0]].is_amount:
+        axis.set_major_formatter(lambda value, _: shown_result(what, round(value) if value > 100 else value))

@@ -1,1 +1,0 @@
-"""What runs: the kinds of workload, one a file."""

@@ -1,1 +1,0 @@
-"""``workload: {train: ...}``: fields, what is told, and what would make it fit."""

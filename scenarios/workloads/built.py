@@ -1,0 +1,144 @@
+"""Graphs made from a few sizes: ``workload: {build: {model: gpt, layers: 12, ...}}``.
+
+Each builder is a class whose fields are its keys and which makes the graph. ``model`` tells which::
+
+    gpt, transformer   a decoder, forward or a training step     scenarios.builders.gpt
+    branchy            forks and joins                           scenarios.builders.random_dag
+    random-dag         layers wired at random, by a seed         scenarios.builders.random_dag
+    data-loading       load, preprocess, copy, train             scenarios.builders.data_loaders
+    data-loader        PyTorch's DataLoader                      scenarios.builders.data_loaders
+    tf-data            tf.data's map and prefetch                scenarios.builders.data_loaders
+    data-parallel      replicas that sum their gradients         scenarios.builders.data_parallel
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from devices.describe.field_types import fault
+from devices.describe.quantities import Count, Name, Size, one_of
+from scenarios.builders.builder import Builder
+from scenarios.builders.data_loaders import DataLoaderFields, DataLoadingFields, TfDataFields
+from scenarios.builders.data_parallel import DataParallelFields
+from scenarios.builders.random_dag import Branchy, RandomDag
+from scenarios.file.document import Document
+from scenarios.workloads.workload import Workload
+from sim.base.errors import InputError, hint
+from sim.graph.graph import Graph
+from sim.machine.machine import Machine
+
+if TYPE_CHECKING:
+    from sim.trace import Trace
+
+
+class Gpt(Builder):
+    """A decoder (GPT): the forward of a batch, or a training step with Adam."""
+
+    model: Annotated[Literal["gpt", "transformer"], Field(description="which builder")]
+    layers: Annotated[Size, Field(description="decoder layers")]
+    hidden: Annotated[Count, Field(description="width of the model")]
+    heads: Annotated[Count, Field(description="heads of attention")]
+    sequence: Annotated[Count, Field(description="tokens per sample")]
+    vocabulary: Annotated[Count, Field(description="words that it knows")] = 50304
+    batch: Annotated[Count, Field(description="samples")] = 1
+    dtype: Annotated[Name, Field(description="data type of weights, activations and gradients")] = "bf16"
+    training: Annotated[bool, Field(description="include backward and optimizer")] = False
+
+    def graph(self) -> Graph:
+        """Return the graph."""
+        from scenarios.builders.gpt import (
+            Transformer,
+            gpt_graph,  # brings the importers' table of costs along
+        )
+
+        sizes = Transformer(**self.model_dump(exclude={"model", "batch", "training"}), micro_batch=self.batch)
+        return gpt_graph(sizes, training=self.training, name=self.model)
+
+    def report(self, trace: Trace) -> dict[str, Any]:
+        """Return a line on what kernels take, where `train` takes more for the same GPU."""
+        from scenarios.workloads.calibrations import calibration_for
+
+        used = trace.job.machine.devices[int(trace.device[0])]
+        found = calibration_for(used, self.dtype) if self.training else None
+        if found is None:
+            return {}
+        return {
+            "note": f"kernels take the cost model of {used.name}, each as if alone; published training steps "
+            f"took longer, to which `train` is fitted (calibration: {found.name}, docs/builders.md)"
+        }
+
+
+BUILDERS: Final[Mapping[str, type[Builder]]] = {
+    "gpt": Gpt,
+    "transformer": Gpt,
+    "branchy": Branchy,
+    "random-dag": RandomDag,
+    "data-loading": DataLoadingFields,
+    "data-loader": DataLoaderFields,
+    "tf-data": TfDataFields,
+    "data-parallel": DataParallelFields,
+}
+"""Value of ``model``, and the builder."""
+
+
+def _known(value: Any) -> Any:
+    """Refuse a mapping that names no builder."""
+    known = ", ".join(BUILDERS)
+    if not isinstance(value, dict) or "model" not in value:
+        raise fault(f"should be a mapping with the key model, one of {known}")
+    name = value["model"]
+    if not isinstance(name, str) or name not in BUILDERS:
+        raise fault(f"there is no model {name!r}{hint(str(name), BUILDERS)}")
+    return value
+
+
+def _on_accelerators(graph: Graph, machine: Machine) -> Graph:
+    """Return a graph whose replicas, on gpu0, gpu1, ..., are on accelerators that have other names.
+
+    Raises
+    ------
+    InputError
+        There are fewer.
+    """
+    numbers = {pin: int(pin[3:]) for pin in graph.pins if re.fullmatch(r"gpu\d+", pin)}
+    if not numbers or not numbers.keys().isdisjoint(machine.positions):
+        return graph
+    n, there = 1 + max(numbers.values()), machine.accelerators
+    if len(there) < n:
+        message = f"needs {n:,} accelerators, one for each replica; the machine has {len(there):,}"
+        raise InputError(message, path=("replicas",))
+    return replace(graph, pins=tuple(there[numbers[pin]] if pin in numbers else pin for pin in graph.pins))
+
+
+if TYPE_CHECKING:
+    AnyBuilder = Builder
+else:
+    AnyBuilder = Annotated[one_of(BUILDERS, lambda value: value["model"]), BeforeValidator(_known)]
+
+
+class Build(Workload):
+    """A graph made from a few sizes."""
+
+    build_: Annotated[AnyBuilder, Field(alias="build", description="which builder, and its sizes")]
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Make the graph."""
+        with document.placing("workload", "build"):
+            return _on_accelerators(self.build_.graph(), machine)
+
+    def default_machine(self) -> Mapping[str, Any] | None:
+        """Return the builder's."""
+        return self.build_.default_machine()
+
+    def default_policy(self) -> Mapping[str, Any] | None:
+        """Return the builder's."""
+        return self.build_.default_policy()
+
+    def report(self, trace: Trace) -> dict[str, Any]:
+        """Return the builder's."""
+        return self.build_.report(trace)

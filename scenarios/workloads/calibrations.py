@@ -1,0 +1,552 @@
+"""Find a calibration: by name, in a file of our own or of SimuMax, or written into the scenario."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from devices.collectives.nccl_constants import GENERATIONS
+from devices.collectives.nccl_model import known_us
+from devices.collectives.nccl_tuner import NcclTuner
+from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, fault
+from devices.describe.quantities import Count, Name, Strict
+from devices.presets import device_preset
+from scenarios.builders.train.calibration import STEPS, CollectiveTime, Reach, TrainingCalibration
+from scenarios.builders.train.kernels import Attention, CollectiveKind, Product
+from scenarios.file.document import Document
+from scenarios.file.faults import scenario_error
+from scenarios.file.yaml_read import read_yaml_text
+from scenarios.importers.files import in_file
+from sim import Device, GraphBuilder
+from sim.base.errors import InputError, hint
+from sim.base.files import read_bytes
+from sim.base.units import format_bytes, parse_bandwidth, parse_bytes, parse_flop_rate
+
+# ----------------------------------------------------------------------------------------------------------
+# Collectives of a training step as NCCL chooses and times them, in place of the formula of a ring.
+#
+# ::
+#
+#  calibration: {nccl: h100, ...}
+#      in one node          NCCL's choice of algorithm, protocol, channels, at rates fitted to measured times
+#      over several nodes   the same choice, and what NCCL's tuner expects of it
+#
+# Source of both: `devices.collectives`.
+
+_MOST_PER_NODE: Final = 8
+
+
+@cache
+def nccl_times(gpu: str) -> CollectiveTime:
+    """Return times of collectives among GPUs of a generation, eight or fewer a node.
+
+    Examples
+    --------
+    >>> inside, across = (nccl_times("h100")("all_gather", 2**28, 8, nodes, "bf16") for nodes in (1, 4))
+    >>> 600_000 < inside < across < 900_000
+    True
+    """
+    tuners: dict[tuple[int, ...], NcclTuner] = {}
+
+    @cache
+    def time_ns(kind: CollectiveKind, nbytes: int, per_node: int, nodes: int, dtype: str) -> float:
+        if per_node > _MOST_PER_NODE:
+            raise InputError(f"NCCL's choice is known of nodes of 8 GPUs, and a group has {per_node} on one")
+        where = (per_node,) * nodes
+        if kind == "send":  # two ranks of the group
+            where = (1, 1) if nodes > 1 else (2,)
+        tuner = tuners.setdefault(where, NcclTuner(GENERATIONS[gpu], where))
+        return 1000 * known_us(gpu, kind, where, nbytes, tuner.choose(kind, nbytes))
+
+    return time_ns
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a calibration file may hold, as pydantic models.
+#
+# ::
+#
+#     device: h100-sxm                   peak, bandwidth and memory that are not given
+#     product: 0.784                     parts of the peak, and of the bandwidth, that kernels reach
+#     passes: {elementwise: 0.466}
+#     node: {bandwidth: 450GB/s, efficiency: {default: 0.73}}         collectives inside a node
+#     between: {bandwidth: 50GB/s, latency: nccl}                     and between nodes
+
+
+def _ratio(value: Any) -> Any:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Share = Annotated[float, BeforeValidator(_ratio), Field(gt=0, le=2)]
+"""A part of a peak; measured ones of short runs may exceed it."""
+
+Factor = Annotated[float, BeforeValidator(_ratio), Field(ge=0.01, le=100)]
+
+Kinds = dict[str, Share]
+Times = dict[str, Duration]
+
+
+class ReachFields(Strict):
+    """Collectives inside a node, or between nodes."""
+
+    bandwidth: Annotated[Bandwidth, Field(description="of a rank, each way")]
+    efficiency: Annotated[Kinds, Field(default_factory=dict, description="part of it, by kind or `default`")]
+    latency: Annotated[
+        Times | Literal["nccl"] | None,
+        Field(
+            description="of a message, by kind or `default`; `nccl`, of `between`: those of NCCL's "
+            "protocols; default: of `between` nccl, of `node` none, with a warning"
+        ),
+    ] = None
+    fixed: Annotated[
+        Times, Field(default_factory=dict, description="of a call, by kind, or kind/ranks as in all_to_all/4")
+    ]
+
+    @model_validator(mode="after")
+    def _kinds(self) -> ReachFields:
+        known = ("default", *STEPS)
+        for name in ("efficiency", "latency", "fixed"):
+            given = getattr(self, name)
+            for key in given if isinstance(given, dict) else ():
+                kind = key.partition("/")[0] if name == "fixed" else key
+                if kind not in known:
+                    raise fault(f"{name}: unknown kind of collective {kind!r}{hint(kind, known)}")
+        return self
+
+
+class MeasuredShape(Strict):
+    """One measured shape."""
+
+    product: Annotated[list[Count] | None, Field(description="m, k, n, and groups of a grouped product")] = (
+        None
+    )
+    part: Annotated[
+        Literal["F", "I", "W"], Field(description="forward, input gradient or weight gradient of a product")
+    ] = "F"
+    attention: Annotated[
+        list[Count] | None, Field(description="batch, sequence, heads, kv heads, width of queries, of values")
+    ] = None
+    backward: Annotated[bool, Field(description="whether attention ran backward")] = False
+    efficiency: Annotated[Share, Field(description="part of the peak that it reached")]
+
+    @model_validator(mode="after")
+    def _one(self) -> MeasuredShape:
+        if (self.product is None) == (self.attention is None):
+            raise fault("should have a product or an attention")
+        if self.product is not None and len(self.product) not in (3, 4):
+            raise fault(f"product should have m, k, n, and perhaps groups, not {len(self.product)} numbers")
+        if self.attention is not None and len(self.attention) != 6:
+            raise fault(f"attention should have six numbers, not {len(self.attention)}")
+        return self
+
+
+class CalibrationFields(Strict):
+    """What one kind of GPU reaches."""
+
+    description: Annotated[str | None, Field(description="what was calibrated, in a line")] = None
+    device: Annotated[
+        Name | None, Field(description="a device preset, for peak, bandwidth and memory that are not given")
+    ] = None
+    peak: Annotated[FlopRate | None, Field(description="of the products, in the training's precision")] = None
+    bandwidth: Annotated[Bandwidth | None, Field(description="of the memory")] = None
+    memory: Annotated[Bytes | None, Field(description="of a GPU")] = None
+    product: Annotated[Share, Field(description="part of the peak that large products reach")] = 1.0
+    attention_forward: Annotated[
+        Share, Field(description="part of the peak that attention reaches, forward")
+    ] = 1.0
+    attention_backward: Annotated[Share, Field(description="... backward")] = 1.0
+    passes: Annotated[
+        Kinds,
+        Field(default_factory=dict, description="part of the bandwidth: elementwise, permute, cross-entropy"),
+    ]
+    gap: Annotated[Duration, Field(description="between two kernels")] = 0
+    sustained: Annotated[Share, Field(description="rate in a long run / rate of the measurements")] = 1.0
+    contention: Annotated[Factor, Field(description="time of a collective in a step / alone")] = 1.0
+    hiding: Annotated[
+        float,
+        BeforeValidator(_ratio),
+        Field(ge=0, le=1, description="part of a collective that passes beside a kernel"),
+    ] = 1.0
+    nccl: Annotated[
+        Literal["a100", "h100", "h200", "b200"] | None,
+        Field(description="collectives as NCCL chooses and times them there, instead of node and between"),
+    ] = None
+    node: Annotated[ReachFields | None, Field(description="inside a node")] = None
+    between: Annotated[
+        ReachFields | None, Field(description="between nodes: a rank's part of its node's network")
+    ] = None
+    measured: Annotated[
+        list[MeasuredShape], Field(default_factory=list, description="efficiency of single shapes")
+    ]
+    sources: Annotated[dict[str, str], Field(default_factory=dict, description="where numbers come from")]
+
+    @model_validator(mode="after")
+    def _one_way(self) -> CalibrationFields:
+        for name, given in (("node", self.node), ("between", self.between)):
+            if self.nccl is None and given is None:
+                raise fault(f"{name} is missing: give it, or nccl")
+            if self.nccl is not None and given is not None:
+                raise fault(f"nccl says what collectives take: leave {name} out")
+        if self.node is not None and self.node.latency == "nccl":
+            raise fault("latency: nccl is of between, where messages cross nodes; give node a time")
+        if self.between is not None and self.between.fixed and not isinstance(self.between.latency, dict):
+            raise fault(
+                "between: NCCL's latencies, the default, are all that a call takes besides its bytes; "
+                "give fixed together with latency: {default: 5us}, or of 0us"
+            )
+        return self
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Read a system file of SimuMax (MooreThreads/SimuMax, configs/system/*.json) as a calibration.
+#
+# ::
+#
+#     accelerator.op.matmul      tflops, efficient_factor, accurate_efficient_factor {"b=1, m=.., ..": 0.5}
+#     accelerator.op.sdp_fwd     the same, by "batch=1, seq_len=.., .."; sdp_bwd; group_matmul by "ng=.., .."
+#     accelerator.bandwidth      gbps (2**30 bytes/s), efficient_factor; permute_fwd, ce_fusion apart
+#     networks.high_intra_node   bandwidth.gbps (2**30 bytes/s), op.all_gather.efficient_factor,
+#                                latency_us a message, fixed_latency_us a call, _by_comm_num
+#     networks.inter_node        gbps of a whole node
+#
+# Their products are measured as flop / (peak · factor) with the clock of a short run. Sources: docs/system.md
+# and simumax/core/config.py of that repository (Apache-2.0).
+
+_GIB: Final = 2**30
+_KINDS: Final = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all2all": "all_to_all",
+    "p2p": "send",
+}
+_LAYOUTS: Final = {"TN": "F", "NN": "I", "NT": "W"}
+_STAGES: Final = {"fwd": "F", "bwd_grad_act": "I", "bwd_grad_w": "W"}
+
+
+def is_simumax(content: Any) -> bool:
+    """Whether a document is a system file of SimuMax."""
+    return isinstance(content, Mapping) and {"accelerator", "networks"} <= set(content)
+
+
+def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> TrainingCalibration:
+    """Return the calibration that a system file describes.
+
+    Parameters
+    ----------
+    content : mapping
+        The parsed file.
+    gradients : {"fp32", "bf16"}
+        Data type in which gradients of weights are summed: which of their measurements are meant.
+
+    Raises
+    ------
+    InputError
+        A part is missing, or a shape cannot be read.
+    """
+    try:
+        accelerator, networks = content["accelerator"], content["networks"]
+        ops, rates = accelerator["op"], accelerator["bandwidth"]
+        peak = float(ops["matmul"]["tflops"]) * 1e12
+        measured: dict[Product | Attention, float] = {}
+        for shape, factor in ops["matmul"].get("accurate_efficient_factor", {}).items():
+            _product(measured, shape, factor, gradients)
+        for shape, factor in ops.get("group_matmul", {}).get("accurate_efficient_factor", {}).items():
+            _grouped(measured, shape, factor, gradients)
+        for name, backward in (("sdp_fwd", False), ("sdp_bwd", True)):
+            for shape, factor in ops.get(name, {}).get("accurate_efficient_factor", {}).items():
+                _attention(measured, shape, factor, backward)
+        default = rates["default"]
+        whole = float(default["gbps"]) * _GIB
+        passes = {
+            "elementwise": rates["default"],
+            "permute": rates.get("permute_fwd", rates["default"]),
+            "cross-entropy": rates.get("ce_fusion", rates["default"]),
+        }
+        inside = next(
+            networks[name] for name in ("high_intra_node", "intra_node_pcie_8x") if name in networks
+        )
+        outside, node = networks["inter_node"], int(content.get("num_per_node", 8))
+        return TrainingCalibration(
+            name=str(content.get("sys_name", "simumax")),
+            peak=peak,
+            memory_bandwidth=whole,
+            product=float(ops["matmul"]["efficient_factor"]),
+            attention_forward=float(ops["sdp_fwd"]["efficient_factor"]),
+            attention_backward=float(ops["sdp_bwd"]["efficient_factor"]),
+            pass_efficiency={
+                name: float(of["efficient_factor"]) * float(of["gbps"]) * _GIB / whole
+                for name, of in passes.items()
+            },
+            measured=measured,
+            roofline=False,
+            node=_simumax_reach(inside, 1),
+            between=_simumax_reach(outside, node),
+        )
+    except (KeyError, TypeError, ValueError, StopIteration) as error:
+        raise InputError(f"is no system file of SimuMax: {type(error).__name__} at {error}") from error
+
+
+def _simumax_reach(of: Mapping[str, Any], ranks: int) -> Reach:
+    """Return the reach of a network whose bandwidth so many ranks share."""
+    bandwidth = of["bandwidth"]
+    efficiency = {"default": float(bandwidth.get("efficient_factor", 1.0))}
+    latency = {"default": 1e3 * float(bandwidth["latency_us"])}
+    fixed: dict[str, float] = {}
+    for theirs, ours in _KINDS.items():
+        op = of["op"].get(theirs, {})
+        if op.get("efficient_factor") is not None:
+            efficiency[ours] = float(op["efficient_factor"])
+        if op.get("latency_us") is not None:
+            latency[ours] = 1e3 * float(op["latency_us"])
+        if op.get("fixed_latency_us") is not None:
+            fixed[ours] = 1e3 * float(op["fixed_latency_us"])
+        for ranks_of, value in op.get("fixed_latency_us_by_comm_num", {}).items():
+            fixed[f"{ours}/{ranks_of}"] = 1e3 * float(value)
+    return Reach(float(bandwidth["gbps"]) * _GIB / ranks, efficiency, latency, fixed)
+
+
+def _values(shape: str) -> dict[str, str]:
+    return dict(re.findall(r"(\w+)=([^,]+)", shape))
+
+
+def _product(into: dict[Product | Attention, float], shape: str, factor: Any, gradients: str) -> None:
+    of = _values(shape)
+    part = _LAYOUTS[of["layout"]]
+    if int(of["b"]) == 1 and (part != "W" or of["out_dtype"] == gradients):
+        into[Product(int(of["m"]), int(of["k"]), int(of["n"]), part)] = float(factor)  # type: ignore[arg-type]
+
+
+def _grouped(into: dict[Product | Attention, float], shape: str, factor: Any, gradients: str) -> None:
+    """Their M, N and K are those of the forward, whatever the part."""
+    of = _values(shape)
+    if of["main_grad_dtype"] != gradients or of["dtype"] != "bf16":
+        return
+    groups, m, n, k = (int(of[key]) for key in ("ng", "M", "N", "K"))
+    part = _STAGES[of["stage"]]
+    sizes = {"F": (m, k, n), "I": (m, n, k), "W": (n, m, k)}[part]
+    into[Product(*sizes, part, groups)] = float(factor)  # type: ignore[arg-type]
+
+
+def _attention(into: dict[Product | Attention, float], shape: str, factor: Any, backward: bool) -> None:
+    """They count all scores, of the backward five products half as wide as queries and values together.
+
+    Inputs that are no single tensor, as those with rotary positions, go before such that are.
+    """
+    of = _values(shape)
+    sizes = [
+        int(of[key]) for key in ("batch", "seq_len", "head_num", "kv_head_num", "qk_head_dim", "v_head_dim")
+    ]
+    kernel = Attention(*sizes, backward)  # type: ignore[call-arg,arg-type]
+    if of.get("qkv_contiguous", "True") == "False" or kernel not in into:
+        theirs = (5 if backward else 2) * kernel.batch * kernel.heads * kernel.sequence**2
+        into[kernel] = float(factor) * kernel.flops / (theirs * (kernel.query_head + kernel.value_head))
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_FOLDER: Final = files(__package__) / "calibrations_data"
+
+
+def calibration_names() -> list[str]:
+    """Return the names of those that come with this project."""
+    return sorted(Path(str(each)).stem for each in _FOLDER.iterdir() if str(each).endswith(".yaml"))
+
+
+def calibration_of(
+    given: str | CalibrationFields, document: Document, precision: str = "bf16", gradients: str = "fp32"
+) -> TrainingCalibration:
+    """Return the calibration that a scenario has: a name, a file, or numbers.
+
+    Raises
+    ------
+    InputError
+        There is none, or it says what it should not.
+    """
+    if not isinstance(given, str):
+        return to_calibration(given, "calibration", precision)
+    if given.removesuffix(".gz").endswith((".yaml", ".yml", ".json")):
+        return read_calibration(document.file(given), precision, gradients)
+    return named_calibration(given, precision)
+
+
+@cache
+def named_calibration(name: str, precision: str = "bf16") -> TrainingCalibration:
+    """Return one that comes with this project.
+
+    Raises
+    ------
+    InputError
+        There is none of that name.
+
+    Examples
+    --------
+    >>> named_calibration("h100-sxm").peak
+    989400000000000.0
+    """
+    if name not in calibration_names():
+        raise InputError(
+            f"there is no calibration {name!r}{hint(name, calibration_names())} (files end in .yaml or .json)"
+        )
+    return _parsed((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), name, precision)
+
+
+def read_calibration(path: Path, precision: str = "bf16", gradients: str = "fp32") -> TrainingCalibration:
+    """Return the calibration in a file: YAML or JSON in our fields, or a system file of SimuMax.
+
+    Raises
+    ------
+    InputError
+        With file and place: it cannot be read, or says what it should not.
+    """
+    return _parsed(read_bytes(path).decode("utf-8", "replace"), str(path), precision, gradients)
+
+
+def _parsed(text: str, name: str, precision: str, gradients: str = "fp32") -> TrainingCalibration:
+    if text.lstrip().startswith("{"):
+        try:
+            content: Any = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{name}: not JSON: {error}") from None
+        if is_simumax(content):
+            with in_file(name):
+                _refuse_precision(precision, "the system file has one rate of products")
+                return from_simumax(content, gradients=gradients)
+    document = Document(read_yaml_text(text, name), Path(name))
+    try:
+        fields = CalibrationFields.model_validate(document.root.plain())
+    except ValidationError as error:
+        raise scenario_error(error, CalibrationFields, document) from None
+    return to_calibration(fields, name, precision)
+
+
+def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16") -> TrainingCalibration:
+    """Return what the fields say; a device preset gives what they leave out.
+
+    Raises
+    ------
+    InputError
+        A rate or a bandwidth is missing, the preset is unknown, or the precision would change nothing.
+    """
+    preset = device_preset(fields.device) if fields.device is not None else {}
+    peak, bandwidth, memory = fields.peak, fields.bandwidth, fields.memory
+    if peak is not None:
+        _refuse_precision(precision, f"{name} has one peak")
+    elif precision in preset.get("peak", {}):
+        peak = parse_flop_rate(preset["peak"][precision])
+    if bandwidth is None and "bandwidth" in preset:
+        bandwidth = parse_bandwidth(preset["bandwidth"])
+    if memory is None and "memory" in preset:
+        memory = parse_bytes(preset["memory"])
+    for what, value in ((f"peak (of {precision})", peak), ("bandwidth", bandwidth)):
+        if not value:
+            raise InputError(f"{name}: {what} is missing; give it, or a device preset that has it")
+    measured: dict[Product | Attention, float] = {}
+    for each in fields.measured:
+        if each.product is not None:
+            m, k, n, *groups = each.product
+            measured[Product(m, k, n, each.part, *groups)] = each.efficiency
+        else:
+            assert each.attention is not None
+            batch, sequence, heads, kv_heads, query_head, value_head = each.attention
+            kernel = Attention(batch, sequence, heads, kv_heads, query_head, value_head, each.backward)
+            measured[kernel] = each.efficiency
+    if fields.node is not None and fields.node.latency is None and not fields.node.fixed:
+        warnings.warn(
+            f"{name}: node has no latency, so that messages inside a node are counted by their bytes alone; "
+            "give it latency: {default: 5us}, as h100-sxm has, or 0us if none is meant",
+            stacklevel=2,
+        )
+    assert peak is not None
+    assert bandwidth is not None
+    return TrainingCalibration(
+        name=name,
+        peak=float(peak),
+        memory_bandwidth=float(bandwidth),
+        memory=memory,
+        node=_reach(fields.node),
+        between=_reach(fields.between, "nccl"),
+        product=fields.product,
+        attention_forward=fields.attention_forward,
+        attention_backward=fields.attention_backward,
+        pass_efficiency=fields.passes,
+        gap_ns=float(fields.gap),
+        sustained=fields.sustained,
+        contention=fields.contention,
+        hiding=fields.hiding,
+        measured=measured,
+        collective=None if fields.nccl is None else nccl_times(fields.nccl),
+    )
+
+
+def _refuse_precision(precision: str, why: str) -> None:
+    """Refuse a precision that would have no effect: the one that is meant where nothing is said has none."""
+    if precision != "bf16":
+        raise InputError(
+            f"{why}, and knows no precisions apart: with precision: {precision} it would say what it says of "
+            "bf16; leave precision out, or take a calibration with a device whose preset has such a peak"
+        )
+
+
+def _reach(fields: ReachFields | None, unsaid: Literal["nccl"] | None = None) -> Reach:
+    if fields is None:  # the calibration has another source of times
+        return Reach(float("inf"))
+    given = unsaid if fields.latency is None else fields.latency
+    latency = {kind: float(ns) for kind, ns in given.items()} if isinstance(given, dict) else {}
+    fixed = {kind: float(ns) for kind, ns in fields.fixed.items()}
+    bandwidth = float(fields.bandwidth or 0) or float("inf")
+    return Reach(bandwidth, fields.efficiency, latency, fixed, nccl=given == "nccl")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which calibration is of the GPU that a device is: the one with its peak and its bandwidth.
+
+
+def why_another_gpu(calibration: TrainingCalibration, device: Device, dtype: str) -> str | None:
+    """Return how the GPU of a calibration differs from a device; None: it does not, or nothing tells.
+
+    Parameters
+    ----------
+    calibration : Calibration
+    device : Device
+    dtype : str
+        Of the products.
+    """
+    peak, bandwidth = _roofs(device, dtype)
+    mine, theirs = (calibration.peak, calibration.memory_bandwidth), (peak, bandwidth)
+    if all(abs(a - b) <= 0.01 * b or b != b for a, b in zip(mine, theirs, strict=True)):  # nan: not told
+        return None
+    return f"{calibration.name} is of a GPU of {_told(*mine)}, and {device.name} has {_told(*theirs)}"
+
+
+def calibration_for(device: Device, dtype: str) -> TrainingCalibration | None:
+    """Return the shipped calibration of the GPU that a device is; None: there is none."""
+    if any(roof != roof for roof in _roofs(device, dtype)):
+        return None
+    for name in calibration_names():
+        found = named_calibration(name)
+        if why_another_gpu(found, device, dtype) is None:
+            return found
+    return None
+
+
+def _roofs(device: Device, dtype: str) -> tuple[float, float]:
+    """Return peak and bandwidth of a device, nan where it has no such number."""
+    if device.cost is None:
+        return float("nan"), float("nan")
+    builder = GraphBuilder("product")
+    builder.op("product", kind="matmul", flops=1, dtype=dtype)
+    roofs = device.cost.roofs(builder.build(), device)
+    return float(roofs.flop_per_s[0]), float(roofs.bytes_per_s)
+
+
+def _told(peak: float, bandwidth: float) -> str:
+    return f"{peak / 1e12:,.4g} TFLOP/s and {format_bytes(bandwidth)}/s"

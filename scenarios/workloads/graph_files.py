@@ -1,0 +1,269 @@
+"""Graphs kept in files of their own: ``workload: {graph: inception_v1.json.gz, batch: 32}``.
+
+A file of any known format; what its importer takes besides stands beside it. Some formats have short names::
+
+    {graph: trace.json.gz, format: kineto, host: none}          {kineto: trace.json.gz, host: none}
+
+What a profiler recorded has the ops that ran, with their measured durations; how they overlap is simulated.
+On the streams that were used, and issued as a host does that does not wait, a trace runs as it was recorded::
+
+    workload: {kineto: trace.json.gz}
+    policy: {name: ready-queue, synchronisation: issue, streams: recorded}
+    machine:
+      devices:
+        gpu0: {kind: gpu, streams: 4}
+        cpu0: {kind: cpu, cores: 2}         # the threads that launched: none, with host: none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import ConfigDict, Discriminator, Field, JsonValue, PrivateAttr, Tag
+
+from devices.describe.quantities import Count, File, Name, Shorthand, Strict
+from scenarios.file.document import Document
+from scenarios.importers.files import TRACES, files_in
+from scenarios.recorded.changes import AnyWhatIf, applied
+from scenarios.workloads.workload import Workload
+from sim.base import plugins
+from sim.base.errors import InputError, ScenarioError
+from sim.graph.graph import Graph
+from sim.machine.machine import Machine
+
+Batch = Annotated[Count | None, Field(description="batch size; default: that of the file")]
+Attributes = Annotated[
+    dict[Name, dict[str, JsonValue]],
+    Field(
+        default_factory=dict,
+        description="attributes added to ops, such as {loop: {trips: 8}, loop/body/if: {outcome: true}}",
+    ),
+]
+Files = Annotated[
+    Annotated[File, Tag("<file>")] | Annotated[list[File], Tag("<files>")],
+    Discriminator(lambda given: "<files>" if isinstance(given, list) else "<file>"),
+]
+Unknown = Annotated[
+    Literal["error", "bytes"],
+    Field(description="operators without a cost formula: refuse them, or count only their bytes"),
+]
+
+
+class ManyRanks(Strict):
+    """Ranks that all run the program of the one that was recorded."""
+
+    parallel: Annotated[
+        dict[Name, Count],
+        Field(
+            min_length=1,
+            description="dimensions of parallelism (tp, cp, ep, dp, or any name) and their sizes",
+        ),
+    ]
+    order: Annotated[
+        Name | None, Field(description="dimensions, the fastest changing first; default: tp-cp-ep-dp")
+    ] = None
+    groups: Annotated[
+        dict[Name, Name],
+        Field(
+            default_factory=dict,
+            description="process groups, or streams, of the recording, and which dimensions (tp, cp-dp) they "
+            "are, where their sizes do not tell",
+        ),
+    ]
+    collectives: Annotated[
+        Literal["fastest", "machine", "recorded"],
+        Field(
+            description="how long they take: the shortest recorded time of those that are alike, what the "
+            "machine says, or as recorded, with the time that each waited"
+        ),
+    ] = "fastest"
+
+    def running(self, graph: Graph) -> Graph:
+        """Return the graph in which each rank runs a recorded program."""
+        from scenarios.recorded.many_ranks import RankLayout, on_layout
+
+        return on_layout(graph, RankLayout(self.parallel, self.order, self.groups, self.collectives))
+
+
+class _Count(Shorthand):
+    """A number of ranks stands for so many that are data-parallel."""
+
+    def whole(self, value: Any) -> Any:
+        """Return the mapping that a value stands for."""
+        return value if value is None or isinstance(value, dict) else {self.key: {"dp": value}}
+
+
+class ImportedFile(Workload):
+    """A file that a field names; others are options of its importer, but for ``ranks`` and ``what_if``."""
+
+    further_files: ClassVar[frozenset[str]] = frozenset()
+    """Options that name files."""
+
+    ranks: Annotated[
+        ManyRanks | None,
+        _Count("parallel", {"type": "integer", "minimum": 1}),
+        Field(description="of the recording of one rank: all ranks of the job, each running this program"),
+    ] = None
+    what_if: AnyWhatIf
+    _graph: Graph | None = PrivateAttr(None)
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Read the file."""
+        return self.recording(document)
+
+    def recording(self, document: Document) -> Graph:
+        """Return the graph, read once: no machine is needed."""
+        if self._graph is None:
+            self._graph = self._read(document)
+        return self._graph
+
+    def with_graph(self, graph: Graph) -> Self:
+        """Return the same workload with another graph in place of the one in the file."""
+        other = self.model_copy()
+        other._graph = graph
+        return other
+
+    def default_machine(self) -> Mapping[str, Any]:
+        """Return the machine on which it was recorded, if it was."""
+        return {"preset": "recorded"}
+
+    def _read(self, document: Document) -> Graph:
+        from scenarios.importers import load_graph
+
+        key, *others = (name for name in type(self).model_fields if name not in ("ranks", "what_if"))
+        options = {name: getattr(self, name) for name in others if name in self.model_fields_set}
+        for name in self.further_files & options.keys():
+            options[name] = _files(document, options[name], key)
+        options = {"format": None if key == "graph" else key, **options, **(self.__pydantic_extra__ or {})}
+        try:
+            graph = load_graph(_files(document, getattr(self, key), options["format"]), **options)
+        except InputError as error:  # about an option, else about the file
+            raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error
+        with document.placing("workload"):
+            if self.ranks is not None:
+                graph = self.ranks.running(graph)
+            return applied(graph, self.what_if, path=("what_if",))
+
+
+def _files(document: Document, given: str | list[str], format: object) -> Path | list[Path]:
+    """Return where the file is, or the files are, that a scenario names: each of them in its folder."""
+    if isinstance(given, list):
+        return [document.file(name) for name in given]
+    path = document.file(given)
+    if format not in TRACES or not path.is_dir():
+        return path
+    return [document.file(f"{given}/{name}") for name in files_in(path, str(format))]
+
+
+class GraphFile(ImportedFile):
+    """A graph in a file, of any format that `sim import` reads; further keys are options of its importer."""
+
+    model_config = ConfigDict(extra="allow")
+
+    graph: Annotated[File, Field(description="a file, relative to this one")]
+    format: Annotated[
+        Name | None, Field(description="name of an importer, when the content does not tell (`sim import`)")
+    ] = None
+    batch: Batch = None
+    attributes: Attributes
+
+
+class OnnxFile(ImportedFile):
+    """An ONNX model (needs the extra ``onnx``)."""
+
+    onnx: Annotated[File, Field(description="a file, relative to this one")]
+    batch: Batch = None
+    dtype: Annotated[Name | None, Field(description="compute in this data type, not the file's")] = None
+    unknown: Unknown = "error"
+    attributes: Attributes
+
+
+class KinetoTrace(ImportedFile):
+    """Traces of the PyTorch profiler: one process, its host threads and its GPUs; or all ranks of a job."""
+
+    further_files = frozenset({"execution_graph"})
+
+    kineto: Annotated[
+        Files,
+        Field(
+            description="a trace (.json, .json.gz), relative to this file; of all ranks of a job a list of "
+            "them, or their folder"
+        ),
+    ]
+    host: Annotated[
+        Literal["calls", "none"],
+        Field(description="calls: the host's launches and waits are ops too; none: only the GPU's tasks"),
+    ] = "calls"
+    execution_graph: Annotated[
+        Files | None,
+        Field(
+            description="what PyTorch's ExecutionTraceObserver recorded of the program (.json, .json.gz), "
+            "one for each trace: tensors, shapes, flop and bytes"
+        ),
+    ] = None
+
+
+class ChakraTrace(ImportedFile):
+    """Chakra execution traces: the ops of one rank with their dependencies; or of all ranks of a job."""
+
+    chakra: Annotated[
+        Files,
+        Field(
+            description="a trace (.et, .et.gz), relative to this file; of all ranks of a job a list of them "
+            "(trace.0.et, trace.1.et, ...), or their folder"
+        ),
+    ]
+    dangling: Annotated[
+        Literal["warn", "error"],
+        Field(description="what to do about dependencies on nodes that are not in the file"),
+    ] = "warn"
+
+
+class TorchModule(Workload):
+    """The forward of a PyTorch module (needs the extra ``torch``, and --allow-code).
+
+    PyTorch modules: ``workload: {torch: my_model:build, arguments: {batch: 8}}`` (needs ``--allow-code``).
+
+    The function returns the module and its example inputs::
+
+        def build(batch=1):
+            return torch.nn.Linear(64, 10), (torch.empty(batch, 64),)
+    """
+
+    runs_code: ClassVar[bool] = True
+
+    torch: Annotated[
+        Name,
+        Field(
+            pattern=r"^[^:]+:[^:]+$",
+            description="module:function; returns (nn.Module, example inputs), or keyword inputs as a third",
+        ),
+    ]
+    arguments: Annotated[
+        dict[str, JsonValue], Field(default_factory=dict, description="arguments of the function")
+    ]
+    dtype: Annotated[Name | None, Field(description="compute in this data type, not the module's")] = None
+    unknown: Unknown = "error"
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Call the function, and export what it returns."""
+        from scenarios.importers.torch_export import import_torch
+
+        def wrong(message: str) -> ScenarioError:
+            return document.error(("workload", "torch"), message)
+
+        with document.placing("workload", "torch"):
+            function = plugins.lookup(
+                "sim.importers", self.torch, allow_code=True, directory=document.directory
+            )
+        made: Any
+        try:
+            made = function(**self.arguments)
+        except Exception as error:  # the user's code: whatever it raises is about the scenario
+            raise wrong(f"{self.torch} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[1], tuple | list):
+            raise wrong(f"{self.torch} should return (nn.Module, (example inputs, ...)), not {made!r:.60}")
+        with document.placing("workload", "torch"):
+            return import_torch(*made, dtype=self.dtype, unknown=self.unknown)

@@ -1,0 +1,341 @@
+"""Ops written out in the scenario: ``workload: {ops: {a: {duration: 10us}, b: {inputs: [a], ...}}}``.
+
+An op is a name and what is known of it. Its order in the file is the order of ties. Instead of
+one long op, ``split: k`` makes k parts that may run side by side::
+
+    a: {duration: 80us, split: 4}       a/0  20us ─┐
+    b: {inputs: [a]}                    a/1  20us ─┤
+                                        a/2  20us ─┼─► b     who reads a reads all its parts
+                                        a/3  20us ─┘
+
+An op of kind ``call``, ``if`` or ``while`` stands for the ops of ``functions:`` that its attributes name
+(`scenarios.ops.inlining`)::
+
+    ops:        {x: {...}, f: {kind: while, inputs: [x], attributes: {body: step, trips: 8}}}
+    functions:  {step: {inputs: [i], ops: {add: {inputs: [i], duration: 1ms}}, results: [add]}}
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field, JsonValue, PrivateAttr, WithJsonSchema, model_validator
+
+from devices.describe.field_types import Bytes, Duration, Flops, fault, reader
+from devices.describe.quantities import Count, Name, Shorthand, Strict, Whole
+from scenarios.file.document import Document, Loc
+from scenarios.ops.inlining import FUNCTIONAL_KINDS, Function, add_ops, is_functional
+from scenarios.workloads.workload import Workload
+from sim.base.errors import GraphError, UnknownNameError, hint
+from sim.graph.builder import GraphBuilder
+from sim.graph.failures import read_fails
+from sim.graph.graph import Graph, output_name, split_output
+from sim.machine.machine import Machine
+
+
+class Reference(Strict):
+    """What an op reads or waits for."""
+
+    source: Annotated[Name, Field(alias="from", description="op, or op:1 for its second output")]
+    distance: Annotated[Whole, Field(description="how many iterations earlier the input was made")] = 0
+
+
+AnyReference = Annotated[
+    Reference,
+    Shorthand("from", {"type": ["string", "integer"]}),
+    Field(description="an op (its first output), 'op:1' (its second), or {from: op, distance: 1}"),
+]
+References = Annotated[list[AnyReference], Field(default_factory=list)]
+
+
+EVERYWHERE: Final = "default"
+"""The kind of device that stands for all that are not named."""
+
+
+Durations = Annotated[
+    dict[Name, Duration],
+    Shorthand(EVERYWHERE, "duration"),
+    Field(
+        default_factory=dict,
+        description="duration on any device, or {cpu: 900us, gpu: 30us}; default: from the cost model",
+    ),
+]
+
+
+Fails = Annotated[
+    bool | dict[str, Any],
+    BeforeValidator(reader(read_fails)),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "boolean"},
+                {
+                    "type": "object",
+                    "properties": {
+                        "at": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+                        "probability": {"type": "number", "minimum": 0, "maximum": 1},
+                    },
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                    "additionalProperties": False,
+                },
+            ]
+        }
+    ),
+]
+
+
+class Op(Strict):
+    """One op."""
+
+    kind: Annotated[Name, Field(description="matmul, conv, copy, all_reduce, ...")] = "op"
+    duration: Durations
+    inputs: Annotated[
+        References,
+        Field(description="tensors that it reads: an op, op:1 for its second output, or a mapping"),
+    ]
+    after: Annotated[References, Field(description="ops that it waits for without reading anything of them")]
+    output: Annotated[Bytes | None, Field(description="size of its only output")] = None
+    outputs: Annotated[list[Bytes] | None, Field(description="sizes of its outputs")] = None
+    device: Annotated[Name | None, Field(description="device, or kind of device, that it must run on")] = None
+    flops: Flops = 0
+    bytes_read: Annotated[Bytes | None, Field(description="default: size of its inputs")] = None
+    bytes_written: Annotated[Bytes | None, Field(description="default: size of its outputs")] = None
+    dtype: Annotated[
+        Name | None, Field(description="data type in which it computes; default: that of the device")
+    ] = None
+    stage: Annotated[Whole | None, Field(description="stage of a pipeline, for reports and pictures")] = None
+    micro_batch: Annotated[Whole | None, Field(description="its micro-batch, likewise")] = None
+    phase: Annotated[Name | None, Field(description="F, B, I, W or R, likewise")] = None
+    split: Annotated[Count, Field(le=100_000, description="run as this many equal parts")] = 1
+    fails: Annotated[
+        Fails,
+        Field(description="true, {at: [steps, from 0]} or {probability: 0.1}: its consumers then never run"),
+    ] = False
+    attributes: Annotated[
+        dict[str, JsonValue],
+        Field(
+            description="what policies and cost models read: shapes, priority, stream, communicator, ...",
+            default_factory=dict,
+        ),
+    ]
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Op:
+        if self.output is not None and self.outputs is not None:
+            raise fault("has both output and outputs; give one of them")
+        if self.fails and "fails" in self.attributes:
+            raise fault("has fails twice, as a key and among its attributes; give one of them")
+        return self
+
+    def sizes(self) -> list[int]:
+        """Return the sizes of its outputs in bytes."""
+        return (self.outputs or [0]) if self.output is None else [self.output]
+
+
+class External(Strict):
+    """A tensor that no op produces."""
+
+    size: Bytes = 0
+    device: Annotated[Name | None, Field(description="device that holds it; default: all that read it")] = (
+        None
+    )
+
+
+AnyExternal = Annotated[External, Shorthand("size", "size")]
+
+
+class FunctionOps(Strict):
+    """A function: the ops that an op of kind call, if or while stands for."""
+
+    inputs: Annotated[
+        list[Name], Field(default_factory=list, description="names that its ops use for the inputs")
+    ]
+    ops: Annotated[dict[Name, Op], Field(description="its ops, by name", min_length=1)]
+    results: Annotated[
+        list[Name], Field(min_length=1, description="outputs of its ops, or inputs, that it returns")
+    ]
+
+    @model_validator(mode="after")
+    def _not_split(self) -> FunctionOps:
+        for name, op in self.ops.items():
+            if op.split > 1:
+                raise fault(f"op {name!r} is split, which an op of a function cannot be")
+        return self
+
+
+class InlineOps(Workload):
+    """Ops written out in the scenario."""
+
+    ops: Annotated[dict[Name, Op], Field(description="ops by name", min_length=1)]
+    inputs: Annotated[
+        dict[Name, AnyExternal],
+        Field(
+            default_factory=dict, description="tensors there before each iteration: size, or {size, device}"
+        ),
+    ]
+    parameters: Annotated[
+        dict[Name, AnyExternal],
+        Field(
+            default_factory=dict, description="tensors that stay, such as weights: size, or {size, device}"
+        ),
+    ]
+
+    kinds: Annotated[
+        list[Name], Field(default_factory=list, description="kinds of op of your own, beside those known")
+    ]
+    functions: Annotated[
+        dict[Name, FunctionOps],
+        Field(default_factory=dict, description="functions whose ops the kinds call, if and while stand for"),
+    ]
+
+    _graph: Graph | None = PrivateAttr(None)
+
+    def own_kinds(self) -> Collection[str]:
+        """Return the kinds of op that it names as its own."""
+        return self.kinds
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Return the graph of the ops, checked name by name so that an error has a place; made once."""
+        if self._graph is None or self._graph.name != document.title:
+            self._graph = self._made(document, machine)
+        else:
+            self._check_devices(document, machine)
+        return self._graph
+
+    def _made(self, document: Document, machine: Machine) -> Graph:
+        self._check_names(document)
+        self._check_functions(document)
+        self._check_devices(document, machine)
+        builder = GraphBuilder(document.title)
+        for name, tensor in self.inputs.items():
+            builder.input(name, tensor.size, device=tensor.device)
+        for name, tensor in self.parameters.items():
+            builder.parameter(name, tensor.size, device=tensor.device)
+        records = [
+            _record(name, op, part, self.ops) for name, op in self.ops.items() for part in range(op.split)
+        ]
+        functions = {
+            name: Function(
+                name,
+                tuple(function.inputs),
+                tuple(_record(inner, op, 0, function.ops) for inner, op in function.ops.items()),
+                tuple(function.results),
+            )
+            for name, function in self.functions.items()
+        }
+        try:
+            add_ops(builder, records, functions)
+            return builder.build()
+        except GraphError as error:
+            from scenarios.workloads.workload import op_message, op_place
+
+            loc = op_place(error, document)
+            raise document.error(loc, op_message(error, document), key=loc[-1] == "ops") from None
+
+    def _check_names(self, document: Document) -> None:
+        """Refuse references to what is not there."""
+        parts = {f"{name}/{k}" for name, op in self.ops.items() if op.split > 1 for k in range(op.split)}
+        for part in sorted(parts & set(self.ops)):
+            loc: Loc = ("workload", "ops", part)
+            raise document.error(loc, "is also the name of a part of a split op", key=True)
+        ops = {*self.ops, *parts}
+        for what, taken in (("inputs", ops), ("parameters", {*ops, *self.inputs})):
+            for name in getattr(self, what):
+                if name in taken:
+                    loc = ("workload", what, name)
+                    raise document.error(loc, f"the name {name!r} is used twice", key=True)
+        tensors = {*ops, *self.inputs, *self.parameters}
+        for name, op in self.ops.items():
+            for i, ref in enumerate(op.inputs):
+                if ref.source not in tensors and (message := self._why_no_output(ref.source)):
+                    raise document.error(("workload", "ops", name, "inputs", i), message)
+            for i, ref in enumerate(op.after):
+                if ref.source not in ops:
+                    message = f"unknown op {ref.source!r}{hint(ref.source, self.ops)}"
+                    raise document.error(("workload", "ops", name, "after", i), message)
+
+    def _why_no_output(self, source: str) -> str | None:
+        """Return what is wrong with ``op:k``; None: the op has an output k."""
+        base, k = split_output(source) or ("", 0)
+        if base not in self.ops:
+            return f"unknown input {source!r}{hint(source, [*self.ops, *self.inputs, *self.parameters])}"
+        op = self.ops[base]
+        n = len(op.sizes())
+        if k < n or is_functional({"kind": op.kind, "attributes": op.attributes}):
+            return None  # how many results a function has is checked later
+        return f"{base!r} has {n} output(s), counted from 0"
+
+    def _check_functions(self, document: Document) -> None:
+        """Refuse ops that stand for others and do not say for which; warn of functions nobody names."""
+        used = set()
+        for loc, op in self._written().items():
+            keys = FUNCTIONAL_KINDS.get(op.kind, ())
+            missing = [key for key in keys if key not in op.attributes]
+            if missing:
+                given = ", ".join(f"{key}: FUNCTION" for key in keys)
+                more = ", trips: N" if op.kind == "while" else ""
+                message = (
+                    f"an op of kind {op.kind} stands for the ops of {' and '.join(keys)}, and its "
+                    f"attributes do not name {' and '.join(missing)}; give attributes: {{{given}{more}}}"
+                )
+                raise document.error(loc, f"op {loc[-1]!r}: {message}")
+            used |= {str(op.attributes[key]) for key in (*keys, "cond") if key in op.attributes}
+        for name in self.functions:
+            if name not in used:
+                place = document.place(("workload", "functions", name), key=True)
+                warnings.warn(f"{place}: no op uses the function {name!r}", stacklevel=2)
+
+    def _check_devices(self, document: Document, machine: Machine) -> None:
+        known = [word for device in machine.devices for word in (device.name, device.kind)]
+        things: dict[Loc, Op | External] = {**self._written()}
+        for what in ("inputs", "parameters"):
+            things |= {("workload", what, name): tensor for name, tensor in getattr(self, what).items()}
+        for loc, thing in things.items():
+            if thing.device is not None and thing.device not in known:
+                raise document.wrong(UnknownNameError("device", thing.device, known), (*loc, "device"))
+
+    def _written(self) -> dict[Loc, Op]:
+        """Return all ops, those of functions included, by where they stand."""
+        ops: dict[Loc, Op] = {("workload", "ops", name): op for name, op in self.ops.items()}
+        for name, function in self.functions.items():
+            ops |= {("workload", "functions", name, "ops", inner): op for inner, op in function.ops.items()}
+        return ops
+
+
+_AS_WRITTEN: Final = ("kind", "device", "dtype", "stage", "micro_batch", "phase")
+
+
+def _record(name: str, op: Op, part: int, ops: Mapping[str, Op]) -> dict[str, Any]:
+    """Return one part of an op as arguments of `GraphBuilder.op`; an op that is not split has one."""
+
+    def share(whole: int) -> int:
+        return whole * (part + 1) // op.split - whole * part // op.split
+
+    duration_ns = {kind: share(ns) for kind, ns in op.duration.items()}
+    return {
+        "name": f"{name}/{part}" if op.split > 1 else name,
+        **{key: getattr(op, key) for key in _AS_WRITTEN},
+        "attributes": {**op.attributes, "fails": op.fails} if op.fails else op.attributes,
+        "inputs": _expand(op.inputs, ops),
+        "after": _expand(op.after, ops),
+        "outputs": [share(size) for size in op.sizes()],
+        "duration_ns": duration_ns.pop(EVERYWHERE, None),
+        "duration_by_kind": duration_ns,
+        "flops": share(op.flops),
+        "bytes_read": None if op.bytes_read is None else share(op.bytes_read),
+        "bytes_written": None if op.bytes_written is None else share(op.bytes_written),
+    }
+
+
+def _expand(references: Sequence[Reference], ops: Mapping[str, Op]) -> list[tuple[str, int]]:
+    """Return the references with all parts in place of an op that is split."""
+    expanded = []
+    for ref in references:
+        op, k = (ref.source, 0) if ref.source in ops else split_output(ref.source) or (ref.source, 0)
+        parts = ops[op].split if op in ops else 1
+        names = [output_name(f"{op}/{i}", k) for i in range(parts)] if parts > 1 else [ref.source]
+        expanded += [(name, ref.distance) for name in names]
+    return expanded

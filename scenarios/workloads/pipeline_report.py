@@ -1,0 +1,475 @@
+"""What is told of a pipeline besides what is told of any run: bubble, activations, memory by what it is for.
+
+::
+
+    makespan  ├──────────────────────────────────────────────┤   first start to last end of all ranks
+    rank 0    F F F F · · · B F B F B F B · B · B · B             span of rank 0, with its idle time ·
+    rank 1    ← F F F · · B F B F B F B F B · B · B →             span of rank 1: fill and drain are outside
+
+``span_ns`` and ``idle_ns`` are per rank: from its first start to its last end, and the part of that in which
+it computes nothing. The bubble is the idle share of all ranks over the makespan, under every schedule: fill
+and drain and the waiting for slower stages included. A rank is idle while nothing executes on it, neither a
+slot nor an optimizer step, a collective or a copy; so the bubble of a training step (``train.bubble``) is the
+same number. Beside it (``span_bubble``) is the idle share of the longest span of a rank, which some schedules
+promise to keep small. The formula's bubble is of
+one of the two, as ``formula_of`` says, with equal stages and free transfers; None where there is no closed
+form.
+``waits_for`` says for each rank what it stood still for (`scenarios.workloads.pipeline_report`),
+``bottleneck`` what all of them waited for most, ``exposed_ns`` how long each waited for transfers, which
+nothing hid.
+
+Both are published as (cost - work) / cost: Qi et al., arXiv 2401.10241, section 5.2, take the makespan as the
+cost of 1F1B and ZB-H1, and the longest span as that of ZB-H2, ZB-1p, ZB-2p and ZB-V.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+
+from policies.pipeline import PHASES, Schedule, closed_form, peak_activations
+from scenarios.builders.pipeline_stage import RESIDENT, PipelineStage
+from sim.base.arrays import UNSET, IntArray
+from sim.base.errors import OutOfMemoryError
+from sim.base.intervals import most_in_use, union
+from sim.base.units import format_bytes
+from sim.explain.communication import COMMUNICATION
+from sim.explain.derived import DerivedColumns
+from sim.explain.memory_use import Lifetimes, lifetimes
+from sim.trace import Trace
+
+# ----------------------------------------------------------------------------------------------------------
+# Whom a rank waits for: every idle moment inside its span, put down to what was running meanwhile.
+#
+# ::
+#
+#     rank 0   F4 ┊····idle····┊ B0       B0 waits for the gradient of 1B0,
+#     rank 1      ┊   ┌─ 1B0 ─┐┊          which ran for a part of that time: stage 1's share,
+#     rank 2      ┊2B0┘        ┊          and waited for 2B0 before: stage 2's share
+#
+# The chain is followed back from the slot that a rank does next to whatever ended last of what it needed (an
+# input, its way here, the slot before it on its own rank), until the beginning of the gap. A slow stage or a
+# slow link is thus named by every rank that stands still because of it, however far away.
+
+
+def waits_for(trace: Trace, devices: Sequence[str]) -> list[dict[str, int]]:
+    """Return, for each rank, the ns it stood still inside its span by what ran meanwhile, most first.
+
+    Causes are ``stage 2``, ``transfer rank0<->rank1`` (either way), the kind of an op that is no slot, and
+    ``launch`` where nothing ran: launch latency, or the cost of issuing.
+    """
+    facts = DerivedColumns(trace)
+    numbers = [trace.job.machine.device_index(name) for name in devices]
+    walk = _Walk(facts)
+    kinds = facts.job.graph.kinds
+    slots = np.array([is_compute(kind) for kind in kinds])[facts.job.graph.kind_code[trace.tasks["op"]]]
+    rows = np.lexsort((facts.start, facts.device))
+    rows = rows[slots[rows]]
+    device, start, end = facts.device[rows], facts.start[rows], facts.end[rows]
+    found: list[dict[str, int]] = []
+    for number in numbers:
+        mine = np.flatnonzero(device == number)
+        over = np.maximum.accumulate(end[mine])
+        gaps = np.flatnonzero(start[mine][1:] > over[:-1]) + 1
+        blamed: Counter[str] = Counter()
+        for k in gaps.tolist():
+            walk.back(int(rows[mine[k]]), int(over[k - 1]), blamed)
+        some = (item for item in blamed.items() if item[1])
+        found.append(dict(sorted(some, key=lambda item: (-item[1], item[0]))))
+    return found
+
+
+def is_compute(kind: str) -> bool:
+    """Whether an op of this kind is a slot of a program, and not a message, an update or a wait."""
+    return all(phase in PHASES for phase in kind.split("+"))
+
+
+class _Walk:
+    """Columns as lists, and the walk back from one row."""
+
+    def __init__(self, facts: DerivedColumns) -> None:
+        moved = facts.trace.transfers
+        self.start = np.concatenate((facts.start, moved["start_ns"])).tolist()
+        self.end = facts.row_end.tolist()
+        self.producer = facts.last_producer.tolist()
+        self.before = np.concatenate((facts.before_on_lane, np.full(len(moved["start_ns"]), -1))).tolist()
+        # What a row is called: the stage of a slot, the kind of another op, a pair of devices; as codes.
+        graph, ops = facts.job.graph, facts.trace.tasks["op"]
+        self.names = [f"stage {stage}" for stage in range(int(graph.stage.max(initial=-1)) + 1)]
+        slots = np.array([is_compute(kind) for kind in graph.kinds])[graph.kind_code[ops]]
+        task = np.where(slots, graph.stage[ops], len(self.names) + graph.kind_code[ops])
+        self.names += graph.kinds
+        pair = np.minimum(moved["source"], moved["destination"]) * len(facts.devices)
+        pairs, which = np.unique(
+            pair + np.maximum(moved["source"], moved["destination"]), return_inverse=True
+        )
+        self.label = np.concatenate((task, len(self.names) + which)).tolist()
+        called = [device.name for device in facts.devices]
+        for a, b in zip(*(column.tolist() for column in np.divmod(pairs, len(called))), strict=True):
+            self.names.append(f"transfer {called[a]}<->{called[b]}")
+
+    def back(self, row: int, until_ns: int, blamed: Counter[str]) -> None:
+        """Put the time from `until_ns` to the start of `row` down to what it waited for."""
+        at = self.start[row]
+        while at > until_ns:
+            input_, lane = self.producer[row], self.before[row]
+            cause = lane if input_ < 0 or (lane >= 0 and self.end[lane] > self.end[input_]) else input_
+            over = self.end[cause] if cause >= 0 else until_ns
+            if over < at:
+                blamed["launch"] += at - max(over, until_ns)
+                at = over
+            if cause < 0 or at <= until_ns:
+                return
+            since = max(self.start[cause], until_ns)
+            blamed[self.names[self.label[cause]]] += at - since
+            at, row = since, cause
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The memory of a pipeline, each byte under what it is for, and why it does not fit.
+#
+# ::
+#
+#     80 GiB ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄
+#             ▁▂▃▄▅▆▇▇▇▇▇▆▅▄▃▂▁     activations (per micro-batch, freed by its backward)
+#             ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁     send and receive buffers
+#             ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇     weights, gradients, optimizer state, stashed weights
+
+BANDS: Final = (*RESIDENT, "activations", "stage inputs", "recomputed", "skips", "buffers", "working")
+"""What memory is for. Stage inputs are what a recomputed micro-batch keeps; buffers are what is sent and
+received: boundary activations, their gradients, and copies under way; working is what a backward needs
+besides while it runs."""
+
+_ACTIVATIONS, _INPUTS, _RECOMPUTED, _SKIPS, _BUFFERS, _WORKING = range(len(RESIDENT), len(BANDS))
+
+
+def band_of_tensors(trace: Trace) -> IntArray:
+    """Return the band (an index into `BANDS`) of every tensor of a pipeline's graph."""
+    graph = trace.job.graph
+    band = np.full(graph.n_tensors, _BUFFERS)
+    for tensor, name in enumerate(graph.external_names):
+        band[tensor] = RESIDENT.index(name.partition(" of stage ")[0])
+    producer = graph.tensor_producer
+    made = np.flatnonzero(producer != UNSET)
+    op = producer[made]
+    k = made - graph.first_output[op]
+    again = np.zeros(len(graph), dtype=bool)
+    unread = np.ones(graph.n_tensors, dtype=bool)
+    unread[graph.inputs.indices] = False
+    for phase, name in enumerate(graph.phases):
+        here = graph.phase_code[op] == phase
+        if name == "F" or "+" in name:  # of an overlapped pair the forward comes first
+            band[made[here & (k == 1)]] = _INPUTS
+            band[made[here & (k == 2)]] = _ACTIVATIONS
+            band[made[here & (k > 2)]] = _SKIPS
+        elif name == "R":
+            band[made[here & (k > 0)]] = _RECOMPUTED
+            again[op[here]] = True
+        if "B" in name or "I" in name:  # what else these make, gradients of skips, is read
+            band[made[here & (k > 0) & unread[made]]] = _WORKING
+    return _without_recompute(trace, band, made[k == 1], again)
+
+
+def _without_recompute(trace: Trace, band: IntArray, second: IntArray, again: IntArray) -> IntArray:
+    """A forward that is not recomputed keeps in its second output what I frees: activations."""
+    graph = trace.job.graph
+    reader = graph.inputs.rows()
+    by_recompute = np.zeros(graph.n_tensors, dtype=bool)
+    by_recompute[graph.inputs.indices[again[reader]]] = True
+    plain = second[(band[second] == _INPUTS) & ~by_recompute[second]]
+    band[plain] = _ACTIVATIONS
+    return band
+
+
+def memory_bands(trace: Trace, devices: Sequence[str]) -> list[dict[str, int]]:
+    """Return, for each rank, what is in memory when it holds most, by band; empty bands are left out."""
+    lives, band = lifetimes(trace), band_of_tensors(trace)
+    return [_at_peak(lives, band, trace.job.machine.device_index(name))[1] for name in devices]
+
+
+def bands_over_time(trace: Trace, device: str) -> tuple[IntArray, dict[str, IntArray]]:
+    """Return instants, and what a device holds of each band from then on; empty bands are left out."""
+    lives, band = lifetimes(trace), band_of_tensors(trace)
+    mine = lives.of(lives.device == trace.job.machine.device_index(device))
+    of = band[mine.tensor]
+    times, _ = mine.levels()
+    found = {
+        name: mine._replace(nbytes=np.where(of == k, mine.nbytes, 0)).levels()[1]
+        for k, name in enumerate(BANDS)
+        if (of == k).any()
+    }
+    return times, found
+
+
+def reserved_bytes(trace: Trace, devices: Sequence[str]) -> list[int]:
+    """Return, for each rank, what an allocator with a pool for each stream has to reserve.
+
+    A caching allocator does not give memory that one stream has freed to another. With a copy stream for
+    each micro-batch, what is received for it, and kept of that to be recomputed from, has a pool of its
+    own, and the pools' peaks add up although they are not reached together. (PyTorch's
+    ``CUDACachingAllocator``; the copy streams are torchgpipe's.)
+    """
+    lives, band, graph = lifetimes(trace), band_of_tensors(trace), trace.job.graph
+    producer = graph.tensor_producer[lives.tensor]
+    made = producer != UNSET
+    op = np.where(made, producer, 0)
+    elsewhere = made & (trace.job.device_of[op] != lives.device)
+    received = np.zeros(len(graph), dtype=bool)  # forwards that have received anything
+    reader = graph.inputs.rows()
+    source = graph.tensor_producer[graph.inputs.indices]
+    crossing = (source != UNSET) & (trace.job.device_of[source] != trace.job.device_of[reader])
+    received[reader[crossing]] = bool(trace.job.machine.links)
+    apart = elsewhere | (made & (band[lives.tensor] == _INPUTS) & received[op])
+    pool = np.where(apart, graph.micro_batch[op], UNSET)
+    pools, which = np.unique(np.stack((lives.device, pool)), axis=1, return_inverse=True)
+    most = most_in_use(lives.start_ns, lives.end_ns, lives.nbytes, which.reshape(-1), pools.shape[1])
+    total = np.zeros(len(trace.job.machine.devices), np.int64)
+    np.add.at(total, pools[0], most)
+    return [int(total[trace.job.machine.device_index(name)]) for name in devices]
+
+
+def _at_peak(lives: Lifetimes, band: IntArray, device: int) -> tuple[int, dict[str, int]]:
+    """Return the instant at which a device holds most, and how much of each band then."""
+    mine = lives.of(lives.device == device)
+    times, held = mine.levels()
+    if not len(times):
+        return 0, {}
+    at = int(times[int(held.argmax())])
+    alive = mine.of((mine.start_ns <= at) & (mine.end_ns > at))
+    total = np.zeros(len(BANDS), np.int64)
+    np.add.at(total, band[alive.tensor], alive.nbytes)
+    return at, {name: size for name, size in zip(BANDS, total.tolist(), strict=True) if size}
+
+
+Others = Callable[[], Sequence[tuple[str, Sequence[PipelineStage]]]]
+"""Makes the stages of other settings, each with the setting in words, the cheapest first."""
+
+
+def too_much(
+    trace: Trace,
+    schedule: Schedule,
+    stages: Sequence[PipelineStage],
+    devices: Sequence[str],
+    others: Others = tuple,
+) -> OutOfMemoryError | None:
+    """Return why a run does not fit the memory of a device, if it does not; of several, the worst."""
+    machine = trace.job.machine
+    numbers = [machine.device_index(name) for name in devices]
+    if all(machine.devices[d].memory_bytes is None for d in numbers):
+        return None
+    lives, band = lifetimes(trace), band_of_tensors(trace)
+    worst: tuple[int, int, int, dict[str, int]] | None = None
+    for rank, d in enumerate(numbers):
+        limit = machine.devices[d].memory_bytes
+        at, bands = _at_peak(lives, band, d)
+        over = 0 if limit is None else sum(bands.values()) - limit
+        if over > 0 and (worst is None or over > worst[0]):
+            worst = over, rank, at, bands
+    if worst is None:
+        return None
+    over, rank, at, bands = worst
+    limit = machine.devices[numbers[rank]].memory_bytes
+    assert limit is not None
+    shown = ", ".join(
+        f"{name} {_size(size)}" for name, size in sorted(bands.items(), key=lambda item: -item[1])
+    )
+    return OutOfMemoryError(
+        f"{schedule.name}: rank {rank} ({devices[rank]}) needs {_size(limit + over)} of {_size(limit)} "
+        f"at micro-batch {_micro_batch(trace, numbers[rank], at)}: {shown}\n"
+        f"  {_help(over, limit, bands, schedule, stages, rank, others)}"
+    )
+
+
+def _size(nbytes: int) -> str:
+    return format_bytes(nbytes, iec=True)
+
+
+def _micro_batch(trace: Trace, device: int, at_ns: int) -> int:
+    """Return the micro-batch of the last op that began on a device by then."""
+    graph, tasks = trace.job.graph, trace.tasks
+    rows = (trace.device == device) & (tasks["start_ns"] <= at_ns) & (graph.micro_batch[tasks["op"]] != UNSET)
+    return int(graph.micro_batch[tasks["op"][rows]][-1])
+
+
+def _help(
+    over: int,
+    limit: int,
+    bands: dict[str, int],
+    schedule: Schedule,
+    stages: Sequence[PipelineStage],
+    rank: int,
+    others: Others,
+) -> str:
+    """Say what would make it fit, recomputation of a part before that of all."""
+    resident = sum(bands.get(name, 0) for name in RESIDENT)
+    if resident > limit:
+        return (
+            f"what stays the whole time is too much by {_size(resident - limit)}; it would take more stages, "
+            "sharded optimizer state, or larger memory"
+        )
+    mine = schedule.stages_of(rank)
+    one = max(stages[s].activation_nbytes for s in mine)
+    advice = []
+    held = bands.get("activations", 0)
+    if one and held:
+        for what, changed in others():
+            saved = max(
+                held // one * (stages[s].activation_nbytes - changed[s].activation_nbytes)
+                + stages[s].working_nbytes
+                - max(changed[s].working_nbytes, stages[s].working_nbytes)
+                for s in mine
+            )
+            if saved >= over:
+                advice.append(what)
+                break
+        fewer = math.ceil(over / one)
+        if held // one > fewer:
+            advice.append(f"{fewer} fewer micro-batch{'es' if fewer > 1 else ''} in flight")
+        inputs = max(stages[s].input_nbytes for s in mine)
+        checkpointed = held // one * inputs + one
+        if held - checkpointed >= over:
+            advice.append("checkpoint: always (recomputation)")
+    advice.append(f"{_size(over)} more memory")
+    return f"it would fit with {', or '.join(advice)}"
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+def pipeline_report(
+    trace: Trace,
+    *,
+    schedule: Schedule,
+    stages: Sequence[PipelineStage],
+    devices: Sequence[str],
+) -> dict[str, Any]:
+    """Return what the summary of a run has besides: the key ``pipeline``.
+
+    Parameters
+    ----------
+    trace : Trace
+    schedule : Schedule
+    stages : sequence of PipelineStage
+    devices : sequence of str
+        Device of each rank.
+    """
+    number = [trace.job.machine.device_index(name) for name in devices]
+    graph = trace.job.graph
+    computes = np.isin(graph.kind_code, [i for i, kind in enumerate(graph.kinds) if is_compute(kind)])
+    rows = np.flatnonzero(computes[trace.tasks["op"]])
+    start, end = trace.tasks["start_ns"][rows], trace.tasks["end_ns"][rows]
+    device = trace.device[rows]
+    n = len(trace.job.machine.devices)
+    first, last = np.full(n, trace.makespan_ns), np.zeros(n, np.int64)
+    np.minimum.at(first, device, start)
+    np.maximum.at(last, device, end)
+    busy = union(start, end, device).lengths(n)
+    span = np.maximum(last - first, 0)
+    longest = max(number, key=lambda d: (int(span[d]), int(busy[d])))
+    executes = _executing(trace, np.zeros(n, np.int64), np.full(n, trace.makespan_ns))
+    makespan_bubble = _excess(len(number) * trace.makespan_ns, int(executes[number].sum()))
+    span_bubble = _excess(int(span[longest]), int(_executing(trace, first, last)[longest]))
+    formula = _formula(schedule, stages)
+    causes = waits_for(trace, devices)
+    return {
+        "pipeline": {
+            "schedule": schedule.name,
+            "ranks": schedule.ranks,
+            "stages": schedule.stages,
+            "chunks": schedule.chunks,
+            "micro_batches": schedule.micro_batches,
+            "makespan_ns": trace.makespan_ns,
+            "span_ns": span[number].tolist(),
+            "idle_ns": (span - busy)[number].tolist(),
+            "busy_ns": busy[number].tolist(),
+            "bubble": makespan_bubble,
+            "makespan_bubble": makespan_bubble,
+            "span_bubble": span_bubble,
+            **formula,
+            "peak_activations": list(peak_activations(schedule)),
+            "waits_for": causes,
+            "bottleneck": _most(causes),
+            "exposed_ns": [
+                sum(ns for cause, ns in of_rank.items() if cause.split()[0] in COMMUNICATION)
+                for of_rank in causes
+            ],
+            "devices": list(devices),
+            "memory_bytes": memory_bands(trace, devices),
+            "reserved_bytes": reserved_bytes(trace, devices),
+            **{
+                key: list(schedule.meta[key])
+                for key in ("weight_versions", "staleness")
+                if key in schedule.meta
+            },
+        }
+    }
+
+
+def _executing(trace: Trace, first: IntArray, last: IntArray) -> IntArray:
+    """Return for how long any op executes on each device, between two times of each."""
+    device = trace.device
+    start, end = (
+        np.clip(at, first[device], np.maximum(first, last)[device])
+        for at in (trace.begins_ns, trace.tasks["end_ns"])
+    )
+    return union(start, end, device).lengths(len(first))
+
+
+def check_memory(
+    trace: Trace,
+    advise: bool = True,
+    *,
+    schedule: Schedule,
+    stages: Sequence[PipelineStage],
+    devices: Sequence[str],
+    others: Others = tuple,
+) -> None:
+    """Refuse a run that needs more memory than a device has.
+
+    The error always says what would help (`advise`): it is found by formula.
+
+    Raises
+    ------
+    OutOfMemoryError
+        Telling what takes it, and what would help.
+    """
+    error = too_much(trace, schedule, stages, devices, others)
+    if error is not None:
+        raise error
+
+
+def _excess(cost: int, work: int) -> float:
+    return float(Fraction(cost - work, cost)) if cost else 0.0
+
+
+def _most(causes: Sequence[Mapping[str, int]]) -> str | None:
+    """Return what all ranks together waited for longest; the first of equals by name."""
+    total: Counter[str] = Counter()
+    for of_rank in causes:
+        total.update(of_rank)
+    return min(total, key=lambda cause: (-total[cause], cause), default=None)
+
+
+def _formula(schedule: Schedule, stages: Sequence[PipelineStage]) -> dict[str, Any]:
+    """Return the closed form's bubble, where all stages are equal and there is one."""
+    form = None
+    if len({stage.times for stage in stages}) == 1:
+        form = closed_form(
+            schedule.name,
+            ranks=schedule.ranks,
+            micro_batches=schedule.micro_batches,
+            chunks=schedule.chunks,
+            times=stages[0].times,
+        )
+    if form is None:
+        return {"bubble_formula": None, "formula": None, "formula_of": None}
+    return {
+        "bubble_formula": float(form.bubble),
+        "formula": f"{form.quantity} = work + {form.formula}",
+        "formula_of": form.quantity,
+    }

@@ -1,0 +1,388 @@
+"""From the fields of a pipeline to its stages: given, shared by chunks, or cut from layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from math import prod
+
+from policies.pipeline import Schedule, StageTimes
+from policies.pipeline.planners import Level, Rule, plan_pipedream
+from scenarios.builders.builder import kernels_graph
+from scenarios.builders.pipeline_layers import balance_of, cut, graph_layers, layer_costs, profile_layers
+from scenarios.builders.pipeline_stage import Around, PipelineStage
+from scenarios.builders.train.kernels import Attention, Product
+from scenarios.file.document import Document
+from scenarios.workloads.pipeline_fields import PipelineFields, StageFields
+from scenarios.workloads.pipeline_model import EndOfStep, forward_kernels, model_stages
+from sim.base.errors import InputError
+from sim.base.units import round_half_up
+from sim.graph.graph import Graph
+from sim.machine.device import Device
+from sim.machine.machine import Machine
+
+# ----------------------------------------------------------------------------------------------------------
+# Which device each rank of a pipeline runs on, in whose place its stages are timed.
+#
+# ::
+#
+#     machine   cpu0  cpu1  gpu0  gpu1  nvswitch      the CPUs where there is nothing else;
+#     rank        -     -     0     1      -          a switch runs no op
+
+
+def candidates(fields: PipelineFields, machine: Machine) -> list[Device]:
+    """Return the devices that ranks are put on, in order: as given, else what runs ops and is no CPU.
+
+    Raises
+    ------
+    InputError
+        A device that is not there, or that can run no op (a switch).
+    """
+    if fields.devices is not None:
+        given = [machine.devices[machine.device_index(name)] for name in fields.devices]
+        for device in given:
+            if not _runs_ops(device):
+                raise InputError(
+                    f"devices: {device.name} can run no op (supports: []), so no rank can be there"
+                )
+        return given
+    able = [device for device in machine.devices if _runs_ops(device)]
+    return [device for device in able if not device.workers] or able
+
+
+def _runs_ops(device: Device) -> bool:
+    return device.supports is None or bool(device.supports)
+
+
+def check_ranks(ranks: int, devices: Sequence[Device]) -> None:
+    """Refuse more ranks than devices.
+
+    Raises
+    ------
+    InputError
+        ``9 ranks, 8 GPUs``.
+    """
+    if ranks > len(devices):
+        kinds = {device.kind for device in devices}
+        what = f"{kinds.pop().upper()}s" if len(kinds) == 1 else "devices that can run ops"
+        names = ", ".join(device.name for device in devices) or "none"
+        raise InputError(
+            f"{ranks} ranks, {len(devices)} {what} ({names}); "
+            "make fewer stages, put several on a rank (chunks; `ranks: N` instead of stages follows each "
+            "schedule), or add devices"
+        )
+
+
+def loop_devices(stages: int, chunks: int, devices: Sequence[Device]) -> list[Device]:
+    """Return the device of each stage while no schedule places it: ranks in a loop.
+
+    Raises
+    ------
+    InputError
+        More ranks than devices.
+    """
+    ranks = max(1, stages // chunks)
+    check_ranks(ranks, devices)
+    return [devices[stage % ranks] for stage in range(stages)]
+
+
+def rank_devices(
+    fields: PipelineFields, schedule: Schedule, devices: Sequence[Device], around: Around
+) -> list[str]:
+    """Return the name of the device of each rank.
+
+    Raises
+    ------
+    InputError
+        Too few devices, one that runs several ops at once, or one without a stream for the reductions.
+    """
+    for key in ("transfer", "dispatch"):
+        if getattr(fields, key) is not None:
+            raise InputError(
+                f"{key} is for pipelines without a machine; with one, say it there "
+                f"({'latency of its links' if key == 'transfer' else 'issue_cost of its devices'})"
+            )
+    check_ranks(schedule.ranks, devices)
+    for device in devices[: schedule.ranks]:
+        if device.workers > 1:
+            raise InputError(
+                f"a rank runs one op at a time, and {device.name} has {device.workers} workers: inter_op: 1"
+            )
+        if around.own_stream and device.lanes < 2:
+            raise InputError(
+                f"gradients are summed beside the computation, and {device.name} has one stream; give it "
+                "streams: 2, or say overlap: false"
+            )
+    return [device.name for device in devices[: schedule.ranks]]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the devices of a pipeline are asked to time before there are stages: a graph, or kernels of a model.
+#
+# Warnings about costs count these, as the tasks of a pipeline have durations by then.
+
+
+def graph_of(fields: PipelineFields, document: Document) -> Graph:
+    """Return the graph of a forward pass that stages are cut from, with the batch of a micro-batch."""
+    from scenarios.importers import load_graph
+
+    assert fields.graph is not None
+    batch = None if fields.batch is None else -(-fields.batch // fields.micro_batches)
+    return load_graph(document.file(fields.graph), batch=batch)
+
+
+def timed_graph(fields: PipelineFields, document: Document) -> Graph | None:
+    """Return the graph, or the kernels of a model's forward; None: there is neither."""
+    if fields.graph is not None:
+        return graph_of(fields, document)
+    return None if fields.model is None else _kernels(tuple(forward_kernels(fields)), fields.model.dtype)
+
+
+@lru_cache(maxsize=1)
+def _kernels(kernels: tuple[Product | Attention, ...], dtype: str) -> Graph:
+    """Return the graph of some kernels, the same for all schedules and points of a sweep that have them."""
+    return kernels_graph(kernels, dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages, on how many workers each is where a planner said so, and how many layers each has.
+
+    Of a model the end of its step is known, too.
+    """
+
+    each: list[PipelineStage]
+    replicas: tuple[int, ...] | None = None
+    balance: tuple[int, ...] = ()
+    end: EndOfStep | None = None
+
+
+def make_stages(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:
+    """Return the stages of a pipeline; a model or a graph is timed with ranks in a loop over the devices.
+
+    Parameters
+    ----------
+    fields : PipelineFields
+    document : Document
+        Finds a profile.
+    devices : sequence of Device
+        Of each rank, and perhaps more; they time a model or a graph. Empty without a machine.
+    chunks : int
+        Stages a rank, for ``ranks:``.
+
+    Raises
+    ------
+    InputError
+        A stage without a time, or a cut that is impossible.
+    """
+    if fields.model is not None:
+        count = _count(fields, chunks)
+        homes = loop_devices(count, chunks, devices) if devices else [None] * count
+        made, end = model_stages(fields, document, homes)
+        return Stages(made, end=end)
+    if fields.layers is not None or fields.profile is not None or fields.graph is not None:
+        return _cut(fields, document, devices, chunks)
+    if fields.ranks is not None:
+        each = _shared(_stage(fields, fields), chunks)
+        return Stages([each] * (fields.ranks * chunks))
+    given = fields.stages if isinstance(fields.stages, list) else [fields] * (fields.stages or 0)
+    return Stages(_with_inputs([_stage(stage, fields, i) for i, stage in enumerate(given)]))
+
+
+def _count(fields: PipelineFields, chunks: int) -> int:
+    """Return the number of stages that a model or layers are cut into."""
+    given = fields.ranks * chunks if fields.ranks is not None else fields.stages
+    if isinstance(fields.partition, str):
+        assert isinstance(given, int)
+        return given
+    if given is not None and given != len(fields.partition):
+        on = "" if fields.ranks is None else f" ({fields.ranks} ranks of {chunks} chunks)"
+        raise InputError(f"partition has {len(fields.partition)} stages, and there are {given}{on}")
+    return len(fields.partition)
+
+
+def _stage(own: StageFields, common: StageFields, number: int | None = None) -> PipelineStage:
+    """Return one stage: what it says itself, else what the pipeline says of all."""
+    values = {
+        key: getattr(own, key) if getattr(own, key) is not None else getattr(common, key)
+        for key in StageFields.model_fields
+    }
+    if own.backward is not None and own.input_grad is None:  # its own B, not I and W of the others
+        values["input_grad"] = values["weight_grad"] = None
+    elif own.input_grad is not None and own.backward is None:
+        values["backward"] = None
+    where = "" if number is None else f"stage {number}: "
+    if values["forward"] is None:
+        raise InputError(f"{where}has no time of its forward")
+    split = values["input_grad"] is not None and values["weight_grad"] is not None
+    if values["backward"] is None and not split:
+        raise InputError(f"{where}has no time of its backward; give backward, or input_grad and weight_grad")
+    if values["backward"] is not None and split:
+        total = values["input_grad"] + values["weight_grad"]
+        if total != values["backward"]:
+            raise InputError(
+                f"{where}backward is {values['backward']} ns, and input_grad and weight_grad add up to "
+                f"{total} ns; give one of them"
+            )
+    times = StageTimes(
+        **{
+            key: values[key]
+            for key in ("forward", "backward", "input_grad", "weight_grad", "recompute", "overlapped")
+        }
+    )
+    activation = values["activation"] or 0
+    kept = activation if values["kept"] is None else values["kept"]
+    for_weights = values["kept_for_weight_grad"]
+    if for_weights is not None and for_weights > kept:
+        raise InputError(f"{where}kept_for_weight_grad is a part of kept and cannot exceed it")
+    return PipelineStage(
+        times,
+        boundary_nbytes=activation,
+        activation_nbytes=kept,
+        weight_grad_nbytes=for_weights,
+        parameter_nbytes=values["parameters"] or 0,
+        gradient_nbytes=values["gradients"] or 0,
+        optimizer_nbytes=values["optimizer_state"] or 0,
+        checkpoint_nbytes=values["stage_input"],
+        collective_ns=values["collective"] or 0,
+    )
+
+
+def _with_inputs(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
+    """Let a recomputed micro-batch keep what the stage before sends, where nothing else is said."""
+    return [
+        replace(stage, checkpoint_nbytes=stages[i - 1].boundary_nbytes)
+        if i and stage.checkpoint_nbytes is None
+        else stage
+        for i, stage in enumerate(stages)
+    ]
+
+
+def _shared(stage: PipelineStage, chunks: int) -> PipelineStage:
+    """Return a chunk of a rank's work; what is sent on does not depend on how it is cut."""
+
+    def part(whole: int | None) -> int | None:
+        return None if whole is None else round_half_up(Fraction(whole, chunks))
+
+    times = StageTimes(
+        **{key: part(getattr(stage.times, key)) for key in StageTimes.__dataclass_fields__}  # type: ignore[arg-type]
+    )
+    sizes = {
+        key: part(getattr(stage, key))
+        for key in (
+            "activation_nbytes",
+            "weight_grad_nbytes",
+            "parameter_nbytes",
+            "gradient_nbytes",
+            "optimizer_nbytes",
+            "collective_ns",
+        )
+    }
+    return replace(stage, times=times, **sizes)  # type: ignore[arg-type]
+
+
+def place_stages(
+    fields: PipelineFields, document: Document, stages: Stages, schedule: Schedule, devices: Sequence[Device]
+) -> Stages:
+    """Return the stages, timed on the devices of the ranks where a schedule puts them.
+
+    Parameters
+    ----------
+    fields : PipelineFields
+    document : Document
+    stages : Stages
+        As `make_stages` returned them: how layers were cut stays as it is.
+    schedule : Schedule
+    devices : sequence of Device
+        Of each rank.
+
+    Raises
+    ------
+    InputError
+        A stage has several ranks (replicas, both ways) whose devices take different times for it: it has
+        one duration.
+    """
+    timed = fields.graph is not None or (fields.model is not None and fields.model.by_device)
+    if not timed:
+        return stages
+    check_ranks(schedule.ranks, devices)
+    found: list[list[PipelineStage]] = []
+    end = stages.end
+    for placement in dict.fromkeys(schedule.placements):
+        homes = [devices[rank] for rank in placement]
+        if fields.model is not None:
+            each, end = model_stages(fields, document, homes)
+            found.append(each)
+        else:
+            found.append(_of_graph(fields, document, homes, stages.balance))
+    for s, (stage, *others) in enumerate(zip(*found, strict=True)):
+        if any(other != stage for other in others):
+            where = dict.fromkeys(devices[placement[s]].name for placement in schedule.placements)
+            raise InputError(
+                f"stage {s} lives on {' and '.join(where)}, which take different times for it; put the ranks "
+                "on equal devices (devices: [...]), or choose a schedule with one placement"
+            )
+    return replace(stages, each=found[0], end=end)
+
+
+def _of_graph(
+    fields: PipelineFields, document: Document, homes: Sequence[Device], balance: Sequence[int]
+) -> list[PipelineStage]:
+    """Return stages cut from the ops of a graph, each timed by the device it is on."""
+    graph = graph_of(fields, document)
+    per_device = {device.name: cut(_graph_layers(fields, graph, device), balance) for device in homes}
+    return [per_device[device.name][s] for s, device in enumerate(homes)]
+
+
+def _graph_layers(fields: PipelineFields, graph: Graph, device: Device) -> list[PipelineStage]:
+    return graph_layers(graph, device, backward_ratio=Fraction(str(fields.backward_ratio)))
+
+
+def _cut(fields: PipelineFields, document: Document, devices: Sequence[Device], chunks: int) -> Stages:
+    """Cut layers into stages; those of a graph are balanced as the first rank's device times them."""
+    if fields.profile is not None:
+        from scenarios.importers.pipedream_profile import read_profile
+
+        layers = profile_layers(read_profile(document.file(fields.profile)))
+    elif fields.graph is not None:
+        device = devices[0] if devices else Device("plain")
+        layers = _graph_layers(fields, graph_of(fields, document), device)
+    else:
+        layers = [_stage(layer, fields, i) for i, layer in enumerate(fields.layers or [])]
+    if str(fields.partition).startswith("pipedream"):
+        rule: Rule = "paper" if fields.partition == "pipedream" else "optimizer"
+        plan = plan_pipedream(layer_costs(layers), _levels(fields), rule)
+        return Stages(cut(layers, plan.balance), plan.replicas, tuple(plan.balance))
+    count = _count(fields, chunks)
+    balance = balance_of(layers, count, fields.partition)
+    if fields.graph is not None and devices:
+        return Stages(
+            _of_graph(fields, document, loop_devices(count, chunks, devices), balance), balance=balance
+        )
+    return Stages(cut(layers, balance), balance=balance)
+
+
+def _levels(fields: PipelineFields) -> list[Level]:
+    """Return the levels of the machine that PipeDream's planners plan for, from the innermost."""
+    workers = _count(
+        fields, 1
+    )  # `stages` or `ranks` is here their number; how many stages they make is the plan
+    if fields.levels is None and fields.bandwidth is not None:
+        return [Level(workers, fields.bandwidth)]
+    if fields.levels is None or fields.bandwidth is not None:
+        raise InputError(
+            f"the planner {fields.partition} needs the bandwidth between workers: bandwidth: 1GB/s, or "
+            "levels: [{workers: 4, bandwidth: 10GB/s}, {workers: 2, bandwidth: 1GB/s}]; give one of them"
+        )
+    in_all = prod(level.workers for level in fields.levels)
+    if in_all != workers:
+        raise InputError(
+            f"levels has {' x '.join(str(level.workers) for level in fields.levels)} = {in_all} workers, and "
+            f"there are {workers}"
+        )
+    return [Level(level.workers, level.bandwidth) for level in fields.levels]

@@ -1,0 +1,348 @@
+"""Pipelines: ``workload: {pipeline: {stages: 4, micro_batches: 8, forward: 1ms, backward: 2ms}}``.
+
+::
+
+    fields ──► stages (given, or cut from layers, a profile, a model)
+                  │
+    policy ───────┼──► schedule (a program for each rank) ──► graph ─┐
+                  │                                                  ├──► run ──► report, and does it fit?
+    machine ──────┴──► device of each rank, times of a model ────────┘
+    (or plain devices)
+
+The policy of a pipeline is its schedule: any name that ``sim schedule`` knows, with its options. Ranks are
+stages / chunks; with ``ranks:`` instead of ``stages:`` the same work of each rank is cut into as many chunks
+as a schedule has, so that schedules with and without chunks can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from policies.pipeline import Schedule, default_chunks, generate, options
+from policies.pipeline.recompute import without_backward_dependency
+from policies.pipeline.registry import MOST_SLOTS, check_options, require_positive
+from scenarios.builders.data_parallel import ring_all_reduce_ns
+from scenarios.builders.pipeline_graph import crossings, pipeline_graph, plain_machine
+from scenarios.builders.pipeline_stage import Around, PipelineStage, Skip
+from scenarios.file.document import Document, Loc
+from scenarios.workloads.pipeline_fields import PipelineFields
+from scenarios.workloads.pipeline_model import note_on_times, smaller_stages
+from scenarios.workloads.pipeline_report import check_memory, pipeline_report
+from scenarios.workloads.pipeline_stages import (
+    Stages,
+    candidates,
+    make_stages,
+    place_stages,
+    rank_devices,
+    timed_graph,
+)
+from scenarios.workloads.workload import Work, Workload
+from sim.base import plugins
+from sim.base.errors import InputError, ScenarioError, UnknownNameError
+from sim.base.units import NS_PER_S, format_bytes, parse_bytes, round_half_up
+from sim.graph.graph import Graph
+from sim.machine.machine import Machine
+
+if TYPE_CHECKING:
+    from scenarios.fields.policy_fields import PolicyFields
+    from sim.trace import Trace
+
+
+_HERE: Loc = ("workload", "pipeline")
+
+
+def micro_batch_sizes(batch: int, micro_batches: int) -> tuple[int, ...]:
+    """Return the sizes of the micro-batches that ``tensor.chunk(micro_batches)`` makes.
+
+    All have ceil(batch / micro_batches) samples and the last one what is left, so that there may be
+    fewer than were asked for.
+
+    Examples
+    --------
+    >>> micro_batch_sizes(5, 4)
+    (2, 2, 1)
+    """
+    size = -(-batch // micro_batches)
+    return tuple(min(size, batch - at) for at in range(0, batch, size))
+
+
+class Pipeline(Workload):
+    """A pipeline of stages over micro-batches; its policy is a schedule."""
+
+    pipeline: PipelineFields
+
+    def schedules(self) -> Collection[str]:
+        """Return the names of all schedules."""
+        return plugins.names("sim.pipelines")
+
+    def check_schedule(self, policy: PolicyFields) -> None:
+        """Refuse options that the schedule has not, and sizes that the workload has."""
+        assert policy.name is not None
+        given, others = policy.options, ["chunks"]
+        for size in ("ranks", "micro_batches"):
+            if size in given:
+                raise InputError(
+                    f"{policy.name} takes no {size}: the workload says it (workload.pipeline.{size})"
+                )
+        if given.get("chunks") is not None:
+            require_positive(chunks=given["chunks"])
+        if policy.name == "zb-auto" and "memory_limit" in given:
+            _limit(given["memory_limit"], 1, 0)
+            others.append("memory_limit")
+        check_options(policy.name, given, others=others)
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Refuse: without a schedule there is no graph."""
+        raise document.error(_HERE, "has a graph only under a schedule; run one of its cases")
+
+    def default_machine(self) -> Mapping[str, Any]:
+        """Return a plain device for each rank."""
+        fields = self.pipeline
+        stages = len(fields.stages) if isinstance(fields.stages, list) else fields.stages
+        ranks = fields.ranks or (stages or 1) // (fields.chunks or 1)
+        return {"devices": {"rank": {"kind": "gpu", "count": max(1, ranks)}}}
+
+    def asks_cost_models(self) -> bool:
+        """Whether stages are timed where they run: those of a graph, or of a model that gives no rate."""
+        model = self.pipeline.model
+        return self.pipeline.graph is not None or (model is not None and model.by_device)
+
+    def timed(self, document: Document) -> Graph | None:
+        """Return the graph that stages are cut from, or the kernels of a model, where devices time them."""
+        return timed_graph(self.pipeline, document) if self.asks_cost_models() else None
+
+    def work(
+        self, document: Document, machine: Machine | None, policy: PolicyFields, loc: Loc, *, seed: int = 0
+    ) -> Work:
+        """Return graph and machine under a schedule.
+
+        Raises
+        ------
+        InputError
+            Sizes that do not fit each other, an unknown option, a device that is not there.
+        StuckError
+            A custom order that deadlocks.
+        """
+        try:
+            return _work(self.pipeline, document, machine, policy, loc)
+        except ScenarioError:
+            raise
+        except InputError as error:
+            if error.path or isinstance(error, UnknownNameError):  # an option of the schedule
+                raise document.wrong(error, loc) from error
+            of = (
+                "" if str(policy.name) in str(error) else f"{policy.name}: "
+            )  # which, where several are compared
+            raise document.error(_HERE, f"{of}{error}") from error
+
+
+def _work(
+    fields: PipelineFields, document: Document, machine: Machine | None, policy: PolicyFields, loc: Loc
+) -> Work:
+    assert policy.name is not None
+    name, given = policy.name, dict(policy.options)
+    chunks = given.pop("chunks", fields.chunks)
+    if chunks is not None:
+        require_positive(chunks=chunks)
+        if (fields.ranks or 1) * chunks > MOST_SLOTS:
+            raise InputError(f"chunks: {chunks:,} a rank are more than the {MOST_SLOTS:,} slots there may be")
+    able = [] if machine is None else candidates(fields, machine)
+    stages = make_stages(fields, document, able, chunks or default_chunks(name))
+    sizes = _split(fields)
+    schedule = _schedule(name, given, chunks, stages, len(sizes), fields, document)
+    if schedule.stages != len(stages.each):
+        raise InputError(
+            f"{len(stages.each)} stages are given, and {name} has {schedule.stages} on {schedule.ranks} ranks"
+        )
+    if not fields.backward_dependency:
+        schedule = without_backward_dependency(schedule)
+    if machine is not None:
+        stages = place_stages(fields, document, stages, schedule, able)
+    around = _around(fields, stages, schedule.chunks if fields.ranks is not None else 1)
+    if machine is None:
+        streams, transfer, dispatch = 1 + around.own_stream, fields.transfer or 0, fields.dispatch or 0
+        pairs = crossings(schedule, around)
+        machine = plain_machine(
+            schedule.ranks,
+            transfer if around.copy_streams else 0,
+            pairs=pairs,
+            streams=streams,
+            dispatch_ns=dispatch,
+        )
+        devices = [device.name for device in machine.devices]
+        copy_ns = lambda source, destination, nbytes: transfer  # noqa: E731
+    else:
+        devices = rank_devices(fields, schedule, able, around)
+        copy_ns = partial(_route_ns, machine, devices)
+    share = [(size, sizes[0]) for size in sizes]
+    graph = pipeline_graph(schedule, stages.each, devices, around=around, copy_ns=copy_ns, shares=share)
+    if not around.copy_streams:
+        machine = replace(machine, links=(), network=None)
+    first = machine.devices[machine.device_index(devices[schedule.rank_of(0, 0)])]
+
+    def report(trace: Trace) -> dict[str, Any]:
+        told = pipeline_report(trace, schedule=schedule, stages=stages.each, devices=devices)
+        return {**told, "note": note_on_times(fields, stages.each, first)}
+
+    return Work(
+        graph,
+        machine,
+        report,
+        partial(
+            check_memory,
+            schedule=schedule,
+            stages=stages.each,
+            devices=devices,
+            others=partial(smaller_stages, fields, document, len(stages.each)),
+        ),
+    )
+
+
+def _split(fields: PipelineFields) -> tuple[int, ...]:
+    """Return the samples of each micro-batch, or ones where nobody counts samples."""
+    if fields.batch is None:
+        return (1,) * fields.micro_batches
+    sizes = micro_batch_sizes(fields.batch, fields.micro_batches)
+    if len(sizes) != fields.micro_batches:
+        warnings.warn(
+            f"a batch of {fields.batch} in {fields.micro_batches} micro-batches is split into {len(sizes)}, "
+            f"of {'+'.join(map(str, sizes))} samples: all but the last have ceil(batch / micro-batches)",
+            stacklevel=2,
+        )
+    return sizes
+
+
+def _schedule(
+    name: str,
+    given: dict[str, Any],
+    chunks: int | None,
+    stages: Stages,
+    micro_batches: int,
+    fields: PipelineFields,
+    document: Document,
+) -> Schedule:
+    """Generate the schedule, giving it what it may know of the workload."""
+    known = options(name)
+    if name == "custom":
+        if isinstance(given.get("file"), str):
+            given["file"] = str(document.file(given["file"]))
+        return generate(name, micro_batches=micro_batches, chunks=chunks, **given)
+    if stages.replicas is not None and "replicas" in known:
+        given.setdefault("replicas", list(stages.replicas))
+    if name == "zb-auto":
+        given = {**_problem(fields, stages.each), **given}
+        resident = _resident(stages.each, chunks or default_chunks(name))
+        given["memory_limit"] = _limit(given.get("memory_limit"), given["activation"], resident)
+    checkpoint = given.pop("checkpoint", fields.checkpoint)
+    if checkpoint == "except_last" and micro_batches < fields.micro_batches:
+        # Of the chunks asked for the last is left out; a short batch has none such (torchgpipe, gpipe.py).
+        checkpoint = "always"
+    count = len(stages.each)
+    replicas = given.get("replicas")
+    if isinstance(replicas, list) and all(type(each) is int for each in replicas):
+        ranks = sum(replicas)
+    else:
+        ranks = count // (chunks or default_chunks(name))
+    if not replicas and count % (chunks or default_chunks(name)):
+        raise InputError(
+            f"{count} stages cannot be shared by ranks of {chunks or default_chunks(name)} chunks"
+        )
+    return generate(
+        name,
+        ranks=ranks,
+        micro_batches=micro_batches,
+        chunks=chunks,
+        checkpoint=checkpoint,
+        **given,
+    )
+
+
+def _problem(fields: PipelineFields, stages: list[PipelineStage]) -> dict[str, Any]:
+    """Return what zb-auto searches an order for: the workload's own times and sizes."""
+    sized = all(stage.activation_nbytes for stage in stages)
+    return {
+        "forward": [stage.times.of("F") for stage in stages],
+        "input_grad": [stage.times.of("I") for stage in stages],
+        "weight_grad": [stage.times.of("W") for stage in stages],
+        "transfer": fields.transfer or 0,
+        "activation": [stage.activation_nbytes for stage in stages] if sized else 1,
+        "for_weight_grad": [stage.kept_nbytes for stage in stages] if sized else 1,
+    }
+
+
+def _resident(stages: Sequence[PipelineStage], chunks: int) -> int:
+    """Return what stays on the rank that holds most: parameters, gradients and optimizer state."""
+    sizes = [stage.parameter_nbytes + stage.gradient_nbytes + stage.optimizer_nbytes for stage in stages]
+    return max(size + (sizes[-1 - s] if chunks == 2 else 0) for s, size in enumerate(sizes))
+
+
+def _limit(given: Any, activation: int | list[int], resident: int) -> int | None:
+    """Return how much a rank may hold of activations.
+
+    Given is a size, of all that a rank holds, or a number of micro-batches on the largest stage.
+    """
+    if given is None or isinstance(given, bool):
+        return None
+    if isinstance(given, (int, float)):
+        if not -math.inf < given < math.inf:
+            raise InputError(f"memory_limit should be a size or a number of micro-batches, not {given!r}")
+        return int(given * (max(activation) if isinstance(activation, list) else activation))
+    total = parse_bytes(given, what="memory_limit")
+    if total <= resident:
+        raise InputError(
+            f"memory_limit {format_bytes(total)} leaves nothing for activations: parameters, gradients and "
+            f"optimizer state of a rank take {format_bytes(resident)}"
+        )
+    return total - resident
+
+
+def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
+    """Return what is around the schedule; times of a rank are shared by its chunks."""
+    optimizer, data, stages = fields.optimizer, fields.data_parallel, of.each
+    steps: tuple[int, ...] = ()
+    synchronisation: int | None = None
+    if optimizer is not None:
+        steps = (round_half_up(Fraction(optimizer.time, shared_by)),) * len(stages)
+        synchronisation = optimizer.synchronisation
+    elif of.end is not None and any(of.end[0]):
+        steps, synchronisation = of.end
+    reduce: tuple[int, ...] = ()
+    if data is not None and data.all_reduce is not None:
+        reduce = (round_half_up(Fraction(data.all_reduce, shared_by)),) * len(stages)
+    elif data is not None:
+        assert data.replicas is not None
+        reduce = tuple(
+            ring_all_reduce_ns(
+                stage.gradient_nbytes or stage.parameter_nbytes, data.replicas, data.bandwidth, 0
+            )
+            for stage in stages
+        )
+    for skip in fields.skips:
+        if skip.to >= len(stages):
+            raise InputError(f"skips: there is no stage {skip.to}, stages are 0..{len(stages) - 1}")
+    return Around(
+        skips=tuple(Skip(skip.source, skip.to, skip.size) for skip in fields.skips),
+        portals=fields.portals,
+        copy_streams=fields.copy_streams,
+        optimizer_ns=steps,
+        synchronisation_ns=synchronisation,
+        all_reduce_ns=reduce,
+        overlap=data.overlap if data else True,
+        buckets=data.buckets if data else 1,
+        sharded=data.sharded if data else False,
+    )
+
+
+def _route_ns(machine: Machine, devices: list[str], source: int, destination: int, nbytes: int) -> int:
+    """Return what a copy between two ranks takes that has its route for itself."""
+    route = machine.route(machine.device_index(devices[source]), machine.device_index(devices[destination]))
+    links = [machine.links[k] for k in route]
+    rates = [link.bandwidth_bytes_per_s for link in links if link.bandwidth_bytes_per_s is not None]
+    latency = sum(link.latency_ns for link in links)
+    return latency + (-(-nbytes * NS_PER_S // min(rates)) if rates else 0)

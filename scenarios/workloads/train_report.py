@@ -1,0 +1,386 @@
+"""What is told of a training step: time, rate, MFU, where the time goes, memory of each rank, and if it fits.
+
+::
+
+    rank 0  ├ products ─ attention ─ passes ─ exposed collectives ┤ × micro-batches + optimizer + waits = step
+            hidden collectives run beside them
+
+One rank a pipeline stage is simulated; the others do the same at the same time, and the report says how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from policies.pipeline import Schedule
+from scenarios.builders.train.layout import SHARDINGS, Sharding
+from scenarios.builders.train.memory import Peak
+from scenarios.builders.train.step import peaks_of, step_ns
+from scenarios.builders.train.training import Spent, Training
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError, OutOfMemoryError
+from sim.base.intervals import union
+from sim.base.units import NS_PER_S, format_bytes, format_duration, round_half_up
+from sim.explain.communication import computes_until_ns, exposed_communication
+from sim.explain.derived import DerivedColumns
+from sim.trace import Trace
+
+# ----------------------------------------------------------------------------------------------------------
+# Sharding over fewer ranks (HSDP): which of them share one copy, and when all of them are too many.
+#
+# ::
+#
+#     fsdp over 6,400 ranks    a ring of 6,399 hops a gather, however few bytes each has
+#     shard: 64                rings of 63, and sums of a 64th of the gradients over 100 copies
+#
+# A gather is dominated by latency where twice the bytes do not take one and a half times as long.
+
+_WORTH_IT = 0.02
+"""Part of a step that a change has to save."""
+
+
+def shards(training: Training) -> Iterator[Training]:
+    """Yield the training with FSDP over fewer ranks: whole nodes, one and twice as many again and again."""
+    layout = training.layout
+    ranks, n = layout.dp * layout.cp, layout.node
+    while n < ranks:
+        try:
+            yield replace(training, layout=replace(layout, sharding="fsdp", shard=n))
+        except InputError:  # no divisor of the ranks
+            return
+        n *= 2
+
+
+def fastest_shard(training: Training) -> Training | None:
+    """Return the training with FSDP over as many ranks as fit and communicate least; None: none fits."""
+    found = [each for each in shards(training) if each.parameters_apart and _fits(each)]
+    return min(found, key=_communication_ns, default=None)
+
+
+def latency_note(training: Training, step: int, exposed: int) -> str | None:
+    """Return a line where FSDP takes long for its messages, not for its bytes, and what is faster.
+
+    Parameters
+    ----------
+    training : Training
+    step : int
+        How long it takes, in ns.
+    exposed : int
+        How much of that are collectives that nothing hides.
+    """
+    if training.layout.sharding != "fsdp" or not training.parameters_apart or exposed < _WORTH_IT * step:
+        return None
+    parameters, group = _largest(training), training.groups["shard"]
+    once = training.gather_ns(parameters)
+    latency = 2 * once - training.gather_ns(2 * parameters)  # what does not grow with the bytes
+    if latency < once / 2:
+        return None
+    note = (
+        f"a layer is gathered in {_duration(once)}, of which {_duration(latency)} are latencies of a ring of "
+        f"{group.size:,} ranks on {group.nodes:,} nodes"
+    )
+    fewer = fastest_shard(training)
+    if fewer is None or (took := step_ns(fewer)) > (1 - _WORTH_IT) * step:
+        return note
+    peak = max(each.nbytes for each in peaks_of(fewer, fewer.schedule))
+    return (
+        f"{note}; parallel.shard: {fewer.layout.shard} (HSDP) takes {_duration(took)} a step "
+        f"({100 * (took / step - 1):+.1f}%) and {format_bytes(peak, iec=True)}"
+    )
+
+
+def _fits(training: Training) -> bool:
+    limit = training.memory
+    return limit is None or max(each.nbytes for each in peaks_of(training, training.schedule)) <= limit
+
+
+def _communication_ns(training: Training) -> float:
+    """Return what the collectives of a layer take: it is gathered twice, and its gradients are summed."""
+    parameters = _largest(training)
+    return 2 * training.gather_ns(parameters) + sum(training.scatter_ns(parameters))
+
+
+def _largest(training: Training) -> int:
+    units = (unit for unit in training.each_stage[0].units if unit.boundary)
+    return max(training.timed(unit).parameters for unit in units)
+
+
+def _duration(ns: float) -> str:
+    return format_duration(round_half_up(ns))
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_MESSAGES = ("all_reduce", "reduce_scatter", "all_gather", "concat", "synchronise")
+
+
+def train_report(
+    trace: Trace, training: Training, schedule: Schedule, peaks: Sequence[Peak]
+) -> dict[str, Any]:
+    """Return the key ``train`` of the summary of a run."""
+    step, layout = trace.makespan_ns, training.layout
+    seconds = step / NS_PER_S
+    capacity, most = training.memory, max(peak.nbytes for peak in peaks)
+    times = _times(trace, training, schedule)
+    exposed = max(
+        sum(parts.values()) for parts in [{"none": 0}, *exposed_communication(DerivedColumns(trace)).values()]
+    )
+    return {
+        "step_ns": step,
+        "tokens_per_s": training.tokens / seconds,
+        "tokens_per_s_per_gpu": training.tokens / seconds / layout.ranks,
+        "samples_per_s": training.global_batch / seconds,
+        "model_flops": training.flops,
+        "mfu": training.flops / (layout.ranks * training.calibration.peak * seconds),
+        "gpus": layout.ranks,
+        "parameters": training.model.parameters,
+        "micro_batches": training.micro_batches,
+        "schedule": schedule.name,
+        "calibration": training.calibration.name,
+        "folded": {"simulated": len(peaks), "each_stands_for": layout.ranks // len(peaks)},
+        "groups": {
+            name: {"ranks": group.size, "nodes": group.nodes}
+            for name, group in training.groups.items()
+            if group.size > 1
+        },
+        "ranks": [
+            {"time_ns": of_rank, "peak_bytes": peak.nbytes, "memory_bytes": peak.parts, "when": peak.when}
+            for of_rank, peak in zip(times, peaks, strict=True)
+        ],
+        **_experts(training),
+        "memory_limit_bytes": capacity,
+        "peak_bytes": most,
+        "exposed_ns": exposed,
+        "bubble": sum(of["waits"] for of in times) / (len(times) * step),
+        "fits": capacity is None or most <= capacity,
+        "notes": _notes(training, step, exposed),
+    }
+
+
+def _notes(training: Training, step: int, exposed: int) -> list[str]:
+    """Return what a reader may not expect of the layout."""
+    if (note := latency_note(training, step, exposed)) is not None:
+        return [note]
+    if training.layout.sharding == "zero-2" and training.layout.pp > 1:
+        return ["zero-2 in a pipeline: DeepSpeed's pipeline engine refuses it, other systems may not"]
+    if training.layout.sharding == "fsdp" and training.layout.pp > 1:
+        return [
+            "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it "
+            "takes the time and the memory of zero-1; zero-2 holds less"
+        ]
+    return []
+
+
+def _experts(training: Training) -> dict[str, Any]:
+    """Return how unequal the ranks of experts are, and what is dropped, where there are experts."""
+    if not training.model.experts:
+        return {}
+    load = training.work.load
+    return {"imbalance": load.imbalance, "dropped": load.dropped}
+
+
+def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[str, int]]:
+    """Return, for each rank, where its step goes: parts of its slots, messages that nothing hides, and waits.
+
+    `hidden` runs beside the others; the rest adds up to the step.
+    """
+    graph, tasks = trace.job.graph, trace.tasks
+    kind = [graph.kinds[code] for code in graph.kind_code[tasks["op"]].tolist()]
+    message = np.isin(kind, _MESSAGES)
+    optimizer = np.array(kind) == "optimizer"
+    until = computes_until_ns(trace)
+    found = []
+    for rank in range(len(trace.job.machine.devices)):
+        mine = trace.device == rank
+        busy = _covered(trace, mine)
+        computes = _covered(trace, mine & ~message)
+        steps = _covered(trace, mine & optimizer)
+        slots = Spent()
+        for stage in schedule.stages_of(rank):
+            slots = slots.plus(training.each_stage[stage].forward).plus(training.each_stage[stage].backward)
+        m = training.micro_batches
+        kernels = {
+            "products": round(m * slots.products),
+            "attention": round(m * slots.attention),
+            "passes": round(m * slots.passes),
+        }
+        exposed = computes - _covered(trace, mine & ~message, until)
+        # each slot lasts whole ns; here all slots are rounded at once
+        kernels["products"] += computes - steps - exposed - sum(kernels.values())
+        sent = int((tasks["end_ns"] - tasks["start_ns"])[mine & message].sum())
+        found.append(
+            {
+                **kernels,
+                "exposed_in_layers": exposed,
+                "exposed_around": busy - computes,
+                "optimizer": steps,
+                "waits": trace.makespan_ns - busy,
+                "hidden": round(m * slots.hidden) + max(0, sent - (busy - computes)),
+            }
+        )
+    return found
+
+
+def _covered(trace: Trace, rows: Sequence[bool] | Any, until: IntArray | None = None) -> int:
+    """Return how long at least one of these tasks runs, by default to its end."""
+    where = np.flatnonzero(rows)
+    start, end = trace.tasks["start_ns"][where], (trace.tasks["end_ns"] if until is None else until)[where]
+    return int(union(start, end, np.zeros(len(where), np.int64)).lengths(1)[0])
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Does a training step fit, and if not: which rank, when, what owns the memory, and what would make it fit.
+#
+# ::
+#
+#     one setting at a time, its least notch that fits: policy, micro_batch /2 .., recompute, sharding,
+#     shard, tp, cp, pp ×2 ..
+#     of those that fit: the one with the fastest step
+#
+# A change of tp, cp or pp takes the ranks from dp, so that the cluster stays as large; the global batch
+# stays, too. Sharding over fewer ranks (HSDP) counts as one setting: of those that fit, what communicates
+# least.
+
+_LEAN: Final = ("1f1b", "interleaved-1f1b", "v-half", "v-min")
+"""Schedules that start backwards early, each holding fewer activations than those before it."""
+
+
+class FittingChange(NamedTuple):
+    """One setting that makes a training fit, what its fullest rank then holds, and its step."""
+
+    what: str
+    peak: int
+    step_ns: int
+
+
+def _notches(of: Training) -> Iterator[list[tuple[str, Training]]]:
+    """Yield ladders of a single setting, each from its least change to its greatest."""
+    layout = of.layout
+
+    def tried(what: str, **changes: object) -> list[tuple[str, Training]]:
+        try:
+            return [(what, replace(of, **changes))]  # type: ignore[arg-type]
+        except InputError:  # sizes that do not fit each other are no way out
+            return []
+
+    if layout.pp > 1:
+        yield [
+            each
+            for name in _LEAN
+            if name != of.policy
+            for each in tried(f"policy: {name}", policy=name, options={})
+        ]
+    ladder: list[tuple[str, Training]] = []
+    smaller = of.micro_batch
+    while smaller % 2 == 0:
+        smaller //= 2
+        ladder += tried(f"micro_batch: {smaller}", micro_batch=smaller)
+    yield ladder
+    levels = ("none", "selective", "full")
+    steps = levels[levels.index(of.recompute) + 1 :]
+    yield [each for level in steps for each in tried(f"recompute: {level}", recompute=level)]
+    after: tuple[Sharding, ...] = SHARDINGS[
+        SHARDINGS.index(layout.sharding) + 1 : -1
+    ]  # zero-3 as it is given
+    yield [
+        each
+        for name in after
+        for each in tried(f"parallel.sharding: {name}", layout=replace(layout, sharding=name))
+    ]
+    yield _hybrid(of)
+    for dimension in ("tp", "cp", "pp"):
+        ladder, factor = [], 2
+        while layout.dp % factor == 0 and factor <= 64:
+            size = getattr(layout, dimension) * factor
+            try:
+                changed = replace(layout, **{dimension: size, "dp": layout.dp // factor})
+            except InputError:
+                break
+            ladder += tried(f"parallel: {dimension}: {size}, dp: {changed.dp}", layout=changed)
+            factor *= 2
+        yield ladder
+
+
+def _hybrid(of: Training) -> list[tuple[str, Training]]:
+    """Return FSDP over fewer ranks than all, or over more than those that share a copy now."""
+    if not of.layout.shard:
+        best = fastest_shard(of)
+        return [] if best is None else [(f"parallel: sharding: fsdp, shard: {best.layout.shard}", best)]
+    more = [each for each in shards(of) if each.layout.shard > of.layout.shard]
+    more.append(replace(of, layout=replace(of.layout, shard=0)))
+    found = [replace(each, layout=replace(each.layout, sharding=of.layout.sharding)) for each in more]
+    return [(f"parallel.shard: {each.layout.shard or 'all'}", each) for each in found]
+
+
+def changes_that_fit(training: Training) -> list[FittingChange]:
+    """Return, for each setting, the least change of it alone that fits; the fastest step first."""
+    limit, found = training.memory, []
+    assert limit is not None
+    for ladder in _notches(training):
+        for what, changed in ladder:
+            try:
+                peak = max(each.nbytes for each in peaks_of(changed, changed.schedule))
+                if peak > limit:
+                    continue
+                found.append(FittingChange(what, peak, step_ns(changed)))
+            except InputError:
+                continue
+            break
+    return sorted(found, key=lambda change: (change.step_ns, change.what))
+
+
+def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> None:
+    """Refuse a training that needs more memory than a GPU has.
+
+    Parameters
+    ----------
+    training : Training
+    peaks : sequence of Peak
+        Of each pipeline rank.
+    step : int or None
+        Its step, beside which other settings are tried; None: none is.
+
+    Raises
+    ------
+    OutOfMemoryError
+        Telling rank, moment and owners, and the change of one setting that fits and costs least time.
+    """
+    limit = training.memory
+    rank = max(range(len(peaks)), key=lambda r: peaks[r].nbytes)
+    worst = peaks[rank]
+    if limit is None or worst.nbytes <= limit:
+        return
+    owners = sorted(worst.parts.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{name} {_size(nbytes)}" for name, nbytes in owners if nbytes)
+    same = training.layout.ranks // len(peaks)
+    message = (
+        f"pipeline rank {rank} (each of its {same} GPUs) needs {_size(worst.nbytes)} of {_size(limit)}, "
+        f"at the {worst.when}: {shown}"
+    )
+    if step is None:
+        raise OutOfMemoryError(message)
+    message += "\n  "
+    changes = changes_that_fit(training)
+    if not changes:
+        raise OutOfMemoryError(
+            f"{message}no single change of policy, micro_batch, recompute, sharding, tp, cp or pp makes it "
+            "fit: it takes more GPUs, or several changes"
+        )
+    best, *others = changes
+    message += f"it fits with {_told(best, step)}"
+    if others:
+        message += "; or " + ", ".join(_told(each, step) for each in others)
+    raise OutOfMemoryError(message)
+
+
+def _told(change: FittingChange, step: int) -> str:
+    slower = 100 * (change.step_ns / step - 1)
+    return f"{change.what} ({_size(change.peak)}, step {format_duration(change.step_ns)}, {slower:+.1f}%)"
+
+
+def _size(nbytes: int) -> str:
+    return format_bytes(nbytes, iec=True)

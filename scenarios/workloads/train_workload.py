@@ -1,0 +1,356 @@
+"""``workload: {train: {model: llama3-70b, parallel: {tp: 8, pp: 4}, ...}}``: a training step, predicted.
+
+::
+
+    fields ──► model, layout, calibration ──► Training ──► graph of a schedule ──► run ──► report, and fit?
+
+The policy is the pipeline's schedule: ``1f1b``, or ``interleaved-1f1b`` with ``vpp``, where the scenario
+names none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from devices.describe.field_types import Bytes
+from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Whole
+from policies.parallel.expert_routing import UnplacedRouting
+from policies.pipeline.registry import check_options
+from scenarios.builders.train.architecture import MODELS, Architecture
+from scenarios.builders.train.layout import ORDER, ParallelLayout
+from scenarios.builders.train.step import is_layered, peaks_of, step_graph
+from scenarios.builders.train.training import Training, default_schedule
+from scenarios.file.document import Document, Loc
+from scenarios.workloads.calibrations import CalibrationFields, Factor, calibration_of
+from scenarios.workloads.pipeline_report import pipeline_report
+from scenarios.workloads.train_report import check_fits, train_report
+from scenarios.workloads.workload import Work, Workload
+from sim.base import plugins
+from sim.base.errors import InputError, MisfitError, UnknownNameError, located
+from sim.base.plugins import Origin
+from sim.graph.graph import Graph
+from sim.machine.machine import Machine
+from sim.trace import Trace
+
+if TYPE_CHECKING:
+    from scenarios.fields.policy_fields import PolicyFields
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What ``workload: {train: ...}`` may hold, as pydantic models.
+#
+# ::
+#
+#  train:
+#    model: llama3-70b             a name, or sizes: {layers: 80, hidden: 8192, ...}; {name: ..., layers: 12}
+#    calibration: h100-sxm              a name, a file, or numbers
+#    parallel: {tp: 8, pp: 4, vpp: 2, dp: 16, sharding: zero-1}
+#    sequence: 8192
+#    micro_batch: 1
+#    global_batch: 1024
+#    recompute: selective
+
+
+class ModelFields(Strict):
+    """A language model: a name, and sizes that replace those of the name."""
+
+    name: Annotated[Name | None, Field(description="a known model, whose sizes the others replace")] = None
+    layers: Annotated[Size | None, Field(description="layers of the model")] = None
+    hidden: Annotated[Count | None, Field(description="width of the model")] = None
+    heads: Annotated[Count | None, Field(description="heads of attention")] = None
+    vocabulary: Annotated[Count | None, Field(description="words of embedding and head")] = None
+    kv_heads: Annotated[Count | None, Field(description="heads of keys and values; default: as heads")] = None
+    head: Annotated[Count | None, Field(description="width of a head; default: hidden / heads")] = None
+    middle: Annotated[
+        Count | None, Field(description="width between the products of a layer; default: 4 hidden")
+    ] = None
+    gated: Annotated[bool | None, Field(description="a gate beside the middle (SwiGLU)")] = None
+    tied: Annotated[bool | None, Field(description="the head's weights are the embedding's")] = None
+    positions: Annotated[Whole | None, Field(description="learned positions; default: none")] = None
+    rotary: Annotated[bool | None, Field(description="rotary positions")] = None
+    biases: Annotated[bool | None, Field(description="products and norms have biases")] = None
+    experts: Annotated[Size | None, Field(description="experts of a layer")] = None
+    experts_per_token: Annotated[Size | None, Field(description="experts that each token goes to")] = None
+    expert_middle: Annotated[Count | None, Field(description="width between the products of an expert")] = (
+        None
+    )
+    shared_middle: Annotated[Whole | None, Field(description="width of the shared experts together")] = None
+    dense_layers: Annotated[Whole | None, Field(description="first layers, which have no experts")] = None
+    q_rank: Annotated[Whole | None, Field(description="latent attention: width of compressed queries")] = None
+    kv_rank: Annotated[
+        Whole | None, Field(description="latent attention: width of compressed keys and values")
+    ] = None
+    rotary_head: Annotated[Whole | None, Field(description="latent attention: rotary part of a head")] = None
+    value_head: Annotated[Count | None, Field(description="width of a head of values")] = None
+
+
+class ParallelFields(Strict):
+    """Sizes of the groups of ranks."""
+
+    tp: Annotated[Size, Field(description="tensor parallelism")] = 1
+    cp: Annotated[Size, Field(description="context parallelism")] = 1
+    ep: Annotated[Size, Field(description="expert parallelism, within tp, cp and dp")] = 1
+    pp: Annotated[Size, Field(description="pipeline parallelism")] = 1
+    vpp: Annotated[Size, Field(description="stages a pipeline rank (virtual pipeline)")] = 1
+    dp: Annotated[Size, Field(description="data parallelism")] = 1
+    sequence_parallel: Annotated[
+        bool, Field(description="split along the sequence what tensor parallelism leaves whole")
+    ] = True
+    sharding: Annotated[
+        Literal["none", "zero-1", "zero-2", "fsdp", "zero-3"],
+        Field(
+            description="shared by data-parallel ranks: optimizer state, gradients too, parameters too as "
+            "PyTorch's FSDP or as DeepSpeed's ZeRO-3 gathers them"
+        ),
+    ] = "zero-1"
+    shard: Annotated[Whole, Field(description="ranks that share one copy (HSDP); default: all")] = 0
+    order: Annotated[
+        list[Literal["tp", "cp", "pp", "dp"]],
+        Field(default=list(ORDER), description="from the group whose ranks are nearest to the farthest"),
+    ]
+    context: Annotated[
+        Literal["all-to-all", "ring", "all-gather"], Field(description="how context parallelism communicates")
+    ] = "all-to-all"
+
+
+class TrainFields(Strict):
+    """A training step of a language model on many ranks."""
+
+    model: Annotated[ModelFields, Shorthand("name"), Field(description="a name, or sizes")]
+    calibration: Annotated[
+        Name | CalibrationFields, Field(description="what the GPU reaches: a name, a file, or numbers")
+    ]
+    parallel: Annotated[ParallelFields, Field(default_factory=ParallelFields)]
+    gpus: Annotated[
+        Count | None, Field(description="which the layout has to fill; dp, if left out, takes what is left")
+    ] = None
+    node: Annotated[Size, Field(description="GPUs a node")] = 8
+    sequence: Annotated[Count, Field(description="tokens of a sample")]
+    micro_batch: Annotated[Size, Field(description="samples of a micro-batch")] = 1
+    global_batch: Annotated[Count, Field(description="samples of a step, on all replicas")]
+    recompute: Annotated[
+        Literal["none", "selective", "full"],
+        Field(description="selective: attention's inside; full: each layer"),
+    ] = "none"
+    precision: Annotated[Literal["bf16", "fp16", "fp8"], Field(description="of the products")] = "bf16"
+    gradients: Annotated[Literal["fp32", "bf16"], Field(description="in which gradients are summed")] = "fp32"
+    optimizer_bytes: Annotated[Count, Field(description="optimizer state of a parameter")] = 12
+    overlap: Annotated[bool, Field(description="reduce gradients beside the backward")] = False
+    flash: Annotated[bool, Field(description="attention keeps no scores")] = True
+    dropout: Annotated[bool, Field(description="dropout, with its masks")] = False
+    imbalance: Annotated[Factor, Field(description="tokens of the fullest expert rank / of the mean")] = 1.0
+    routing: Annotated[
+        Literal["balanced", "one-hot"] | dict[str, Any] | None,
+        Field(description="which tokens go to which expert: {zipf: 1}, {trace: FILE}, ..."),
+    ] = None
+    capacity_factor: Annotated[
+        Factor | None, Field(description="most that an expert takes of a rank's tokens / its equal part")
+    ] = None
+    pad_to_capacity: Annotated[bool, Field(description="ranks fill up what they send to the capacity")] = (
+        False
+    )
+    stage_layers: Annotated[list[Size] | None, Field(description="layers of each stage; default: even")] = (
+        None
+    )
+    memory: Annotated[Bytes | None, Field(description="of a GPU, instead of the calibration's")] = None
+
+
+_HERE: Loc = ("workload", "train")
+
+
+class Train(Workload):
+    """A training step; its policy is the schedule of its pipeline.
+
+    ``workload: {train: {model: llama3-70b, parallel: {tp: 8, pp: 4}, ...}}``: a training step, predicted.
+
+    ::
+
+        fields ──► model, layout, calibration ──► Training ──► graph of a schedule ──► run ──► report, and
+        fit?
+
+    The policy is the pipeline's schedule: ``1f1b``, or ``interleaved-1f1b`` with ``vpp``, where the scenario
+    names none.
+    """
+
+    train: TrainFields
+
+    def schedules(self) -> Collection[str]:
+        """Return the names of all schedules."""
+        return plugins.names("sim.pipelines")
+
+    def check_schedule(self, policy: PolicyFields) -> None:
+        """Refuse options that the schedule has not; its sizes are those of the layout."""
+        assert policy.name is not None
+        check_options(policy.name, policy.options)
+
+    def default_policy(self) -> Mapping[str, Any]:
+        """Return the schedule that is meant where a scenario names none."""
+        return {"name": default_schedule(self.train.parallel.vpp)}
+
+    def misfit(self, document: Document, policy: PolicyFields) -> str | None:
+        """Return why sizes do not fit one another; what else is wrong is said by a run."""
+        try:
+            _under(_training(self.train, document), policy).schedule  # noqa: B018
+        except MisfitError as error:
+            return error.reason
+        except InputError:
+            pass
+        return None
+
+    def build(self, document: Document, machine: Machine) -> Graph:
+        """Refuse: without a schedule there is no graph."""
+        raise document.error(_HERE, "has a graph only under a schedule; run one of its cases")
+
+    def default_machine(self) -> Mapping[str, Any]:
+        """Return a plain device for each pipeline rank."""
+        return {"devices": {"rank": {"kind": "gpu", "count": self.train.parallel.pp}}}
+
+    def work(
+        self, document: Document, machine: Machine | None, policy: PolicyFields, loc: Loc, *, seed: int = 0
+    ) -> Work:
+        """Return graph and devices under a schedule.
+
+        Raises
+        ------
+        InputError
+            Sizes that do not fit each other, an unknown name, a machine beside the calibration.
+        """
+        if machine is not None:
+            raise document.error(
+                ("machine",), "a training runs on what its calibration describes, and takes no machine"
+            )
+        training = _under(training_of(self.train, document), policy)
+        try:
+            schedule = training.schedule
+            graph, devices = step_graph(training, schedule)
+        except InputError as error:
+            if error.path or isinstance(error, UnknownNameError):
+                raise document.wrong(error, loc) from error
+            raise document.error(_HERE, str(error)) from error
+
+        peaks = peaks_of(training, schedule)
+        names = [device.name for device in devices.devices]
+
+        def report(trace: Trace) -> dict[str, Any]:
+            held = {name: {"peak_memory_bytes": at.nbytes} for name, at in zip(names, peaks, strict=True)}
+            told = {"train": train_report(trace, training, schedule, peaks), "devices": held}
+            if is_layered(training):
+                return told
+            of = pipeline_report(trace, schedule=schedule, stages=training.pipeline_stages, devices=names)
+            of["pipeline"]["memory_bytes"] = [  # buffers included, which are no tensors of the graph
+                {part: nbytes for part, nbytes in peak.parts.items() if nbytes} for peak in peaks
+            ]
+            return {**of, **told}
+
+        def fits(trace: Trace, advise: bool) -> None:
+            check_fits(training, peaks, trace.makespan_ns if advise else None)
+
+        return Work(graph, devices, report, fits)
+
+
+def _under(training: Training, policy: PolicyFields) -> Training:
+    return replace(training, policy=policy.name, options=policy.options)
+
+
+def training_of(fields: TrainFields, document: Document) -> Training:
+    """Return the training that the fields of a scenario describe.
+
+    Raises
+    ------
+    ScenarioError
+        With the place: an unknown model or calibration, sizes that do not fit each other.
+    """
+    with document.placing(*_HERE):
+        return _training(fields, document)
+
+
+def _training(fields: TrainFields, document: Document) -> Training:
+    with located("model"):
+        model = _architecture(fields.model)
+    with located("calibration"):
+        calibration = calibration_of(fields.calibration, document, fields.precision, fields.gradients)
+    parallel = fields.parallel
+    with located("parallel"):
+        layout = ParallelLayout(
+            tp=parallel.tp,
+            cp=parallel.cp,
+            pp=parallel.pp,
+            dp=_replicas(fields),
+            ep=parallel.ep,
+            chunks=parallel.vpp,
+            sequence_parallel=parallel.sequence_parallel,
+            sharding=parallel.sharding,
+            shard=parallel.shard,
+            order=tuple(parallel.order),
+            node=fields.node,
+        )
+    training = Training(
+        model=model,
+        layout=layout,
+        calibration=calibration,
+        sequence=fields.sequence,
+        micro_batch=fields.micro_batch,
+        global_batch=fields.global_batch,
+        recompute=fields.recompute,
+        gradient_bytes=4 if fields.gradients == "fp32" else 2,
+        optimizer_bytes=fields.optimizer_bytes,
+        overlap=fields.overlap,
+        stage_layers=tuple(fields.stage_layers or ()),
+        context=parallel.context,
+        flash=fields.flash,
+        dropout=fields.dropout,
+        imbalance=fields.imbalance,
+        routes=_routes(fields, document),
+        memory=fields.memory if fields.memory is not None else calibration.memory,
+    )
+    work = training.work  # sizes that no rank can have are refused here
+    if model.experts:
+        work.load  # noqa: B018 - and routings
+    return training
+
+
+def _replicas(fields: TrainFields) -> int:
+    """Return dp: as it is given, or what is left of the GPUs."""
+    of = fields.parallel
+    if fields.gpus is None:
+        return of.dp
+    given, sizes = of.tp * of.cp * of.pp, "tp·cp·pp"
+    if "dp" in of.model_fields_set:
+        given, sizes = given * of.dp, f"{sizes}·dp"
+    if fields.gpus % given or ("dp" in of.model_fields_set and fields.gpus != given):
+        raise MisfitError(
+            f"{sizes} = {given} ranks do not fill {fields.gpus} GPUs",
+            reason=f"{sizes} does not fill the GPUs",
+        )
+    return of.dp if "dp" in of.model_fields_set else fields.gpus // given
+
+
+def _routes(fields: TrainFields, document: Document) -> UnplacedRouting | None:
+    """Return the routing that the fields ask for."""
+    if fields.routing is None:
+        for key in ("capacity_factor", "pad_to_capacity"):
+            if getattr(fields, key):
+                raise InputError("has no effect without routing", path=(key,))
+        return None
+    origin = Origin(document.directory, allow_outside=document.allow_outside)
+    return UnplacedRouting(fields.routing, fields.capacity_factor, fields.pad_to_capacity, origin)
+
+
+def _architecture(fields: ModelFields) -> Architecture:
+    given = {key: value for key, value in fields.model_dump().items() if value is not None and key != "name"}
+    base: Mapping[str, Any] = {}
+    if fields.name is not None:
+        if fields.name not in MODELS:
+            raise UnknownNameError("model", fields.name, sorted(MODELS))
+        base = MODELS[fields.name]
+    sizes = {**base, **given}
+    for key in ("layers", "hidden", "heads", "vocabulary"):
+        if key not in sizes:
+            raise InputError(f"has no {key}; give it, or the name of a model that has it")
+    if sizes.get("dense_layers", 0) > sizes["layers"]:
+        sizes["dense_layers"] = sizes["layers"]
+    return Architecture(**sizes)

@@ -1,1 +1,0 @@
-"""What parallel training does besides taking time: stale updates, and tokens on unequal experts."""

@@ -1,0 +1,216 @@
+"""Columns: the one type of array that facts are stored in, and what stands for none."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.base.errors import InputError
+
+T = TypeVar("T")
+
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+
+
+UNSET = -1
+"""In a column of sizes, times or codes: nothing was given."""
+
+
+class Codes(dict[T, int]):
+    """Small numbers for what a column repeats (names, threads), in order of first use.
+
+    Examples
+    --------
+    >>> codes = Codes[str]()
+    >>> codes.of(["gemm", "copy", "gemm"]).tolist(), [*codes]
+    ([0, 1, 0], ['gemm', 'copy'])
+    """
+
+    def __missing__(self, thing: T) -> int:
+        """Return the next number."""
+        number = self[thing] = len(self)
+        return number
+
+    def of(self, things: Iterable[T]) -> IntArray:
+        """Return a column of their numbers."""
+        return np.fromiter(map(self.__getitem__, things), np.int64)
+
+
+def by_first_use(values: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Number values in the order of first use: the number of each, the values, where each is first.
+
+    Examples
+    --------
+    >>> number, different, first = by_first_use(np.array([7, 3, 7, 5]))
+    >>> number.tolist(), different.tolist(), first.tolist()
+    ([0, 1, 0, 2], [7, 3, 5], [0, 1, 3])
+    """
+    different, first, which = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    return number[which], different[order], first[order]
+
+
+def distinct_rows(*columns: IntArray) -> tuple[list[tuple[int, ...]], IntArray]:
+    """Return the different rows of some columns of numbers from 0 on, sorted, and which of them each row is.
+
+    Examples
+    --------
+    >>> rows, which = distinct_rows(np.array([1, 0, 1]), np.array([0, 1, 0]), np.array([8, 4, 8]))
+    >>> rows, which.tolist()
+    ([(0, 1, 4), (1, 0, 8)], [1, 0, 1])
+    """
+    code, most = columns[0], int(columns[0].max(initial=0))
+    for column in columns[1:]:
+        digit, base = column, int(column.max(initial=0)) + 1
+        if (most + 1) * base >= 1 << 63:  # too long for 64 bits: number what there is
+            (seen, code), (digits, digit) = (np.unique(each, return_inverse=True) for each in (code, column))
+            most, base = len(seen) - 1, len(digits)
+        code, most = code * base + digit, most * base + base - 1
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    rows = zip(*(column[first].tolist() for column in columns), strict=True)
+    return list(rows), which
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How large things may be, checked before they are built: a slip of the pen should not fill the memory.
+#
+# ::
+#
+#     random-dag: layers: 100000, width: 100000    ──► 10,000,000,000 ops are more than the 10,000,000 ...
+#     forty functions, each calling the next twice ──► the same, counted without writing them out
+
+MOST_BUILT: Final = 10_000_000
+"""Most ops, slots of a schedule or other things that one file or command has made one by one."""
+
+MOST_TASKS: Final = 100_000_000
+"""Most tasks of a run, and most edges of a graph that is made here: those are columns, not objects."""
+
+MOST_RUNS: Final = 1_000_000
+"""Most runs of one command: seeds, or points of a sweep."""
+
+LATEST_NS: Final = 2**62
+"""Times of a run stay below, 146 years, so that sums of two of them fit 64 bits."""
+
+
+def at_most(most: int, count: int, what: str) -> int:
+    """Return `count`, if it is no more than `most`.
+
+    Raises
+    ------
+    InputError
+        It is more.
+
+    Examples
+    --------
+    >>> at_most(MOST_BUILT, 10**10, "ops")
+    Traceback (most recent call last):
+    sim.base.errors.InputError: 10,000,000,000 ops are more than the 10,000,000 that there may be
+    """
+    if count > most:
+        shown = f"{count:,}" if count < 10**30 else f"about 2**{count.bit_length() - 1}"
+        raise InputError(f"{shown} {what} are more than the {most:,} that there may be")
+    return count
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Compressed sparse rows: rows of unequal length in two arrays.
+
+
+class Csr(NamedTuple):
+    """Rows of unequal length: row i is ``indices[indptr[i]:indptr[i + 1]]``.
+
+    Examples
+    --------
+    >>> rows = Csr(np.array([0, 2, 3]), np.array([4, 5, 6]))
+    >>> rows.row(0).tolist(), len(rows.row(1))
+    ([4, 5], 1)
+    """
+
+    indptr: IntArray
+    indices: IntArray
+
+    def row(self, i: int) -> IntArray:
+        """Return row `i` as a view.
+
+        Raises
+        ------
+        IndexError
+            There is no such row; rows are not counted from the end.
+        """
+        if i < 0:
+            raise IndexError(f"row {i} of {len(self.indptr) - 1}: rows count from 0")
+        return self.indices[self.indptr[i] : self.indptr[i + 1]]
+
+    def counts(self) -> IntArray:
+        """Return the length of every row."""
+        return np.diff(self.indptr)
+
+    def rows(self) -> IntArray:
+        """Return the row in which each entry is.
+
+        Examples
+        --------
+        >>> Csr(np.array([0, 2, 2, 3]), np.array([4, 5, 6])).rows().tolist()
+        [0, 0, 2]
+        """
+        return np.repeat(np.arange(len(self.indptr) - 1), self.counts())
+
+    def lists(self) -> list[list[int]]:
+        """Return the rows as Python lists, which a hot loop reads faster than arrays."""
+        flat, ptr = self.indices.tolist(), self.indptr.tolist()
+        return [flat[a:b] for a, b in itertools.pairwise(ptr)]
+
+    def sums(self, values: IntArray) -> IntArray:
+        """Return for each row the sum of the values at its indices.
+
+        Examples
+        --------
+        >>> Csr.of_rows([[0, 2], []]).sums(np.array([1, 10, 100])).tolist()
+        [101, 0]
+        """
+        return np.diff(_indptr(values[self.indices])[self.indptr])
+
+    def take(self, rows: IntArray) -> Csr:
+        """Return those rows, in that order.
+
+        Examples
+        --------
+        >>> Csr(np.array([0, 2, 3]), np.array([4, 5, 6])).take(np.array([1, 0, 1])).lists()
+        [[6], [4, 5], [6]]
+        """
+        counts = self.counts()[rows]
+        indptr = _indptr(counts)
+        start = np.repeat(self.indptr[rows] - indptr[:-1], counts)
+        return Csr(indptr, self.indices[start + np.arange(indptr[-1])])
+
+    @classmethod
+    def of_counts(cls, counts: IntArray, indices: IntArray) -> Csr:
+        """Cut entries into rows of these lengths."""
+        return cls(_indptr(counts), indices)
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[int]]) -> Csr:
+        """Make one of Python sequences."""
+        flat = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int64)
+        return cls.of_counts(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)), flat)
+
+    @classmethod
+    def group(cls, keys: IntArray, values: IntArray, n_rows: int) -> Csr:
+        """Collect ``values[j]`` in row ``keys[j]``, keeping the order of j within a row."""
+        order = np.argsort(keys, kind="stable")
+        return cls.of_counts(np.bincount(keys, minlength=n_rows), values[order])
+
+
+def _indptr(counts: IntArray) -> IntArray:
+    indptr = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=indptr[1:])
+    return indptr

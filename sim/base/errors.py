@@ -1,0 +1,334 @@
+"""Everything that can go wrong, as one tree.
+
+::
+
+    SimError
+    ├── InputError              the user's input is wrong            (exit status 2)
+    │   ├── UnitError           a quantity that cannot be read
+    │   ├── GraphError          a graph that cannot be built
+    │   ├── MisfitError         sizes that are each right and do not fit one another
+    │   ├── UnknownNameError    a name nobody registered             (lists the nearest known)
+    │   ├── UnknownOptionError  an option that is none of what was named
+    │   ├── ScenarioError       a scenario file that breaks the schema (file:line:col)
+    │   └── MissingExtraError   an optional package is not installed (names the extra)
+    ├── RunError                the input is fine, the run cannot go on (exit status 1)
+    │   ├── InfeasibleError     refused before time 0: can never run on this machine
+    │   ├── StuckError          nothing can happen any more, tasks remain
+    │   └── OutOfMemoryError    an allocation failed
+    └── InvariantError          `Trace.check()` found a broken invariant (a bug of ours or of a plugin)
+
+A user's mistake never shows a traceback: the command line prints ``str(error)`` and exits with
+``error.exit_status``.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+
+class SimError(Exception):
+    """Base of every error this project raises on purpose.
+
+    Attributes
+    ----------
+    op, attribute : str or None
+        The op that the error is about, and which of its attributes. Who knows the file finds them there.
+    placed : sequence of (place, str)
+        What is wrong at which place of a file, where the message says several things.
+    """
+
+    exit_status: int = 1
+    op: str | None = None
+    attribute: str | None = None
+    placed: Sequence[tuple[Any, str]] = ()
+
+    def about(self, op: str, attribute: str | None = None) -> Self:
+        """Say which op the error is about; return the error.
+
+        Examples
+        --------
+        >>> error = GraphError("loop condition 'w' has trips 'x'").about("w", "trips")
+        >>> error.op, error.attribute
+        ('w', 'trips')
+        """
+        self.op, self.attribute = op, attribute
+        return self
+
+
+class InputError(SimError):
+    """What the user gave is wrong; the message says what was found and what is accepted.
+
+    Parameters
+    ----------
+    message : str
+    path : iterable of str and int
+        Where in what was given the mistake is: keys of mappings and indices of lists, from the outside in.
+        Who raises it gives the part that it knows, each caller adds its own (`located`), and who knows the
+        file turns the whole into line and column. `str` begins with it.
+
+    Examples
+    --------
+    >>> error = InputError("is negative", path=("gap",)).under("links", 0)
+    >>> error.path, error.message, str(error)
+    (('links', 0, 'gap'), 'is negative', 'links[0].gap: is negative')
+    """
+
+    exit_status = 2
+
+    def __init__(self, message: str = "", *, path: Iterable[str | int] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = tuple(path)
+
+    def under(self, *parts: str | int) -> Self:
+        """Return the same error, seen from further outside."""
+        outer = copy.copy(self)
+        outer.path = (*parts, *self.path)
+        return outer
+
+    def __str__(self) -> str:
+        """Return path and message."""
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
+        return f"{where.removeprefix('.')}: {self.message}" if where else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let processes hand errors to one another, whatever their classes are made with."""
+        return (_again, (type(self), self.args, self.__dict__))
+
+
+def _again(kind: type[InputError], args: tuple[object, ...], state: dict[str, object]) -> InputError:
+    error = kind.__new__(kind, *args)
+    error.args, error.__dict__ = args, state
+    return error
+
+
+@contextmanager
+def located(*parts: str | int) -> Iterator[None]:
+    """Put `parts` before the path of an `InputError` that is raised inside.
+
+    Examples
+    --------
+    >>> with located("gpu0"), located("gap"):
+    ...     raise InputError("is negative")
+    Traceback (most recent call last):
+        ...
+    sim.base.errors.InputError: gpu0.gap: is negative
+    """
+    try:
+        yield
+    except ScenarioError:  # it has its place
+        raise
+    except InputError as error:
+        raise error.under(*parts) from None
+
+
+class UnitError(InputError):
+    """A quantity has no unit, a wrong unit, or is no number."""
+
+
+class GraphError(InputError):
+    """A graph cannot be built: a cycle, an unknown input, a duplicate name, a negative size."""
+
+
+class UnknownNameError(InputError):
+    """A name that nobody registered.
+
+    Parameters
+    ----------
+    what : str
+        What was looked for: ``"policy"``, ``"device preset"``.
+    name : str
+        The name that was given.
+    known : iterable of str
+        The names that exist.
+    path : iterable of str and int
+        See `InputError`.
+
+    Examples
+    --------
+    >>> print(UnknownNameError("policy", "in-ordr", ["in-order", "ready-queue"]))
+    unknown policy 'in-ordr'; did you mean 'in-order'? Known: in-order, ready-queue
+    """
+
+    def __init__(self, what: str, name: str, known: Iterable[str], *, path: Iterable[str | int] = ()) -> None:
+        names = sorted(known)
+        close = None if (counted := _counted(name, names)) else nearest(name, names)
+        hint = f"; did you mean {shortened(close)!r}?" if close else "."
+        shown = counted or ", ".join(map(shortened, names[:40])) + (", ..." if len(names) > 40 else "")
+        super().__init__(f"unknown {what} {shortened(name)!r}{hint} Known: {shown or '(none)'}", path=path)
+        self.what, self.name, self.known = what, name, names
+
+
+class UnknownOptionError(InputError):
+    """An option that its owner does not take; its path leads to it.
+
+    Examples
+    --------
+    >>> print(UnknownOptionError("gpipe", "ordr", ["order"]))
+    ordr: gpipe has no option 'ordr'; did you mean 'order'?
+    """
+
+    def __init__(self, what: str, option: str, known: Collection[str]) -> None:
+        near = hint(option, known) or "; it has none"
+        super().__init__(f"{what} has no option {option!r}{near}", path=(option,))
+        self.what, self.option, self.known = what, option, [*known]
+
+
+class ScenarioError(InputError):
+    """A scenario file breaks the schema; the message begins with ``file:line:col:`` where known."""
+
+
+class MisfitError(InputError):
+    """Sizes that are each right do not fit one another: 3 ranks and 8 heads.
+
+    A sweep leaves such a combination out and counts it.
+
+    Parameters
+    ----------
+    message : str
+        With the sizes.
+    reason : str
+        Without them: what they have in common with others that do not fit for the same reason.
+
+    Examples
+    --------
+    >>> MisfitError("3 ranks cannot share 8 heads", reason="tp divides no heads").reason
+    'tp divides no heads'
+    """
+
+    def __init__(self, message: str = "", *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class MissingExtraError(InputError):
+    """An optional dependency is needed and absent.
+
+    Examples
+    --------
+    >>> print(MissingExtraError("reading ONNX files", "onnx"))
+    reading ONNX files needs the extra 'onnx': pip install 'graph-schedule-sim[onnx]'
+    """
+
+    def __init__(self, purpose: str, extra: str) -> None:
+        super().__init__(f"{purpose} needs the extra {extra!r}: pip install 'graph-schedule-sim[{extra}]'")
+        self.extra = extra
+
+
+@contextmanager
+def extra(name: str, purpose: str) -> Iterator[None]:
+    """Say which extra is needed for what, where an import inside the block fails.
+
+    Parameters
+    ----------
+    name : str
+        The extra.
+    purpose : str
+        What it is for.
+
+    Raises
+    ------
+    MissingExtraError
+        An import fails.
+
+    Examples
+    --------
+    >>> with extra("onnx", "reading ONNX files"):
+    ...     raise ImportError("no module named onnx")
+    Traceback (most recent call last):
+    sim.base.errors.MissingExtraError: reading ONNX files needs the extra 'onnx': pip install ...
+    """
+    try:
+        yield
+    except ImportError:
+        raise MissingExtraError(purpose, name) from None
+
+
+class RunError(SimError):
+    """The input is well formed, and still the run cannot start or go on."""
+
+
+class InfeasibleError(RunError):
+    """Refused before time 0: this workload can never run on this machine."""
+
+
+class StuckError(RunError):
+    """Nothing can happen any more and tasks remain; the message says what each waits for."""
+
+
+class OutOfMemoryError(RunError):
+    """An allocation failed; the message tells who asked, what was in use, and what would help."""
+
+
+class InvariantError(SimError):
+    """A trace breaks an invariant of the simulator."""
+
+
+def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """Return the known name most like `name`, or None when none is as near as `likeness` (0 to 1).
+
+    Examples
+    --------
+    >>> nearest("redy-queue", ["in-order", "ready-queue"])
+    'ready-queue'
+    """
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
+    return found[0] if found else None
+
+
+def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, else all of them.
+
+    Where only the number in the name is none that there is, the nearest are those with other numbers.
+
+    Examples
+    --------
+    >>> hint("windw", ["window", "order"]), hint("x", ["window", "order"]), hint("x", [])
+    ("; did you mean 'window'?", '; known: order, window', '')
+    >>> hint("gpu8", ["cpu0", "gpu1", "gpu0"]), hint("node4/gpu0", ["node0/gpu0", "node1/gpu0"])
+    ('; known: gpu0 to gpu1', '; known: node0/gpu0 to node1/gpu0')
+    """
+    names = sorted(set(known))
+    if counted := _counted(name, names):
+        return f"; known: {counted}"
+    close = nearest(name, names)
+    if close:
+        return f"; did you mean {shortened(close)!r}?"
+    if not names:
+        return ""
+    return f"; known: {', '.join(map(shortened, names[:shown]))}" + (", ..." if len(names) > shown else "")
+
+
+def _counted(name: str, known: Iterable[str]) -> str:
+    """Return 'gpu0 to gpu7' where these are the known names that differ from `name` by a number alone."""
+    for number in re.finditer(r"\d+", name):
+        before, after = re.escape(name[: number.start()]), re.escape(name[number.end() :])
+        others = (re.fullmatch(rf"{before}(\d+){after}", each) for each in known)
+        counted = sorted((int(other[1]), other[0]) for other in others if other)
+        if len(counted) > 1 and counted[-1][0] - counted[0][0] == len(counted) - 1:
+            return f"{shortened(counted[0][1])} to {shortened(counted[-1][1])}"
+    return ""
+
+
+LONGEST_NAME = 80
+"""Most characters of a name that a message shows."""
+
+
+def shortened(name: str) -> str:
+    r"""Return a name as a message shows it: on one line, its middle left out where it is long.
+
+    Examples
+    --------
+    >>> shortened("conv1"), shortened("two\nlines"), len(shortened("x" * 1000))
+    ('conv1', 'two lines', 80)
+    """
+    line = " ".join(name.splitlines())
+    if len(line) <= LONGEST_NAME:
+        return line
+    end = LONGEST_NAME // 4
+    return f"{line[: LONGEST_NAME - end - 3]}...{line[-end:]}"

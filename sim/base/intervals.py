@@ -1,0 +1,243 @@
+"""Half-open intervals of time ``[start, end)`` as arrays: unions, lengths, overlaps.
+
+Everything that is measured on a trace comes down to a few questions about sets of intervals, asked
+for all devices (or streams, or links) at once. The trick is the same each time: shift every group
+far enough that groups cannot touch, and treat them as one time line::
+
+    group 0   ▇▇  ▇▇▇▇                      ▇▇  ▇▇▇▇ · · · ▇▇▇  ▇
+    group 1      ▇▇▇  ▇        becomes      └ group 0 ┘    └ group 1 ┘
+
+Zero-length intervals cover nothing and disturb nothing.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import IntArray
+
+
+class Intervals(NamedTuple):
+    """Intervals of several groups, as parallel arrays."""
+
+    start: IntArray
+    end: IntArray
+    group: IntArray
+
+    def lengths(self, n_groups: int) -> IntArray:
+        """Return the total length per group (exact for disjoint intervals)."""
+        total = np.zeros(n_groups, np.int64)
+        np.add.at(total, self.group, self.end - self.start)
+        return total
+
+
+def union(start: IntArray, end: IntArray, group: IntArray) -> Intervals:
+    """Merge the intervals of each group into disjoint ones that do not touch, sorted by group and time.
+
+    Parameters
+    ----------
+    start, end, group : arrays of int64
+        ``end >= start >= 0``; any order.
+
+    Examples
+    --------
+    >>> merged = union(np.array([0, 5, 8]), np.array([6, 7, 9]), np.array([0, 0, 0]))
+    >>> merged.start.tolist(), merged.end.tolist()
+    ([0, 8], [7, 9])
+    """
+    real = end > start
+    start, end, group = start[real], end[real], group[real]
+    if not len(start):
+        return Intervals(start, end, group)
+    apart = group * (int(end.max()) + 1)
+    order = np.argsort(start + apart, kind="stable")
+    start, end, group, apart = start[order], end[order], group[order], apart[order]
+    reach = np.maximum.accumulate(end + apart)
+    first = np.ones(len(start), dtype=bool)
+    first[1:] = (start + apart)[1:] > reach[:-1]
+    last = np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)
+    return Intervals(start[first], (reach - apart)[last], group[first])
+
+
+def complement(intervals: Intervals, horizon_ns: int, n_groups: int) -> Intervals:
+    """Return the rest of ``[0, horizon_ns)`` in each group, for disjoint sorted intervals within it.
+
+    Examples
+    --------
+    >>> rest = complement(union(np.array([2]), np.array([4]), np.array([0])), 9, 2)
+    >>> list(zip(*(column.tolist() for column in rest)))
+    [(0, 2, 0), (4, 9, 0), (0, 9, 1)]
+    """
+    groups = np.arange(n_groups)
+    start = np.concatenate((np.zeros(n_groups, np.int64), intervals.end))
+    end = np.concatenate((intervals.start, np.full(n_groups, horizon_ns)))
+    by_start = np.lexsort((start, np.concatenate((groups, intervals.group))))
+    group = np.concatenate((intervals.group, groups))
+    by_end = np.lexsort((end, group))
+    start, end, group = start[by_start], end[by_end], group[by_end]
+    real = end > start
+    return Intervals(start[real], end[real], group[real])
+
+
+def stacked(start: IntArray, end: IntArray, group: IntArray, least: IntArray) -> Intervals:
+    """Return when at least ``least[g]`` intervals of group g lie on top of one another.
+
+    Parameters
+    ----------
+    start, end, group : arrays of int64
+        Intervals in any order.
+    least : array of int64
+        One positive number per group.
+
+    Examples
+    --------
+    >>> both = stacked(np.array([0, 3]), np.array([5, 9]), np.array([0, 0]), np.array([2]))
+    >>> both.start.tolist(), both.end.tolist()
+    ([3], [5])
+    """
+    if (least == 1).all():
+        return union(start, end, group)
+    time, owner = np.concatenate((start, end)), np.concatenate((group, group))
+    step = np.repeat(np.array([1, -1]), len(start))
+    order = np.lexsort((time, owner))
+    time, owner = time[order], owner[order]
+    count = np.cumsum(step[order])  # back at 0 where a group ends
+    enough = np.flatnonzero(count[:-1] >= least[owner[:-1]]) if len(count) else np.zeros(0, np.int64)
+    return union(time[enough], time[enough + 1], owner[enough])
+
+
+class Cover:
+    """How much of any stretch of time a set of disjoint intervals covers, per group.
+
+    Parameters
+    ----------
+    intervals : Intervals
+        As `union` returns them.
+    horizon_ns : int
+        No later time is asked for.
+
+    Examples
+    --------
+    >>> cover = Cover(union(np.array([2, 6]), np.array([4, 9]), np.array([0, 0])), 10)
+    >>> cover.between(np.array([0, 3]), np.array([10, 7]), np.array([0, 0])).tolist()
+    [5, 2]
+    """
+
+    def __init__(self, intervals: Intervals, horizon_ns: int) -> None:
+        self._apart = horizon_ns + 1
+        self._start = intervals.start + intervals.group * self._apart
+        length = intervals.end - intervals.start
+        self._length = np.append(length, 0)
+        self._before = np.concatenate((np.zeros(1, np.int64), np.cumsum(length)))
+
+    def _until(self, time: IntArray, group: IntArray) -> IntArray:
+        """Return the length covered before `time`, all groups with lower numbers included."""
+        at = time + group * self._apart
+        k = np.searchsorted(self._start, at, side="right") - 1
+        start = np.append(self._start, 0)[k]
+        inside = np.minimum(at - start, self._length[k])
+        return np.where(k < 0, 0, self._before[k] + inside)
+
+    def between(self, start: IntArray, end: IntArray, group: IntArray) -> IntArray:
+        """Return the length covered in each ``[start, end)``; 0 where `end` is not after `start`."""
+        covered = self._until(end, group) - self._until(start, group)
+        return np.where(end > start, covered, 0)
+
+
+def most_at_once(start: IntArray, end: IntArray, weight: IntArray) -> tuple[int, int]:
+    """Return the most weight that is in use at any instant, and the index of an interval that begins then.
+
+    What ends at an instant is gone before what begins at it. Without intervals: ``(0, -1)``.
+
+    Examples
+    --------
+    >>> most_at_once(np.array([0, 2, 5]), np.array([5, 6, 7]), np.array([1, 1, 1]))
+    (2, 1)
+    """
+    real = np.flatnonzero(end > start)
+    if not len(real):
+        return 0, -1
+    begins = real[np.argsort(start[real], kind="stable")]
+    ends = real[np.argsort(end[real], kind="stable")]
+    taken = np.cumsum(weight[begins])
+    returned = np.concatenate((np.zeros(1, np.int64), np.cumsum(weight[ends])))
+    in_use = taken - returned[np.searchsorted(end[ends], start[begins], side="right")]
+    k = int(in_use.argmax())
+    return int(in_use[k]), int(begins[k])
+
+
+def in_use(start: IntArray, end: IntArray, weight: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the instants at which intervals begin or end, and the weight that is in use from each on.
+
+    Examples
+    --------
+    >>> times, weight = in_use(np.array([0, 2]), np.array([5, 6]), np.array([1, 3]))
+    >>> times.tolist(), weight.tolist()
+    ([0, 2, 5, 6], [1, 4, 3, 0])
+    """
+    times, which = np.unique(np.concatenate((start, end)), return_inverse=True)
+    change = np.zeros(len(times), np.int64)
+    np.add.at(change, which, np.concatenate((weight, -weight)))
+    return times, np.cumsum(change)
+
+
+def most_in_use(start: IntArray, end: IntArray, weight: IntArray, group: IntArray, n_groups: int) -> IntArray:
+    """Return the most that each group of intervals has in use at an instant.
+
+    Examples
+    --------
+    >>> group = np.array([0, 0, 1])
+    >>> most_in_use(np.array([0, 2, 3]), np.array([5, 6, 4]), np.array([1, 3, 7]), group, 3).tolist()
+    [4, 7, 0]
+    """
+    time, of = np.concatenate((start, end)), np.concatenate((group, group))
+    order = np.lexsort((time, of))
+    time, of = time[order], of[order]
+    last = np.ones(len(time), dtype=bool)  # of the changes of an instant
+    last[:-1] = (time[1:] != time[:-1]) | (of[1:] != of[:-1])
+    held = np.cumsum(np.concatenate((weight, -weight))[order])[last]  # 0 where a group is over
+    most = np.zeros(n_groups, np.int64)
+    np.maximum.at(most, of[last], held)
+    return most
+
+
+def levels(start: IntArray, end: IntArray, group: IntArray, n_groups: int) -> tuple[IntArray, IntArray]:
+    """Return for each interval the lowest level of its group that is free from its start on, for drawing.
+
+    Parameters
+    ----------
+    start, end, group : array of int64
+        In order of start.
+    n_groups : int
+
+    Returns
+    -------
+    level : array of int64
+    count : array of int64, shape (n_groups,)
+        Levels of each group.
+
+    Examples
+    --------
+    >>> group = np.zeros(4, np.int64)
+    >>> level, count = levels(np.array([0, 1, 3, 5]), np.array([5, 3, 9, 6]), group, 1)
+    >>> level.tolist(), count.tolist()
+    ([0, 1, 1, 0], [2])
+    """
+    level = np.zeros(len(group), np.int64)
+    by_group = np.argsort(group, kind="stable")
+    one, following = by_group[:-1], by_group[1:]
+    crowded = np.unique(group[following][(group[one] == group[following]) & (start[following] < end[one])])
+    for k in crowded.tolist():
+        free: list[int] = []
+        busy: list[tuple[int, int]] = []
+        for each in np.flatnonzero(group == k).tolist():
+            while busy and busy[0][0] <= start[each]:
+                heappush(free, heappop(busy)[1])
+            level[each] = heappop(free) if free else len(busy)
+            heappush(busy, (end[each], level[each]))
+    count = np.zeros(n_groups, np.int64)
+    np.maximum.at(count, group, level + 1)
+    return level, count

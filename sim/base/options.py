@@ -1,0 +1,258 @@
+"""What an option may be: the annotation of the parameter that takes it says so, and is held to it.
+
+Options come out of files, where every value is plain data, and go to classes and functions that anybody may
+write. Nothing but the annotation stands between a slip of the pen and a traceback, or worse, a word taken
+for true::
+
+    policy: {name: tfrt, blocking_threads: many}
+                                │
+    def __init__(self, blocking_threads: int = 0)    ──►   "should be a whole number, not 'many'"
+
+pydantic compares the two, as it does for everything else that a file holds, and as strictly as for JSON: a
+list may stand for a tuple and text for a path, but nothing for a number. Annotations that say more than plain
+data can be (a class, a callable) are for callers in Python; no value of a file fits them. One that cannot be
+read says nothing and forbids nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, get_args, get_origin
+
+from sim.base.errors import InputError, UnknownOptionError, located, nearest
+from sim.base.units import parse_bytes, parse_duration
+
+SUFFIXES: Final[Mapping[str, Callable[..., int]]] = {"_ns": parse_duration, "_bytes": parse_bytes}
+"""Endings of a parameter that carry its unit, and how such a quantity is read."""
+
+
+def parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters that can be given by name, with annotations evaluated where they can be.
+
+    Parameters
+    ----------
+    thing : callable
+        A class or a function.
+
+    Examples
+    --------
+    >>> def f(self, /, window: int | None = None, *rest): ...
+    >>> parameters(f)
+    {'window': <Parameter "window: int | None = None">}
+    """
+    try:
+        signature = inspect.signature(thing, eval_str=True)
+    except (NameError, AttributeError):  # a name that only a type checker imports
+        signature = inspect.signature(thing)
+    except ValueError:  # written in C, and says nothing of its parameters
+        return {}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: p for name, p in signature.parameters.items() if p.kind in named}
+
+
+def spelling(parameter: str) -> str:
+    """Return how a parameter is written in a file, where values carry their units: without its own.
+
+    A rate is none of these quantities, and keeps its name.
+
+    Examples
+    --------
+    >>> spelling("time_limit_ns"), spelling("window"), spelling("bytes_per_ns")
+    ('time_limit', 'window', 'bytes_per_ns')
+    """
+    for suffix in SUFFIXES:
+        if parameter.endswith(suffix) and not parameter.endswith(f"_per{suffix}"):
+            return parameter.removesuffix(suffix)
+    return parameter
+
+
+def require_call(what: str, thing: object, *arguments: str, method: str | None = None) -> None:
+    """Refuse what cannot be called as its caller is about to: a plugin with another signature.
+
+    Parameters
+    ----------
+    what : str
+        Whose it is, the beginning of the message.
+    thing : object
+        A function or class, or, with `method`, an object that should have it.
+    *arguments : str
+        What it will be called with; these words are for the message, their number counts.
+    method : str, optional
+
+    Raises
+    ------
+    InputError
+        It is not callable, has no such method, or takes other arguments.
+
+    Examples
+    --------
+    >>> require_call("the kernel 'mine'", lambda op: 7, "op", "device")
+    Traceback (most recent call last):
+        ...
+    sim.base.errors.InputError: the kernel 'mine' should take (op, device): too many positional arguments
+    """
+    form = f"({', '.join(arguments)})"
+    called, takes = thing, f"should take {form}"
+    if method is not None:
+        called, takes = getattr(thing, method, None), f"should have a method {method}{form}"
+        if not callable(called):
+            raise InputError(f"{what} {takes}; {type(thing).__name__} has none")
+    if not callable(called):
+        raise InputError(f"{what} should be callable with {form}; found {type(thing).__name__} {thing!r:.60}")
+    try:
+        signature = inspect.signature(called)
+    except ValueError:  # written in C, and says nothing of its parameters
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise InputError(f"{what} {takes}: {error}") from None
+
+
+def arguments(what: str, taken: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call that options stand for, each held to its parameter.
+
+    Parameters
+    ----------
+    what : str
+        What has the options, the beginning of messages.
+    taken : mapping of str to Parameter
+        What it can be called with: see `parameters`.
+    given : mapping of str to object
+        The options, as a file has them; quantities carry their units.
+
+    Raises
+    ------
+    InputError
+        There is no such option (the nearest is named), one that is needed is not given, or a value does not
+        fit; the path has the option.
+
+    Examples
+    --------
+    >>> def schedule(ranks: int, *, time_limit_ns: int | None = None): ...
+    >>> arguments("mine", parameters(schedule), {"ranks": 2, "time_limit": "5s"})
+    {'ranks': 2, 'time_limit_ns': 5000000000}
+    >>> arguments("mine", parameters(schedule), {"ranks": 2, "time_limi": "5s"})
+    Traceback (most recent call last):
+        ...
+    sim.base.errors.UnknownOptionError: time_limi: mine has no option 'time_limi'; did you mean 'time_limit'?
+    """
+    spelled = {spelling(name): parameter for name, parameter in taken.items()}
+    found = {}
+    for key, value in given.items():
+        if key not in spelled:
+            raise UnknownOptionError(what, str(key), spelled)
+        name = spelled[key].name
+        with located(key):
+            if name != key and value is not None:
+                found[name] = SUFFIXES[name.removeprefix(key)](value, what="")
+            else:
+                found[name] = checked(spelled[key].annotation, value)
+    missing = [key for key, p in spelled.items() if p.default is p.empty and p.name not in found]
+    if missing:
+        raise InputError(f"{what} needs the option {missing[0]!r}")
+    return found
+
+
+def checked(annotation: Any, value: object) -> Any:
+    """Return what a value of a file means to an annotation; an object of Python's as it is.
+
+    Parameters
+    ----------
+    annotation : type or other annotation
+        ``int``, ``str | None``, ``Sequence[int]``, ``Literal["a", "b"]``, a type of pydantic's.
+    value : object
+        What was given.
+
+    Raises
+    ------
+    InputError
+        It does not fit; the path leads to the part that does not.
+
+    Examples
+    --------
+    >>> checked(int | None, None), checked(tuple[str, ...], ["a", "b"])
+    (None, ('a', 'b'))
+    >>> checked(int | list[int], [1, "x"])
+    Traceback (most recent call last):
+        ...
+    sim.base.errors.InputError: [1]: should be a whole number, not 'x'
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+    from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
+
+    if isinstance(annotation, str) or annotation is inspect.Parameter.empty:
+        return value
+    if get_origin(annotation) is Iterable:  # of which pydantic would look at the items later
+        annotation = Sequence[get_args(annotation)]  # type: ignore[misc]
+    try:
+        text = json.dumps(value)
+    except TypeError:  # no value of a file: Python code knows what it gives
+        return value
+    strict = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+    try:
+        return TypeAdapter(annotation, config=strict).validate_json(text)
+    except ValidationError as error:
+        raise _misfit(value, error.errors(include_url=False)) from None
+    except (PydanticUndefinedAnnotation, PydanticUserError):  # no annotation that can be read
+        return value
+
+
+def _misfit(value: object, faults: Sequence[Any]) -> InputError:
+    """Return what is wrong with a value; of the members of a union, with those that it comes nearest to."""
+    found: dict[tuple[str | int, ...], list[Any]] = {}
+    for fault in faults:
+        path: list[str | int] = []
+        part: Any = value
+        for key in fault["loc"]:  # to which pydantic adds the members of unions
+            if key in part if isinstance(part, dict) else isinstance(part, list) and isinstance(key, int):
+                part = part[key]
+                path.append(key)
+        found.setdefault(tuple(path), []).append(fault)
+    where, nearest_to = max(found.items(), key=lambda item: len(item[0]))
+    if nearest_to[0]["type"] == "scenario":
+        told = nearest_to[0]["ctx"]
+        return InputError(told["message"], path=(*where, *told["path"]))
+    return InputError(misfit_text(*nearest_to), path=where)
+
+
+_WANTED: Final = {
+    "bool_type": "true or false",
+    "callable_type": "an object, which only Python code can give",
+    "dict_type": "a mapping (KEY: VALUE)",
+    "finite_number": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "iterable_type": "a list",
+    "list_type": "a list",
+    "model_type": "a mapping (KEY: VALUE)",
+    "needs_python_object": "an object, which only Python code can give",
+    "string_type": "text",
+    "tuple_type": "a list",
+}
+"""Type of a fault that pydantic finds -> what the value should be."""
+
+
+def misfit_text(*faults: Any) -> str:
+    """Return what a value should be in which pydantic finds faults, and what it is.
+
+    Parameters
+    ----------
+    *faults : mapping
+        Of `pydantic.ValidationError.errors`; several where the value is no member of a union.
+    """
+    found = faults[0]["input"]
+    shown = "nothing" if found is None else repr(found)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    if faults[0]["type"] == "literal_error" and isinstance(found, str):
+        words = re.findall("'([^']*)'", faults[0]["ctx"]["expected"])
+        near = nearest(found, words)
+        shown += f"; did you mean {near!r}?" if near else ""
+    wanted = [_WANTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ") for fault in faults]
+    if wanted[0][0].isupper():  # another sentence of pydantic's
+        return f"{wanted[0][0].lower()}{wanted[0][1:]}, not {shown}"
+    return f"should be {' or '.join(dict.fromkeys(wanted))}, not {shown}"

@@ -1,0 +1,394 @@
+"""Names to objects: how `sim` finds policies, devices and importers without importing their packages.
+
+Built-in and third-party parts use the same Python entry points, so nothing here knows one from the
+other, and a new policy needs one line in the ``pyproject.toml`` of whoever wrote it::
+
+    [project.entry-points."sim.policies"]           lookup("sim.policies", "my-policy")
+    my-policy = "my_package:MyPolicy"       --->        imports my_package now, and not before
+
+* Nothing is imported until it is looked up.
+* A plugin that cannot be loaded is a :class:`PluginWarning` and is left out; the others still work.
+* Two plugins of one name: the built-in wins, else the first distribution by name. Who looks at all of them
+  is warned; a built-in is looked up by name without asking what other distributions offer.
+* ``module:Class`` names an object without an entry point. That runs whatever code the module holds, so
+  it needs `allow_code`: a scenario is data until its user says otherwise.
+* In a source checkout ``pyproject.toml`` itself is read, not the copy of it that the last installation
+  made, so that a new entry point counts at once.
+
+The entry-point format is the one of the Python packaging specification
+(https://packaging.python.org/specifications/entry-points/).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import warnings
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.machinery import PathFinder
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+from sim.base.errors import InputError, UnknownNameError
+
+GROUPS = {
+    "sim.policies": "policy",
+    "sim.linearizers": "linearizer",
+    "sim.placements": "placement",
+    "sim.streams": "stream assignment",
+    "sim.rewrites": "rewrite",
+    "sim.pipelines": "pipeline schedule",
+    "sim.runtimes": "runtime",
+    "sim.devices": "device preset",
+    "sim.machines": "machine preset",
+    "sim.costs": "cost model",
+    "sim.collectives": "model of collectives",
+    "sim.kernels": "kernel",
+    "sim.allocators": "allocator",
+    "sim.recoveries": "recovery policy",
+    "sim.importers": "importer",
+    "sim.dtypes": "dtype",
+    "sim.kinds": "kind of op",
+    "sim.workloads": "kind of workload",
+    "sim.commands": "command",
+}
+"""Each entry-point group and what one of its members is called in messages."""
+
+_DISTRIBUTION = "graph-schedule-sim"
+_REGISTERED = "(registered)"
+_ROOT: Final = Path(__file__).resolve().parents[2]
+"""The folder of all packages: that of a checkout, or site-packages."""
+
+
+class PluginWarning(UserWarning):
+    """A plugin is left out: it cannot be loaded, or its name is taken."""
+
+
+class Description(NamedTuple):
+    """One known name: what it is in a line, and the distribution it comes from."""
+
+    name: str
+    summary: str
+    distribution: str
+
+
+class _Plugin(NamedTuple):
+    group: str
+    name: str
+    value: str
+    distribution: str
+
+
+_registered: dict[tuple[str, str], object] = {}
+_broken: set[_Plugin] = set()
+
+
+def lookup(
+    group: str, name: str, *, allow_code: bool = False, directory: str | PathLike[str] | None = None
+) -> Any:
+    """Return the object known as `name` in `group`, importing it if need be.
+
+    Parameters
+    ----------
+    group : str
+        One of :data:`GROUPS`, or a group of your own.
+    name : str
+        A registered name, or ``module:attribute``.
+    allow_code : bool
+        Whether ``module:attribute`` may be imported.
+    directory : path, optional
+        A folder searched first for such a module: the one of the scenario file that names it.
+
+    Raises
+    ------
+    UnknownNameError
+        Nobody offers the name (or who does cannot be loaded: a warning tells why).
+    InputError
+        ``module:attribute`` without `allow_code`, or no such module or attribute.
+
+    Examples
+    --------
+    >>> lookup("sim.costs", "fractions:Fraction", allow_code=True)
+    <class 'fractions.Fraction'>
+    """
+    if ":" in name:
+        return _load_code(group, name, allow_code, directory)
+    if (group, name) in _registered:
+        return _registered[group, name]
+    own = built_in(group).get(name)
+    plugin = _Plugin(group, name, own, _DISTRIBUTION) if own else _plugins(group, tuple(sys.path)).get(name)
+    if plugin is not None:
+        found, loaded = _load(plugin)
+        if found:
+            return loaded
+    raise UnknownNameError(_what(group), name, names(group))
+
+
+class Origin(NamedTuple):
+    """Who names plugins: what may be loaded, and from where.
+
+    Attributes
+    ----------
+    directory : path or None
+        Where relative files begin, and a folder searched first for ``module:attribute``.
+    allow_code : bool
+        Whether ``module:attribute`` may be imported.
+    allow_outside : bool
+        Whether files may be outside the folder.
+    """
+
+    directory: str | PathLike[str] | None = None
+    allow_code: bool = False
+    allow_outside: bool = False
+
+    def lookup(self, group: str, name: str) -> Any:
+        """Return what `name` means here: see `sim.base.plugins.lookup`."""
+        return lookup(group, name, allow_code=self.allow_code, directory=self.directory)
+
+    def file(self, name: str) -> Path:
+        """Return where a file is that is named here; see `within`."""
+        if self.directory is None:
+            return Path(name)
+        return within(self.directory, name, allow_outside=self.allow_outside)
+
+
+def within(directory: str | PathLike[str], name: str | PathLike[str], *, allow_outside: bool = False) -> Path:
+    """Return where a file is that something in `directory` names, relative to it.
+
+    Raises
+    ------
+    InputError
+        It is outside `directory`, and `allow_outside` is false. Links count as what they lead to.
+
+    Examples
+    --------
+    >>> str(within("scenarios", "graphs/a.json.gz"))
+    'scenarios/graphs/a.json.gz'
+    >>> within("scenarios", "../secret.txt")
+    Traceback (most recent call last):
+    sim.base.errors.InputError: ../secret.txt: is outside the scenario's folder; allow it with ...
+    """
+    path = Path(directory) / name
+    try:
+        inside = allow_outside or path.resolve().is_relative_to(Path(directory).resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # a null character, links in a circle
+        raise InputError(f"{str(name)!r}: is no path ({error})") from None
+    if not inside:
+        raise InputError(
+            f"{name}: is outside the scenario's folder; allow it with --allow-outside "
+            "(pytest: --sim-allow-outside)"
+        )
+    return path
+
+
+NOWHERE: Final = Origin()
+"""Nobody's: no folder, and no code."""
+
+
+def names(group: str) -> list[str]:
+    """Return the names known in `group`, sorted, importing nothing."""
+    known = {name for registered_group, name in _registered if registered_group == group}
+    known |= {name for name, plugin in _plugins(group, tuple(sys.path)).items() if plugin not in _broken}
+    return sorted(known)
+
+
+def describe(group: str) -> list[Description]:
+    """Return name, one-line description and origin of all that can be loaded from `group`, sorted by name.
+
+    The description is the first line of the object's own docstring. What cannot be loaded is a
+    :class:`PluginWarning` and is left out.
+    """
+    found = []
+    plugins = _plugins(group, tuple(sys.path))
+    for name in names(group):
+        if (group, name) in _registered:
+            found.append(Description(name, _summary(_registered[group, name]), _REGISTERED))
+            continue
+        ok, loaded = _load(plugins[name])
+        if ok:
+            found.append(Description(name, _summary(loaded), plugins[name].distribution))
+    return found
+
+
+def register(group: str, name: str, thing: object) -> None:
+    """Make `thing` known as `name` in this process: what a notebook or a test does.
+
+    A second registration of a name replaces the first (a cell is run again); the name of a plugin
+    cannot be taken, as a scenario that uses it would change its meaning.
+
+    Raises
+    ------
+    InputError
+        The name is taken by a plugin, empty, or contains a colon.
+
+    Examples
+    --------
+    >>> register("sim.policies", "mine", object)
+    >>> lookup("sim.policies", "mine")
+    <class 'object'>
+    >>> unregister("sim.policies", "mine")
+    """
+    if not name or ":" in name:
+        raise InputError(f"cannot register the {_what(group)} {name!r}: a name has no colon and is not empty")
+    taken = _plugins(group, tuple(sys.path)).get(name)
+    if taken is not None:
+        raise InputError(f"cannot register the {_what(group)} {name!r}: {taken.distribution} has that name")
+    _registered[group, name] = thing
+
+
+def unregister(group: str, name: str) -> None:
+    """Forget what :func:`register` made known.
+
+    Raises
+    ------
+    UnknownNameError
+        Nothing is registered under that name.
+    """
+    if (group, name) not in _registered:
+        raise UnknownNameError(_what(group), name, [known for where, known in _registered if where == group])
+    del _registered[group, name]
+
+
+@functools.cache
+def _plugins(group: str, path: tuple[str, ...]) -> dict[str, _Plugin]:
+    """Return the entry points of `group`, one a name; `path` (sys.path) is the key of the cache."""
+    from importlib.metadata import entry_points  # reads what every installed distribution offers
+
+    found = [
+        _Plugin(group, entry.name, entry.value, entry.dist.name if entry.dist is not None else "(unknown)")
+        for entry in entry_points(group=group)
+    ]
+    if _own_entry_points():  # an installed copy may be older than the checkout
+        found = [plugin for plugin in found if plugin.distribution != _DISTRIBUTION]
+        found += [_Plugin(group, name, value, _DISTRIBUTION) for name, value in built_in(group).items()]
+    found.sort(key=lambda plugin: (plugin.distribution != _DISTRIBUTION, plugin.distribution, plugin.value))
+    chosen: dict[str, _Plugin] = {}
+    for plugin in found:
+        first = chosen.setdefault(plugin.name, plugin)
+        if first is not plugin:
+            warnings.warn(
+                f"{plugin.distribution} and {first.distribution} both offer the {_what(group)} "
+                f"{plugin.name!r}; the one of {first.distribution} ({first.value}) is used",
+                PluginWarning,
+                stacklevel=3,
+            )
+    return chosen
+
+
+def built_in(group: str) -> Mapping[str, str]:
+    """Return what this project itself offers in `group`, name to ``module:attribute``, importing nothing."""
+    return _own_entry_points().get(group, {})
+
+
+@functools.cache
+def _own_entry_points(root: Path = _ROOT) -> Mapping[str, Mapping[str, str]]:
+    """Return what the ``pyproject.toml`` of a checkout declares, or an installation wrote down of it."""
+    file = root / "pyproject.toml"
+    if file.is_file():
+        import tomllib
+
+        project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+        if project.get("name") == _DISTRIBUTION:
+            declared: Mapping[str, Mapping[str, str]] = project.get("entry-points", {})
+            return declared
+    from configparser import RawConfigParser
+
+    written = RawConfigParser(delimiters="=")
+    written.optionxform = str  # type: ignore[assignment,method-assign]
+    written.read(root.glob(f"{_DISTRIBUTION.replace('-', '_')}-*.dist-info/entry_points.txt"), "utf-8")
+    return {group: dict(written[group]) for group in written.sections()}
+
+
+def _load(plugin: _Plugin) -> tuple[bool, Any]:
+    """Import a plugin; say whether that worked, and warn when not."""
+    try:
+        module, _, attributes = plugin.value.partition("[")[0].strip().partition(":")
+        return True, functools.reduce(getattr, filter(None, attributes.split(".")), import_module(module))
+    except (Exception, SystemExit) as error:  # other people's code: whatever it does, the others still work
+        _broken.add(plugin)
+        warnings.warn(
+            f"the {_what(plugin.group)} {plugin.name!r} of {plugin.distribution} "
+            f"({plugin.value}) cannot be loaded and is left out: {type(error).__name__}: {error}",
+            PluginWarning,
+            stacklevel=3,
+        )
+        return False, None
+
+
+def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLike[str] | None) -> Any:
+    """Import ``module:attribute``."""
+    what = _what(group)
+    if not allow_code:
+        raise InputError(
+            f"the {what} {name!r} is code, which a scenario may not load; allow it with --allow-code "
+            "(pytest: --sim-allow-code, Python: allow_code=True)"
+        )
+    module_name, _, attributes = name.partition(":")
+    if not module_name or not attributes:
+        raise InputError(f"the {what} {name!r} is not of the form module:Class")
+    if module_name.endswith(".py") and "/" not in module_name:
+        raise InputError(
+            f"the {what} {name!r}: write the module without .py, {module_name[:-3]}:{attributes}"
+        )
+    try:
+        module = _import(module_name, directory)
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"the {what} {name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        return functools.reduce(getattr, attributes.split("."), module)
+    except AttributeError:
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise UnknownNameError(f"attribute of the module {module_name!r}", attributes, public) from None
+
+
+_files: dict[str, tuple[int, int]] = {}
+"""Of modules that were imported here: when the file was changed last, and its size."""
+
+
+def _import(name: str, directory: str | PathLike[str] | None) -> ModuleType:
+    """Import a module, looking into `directory` first; anew if its file has changed, as in a notebook."""
+    importlib.invalidate_caches()  # the file may be younger than the import system's last look
+    if directory is None:
+        return import_module(name)
+    folder = str(Path(directory).resolve())
+    sys.path.insert(0, folder)
+    try:
+        before = sys.modules.get(name)
+        module = import_module(name)
+        source = getattr(module, "__file__", None)
+        if source is not None and name != "__main__":  # which is a script or notebook that runs now
+            file = Path(source).stat()
+            found = file.st_mtime_ns, file.st_size
+            if module is before and _files.get(name, found) != found:
+                module = importlib.reload(module)
+            _files[name] = found
+    finally:
+        sys.path.remove(folder)
+    # Python keeps one module a name: a second scenario's my_policy.py must not silently be the first one's.
+    top = name.partition(".")[0]
+    wanted = PathFinder.find_spec(top, [folder])
+    loaded = getattr(sys.modules.get(top), "__file__", None)
+    if wanted is not None and wanted.origin and loaded and not Path(loaded).samefile(wanted.origin):
+        raise ImportError(f"{loaded} is already imported as {top!r}; rename {wanted.origin}")
+    return module
+
+
+def _what(group: str) -> str:
+    """Return what a member of the group is called."""
+    return GROUPS.get(group, f"member of {group}")
+
+
+def _summary(thing: object) -> str:
+    """Return the first line of the docstring that `thing` (or its class) itself has."""
+    import inspect
+
+    described = thing if isinstance(thing, (type, ModuleType)) or inspect.isroutine(thing) else type(thing)
+    doc = None if getattr(described, "__module__", None) == "builtins" else described.__doc__
+    doc = getattr(thing, "__dict__", {}).get("__doc__") or doc  # an instance with a docstring of its own
+    return inspect.cleandoc(doc).partition("\n")[0] if doc else ""

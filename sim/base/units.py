@@ -1,0 +1,429 @@
+"""Quantities, read once and exactly at the border.
+
+Inside, everything is a whole number of nanoseconds, bytes, flop, bytes/s, flop/s or Hz, and the name of
+a variable carries the unit. Outside, people write ``10us``, ``80GiB``, ``1.5TB/s``. This module is the
+only place where the two meet::
+
+    "1.5 ms"  --parse_duration-->  1_500_000  --format_duration-->  "1.5 ms"
+
+Rules, so that no unit is ever guessed:
+
+* Numbers are read as exact fractions; binary floating point has no part in it.
+* SI and IEC prefixes differ: ``4MB`` is 4,000,000 bytes, ``4MiB`` is 4,194,304.
+  ``K`` and ``k`` are both 1000.
+* ``B`` is a byte and ``b`` (or ``bit``) is a bit: ``100Gb/s`` is 12.5 GB/s.
+* A bare number is refused where a unit is needed. Zero durations, bytes and flop need none; a rate of
+  zero is refused, as nothing would ever finish.
+* A duration that is not whole nanoseconds rounds half up, here, once; one that would become 0 is refused.
+  Every other quantity must be whole: ``1b`` is no whole byte and is refused.
+* Nothing is negative, and nothing exceeds a signed 64-bit integer, the type of a graph's columns.
+* No number stands for "no limit": :func:`parse_limit` reads ``unlimited`` (or ``inf``) as None.
+
+Prefixes are those of the SI brochure (BIPM, 9th edition, table 7) and of IEC 80000-13.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import NamedTuple
+
+from sim.base.errors import UnitError, located
+
+# ----------------------------------------------------------------------------------------------------------
+# The vocabulary of :mod:`sim.base.units`: every unit that may be written, and its size.
+#
+# Data only. A unit that people miss is one entry here.
+
+SI_PREFIXES = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+IEC_PREFIXES = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+
+
+def _prefixed(units: Mapping[str, Fraction], *, iec: bool = False) -> dict[str, Fraction]:
+    """Give every unit its decimal (and, on request, binary) prefixes."""
+    scales = {prefix: 1000**power for prefix, power in SI_PREFIXES.items()}
+    if iec:
+        scales |= {prefix: 1024**power for prefix, power in IEC_PREFIXES.items()}
+    return {prefix + unit: size * scale for unit, size in units.items() for prefix, scale in scales.items()}
+
+
+class Dimension(NamedTuple):
+    """What one parser accepts: its units, each with its size in the base unit."""
+
+    name: str
+    base: str
+    units: Mapping[str, Fraction]
+    shown: str
+    zero_allowed: bool = True
+    rounds: bool = False
+
+
+_BYTE, _BIT = Fraction(1), Fraction(1, 8)
+_NANOSECONDS: dict[str, int | Fraction] = {
+    "ps": Fraction(1, 1000),
+    "ns": 1,
+    "us": 1000,
+    "µs": 1000,  # U+00B5, the micro sign of keyboards
+    "μs": 1000,  # U+03BC, the Greek letter, which Unicode prefers
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "min": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+
+DURATION = Dimension(
+    "a duration",
+    "nanoseconds",
+    {unit: Fraction(size) for unit, size in _NANOSECONDS.items()},
+    "ns, us, ms, s, min, h, as in '10us'",
+    rounds=True,
+)
+BYTES = Dimension(
+    "an amount of data",
+    "bytes",
+    _prefixed({"B": _BYTE, "b": _BIT, "bit": _BIT}, iec=True) | {"byte": _BYTE, "bytes": _BYTE, "bits": _BIT},
+    "B, kB, MB, GB, TB, KiB, MiB, GiB, TiB (bits: b, kb, Mb, Gb), as in '4MiB'",
+)
+BANDWIDTH = Dimension(
+    "a bandwidth",
+    "bytes/s",
+    {unit + "/s": size for unit, size in BYTES.units.items()}
+    | _prefixed({"bps": _BIT, "Bps": _BYTE}, iec=True),
+    "B/s, MB/s, GB/s, TB/s, GiB/s (bits: Mb/s, Gb/s, Gbit/s), as in '900GB/s'",
+    zero_allowed=False,
+)
+FLOPS = Dimension(
+    "an amount of computation",
+    "flop",
+    _prefixed(dict.fromkeys(("FLOP", "FLOPs", "flop"), Fraction(1))),
+    "FLOP, MFLOP, GFLOP, TFLOP, as in '2GFLOP'",
+)
+FLOP_RATE = Dimension(
+    "a computation rate",
+    "flop/s",
+    _prefixed(dict.fromkeys(("FLOP/s", "FLOPS", "FLOPs/s", "flop/s", "OP/s", "OPS"), Fraction(1))),
+    "FLOP/s, GFLOP/s, TFLOP/s, TFLOPS, TOPS, as in '989TFLOP/s'",
+    zero_allowed=False,
+)
+FREQUENCY = Dimension(
+    "a frequency",
+    "Hz",
+    _prefixed({"Hz": Fraction(1)}),
+    "Hz, kHz, MHz, GHz, as in '1.98GHz'",
+    zero_allowed=False,
+)
+DIMENSIONS = (DURATION, BYTES, BANDWIDTH, FLOPS, FLOP_RATE, FREQUENCY)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+NS_PER_S = 1_000_000_000
+"""Nanoseconds in a second."""
+
+_LARGEST = 2**63 - 1
+_NUMBER = re.compile(r"([+-]?)((?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*)", re.DOTALL)
+_UNLIMITED = frozenset({"unlimited", "inf", "infinity", ".inf"})
+
+
+def round_half_up(x: int | float | Fraction | Decimal) -> int:
+    """Return the whole number nearest to `x`, the upper one when two are equally near.
+
+    The one rounding rule of the project: it is monotonic, and shifting `x` by a whole number shifts the
+    result by the same (Python's ``round`` goes to the even neighbour and does neither at ties).
+
+    Parameters
+    ----------
+    x : int, float, Fraction or Decimal
+        A finite number; a float counts as the exact fraction it stands for.
+
+    Raises
+    ------
+    ValueError, OverflowError
+        `x` is not a number, or infinite.
+
+    Examples
+    --------
+    >>> [round_half_up(x) for x in (0.5, 1.5, 2.5, -0.5, 0.49999999999999994)]
+    [1, 2, 3, 0, 0]
+    """
+    if isinstance(x, Decimal):
+        x = Fraction(x)  # a Decimal subtraction would round to the context's precision
+    whole = math.floor(x)
+    return whole + 1 if x - whole >= 0.5 else whole
+
+
+def parse_duration(value: object, *, what: str = "duration") -> int:
+    """Read a duration, in whole nanoseconds (half a nanosecond rounds up).
+
+    Parameters
+    ----------
+    value : object
+        ``"10us"``, ``"1.5 ms"``, ``"2min"``; a zero needs no unit.
+    what : str
+        What is being read, the beginning of an error message; empty: the caller says it (`located`).
+
+    Raises
+    ------
+    UnitError
+        No number, no unit, a wrong unit, a negative or an absurdly large quantity.
+
+    Examples
+    --------
+    >>> parse_duration("1.5 ms"), parse_duration("10µs"), parse_duration(0)
+    (1500000, 10000, 0)
+    >>> parse_duration(10)
+    Traceback (most recent call last):
+    sim.base.errors.UnitError: duration: 10 has no unit; accepted: ns, us, ms, s, min, h, as in '10us'
+    """
+    return _parse(value, DURATION, what)
+
+
+def parse_bytes(value: object, *, what: str = "size") -> int:
+    """Read an amount of data, in whole bytes; otherwise as :func:`parse_duration`.
+
+    Examples
+    --------
+    >>> parse_bytes("4MB"), parse_bytes("4MiB"), parse_bytes("4Mb")
+    (4000000, 4194304, 500000)
+    """
+    return _parse(value, BYTES, what)
+
+
+def parse_bandwidth(value: object, *, what: str = "bandwidth") -> int:
+    """Read a bandwidth, in whole bytes/s and never zero; otherwise as :func:`parse_duration`.
+
+    Examples
+    --------
+    >>> parse_bandwidth("900GB/s"), parse_bandwidth("100Gb/s"), parse_bandwidth("100Gbit/s")
+    (900000000000, 12500000000, 12500000000)
+    """
+    return _parse(value, BANDWIDTH, what)
+
+
+def parse_flops(value: object, *, what: str = "flops") -> int:
+    """Read an amount of computation, in whole flop; otherwise as :func:`parse_duration`.
+
+    ``FLOPs`` is the plural and accepted; ``FLOPS`` is a rate and refused.
+
+    Examples
+    --------
+    >>> parse_flops("2GFLOP")
+    2000000000
+    """
+    return _parse(value, FLOPS, what)
+
+
+def parse_flop_rate(value: object, *, what: str = "rate") -> int:
+    """Read a computation rate, in whole flop/s and never zero; otherwise as :func:`parse_duration`.
+
+    Examples
+    --------
+    >>> parse_flop_rate("989TFLOP/s") == parse_flop_rate("989 TFLOPS")
+    True
+    """
+    return _parse(value, FLOP_RATE, what)
+
+
+def parse_fraction(value: object, *, what: str = "fraction") -> float:
+    """Read a share between 0 and 1: ``0.8`` or ``"80%"``.
+
+    Raises
+    ------
+    UnitError
+        No number, or one outside 0 to 1.
+
+    Examples
+    --------
+    >>> parse_fraction("80%"), parse_fraction(0.8), parse_fraction("1")
+    (0.8, 0.8, 1.0)
+    """
+    with located(*filter(None, [what])):
+        return _share(value)
+
+
+def _share(value: object) -> float:
+    accepted = "accepted: a number from 0 to 1, or a percentage such as '80%'"
+    number, unit = _split(value, accepted)
+    if unit not in ("", "%"):
+        raise UnitError(f"{_shown(value)} has the unit {_shown(unit)}; {accepted}")
+    share = number / 100 if unit else number
+    if not 0 <= share <= 1:
+        percent = f"; did you mean '{_shown_number(number)}%'?" if not unit and 1 < number <= 100 else ""
+        raise UnitError(f"{_shown(value)} is not between 0 and 1{percent or '; ' + accepted}")
+    return float(share)
+
+
+def parse_limit(value: object, parse: Callable[..., int], *, what: str = "limit") -> int | None:
+    """Read a quantity that may be ``unlimited``, as None.
+
+    None rather than ``math.inf``: a type checker then asks every user of a limit what it does without
+    one, and no floating point enters integer arithmetic.
+
+    Parameters
+    ----------
+    value : object
+        ``"unlimited"``, ``"inf"``, a float infinity (YAML's ``.inf``), or what `parse` reads.
+    parse : callable
+        One of the parsers of this module, such as :func:`parse_bytes`.
+    what : str
+        What is being read, the beginning of an error message.
+
+    Examples
+    --------
+    >>> parse_limit("80GB", parse_bytes), parse_limit("unlimited", parse_bytes)
+    (80000000000, None)
+    """
+    if isinstance(value, str) and value.strip().lower() in _UNLIMITED:
+        return None
+    if isinstance(value, float) and value == math.inf:
+        return None
+    return parse(value, what=what)
+
+
+def format_duration(duration_ns: int | float | Fraction, *, digits: int | None = 4) -> str:
+    """Write a duration in the largest of ns, us, ms, s that keeps it at one or more.
+
+    Parameters
+    ----------
+    duration_ns : int, float or Fraction
+        Nanoseconds; may be negative (a difference).
+    digits : int or None
+        Significant digits (the whole part is never cut); None writes all of them, and the text then
+        parses back to the same number.
+
+    Examples
+    --------
+    >>> format_duration(3_210_000), format_duration(999), format_duration(0)
+    ('3.21 ms', '999 ns', '0 ns')
+    >>> format_duration(3_210_001), format_duration(3_210_001, digits=None)
+    ('3.21 ms', '3.210001 ms')
+    """
+    return _format(duration_ns, ("ns", "us", "ms", "s"), 1000, digits)
+
+
+def format_bytes(nbytes: int | float | Fraction | None, *, iec: bool = False, digits: int | None = 4) -> str:
+    """Write an amount of data with SI prefixes (or IEC ones); None is ``unlimited``.
+
+    Examples
+    --------
+    >>> format_bytes(4_000_000), format_bytes(4 * 2**20), format_bytes(4 * 2**20, iec=True)
+    ('4 MB', '4.194 MB', '4 MiB')
+    """
+    prefixes = ["", *IEC_PREFIXES] if iec else [prefix for prefix in SI_PREFIXES if prefix != "K"]
+    return _format(nbytes, [prefix + "B" for prefix in prefixes], 1024 if iec else 1000, digits)
+
+
+def format_flops(flops: int | float | Fraction, *, digits: int | None = 4) -> str:
+    """Write an amount of computation with SI prefixes.
+
+    Examples
+    --------
+    >>> format_flops(3_210_000_000)
+    '3.21 GFLOP'
+    """
+    return _format(flops, [prefix + "FLOP" for prefix in SI_PREFIXES if prefix != "K"], 1000, digits)
+
+
+def _parse(value: object, dimension: Dimension, what: str) -> int:
+    """Read `value` as a whole number of the dimension's base unit."""
+    with located(*filter(None, [what])):
+        return _whole(value, dimension)
+
+
+def _whole(value: object, dimension: Dimension) -> int:
+    accepted = f"accepted: {dimension.shown}"
+    number, unit = _split(value, accepted)
+    if not unit and number:
+        raise UnitError(f"{_shown(value)} has no unit; {accepted}")
+    if unit and unit not in dimension.units:
+        raise UnitError(f"{_shown(value)} {_wrong_unit(unit, dimension)}; {accepted}")
+    if number < 0:
+        raise UnitError(f"{_shown(value)} is negative")
+    if not number and not dimension.zero_allowed:
+        raise UnitError(f"{_shown(value)} is zero, and nothing would ever finish")
+    exact = number * dimension.units[unit] if unit else number
+    whole = round_half_up(exact)
+    if exact and not whole and dimension.rounds:
+        raise UnitError(f"{_shown(value)} would round to 0 {dimension.base}; write 0, or at least 1ns")
+    if whole != exact and not dimension.rounds:
+        raise UnitError(f"{_shown(value)} is not a whole number of {dimension.base}")
+    if whole > _LARGEST:
+        raise UnitError(f"{_shown(value)} is more than 2**63 - 1 {dimension.base}")
+    return whole
+
+
+def _split(value: object, accepted: str) -> tuple[Fraction, str]:
+    """Return the exact number and the text of the unit behind it."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal, Fraction)):
+        raise UnitError(f"{_shown(value)} is not a quantity; {accepted}")
+    if not isinstance(value, str):
+        if not isinstance(value, int) and not math.isfinite(value):
+            raise UnitError(f"{value} is not a finite number; {accepted}")
+        # A float in a file was a short decimal (0.8): its shortest spelling is what was meant.
+        return Fraction(str(value) if isinstance(value, float) else value), ""
+    match = _NUMBER.fullmatch(value.strip())
+    if match is None:
+        raise UnitError(f"{_shown(value)} is not a number and a unit; {accepted}")
+    sign, digits, unit = match.groups()
+    # 80 digits are what 2**63 - 1 bytes take in EiB; more would only make a fraction of any size.
+    mantissa, _, exponent = digits.lower().partition("e")
+    if len(mantissa) > 80 or len(exponent) > 3:
+        raise UnitError(f"{_shown(value)} has too many digits")
+    try:
+        return Fraction(sign + digits), unit
+    except ValueError:
+        raise UnitError(f"{_shown(value)} is not a number and a unit; {accepted}") from None
+
+
+def _wrong_unit(unit: str, dimension: Dimension) -> str:
+    """Say what is wrong with `unit`: it measures something else, or it is a misspelling."""
+    for other in DIMENSIONS:
+        if unit in other.units:
+            return f"is {other.name}, not {dimension.name}"
+    # Same letters in another case first: 'gb' may be 'GB' or 'Gb', and only the user knows.
+    close = [known for known in dimension.units if known.lower() == unit.lower()]
+    close = close or difflib.get_close_matches(unit, dimension.units, n=1, cutoff=0.5)
+    hint = " (did you mean " + " or ".join(map(repr, close)) + "?)" if close else ""
+    return f"has the unknown unit {_shown(unit)}{hint}"
+
+
+def _format(
+    number: int | float | Fraction | None, units: Sequence[str], step: int, digits: int | None
+) -> str:
+    """Write `number` of ``units[0]`` in the largest unit that keeps it at one or more."""
+    if number is None:
+        return "unlimited"
+    size, power = abs(Fraction(number)), 0
+    while power < len(units) - 1 and _rounded(size, digits) >= step:
+        size, power = size / step, power + 1
+    sign = "-" if number < 0 else ""
+    return f"{sign}{_shown_number(_rounded(size, digits))} {units[power]}"
+
+
+def _rounded(size: Fraction, digits: int | None) -> Fraction:
+    """Keep `digits` significant digits of `size`, and its whole part in any case."""
+    if digits is None:
+        return size
+    scale = 10 ** max(0, digits - len(str(math.floor(size))))
+    return Fraction(round_half_up(size * scale), scale)
+
+
+def _shown_number(number: Fraction) -> str:
+    """Write a number with all its decimals (the first 20 of one that has no end, such as 1/3)."""
+    places, denominator = 0, number.denominator
+    while 10**places % denominator and places <= denominator.bit_length():
+        places += 1
+    places = 20 if 10**places % denominator else places
+    digits = str(math.floor(number * 10**places)).rjust(places + 1, "0")
+    whole, decimals = digits[: len(digits) - places], digits[len(digits) - places :].rstrip("0")
+    return f"{whole}.{decimals}" if decimals else whole
+
+
+def _shown(value: object) -> str:
+    """Return a `repr` short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,248 @@
+"""What kept a row from starting at some time, as well as its schedule knows.
+
+A trace knows everything: reasons and sentences are those of `sim.explain`. A table of ops knows when each was
+ready, issued and started, and why it waited; who stood in the way is then whoever ended at that instant, or
+ran before it on its lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import UNSET
+from sim.base.units import format_duration
+from sim.diff.schedule import OpSchedule, RowNotes
+from sim.explain.derived import DerivedColumns
+from sim.explain.idle import held_up
+from sim.explain.sentences import blame, row_text
+
+UNEXPLAINED: Final = "unexplained"
+"""In a recording: nothing that was recorded held the op up any more."""
+
+OF_NO_RECORDING: Final = ("event", "policy", "resources")
+"""What the rest of a wait would be put down to in a simulated run."""
+
+
+class Blocker(NamedTuple):
+    """Why a row did not start.
+
+    Attributes
+    ----------
+    reason : str
+        One of `sim.explain.idle.REASONS`, or `UNEXPLAINED`.
+    told : str
+        Who or what was in the way, in a sentence.
+    row : int
+        The row that was in the way; the row itself where it was being issued or launched; -1: none.
+    """
+
+    reason: str
+    told: str
+    row: int
+
+
+def waits_of(schedule: OpSchedule, row: int) -> dict[str, int]:
+    """Return for how long a row waited before its start, by reason; they add up to its start.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    row : int
+    """
+    waits: dict[str, int] = {}
+    for reason, _, ns in _pieces(schedule, row):
+        if ns:
+            waits[reason] = waits.get(reason, 0) + ns
+    return waits
+
+
+def began_ns(schedule: OpSchedule, row: int, reason: str) -> int | None:
+    """Return since when a row waited for a reason; None if it never did.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    row : int
+    reason : str
+    """
+    return next((begin for word, begin, ns in _pieces(schedule, row) if word == reason and ns), None)
+
+
+def issued_ns(schedule: OpSchedule, row: int) -> int | None:
+    """Return when a row was issued, if that is known."""
+    if schedule.told is not None:
+        return int(schedule.told.issue_ns[row])
+    f = schedule.facts
+    return None if f is None or row >= f.n else int(f.trace.tasks["issue_ns"][row])
+
+
+def held_at(schedule: OpSchedule, row: int, at_ns: int) -> Blocker | None:
+    """Return why a row had not started at a time; None if it had.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    row : int
+    at_ns : int
+    """
+    pieces = _pieces(schedule, row)
+    reason = next((word for word, begin, ns in pieces if begin <= at_ns < begin + ns), None)
+    if reason is None:
+        return None
+    f = schedule.facts
+    if f is None:
+        return _held_in_table(schedule, row, at_ns, reason)
+    if reason == UNEXPLAINED:
+        told = f"{schedule.name_of(row)} does not start, and nothing that was recorded holds it up"
+        return Blocker(reason, told, UNSET)
+    if row >= f.n:
+        return _held_transfer(f, row, at_ns, reason)
+    if reason in ("issue", "policy") and at_ns < f.taken[row]:  # now one, now the other
+        busy = f.issuers_busy.between(np.array([at_ns]), np.array([at_ns + 1]), f.group[[row]])
+        reason = "issue" if busy[0] else "policy"
+    return Blocker(reason, blame(f, reason, row, at_ns), _in_the_way(f, row, at_ns, reason))
+
+
+def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
+    """Yield (reason, begin, length) of what a row waits for, until its start; they follow one another."""
+    f, start = schedule.facts, int(schedule.start_ns[row])
+    if f is None:
+        yield from _pieces_in_table(schedule, row)
+        return
+    anew = min(int(f.restarted[row]), start)
+    yield "recovery", 0, anew
+    last, data = int(f.last_producer[row]), int(f.data[row])
+    made = int(np.clip(f.data[last] if last >= f.n else data, anew, start))
+    there = int(np.clip(data, made, start))
+    yield "dependency", anew, made - anew
+    yield "transfer", made, there - made
+    if row >= f.n:
+        yield "transfer", there, start - there
+        return
+    at, since, until = np.array([row]), np.array([there]), np.array([start])
+    pieces = [(reason, int(begin[0]), int(ns[0])) for reason, begin, ns in held_up(f, at, since, until)]
+    for reason, begin, ns in pieces:
+        if schedule.recorded and reason in OF_NO_RECORDING:
+            reason = UNEXPLAINED
+        # Issuers were busy for a part of the same stretch, and the policy counts for the rest of it.
+        yield reason, begin if reason != "policy" else begin + pieces[0][2], ns
+
+
+def _in_the_way(f: DerivedColumns, row: int, at_ns: int, reason: str) -> int:
+    """Return the row that a reason names."""
+    if reason in ("dependency", "event"):
+        last = int(f.last_producer[row])
+        return int(f.last_producer[last]) if last >= f.n and reason == "dependency" else last
+    if reason == "transfer":
+        return int(f.last_producer[row])
+    if reason == "issue":
+        while row != UNSET and f.taken[row] > at_ns:
+            row = int(f.before_at_issuer[row])
+        return row
+    if reason == "policy":
+        later = np.flatnonzero((f.group == f.group[row]) & (f.taken > at_ns))
+        ahead = int(later[np.lexsort((later, f.taken[later]))[0]]) if len(later) else row
+        return UNSET if ahead == row else ahead
+    if reason == "stream":
+        return int(f.before_on_lane[row])
+    if reason == "launch":
+        return row
+    if reason == "communicator":
+        return int(f.before_in_line[row])
+    if reason in ("resources", "memory"):
+        ended = (one for one in reversed(f.ended_at(int(f.start[row]))) if one < f.n)
+        return next((one for one in ended if f.device[one] == f.device[row]), UNSET)
+    return UNSET
+
+
+def _held_transfer(f: DerivedColumns, row: int, at_ns: int, reason: str) -> Blocker:
+    name = row_text(f, row)
+    cause = int(f.last_producer[row])
+    if reason == "dependency" and cause != UNSET:
+        verb = "runs" if f.row_start[cause] <= at_ns else "has not started yet"
+        return Blocker(reason, f"{name} carries what {row_text(f, cause)} makes, which {verb}", cause)
+    way = f.way(row - f.n)
+    ahead = (
+        other
+        for other in reversed(f.ended_at(int(f.row_start[row])))
+        if other >= f.n and way & f.way(other - f.n)
+    )
+    other = next(ahead, UNSET)
+    if other == UNSET:
+        return Blocker(reason, f"{name} waits for a link, or for its request", UNSET)
+    return Blocker(reason, f"{name} waits for {row_text(f, other)} on its way", other)
+
+
+# -- tables -----------------------------------------------------------------------------------------
+
+
+_IN_TABLE: Final = {
+    "issue": "is ready, and its issuer is busy",
+    "policy": "is ready, and the policy holds it back",
+    "stream": "is issued and queued on its stream",
+    "event": "waits for an event of another stream",
+    "launch": "is being launched",
+    "resources": "waits for resources of the device",
+    "memory": "waits for memory",
+    "communicator": "waits for an earlier collective of its communicator",
+}
+
+
+def _pieces_in_table(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
+    told = schedule.told
+    start = int(schedule.start_ns[row])
+    if told is None:
+        yield UNEXPLAINED, 0, start
+        return
+    ready = min(int(told.ready_ns[row]), start)
+    issue = min(max(int(told.issue_ns[row]), ready), start)
+    word = told.wait[row] or "stream"
+    by_issuer = "policy" if word == "policy" else "memory" if word == "memory" else "issue"
+    yield "dependency", 0, ready
+    yield by_issuer, ready, issue - ready
+    yield ("stream" if word in ("issuer", "policy") else word), issue, start - issue
+
+
+def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> Blocker:
+    name = schedule.name_of(row)
+    told = schedule.told
+    if told is None or reason == UNEXPLAINED:
+        return Blocker(UNEXPLAINED, f"{name} does not start; the file does not say why", UNSET)
+    if reason == "dependency":
+        ready = int(told.ready_ns[row])
+        ended = np.flatnonzero((schedule.end_ns == ready) & (schedule.start_ns < ready))
+        cause = int(ended[0]) if len(ended) else UNSET
+        when = f"{name} is ready at {format_duration(ready)}"
+        return Blocker(
+            reason, when if cause == UNSET else f"{when}, when {schedule.name_of(cause)} ends", cause
+        )
+    if reason == "stream":
+        on_lane = np.flatnonzero(
+            (schedule.lane == schedule.lane[row]) & (schedule.end_ns <= schedule.start_ns[row])
+        )
+        on_lane = on_lane[on_lane != row]
+        ahead = int(on_lane[schedule.end_ns[on_lane].argmax()]) if len(on_lane) else UNSET
+        if ahead != UNSET:
+            told_so = f"{name} is issued and queued behind {schedule.name_of(ahead)}"
+            return Blocker(reason, f"{told_so} on {schedule.lane_of(row)}", ahead)
+    if reason == "issue" and (others := _issued_first(schedule, told, row, at_ns)):
+        return Blocker(reason, f"{name} is ready, and {told.issuer[row]} {others}", UNSET)
+    return Blocker(reason, f"{name} {_IN_TABLE.get(reason, f'waits ({reason})')}", UNSET)
+
+
+def _issued_first(schedule: OpSchedule, told: RowNotes, row: int, at_ns: int) -> str:
+    """Say what the issuer of a row issues, or executes, from a time until it takes it; empty: unknown."""
+    if not told.issuer[row]:
+        return ""
+    mine = np.array([issuer == told.issuer[row] for issuer in told.issuer]) & schedule.compared
+    executes = schedule.lane_of(row) == told.issuer[row]  # a worker
+    until = schedule.end_ns if executes else told.issue_ns
+    before = np.flatnonzero(mine & (until > at_ns) & (told.issue_ns < told.issue_ns[row]))
+    if not len(before):
+        return "issues it"
+    first = int(before[told.issue_ns[before].argmin()])
+    more = f" and {len(before) - 1} more" if len(before) > 1 else ""
+    return f"{'executes' if executes else 'issues'} {schedule.name_of(first)}{more} first"

@@ -1,0 +1,309 @@
+"""Why the first op whose start moved has moved.
+
+At the earlier of its two starts it starts in one schedule and not in the other: what held it up there is the
+cause. Whoever stood in its way ran at another time itself, or longer, or ahead of it, or is not in the other
+schedule at all; or nobody changed, and it does not wait for them there::
+
+    A   ▇a▇▇b▇         at 4 b starts in A; in B it needs a, which still runs
+    B   ▇a▇▇▇▇b▇       a lasts 4 in A, 7 in B
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.base.units import format_duration
+from sim.diff.blockers import Blocker, began_ns, held_at, issued_ns, waits_of
+from sim.diff.differences import Differences
+from sim.diff.schedule import OpSchedule
+from sim.explain.derived import DerivedColumns
+
+_MOST: Final = 8
+"""Links of a chain; it is short, as nothing before the first op that moved has moved."""
+
+
+_OF_A_LANE: Final = ("issue", "policy", "stream", "launch")
+"""Reasons that are another lane's no longer."""
+
+
+class Why(NamedTuple):
+    """Why an op moved.
+
+    Attributes
+    ----------
+    a, b : int
+        Its rows.
+    later : str
+        ``a`` or ``b``: where it starts later.
+    reason : str
+        What holds it up there: one of `sim.explain.idle.REASONS`, or ``unexplained``.
+    root : str
+        What has changed: ``duration``, ``order``, ``only`` (the op in its way is not in the other schedule),
+        ``wait`` (it does not wait for that op there), ``cost`` (of issuing or launching it), or ``unknown``.
+    chain : tuple of str
+        Sentences: what holds it up, then what has changed.
+    waited_a, waited_b : dict of str to int
+        For how long it waited before its start, by reason, in ns.
+    """
+
+    a: int
+    b: int
+    later: str
+    reason: str
+    root: str
+    chain: tuple[str, ...]
+    waited_a: dict[str, int]
+    waited_b: dict[str, int]
+
+
+def why_first_moved(d: Differences, names: tuple[str, str] = ("A", "B")) -> Why | None:
+    """Return why the first op that moved has moved; None if none has.
+
+    Parameters
+    ----------
+    d : Differences
+    names : (str, str)
+        What sentences call the two schedules.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> from sim.diff.differences import differences
+    >>> from sim.diff.schedule import schedule_of
+    >>> def run(title, ns):
+    ...     b = GraphBuilder("chain")
+    ...     _ = b.op("a", duration_ns=ns, device="gpu0")
+    ...     _ = b.op("b", duration_ns=10, inputs=["a"], device="gpu1")
+    ...     machine = Machine((Device("gpu0"), Device("gpu1")))
+    ...     return schedule_of(simulate(b.build(), machine, ReadyQueue()), title)
+    >>> for sentence in why_first_moved(differences(run("A", 4), run("B", 7))).chain:
+    ...     print(sentence)
+    in B at 4 ns 'b' needs 'a', which runs on gpu0/0
+    'a' lasts 4 ns in A, 7 ns in B
+    """
+    if d.first is None:
+        return None
+    a, b = int(d.pairs.a[d.first]), int(d.pairs.b[d.first])
+    later = "b" if d.moved_ns[d.first] > 0 else "a"
+    return _Chain(d, later, names).explain(a, b)
+
+
+def told_apart(a_ns: int, b_ns: int) -> tuple[str, str]:
+    """Return two times with as many digits as it takes to tell them apart.
+
+    Examples
+    --------
+    >>> told_apart(14_990_172, 14_991_344), told_apart(5, 5)
+    (('14.990172 ms', '14.991344 ms'), ('5 ns', '5 ns'))
+    """
+    short = format_duration(a_ns), format_duration(b_ns)
+    if short[0] != short[1] or a_ns == b_ns:
+        return short
+    return format_duration(a_ns, digits=None), format_duration(b_ns, digits=None)
+
+
+class _Change(NamedTuple):
+    """What has changed, in a word and in a sentence; which rows to ask next, and when, if that is not all."""
+
+    root: str
+    told: str = ""
+    next: tuple[int, int, int] | None = None
+
+
+class _Chain:
+    """Follows what stood in the way, from the schedule in which an op starts later."""
+
+    def __init__(self, d: Differences, later: str, names: tuple[str, str]) -> None:
+        forth = dict(zip(d.pairs.a.tolist(), d.pairs.b.tolist(), strict=True))
+        self.d, self.later = d, later
+        self.late, self.early = (d.b, d.a) if later == "b" else (d.a, d.b)
+        self.names = names
+        self.in_early, self.in_late = names if later == "b" else names[::-1]
+        self.partner = {b: a for a, b in forth.items()} if later == "b" else forth
+
+    @cached_property
+    def fillers(self) -> dict[tuple[str, int], int]:
+        """What fills the gaps of a recording, in the schedule in which the op starts earlier."""
+        rows = np.flatnonzero(~self.early.compared).tolist()
+        return {(self.early.names[row], int(self.early.iteration[row])): row for row in rows}
+
+    def explain(self, a: int, b: int) -> Why:
+        late, early = (b, a) if self.later == "b" else (a, b)
+        at_ns = int(self.early.start_ns[early])
+        told: list[str] = []
+        reason, root = "", "unknown"
+        seen: set[tuple[int, int]] = set()
+        while (late, at_ns) not in seen and len(seen) < _MOST:
+            seen.add((late, at_ns))
+            held = held_at(self.late, late, at_ns)
+            if held is None:
+                break
+            reason = reason or held.reason
+            told.append(f"in {self.in_late} at {format_duration(at_ns)} {held.told}")
+            change = self._changed(late, early, held, at_ns)
+            root = change.root
+            if change.told:
+                told.append(change.told)
+            if change.next is None:
+                break
+            late, early, at_ns = change.next
+        waited = waits_of(self.d.a, a), waits_of(self.d.b, b)
+        return Why(a, b, self.later, reason, root, tuple(told), *waited)
+
+    def _changed(self, late: int, early: int, held: Blocker, at_ns: int) -> _Change:
+        """Say what differs about what held a row up."""
+        row, reason = held.row, held.reason
+        if row == UNSET:
+            return _Change("unknown")
+        if row == late:
+            return (self._overtaken(late, early) if reason == "issue" else None) or self._cost(
+                late, early, reason
+            )
+        name = self.late.name_of(row)
+        other = self.partner.get(row)
+        if other is None and not self.late.compared[row]:
+            other = self.fillers.get((self.late.names[row], int(self.late.iteration[row])))
+        if other is None:
+            return _Change("only", f"{name} runs in {self.in_late} only")
+        x = self.late.name_of(late)
+        started = int(self.late.start_ns[row]), int(self.early.start_ns[other])
+        if started[1] > at_ns or (started[1] == at_ns and started[0] < started[1]):
+            when = f"starts at {format_duration(started[1])} there"
+            return _Change("order", f"in {self.in_early} {x} comes before {name}, which {when}")
+        if reason in ("issue", "launch") and started[0] > at_ns:
+            return self._cost(row, other, reason)
+        over = self.d.over_ns
+        lasted = int(self.late.lasted_ns[row]), int(self.early.lasted_ns[other])
+        if abs(started[0] - started[1]) > over:
+            following = (row, other, started[1])
+            return _Change("unknown", f"{name} starts at {self._both(*started)}", following)
+        if abs(lasted[0] - lasted[1]) > over:
+            return _Change("duration", f"{name} lasts {self._both(*lasted)}")
+        return _Change("wait", self._does_not_wait(x, name, late, early, reason))
+
+    def _overtaken(self, late: int, early: int) -> _Change | None:
+        """Say which op its issuer takes before it here and after it in the other schedule, if any."""
+        f = self.late.facts
+        ahead = UNSET if f is None or late >= f.n else int(f.before_at_issuer[late])
+        other = self.partner.get(ahead)
+        if ahead == UNSET or other is None:
+            return None
+        mine, its = issued_ns(self.early, early), issued_ns(self.early, other)
+        if mine is None or its is None or its <= mine:
+            return None
+        x, name = self.late.name_of(late), self.late.name_of(ahead)
+        when = f"is issued at {format_duration(its)} there"
+        return _Change("order", f"in {self.in_early} {x} comes before {name}, which {when}")
+
+    def _cost(self, late: int, early: int, reason: str) -> _Change:
+        """Compare what issuing or launching took; what took as long began later, and waited before."""
+        took = tuple(
+            waits_of(schedule, row).get(reason, 0)
+            for schedule, row in ((self.late, late), (self.early, early))
+        )
+        if took[0] != took[1]:
+            verb = "launching" if reason == "launch" else "issuing"
+            return _Change("cost", f"{verb} {self.late.name_of(late)} takes {self._both(*took)}")
+        begin = began_ns(self.early, early, reason)
+        return _Change("unknown") if begin is None else _Change("unknown", "", (late, early, begin))
+
+    def _does_not_wait(self, x: str, name: str, late: int, early: int, reason: str) -> str:
+        lanes = self.late.lane_of(late), self.early.lane_of(early)
+        elsewhere = lanes[0] != lanes[1] and reason in _OF_A_LANE
+        where = f"but {x} runs on {lanes[1]}" if elsewhere else f"and {x} does not wait for it"
+        return f"in {self.in_early} {name} runs at the same time, {where}"
+
+    def _both(self, late: int, early: int) -> str:
+        """Return two times, that in A first."""
+        a, b = (early, late) if self.later == "b" else (late, early)
+        told = told_apart(a, b)
+        return f"{told[0]} in {self.names[0]}, {told[1]} in {self.names[1]}"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which ops moved by themselves, and which were carried along by what they wait for.
+#
+# Where an op starts later, it waits for whatever ended last before it: an input, the op before it on its lane
+# or on its communicator, or its issuer. As far as that moved the same way, the op was carried along; the rest
+# is its own::
+#
+#     A   ▇a▇▇b▇▇c▇          b is 3 later by itself (it was launched late)
+#     B   ▇a▇   ▇b▇▇c▇       c is 3 later, and 0 by itself
+
+
+def own_ns(d: Differences) -> IntArray | None:
+    """Return how much of each pair's move is its own; None where one of the schedules is a table.
+
+    Parameters
+    ----------
+    d : Differences
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> from sim.diff.differences import differences
+    >>> from sim.diff.schedule import schedule_of
+    >>> def run(ns, latency_ns):
+    ...     b = GraphBuilder("chain")
+    ...     for name, inputs in {"a": [], "b": ["a"], "c": ["b"]}.items():
+    ...         _ = b.op(name, duration_ns=ns, device="gpu1" if name == "b" else "gpu0", inputs=inputs)
+    ...     machine = Machine((Device("gpu0"), Device("gpu1", launch_latency_ns=latency_ns)))
+    ...     return schedule_of(simulate(b.build(), machine, ReadyQueue()), "")
+    >>> d = differences(run(10, 0), run(10, 3))
+    >>> d.moved_ns.tolist(), own_ns(d).tolist()
+    ([0, 3, 3], [0, 3, 0])
+    """
+    if d.a.facts is None or d.b.facts is None:
+        return None
+    moved = d.moved_ns
+    carried = np.zeros(len(moved), np.int64)
+    for late, early, to_late, to_early, sign in (
+        (d.b, d.a, d.pairs.b, d.pairs.a, 1),
+        (d.a, d.b, d.pairs.a, d.pairs.b, -1),
+    ):
+        at = np.flatnonzero(sign * moved > 0)
+        partner = np.full(len(late) + 1, UNSET)
+        partner[to_late] = to_early
+        cause, by_issuer = _causes(late, to_late[at])
+        other = partner[cause]
+        known = other != UNSET
+        at, cause, other, by_issuer = at[known], cause[known], other[known], by_issuer[known]
+        shift = _freed(late, cause, by_issuer) - _freed(early, other, by_issuer)
+        carried[at] = sign * np.clip(shift, 0, np.abs(moved[at]))
+    return np.where(d.moved, moved - carried, 0)
+
+
+def _causes(schedule: OpSchedule, rows: IntArray) -> tuple[IntArray, BoolArray]:
+    """Return what freed rows last before they started, -1 for nothing, and whether that was as an issuer."""
+    f = schedule.facts
+    assert f is not None
+    start = schedule.start_ns[rows]
+    none = np.full(len(schedule), UNSET)
+    cause, latest, issues = np.full(len(rows), UNSET), np.full(len(rows), -1), np.zeros(len(rows), bool)
+    for column, by_issuer in (
+        (f.last_producer, False),
+        (f.before_on_lane, False),
+        (f.before_in_line, False),
+        (f.before_at_issuer, True),
+    ):
+        whole = none.copy()
+        whole[: len(column)] = column
+        candidate = whole[rows]
+        freed = _freed(schedule, candidate, np.full(len(rows), by_issuer))
+        better = (candidate != UNSET) & (freed <= start) & (freed > latest)
+        cause[better], latest[better], issues[better] = candidate[better], freed[better], by_issuer
+    return cause, issues
+
+
+def _freed(schedule: OpSchedule, rows: IntArray, by_issuer: BoolArray) -> IntArray:
+    """Return when rows ended, or when their issuers were done with them."""
+    f: DerivedColumns | None = schedule.facts
+    assert f is not None
+    tasks = np.minimum(rows, f.n - 1)
+    return np.where(by_issuer & (rows < f.n), f.let_go[tasks], schedule.end_ns[rows])

@@ -1,0 +1,383 @@
+"""Parts of the machine that fail while a run goes on, and who notices.
+
+::
+
+    gpu1 fails      what runs there never ends, nothing starts there, and its links carry nothing any more
+      ├─ send-recv      a Recv of what gpu1 was to send fails at once; one whose link is down, or whose sender
+      │                 lost power, after `connection_timeout`; so does a Send to it
+      ├─ health-check   the first check at or after the failure is missed, and known so after its timeout
+      └─ timeout        a collective has lasted longer than `collective_timeout` since its launch on a rank
+    the first that notices aborts the step, on all workers at once: what runs then is cut
+
+A Recv of a step waits from the step's begin, as TensorFlow's do, which have no inputs and so are among the
+first nodes of their device. What ends at the very instant of a failure, or of its detection, has ended.
+
+Sources: health checks by the master and failed Sends and Recvs, *TensorFlow: large-scale machine learning on
+heterogeneous distributed systems* (arXiv:1603.04467), section 3.3; the collective's timeout,
+`sim.faults.NCCL_TIMEOUT_NS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from fractions import Fraction
+from itertools import islice, takewhile
+from typing import Any, Final
+
+import numpy as np
+
+from sim.base.units import format_duration
+from sim.faults import Conditions, Detection, Failed, SpeedProfile
+from sim.graph.failures import ABORTED, FAILED
+from sim.job.context import Context
+from sim.job.job import Job
+from sim.job.transfers import Flow, node_name
+from sim.machine.device import MANAGED, WAIT, Device, Processor
+from sim.machine.links import Message
+from sim.machine.task import Task
+
+_NOT_YET: Final = 1 << 62
+
+
+class Breakdowns:
+    """What has failed in one attempt, and whether somebody knows.
+
+    Parameters
+    ----------
+    job : Job
+    flow : Flow
+    conditions : Conditions
+    context : Context
+        The run.
+    still : mapping of int to Task
+        Id → task that is eligible and not over.
+    stop : callable
+        ``stop(groups)``: these groups of issuers take nothing more.
+    cut : callable or None
+        ``cut(links)``: these links carry nothing any more.
+
+    Attributes
+    ----------
+    detection : Detection or None
+        Who noticed first that the step cannot go on.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        flow: Flow,
+        conditions: Conditions,
+        context: Context,
+        still: Mapping[int, Task],
+        stop: Callable[[Set[int]], None],
+        cut: Callable[[Set[int]], None] | None,
+    ) -> None:
+        self._job, self._flow, self._context = job, flow, context
+        self._still, self._stop, self._cut = still, stop, cut
+        self._conditions, self._faults = conditions, conditions.faults
+        machine = job.machine
+        self._workers = [
+            tuple(machine.device_index(n) for n in host.serves) for host in machine.hosts_in_order
+        ]
+        self._failed_ns = [_NOT_YET] * len(machine.devices)
+        self._silent = [False] * len(machine.devices)
+        self._routes: dict[int, tuple[int, ...]] = {}
+        self._arrived: set[int] = set()  # ids of transfers
+        self.detection: Detection | None = None
+        self._coming = conditions.failures_of_devices()
+        self._await_next()
+
+    # -- what the engine asks ------------------------------------------------------------------
+
+    def is_down(self, device: int) -> bool:
+        """Whether a device has failed."""
+        return self._failed_ns[device] <= self._context.now_ns
+
+    def ends(self, task: Task) -> bool:
+        """Whether a task, or a transfer, ends that is to end now: not if its device had failed before."""
+        if self.lost(self._devices(task)):
+            return False
+        if task.group < 0:
+            self._arrived.add(task.id)
+        return True
+
+    def lost(self, devices: Iterable[int]) -> bool:
+        """Whether one of several devices had failed before now."""
+        now_ns = self._context.now_ns
+        return any(self._failed_ns[device] < now_ns for device in devices)
+
+    def status(self, task: Task) -> tuple[int, int]:
+        """Return what became of a task that was running when the step was aborted, and when it ended."""
+        failed_ns = self._failed_ns[self._job.device_of[task.op]]
+        return (FAILED, failed_ns) if failed_ns < _NOT_YET else (ABORTED, self._context.now_ns)
+
+    def carries(self, transfer: Task) -> bool:
+        """Whether a transfer can go; to or from a device that has failed it cannot, which is noticed."""
+        ends = self._ends(transfer)
+        gone = [device for device in ends if self.is_down(device)]
+        if gone and len(gone) < len(ends):
+            self._fails(transfer, any(self._silent[device] for device in gone))
+        return not gone
+
+    # -- what the engine tells -----------------------------------------------------------------
+
+    def started(self, transfer: Task) -> None:
+        """Put down that a transfer is under way; over a link that is down it stands still."""
+        self._watch(transfer)
+
+    def launched(self, collective: Task) -> None:
+        """Let a rank count how long a collective takes."""
+        timeout_ns = self._faults.collective_timeout_ns
+        if timeout_ns is not None:
+            self._context.call_at(self._context.now_ns + timeout_ns, self._timed_out, collective)
+
+    # -- failures ------------------------------------------------------------------------------
+
+    def failed(self, by_ns: int) -> list[Failed]:
+        """Return the parts that had failed before a time."""
+        return list(takewhile(lambda failed: failed.time_ns < by_ns, self._conditions.failures()))
+
+    def _await_next(self) -> None:
+        failed = next(self._coming, None)
+        if failed is not None and failed.time_ns:
+            self._context.call_at(failed.time_ns, self._fail, failed)
+        elif failed is not None:  # before anything starts
+            self._fail(failed)
+
+    def _fail(self, failed: Failed) -> None:
+        self._await_next()
+        here = set(self._workers[failed.part] if failed.kind == "worker" else (failed.part,))
+        here = {device for device in here if self._failed_ns[device] == _NOT_YET}
+        for device in here:
+            self._failed_ns[device], self._silent[device] = failed.time_ns, failed.silent
+        self._stop({g for g, devices in enumerate(self._workers) if self._stops(failed, g, devices)})
+        if self._cut is not None:
+            names = {self._name(device) for device in here}
+            links = enumerate(self._job.machine.links)
+            self._cut({k for k, link in links if link.source in names or link.destination in names})
+        for transfer in self._pending(here)[:1]:
+            self._fails(transfer, failed.silent)
+        self._check_health(failed)
+
+    def _stops(self, failed: Failed, group: int, devices: tuple[int, ...]) -> bool:
+        """Whether the threads of a host are gone: it has failed, or the CPU that they run on."""
+        if failed.kind == "worker":
+            return group == failed.part
+        return failed.part in devices and self._job.machine.devices[failed.part].workers > 0
+
+    def _under_way(self) -> list[Task]:
+        return [task for task in self._still.values() if task.group < 0 and task.start_ns >= 0]
+
+    def _pending(self, here: Set[int]) -> list[Task]:
+        """Return the transfers, of steps that have begun, which devices were to send, or were receiving."""
+        found = [task for task in self._under_way() if sum(d in here for d in self._ends(task)) == 1]
+        flow, alive = self._flow, np.array(self._failed_ns) == _NOT_YET
+        sends = np.isin(flow.source, list(here)) & alive[flow.destination]
+        nodes = (flow.n_ops + np.flatnonzero(sends)).tolist()
+        for iteration in sorted({0, *(task.iteration for task in self._still.values())}):
+            base = iteration * flow.n_nodes
+            found += [
+                Task(base + node, node, iteration, -1) for node in nodes if base + node not in self._arrived
+            ]
+        return sorted(found, key=lambda task: task.id)
+
+    # -- detection -----------------------------------------------------------------------------
+
+    def _check_health(self, failed: Failed) -> None:
+        check = self._faults.health_check
+        if check is not None:
+            began_ns, now_ns = self._conditions.from_ns, self._context.now_ns
+            next_ns = -(-(began_ns + now_ns) // check.interval_ns) * check.interval_ns - began_ns
+            at_ns = next_ns + check.timeout_ns
+            self._context.call_at(at_ns, self._detect, ("health-check", "master", failed.name))
+
+    def _fails(self, transfer: Task, silent: bool) -> None:
+        """Let the end of a transfer that is still there get an error: at once, or after the timeout."""
+        source, destination = self._ends(transfer)
+        by = source if self.is_down(destination) else destination
+        told = ("send-recv", self._name(by), self._what(transfer))
+        timeout_ns = self._faults.connection_timeout_ns if silent else 0
+        if timeout_ns is not None:
+            self._context.call_at(self._context.now_ns + timeout_ns, self._detect, told)
+
+    def _watch(self, transfer: Task) -> None:
+        """Let a transfer fail that stands still for the timeout, because a link on its way is down."""
+        if self._faults.connection_timeout_ns is None:
+            return
+        channels = self._job.machine.channels
+        for link in sorted({channels[k] for k in self._route(transfer)}):
+            self._await_standstill((transfer, link, self._context.now_ns))
+
+    def _await_standstill(self, watched: tuple[Task, int, int]) -> None:
+        transfer, link, from_ns = watched
+        down_ns = self._conditions.next_standstill_ns(link, from_ns)
+        if down_ns is not None and transfer.id not in self._arrived:
+            self._context.call_at(down_ns, self._stands_still, (transfer, link))
+
+    def _stands_still(self, watched: tuple[Task, int]) -> None:
+        transfer, link = watched
+        now_ns, timeout_ns = self._context.now_ns, self._faults.connection_timeout_ns
+        assert timeout_ns is not None
+        if transfer.id in self._arrived:
+            return
+        up_ns = self._conditions.link_paces[link].rate(now_ns)[1]
+        if now_ns + timeout_ns < up_ns:
+            self._context.call_at(now_ns + timeout_ns, self._give_up, transfer)
+        else:
+            self._await_standstill((transfer, link, up_ns))
+
+    def _give_up(self, transfer: Task) -> None:
+        if transfer.id not in self._arrived:
+            self._detect(("send-recv", self._name(self._ends(transfer)[1]), self._what(transfer)))
+
+    def _timed_out(self, collective: Task) -> None:
+        device = int(self._job.device_of[collective.op])
+        if collective.end_ns < 0 and not self.is_down(device):
+            self._detect(("timeout", self._name(device), self._what(collective)))
+
+    def _detect(self, told: tuple[str, str, str]) -> None:
+        if self.detection is None:
+            how, by, what = told
+            self.detection = Detection(how, by, self._context.now_ns, what)
+
+    # -- words ---------------------------------------------------------------------------------
+
+    def unnoticed(self) -> str:
+        """Say which failures nobody noticed; empty: nothing has failed."""
+        failed = self.failed(self._context.now_ns + 1)
+        if not failed and self._under_way():  # what would end after a link fails is not awaited
+            failed = list(islice(self._conditions.failures(), 1))
+        if not failed:
+            return ""
+        first = failed[0]
+        return (
+            f"{first.kind} {first.name} has failed at {format_duration(first.time_ns)} ({first.cause}), and "
+            "nothing detects it: no Send or Recv fails, no collective times out and no health_check comes"
+        )
+
+    def _what(self, task: Task) -> str:
+        return node_name(self._job, self._flow, task.op)
+
+    def _name(self, device: int) -> str:
+        return self._job.machine.devices[device].name
+
+    # -- where a task is -----------------------------------------------------------------------
+
+    def _ends(self, transfer: Task) -> tuple[int, int]:
+        k = transfer.op - self._flow.n_ops
+        return int(self._flow.source[k]), int(self._flow.destination[k])
+
+    def _route(self, transfer: Task) -> tuple[int, ...]:
+        k = transfer.op - self._flow.n_ops
+        return self._job.machine.route(*self._ends(transfer), int(self._flow.tensor[k]))
+
+    def _devices(self, task: Task) -> tuple[int, ...]:
+        """Return where a task runs, or the devices on the way of a transfer."""
+        if task.group >= 0:
+            return (int(self._job.device_of[task.op]),)
+        if task.op not in self._routes:
+            machine = self._job.machine
+            links = [machine.links[k] for k in self._route(task)]
+            through = [
+                machine.device_index(name) for link in links for name in (link.source, link.destination)
+            ]
+            self._routes[task.op] = tuple(dict.fromkeys((*self._ends(task), *through)))
+        return self._routes[task.op]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A device that is slow at times: what it shares among its tasks runs by a clock of its own.
+#
+# ::
+#
+#     time of the run       0    10   20   30   40   50         factor 2 from 10 to 30
+#     time of the device    0    10   15   20   30   40
+#
+# A processor that predicts when its tasks end is asked, and answers, in the device's time. So it knows
+# nothing of slow-downs, and whatever it shares out slows down at once. Its time is whole ns, rounded down. A
+# device without one has exact times.
+
+
+class Paced:
+    """The processor of a device of which the pace may change.
+
+    Parameters
+    ----------
+    device : Device
+    context : Context
+        The run.
+    pace : Pace
+    """
+
+    def __init__(self, device: Device, context: Context, pace: SpeedProfile) -> None:
+        self._context, self._pace = context, pace
+        self._own = _OwnTime(context, pace)
+        self._inner: Processor | None = None
+        if device.processor is not None:
+            self._inner = device.processor(device, self._own)
+
+    def start(self, task: Task) -> int:
+        """Begin a task; see `sim.machine.device.Processor.start`."""
+        now_ns = self._context.now_ns
+        if self._inner is None:
+            end_ns = self._pace.end_ns(now_ns, self._context.duration_of(task))
+            return MANAGED if end_ns is None else end_ns - now_ns
+        task.start_ns = own_ns = self._own.now_ns
+        ns = self._inner.start(task)
+        if task.start_ns == own_ns:
+            task.start_ns = now_ns
+        elif task.start_ns >= 0:
+            task.start_ns = self._own.at(task.start_ns) or -1
+        if ns in (WAIT, MANAGED):
+            return ns
+        end_ns = self._own.at(own_ns + ns)
+        return MANAGED if end_ns is None else end_ns - now_ns
+
+    @property
+    def end(self) -> Callable[[Task], None] | None:
+        """See `sim.machine.device.Processor.end`."""
+        return None if self._inner is None else self._inner.end
+
+
+class _OwnTime:
+    """A run as it looks from a device that is slow at times; a `sim.job.context.Context`."""
+
+    def __init__(self, context: Context, pace: SpeedProfile) -> None:
+        self._context, self._pace = context, pace
+        self.job: Job = context.job
+        self.flow: Flow = context.flow
+        self.conditions = context.conditions
+
+    @property
+    def now_ns(self) -> int:
+        return int(self._pace.done(self._context.now_ns))
+
+    @now_ns.setter
+    def now_ns(self, time_ns: int) -> None:
+        raise AttributeError("time passes by itself")
+
+    def at(self, own_ns: int) -> int | None:
+        """Return when it is so late on the device, now at the earliest; None: never."""
+        if own_ns <= self.now_ns:
+            return self._context.now_ns
+        return self._pace.when(Fraction(own_ns))
+
+    def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
+        at_ns = self.at(time_ns)
+        if at_ns is not None:
+            self._context.call_at(at_ns, callback, value)
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        self._context.when_settled(callback)
+
+    def started(self, task: Task) -> None:
+        self._context.started(task)
+
+    def duration_of(self, task: Task) -> int:
+        return self._context.duration_of(task)
+
+    def carried(self, message: Message) -> None:
+        self._context.carried(message)
+
+    def finish(self, task: Task) -> None:
+        self._context.finish(task)

@@ -1,1 +1,0 @@
-"""What fails in a run: ops, and parts of the machine."""

@@ -1,0 +1,502 @@
+"""Lower bounds: no schedule of this job, under any policy, ends earlier.
+
+Four reasons why a job takes time, each a bound of its own::
+
+    critical path   the longest chain of ops and transfers        a ──► b ──► c
+    device          its work, spread over all its lanes or cores  ──► ▇▇▇▇ / 2 lanes ──►
+    stream, host    what must go one after another                ──► ▇ ▇ ▇ ▇ ──►
+    link            its bytes at full bandwidth                   ──► ▇▇▇ ──►
+
+To the work of the last three belongs what has to come before and after it, whichever part of it one takes
+(`sim.explain.jackson_bound`).
+They hold for the job as it was placed and assigned to streams; another placement has other bounds.
+List scheduling is never worse than (2 - 1/m) times the greatest of the first two on m equal lanes
+(Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import Csr, IntArray, distinct_rows
+from sim.base.units import NS_PER_S
+from sim.explain.jackson_bound import HeadsAndTails, around_ns, between_ns, launch_latencies_ns, ways
+from sim.graph.frames import has_control_flow
+from sim.graph.rendezvous_keys import rendezvous_keys
+from sim.job.costs import issue_costs_ns
+from sim.job.job import Job
+from sim.job.places import crossing_reads
+from sim.job.transfers import Flow, Travel, make_flow, travel_ns
+from sim.native import longest
+from sim.native.compiled import load
+from sim.readiness.eligibility import non_strict_ops
+from sim.record.record import Record
+
+# ----------------------------------------------------------------------------------------------------------
+# The critical path of a job: the longest chain of ops and of the transfers between them.
+#
+# ::
+#
+#     gpu0:  a ──►──┐ transfer            iteration 0    a ─► b ─┐ distance 1
+#     gpu1:         └──► b ──► c          iteration 1            └─► a ─► b
+#
+# Nothing but inputs holds an op back here: every device has all the lanes it wants, deciding and
+# launching cost nothing, and every transfer has its links for itself. Edges that reach into later
+# iterations chain the iterations to one another. A non-strict op waits for the earliest of its inputs.
+
+_MOST: Final = 2**62
+
+
+def _delays(job: Job) -> IntArray:
+    """Return for each entry of ``graph.inputs`` how long the tensor travels, at least."""
+    graph = job.graph
+    crossing, home = crossing_reads(job)
+    tensor = graph.inputs.indices[crossing]
+    there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
+    delay = np.zeros(len(crossing), np.int64)
+    delay[crossing] = travel_ns(job.machine, home[tensor], there, tensor, graph.tensor_nbytes[tensor])
+    return delay
+
+
+def longest_chain_ns(job: Job, ns: IntArray) -> int:
+    """Return the end of the last op when nothing but inputs and transfers holds any op back."""
+    graph = job.graph
+    travel = _delays(job)
+    waits = np.where(non_strict_ops(graph), longest.FIRST, longest.ALL)
+    if has_control_flow(graph):  # a merge waits for one of its inputs, and nobody knows for which
+        waits[waits == longest.FIRST] = longest.NO_DATA  # its inputs may be dead
+        waits[graph.is_kind("merge")] = longest.NOTHING
+        travel = np.zeros_like(travel)  # what is dead travels in no time
+    producer = graph.tensor_producer[graph.inputs.indices]
+    chained = graph.input_distance.any() or graph.after_distance.any()
+    iterations = job.iterations if chained else 1
+    # C wraps where Python's numbers grow.
+    small = iterations * (ns.sum(dtype=float) + travel.sum(dtype=float)) < _MOST
+    longest_ns: Callable[..., int] = (load("longest", "native") if small else longest).longest_ns
+    return longest_ns(
+        iterations,
+        graph.topological_order,
+        ns,
+        waits,
+        graph.inputs.indptr,
+        producer,
+        graph.input_distance,
+        travel,
+        graph.after.indptr,
+        graph.after.indices,
+        graph.after_distance,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+class Bounds(NamedTuple):
+    """Lower bounds of the makespan, in ns.
+
+    A run in which an op failed has none: all are 0, or missing.
+
+    Attributes
+    ----------
+    critical_path_ns : int
+        Longest chain of durations and transfers, over all iterations; no overheads.
+    device_ns, stream_ns, issuer_ns, link_ns : mapping of str to int
+        By name of the device, stream, host thread group and link: its work, and what has to come before
+        and after. Overheads that no policy can avoid (issue costs, launch latency, gaps) count here.
+    issued_path_ns : int
+        Longest chain, with what is paid on the way for issuing and launching.
+    loops_counted_once : bool
+        Control flow repeated ops. Their work counts as often as they ran; the critical path, which cannot
+        know whether the repetitions had to follow one another, has them once. The bound holds, and what a
+        makespan is above it says little.
+    failed : bool
+        An op failed, or a step was aborted.
+    """
+
+    critical_path_ns: int
+    device_ns: Mapping[str, int]
+    stream_ns: Mapping[str, int]
+    issuer_ns: Mapping[str, int]
+    link_ns: Mapping[str, int]
+    issued_path_ns: int = 0
+    loops_counted_once: bool = False
+    failed: bool = False
+
+    @property
+    def _all(self) -> dict[str, int]:
+        named = {"critical path": self.critical_path_ns}
+        for what in ("device", "stream", "issuer", "link"):
+            named.update({f"{what} {name}": ns for name, ns in getattr(self, f"{what}_ns").items()})
+        return {**named, "critical path with launches": self.issued_path_ns}
+
+    @property
+    def lower_bound_ns(self) -> int:
+        """The greatest of them."""
+        return max(self._all.values())
+
+    @property
+    def binding(self) -> str:
+        """What gives the greatest: ``"critical path"``, ``"device gpu0"``, ``"link nvlink"``, ..."""
+        named = self._all
+        return max(named, key=named.__getitem__)
+
+    @property
+    def no_gap(self) -> str | None:
+        """Why the distance from the bound says nothing of a run; None: it does.
+
+        Examples
+        --------
+        >>> Bounds(0, {}, {}, {}, {}).no_gap
+        'no op has to take any time'
+        """
+        if self.failed:
+            return "an op failed, so that others never ran"
+        if self.loops_counted_once:
+            return "chains through loops count once, however often they ran"
+        return None if self.lower_bound_ns else "no op has to take any time"
+
+    def gap(self, makespan_ns: int) -> float | None:
+        """Return by which part of the bound a makespan is above it; None: see `no_gap`.
+
+        Examples
+        --------
+        >>> Bounds(80, {}, {}, {}, {}).gap(100)
+        0.25
+        """
+        return None if self.no_gap else makespan_ns / self.lower_bound_ns - 1
+
+
+def bounds(
+    what: Job | Record,
+    duration_ns: IntArray | None = None,
+    synchronisation: str | None = None,
+    *,
+    exact: bool = False,
+) -> Bounds:
+    """Return all lower bounds of a job, or of the job that a trace ran.
+
+    Parameters
+    ----------
+    what : Job or Trace
+        How often control flow runs an op is known only from a trace; for a job, such a graph counts
+        for nothing.
+    duration_ns : array of int64, optional
+        One duration per op instead of the job's.
+    synchronisation : str, optional
+        When ops become eligible (`sim.policy.Policy`), where the bounds are to hold for policies with
+        that alone: a host that waits for each kernel pays for the next one after it.
+    exact : bool
+        Whether all sets of tasks of a machine are looked at, which takes longer.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("four")
+    >>> for name, inputs in {"a": [], "b": ["a"], "c": [], "d": []}.items():
+    ...     _ = b.op(name, inputs=inputs, duration_ns=10)
+    >>> limits = bounds(make_job(b.build(), Machine((Device("cpu0", "cpu", workers=2),))))
+    >>> limits.critical_path_ns, limits.lower_bound_ns, limits.binding
+    (20, 20, 'critical path')
+    """
+    if isinstance(what, Record) and what.failed:
+        return Bounds(0, {}, {}, {}, {}, failed=True)
+    job = what.job if isinstance(what, Record) else what
+    ns = least_durations_ns(what) if duration_ns is None else duration_ns
+    runs = runs_of_ops(what)
+    static = not has_control_flow(job.graph)
+    cost = issue_costs_ns(job)
+    flow = _flow(what) if static else None
+    around = _ways(job, flow, ns, cost, synchronisation)
+    alone = _alone(what)
+    total = (runs - alone) * ns
+    if duration_ns is None:
+        total = np.maximum(total, _drawn_ns(what, alone))
+    load = _Load(job, ns, total, cost, runs - alone, around, exact)
+    return Bounds(
+        critical_path_ns=longest_chain_ns(job, np.where(runs > 0, ns, 0)),
+        device_ns=_devices(load),
+        stream_ns=_streams(load) if job.launched.any() else {},
+        issuer_ns=_hosts(load) if job.launched.any() else {},
+        link_ns=_links(job, load, flow) if static else {},
+        issued_path_ns=0 if flow is None else around.longest_ns,
+        loops_counted_once=not static and bool((runs > job.iterations).any()),
+    )
+
+
+def _flow(what: Job | Record) -> Flow | None:
+    """Return what heads and tails are of.
+
+    None: ops start with some of their inputs, or what is sent may never be asked for.
+    """
+    job = what.job if isinstance(what, Record) else what
+    graph = job.graph
+    if non_strict_ops(graph).any() or rendezvous_keys(graph).unsure:
+        return None
+    return what.flow if isinstance(what, Record) else make_flow(job)
+
+
+def runs_of_ops(what: Job | Record) -> IntArray:
+    """Return how many times each op runs, what did not execute not counted; 0 for a job with control flow."""
+    job = what.job if isinstance(what, Record) else what
+    n = len(job.graph)
+    if not has_control_flow(job.graph):
+        return np.full(n, job.iterations)
+    if isinstance(what, Job):
+        return np.zeros(n, np.int64)
+    return np.bincount(what.tasks["op"][what.executed], minlength=n)
+
+
+def _alone(what: Job | Record) -> IntArray | int:
+    """Return how many runs of each op kept no worker and no stream busy."""
+    if isinstance(what, Job) or not what.alone.any():
+        return 0
+    return np.bincount(what.tasks["op"][what.alone], minlength=len(what.job.graph))
+
+
+def least_durations_ns(what: Job | Record) -> IntArray:
+    """Return the duration of each op, the shortest of its tasks where noise makes them differ."""
+    job = what.job if isinstance(what, Record) else what
+    if job.drawn is not None and isinstance(what, Record):
+        ran = np.flatnonzero(what.executed)
+        least = np.full(len(job.graph), np.iinfo(np.int64).max)
+        np.minimum.at(least, what.tasks["op"][ran], what.alone_ns[ran])
+        return np.where(runs_of_ops(what) > 0, least, job.duration_ns)
+    ns = job.duration_ns if job.noisy_ns is None else job.noisy_ns.min(axis=0)
+    if job.collectives is not None and job.carried.any():  # what these take depends on what else travels
+        ns = ns.copy()
+        ns[job.collectives.op[job.carried]] = 0
+    return ns
+
+
+def _drawn_ns(what: Job | Record, alone: IntArray | int) -> IntArray:
+    """Return what the tasks of each op take together, where noise drew each of them; 0: it did not."""
+    job = what.job if isinstance(what, Record) else what
+    total = np.zeros(len(job.graph), np.int64)
+    if job.drawn is not None and isinstance(what, Record):
+        ran = np.flatnonzero(what.executed & ~what.alone if what.alone.any() else what.executed)
+        np.add.at(total, what.tasks["op"][ran], what.alone_ns[ran])
+    elif job.noisy_ns is not None:
+        total = np.where(alone, 0, job.noisy_ns.sum(axis=0))
+    return np.where(job.meets, 0, total)  # a collective lasts as its ranks have it together
+
+
+def cores_of_ops(job: Job) -> IntArray:
+    """Return how many cores each op occupies: its attribute ``cores``, or its device's default."""
+    cores = np.array([device.cores_per_op for device in job.machine.devices])[job.device_of]
+    for op, own in job.graph.attribute("cores").items():
+        cores[op] = own
+    return cores
+
+
+def least_cores_of_ops(job: Job) -> IntArray:
+    """Return how many cores each op takes at least, on average over its duration.
+
+    Of ops that share a pool of threads it is one: with fewer threads they do more for each.
+    """
+    pooled = np.array([device.details.intra_op_pool is not None for device in job.machine.devices])
+    return np.where(pooled[job.device_of], 1, cores_of_ops(job))
+
+
+# -- work ---------------------------------------------------------------------------------------
+
+
+_Least = Callable[[int, int], int]
+"""The least time of the k-th of some machines, which does so much at once; 0: it does nothing."""
+
+
+class _Load(NamedTuple):
+    """What each op asks for: its duration, the least and that of all its tasks, its issue cost, and how many
+    times; and what is around it.
+
+    `exact` bounds are over all sets of tasks of a machine.
+    """
+
+    job: Job
+    ns: IntArray
+    total_ns: IntArray
+    cost: IntArray
+    runs: IntArray
+    ways: HeadsAndTails
+    exact: bool
+
+    def between(self, head: IntArray, body: IntArray, tail: IntArray, capacity: int = 1) -> int:
+        """Return the least time of a machine with some tasks."""
+        if self.exact:
+            return between_ns(head.tolist(), body.tolist(), tail.tolist(), capacity)
+        return around_ns(head, body, tail, capacity)
+
+    def least(
+        self,
+        of: IntArray,
+        n: int,
+        *,
+        head: IntArray,
+        rest: IntArray | int,
+        times: IntArray | int,
+        tail: IntArray,
+    ) -> _Least:
+        """Return what bounds some machines, `of` being that of each op.
+
+        A task keeps it busy `times` its duration, and for the `rest`.
+        """
+        ran = np.flatnonzero(self.runs > 0)
+        rows = Csr.group(of[ran], ran, n)
+        body = rest * self.runs + times * self.total_ns
+
+        def of_machine(k: int, capacity: int) -> int:
+            ops = rows.row(k)
+            return self.between(head[ops], body[ops], tail[ops], capacity)
+
+        return of_machine
+
+
+def _ways(job: Job, flow: Flow | None, ns: IntArray, cost: IntArray, how: str | None) -> HeadsAndTails:
+    """Return what is before and after each op; without a flow, its own launch alone."""
+    none = np.zeros(len(ns), np.int64)
+    if flow is not None:
+        return ways(job, flow, ns, cost, how)
+    latency = launch_latencies_ns(job)
+    return HeadsAndTails(none, cost + latency, ns, latency + ns, none)
+
+
+def _devices(load: _Load) -> dict[str, int]:
+    """Bound each device by its work over its lanes, over its cores, and over its SMs and their bandwidth.
+
+    A worker pays for issuing with its own time, a stream does not.
+    """
+    job, devices, around, out = load.job, load.job.machine.devices, load.ways, {}
+    n, n_ops = len(devices), len(load.ns)
+    gap = np.array([0 if d.workers else d.gap_ns for d in devices])[job.device_of]
+    lanes = load.least(
+        job.device_of,
+        n,
+        head=np.where(job.launched, around.start[:n_ops], around.taken[:n_ops]),
+        rest=np.where(job.launched, gap, load.cost),
+        times=1,
+        tail=around.tail[:n_ops],
+    )
+    cores = load.least(
+        job.device_of,
+        n,
+        head=around.start[:n_ops],
+        rest=0,
+        times=np.where(job.meets, 0, least_cores_of_ops(job)),  # a collective need not use its cores
+        tail=around.tail[:n_ops],
+    )
+    ops = np.bincount(job.device_of, minlength=n).tolist()
+    for d, device in enumerate(devices):
+        out[device.name] = max(0, lanes(d, device.lanes) - (0 if device.workers else device.gap_ns))
+        if device.cores:
+            out[device.name] = max(out[device.name], cores(d, device.cores))
+        if device.least_ns is not None and ops[d]:
+            out[device.name] = max(out[device.name], device.least_ns(device, job, load.ns, load.runs))
+    return out
+
+
+def _streams(load: _Load) -> dict[str, int]:
+    """Bound each stream by its tasks, the gaps between them, and what is before and after them."""
+    job, machine, out = load.job, load.job.machine, {}
+    n, n_ops = machine.first_stream[-1], len(load.ns)
+    gap = np.array([device.gap_ns for device in machine.devices])[job.device_of]
+    least = load.least(
+        job.stream_of,
+        n,
+        head=load.ways.start[:n_ops],
+        rest=gap,
+        times=1,
+        tail=load.ways.tail[:n_ops],
+    )
+    for d, device in enumerate(machine.devices):
+        if device.workers:
+            continue
+        for stream in range(machine.first_stream[d], machine.first_stream[d + 1]):
+            if ns := least(stream, 1):
+                out[machine.stream_name(stream)] = ns - device.gap_ns
+    return out
+
+
+def _hosts(load: _Load) -> dict[str, int]:
+    """Bound each group of issuers that launch by its issue costs, and what is before and after them.
+
+    Where workers of a CPU are the issuers, they also execute.
+    """
+    job, out, n_ops = load.job, {}, len(load.ns)
+    members: dict[int, list[str]] = {}
+    for issuer in job.machine.issuers():
+        members.setdefault(issuer.group, []).append(issuer.name)
+    launches = np.bincount(job.group_of[job.launched & (load.runs > 0)], minlength=job.n_groups)
+    least = load.least(
+        job.group_of,
+        job.n_groups,
+        head=load.ways.taken[:n_ops],
+        rest=load.cost,
+        times=np.where(job.launched, 0, 1),
+        tail=np.where(job.launched, load.ways.issued[:n_ops], load.ways.tail[:n_ops]),
+    )
+    for group, names in members.items():
+        if launches[group]:
+            out[names[0]] = least(group, len(names))
+    return out
+
+
+def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
+    """Bound each link by what must cross it.
+
+    A serial link is held by one transfer at a time, latency included. On a shared or fifo one only the bytes
+    add up, and the last of them comes a latency after it was sent. On an independent one nothing adds up.
+    """
+    machine, graph = job.machine, job.graph
+    if not machine.links:
+        return {}
+    crossing, home = crossing_reads(job)
+    n_devices = len(machine.devices)
+    there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
+    moved = np.sort(
+        graph.inputs.indices[crossing] * n_devices + there
+    )  # faster than `np.unique`, which hashes
+    moved = moved[np.diff(moved, prepend=-1) != 0]
+    tensor, there = np.divmod(moved, n_devices)
+    routes, way = machine.distinct_routes(home[tensor], there, tensor)
+    ways = [Travel.along(machine, *each) for each in routes]
+    moves, which = distinct_rows(way, graph.tensor_nbytes[tensor])
+    held, nbytes, longest = ([0] * len(machine.links) for _ in range(3))
+    used: set[int] = set()
+    for (k, size), count in zip(moves, np.bincount(which).tolist(), strict=True):
+        ns, route = ways[k].ns(size), routes[k][2]
+        used.update(machine.channels[link] for link in route)
+        for k in {machine.channels[link] for link in route}:
+            held[k] += ns * count * job.iterations
+            longest[k] = max(longest[k], ns)
+            nbytes[k] += size * count * job.iterations
+    out = {}
+    for k in sorted(used):
+        link, rate = machine.links[k], machine.links[k].bandwidth_bytes_per_s
+        flowing = 0 if rate is None else -(-nbytes[k] * NS_PER_S // rate)
+        flows = link.latency_ns + flowing
+        by_sharing = {"serial": held[k], "shared": flows, "fifo": flows, "independent": longest[k]}
+        out[link.name] = by_sharing[link.sharing]
+    if flow is not None:
+        for k, ns in _serial_links(load, flow).items():
+            out[machine.links[k].name] = max(out.get(machine.links[k].name, 0), ns)
+    return out
+
+
+def _serial_links(load: _Load, flow: Flow) -> dict[int, int]:
+    """Bound each serial link by its transfers, and by what is before and after them."""
+    job, around = load.job, load.ways
+    routes, way = job.machine.distinct_routes(flow.source, flow.destination, flow.tensor)
+    transfers = Csr.group(way, np.arange(flow.n_ops, flow.n_nodes), len(routes))
+    over: dict[int, list[IntArray]] = {}
+    for which, (_, _, route) in enumerate(routes):
+        for k in {job.machine.channels[link] for link in route}:
+            if job.machine.links[k].sharing == "serial":
+                over.setdefault(k, []).append(transfers.row(which))
+    out = {}
+    for k, parts in over.items():
+        nodes = np.sort(np.concatenate(parts))
+        out[k] = load.between(around.start[nodes], around.ns[nodes] * job.iterations, around.tail[nodes])
+    return out

@@ -1,0 +1,327 @@
+"""Which ops communicate, and which do so for a part of their time.
+
+An op that computes and communicates in turn (a layer of a tensor-parallel model, as one op) says for how
+long it communicates, where whoever built it knows: the attribute ``communicates_ns``. When it does so is not
+known, and told as the last part of the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.base.intervals import Cover, Intervals, union
+from sim.explain.derived import DerivedColumns
+from sim.explain.idle import held_up, idle_reasons
+from sim.explain.where import EVERYWHERE, Where
+from sim.graph.graph import Graph
+
+if TYPE_CHECKING:
+    from sim.job.job import Job
+    from sim.record.record import Record
+
+
+COMMUNICATION: Final = frozenset(
+    {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "collective", "copy", "recv"}
+    | {"reduce_scatter", "send", "synchronise", "transfer"}
+)
+"""Kinds of op that move data and compute nothing; of a recording's see `moving_kinds`."""
+
+INSIDE: Final = "communicates_ns"
+"""Attribute of an op that computes: how much of its duration is communication that nothing hides."""
+
+
+def communicates(trace: Record) -> BoolArray:
+    """Return which tasks move data and compute nothing."""
+    return np.asarray(moving_ops(trace.job)[trace.tasks["op"]])
+
+
+def inside_ns(graph: Graph) -> IntArray:
+    """Return of each op for how many ns of its duration it communicates, as it says itself (`INSIDE`)."""
+    found = np.zeros(len(graph), np.int64)
+    for op, ns in graph.attribute(INSIDE).items():
+        found[op] = ns
+    return found
+
+
+def computes_until_ns(trace: Record) -> IntArray:
+    """Return when each task ends to compute: at its end, less what it communicates inside.
+
+    Of a task that took longer or shorter than its op, the same share is communication.
+    """
+    inside = inside_ns(trace.job.graph)
+    end: IntArray = trace.tasks["end_ns"]
+    if not inside.any():
+        return end
+    op = trace.tasks["op"]
+    tasks = np.flatnonzero(inside[op] > 0)
+    lasted, planned = end[tasks] - trace.begins_ns[tasks], trace.job.duration_ns[op[tasks]]
+    part = inside[op[tasks]]
+    other = lasted != planned
+    if other.any():
+        share = part[other] / np.maximum(planned[other], 1)
+        part[other] = np.round(share * lasted[other]).astype(np.int64)
+    until = end.copy()
+    until[tasks] -= np.clip(part, 0, lasted)
+    return until
+
+
+def moving_ops(job: Job) -> BoolArray:
+    """Return which ops of a job move data and compute nothing."""
+    return moving_kinds(job.graph) | job.meets
+
+
+def moving_kinds(graph: Graph) -> BoolArray:
+    """Return which ops move data and compute nothing, as far as the graph alone says it.
+
+    A ``copy`` is a memcpy, as in every export. Of recorded kernels the name tells (``Memcpy``, ``Memset``):
+    those that cast, concatenate or transpose are copies by kind, and compute.
+    """
+    moves = graph.is_kind(*COMMUNICATION)
+    for op in np.flatnonzero(graph.is_kind("copy", "fill")).tolist():
+        kernel = graph.attributes.get(op, {}).get("kernel")
+        if kernel is not None:
+            moves[op] = str(kernel).startswith(("Memcpy", "Memset"))
+    return moves
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Exposed communication: the time in which a device communicates and computes nothing, and why.
+#
+# ::
+#
+#     compute      ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇
+#     all_reduce            ◄ready ····queued····▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇
+#                           └──── delay ────────┘               └──┘ exposed: the queue's, as without it ...
+#                           ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇ ... computing would have hidden it
+#
+# A transfer that had begun earlier might have been hidden. So the delays of a collective are taken away, the
+# last one first, and each is charged with what is less exposed then, beside the same computing; what is
+# exposed without any delay needs its time: bandwidth. The exposed time in which it waits for a late rank is
+# charged to that rank. What two collectives expose at once is charged to the one that began first, and a
+# transfer comes before a wait. What an op that computes communicates itself
+# (`sim.explain.communication`) nothing can move. All parts together are the ``communicate`` of
+# `sim.explain.time_use` and the exposed waiting.
+#
+# A copy that only communication reads prepares it, and moves with it. So the delays of a collective go on
+# with those of the copy that made its data::
+#
+#     host         ├compute┤├others┤├copy in┤├gather┤
+#     compute               ▇▇▇▇▇▇▇▇▇▇▇▇
+#     copy in                                ▇
+#     gather                                         ▇▇▇▇▇▇▇▇   late, as the host launched the copy late
+#                               ▇▇▇▇▇▇▇▇                        early enough
+#
+# A delay may reach back to when nothing computed yet: parameters are there at time 0. So it may also be taken
+# away in part, just so far that the transfer ends with the computing before it.
+
+PARTS: Final = (
+    *("straggler", "host late", "communicator order", "stream order", "other waits", "bandwidth"),
+    *("inside ops", "transfers"),
+)
+"""What exposed communication is charged to; transfers are those over links for which a device is idle."""
+
+_PART_OF: Final = {
+    "issue": "host late",
+    "policy": "host late",
+    "launch": "host late",
+    "communicator": "communicator order",
+    "stream": "stream order",
+    "late rank": "straggler",
+}
+"""Reason of a delay (`sim.explain.idle.REASONS`) -> the part; else other waits."""
+
+_COPIES: Final = ("copy_in", "concat", "copy", "cast")
+"""Kinds of op that may prepare communication: they bring data into the place or form that it reads."""
+
+
+def exposed_communication(
+    facts: DerivedColumns, where: Where = EVERYWHERE, reasons: Mapping[str, Mapping[str, int]] | None = None
+) -> dict[str, dict[str, int]]:
+    """Return, for each device that communicates, the exposed ns by part; other parts are left out.
+
+    Parameters
+    ----------
+    facts : Facts
+    where : Where
+        What counts.
+    reasons : mapping, optional
+        What `sim.explain.idle.idle_reasons` returned of this place, when the caller has it already.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("late host")
+    >>> _ = b.op("forward", duration_ns=50)
+    >>> _ = b.op("gather", kind="all_gather", duration_ns=60)
+    >>> machine = Machine((Device("gpu0", issue_ns=20, streams=2),))
+    >>> exposed_communication(DerivedColumns(simulate(b.build(), machine, ReadyQueue())))
+    {'gpu0': {'host late': 20, 'stream order': 30, 'bandwidth': 10}}
+    """
+    f, begin, end = facts, where.from_ns, where.end_ns(facts)
+    moves = communicates(f.trace)
+    rows = np.flatnonzero(where.tasks(f) & moves & ~f.trace.alone)
+    started, begun, ended = (np.clip(at, begin, end) for at in (f.start, f.begins, f.end))
+    prepares = _prepares(f, moves)
+
+    def beside(computes: BoolArray) -> _Alone:
+        hidden = Intervals(begun[computes], ended[computes], f.device[computes])
+        return _Alone(Intervals(begun[rows], ended[rows], f.device[rows]), hidden, f)
+
+    everything = Intervals(begun, np.where(f.trace.alone & moves, begun, ended), f.device)
+    waiting = _Alone(Intervals(started[rows], begun[rows], f.device[rows]), everything, f).exposed(0)
+    transfers = beside(~moves)
+    moving = transfers.exposed(0)
+    if prepares.any():
+        transfers = beside(~moves & ~prepares)
+
+    parts = {part: np.zeros(len(f.devices), np.int64) for part in PARTS}
+    np.add.at(parts["straggler"], f.device[rows], waiting)
+    earlier, enough = np.zeros(len(rows), np.int64), transfers.to_computing
+    for reason, which, ns in _delays(f, rows, prepares):
+        earlier[which] += ns
+        left = moving
+        for shift in (np.minimum(earlier, enough), earlier):
+            left = np.minimum(left, transfers.exposed(shift))
+        np.add.at(parts[_PART_OF.get(reason, "other waits")], f.device[rows], moving - left)
+        moving = left
+    np.add.at(parts["bandwidth"], f.device[rows], moving)
+    until = np.clip(computes_until_ns(f.trace), begun, ended)
+    if (inside := np.flatnonzero(~moves & where.tasks(f) & (until < ended))).size:
+        computing = Intervals(begun[~moves], until[~moves], f.device[~moves])
+        communicating = Intervals(until[inside], ended[inside], f.device[inside])
+        np.add.at(parts["inside ops"], f.device[inside], _Alone(communicating, computing, f).exposed(0))
+    for name, why in (reasons or idle_reasons(f.trace, f, where)).items():
+        parts["transfers"][f.machine.device_index(name)] += why.get("transfer", 0)
+    return {
+        device.name: found
+        for d, device in enumerate(f.devices)
+        if (found := {part: int(ns[d]) for part, ns in parts.items() if ns[d]})
+    }
+
+
+def _prepares(f: DerivedColumns, moves: BoolArray) -> BoolArray:
+    """Return which tasks copy what only communication reads."""
+    copies: BoolArray = f.job.graph.is_kind(*_COPIES)[f.trace.tasks["op"]]
+    if copies.any():
+        producer, consumer, _ = f.edges
+        rows = len(f.row_end)
+        moving = np.append(moves, np.zeros(rows - f.n, bool))  # who reads over links is not seen here
+        read, otherwise = np.zeros(rows, bool), np.zeros(rows, bool)
+        read[producer] = True
+        otherwise[producer[~moving[consumer]]] = True
+        copies &= (read & ~otherwise)[: f.n]
+    return copies
+
+
+def _delays(
+    f: DerivedColumns, rows: IntArray, prepares: BoolArray
+) -> Iterator[tuple[str, IntArray, IntArray]]:
+    """Yield the delays of tasks and of what prepared them: a reason, which of the tasks, ns; last first."""
+    which = np.arange(len(rows))
+    while len(rows):
+        for reason, _, ns in reversed(list(held_up(f, rows, f.data[rows], f.begins[rows]))):
+            if ns.any():
+                yield reason, which, ns
+        before = f.last_producer[rows]
+        own = (before != UNSET) & (before < f.n)
+        own[own] = prepares[before[own]] & (f.device[before[own]] == f.device[rows[own]])
+        rows, which = before[own], which[own]
+
+
+class _Alone:
+    """Parts of intervals in which none runs that began before, and what of them nothing else covers."""
+
+    def __init__(self, intervals: Intervals, others: Intervals, f: DerivedColumns) -> None:
+        start, self.end, self.device = intervals
+        self.apart = f.trace.makespan_ns + 1
+        apart = self.device * self.apart
+        order = np.lexsort((start, self.device))
+        reach = np.maximum.accumulate((self.end + apart)[order])
+        later = order[1:]
+        self.start = start.copy()
+        self.start[later] = np.clip(reach[:-1] - apart[later], start[later], self.end[later])
+        self.merged = union(*others)
+        self.others = Cover(self.merged, f.trace.makespan_ns)
+
+    @property
+    def to_computing(self) -> IntArray:
+        """How much earlier each has to be to end with the last of the others that began before it."""
+        start, end, device = self.merged
+        if not len(start):
+            return np.zeros(len(self.start), np.int64)
+        k = np.searchsorted(start + device * self.apart, self.start + self.device * self.apart) - 1
+        there = (k >= 0) & (device[k] == self.device)
+        return np.where(there, np.maximum(self.end - end[k], 0), 0)
+
+    def exposed(self, earlier: IntArray | int) -> IntArray:
+        """Return how much of each nothing covers, were it earlier by so much."""
+        covered = self.others.between(self.start - earlier, self.end - earlier, self.device)
+        return np.asarray(self.end - self.start - covered)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What collectives wait for on each communicator: for the one before them in line, and for late ranks.
+#
+# ::
+#
+#     dp    4 ranks, 12 meetings   late ranks 35 us   in line 14 us, most 'gpu0/AG1', 14 us behind 'gpu0/RS3'
+
+
+class CommunicatorWait(NamedTuple):
+    """What the collectives of one communicator waited for, over all ranks.
+
+    Attributes
+    ----------
+    name : str
+    ranks, meetings : int
+        How many there are.
+    late_ns, in_line_ns : int
+        How long they waited for late ranks, and in line, in all.
+    latest, longest : int
+        The rows that waited longest for a late rank, and in line; -1: none did.
+    latest_ns, longest_ns : int
+        How long these did.
+    """
+
+    name: str
+    ranks: int
+    meetings: int
+    late_ns: int
+    in_line_ns: int
+    latest: int
+    latest_ns: int
+    longest: int
+    longest_ns: int
+
+
+def communicator_waits(f: DerivedColumns) -> list[CommunicatorWait]:
+    """Return what collectives waited for, by communicator, in the order of their first ops."""
+    met, of = f.meetings, f.job.collectives
+    if met is None or of is None:
+        return []
+    waited = {"late rank": np.zeros(len(met.row), np.int64), "communicator": np.zeros(len(met.row), np.int64)}
+    for reason, _, ns in held_up(f, met.row, f.data[met.row], f.begins[met.row]):
+        if reason in waited:
+            waited[reason] += ns
+    communicator = of.communicator[met.entry]
+    machine = f.job.machine
+    times = machine.stands_for[of.device[met.entry]]
+    ranks = {} if machine.folding is None else machine.folding.ranks
+    found = []
+    for k, name in enumerate(of.names):
+        here = np.flatnonzero(communicator == k)
+        if not len(here):
+            continue  # none of them had started when a part of the machine failed
+        most: list[int] = []
+        for ns in waited.values():
+            at = here[ns[here].argmax()]
+            most += [int(met.row[at]) if ns[at] else -1, int(ns[at])]
+        totals = [int((ns[here] * times[here]).sum()) for ns in waited.values()]
+        size, meetings = ranks.get(name, len(of.ranks[k])), len(np.unique(met.meeting[here]))
+        found.append(CommunicatorWait(name, size, meetings, *totals, *most))
+    return found

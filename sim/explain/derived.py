@@ -1,0 +1,366 @@
+"""What every question of "why not earlier?" needs to know about a trace, one array per fact.
+
+The life of a task as the explanations cut it, for a task that is launched and for one that a worker
+takes (`data` is the end of its last producer; it can lie after the issue when streams keep the order)::
+
+    launched   data ──issuer──► taken ──calls, cost──► issued ──stream──► lane free ──launch, gap──► ──event,
+               resources, communicator──► start
+    worker     data ──issuer──► taken ──calls, cost──► ──resources, memory──► start
+
+Calls are those of an allocator (``lifetime: issue``), cost is that of issuing. A collective that has started
+then waits for other ranks until it begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
+from sim.base.intervals import Cover, stacked
+from sim.graph.failures import ABORTED
+from sim.graph.frames import frame_structure
+from sim.job.costs import issue_costs_ns
+from sim.job.transfers import awaited_ops, host_groups
+from sim.readiness.eligibility import parts
+from sim.record.dependencies import TaskEdges, dependencies, waited_for
+from sim.record.record import Record, Wait
+
+# ----------------------------------------------------------------------------------------------------------
+# Which iteration of a loop had to be over before another could begin.
+#
+# A loop has at most ``parallel_iterations`` (p) under way, so what enters iteration i + p waits until all of
+# iteration i has ended, whether it reads anything of that or not::
+#
+#     p = 1    slow 0 ─────────────────┐
+#              count 0 ──► next ───────┴─► merge 1        ready when `slow 0` has ended, not when `next` has
+#
+# The trace says when it was let in; the last task of iteration i, or of one before, that ended just then let
+# it in. Each part of a graph that is cut by keys has a window of its own (`sim.readiness.eligibility`).
+
+_LEVEL: Final = re.compile(r"(.+?):(\d+)(?:/|$)")
+
+
+def with_iterations(trace: Record, edges: TaskEdges) -> TaskEdges:
+    """Return `edges` and one more for each task that a full window of iterations held back.
+
+    Parameters
+    ----------
+    trace : Trace
+    edges : Dependencies
+        Of this trace.
+    """
+    if not trace.frames:
+        return edges
+    ends = trace.of_rows("end_ns")
+    fed = np.zeros(len(ends), np.int64)
+    np.maximum.at(fed, edges.consumer, ends[edges.producer])
+    ready, frame = trace.tasks["ready_ns"], trace.tasks["frame"]
+    path = [_levels(text) for text in trace.frames]
+    held = [row for row in np.flatnonzero(ready > fed[: len(trace)]).tolist() if path[frame[row]]]
+    if not held:
+        return edges
+    at = set(ready[held].tolist())
+    over = defaultdict(list)
+    for row in np.flatnonzero(np.isin(trace.tasks["end_ns"], sorted(at))).tolist():
+        over[int(trace.tasks["end_ns"][row])].append(row)
+    op, repetition = trace.tasks["op"], trace.tasks["iteration"]
+    part, structure = np.array(parts(trace.job))[op], frame_structure(trace.job.graph)
+    producer, consumer = [], []
+    for row in held:
+        own, window = path[frame[row]], structure.parallel_iterations[structure.frame_of[op[row]]]
+        before = [
+            other
+            for other in over[int(ready[row])]
+            if other < row
+            and repetition[other] == repetition[row]
+            and part[other] == part[row]
+            and _is_earlier(path[frame[other]], own, window)
+        ]
+        if before:
+            producer.append(before[-1])
+            consumer.append(row)
+    new = (np.array(producer, np.int64), np.array(consumer, np.int64), np.full(len(producer), UNSET))
+    return TaskEdges(*(np.concatenate(pair) for pair in zip(edges, new, strict=True)))
+
+
+def _levels(frame: str) -> tuple[tuple[str, int], ...]:
+    """Return loops and iterations of a frame, outermost first.
+
+    Examples
+    --------
+    >>> _levels("model/outer:2/inner:0")
+    (('model/outer', 2), ('inner', 0))
+    """
+    return tuple((name, int(number)) for name, number in _LEVEL.findall(frame))
+
+
+def _is_earlier(one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...], by: int) -> bool:
+    """Whether `one` is, or lies in, an iteration of the same loop as `other`, and earlier `by` so many."""
+    depth = len(other) - 1
+    if len(one) <= depth or one[:depth] != other[:depth]:
+        return False
+    return one[depth][0] == other[depth][0] and one[depth][1] + by <= other[depth][1]
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+class DerivedColumns:
+    """Derived columns of a trace, one entry per task unless they say otherwise; computed when asked for.
+
+    Rows count tasks first, then transfers, as in `sim.record.dependencies`. Sentences call the policy
+    `policy`; by default that is the name of its class.
+    """
+
+    def __init__(self, trace: Record, policy: str | None = None) -> None:
+        self.trace, self.job = trace, trace.job
+        self.policy = policy or trace.policy
+        self.idle_pieces: dict[Any, Any] = {}  # by place, as `sim.explain.idle` found them
+        self.machine = trace.job.machine
+        self.devices, self.issuers = self.machine.devices, self.machine.issuers()
+        tasks = trace.tasks
+        live = trace.executed
+        self.ready, self.issue = tasks["ready_ns"], tasks["issue_ns"]
+        self.start, self.end = tasks["start_ns"], tasks["end_ns"]
+        self.meetings, self.begins = trace.meetings, trace.begins_ns
+        on_lane = live & ~trace.alone
+        self.lane = np.where(on_lane, tasks["stream"], -2 - np.arange(len(trace)))
+        self.issuer, self.wait = tasks["issuer"], tasks["wait"]
+        self.device = trace.device
+        self.group = self.job.group_of[tasks["op"]]  # of issuers
+        self.n = len(trace)
+        self.cost = np.where(live, issue_costs_ns(self.job)[tasks["op"]], 0)
+        self.calls = tasks.get("calls_ns", np.zeros(self.n, np.int64))
+        # An issuer passes a dead task by, as a worker would execute one that takes no time.
+        self.by_worker = ~self.job.launched[tasks["op"]] | ~on_lane
+
+    # -- data ---------------------------------------------------------------------------------
+
+    @cached_property
+    def edges(self) -> TaskEdges:
+        """Edges between rows that held somebody back, transfers included."""
+        edges = waited_for(self.trace, dependencies(self.trace))
+        if len(self.trace.attempts) > 1:  # what was there when all started anew came from a checkpoint
+            attempt = np.searchsorted(self._first_runs, self.trace.of_rows("iteration"), side="right")
+            inside = attempt[edges.producer] == attempt[edges.consumer]
+            edges = TaskEdges(*(column[inside] for column in edges))
+        return with_iterations(self.trace, edges)
+
+    @property
+    def _first_runs(self) -> list[int]:
+        return [attempt.run for attempt in self.trace.attempts]
+
+    @cached_property
+    def restarted(self) -> IntArray:
+        """When all had last started anew before each row, after a failure; 0: it never had."""
+        if len(self.trace.attempts) < 2:
+            return np.zeros(len(self.row_end), np.int64)
+        begins = np.array([attempt.begin_ns for attempt in self.trace.attempts])
+        attempt = np.searchsorted(self._first_runs, self.trace.of_rows("iteration"), side="right") - 1
+        return np.asarray(begins[attempt], np.int64)
+
+    @cached_property
+    def row_end(self) -> IntArray:
+        """End of every row, tasks then transfers."""
+        return self.trace.of_rows("end_ns")
+
+    @cached_property
+    def row_start(self) -> IntArray:
+        """Start of every row."""
+        return self.trace.of_rows("start_ns")
+
+    @cached_property
+    def producers(self) -> Csr:
+        """row → rows of its producers."""
+        return Csr.group(self.edges.consumer, self.edges.producer, len(self.row_end))
+
+    @cached_property
+    def last_producer(self) -> IntArray:
+        """The producer of each row that ended last (the first such edge), -1 without producers."""
+        last = np.full(len(self.row_end), UNSET)
+        producer, consumer, _ = self.edges
+        end = self.row_end[producer]
+        latest = np.full(len(last), UNSET)
+        np.maximum.at(latest, consumer, end)
+        first = np.flatnonzero(end == latest[consumer])[::-1]
+        last[consumer[first]] = producer[first]  # the last assignment stays, which is of the first edge
+        return last
+
+    @cached_property
+    def data(self) -> IntArray:
+        """When the inputs of each row were all there; from the start without producers, or where aborted."""
+        last = self.last_producer
+        data: IntArray = np.where(last == UNSET, self.restarted, self.row_end[last])
+        aborted = np.flatnonzero((self.trace.status == ABORTED) & self.trace.at_once)
+        data[aborted] = self.start[aborted]
+        return data
+
+    # -- lanes and issuers --------------------------------------------------------------------
+
+    @cached_property
+    def before_on_lane(self) -> IntArray:
+        """The task before each one on its lane, or -1."""
+        return _before(np.argsort(self.lane, kind="stable"), self.lane)
+
+    @cached_property
+    def lane_end(self) -> IntArray:
+        """When that one ended; 0 for the first."""
+        before = self.before_on_lane
+        return np.where(before == UNSET, 0, self.end[before])
+
+    @cached_property
+    def launch_end(self) -> IntArray:
+        """When a launched task could start for its launch latency and the gap of its stream."""
+        latency = np.array([d.launch_latency_ns for d in self.devices])[self.device]
+        gap = np.array([d.gap_ns for d in self.devices])[self.device]
+        gap = np.where(self.before_on_lane == UNSET, 0, gap)
+        launch_end: IntArray = np.maximum(self.issue + latency, self.lane_end + gap)
+        return launch_end
+
+    @cached_property
+    def keeps_issuer(self) -> BoolArray:
+        """Whether its issuer is busy with each task until it ends.
+
+        A worker executes it; a host thread waits for it (to read a value back), or makes the copy itself.
+        """
+        waits = awaited_ops(self.job.graph)
+        keeps: BoolArray = self.by_worker
+        if waits:
+            keeps = keeps | np.isin(self.trace.tasks["op"], np.array(waits, np.int64))
+        return keeps
+
+    @cached_property
+    def let_go(self) -> IntArray:
+        """When its issuer was done with each task."""
+        op = self.trace.tasks["op"]
+        after = np.where(self.trace.alone & ~self.job.launched[op], self.cost, 0)
+        if self.job.record_ns is not None:
+            after = after + self.job.record_ns[op]
+        issued = self.issue + after
+        return np.where(self.keeps_issuer & ~self.trace.alone, self.end, issued)
+
+    @cached_property
+    def copied_by(self) -> IntArray:
+        """Group of issuers of which one makes each transfer, -1 where nobody has to; an entry a transfer."""
+        moved = self.trace.transfers
+        return host_groups(self.job, moved["tensor"], moved["source"], moved["destination"])
+
+    @cached_property
+    def before_at_issuer(self) -> IntArray:
+        """The task that the same issuer was busy with before each one, or -1."""
+        return _before(np.lexsort((self.let_go, self._paid_from, self.issuer)), self.issuer)
+
+    @cached_property
+    def _paid_from(self) -> IntArray:
+        return np.where(self.by_worker, self.issue, self.issue - self.cost - self.calls)
+
+    @cached_property
+    def taken(self) -> IntArray:
+        """When its issuer took each task.
+
+        One that had to wait for memory, or for a place in the launch queue, was taken as soon as it was
+        ready and its issuer free: from then on the issuer was blocked.
+        """
+        before = self.before_at_issuer
+        free_since = np.where(before == UNSET, 0, self.let_go[before])
+        blocked = ~self.by_worker & ((self.wait == Wait.MEMORY) | self.queue_was_full)
+        return np.where(blocked, np.maximum(self.ready, free_since), self._paid_from)
+
+    @cached_property
+    def issuers_busy(self) -> Cover:
+        """When all issuers of a group are busy: issuing, executing, copying pageable memory, or blocked."""
+        size = np.bincount([issuer.group for issuer in self.issuers])
+        moved, copied = self.trace.transfers, self.copied_by >= 0
+        start = np.concatenate((self.taken, moved["ready_ns"][copied]))
+        end = np.concatenate((self.let_go, moved["end_ns"][copied]))
+        group = np.concatenate((self.group, self.copied_by[copied]))
+        return Cover(stacked(start, end, group, size), self.trace.makespan_ns)
+
+    @cached_property
+    def queue_was_full(self) -> BoolArray:
+        """Whether a launch was put on its stream at the moment when another one left a full queue."""
+        full = np.zeros(self.n, dtype=bool)
+        for d, device in enumerate(self.devices):
+            if device.queue_depth is not None and not device.workers:
+                rows = np.flatnonzero(self.device == d)
+                at = self.issue[rows]
+                issued = np.searchsorted(np.sort(at), at, side="left")
+                ended = np.searchsorted(np.sort(self.end[rows]), at, side="left")
+                full[rows] = issued - ended >= device.queue_depth
+        return full
+
+    # -- communicators ------------------------------------------------------------------------
+
+    @cached_property
+    def met_last(self) -> IntArray:
+        """Who was the last of those that each task met; of what belongs to no communicator, itself."""
+        last = np.arange(self.n)
+        if (c := self.meetings) is not None:
+            last[c.row] = c.last[c.meeting]
+        return last
+
+    def who_never_came(self, row: int) -> list[int]:
+        """Return the devices for which a collective waited in vain, until its step was aborted."""
+        c, of = self.meetings, self.job.collectives
+        assert c is not None
+        assert of is not None
+        meeting = int(c.meeting[np.searchsorted(c.row, row)])
+        members = of.members[int(c.party[meeting])]
+        if c.size[meeting] >= len(members):
+            return []
+        came = set(self.device[c.row[c.meeting == meeting]].tolist())
+        return [device for device in members if device not in came]
+
+    @cached_property
+    def before_in_line(self) -> IntArray:
+        """The collective before each task in its line, or -1."""
+        before = np.full(self.n, UNSET)
+        if (c := self.meetings) is not None:
+            before[c.row] = c.ahead
+        return before
+
+    def communicator(self, row: int) -> str:
+        """Return the name of the communicator that a task belongs to."""
+        assert self.meetings is not None
+        assert self.job.collectives is not None
+        at = int(np.searchsorted(self.meetings.row, row))
+        c = self.job.collectives
+        return c.names[int(c.communicator[self.meetings.entry[at]])]
+
+    # -- who made room ------------------------------------------------------------------------
+
+    @cached_property
+    def _by_end(self) -> tuple[IntArray, IntArray]:
+        """(ends, rows) of everything that took some time, by end."""
+        begins = np.concatenate((self.begins, self.row_start[self.n :]))
+        rows = np.flatnonzero(self.row_end > begins)
+        rows = rows[np.argsort(self.row_end[rows], kind="stable")]
+        return self.row_end[rows], rows
+
+    def ended_at(self, time_ns: int) -> list[int]:
+        """Return the rows that took some time and ended at an instant, in their order."""
+        ends, rows = self._by_end
+        first, last = np.searchsorted(ends, (time_ns, time_ns + 1))
+        found: list[int] = rows[first:last].tolist()
+        return found
+
+    def way(self, transfer: int) -> set[str]:
+        """Return what a transfer occupies: the links of its route, the devices at its ends, its host."""
+        moved, machine = self.trace.transfers, self.machine
+        source, destination = int(moved["source"][transfer]), int(moved["destination"][transfer])
+        links = {machine.links[k].name for k in machine.route(source, destination)}
+        host = int(self.copied_by[transfer])
+        return links | {f"out of {source}", f"into {destination}", *([] if host < 0 else [f"host {host}"])}
+
+
+def _before(order: IntArray, key: IntArray) -> IntArray:
+    """Return for each row the one before it in `order`, if both have the same key, else -1."""
+    before = np.full(len(order), UNSET)
+    same = key[order[1:]] == key[order[:-1]]
+    before[order[1:][same]] = order[:-1][same]
+    return before

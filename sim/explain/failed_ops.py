@@ -1,0 +1,175 @@
+"""Which ops failed in a run, where and in which step; what that aborted, and what never ran.
+
+A run in which an op failed has no lower bound (`sim.explain.bounds`), and its makespan is the time until all
+that still ran had ended: it is not to be compared with that of a run that is whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import IntArray
+from sim.base.units import format_duration
+from sim.graph.failures import ABORTED, FAILED
+from sim.record.record import Record
+
+
+class FailedTask(NamedTuple):
+    """A task that failed.
+
+    Attributes
+    ----------
+    op, device : str
+    step : int
+        The iteration of the graph; of a session, the batch.
+    frame : str
+        The loops, and their iterations, that it ran in; empty outside all loops.
+    time_ns : int
+        When.
+    """
+
+    op: str
+    device: str
+    step: int
+    frame: str
+    time_ns: int
+
+
+def failed_tasks(trace: Record) -> list[FailedTask]:
+    """Return the tasks that failed, the first to fail first.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("chain")
+    >>> _ = b.op("a", duration_ns=10, attributes={"fails": True})
+    >>> _ = b.op("b", duration_ns=10, inputs=["a"])
+    >>> trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=1),)), ReadyQueue())
+    >>> failed_tasks(trace)
+    [FailedTask(op='a', device='cpu0', step=0, frame='', time_ns=10)]
+    >>> never_ran(trace).tolist(), trace.makespan_ns
+    ([[0, 1]], 10)
+    """
+    tasks = trace.tasks
+    rows = np.flatnonzero(trace.status == FAILED)
+    rows = rows[np.argsort(tasks["end_ns"][rows], kind="stable")]
+    graph, devices = trace.job.graph, trace.job.machine.devices
+
+    def one(row: int) -> FailedTask:
+        op, step = int(tasks["op"][row]), int(tasks["iteration"][row])
+        frame = trace.frames[int(tasks["frame"][row])] if "frame" in tasks else ""
+        step = graph.attributes.get(op, {}).get("session_step", step)
+        device = devices[int(trace.device[row])].name
+        return FailedTask(graph.op_names[op], device, step, frame, int(tasks["end_ns"][row]))
+
+    return [one(row) for row in rows.tolist()]
+
+
+def never_ran(trace: Record) -> IntArray:
+    """Return (step, op) of what has no row: one pair a row of an array, in this order."""
+    n = len(trace.job.graph)
+    ran = np.zeros(trace.job.iterations * n, bool)
+    ran[trace.tasks["iteration"] * n + trace.tasks["op"]] = True
+    return np.stack(np.divmod(np.flatnonzero(~ran), n), axis=1)
+
+
+def failure_report(trace: Record) -> dict[str, Any]:
+    """Return what ``--json`` prints as ``failures``: three counts, and the `tasks` that failed.
+
+    Where parts of the machine may fail, there are also the `attempts`, and how many steps they have done.
+    """
+    tasks = failed_tasks(trace)
+    told = {
+        "failed": len(tasks),
+        "aborted": int((trace.status == ABORTED).sum()),
+        "never_ran": len(never_ran(trace)) if trace.failed else 0,
+        "tasks": [task._asdict() for task in tasks],
+    }
+    if trace.attempts:
+        attempts = [_attempt(trace, k) for k in range(len(trace.attempts))]
+        lost = sum(attempt["steps_lost"] for attempt in attempts)
+        done = sum(attempt["steps_done"] for attempt in attempts) - lost
+        told |= {"steps": done, "steps_lost": lost, "attempts": attempts, "too_late_ns": too_late(trace)}
+    return told
+
+
+def _attempt(trace: Record, k: int) -> dict[str, Any]:
+    """Return what ``--json`` prints of an attempt; times are those of the run."""
+    each = trace.attempts[k]
+    own, begin_ns = each.trace, each.begin_ns
+    return {
+        "begin_ns": begin_ns,
+        "end_ns": begin_ns + own.makespan_ns,
+        "first_step": each.step,
+        "steps_done": each.done,
+        "steps_lost": each.lost,
+        "broken": [
+            {"time_ns": begin_ns + of.time_ns, "part": of.kind, "name": of.name, "cause": of.cause}
+            for of in own.broken
+        ],
+        "detection": None
+        if own.detection is None
+        else own.detection._replace(time_ns=begin_ns + own.detection.time_ns)._asdict(),
+    }
+
+
+def too_late(trace: Record) -> dict[str, list[int]]:
+    """Return the causes, and their times, that would come after the end and have no effect."""
+    found: dict[str, list[int]] = {}
+    for cause in () if trace.job.faults is None else trace.job.faults.causes:
+        times = sorted({time_ns for time_ns, _ in cause.at if time_ns >= trace.makespan_ns})
+        if times:
+            found[cause.name] = times
+    return found
+
+
+def attempt_lines(trace: Record) -> list[str]:
+    """Return a line for each step that was aborted (what failed, who noticed, what it cost)."""
+    lines = []
+    for k, each in enumerate(trace.attempts):
+        own = each.trace
+        if own.detection is None:
+            continue
+        how, by, time_ns, what = own.detection
+        broken = ", ".join(
+            f"{of.kind} {of.name} failed at {format_duration(each.begin_ns + of.time_ns)} ({of.cause})"
+            for of in own.broken
+        )
+        after = trace.attempts[k + 1].begin_ns if k + 1 < len(trace.attempts) else None
+        lines.append(
+            f"{broken or 'nothing failed'}; {by} noticed at {format_duration(each.begin_ns + time_ns)} "
+            f"({how}: {what}); step {each.step + each.done} aborted, {each.lost:,} "
+            f"{'step' if each.lost == 1 else 'steps'} lost; "
+            + ("the run ends" if after is None else f"restarted at {format_duration(after)}")
+        )
+    return lines
+
+
+def late_lines(trace: Record) -> list[str]:
+    """Return a line for each cause that comes too late to have an effect."""
+    end = format_duration(trace.makespan_ns)
+    return [
+        f"{name} at {', '.join(map(format_duration, times))} has no effect: the run ends at {end}"
+        for name, times in too_late(trace).items()
+    ]
+
+
+def failure_text(trace: Record) -> str:
+    """Return what failed for good, in one line; empty: nothing did."""
+    if trace.attempts:
+        return attempt_lines(trace)[-1] if trace.attempts[-1].trace.detection is not None else ""
+    told = failure_report(trace)
+    if not told["failed"]:
+        return ""
+    op, device, step, frame, time_ns = failed_tasks(trace)[0]
+    others = told["failed"] - 1
+    more = f", and {others:,} more {'op' if others == 1 else 'ops'}" if others else ""
+    within = f" ({frame})" if frame else ""
+    aborted = f"{told['aborted']:,} aborted, " if told["aborted"] else ""
+    return (
+        f"op {op!r} failed on {device} in step {step}{within} at {format_duration(time_ns)}{more}; "
+        f"{aborted}{told['never_ran']:,} never ran"
+    )

@@ -1,0 +1,161 @@
+"""Work between heads and tails: a machine cannot begin before its tasks can, nor be the last thing needed.
+
+::
+
+    head 2   ▇▇▇ body   tail 4          of any of the tasks of a machine together:
+    head 0      ▇▇▇▇▇   tail 1          least head + sum of bodies / capacity + least tail
+
+The greatest over all sets of tasks is the makespan of Jackson's preemptive schedule: whenever a task arrives
+or is done, the machine goes on with the one that has the longest tail (Jackson 1955, "Scheduling a
+production line to minimize maximum tardiness"; that it is the greatest: Carlier 1982, "The one-machine
+sequencing problem", EJOR 11(1)). A machine of capacity m is no faster than one that is m times as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import IntArray
+from sim.job.job import Job
+from sim.job.transfers import Flow, travel_ns
+from sim.native.compiled import load
+from sim.readiness.eligibility import edges_at_issue
+
+
+def around_ns(head: IntArray, body: IntArray, tail: IntArray, capacity: int = 1) -> int:
+    """Return as `between_ns` what the tasks of a machine take at least; of fewer sets, in array operations.
+
+    These are all tasks from some head on, and all from some tail on.
+
+    Examples
+    --------
+    >>> around_ns(np.array([2, 0]), np.array([3, 5]), np.array([4, 1]))
+    9
+    """
+    if not len(head):
+        return 0
+    longest = 0
+    for one, other in ((head, tail), (tail, head)):
+        order = np.argsort(one, kind="stable")[::-1]
+        work = np.cumsum(body[order])
+        least = one[order] + np.minimum.accumulate(other[order])
+        longest = max(longest, int((least - -work // capacity).max()))
+    return longest
+
+
+def between_ns(head: Sequence[int], body: Sequence[int], tail: Sequence[int], capacity: int = 1) -> int:
+    """Return how long the tasks of a machine take at least, from 0 to the end of the longest tail.
+
+    Parameters
+    ----------
+    head, body, tail : sequence of int
+        Of each task: when it begins at the earliest, what it asks for, in ns of one unit of the capacity, and
+        how long all takes after it at least.
+    capacity : int
+        How much is done at once.
+
+    Examples
+    --------
+    >>> between_ns([2, 0], [3, 5], [4, 1])
+    9
+    >>> between_ns([0, 0, 0], [10, 10, 10], [0, 0, 0], capacity=2)
+    15
+    """
+    tasks = sorted((h * capacity, b, t * capacity) for h, b, t in zip(head, body, tail, strict=True))
+    waiting: list[tuple[int, int]] = []  # minus the tail, and what is left to do
+    now = longest = at = 0
+    while at < len(tasks) or waiting:
+        if not waiting:
+            now = max(now, tasks[at][0])
+        while at < len(tasks) and tasks[at][0] <= now:
+            heappush(waiting, (-tasks[at][2], tasks[at][1]))
+            at += 1
+        tail_ns, left = heappop(waiting)
+        until = tasks[at][0] if at < len(tasks) else now + left
+        done = min(left, until - now)
+        now += done
+        if done < left:
+            heappush(waiting, (tail_ns, left - done))
+        else:
+            longest = max(longest, now - tail_ns)
+    return -(-longest // capacity)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How early each task can be, and how long all still takes after it, whatever else is going on.
+#
+# ::
+#
+#     head  ──────────►│ taken ─issue─► launch ─► start ▇▇▇▇ end │◄────────── tail
+#
+# Only what no policy can avoid counts: durations, transfers, and what is paid between an op's inputs and its
+# start, which a worker always pays, and a host for each op of a chain only where none is issued before its
+# inputs are computed (`synchronisation`). Heads are of the first iteration and tails of the last, and so hold
+# for every one.
+
+
+def launch_latencies_ns(job: Job) -> IntArray:
+    """Return how long after each op's issue its device hears of it; a worker does at once."""
+    return np.array([0 if d.workers else d.launch_latency_ns for d in job.machine.devices])[job.device_of]
+
+
+class HeadsAndTails(NamedTuple):
+    """What comes before and after each node of a flow (ops, then transfers), in ns.
+
+    Attributes
+    ----------
+    taken, start : array of int64
+        No issuer takes it earlier, and it starts no earlier.
+    ns : array of int64
+        How long it takes.
+    issued, tail : array of int64
+        So long after its issuer has paid for it, and after its end, all is over at the earliest.
+    """
+
+    taken: IntArray
+    start: IntArray
+    ns: IntArray
+    issued: IntArray
+    tail: IntArray
+
+    @property
+    def longest_ns(self) -> int:
+        """The longest way through any of them."""
+        return int((self.start + self.ns + self.tail).max(initial=0))
+
+
+def ways(job: Job, flow: Flow, ns: IntArray, cost: IntArray, synchronisation: str | None) -> HeadsAndTails:
+    """Return the heads and tails of a job without control flow, all of whose ops are strict.
+
+    Parameters
+    ----------
+    job, flow
+    ns, cost : array of int64
+        Of each op: how long it takes at least, and what issuing it costs.
+    synchronisation : str or None
+        None: it is not known, and what a host pays counts once.
+    """
+    n, own = flow.n_ops, np.zeros(flow.n_nodes, np.int64)
+    own[:n] = ns
+    own[n:] = travel_ns(job.machine, flow.source, flow.destination, flow.tensor, flow.nbytes)
+    paid = np.zeros(flow.n_nodes, np.int64)
+    paid[:n] = cost
+    latency = np.zeros(flow.n_nodes, np.int64)
+    latency[:n] = launch_latencies_ns(job)
+    now = flow.distance == 0
+    at_issue = edges_at_issue(synchronisation or "issue", job, flow)
+    early = (np.zeros(len(now), bool) if at_issue is None else at_issue)[now]
+    producer, consumer = flow.producer[now], flow.consumer[now]
+    place = np.zeros(flow.n_nodes, np.int64)  # a transfer right after what it carries
+    place[job.graph.topological_order] = 2 * np.arange(n) + 1
+    into = consumer >= n
+    np.maximum.at(place, consumer[into], place[producer[into]] + 1)
+    order = np.argsort(place[consumer], kind="stable")
+    edges = (column[order] for column in (producer, consumer, early.astype(np.int64)))
+    taken, begin, issued, tail = load("heads_and_tails", "native").heads_and_tails(own, paid, latency, *edges)
+    start = np.maximum(begin, taken + paid + latency)
+    return HeadsAndTails(taken, start, own, np.maximum(issued, latency + own + tail), tail)

@@ -1,0 +1,473 @@
+"""How many bytes each device holds, instant by instant, and what they are.
+
+::
+
+    gpu0   a's output     ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇         from a's start (or issue) to the end of its last
+                          a     b       transfer    reader there, or of the last transfer that sends it
+    gpu1   the copy of it             ▇▇▇▇▇▇▇▇▇▇▇   from when the transfer is asked for, though it may
+                                                c   have to wait for a link, to the end of the last
+                                                    reader there
+    both   parameters,    ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇   the whole time, where they are read or sent from;
+           inputs                                   each counts once: its buffer serves every iteration
+
+This is the memory that the schedule needs, without an allocator's rounding and fragments (those are
+the business of `devices.memory`). An output that nobody reads is freed when its op ends. At one
+instant what ends is freed before what begins is taken, as in the engine; what lives for no time at
+all takes nothing. A view (`sim.graph.views`) lives in what it is a view of, and prolongs its life. On a
+machine without links the reader uses the producer's copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
+from sim.base.errors import InputError
+from sim.base.intervals import in_use
+from sim.graph.frames import has_control_flow
+from sim.graph.rendezvous_keys import rendezvous_keys
+from sim.graph.views import ANY, forwarded_inputs, forwarding, storage_of
+from sim.job.places import crossing_reads
+from sim.job.transfers import host_groups
+from sim.record.dependencies import dependencies, frames_over_ns, kept_tokens, unread
+from sim.record.record import Record
+
+
+class Lifetimes(NamedTuple):
+    """What was in memory: one row per copy of a tensor. `iteration` is -1 for what always stays."""
+
+    device: IntArray
+    tensor: IntArray
+    iteration: IntArray
+    nbytes: IntArray
+    start_ns: IntArray
+    end_ns: IntArray
+
+    def of(self, rows: IntArray | BoolArray) -> Lifetimes:
+        """Return some of the rows."""
+        return Lifetimes(*(column[rows] for column in self))
+
+    def levels(self) -> tuple[IntArray, IntArray]:
+        """Return instants, and how much is alive from each on; frees of an instant come first."""
+        return in_use(self.start_ns, self.end_ns, self.nbytes)
+
+
+class Holder(NamedTuple):
+    """A tensor that is in memory: its name, its iteration (-1: stays for the whole run) and times."""
+
+    name: str
+    iteration: int
+    nbytes: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryUse:
+    """The memory of one device over a run.
+
+    Attributes
+    ----------
+    device : str
+    peak_bytes, peak_ns : int
+        The most bytes in use, and the first instant at which they were.
+    resident_bytes : int
+        Parameters and inputs, which stay.
+    times_ns, in_use_bytes : arrays of int64
+        A step function: from ``times_ns[k]`` on, ``in_use_bytes[k]`` are in use.
+    holders : tuple of Holder
+        The largest tensors in memory at the peak, largest first.
+    """
+
+    device: str
+    peak_bytes: int
+    peak_ns: int
+    resident_bytes: int
+    times_ns: IntArray
+    in_use_bytes: IntArray
+    holders: tuple[Holder, ...]
+
+
+def _sent_ns(trace: Record, producer: IntArray, consumer: IntArray) -> IntArray:
+    """Return when each transfer was asked for: once it was ready, and what it sends was there.
+
+    One that a host thread makes is asked for by that thread, when it begins.
+    """
+    moved = trace.transfers
+    by_host = host_groups(trace.job, moved["tensor"], moved["source"], moved["destination"]) != UNSET
+    sent_ns = np.where(by_host, moved["start_ns"], moved["ready_ns"])
+    sends = consumer >= len(trace)
+    made_ns = trace.of_rows("end_ns")[producer[sends]]
+    np.maximum.at(sent_ns, consumer[sends] - len(trace), made_ns)
+    return sent_ns
+
+
+def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
+    """Return when and where each copy of each tensor of more than 0 bytes was in memory.
+
+    Parameters
+    ----------
+    trace : Trace
+    since : str
+        Whether an output takes memory from its op's ``"start"`` (allocation in the kernel, as in
+        TensorFlow) or ``"issue"`` (allocation by the host, as in PyTorch).
+
+    Raises
+    ------
+    InputError
+        Another word.
+    """
+    if since not in ("start", "issue"):
+        raise InputError(f"memory is taken since start or issue; found {since!r}")
+    graph, moved, n_devices = trace.job.graph, trace.transfers, len(trace.job.machine.devices)
+    if not graph.tensor_nbytes.any():
+        return Lifetimes(*np.zeros((6, 0), np.int64))
+    producer, consumer, carried = dependencies(trace)
+    over = trace.of_rows("end_ns")
+
+    # 1. One life per output of every task, on its device, and one per transfer, where it arrives ...
+    op = trace.tasks["op"]
+    outputs = graph.outputs.take(op)
+    maker = outputs.rows()
+    tensor = np.concatenate((outputs.indices, moved["tensor"]))
+    born = np.concatenate((trace.tasks[f"{since}_ns"][maker], _sent_ns(trace, producer, consumer)))
+    dies = np.concatenate((trace.tasks["end_ns"][maker], moved["end_ns"]))
+
+    # 2. ... which every reader prolongs, a transfer among them.
+    live = trace.tasks["dead"][maker] == 0
+    nbytes = graph.tensor_nbytes[tensor]
+    nbytes[: len(maker)] *= live
+    if has_control_flow(graph):
+        kept = kept_tokens(trace, producer, consumer, carried)
+        producer, consumer, carried = producer[kept], consumer[kept], carried[kept]
+        for row, over_ns in frames_over_ns(trace).items():
+            dies[outputs.indptr[row]] = max(dies[outputs.indptr[row]], over_ns)
+        came = np.zeros(len(moved["id"]), bool)
+        came[consumer[consumer >= len(trace)] - len(trace)] = True
+        nbytes[len(maker) :] *= came | (graph.tensor_producer[moved["tensor"]] == UNSET)
+
+    def life_of(producer: IntArray, carried: IntArray) -> tuple[IntArray, BoolArray]:
+        """Return the life of what each edge carries, and whether it carries anything."""
+        by_task = (producer < len(trace)) & (carried != UNSET)
+        task = producer[by_task]
+        life = np.empty(len(producer), np.int64)
+        life[by_task] = outputs.indptr[task] + carried[by_task] - graph.first_output[op[task]]
+        life[~by_task] = len(maker) + producer[~by_task] - len(trace)
+        return life, by_task | (producer >= len(trace))
+
+    read, data = life_of(producer, carried)
+    np.maximum.at(dies, read[data], over[consumer[data]])
+    keyed = np.isin(op, list(rendezvous_keys(graph).sends))  # what nobody asked for is offered to the end
+    keyed[producer[(producer < len(trace)) & (carried != UNSET)]] = False
+    dies[outputs.indptr[:-1][keyed]] = trace.makespan_ns
+    waiting = unread(trace)
+    dies[life_of(waiting.producer, waiting.tensor)[0]] = trace.makespan_ns  # for somebody who never ran
+
+    # ... and what passes it on does the same (a view, a switch), having no bytes of its own.
+    passes_on = forwarded_inputs(graph)
+    if passes_on:
+        wanted = np.full(len(graph), UNSET)
+        wanted[list(passes_on)] = [tensor for tensor, _ in passes_on.values()]
+        own = forwarding(graph) | (storage_of(graph) != UNSET)
+        into = data & (consumer < len(trace))
+        asked = wanted[op[consumer[into]]]
+        fits = (asked == ANY) | (asked == carried[into])
+        base = np.full(len(trace), UNSET)
+        base[consumer[into][fits]] = read[into][fits]
+        for life in np.flatnonzero(own[outputs.indices] & live)[::-1].tolist():  # the last of a chain first
+            nbytes[life] = 0
+            if (of := base[maker[life]]) != UNSET:
+                dies[of] = max(dies[of], dies[life])
+
+    # 3. What is there from the beginning stays on every device that reads it, or sends it away.
+    away, _ = crossing_reads(trace.job)
+    outside = (graph.tensor_producer[graph.inputs.indices] == UNSET) & ~away
+    here = np.repeat(trace.job.device_of, graph.inputs.counts())[outside]
+    sent = graph.tensor_producer[moved["tensor"]] == UNSET
+    stays = np.concatenate(
+        (
+            graph.inputs.indices[outside] * n_devices + here,
+            moved["tensor"][sent] * n_devices + moved["source"][sent],
+        )
+    )
+    kept, on = np.divmod(np.unique(stays), n_devices)
+
+    tensor = np.concatenate((tensor, kept))
+    lives = Lifetimes(
+        np.concatenate((trace.device[maker], moved["destination"], on)),
+        tensor,
+        np.concatenate((trace.tasks["iteration"][maker], moved["iteration"], np.full(len(kept), UNSET))),
+        np.concatenate((nbytes, graph.tensor_nbytes[kept])),
+        np.concatenate((born, np.zeros(len(kept), np.int64))),
+        np.concatenate((dies, np.full(len(kept), trace.makespan_ns))),
+    )
+    real = (lives.nbytes > 0) & (lives.end_ns > lives.start_ns)
+    return lives.of(real)
+
+
+def peak_bytes(trace: Record, since: str = "start") -> dict[str, int]:
+    """Return the most bytes in use on each device, by name (see `lifetimes` for `since`)."""
+    return {name: use.peak_bytes for name, use in memory_use(trace, since, holders=0).items()}
+
+
+def memory_use(trace: Record, since: str = "start", *, holders: int = 10) -> dict[str, MemoryUse]:
+    """Return the memory of each device over the run, by name, in machine order.
+
+    Parameters
+    ----------
+    trace : Trace
+    since : str
+        See `lifetimes`.
+    holders : int
+        How many of the largest tensors at the peak are listed.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("chain")
+    >>> _ = b.parameter("w", 5)
+    >>> _ = b.op("a", duration_ns=10, outputs=100)
+    >>> _ = b.op("b", duration_ns=10, outputs=70, inputs=["a", "w"])
+    >>> _ = b.op("c", duration_ns=10, outputs=10, inputs=["b"])
+    >>> use = memory_use(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))["gpu0"]
+    >>> use.peak_bytes, use.peak_ns, [holder.name for holder in use.holders]
+    (175, 10, ['a', 'b', 'w'])
+    >>> list(zip(use.times_ns.tolist(), use.in_use_bytes.tolist()))
+    [(0, 105), (10, 175), (20, 85), (30, 0)]
+    """
+    lives = lifetimes(trace, since)
+    rows = Csr.group(lives.device, np.arange(len(lives.device)), len(trace.job.machine.devices))
+    return {
+        device.name: _of_device(trace, device.name, lives.of(rows.row(d)), holders)
+        for d, device in enumerate(trace.job.machine.devices)
+    }
+
+
+def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> MemoryUse:
+    """Sweep over the births and deaths on one device."""
+    times, held = lives.levels()
+    peak = int(held.argmax()) if len(held) else -1
+    peak_ns = int(times[peak]) if len(held) else 0
+    alive = np.flatnonzero((lives.start_ns <= peak_ns) & (lives.end_ns > peak_ns))
+    largest = alive[np.lexsort((lives.start_ns[alive], -lives.nbytes[alive]))][:holders]
+    return MemoryUse(
+        name,
+        int(held[peak]) if len(held) else 0,
+        peak_ns,
+        int(lives.nbytes[lives.iteration == UNSET].sum()),
+        times,
+        held,
+        tuple(
+            Holder(
+                trace.job.graph.tensor_name(int(lives.tensor[k])),
+                int(lives.iteration[k]),
+                int(lives.nbytes[k]),
+                int(lives.start_ns[k]),
+                int(lives.end_ns[k]),
+            )
+            for k in largest
+        ),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What memory holds over time, split by the kind of op that made it: the bands of a memory plot.
+#
+# ::
+#
+#     bytes ▲        ▁▂▂▁        other
+#           │   ▁▃▅▅▅▇▇▇▅▃▁      relu
+#           │ ▂▅▇▇▇▇▇▇▇▇▇▇▇▇▅▂   conv
+#           │ ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇   resident: parameters and inputs, which stay
+#           └────────────────► time
+
+RESIDENT: Final = "resident"
+OTHER: Final = "other"
+
+
+class Bands(NamedTuple):
+    """Step functions on common times: from ``times_ns[k]`` on, ``nbytes[label][k]`` bytes are held.
+
+    With an allocator's log an instant may be there several times, once for each step within it, and the last
+    one is the end of the run.
+    """
+
+    times_ns: IntArray
+    nbytes: dict[str, IntArray]
+
+
+def memory_bands(trace: Record, device: str, *, kinds: int = 5) -> Bands:
+    """Return what a device holds, resident tensors first, then the kinds of op that hold most.
+
+    Parameters
+    ----------
+    trace : Trace
+        With an allocator's log, bytes are as allocated; else as the tensors need.
+    device : str
+    kinds : int
+        How many kinds are told apart; the rest is "other".
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such device.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("chain")
+    >>> _ = b.op("a", kind="conv", duration_ns=10, outputs=100)
+    >>> _ = b.op("b", kind="relu", duration_ns=10, outputs=70, inputs=["a"])
+    >>> bands = memory_bands(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()), "gpu0")
+    >>> bands.times_ns.tolist(), {label: nbytes.tolist() for label, nbytes in bands.nbytes.items()}
+    ([0, 10, 20], {'conv': [100, 100, 0], 'relu': [0, 70, 0]})
+    """
+    index, graph = trace.job.machine.device_index(device), trace.job.graph
+    if log := trace.log_of(index):
+        times, tensor, change = log["time_ns"], log["tensor"], log["change"]
+        rows = np.arange(len(times))
+        times = np.append(times, trace.makespan_ns)  # where the host is ahead, it is done long before
+    else:
+        lives = lifetimes(trace)
+        here = lives.device == index
+        tensor = np.tile(lives.tensor[here], 2)
+        change = np.concatenate((lives.nbytes[here], -lives.nbytes[here]))
+        times, rows = np.unique(
+            np.concatenate((lives.start_ns[here], lives.end_ns[here])), return_inverse=True
+        )
+    producer = graph.tensor_producer[tensor]
+    kind = np.where(producer == UNSET, UNSET, graph.kind_code[producer])
+    steps: dict[int, IntArray] = {}
+    for code in np.unique(kind).tolist():
+        held = np.zeros(len(times), np.int64)
+        np.add.at(held, rows[kind == code], change[kind == code])
+        steps[code] = np.cumsum(held)
+    bands = {RESIDENT: steps.pop(UNSET)} if UNSET in steps else {}
+    ranked = sorted(steps, key=lambda code: (-int(steps[code].max()), code))
+    for code in ranked[:kinds]:
+        bands[graph.kinds[code]] = steps[code]
+    if ranked[kinds:]:
+        bands[OTHER] = np.sum([steps[code] for code in ranked[kinds:]], axis=0)
+    return Bands(times, bands)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What an allocator's log of a run says: peaks, fragmentation, and who held the memory.
+#
+# ::
+#
+#     reserved   ▁▁▁▁████████████████████   held from the device: grows in segments, seldom shrinks
+#     in use     ▁▁▃▃▅▅▇▇▅▅▃▃▁▁             blocks handed out, as rounded
+#     requested  ▁▁▃▃▅▅▆▆▄▄▃▃▁▁             what was asked for
+#                      ▲ the peak           fragmentation there: reserved − in use
+#
+# `sim.explain.memory_use` tells what the tensors of a schedule need; this tells what an allocator made of
+# it.
+
+
+@dataclass(frozen=True)
+class Allocated:
+    """The allocator's view of one device over a run, in bytes.
+
+    Attributes
+    ----------
+    peak_in_use_bytes, peak_requested_bytes, peak_reserved_bytes : int
+        The most handed out as rounded, asked for, and held from the device.
+    peak_ns : int
+        The first instant at which so much was handed out.
+    fragmentation_bytes : int
+        Held and not handed out at that instant.
+    worst_fragmentation_bytes : int
+        The most that was ever held and not handed out.
+    allocations : int
+    holders : tuple of (str, int, int)
+        The largest tensors at the peak, largest first: name, iteration (-1: there from the
+        beginning) and bytes.
+    """
+
+    peak_in_use_bytes: int
+    peak_requested_bytes: int
+    peak_reserved_bytes: int
+    peak_ns: int
+    fragmentation_bytes: int
+    worst_fragmentation_bytes: int
+    allocations: int
+    holders: tuple[tuple[str, int, int], ...]
+
+
+def allocated(trace: Record, *, holders: int = 5) -> dict[str, Allocated]:
+    """Return what the allocator of each device did, by name, in machine order.
+
+    Parameters
+    ----------
+    trace : Trace
+        Of a run with memory.
+    holders : int
+        How many of the largest tensors at the peak are listed.
+
+    Raises
+    ------
+    InputError
+        The run had no memory.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from devices.memory.run_memory import tensor_memory
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("chain")
+    >>> _ = b.op("a", duration_ns=10, outputs=100)
+    >>> _ = b.op("b", duration_ns=10, outputs=70, inputs=["a"])
+    >>> trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue(), memory=tensor_memory())
+    >>> use = allocated(trace)["gpu0"]
+    >>> use.peak_in_use_bytes, use.peak_ns, use.holders
+    (170, 10, (('a', 0, 100), ('b', 0, 70)))
+    """
+    if trace.memory is None:
+        raise InputError("this run had no allocator: give the scenario `memory:` or a device an `allocator:`")
+    devices = enumerate(trace.job.machine.devices)
+    return {device.name: _log_of_device(trace, trace.log_of(d), holders) for d, device in devices}
+
+
+def _log_of_device(trace: Record, log: dict[str, IntArray], count: int) -> Allocated:
+    in_use, reserved = log["in_use"], log["reserved"]
+    if not len(in_use):
+        return Allocated(0, 0, 0, 0, 0, 0, 0, ())
+    peak = int(in_use.argmax())
+    live: dict[tuple[int, int], int] = {}
+    for tensor, iteration, change in zip(
+        *(log[name][: peak + 1].tolist() for name in ("tensor", "iteration", "change")), strict=True
+    ):
+        left = live.pop((tensor, iteration), 0) + change
+        if left:
+            live[tensor, iteration] = left
+    largest = sorted(live.items(), key=lambda item: -item[1])[:count]
+    return Allocated(
+        int(in_use[peak]),
+        int(log["requested"].max()),
+        int(reserved.max()),
+        int(log["time_ns"][peak]),
+        int(reserved[peak] - in_use[peak]),
+        int((reserved - in_use).max()),
+        int(np.count_nonzero(log["change"] > 0)),
+        tuple(
+            (trace.job.graph.tensor_name(tensor), iteration, nbytes)
+            for (tensor, iteration), nbytes in largest
+        ),
+    )
+
+
+def memory_report(trace: Record) -> dict[str, dict[str, Any]]:
+    """Return `allocated` as plain values, for JSON."""
+    return {
+        name: {
+            **asdict(use),
+            "holders": [{"tensor": t, "iteration": i, "nbytes": nbytes} for t, i, nbytes in use.holders],
+        }
+        for name, use in allocated(trace).items()
+    }

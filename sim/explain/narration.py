@@ -1,0 +1,446 @@
+"""What `sim explain` says: where the time went, in words, with names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import UNSET, IntArray
+from sim.base.units import format_duration
+from sim.explain.bounds import Bounds, bounds
+from sim.explain.communication import communicator_waits, exposed_communication
+from sim.explain.derived import DerivedColumns
+from sim.explain.failed_ops import attempt_lines, failure_text, late_lines
+from sim.explain.idle import REASONS, IdlePieces, held_up, idle_pieces, idle_reasons
+from sim.explain.path import PathStep, executed_path
+from sim.explain.sentences import blame, lives, never_came_text, step_text, task_text
+from sim.explain.time_use import WORD_OF_REASON, cores_of, time_use, unused_devices, used_core_ns
+from sim.explain.where import EVERYWHERE, Where
+from sim.record.record import Record
+
+# ----------------------------------------------------------------------------------------------------------
+# What held the executed critical path up most, in one sentence: the first thing to know of a run.
+#
+# ::
+#
+#  '0F1' is issued and queued behind '2RECV_F0' on rank0/0, for 22 us; '2RECV_F0' waits on communicator 'pp'
+#  for rank1, whose '1SEND_F0' is the last to start, for 10 us
+#
+# The path says what took the time. Where it is a chain of tasks without a gap, the cause is not on it: a task
+# that stands on it may have been ready long before, behind another one. So of each task of the path the time
+# between its data and its start is cut into reasons, and the longest piece is told; to queue on a stream
+# counts behind a collective only, as behind a kernel it is what streams are for. Of a collective the rank
+# that started last counts. If what stood ahead waited for a late rank itself, that is told, too.
+
+_AHEAD: Final = {"stream": "before_on_lane", "communicator": "before_in_line"}
+"""Reason -> the column of what stands ahead."""
+
+_LEAST: Final = 0.05
+"""What is a smaller part of the makespan is not worth a line."""
+
+
+class _Piece(NamedTuple):
+    ns: int
+    row: int
+    reason: str
+    begin_ns: int
+
+
+def held_up_most(f: DerivedColumns, path: Sequence[PathStep]) -> str:
+    """Return the sentence; empty where nothing on the path was held up, or there are no communicators.
+
+    Parameters
+    ----------
+    f : Facts
+    path : sequence of Step
+        The executed path.
+    """
+    if f.meetings is None:
+        return ""
+    rows = [int(f.met_last[step.row]) for step in path if step.kind in ("task", "issue") and step.row < f.n]
+    first = _longest(f, list(dict.fromkeys(rows)))
+    if first is None or first.ns < _LEAST * f.trace.makespan_ns:
+        return ""
+    told = f"{blame(f, first.reason, first.row, first.begin_ns)}, for {format_duration(first.ns)}"
+    ahead = int(getattr(f, _AHEAD[first.reason])[first.row]) if first.reason in _AHEAD else UNSET
+    behind = None if ahead == UNSET else _longest(f, [ahead], ("late rank",))
+    if behind is not None:
+        told += f"; {blame(f, 'late rank', behind.row, behind.begin_ns).partition(';')[0]}"
+        told += f", for {format_duration(behind.ns)}"
+    return told
+
+
+def _longest(f: DerivedColumns, rows: list[int], reasons: tuple[str, ...] = ()) -> _Piece | None:
+    """Return the longest time in which one of these tasks had its data and did not start, for one reason."""
+    at = np.array(rows, np.int64)
+    best: _Piece | None = None
+    for reason, begin, length in held_up(f, at, f.data[at], f.begins[at]) if rows else ():
+        if reasons and reason not in reasons:
+            continue
+        if reason == "stream":
+            met = () if f.meetings is None else f.meetings.row
+            length = np.where(np.isin(f.before_on_lane[at], met), length, 0)
+        k = int(length.argmax())
+        if length[k] > (best.ns if best else 0):
+            best = _Piece(int(length[k]), rows[k], reason, int(np.broadcast_to(begin, length.shape)[k]))
+    return best
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Idle stretches in words: the longest ones, and all of them by device and reason.
+#
+# A gap is an idle stretch of a device; its sentence names the task that could have run first and what held
+# that task back.
+
+
+class Gap(NamedTuple):
+    """An idle stretch of a device, its reason, and a sentence that names who is to blame."""
+
+    device: str
+    start_ns: int
+    length_ns: int
+    reason: str
+    blame: str
+
+
+class GapGroup(NamedTuple):
+    """The idle stretches of a device, or of several that have the same ones, for one reason.
+
+    Attributes
+    ----------
+    devices : tuple of str
+    reason : str
+    total_ns, times, median_ns : int
+        Of each device.
+    same : bool
+        Whether all are equally long.
+    longest : Gap
+        On the first of these devices.
+    """
+
+    devices: tuple[str, ...]
+    reason: str
+    total_ns: int
+    times: int
+    median_ns: int
+    same: bool
+    longest: Gap
+
+
+def largest_gaps(
+    trace: Record, limit: int = 5, facts: DerivedColumns | None = None, where: Where = EVERYWHERE
+) -> list[Gap]:
+    """Return the longest idle stretches of the machine, longest first.
+
+    Parameters
+    ----------
+    trace : Trace
+    limit : int
+        How many; stretches after a device's last task are left out.
+    facts : Facts, optional
+        Of this trace, when the caller has them already.
+    where : Where
+        What counts.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("ping")
+    >>> _ = b.op("a", duration_ns=10, device="gpu0")
+    >>> _ = b.op("b", duration_ns=7, device="gpu1", inputs=["a"])
+    >>> trace = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue())
+    >>> [(gap.device, gap.length_ns, gap.blame) for gap in largest_gaps(trace)]
+    [('gpu1', 10, "'b' needs 'a', which runs on gpu0/0")]
+    """
+    f = facts or DerivedColumns(trace)
+    pieces = idle_pieces(trace, f, where)
+    real = np.flatnonzero(pieces.row != UNSET)
+    longest = real[np.lexsort((pieces.start_ns[real], pieces.device[real], -pieces.length_ns[real]))][:limit]
+    return [_gap(f, pieces, k) for k in longest.tolist()]
+
+
+def grouped_gaps(facts: DerivedColumns, where: Where = EVERYWHERE) -> list[GapGroup]:
+    """Return all idle stretches by reason and device, the largest total first.
+
+    Devices that were idle for the same times, for the same reason, are told together, as the ranks of a
+    job often are. Time after the last task of a device is left out.
+
+    Parameters
+    ----------
+    facts : Facts
+    where : Where
+        What counts.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("three launches")
+    >>> for name in "abc":
+    ...     _ = b.op(name, duration_ns=10)
+    >>> trace = simulate(b.build(), Machine((Device("gpu0", issue_ns=15),)), ReadyQueue())
+    >>> for group in grouped_gaps(DerivedColumns(trace)):
+    ...     print(group.devices, group.reason, group.total_ns, group.times, group.median_ns)
+    ('gpu0',) issue 25 3 5
+    """
+    pieces = idle_pieces(facts.trace, facts, where)
+    devices: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for here in _runs(pieces):
+        same = (int(pieces.reason[here[0]]), tuple(np.sort(pieces.length_ns[here]).tolist()))
+        devices.setdefault(same, []).append(int(here[pieces.length_ns[here].argmax()]))
+    groups = [
+        GapGroup(
+            devices=tuple(facts.devices[int(pieces.device[k])].name for k in longest),
+            reason=REASONS[reason],
+            total_ns=sum(lengths),
+            times=len(lengths),
+            median_ns=lengths[len(lengths) // 2],
+            same=lengths[0] == lengths[-1],
+            longest=_gap(facts, pieces, longest[0]),
+        )
+        for (reason, lengths), longest in devices.items()
+    ]
+    return sorted(groups, key=lambda group: -group.total_ns * len(group.devices))
+
+
+def _runs(pieces: IdlePieces) -> Iterator[IntArray]:
+    """Yield the stretches of each device and reason."""
+    real = np.flatnonzero(pieces.row != UNSET)
+    order = real[np.lexsort((real, pieces.reason[real], pieces.device[real]))]
+    key = pieces.device[order] * len(REASONS) + pieces.reason[order]
+    if len(order):
+        yield from np.split(order, np.flatnonzero(np.diff(key)) + 1)
+
+
+def _gap(f: DerivedColumns, pieces: IdlePieces, k: int) -> Gap:
+    device, start, length, code, row = (int(column[k]) for column in pieces)
+    reason = REASONS[code]
+    return Gap(f.devices[device].name, start, length, reason, blame(f, reason, row, start))
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_Reasons = Mapping[str, Mapping[str, int]]
+"""Of each device the ns by reason (`sim.explain.idle.idle_reasons`)."""
+
+
+def explain_text(
+    trace: Record,
+    *,
+    gaps: int = 5,
+    longest: int = 5,
+    title: str | None = None,
+    policy: str | None = None,
+    where: Where = EVERYWHERE,
+    facts: DerivedColumns | None = None,
+) -> str:
+    """Return the explanation of a run, as text for a terminal.
+
+    Parameters
+    ----------
+    trace : Trace
+    gaps : int
+        How many groups of idle stretches, and of a part of a run how many stretches, are listed.
+    longest : int
+        How many of the longest steps of the executed critical path are listed.
+    title : str, optional
+        What is explained; default: the names of graph and policy.
+    policy : str, optional
+        What sentences call the policy; default: the name of its class.
+    where : Where
+        The part of the run that is explained.
+    facts : Facts, optional
+        Of this trace and policy, when the caller has them already.
+    """
+    f = facts or DerivedColumns(trace, policy)
+    makespan = format_duration(trace.makespan_ns)
+    part = where.text(f)
+    path = executed_path(trace, f)
+    lines = [f"{title or f'{trace.job.graph.name} under {trace.policy}'}: {makespan}"]
+    lines += [f"Only what happens {part}."] if part else _whole_lines(f, path)
+    lines += ["", *_path_lines(f, steps_in(f, path, where), longest, where)]
+    reasons = idle_reasons(trace, f, where)
+    lines += ["", *_device_lines(f, where, reasons), *_exposed_lines(f, where, reasons)]
+    lines += [] if part else _communicator_lines(f)
+    if groups := grouped_gaps(f, where)[:gaps]:
+        lines += ["", "Idle time", *(_group_line(group) for group in groups)]
+    if part and (found := largest_gaps(trace, gaps, f, where)):
+        lines += ["", "Longest gaps", *(_gap_line(gap) for gap in found)]
+    return "\n".join(lines) + "\n"
+
+
+def op_text(f: DerivedColumns, op: str, where: Where = EVERYWHERE, most: int = 5) -> str:
+    """Return the life of each execution of an op, as text for a terminal.
+
+    Parameters
+    ----------
+    f : Facts
+    op : str
+    where : Where
+        Which executions.
+    most : int
+        How many executions, steps that led to each, and tasks that waited for it, are listed.
+    """
+    lines: list[str] = []
+    found = lives(f, op, where)
+    for life in found[:most]:
+        lines += ["", f"{task_text(f, life.row)} on {f.trace.lane_name(life.row)}"]
+        lines += [
+            f"  {_when(*piece[1:3])}  {piece.reason:<10}  {piece.blame}".rstrip() for piece in life.pieces
+        ]
+        before = [step for step in life.path if step.end_ns <= f.begins[life.row]][-most:]
+        lines += ["  what led to it, last step last:"] * bool(before)
+        lines += [
+            f"    {_when(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}"
+            for step in before
+        ]
+        held = [f"{task_text(f, row)} on {f.trace.lane_name(row)}" for row in life.held_up]
+        more = f" and {len(held) - most} more" if len(held) > most else ""
+        lines += (
+            [f"  waited for it last: {', '.join(held[:most])}{more}"]
+            if held
+            else ["  nothing waited for it last"]
+        )
+    if len(found) > most:
+        lines += ["", f"{len(found) - most} more executions"]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def steps_in(f: DerivedColumns, path: list[PathStep], where: Where) -> list[PathStep]:
+    """Return the steps of a path that happen in a part of a run, cut at the ends of its time."""
+    here = where.tasks(f)
+    moves = f.trace.transfers
+    device = where.device
+    ends = [moves[end] == device for end in ("source", "destination")]
+    touches = np.concatenate(
+        (here, (ends[0] | ends[1]) if device is not None else np.ones(len(ends[0]), bool))
+    )
+    cut = [
+        step._replace(start_ns=max(step.start_ns, where.from_ns), end_ns=min(step.end_ns, where.end_ns(f)))
+        for step in path
+        if touches[step.row]
+    ]
+    return [step for step in cut if step.end_ns > step.start_ns]
+
+
+def _whole_lines(f: DerivedColumns, path: list[PathStep]) -> list[str]:
+    """Return what is said of a whole run only: its bound, its failures, what held it up most."""
+    failed = failure_text(f.trace)
+    most = held_up_most(f, path)
+    bound = f"{failed}; no bound." if failed else _bound_line(bounds(f.trace), f.trace.makespan_ns)
+    return [
+        *(attempt_lines(f.trace) or [bound]),
+        *late_lines(f.trace),
+        *([f"Held up most: {most}."] if most else []),
+    ]
+
+
+def _when(start_ns: int, length_ns: int) -> str:
+    return f"at {format_duration(start_ns):>10}  {format_duration(length_ns):>10}"
+
+
+def _gap_line(gap: Gap) -> str:
+    return f"  {gap.device:<12} {_when(gap.start_ns, gap.length_ns)}  {gap.reason:<10}  {gap.blame}"
+
+
+def _who(names: Sequence[str]) -> str:
+    """Return ``gpu0 and 7 more``, as wide as a column."""
+    first, *others = names
+    return f"{first + (f' and {len(others)} more' if others else ''):<16}"
+
+
+def _group_line(group: GapGroup) -> str:
+    """Return ``gpu0 and 7 more  35 us  10 x 3.5 us  issue  at 2 us: ...``."""
+    each = f"{group.times} x {'' if group.same else '~'}{format_duration(group.median_ns)}"
+    longest = "" if group.times == 1 else "longest "
+    told = f"{longest}at {format_duration(group.longest.start_ns)}: {group.longest.blame}"
+    return (
+        f"  {_who(group.devices)} {format_duration(group.total_ns):>10}  {each:<18} {group.reason:<12} {told}"
+    )
+
+
+def _exposed_lines(f: DerivedColumns, where: Where, reasons: _Reasons) -> list[str]:
+    """Return what exposed communication is charged to; devices with the same numbers share a line."""
+    alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for device, parts in exposed_communication(f, where, reasons).items():
+        alike.setdefault(tuple(parts.items()), []).append(device)
+    lines = ["", "Exposed communication"] if alike else []
+    for told, names in alike.items():
+        total = format_duration(sum(ns for _, ns in told))
+        lines.append(
+            f"  {_who(names)} {total:>10}  {', '.join(f'{part} {format_duration(ns)}' for part, ns in told)}"
+        )
+    return lines
+
+
+def _bound_line(limits: Bounds, makespan_ns: int) -> str:
+    bound = format_duration(limits.lower_bound_ns)
+    if limits.loops_counted_once:
+        return f"No schedule is shorter than {bound} ({limits.binding}); chains through loops count once."
+    over = f"; this run takes {makespan_ns / limits.lower_bound_ns:.3g}x" if limits.lower_bound_ns else ""
+    return (
+        f"With the ops on these devices and streams, no schedule is shorter than {bound} "
+        f"({limits.binding}{over})."
+    )
+
+
+def _path_lines(f: DerivedColumns, path: list[PathStep], longest: int, where: Where) -> list[str]:
+    total: dict[str, int] = {}
+    for step in path:
+        what = f"wait: {step.reason}" if step.kind == "wait" else step.kind
+        total[what] = total.get(what, 0) + step.end_ns - step.start_ns
+    whole = where.end_ns(f) - where.from_ns
+    lines = [f"Executed critical path, {len(path)} steps{' here' if where.text(f) else ''}"]
+    for what, ns in sorted(total.items(), key=lambda item: (-item[1], item[0])):
+        lines.append(f"  {what:<20} {format_duration(ns):>10}  {_percent(ns, whole)}")
+    lines += ["  longest steps:"] * bool(path)
+    for step in sorted(path, key=lambda s: (s.start_ns - s.end_ns, s.start_ns))[:longest]:
+        lines.append(f"    {_when(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}")
+    return lines
+
+
+def _device_lines(f: DerivedColumns, where: Where, reasons: _Reasons) -> list[str]:
+    use = time_use(f.trace, reasons, where)
+    whole = where.end_ns(f) - where.from_ns
+    used = None if where.text(f) else used_core_ns(f.trace)
+    alike: dict[str, list[str]] = {}
+    tasks = np.bincount(f.device, minlength=len(f.devices))
+    for d, device in enumerate(f.devices):
+        if not tasks[d] or device.name not in use:
+            continue
+        share = {word: _percent(ns, whole) for word, ns in use[device.name].items()}
+        if cores_of(device) > 1 and used is not None:
+            cores = _percent(int(used[d]), cores_of(device) * whole).strip()
+            share["compute"] += f" (its {cores_of(device)} cores: {cores})"
+        why = sorted((-ns, word) for word, ns in reasons[device.name].items() if word not in WORD_OF_REASON)
+        if why:
+            share["wait"] += f" ({', '.join(f'{word} {_percent(-ns, whole).strip()}' for ns, word in why)})"
+        told = "   ".join(f"{word} {value}" for word, value in share.items())
+        alike.setdefault(told, []).append(device.name)
+    lines = ["Devices", *(f"  {_who(names)} {told}" for told, names in alike.items())]
+    unused = unused_devices(f.trace) if where.device is None else []
+    return [*lines, f"  unused: {', '.join(unused)}"] if unused else lines
+
+
+def _communicator_lines(f: DerivedColumns) -> list[str]:
+    found = communicator_waits(f)
+    lines = ["", "Communicators"] if found else []
+    for one in found:
+        late, in_line = (format_duration(ns) for ns in (one.late_ns, one.in_line_ns))
+        if one.latest != UNSET:
+            last = never_came_text(f, one.latest) or task_text(f, int(f.met_last[one.latest]))
+            late += f", most {task_text(f, one.latest)}, {format_duration(one.latest_ns)} for {last}"
+        if one.longest != UNSET:
+            ahead = task_text(f, int(f.before_in_line[one.longest]))
+            most = f"most {task_text(f, one.longest)}, {format_duration(one.longest_ns)}"
+            in_line += f", {most} behind {ahead}"
+        met = f"{one.ranks} ranks, {one.meetings} collectives"
+        lines.append(f"  {one.name:<12} {met}   late ranks {late}   in line {in_line}")
+    return lines
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole if whole else 0:5.1f} %"

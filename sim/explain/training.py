@@ -1,0 +1,154 @@
+"""Staleness: how many updates of others a parameter has seen since a worker read it, when its own comes.
+
+::
+
+    worker a   read ─────────────────── update        1: b's update came in between
+    worker b          read ──── update
+
+As defined by Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server",
+NIPS 2013, counted for each update.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from sim.record.record import Record
+
+UPDATES: Final = "updates"
+"""Attribute of an op: which parameter it updates."""
+PUSHED_BY: Final = "pushed_by"
+"""Attribute of an op: whose gradient it uses."""
+
+
+def staleness(trace: Record) -> dict[str, list[int]]:
+    """Return for each worker the staleness of its updates, in the order in which they began.
+
+    A worker reads a parameter when its own update before has ended, at first at time 0.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("no servers")
+    >>> _ = b.op("a", duration_ns=1)
+    >>> staleness(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))
+    {}
+    """
+    tasks, attributes = trace.tasks, trace.job.graph.attributes
+    if not trace.job.graph.attribute(PUSHED_BY):
+        return {}
+    rows: dict[str, list[int]] = {}
+    for row, op in enumerate(tasks["op"].tolist()):
+        given = attributes.get(op, {})
+        if PUSHED_BY in given:
+            rows.setdefault(str(given[UPDATES]), []).append(row)
+    found: dict[str, list[tuple[int, int]]] = {}
+    for here in rows.values():
+        ends = np.sort(tasks["end_ns"][here])
+        read: dict[str, int] = {}
+        for row in here:
+            worker = str(attributes[int(tasks["op"][row])][PUSHED_BY])
+            start, end = int(tasks["start_ns"][row]), int(tasks["end_ns"][row])
+            seen = int(np.searchsorted(ends, start, "right")) - read.get(worker, 0)
+            found.setdefault(worker, []).append((start, seen))
+            read[worker] = int(np.searchsorted(ends, end, "right"))
+    return {worker: [seen for _, seen in sorted(pairs)] for worker, pairs in sorted(found.items())}
+
+
+def staleness_report(trace: Record) -> dict[str, Any]:
+    """Return how stale the updates of a run were.
+
+    Returns
+    -------
+    dict
+        ``updates``, ``mean``, ``max``, ``counts`` (how many had a staleness of 0, 1, ...), and ``workers``:
+        of each its mean and most. Empty: nobody pushes updates of its own.
+    """
+    found = staleness(trace)
+    if not found:
+        return {}
+    every = [seen for row in found.values() for seen in row]
+    return {
+        "updates": len(every),
+        **_spread(every),
+        "counts": np.bincount(every).tolist(),
+        "workers": {worker: _spread(row) for worker, row in found.items()},
+    }
+
+
+def _spread(row: list[int]) -> dict[str, float]:
+    return {"mean": sum(row) / len(row), "max": max(row)}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How tokens fell on the ranks that share the experts of a layer: who has most, how much more than the mean.
+#
+# ::
+#
+#     layer0.ffn    gpu0 ████████   gpu1 ██   gpu2 ██   gpu3 ████       imbalance 8 / 4 = 2, on gpu0
+
+LAYER: Final = "expert_layer"
+"""Attribute of an op that brings tokens to experts: their layer."""
+TOKENS: Final = "expert_tokens"
+"""Attribute of such an op: how many come to its rank."""
+DROPPED: Final = "expert_dropped"
+"""Attribute of such an op: how many of its rank's choices no expert takes."""
+
+
+def expert_load(trace: Record) -> dict[str, Any]:
+    """Return the imbalance of the layers of experts.
+
+    Returns
+    -------
+    dict
+        ``imbalance`` (tokens of the fullest rank / of the mean one), ``fullest`` (that rank, the first of
+        equals) and ``dropped`` (choices that no expert takes), of the worst layer, and of all; ``layers``: of
+        each the same and the ``tokens`` of each rank. Empty: there is no such layer.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("one layer")
+    >>> for gpu, tokens in (("gpu0", 3), ("gpu1", 1)):
+    ...     given = {LAYER: "ffn", TOKENS: tokens, DROPPED: 0}
+    ...     _ = b.op(f"{gpu}/dispatch", duration_ns=1, device=gpu, attributes=given)
+    >>> expert_load(simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue()))["layers"]
+    {'ffn': {'imbalance': 1.5, 'fullest': 'gpu0', 'dropped': 0, 'tokens': {'gpu0': 3, 'gpu1': 1}}}
+    """
+    machine = trace.job.machine
+    members = {} if machine.folding is None else machine.folding.members
+    order = {d.name: k for k, d in enumerate(machine.devices)}
+    if machine.folding is not None:
+        order = {name: k for k, name in enumerate(machine.folding.order)}
+    tokens: dict[str, dict[str, int]] = {}
+    dropped: dict[str, int] = {}
+    graph = trace.job.graph
+    for op, layer in graph.attribute(LAYER).items():
+        name, device = str(layer), machine.devices[int(trace.job.device_of[op])].name
+        same = members.get(device, (device,))
+        tokens.setdefault(name, {}).update(dict.fromkeys(same, graph.attribute(TOKENS)[op]))
+        dropped[name] = dropped.get(name, 0) + graph.attribute(DROPPED)[op] * len(same)
+    tokens = {name: dict(sorted(row.items(), key=lambda of: order[of[0]])) for name, row in tokens.items()}
+    if not tokens:
+        return {}
+    layers = {name: {**_most(row), "dropped": dropped[name], "tokens": row} for name, row in tokens.items()}
+    worst = max(layers.values(), key=lambda layer: layer["imbalance"])
+    return {
+        "imbalance": worst["imbalance"],
+        "fullest": worst["fullest"],
+        "dropped": sum(dropped.values()),
+        "layers": layers,
+    }
+
+
+def _most(tokens: dict[str, int]) -> dict[str, Any]:
+    fullest, total = max(tokens, key=lambda name: tokens[name]), sum(tokens.values())
+    return {"imbalance": tokens[fullest] * len(tokens) / total if total else 1.0, "fullest": fullest}

@@ -1,0 +1,522 @@
+"""What may go wrong with a machine: parts fail, slow down and come back; who notices, and what follows."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from heapq import heappop, heappush, merge
+from operator import attrgetter
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import LATEST_NS
+from sim.base.units import NS_PER_S
+from sim.machine.machine import Machine
+
+# ----------------------------------------------------------------------------------------------------------
+# How fast a part of the machine works as time goes on: at full speed, slower, or not at all.
+#
+# ::
+#
+#     factor 2 from 10 to 30 ns        rate  1 ─────┐          ┌─────      20 ns of work begun at 0
+#                                                   └──────────┘           are done at 30: 10, and 20 / 2
+#                                           0      10         30
+#
+# Rates are exact fractions, constant between two changes. So what began before a change and ends after it has
+# had exactly its share, and nobody has to look at running work when a change comes. Of several slow-downs at
+# one time the slowest counts.
+
+FOREVER: Final = 1 << 62
+"""In place of an end: there is none. Later than any time of a run."""
+
+
+class Window(NamedTuple):
+    """From `start_ns` to `end_ns` work takes `factor` times as long; None: nothing is done at all."""
+
+    start_ns: int
+    end_ns: int
+    factor: Fraction | None
+
+
+class SpeedProfile:
+    """The rate of one part: work done a ns.
+
+    Parameters
+    ----------
+    windows : iterable of Window
+        By start; read only as far as somebody asks.
+
+    Examples
+    --------
+    >>> pace = SpeedProfile([Window(10, 30, Fraction(2))])
+    >>> pace.end_ns(0, 20), pace.end_ns(12, 3), pace.end_ns(30, 5)
+    (30, 18, 35)
+    >>> print(SpeedProfile([Window(10, FOREVER, None)]).end_ns(0, 11))
+    None
+    """
+
+    def __init__(self, windows: Iterable[Window]) -> None:
+        self._windows = iter(windows)
+        self._next = next(self._windows, None)
+        self._under_way: list[tuple[int, int, Fraction | None]] = []  # (end, number, factor)
+        self._number = 0
+        self._from_ns: list[int] = []
+        self._rates: list[Fraction] = []
+        self._done: list[Fraction] = []  # work done from time 0 to `_from_ns`
+        self._until_ns = 0  # the rates are known up to there
+        self._read_on()
+
+    def rate(self, time_ns: int) -> tuple[Fraction, int]:
+        """Return the rate at a time, and until when it holds at least."""
+        k = self._segment(time_ns)
+        return self._rates[k], self._from_ns[k + 1] if k + 1 < len(self._from_ns) else self._until_ns
+
+    def done(self, time_ns: int) -> Fraction:
+        """Return the work done from time 0 on."""
+        k = self._segment(time_ns)
+        return self._done[k] + self._rates[k] * (time_ns - self._from_ns[k])
+
+    def when(self, work: Fraction) -> int | None:
+        """Return the first whole ns at which so much work has been done since time 0; None: never."""
+        while self._until_ns < FOREVER and self.done(self._until_ns - 1) < work:
+            self._read_on()
+        k = max(bisect_right(self._done, work) - 1, 0)
+        while k and self._done[k] == work and self._done[k - 1] == work:
+            k -= 1  # all was done when the standstill began
+        left = work - self._done[k]
+        if not left:
+            return self._from_ns[k]
+        return self._from_ns[k] + -(-left // self._rates[k]) if self._rates[k] else None
+
+    def end_ns(self, start_ns: int, work: int) -> int | None:
+        """Return the first whole ns at which work that begins at `start_ns` is done; None: never."""
+        return start_ns if not work else self.when(self.done(start_ns) + work)
+
+    def _segment(self, time_ns: int) -> int:
+        while self._until_ns <= time_ns:
+            self._read_on()
+        return bisect_right(self._from_ns, time_ns) - 1
+
+    def _read_on(self) -> None:
+        """Learn the rate from `_until_ns` to the next change."""
+        now = self._until_ns
+        while self._next is not None and self._next.start_ns <= now:
+            if self._next.end_ns > now:
+                self._number += 1
+                heappush(self._under_way, (self._next.end_ns, self._number, self._next.factor))
+            self._next = next(self._windows, None)
+        while self._under_way and self._under_way[0][0] <= now:
+            heappop(self._under_way)
+        factors = [factor for _, _, factor in self._under_way]
+        slowest = max((factor for factor in factors if factor is not None), default=Fraction(1))
+        if self._from_ns:
+            self._done.append(self._done[-1] + self._rates[-1] * (now - self._from_ns[-1]))
+        else:
+            self._done.append(Fraction(0))
+        self._from_ns.append(now)
+        self._rates.append(Fraction(0) if None in factors else 1 / slowest)
+        if any(end_ns == FOREVER and factor is None for end_ns, _, factor in self._under_way):
+            self._until_ns = FOREVER  # it stands still for good
+            return
+        begins = FOREVER if self._next is None else self._next.start_ns
+        self._until_ns = min([begins, *(end for end, _, _ in self._under_way[:1])])
+
+
+# ----------------------------------------------------------------------------------------------------------
+# When machines fail or become slow: every component meets its own luck, whatever the run does meanwhile.
+#
+# ::
+#
+#     gpu: {of: device, mtbf: 50000h}      component 0 ───x────────────────x────►   a stream each, of
+#                                          component 1 ────────────x────────────►   exponential gaps, from
+#     psu: {at: [3h], worker: 7}                         x                          seed, name and number
+#
+# Time goes on for a machine that is in repair or spare, so another recovery policy meets the same failures.
+
+
+@dataclass(frozen=True)
+class Source:
+    """What happens to machines now and then.
+
+    Attributes
+    ----------
+    name : str
+    mtbf_ns : Fraction or None
+        Mean time between two events of one component; None: they happen at given times.
+    per_machine : int
+        Components of a machine.
+    at : tuple of (int, int)
+        Times in ns, each with its machine.
+    """
+
+    name: str
+    mtbf_ns: Fraction | None = None
+    per_machine: int = 1
+    at: tuple[tuple[int, int], ...] = ()
+
+    def rate(self, machines: int) -> Fraction:
+        """Return the events of so many machines in a nanosecond, but those at given times."""
+        return Fraction(0) if self.mtbf_ns is None else machines * self.per_machine / self.mtbf_ns
+
+
+class FaultEvent(NamedTuple):
+    """It happens to a machine, by one of several sources."""
+
+    time_ns: int
+    source: int
+    machine: int
+
+
+def arrivals(sources: Sequence[Source], machines: int, seed: int) -> Iterator[FaultEvent]:
+    """Yield what happens to machines, by time, source and component; for ever where there is a rate."""
+    yield from merge(*(_of_one(source, n, machines, seed) for n, source in enumerate(sources)))
+
+
+def times_of(source: Source, component: int, seed: int) -> Iterator[int]:
+    """Yield when something happens to one component, each of which is a machine by itself.
+
+    Examples
+    --------
+    >>> from fractions import Fraction
+    >>> from itertools import islice
+    >>> source = Source("heat", Fraction(1000))
+    >>> of_all = [event.time_ns for event in islice(arrivals((source,), 3, 7), 30) if event.machine == 1]
+    >>> of_all == list(islice(times_of(source, 1, 7), len(of_all)))
+    True
+    """
+    if source.mtbf_ns is None:
+        yield from (time_ns for time_ns, machine in sorted(source.at) if machine == component)
+        return
+    mean, key = float(source.mtbf_ns), [seed, *b"failures", *source.name.encode()]
+    time_ns = _whole(np.random.default_rng(key).exponential(mean, component + 1)[component])
+    stream = np.random.default_rng([*key, 0, component])
+    while True:
+        yield time_ns
+        time_ns += _whole(stream.exponential(mean))
+
+
+def _of_one(source: Source, number: int, machines: int, seed: int) -> Iterator[FaultEvent]:
+    if source.mtbf_ns is None:
+        yield from (FaultEvent(time_ns, number, machine) for time_ns, machine in sorted(source.at))
+        return
+    mean, key = float(source.mtbf_ns), [seed, *b"failures", *source.name.encode()]
+    # The first gap of component i is draw i of one stream. Few need more: these are of a stream of its own.
+    first = np.random.default_rng(key).exponential(mean, machines * source.per_machine)
+    order = np.argsort(first, kind="stable")
+    later: list[tuple[int, int]] = []
+    streams: dict[int, np.random.Generator] = {}
+    for component in order.tolist():
+        time_ns = _whole(first[component])
+        while later and later[0] < (time_ns, component):
+            yield _next(later, streams, mean, source.per_machine, number)
+        yield FaultEvent(time_ns, number, component // source.per_machine)
+        streams[component] = np.random.default_rng([*key, 0, component])
+        heappush(later, (time_ns + _whole(streams[component].exponential(mean)), component))
+    while True:
+        yield _next(later, streams, mean, source.per_machine, number)
+
+
+def _next(
+    later: list[tuple[int, int]],
+    streams: dict[int, np.random.Generator],
+    mean: float,
+    per_machine: int,
+    number: int,
+) -> FaultEvent:
+    """Take the next of the components that have had an event before, and draw when it has another."""
+    time_ns, component = heappop(later)
+    heappush(later, (time_ns + _whole(streams[component].exponential(mean)), component))
+    return FaultEvent(time_ns, number, component // per_machine)
+
+
+_LATEST: Final = float(LATEST_NS)
+
+
+def _whole(gap: float) -> int:
+    """Return a gap in whole ns, rounded half up."""
+    return int(min(gap, _LATEST) + 0.5)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+NCCL_TIMEOUT_NS: Final = 600 * NS_PER_S
+"""How long PyTorch lets a collective over NCCL take by default: 10 minutes, counted from the host's call
+(pytorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp: ``kProcessGroupNCCLDefaultTimeout``;
+ProcessGroupNCCL.cpp: ``workStartTime_``, set when a ``WorkNCCL`` is made, and ``checkTimeout``). Its
+watchdog looks every 100 ms; here it looks at once."""
+
+PartKind = Literal["device", "worker", "link"]
+
+
+@dataclass(frozen=True)
+class Cause(Source):
+    """Why parts of a machine fail or become slow. The numbers in `at` are places in `parts`.
+
+    Attributes
+    ----------
+    kind : str
+        What the parts are.
+    parts : tuple of int
+        Positions of devices or links in the machine, or of workers in `Machine.hosts_in_order`.
+    factor : Fraction or None
+        So many times longer does all take; None: the part fails.
+    lasts_ns : int or None
+        So long after, the part is repaired, or as fast as before; None: never.
+    silent : bool
+        Of a failure: whether connections stay open, as when a machine loses power. Who sends to it, or waits
+        for what it sends, notices only after the connection's timeout. Links fail silently, always.
+    """
+
+    kind: PartKind = "device"
+    parts: tuple[int, ...] = ()
+    factor: Fraction | None = None
+    lasts_ns: int | None = None
+    silent: bool = False
+
+
+class HealthCheck(NamedTuple):
+    """The master asks all workers every `interval_ns`, from time 0, and waits `timeout_ns` for an answer."""
+
+    interval_ns: int
+    timeout_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Everything that may go wrong in a run.
+
+    Attributes
+    ----------
+    causes : tuple of Cause
+    connection_timeout_ns : int or None
+        After it a Send or Recv fails that cannot go on; None: it waits for ever.
+    collective_timeout_ns : int or None
+        The same of a collective, from its launch on a rank.
+    health_check : HealthCheck or None
+    restart_ns : int or None
+        What starting all processes anew takes; None: the run ends where a step is aborted.
+    every_steps : int or None
+        A checkpoint is written after so many steps; None: never, a restart begins with the first step.
+    restore_ns : int
+        What loading one takes.
+    """
+
+    causes: tuple[Cause, ...] = ()
+    connection_timeout_ns: int | None = None
+    collective_timeout_ns: int | None = NCCL_TIMEOUT_NS
+    health_check: HealthCheck | None = None
+    restart_ns: int | None = None
+    every_steps: int | None = None
+    restore_ns: int = 0
+
+
+class Failed(NamedTuple):
+    """A part that failed.
+
+    Attributes
+    ----------
+    time_ns : int
+    back_ns : int or None
+        When it is repaired; None: never.
+    cause, kind, name : str
+        Of the failure; what the part is; its name.
+    part : int
+        Its number, as in `Cause.parts`.
+    silent : bool
+    """
+
+    time_ns: int
+    back_ns: int | None
+    cause: str
+    kind: PartKind
+    name: str
+    part: int
+    silent: bool
+
+
+class Detection(NamedTuple):
+    """Who noticed that a step cannot go on.
+
+    Attributes
+    ----------
+    how : str
+        ``send-recv``, ``health-check`` or ``timeout`` (of a collective).
+    by : str
+        Device that noticed, or ``master``.
+    time_ns : int
+    what : str
+        The transfer, collective or worker that told it.
+    """
+
+    how: str
+    by: str
+    time_ns: int
+    what: str
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a machine is like from some time on: the failures that come, and how fast its parts work.
+#
+# Everything follows from the causes and the seed, and is asked for as time goes on: nobody knows how long a
+# run is before it is over. Times are counted from the beginning of an *attempt*, which is the run of some
+# steps up to their end, or to the failure that aborts one.
+
+_STEADY: Final = (Fraction(1), FOREVER)
+
+
+def failures_of(faults: Faults, machine: Machine, seed: int) -> Iterator[Failed]:
+    """Yield the failures of parts from time 0 on, by time, cause and part; for ever where there is a rate."""
+    causes = [cause for cause in faults.causes if cause.factor is None]
+    yield from merge(*(_failures(cause, machine, seed) for cause in causes), key=attrgetter("time_ns"))
+
+
+def _failures(cause: Cause, machine: Machine, seed: int) -> Iterator[Failed]:
+    silent = cause.silent or cause.kind == "link"
+    for time_ns, _, place in arrivals((cause,), len(cause.parts), seed):
+        back_ns = None if cause.lasts_ns is None else time_ns + cause.lasts_ns
+        part = cause.parts[place]
+        name = part_name(machine, cause.kind, part)
+        yield Failed(time_ns, back_ns, cause.name, cause.kind, name, part, silent)
+
+
+def part_name(machine: Machine, kind: str, part: int) -> str:
+    """Return what a device, worker or link is called."""
+    if kind == "worker":
+        return machine.hosts_in_order[part].name
+    return machine.devices[part].name if kind == "device" else machine.links[part].name
+
+
+class Conditions:
+    """The conditions of one attempt.
+
+    Parameters
+    ----------
+    faults : Faults
+    machine : Machine
+    seed : int
+    from_ns : int
+        When the attempt begins; times here are counted from then.
+    """
+
+    def __init__(self, faults: Faults, machine: Machine, seed: int, from_ns: int = 0) -> None:
+        self.faults, self.from_ns = faults, from_ns
+        self._machine, self._seed = machine, seed
+
+    def failures(self) -> Iterator[Failed]:
+        """Yield what fails, by time; for ever where there is a rate."""
+        return self._failures(self.faults)
+
+    def failures_of_devices(self) -> Iterator[Failed]:
+        """Yield how each device and worker fails first; one that failed is not back in the same attempt."""
+        of = [cause for cause in self.faults.causes if cause.factor is None and cause.kind != "link"]
+        left: set[tuple[PartKind, int]] = set()
+        for cause in of:
+            at = [place for time_ns, place in cause.at if time_ns > self.from_ns or not self.from_ns]
+            places = at if cause.mtbf_ns is None else range(len(cause.parts))
+            left |= {(cause.kind, cause.parts[place]) for place in places}
+        failures = self._failures(replace(self.faults, causes=tuple(of)))
+        while left:
+            failed = next(failures)
+            if (failed.kind, failed.part) in left:
+                left.remove((failed.kind, failed.part))
+                yield failed
+
+    def _failures(self, faults: Faults) -> Iterator[Failed]:
+        for failed in failures_of(faults, self._machine, self._seed):
+            if failed.time_ns > self.from_ns or not self.from_ns:  # all starts anew when that is over
+                back_ns = None if failed.back_ns is None else failed.back_ns - self.from_ns
+                yield failed._replace(time_ns=failed.time_ns - self.from_ns, back_ns=back_ns)
+
+    def next_standstill_ns(self, link: int, from_ns: int) -> int | None:
+        """Return from when a link is down, at `from_ns` or later; None: it never is."""
+        pace = self._outages.get(link)
+        while pace is not None and from_ns < FOREVER:
+            rate, until_ns = pace.rate(from_ns)
+            if not rate:
+                return from_ns
+            from_ns = until_ns
+        return None
+
+    @cached_property
+    def paces(self) -> dict[int, SpeedProfile]:
+        """How fast devices work, those of which it may change."""
+        machine = self._machine
+        workers = [[machine.device_index(name) for name in host.serves] for host in machine.hosts_in_order]
+        return self._paces(
+            (device, cause, place)
+            for cause in self.faults.causes
+            if cause.factor is not None and cause.kind != "link"
+            for place, part in enumerate(cause.parts)
+            for device in (workers[part] if cause.kind == "worker" else [part])
+        )
+
+    @cached_property
+    def link_paces(self) -> dict[int, SpeedProfile]:
+        """How fast links carry bytes, those of which it may change; of links of one medium the first."""
+        return self._paces(
+            (self._machine.channels[part], cause, place)
+            for cause in self.faults.causes
+            if cause.kind == "link"
+            for place, part in enumerate(cause.parts)
+        )
+
+    @cached_property
+    def _outages(self) -> dict[int, SpeedProfile]:
+        """When links are down, and nothing else of them."""
+        return self._paces(
+            (self._machine.channels[part], cause, place)
+            for cause in self.faults.causes
+            if cause.kind == "link" and cause.factor is None
+            for place, part in enumerate(cause.parts)
+        )
+
+    def _paces(self, met: Iterable[tuple[int, Cause, int]]) -> dict[int, SpeedProfile]:
+        windows: dict[int, list[Iterator[Window]]] = {}
+        for part, cause, place in met:
+            if cause.lasts_ns == 0:
+                continue
+            windows.setdefault(part, []).append(self._windows(cause, place))
+        return {part: SpeedProfile(merge(*of, key=attrgetter("start_ns"))) for part, of in windows.items()}
+
+    def _windows(self, cause: Cause, place: int) -> Iterator[Window]:
+        """Yield when a cause meets the part at a place of its list."""
+        for time_ns in times_of(cause, place, self._seed):
+            start_ns = time_ns - self.from_ns
+            end_ns = FOREVER if cause.lasts_ns is None else start_ns + cause.lasts_ns
+            if end_ns > 0:
+                yield Window(max(start_ns, 0), end_ns, cause.factor)
+
+    def arrival_ns(self, links: Sequence[tuple[int, int | None]], start_ns: int, nbytes: int) -> int | None:
+        """Return when bytes are there that begin to flow at `start_ns` over links that they do not share.
+
+        None: never.
+
+        Parameters
+        ----------
+        links : sequence of (int, int or None)
+            Each with its bandwidth in bytes/s, None: unlimited. A number without a pace never changes.
+        start_ns, nbytes : int
+        """
+        left, time_ns = Fraction(nbytes * NS_PER_S), start_ns
+        while True:
+            now = [
+                (*(self.link_paces[link].rate(time_ns) if link in self.link_paces else _STEADY), bandwidth)
+                for link, bandwidth in links
+            ]
+            if down := [until_ns for rate, until_ns, _ in now if not rate]:
+                time_ns = max(down)
+                if time_ns == FOREVER:
+                    return None
+                continue
+            rates = [rate * bandwidth for rate, _, bandwidth in now if bandwidth is not None]
+            if not rates or not left:
+                return time_ns
+            until_ns, there_ns = min(until for _, until, _ in now), time_ns + int(-(-left // min(rates)))
+            if there_ns <= until_ns:
+                return there_ns
+            left -= min(rates) * (until_ns - time_ns)
+            time_ns = until_ns

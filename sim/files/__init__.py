@@ -1,1 +1,0 @@
-"""Files: read within bounds, written whole or not at all."""

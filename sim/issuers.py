@@ -1,0 +1,268 @@
+"""Who issues: the free issuers of each group, in machine order; who is asked, and who copies.
+
+A transfer of pageable memory (`sim.job.transfers`) takes a free issuer when it is issued and keeps it to its
+end. Without one it waits, first come first served, before any op.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+import numpy as np
+
+from sim.base.arrays import UNSET, IntArray
+from sim.base.errors import InputError
+from sim.graph.graph import Graph
+from sim.job.job import Job
+from sim.machine.machine import Host, Machine
+from sim.machine.task import Issuer, Task
+from sim.policy import Policy
+
+_by_index = attrgetter("index")
+
+
+class Issuers:
+    """The issuers of a machine that are free.
+
+    Parameters
+    ----------
+    machine : Machine
+    policy : Policy
+        Whom they ask.
+    copies : mapping of int to int
+        Node → group, for the transfers that one of its issuers has to make.
+
+    Attributes
+    ----------
+    idle : list of lists of Issuer
+        The free issuers of each group.
+    changed : set of int
+        Groups in which a task has become eligible, or an issuer free, since they were asked; all of them,
+        always, unless the policy has ``scope = "group"``.
+    stopped : set of int
+        Groups that take nothing more.
+    """
+
+    def __init__(self, machine: Machine, policy: Policy, copies: Mapping[int, int]) -> None:
+        self.policy, self.copies = policy, copies
+        self._copying: dict[int, Issuer] = {}  # id of a transfer → who makes it
+        self._waiting: dict[int, deque[Task]] = {group: deque() for group in sorted(set(copies.values()))}
+        self.idle: list[list[Issuer]] = [[] for _ in machine.hosts_in_order]
+        self.changed: set[int] = set()
+        self.stopped: set[int] = set()
+        for issuer in machine.issuers():
+            self.free(issuer)
+
+    def free(self, issuer: Issuer | None) -> None:
+        """Let an issuer be asked from now on."""
+        assert issuer is not None
+        if issuer.group in self.stopped:
+            return
+        insort(self.idle[issuer.group], issuer, key=_by_index)
+        self.changed.add(issuer.group)
+
+    def stop(self, groups: Set[int]) -> None:
+        """Let nobody of these groups take, or copy, anything from now on."""
+        self.stopped |= groups
+        for group in groups:
+            self.idle[group].clear()
+
+    def ask(self, take: Callable[[Issuer, Task], None]) -> None:
+        """Ask until none takes a task; ``take(issuer, task)`` says what becomes of one that is taken.
+
+        Of a policy with ``scope = "group"`` only the groups are asked where something has changed.
+        """
+        ask = self.policy.next
+        if self.policy.scope == "group":
+            while self.changed:
+                groups = sorted(self.changed)
+                self.changed.clear()
+                for group in groups:
+                    idle = self.idle[group]
+                    while idle and (task := ask(idle[0])) is not None:
+                        take(idle.pop(0), task)
+            return
+        took = True
+        while took:
+            took = False
+            for idle in self.idle:
+                for issuer in idle[:]:
+                    if issuer in idle and (task := ask(issuer)) is not None:
+                        took = True
+                        idle.remove(issuer)
+                        take(issuer, task)
+
+    def begin_copy(self, transfer: Task) -> bool:
+        """Let `transfer` have an issuer if it needs one; return whether it can be issued now."""
+        group = self.copies.get(transfer.op)
+        if group is None or transfer.dead:
+            return True
+        if self.idle[group] and not self._waiting[group]:
+            self._copying[transfer.id] = self.idle[group].pop(0)
+            return True
+        self._waiting[group].append(transfer)
+        return False
+
+    def next_copy(self) -> Task | None:
+        """Return a transfer that waited for an issuer and has one now."""
+        for group, waiting in self._waiting.items():
+            if waiting and self.idle[group]:
+                transfer = waiting.popleft()
+                self._copying[transfer.id] = self.idle[group].pop(0)
+                return transfer
+        return None
+
+    def end_copy(self, transfer: Task) -> None:
+        """Let who made `transfer`, if anybody did, be asked again."""
+        issuer = self._copying.pop(transfer.id, None)
+        if issuer is not None:
+            self.free(issuer)
+
+
+def refuse_wrong(policy: Policy, graph: Graph, n_nodes: int, issuer: Issuer, task: Task) -> None:
+    """Refuse what a policy gave an issuer and should not have.
+
+    Raises
+    ------
+    InputError
+        It is no task, or one that was taken before, is not eligible, is for another group of issuers, or is
+        another one than it was.
+    """
+    gave = f"policy {type(policy).__name__} gave {issuer.name}"
+    if not isinstance(task, Task):
+        raise InputError(f"{gave} {task!r}, which is no task: next() returns a task or None")
+    try:
+        changed = task.frame is None and task.id != task.iteration * n_nodes + task.op
+        changed = changed or not 0 <= task.op < len(graph)
+    except TypeError:
+        changed = True
+    if changed:
+        raise InputError(f"{gave} {task!r} with id {task.id}, which it has changed: tasks are to be read")
+    if task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group:
+        raise InputError(
+            f"{gave} op {graph.op_names[task.op]!r}, "
+            + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Sessions that are processes of their own: each has its own host threads and its own streams.
+#
+# ::
+#
+#     one process      gpu0/host         a0 b0 a1 b1  ──►  gpu0/0        one thread launches for both
+#     two processes    gpu0/host/a       a0 a1        ──►  gpu0/0        each launches for itself; how the
+#                      gpu0/host/b       b0 b1        ──►  gpu0/1        device serves both is the device's
+#
+# An op says by its attribute ``process`` which one it is of (`scenarios.builders.side_by_side`); one that a
+# rewrite made is of the process of its neighbours. Workers of a CPU are its cores, which processes share, and
+# so are the threads of a host whose threads are such workers.
+
+
+def process_names(graph: Graph) -> list[str]:
+    """Return the processes that ops of a graph say they are of."""
+    return list(dict.fromkeys(map(str, graph.attribute("process").values())))
+
+
+def with_processes(job: Job) -> Job:
+    """Return `job` with a host for each process, if there are several, and the streams that it has.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("two")
+    >>> for name in "ab":
+    ...     _ = b.op(name, duration_ns=10, attributes={"process": name})
+    >>> job = with_processes(make_job(b.build(), Machine((Device("gpu0"),))))
+    >>> [issuer.name for issuer in job.machine.issuers()], job.group_of.tolist()
+    (['gpu0/host/a', 'gpu0/host/b'], [0, 1])
+    """
+    names = process_names(job.graph)
+    if len(names) < 2:
+        return job
+    process_of = _process_of(job.graph, names)
+    machine = job.machine
+    devices, lane = list(machine.devices), job.stream_of - np.array(machine.first_stream)[job.device_of]
+    for d, device in enumerate(devices):
+        users = np.unique(process_of[job.device_of == d])
+        if len(users) > 1 and device.for_processes is not None:
+            # Each has streams of its own, assigned as if the others were not there.
+            devices[d] = device.for_processes(device, len(users))
+            for place, process in enumerate(users.tolist()):
+                here = (job.device_of == d) & (process_of == process)
+                lane[here] = _lanes_alone(job, process_of == process)[here] + place * device.streams
+    hosts = [host for each in _hosts(machine) for host in _of_each(each, machine, names)]
+    return replace(
+        job,
+        machine=replace(machine, devices=tuple(devices), hosts=tuple(hosts)),
+        streams=_Assigned(lane.tolist()),
+        processes=tuple(names),
+        process_of=process_of,
+    )
+
+
+def _process_of(graph: Graph, names: Sequence[str]) -> IntArray:
+    """Return the process of each op: as it says, else that of its neighbours."""
+    found = np.full(len(graph), UNSET)
+    for op, process in graph.attribute("process").items():
+        found[op] = names.index(str(process))
+    if (found == UNSET).any():
+        edges = graph.edges
+        pairs = list(zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True))
+        of, before = found.tolist(), None
+        while of != before:
+            before = list(of)
+            for a, b in (*pairs, *reversed(pairs)):
+                if (of[a] == UNSET) != (of[b] == UNSET):
+                    of[a] = of[b] = max(of[a], of[b])
+        found = np.maximum(np.array(of, np.int64), 0)
+    return found
+
+
+def _hosts(machine: Machine) -> list[Host]:
+    """Return the hosts of all devices, those that nobody named among them."""
+    named = {name: host for host in machine.hosts for name in host.serves}
+    every = [
+        named.get(device.name, Host(f"{device.name}/host", (device.name,))) for device in machine.devices
+    ]
+    return list({host.name: host for host in every}.values())
+
+
+def _of_each(host: Host, machine: Machine, names: Sequence[str]) -> list[Host]:
+    """Return a host as each process has it; one whose threads are workers of a CPU is that of all."""
+    if any(machine.devices[machine.device_index(name)].workers for name in host.serves):
+        return [host]
+    return [replace(host, name=f"{host.name}/{name}", process=name) for name in names]
+
+
+def _lanes_alone(job: Job, mine: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> IntArray:
+    """Return the stream that each op has within its device when ops of one process are assigned first."""
+    if job.streams is None:
+        return np.zeros(len(mine), np.int64)
+    first = np.concatenate((job.order[mine[job.order]], job.order[~mine[job.order]]))
+    return np.asarray(job.streams.assign(replace(job, linearize=_Ordered(first.tolist()))), np.int64)
+
+
+@dataclass
+class _Assigned:
+    """Streams that are assigned already."""
+
+    lanes: Sequence[int]
+
+    def assign(self, job: Job) -> Sequence[int]:
+        return self.lanes
+
+
+@dataclass
+class _Ordered:
+    """A program order that is known."""
+
+    ops: Sequence[int]
+
+    def order(self, job: Job) -> Sequence[int]:
+        return self.ops

@@ -1,0 +1,419 @@
+"""Communicators and their collectives: who belongs to which, and who meets whom, before time 0.
+
+::
+
+    communicator dp    gpu0: all_reduce a0, all_reduce b0     its first meets the first of every other rank,
+                       gpu1: all_reduce a1, all_reduce b1     its second the second
+
+An op belongs to a communicator by its attribute ``communicator``; the ranks are the devices of all ops that
+name it, in machine order. Each rank has a *line* there: a queue in which its collectives stand in the order
+in which its host issued them, whatever streams they are on; one at a time is under way. Who meets is a
+*party*: all ranks, or for ``send`` and ``recv``, which name the other side as ``peer``, the two of them. The
+n-th op that a rank issues for a party meets the n-th of every other rank of it: they are one *meeting*.
+
+Sends and recvs that a rank issues one after another with the same attribute ``group`` are one group call:
+they have one place in line and run side by side, each on a stream of its own (``ncclGroupStart``,
+``ncclGroupEnd``, PyTorch's ``batch_isend_irecv``); those with the same peer and direction still one after
+another.
+
+Of ranks that are folded (`sim.machine.machine`) one may meet itself, and sends to several others may go to
+one: then the attribute ``pair``, a number, tells parties apart.
+
+Source: NCCL's user guide (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage.html), "Using
+multiple NCCL communicators concurrently" and "Point-to-point communication": all ranks issue the collectives
+of a communicator in one order, and the device runs them in that order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sim.base.answers import whole_numbers
+from sim.base.arrays import LATEST_NS, UNSET, BoolArray, IntArray, by_first_use
+from sim.base.errors import GraphError, InputError, hint
+from sim.base.units import format_bytes
+from sim.graph.frames import has_control_flow
+from sim.graph.graph import Graph
+from sim.machine.communicators import Call, ToldCollectives, even_nbytes
+from sim.machine.device import Device
+from sim.machine.machine import Machine
+
+_ROOTED: Final = frozenset({"broadcast", "reduce"})
+_PAIRED: Final = frozenset({"send", "recv"})
+_UNEVEN: Final = frozenset({"all_to_all", "alltoall"})
+"""Kinds in which the sizes of ranks may differ."""
+
+COLLECTIVE_KINDS: Final = frozenset(
+    {"all_reduce", "all_gather", "reduce_scatter", "barrier", "collective", *_ROOTED, *_PAIRED, *_UNEVEN}
+)
+"""Kinds of op that may belong to a communicator."""
+
+
+@dataclass(frozen=True, eq=False)
+class Collectives:
+    """The ops of a job that belong to communicators.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The communicators, in the order of their first ops.
+    ranks : tuple of tuple of int
+        Of each communicator: its devices, in machine order.
+    op, communicator, device, nbytes : arrays of int64
+        Of each such op, in graph order. `nbytes` is what nccl-tests calls size: attribute ``nbytes``, by
+        default what the op reads or writes, whichever is more.
+    root : array of int64
+        Device that sends (``broadcast``) or gets the result (``reduce``), by default the first rank; -1 for
+        all other kinds.
+    line, party, seat : arrays of int64
+        Which line it stands in; with whom it meets; and which rank of which party it is.
+    signature : array of int64
+        A number for what has to be the same on all ranks: kind, size, root, exchange.
+    group : array of int64
+        A number for the group call that it is part of, -1: it is no part of one.
+    exchange : array of int64
+        Which of `sends` an uneven ``all_to_all`` carries out, -1: none.
+    sends : tuple of tuple of tuple of int
+        Of each such exchange: the bytes from each rank to each.
+    members : tuple of tuple of int
+        Of each party: its devices, in machine order; of a pair the sender first.
+    party_of_seat : array of int64
+    """
+
+    names: tuple[str, ...]
+    ranks: tuple[tuple[int, ...], ...]
+    op: IntArray
+    communicator: IntArray
+    device: IntArray
+    nbytes: IntArray
+    root: IntArray
+    line: IntArray
+    party: IntArray
+    seat: IntArray
+    signature: IntArray
+    group: IntArray
+    exchange: IntArray
+    sends: tuple[tuple[tuple[int, ...], ...], ...]
+    members: tuple[tuple[int, ...], ...]
+    party_of_seat: IntArray
+
+
+def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Collectives | None:
+    """Return the communicators of a graph that is placed, None where it has none.
+
+    Parameters
+    ----------
+    graph : Graph
+    machine : Machine
+    device_of : array of int64
+        Device of every op.
+
+    Raises
+    ------
+    InputError
+        About an op: of a kind that is no collective, without a peer, with a root that is no rank, ...; about
+        ranks that do not have the same collectives; or control flow.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> b = GraphBuilder("two ranks")
+    >>> for gpu in ("gpu0", "gpu1"):
+    ...     of = {"kind": "all_reduce", "attributes": {"communicator": "dp"}}
+    ...     _ = b.op(f"{gpu}/a", device=gpu, bytes_read=8, **of)
+    >>> found = collectives_of(b.build(), Machine((Device("gpu0"), Device("gpu1"))), np.array([0, 1]))
+    >>> found.names, found.ranks, found.nbytes.tolist()
+    (('dp',), ((0, 1),), [8, 8])
+    """
+    ops = graph.in_communicators
+    _refuse_strays(graph, "peer", _PAIRED)
+    _refuse_strays(graph, "root", _ROOTED)
+    if not ops:
+        return None
+    if has_control_flow(graph):
+        message = "nobody knows before time 0 how often it runs, as the graph has control flow"
+        raise _fault(graph, ops[0], f"belongs to a communicator, and {message}", "communicator")
+    op = np.array(ops, np.int64)
+    device = device_of[op]
+    n = len(machine.devices)
+    names: dict[str, int] = {}
+    which = [names.setdefault(_name_of(graph, k), len(names)) for k in ops]
+    communicator = np.array(which, np.int64)
+    lines, line = np.unique(communicator * n + device, return_inverse=True)
+    ranks: list[list[int]] = [[] for _ in names]
+    for c, d in zip(*np.divmod(lines, n), strict=True):
+        ranks[c].append(int(d))
+    nbytes = np.maximum(graph.bytes_read[op], graph.bytes_written[op])
+    root, peer, pair = (np.full(len(op), UNSET) for _ in range(3))
+    for i, k in enumerate(ops):
+        given = graph.attributes[k]
+        nbytes[i] = given.get("nbytes", sum(given["sends"].values()) if "sends" in given else nbytes[i])
+        root[i] = _rank(graph, machine, k, "root", _ROOTED, ranks[which[i]])
+        peer[i] = _rank(graph, machine, k, "peer", _PAIRED, ranks[which[i]])
+        pair[i] = given.get("pair", UNSET)
+        if peer[i] == device[i] and pair[i] == UNSET:
+            raise _fault(graph, k, "has itself as its peer", "peer")
+    sends, paired = graph.is_kind("send")[op], peer != UNSET
+    source, sink = np.where(sends, device, peer), np.where(sends, peer, device)
+    key = (
+        (communicator * (n * n + 1) + np.where(paired, 1 + source * n + sink, 0)) * (pair.max() + 2)
+        + pair
+        + 1
+    )
+    party, _, first = by_first_use(key)
+    members = tuple(
+        (int(source[i]), int(sink[i])) if paired[i] else tuple(ranks[which[i]]) for i in first.tolist()
+    )
+    beside = np.where(sends & (source == sink), n, 0)  # who meets itself has two seats
+    seats, seat = np.unique(party * 2 * n + beside + device, return_inverse=True)
+    same = {kind: code for code, kind in enumerate(sorted(COLLECTIVE_KINDS))}
+    kind_code = np.array([same[graph.kind(k)] for k in ops])
+    sized = ~graph.is_kind(*_UNEVEN)[op]
+    exchange, exchanged = _exchanges(graph, machine, ops, seat, seats, members)
+    facts = np.stack((np.where(paired, 0, kind_code), np.where(sized, nbytes, 0), root, exchange))
+    signature = np.unique(facts, axis=1, return_inverse=True)[1].ravel()
+    found = Collectives(
+        tuple(names),
+        tuple(tuple(each) for each in ranks),
+        *(op, communicator, device, nbytes, root, line, party, seat, signature),
+        _groups(graph, ops),
+        exchange,
+        exchanged,
+        members,
+        seats // (2 * n),
+    )
+    _check_ranks(graph, machine, found)
+    return found
+
+
+def _groups(graph: Graph, ops: Sequence[int]) -> IntArray:
+    """Return the number of each op's group call, -1: it is part of none."""
+    numbers: dict[str | int, int] = {}
+    found = np.full(len(ops), UNSET)
+    for i, op in enumerate(ops):
+        given = graph.attributes[op].get("group")
+        if given is None:
+            continue
+        if graph.kind(op) not in _PAIRED:
+            raise _fault(graph, op, "is in a group; only recv and send can be", "group")
+        if isinstance(given, bool) or not isinstance(given, str | int):
+            raise _fault(graph, op, f"has the group {given!r}; give it a name or a number", "group")
+        found[i] = numbers.setdefault(given, len(numbers))
+    return found
+
+
+def _exchanges(
+    graph: Graph,
+    machine: Machine,
+    ops: list[int],
+    seat: IntArray,
+    seats: IntArray,
+    members: tuple[tuple[int, ...], ...],
+) -> tuple[IntArray, tuple[tuple[tuple[int, ...], ...], ...]]:
+    """Return which exchange each op belongs to, and the bytes from each rank to each in all of them.
+
+    What an op sends to whom is its attribute ``sends``. The k-th op of one rank that has it (in graph order)
+    belongs to the k-th of every other.
+    """
+    exchange = np.full(len(ops), UNSET)
+    found: dict[tuple[int, int], int] = {}
+    sends: list[list[tuple[int, ...]]] = []
+    count: dict[int, int] = {}
+    for i, op in enumerate(ops):
+        given = graph.attributes[op].get("sends")
+        if given is None:
+            continue
+        if "nbytes" in graph.attributes[op]:
+            raise _fault(
+                graph, op, "says what it sends to whom, which is its size; leave out nbytes", "nbytes"
+            )
+        if graph.kind(op) not in _UNEVEN:
+            raise _fault(graph, op, "does not say what it sends to whom; only all_to_all does", "sends")
+        party, device = divmod(int(seats[seat[i]]), 2 * len(machine.devices))
+        ranks = members[party]
+        names = [machine.devices[d].name for d in ranks]
+        for name in given:
+            if name not in names:
+                where = f"communicator {graph.attributes[op]['communicator']!r}{hint(name, names)}"
+                raise _fault(graph, op, f"sends to {name!r}, which is no rank of {where}", "sends")
+        k = count[int(seat[i])] = count.get(int(seat[i]), 0) + 1
+        here = found.setdefault((party, k), len(sends))
+        if here == len(sends):
+            sends.append([(0,) * len(ranks)] * len(ranks))
+        exchange[i] = here
+        sends[here][ranks.index(device)] = tuple(given.get(name, 0) for name in names)
+    return exchange, tuple(tuple(rows) for rows in sends)
+
+
+def _refuse_strays(graph: Graph, what: str, kinds: frozenset[str]) -> None:
+    """Refuse a peer or root that has no effect, as no communicator is named."""
+    for op in np.flatnonzero(graph.is_kind(*kinds)).tolist() if kinds & {*graph.kinds} else ():
+        given = graph.attributes.get(op, {})
+        if what in given and "communicator" not in given:
+            raise _fault(graph, op, f"has a {what} and belongs to no communicator; name it", what)
+
+
+def _fault(graph: Graph, op: int, message: str, attribute: str | None = None) -> GraphError:
+    name = graph.op_names[op]
+    return GraphError(f"{graph.kind(op)} {name!r} {message}").about(name, attribute)
+
+
+def _name_of(graph: Graph, op: int) -> str:
+    """Return the communicator of an op, checked."""
+    given, kind = graph.attributes[op], graph.kind(op)
+    name: str = given["communicator"]
+    if kind not in COLLECTIVE_KINDS:
+        known = ", ".join(sorted(COLLECTIVE_KINDS))
+        message = f"is no collective, and belongs to communicator {name!r}; kinds that may: {known}"
+        raise _fault(graph, op, message, "communicator")
+    if "key" in given:
+        raise _fault(graph, op, "has a key and a communicator; it meets by one of the two", "key")
+    return name
+
+
+def _rank(graph: Graph, machine: Machine, op: int, what: str, kinds: frozenset[str], ranks: list[int]) -> int:
+    """Return the device that an op names as its root or peer; -1: it names none, and need not."""
+    kind, given = graph.kind(op), graph.attributes[op]
+    if what in given and kind not in kinds:
+        raise _fault(graph, op, f"has no {what}; only {' and '.join(sorted(kinds))} have one", what)
+    if what in given:
+        name = given[what]
+        device = machine.positions.get(name, UNSET)
+        at = bisect_left(ranks, device)
+        if ranks[at : at + 1] != [device]:
+            known = [machine.devices[d].name for d in ranks]
+            where = f"is no rank of communicator {given['communicator']!r}{hint(name, known)}"
+            raise _fault(graph, op, f"names {name!r} as its {what}, which {where}", what)
+        return device
+    if what == "peer" and kind in kinds:
+        side = "to" if kind == "send" else "from"
+        message = f"does not say {side} whom; give its attribute peer: DEVICE"
+        raise _fault(graph, op, message, "communicator")
+    return ranks[0] if kind in kinds else UNSET
+
+
+def described(graph: Graph, op: int, nbytes: int) -> str:
+    """Return what a collective is, for messages: ``all_reduce 'gpu0/a' of 4 MB``."""
+    size = f" of {format_bytes(nbytes)}" if nbytes else ""
+    return f"{graph.kind(op)} {graph.op_names[op]!r}{size}"
+
+
+def _check_ranks(graph: Graph, machine: Machine, c: Collectives) -> None:
+    """Refuse parties whose ranks do not have the same collectives.
+
+    In which order each of them issues these is known at run time only.
+    """
+    order = np.lexsort((c.signature, c.seat))
+    counts = np.bincount(c.seat)
+    first = np.cumsum(counts) - counts  # of each seat, in `order`
+    seats: dict[int, list[int]] = {}
+    for seat, party in enumerate(c.party_of_seat.tolist()):
+        seats.setdefault(party, []).append(seat)
+    device_of_seat = c.device[order[first]]
+    for party, here in seats.items():
+        name = c.names[int(c.communicator[order[first[here[0]]]])]
+        devices = {int(device_of_seat[seat]): seat for seat in here}
+        for d in c.members[party]:
+            if d not in devices:
+                has = int(order[first[here[0]]])
+                raise _fault(
+                    graph,
+                    int(c.op[has]),
+                    f"of communicator {name!r} is on {machine.devices[int(c.device[has])].name}, and "
+                    f"{machine.devices[d].name} has nothing that it could meet",
+                    "communicator",
+                )
+        one = here[0]
+        mine = order[first[one] : first[one] + counts[one]]
+        for other in here[1:]:
+            theirs = order[first[other] : first[other] + counts[other]]
+            names = [machine.devices[int(device_of_seat[s])].name for s in (one, other)]
+            if len(mine) != len(theirs):
+                both = f"{names[0]} has {len(mine)} and {names[1]} has {len(theirs)}"
+                message = f"of communicator {name!r} must be as often on every rank as on the others: {both}"
+                longer = mine if len(mine) > len(theirs) else theirs
+                raise _fault(graph, int(c.op[longer[-1]]), message, "communicator")
+            differ = c.signature[mine] != c.signature[theirs]
+            if differ.any():
+                k = int(differ.argmax())
+                a, b = (described(graph, int(c.op[i[k]]), int(c.nbytes[i[k]])) for i in (mine, theirs))
+                raise GraphError(
+                    f"the ranks of communicator {name!r} must have the same collectives; {names[0]} has {a} "
+                    f"and {names[1]} has {b}, which do not fit"
+                ).about(graph.op_names[int(c.op[theirs[k]])], "communicator")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How long collectives take that do not say it themselves: what the machine's model says of each call.
+
+
+def modelled_ops(graph: Graph, machine: Machine, device: Device) -> IntArray:
+    """Return the ops of communicators of which the machine's model says how long they take on a device.
+
+    They give no duration there, and the machine has a model.
+    """
+    ops = np.array(graph.in_communicators if machine.collectives is not None else [], np.int64)
+    given = graph.duration_ns[ops] != UNSET
+    by_kind = graph.duration_by_kind.get(device.kind)
+    if by_kind is not None:
+        given |= by_kind[ops] != UNSET
+    missing: IntArray = ops[~given]
+    return missing
+
+
+def is_modelled(graph: Graph, machine: Machine, c: Collectives) -> BoolArray:
+    """Return which collectives take the time that the machine's model says."""
+    found = np.zeros(len(c.op), dtype=bool)
+    for kind, device in {device.kind: device for device in machine.devices}.items():
+        here = np.array([device.kind == kind for device in machine.devices])[c.device]
+        found |= here & np.isin(c.op, modelled_ops(graph, machine, device))
+    return found
+
+
+def told_of(graph: Graph, machine: Machine, c: Collectives | None, model: object) -> str | None:
+    """Return in a line which model says how long collectives take, if it is one that nobody chose.
+
+    Folded ranks say themselves how long theirs take, as the model of the whole machine did.
+    """
+    if c is None or not isinstance(model, ToldCollectives):
+        return None
+    return model.told if machine.folding is not None or is_modelled(graph, machine, c).any() else None
+
+
+def call_of(graph: Graph, c: Collectives, entry: int) -> Call:
+    """Return what a collective asks the machine's model for."""
+    kind = graph.kind(int(c.op[entry]))
+    kind = {"recv": "send", "alltoall": "all_to_all"}.get(kind, kind)
+    name = c.names[int(c.communicator[entry])]
+    sends = c.sends[int(c.exchange[entry])] if c.exchange[entry] != UNSET else ()
+    nbytes = even_nbytes(sends) if sends else int(c.nbytes[entry])
+    return Call(kind, nbytes, c.members[int(c.party[entry])], int(c.root[entry]), name, sends)
+
+
+def modelled_ns(graph: Graph, machine: Machine, c: Collectives, wanted: BoolArray) -> IntArray:
+    """Return how long the `wanted` collectives take by the machine's model.
+
+    Raises
+    ------
+    InputError
+        The model does not know a call, or says what is no time.
+    """
+    model = machine.collectives
+    assert model is not None
+    sized = np.where(c.exchange == UNSET, c.nbytes, 0)
+    keys = np.stack((c.party, c.signature, sized, c.exchange))[:, wanted]
+    _, first, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    times = []
+    for entry in np.flatnonzero(wanted)[first].tolist():
+        try:
+            took = model.time_ns(call_of(graph, c, entry), machine)
+        except InputError as error:
+            raise (error if error.op is not None else error.about(graph.op_names[int(c.op[entry])])) from None
+        whose, op = f"{type(model).__name__}.time_ns", graph.op_names[int(c.op[entry])]
+        times += whole_numbers([took], whose, below=LATEST_NS, of=[op]).tolist()
+    return np.array(times, np.int64)[which.ravel()]

@@ -1,0 +1,170 @@
+"""Where ops are pinned: which devices that allows, and the placement that does nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.base.errors import InputError, hint
+from sim.graph.graph import Graph, Role
+from sim.job.job import Job, Placement
+from sim.machine.machine import Machine
+
+_LAST: Final = {"cpu": 1, "switch": 2}
+"""Kinds of device that a free op goes to only if no other can run it, in this order."""
+
+
+class PinnedPlacement(Placement):
+    """Put each op where it is pinned, a free op on the first accelerator that can run it, or else on a CPU.
+
+    Where ops are pinned: which devices that allows, and the placement that does nothing else.
+
+    An accelerator is any device but a CPU. That is what frameworks do: TensorFlow's placer prefers a GPU
+    to a CPU (core/common_runtime/device_set.cc, `DeviceTypeOrder`).
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("two")
+    >>> _ = b.op("free", duration_ns=10), b.op("host", duration_by_kind={"cpu": 10})
+    >>> machine = Machine((Device("cpu0", "cpu", workers=1), Device("gpu0"), Device("gpu1")))
+    >>> simulate(b.build(), machine, ReadyQueue()).job.device_of.tolist()
+    [1, 0]
+    """
+
+    def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
+        """Return one device index per op (see `Placement`)."""
+        device_of: list[int] = first_able(graph, machine, cost_ns).tolist()
+        return device_of
+
+
+def first_able(
+    graph: Graph, machine: Machine, cost_ns: Sequence[IntArray], *, pinned: bool = True
+) -> IntArray:
+    """Return the device on which each op runs by preference, of those that can run it; -1: none can.
+
+    A machine may have as many devices as the graph has pins, so that nothing here is one by the other: ops of
+    one pin have few devices, and devices with equal costs are looked at once.
+
+    Parameters
+    ----------
+    graph, machine
+    cost_ns : sequence of array of int64
+        See `Placement.place`.
+    pinned : bool
+        Whether pins count.
+    """
+    preferred = sorted(range(len(cost_ns)), key=lambda d: _LAST.get(machine.devices[d].kind, 0))
+    rank = {device: k for k, device in enumerate(preferred)}
+    allowed = _devices_of_pins(graph, machine) if pinned else [[] for _ in graph.pins]
+    found = np.full(len(graph), UNSET)
+    code = graph.pin_code if pinned else np.full(len(graph), UNSET)
+    by_code = np.argsort(code, kind="stable")
+    bounds = np.searchsorted(code[by_code], np.arange(-1, len(graph.pins) + 1))
+    for pin, (first, last) in enumerate(pairwise(bounds.tolist()), -1):
+        if first == last:
+            continue
+        ops = by_code[first:last]
+        best: dict[int, int] = {}  # of devices with equal costs, the first
+        for device in sorted(range(len(cost_ns)) if pin == UNSET else allowed[pin], key=rank.__getitem__):
+            best.setdefault(id(cost_ns[device]), device)
+        for device in reversed(best.values()):  # the first one stays
+            found[ops[cost_ns[device][ops] != UNSET]] = device
+    return found
+
+
+def _devices_of_pins(graph: Graph, machine: Machine) -> list[list[int]]:
+    """Return the devices that each pin allows: the one of its name, or those of its kind.
+
+    Raises
+    ------
+    InputError
+        A pin that names neither a device nor a kind of device of the machine.
+    """
+    meant: dict[str, list[int]] = {}
+    for d, device in enumerate(machine.devices):
+        for word in dict.fromkeys((device.name, device.kind)):
+            meant.setdefault(word, []).append(d)
+    for code, pin in enumerate(graph.pins):
+        if pin not in meant and (graph.pin_code == code).any():
+            op = graph.op_names[int((graph.pin_code == code).argmax())]
+            raise InputError(
+                f"op {op!r} is pinned to {pin!r}, which is no device of the machine{hint(pin, meant)}"
+            ).about(op)
+    return [meant.get(pin, []) for pin in graph.pins]
+
+
+def allowed_devices(graph: Graph, machine: Machine) -> BoolArray:
+    """Return, per device and op, whether the op's pin (a device's name or kind) allows the device.
+
+    Raises
+    ------
+    InputError
+        A pin that names neither a device nor a kind of device of the machine.
+    """
+    fits = np.zeros((len(machine.devices), len(graph.pins) + 1), dtype=bool)
+    fits[:, -1] = True  # no pin, code -1
+    for code, devices in enumerate(_devices_of_pins(graph, machine)):
+        fits[devices, code] = True
+    allowed: BoolArray = fits[:, graph.pin_code]
+    return allowed
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Where tensors are: graph inputs before time 0, and whatever an op makes once it has run.
+
+
+def input_devices(graph: Graph, machine: Machine) -> IntArray:
+    """Return, for each tensor, the device where it lies before time 0, if it is a graph input pinned to one.
+
+    Returns
+    -------
+    array of int64, one entry per tensor
+        -1 for what an op makes, and for what is there wherever it is read: parameters, and free inputs.
+
+    Raises
+    ------
+    UnknownNameError
+        An input pinned to what is no device of the machine.
+    """
+    home = np.full(graph.n_tensors, UNSET)
+    pinned = (graph.tensor_pin != UNSET) & (graph.tensor_role == Role.INPUT)
+    for code in sorted(set(graph.tensor_pin[pinned].tolist())):
+        home[pinned & (graph.tensor_pin == code)] = machine.device_index(graph.pins[code])
+    return home
+
+
+def tensor_devices(job: Job) -> IntArray:
+    """Return, for each tensor, the device where it comes to be; -1: it is there wherever it is read.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("two devices")
+    >>> _ = b.op("a", outputs=8, duration_ns=1, device="gpu0"), b.op("b", duration_ns=1, device="gpu1")
+    >>> tensor_devices(make_job(b.build(), Machine((Device("gpu0"), Device("gpu1"))))).tolist()
+    [0, 1]
+    """
+    home = input_devices(job.graph, job.machine)
+    made = job.graph.tensor_producer != UNSET
+    home[made] = job.device_of[job.graph.tensor_producer[made]]
+    return home
+
+
+def crossing_reads(job: Job) -> tuple[BoolArray, IntArray]:
+    """Return which entries of ``graph.inputs`` cross links, and the device where each tensor comes to be.
+
+    The second array has one entry per tensor, -1 for what is there wherever it is read: parameters,
+    and graph inputs that are not pinned. A machine without links crosses none.
+    """
+    graph, home = job.graph, tensor_devices(job)
+    there = np.repeat(job.device_of, graph.inputs.counts())
+    tensor = graph.inputs.indices
+    away = (home[tensor] != UNSET) & (home[tensor] != there) & bool(job.machine.links)
+    return away, home

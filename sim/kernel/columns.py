@@ -1,0 +1,458 @@
+"""A job as the columns that the kernel runs over, and what stands in the way of that.
+
+Everything here is array operations: a loop over ops in Python would cost more than the run itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from sim.base.arrays import UNSET, Csr, IntArray
+from sim.graph.frames import has_control_flow
+from sim.graph.rendezvous_keys import rendezvous_keys
+from sim.job.costs import issue_costs_ns
+from sim.job.job import Job
+from sim.job.transfers import Flow, check_routes, holding_ops, host_groups
+from sim.kernel.layout import InColumns, ProcessorInColumns, RouteColumns, SharedCores, SharedSms
+from sim.kernel.memory import MemoryAfterwards, journal_columns
+from sim.policy import Order, Policy
+from sim.readiness.eligibility import edges_at_issue, non_strict_ops
+
+# ----------------------------------------------------------------------------------------------------------
+# The communicators of a job, in columns.
+
+
+def communicator_columns(job: Job) -> dict[str, int | IntArray]:
+    """Return the lines, seats and parties of a run, by the names of `sim.kernel.loop.Run`'s attributes."""
+    c, runs = job.collectives, job.iterations
+    if c is None:
+        nothing = np.zeros(0, np.int64)
+        op = line = seat = signature = party = party_size = in_line = in_seat = in_party = nothing
+    else:
+        op, line, seat, signature, party = c.op, c.line, c.seat, c.signature, c.party_of_seat
+        party_size = np.array([len(members) for members in c.members])
+        in_line, in_seat = np.bincount(line) * runs, np.bincount(seat) * runs
+        in_party = np.zeros(len(party_size), np.int64)
+        in_party[party] = in_seat  # meetings: as many as each of its ranks has
+    out: dict[str, int | IntArray] = {"meeting": c is not None, "mismatched": False, "n_retried": 0}
+    for name, values in (("line", line), ("seat", seat), ("signature", signature)):
+        column = np.full(len(job.graph) if c is not None else 0, UNSET)
+        column[op] = values
+        out[name] = column
+    return out | {
+        "in_line": np.zeros(int(in_line.sum()), np.int64),
+        "line_first": np.cumsum(in_line) - in_line,
+        "line_issued": np.zeros(len(in_line), np.int64),
+        "line_done": np.zeros(len(in_line), np.int64),
+        "seat_issued": np.zeros(len(in_seat), np.int64),
+        "seat_started": np.zeros(len(in_seat), np.int64),
+        "party": party,
+        "party_size": party_size,
+        "party_meetings": np.cumsum(in_party) - in_party,
+        "party_members": np.cumsum(in_party * party_size) - in_party * party_size,
+        "members": np.zeros(int((in_party * party_size).sum()), np.int64),
+        "n_there": np.zeros(int(in_party.sum()), np.int64),
+        "longest": np.zeros(int(in_party.sum()), np.int64),
+        "agreed": np.full(int(in_party.sum()), UNSET),
+        "retried": np.zeros(len(in_line), np.int64),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+Columns: TypeAlias = dict[str, "int | IntArray"]
+
+Shared: TypeAlias = SharedSms | SharedCores | None
+"""What the tasks of a device share."""
+
+TOO_LONG: Final = "the run may last longer than 64 bits can count"
+
+_LATEST: Final = 2.0**61
+"""Times stay below, in ns: the kernel counts in 64 bits, at times in half nanoseconds."""
+
+_MOST: Final = 2**31 - 1
+"""Numbers of tasks, and of edges, stay below."""
+
+_NARROW: Final = (
+    *("device", "lane_of", "first_edge", "edge", "pending", "running", "follower"),
+    *("stream", "issuer", "wait", "slots", "program", "place", "rows"),
+    *("line", "seat", "signature", "in_line", "members"),
+)
+"""Columns of 32 bits: much of what a task costs is fetching it from memory."""
+
+
+def no_order(policy: Policy) -> str:
+    """Say that a policy is not data."""
+    return f"the policy {type(policy).__name__} has to be asked task by task"
+
+
+def obstacle(job: Job, *, memory: object = None, observers: Iterable[Any] = ()) -> str | None:
+    """Return what stands in the way at first sight, in words; None: nothing does."""
+    graph, machine = job.graph, job.machine
+    if has_control_flow(graph):
+        return "the graph has control flow"
+    if rendezvous_keys(graph).recvs:
+        return "the graph has Sends and Recvs that meet by key"
+    if graph.attributes and non_strict_ops(graph).any():
+        return "the graph has ops that start with the first of their inputs (strict: false)"
+    if job.failures is not None:
+        return "some of the ops may fail"
+    if job.faults is not None:
+        return "parts of the machine fail, or become slow"
+    if job.collectives is not None and (job.collectives.group != UNSET).any():
+        return "sends and recvs are grouped"
+    if job.carried.any():
+        return "collectives go over the links message by message"
+    if memory is not None and not isinstance(memory, MemoryAfterwards):
+        return "the memory of the run is of your own"
+    if any(True for _ in observers):
+        return "an observer watches the run"
+    if job.record_ns is not None and job.record_ns.any():
+        return "recording an event takes a host time after the launch"
+    if job.process_of is not None:
+        return "several processes launch on the same devices"
+    if any(issuer.other_lanes for issuer in machine.issuers()):
+        return "threads of a host run the ops of several CPUs"
+    for device in machine.devices:
+        if device.processor is not None and not isinstance(device.processor, ProcessorInColumns):
+            return f"the tasks of {device.name} share its cores, SMs or bandwidth"
+    if _longest_ns(job) > _LATEST:
+        return TOO_LONG
+    if _most_tasks(job) > _MOST:
+        return "the run may have more tasks than 32 bits can count"
+    return None
+
+
+def _most_tasks(job: Job) -> int:
+    """Return how many tasks and streams there are, or edges, or more: a transfer has an edge of its own."""
+    each = len(job.graph) + 2 * len(job.graph.edges.producer)
+    return each * (job.iterations + 1) + int(job.machine.first_stream[-1])
+
+
+def _longest_ns(job: Job) -> float:
+    """Return how long the run lasts if nothing overlaps, or more."""
+    devices = job.machine.devices
+    ns = job.duration_ns.astype(float).sum() * job.iterations
+    if job.noisy_ns is not None:
+        ns = job.noisy_ns.astype(float).sum()
+    each = max(float(d.launch_latency_ns) + d.gap_ns + d.event_ns for d in devices)
+    return float(ns + (issue_costs_ns(job).astype(float).sum() + each * len(job.graph)) * job.iterations)
+
+
+def routes_of(job: Job, flow: Flow) -> RouteColumns | str | None:
+    """Return where the transfers go, why the kernel cannot carry them, or None where there are none."""
+    if flow.n_nodes == flow.n_ops:
+        return None
+    network: object = job.machine.network
+    if not isinstance(network, InColumns):
+        return "tensors are transferred over a network that is not given in columns"
+    check_routes(job, flow)
+    routes = network.columns(job, flow)
+    if not isinstance(routes, str) and _longest_ns(job) + _carried_ns(routes) * job.iterations > _LATEST:
+        return TOO_LONG
+    return routes
+
+
+def _carried_ns(routes: RouteColumns) -> float:
+    """Return how long the transfers of one iteration take one after another, or more."""
+    latency = np.array(routes.latency_ns, float)[np.array(routes.way, np.int64)]
+    flowing = np.array(routes.work, float) / min(routes.capacity, default=1)
+    return float((latency + flowing + np.array(routes.alone_ns, float)).sum())
+
+
+def shared_of(job: Job) -> list[Shared] | str:
+    """Return what the tasks of each device share, None: nothing; or why the kernel cannot do it."""
+    out: list[Shared] = []
+    longest_ns: float | None = None
+    for device in job.machine.devices:
+        processor: object = device.processor
+        if not isinstance(processor, ProcessorInColumns):
+            out.append(None)  # there is none: `obstacle` refuses those that are not in columns
+            continue
+        found = processor.columns(device, job)
+        if isinstance(found, str):
+            return found
+        if isinstance(found, SharedCores) and job.meets[found.op].any():
+            return f"collectives wait for cores of {device.name}"
+        if isinstance(found, SharedSms):
+            longest_ns = _longest_ns(job) if longest_ns is None else longest_ns
+            if longest_ns * _most(found) > _LATEST:
+                return f"blocks on {device.name} may need longer numbers than 64 bits"
+        out.append(found)
+    return out
+
+
+def _most(sms: SharedSms) -> int:
+    """Return the greatest number by which the kernel multiplies times."""
+    return int(max(*sms.sms, sms.loads.max(initial=1), sms.waves.max(initial=1)))
+
+
+def _cores(flow: Flow, shared: Sequence[Shared]) -> Columns:
+    """Return the cores of the devices that count them, and what each op needs."""
+    n = len(shared)
+    free, counts = np.zeros(n, np.int64), any(isinstance(of, SharedCores) for of in shared)
+    cores = np.zeros(flow.n_nodes if counts else 1, np.int64)
+    for d, of in enumerate(shared):
+        if isinstance(of, SharedCores):
+            free[d], cores[of.op] = of.cores, of.need
+    out: Columns = {"n_devices": n, "counts_cores": counts, "cores_freed": False, "cores": cores}
+    return out | {"free_cores": free, "waits": np.full(n, -1), "waits_last": np.full(n, -1)}
+
+
+def sms_of(job: Job, shared: Sequence[Shared]) -> tuple[list[int], IntArray, IntArray]:
+    """Return how many SMs each partition has, over all devices; and the loads and waves of each op."""
+    sms = [count for of in shared if isinstance(of, SharedSms) for count in of.sms]
+    loads, waves = np.ones((2, len(job.graph) if sms else 0), np.int64)
+    for of in shared:
+        if isinstance(of, SharedSms):
+            loads[of.op], waves[of.op] = of.loads, of.waves
+    return sms, loads, waves
+
+
+def _partitions(job: Job, shared: Sequence[Shared]) -> Columns:
+    """Return the partition of SMs that each lane uses, counted as in `sms_of`; -1: none."""
+    partition, n = np.full(job.machine.first_stream[-1], -1), 0
+    for first, of in zip(job.machine.first_stream, shared, strict=False):
+        if isinstance(of, SharedSms):
+            partition[first : first + len(of.partition_of)] = n + np.array(of.partition_of)
+            n += len(of.sms)
+    return {"partition": partition, "waking": np.full(len(partition), -1)}
+
+
+def columns(
+    job: Job,
+    flow: Flow,
+    policy: Policy,
+    order: Order,
+    shared: Sequence[Shared],
+    memory: MemoryAfterwards | None = None,
+) -> Columns:
+    """Return the columns of a run, by the names of `sim.kernel.loop.Run`'s attributes."""
+    n, n_tasks = flow.n_nodes, flow.n_nodes * job.iterations
+    out: Columns = {
+        "n": n,
+        "n_ops": flow.n_ops,
+        "n_tasks": n_tasks,
+        "once": job.iterations == 1,
+        "by_group": policy.scope == "group",
+    }
+    out |= _nodes(job, flow)
+    out |= _edges(job, flow, policy.synchronisation)
+    out |= _tasks(n_tasks) | journal_columns(memory, n_tasks)
+    out |= _devices(job) | _hosts(job, flow)
+    out |= _partitions(job, shared) | _cores(flow, shared) | communicator_columns(job)
+    # Streams to be woken are numbered after the tasks.
+    out["start"] = np.full(n_tasks + int(out["n_lanes"]), -1)
+    out["turn"] = np.concatenate((np.zeros(n_tasks, np.int64), np.arange(int(out["n_lanes"]))))
+    out |= _queues(job, flow, order)
+    n_transfers = n_tasks - flow.n_ops * job.iterations
+    n_events = 2 * int(out["n_lanes"]) + int(out["n_issuers"]) + n_transfers
+    for name, size in (
+        ("event_key", n_events),
+        ("event_task", n_events),
+        ("ended", n_events),
+        ("paid", n_events),
+    ):
+        out[name] = np.zeros(size + 1, np.int64)
+    out["placed"], out["n_placed"] = np.zeros(int(out["n_issuers"]), np.int64), 0
+    out["networked"], out["n_released"] = n_transfers > 0, 0
+    out["released"] = np.zeros(n_transfers + 1, np.int64)
+    out["rows"] = np.zeros(flow.n_ops * job.iterations + 1, np.int64)
+    out["last"], out["n_last"] = np.zeros(n_tasks + 1, np.int32), 0
+    counters = ("n_touched", "n_asked", "n_events", "n_ended", "n_paid", "n_rows", "n_done")
+    for name in (*counters, "now", "round", "something"):
+        out[name] = 0
+    for name in _NARROW:
+        out[name] = np.asarray(out[name], np.int32)
+    return out
+
+
+def _nodes(job: Job, flow: Flow) -> Columns:
+    """Return what is known of each op, and of each transfer after them."""
+    devices, device = job.machine.devices, job.device_of
+    more = flow.n_nodes - flow.n_ops
+
+    def padded(ops: IntArray, transfers: int = 0) -> IntArray:
+        return np.concatenate((ops.astype(np.int64), np.full(more, transfers)))
+
+    executed, holds = ~job.launched, np.zeros(flow.n_ops, bool)
+    holds[list(holding_ops(job))] = True
+    cost, no = issue_costs_ns(job), np.zeros(1, np.int64)
+    if job.noisy_ns is None:
+        ns = padded(job.duration_ns)
+    else:
+        ns = np.concatenate((job.noisy_ns, np.zeros((job.iterations, more), np.int64)), axis=1).ravel()
+    return {
+        "drawn": job.noisy_ns is not None,
+        "ns": ns,
+        "device": padded(device, len(devices)),
+        "charged": bool(cost.any()),
+        "cost": padded(cost) if cost.any() else no,
+        "lane_of": padded(
+            np.where(executed, UNSET, job.stream_of) if not executed.all() else device * 0 - 1, -2
+        ),
+        "holding": bool(holds.any()),
+        "holds": padded(holds) if holds.any() else no,
+    }
+
+
+def _edges(job: Job, flow: Flow, synchronisation: str) -> Columns:
+    """Return the edges that count at issue and those that count at the end, and how many a task waits for."""
+    told = edges_at_issue(synchronisation, job, flow)
+    at_issue = told is not None
+    early = np.zeros(len(flow.producer), bool) if told is None else told
+    ends = flow.n_nodes if at_issue else 0
+    row = np.where(early, flow.producer, ends + flow.producer)
+    distance = np.minimum(flow.distance, job.iterations)  # what is further away is not in this run
+    edges = Csr.group(row, distance * flow.n_nodes + flow.consumer, ends + flow.n_nodes)
+    return {
+        "at_issue": at_issue,
+        "ends": ends,
+        "first_edge": edges.indptr,
+        "edge": edges.indices,
+        "pending": flow.counts(np.ones(len(early), bool), job.iterations).ravel(),
+        "running": flow.counts(early, job.iterations).ravel() if at_issue else np.zeros(1, np.int64),
+    }
+
+
+def _tasks(n_tasks: int) -> Columns:
+    """Return the columns of what will have happened to each task."""
+    out: Columns = {name: np.full(n_tasks, -1) for name in ("ready", "issue", "end")}
+    out |= {name: np.full(n_tasks, -1, np.int32) for name in ("stream", "issuer")}
+    return out | {name: np.zeros(n_tasks, np.int32) for name in ("wait", "follower")}
+
+
+def _devices(job: Job) -> Columns:
+    """Return what is known of devices, lanes, issuers and groups of issuers."""
+    machine = job.machine
+    devices, issuers = machine.devices, machine.issuers()
+    lane_device = np.repeat(np.arange(len(devices)), [d.lanes for d in devices])
+    n_lanes, n_issuers = len(lane_device), len(issuers)
+    depths = [d.queue_depth for d in devices]
+    group = np.array([issuer.group for issuer in issuers])
+    out: Columns = {
+        "n_lanes": n_lanes,
+        "n_issuers": n_issuers,
+        "limited": any(depth is not None for depth in depths),
+        "gap": np.array([d.gap_ns for d in devices])[lane_device],
+        "latency": np.array([d.launch_latency_ns for d in devices])[lane_device],
+        "lane_device": lane_device,
+        "group": np.append(machine.group_of, UNSET),
+        "executed": np.array([d.workers > 0 for d in devices] + [False]).astype(np.int64),
+        "hop": np.array([d.event_ns for d in devices] + [0]),
+        "depth": np.array([1 << 62 if depth is None else depth for depth in depths]),
+        "issuer_group": group,
+        "issuer_lane": np.array([issuer.stream for issuer in issuers]),
+        # Issuers of a group are neighbours, so their heap of idle ones has as many slots as they are.
+        "idle_first": np.searchsorted(group, np.arange(job.n_groups)),
+    }
+    for name, value, size in (
+        ("head", -1, n_lanes),
+        ("tail", -1, n_lanes),
+        ("busy", 0, n_lanes),
+        ("free", 0, n_lanes),
+        ("touched", 0, n_lanes),
+        ("is_touched", 0, n_lanes),
+        ("outstanding", 0, len(devices)),
+        ("parked", -1, len(devices)),
+        ("parked_last", -1, len(devices)),
+        ("idle", 0, n_issuers),
+        ("n_idle", 0, job.n_groups),
+        ("asked", 0, job.n_groups),
+        ("is_asked", 0, job.n_groups),
+    ):
+        out[name] = np.full(size, value)
+    return out
+
+
+def _hosts(job: Job, flow: Flow) -> Columns:
+    """Return which transfers a host thread makes."""
+    group = host_groups(job, flow.tensor, flow.source, flow.destination)
+    hosting = bool((group >= 0).any())
+    return {
+        "hosting": hosting,
+        "host_group": group,
+        "host": np.zeros(flow.n_nodes * job.iterations if hosting else 1, np.int64),
+        "n_groups": job.n_groups,
+        "unhosted": np.full(job.n_groups, -1),
+        "unhosted_last": np.full(job.n_groups, -1),
+        "n_unhosted": 0,
+    }
+
+
+def _queues(job: Job, flow: Flow, order: Order) -> Columns:
+    """Return the queues of eligible tasks, and the programs that order them."""
+    group = np.array([issuer.group for issuer in job.machine.issuers()])
+    place, program, queue_of = np.zeros(1, np.int64), np.zeros(0, np.int64), group
+    if order.kind == "place":
+        place, program, sizes, queue_of = _programs(flow, order, group)
+    elif order.kind == "keep":
+        assert order.pool is not None
+        assert order.pool_of_issuer is not None
+        # Behind the others, an empty queue for issuers that take nothing.
+        sizes = np.append(np.bincount(order.pool, minlength=int(order.pool_of_issuer.max()) + 1), 0)
+        queue_of = np.where(order.pool_of_issuer < 0, len(sizes) - 1, order.pool_of_issuer)
+    elif order.kind == "steal":  # which has lists of its own
+        sizes = np.zeros(job.n_groups, np.int64)
+    else:
+        sizes = np.bincount(job.group_of, minlength=job.n_groups)
+    total = sizes * (1 if order.per == "issuer" else job.iterations)
+    windowed = order.kind == "place" and order.window != 1
+    most = int(total.max(initial=1))
+    window = most if order.window is None else min(order.window, most)
+    # Slots of idle issuers come first, then those in which lanes or groups are put in order.
+    after = len(group) + max(int(job.machine.first_stream[-1]), job.n_groups)
+    first = after + np.concatenate((np.zeros(1, np.int64), np.cumsum(total)))
+    zeros = np.zeros(len(sizes), np.int64)
+    return _keeping(order, len(group)) | {
+        "fifo": order.kind in ("fifo", "keep"),
+        "lifo": order.kind == "lifo",
+        "windowed": windowed,
+        "issuer_queue": queue_of,
+        "slots": np.zeros(int(first[-1]) if order.kind != "place" or windowed else after, np.int64),
+        "queue_first": first,
+        "queue_head": zeros,
+        "queue_tail": total if order.kind == "place" and not windowed else zeros.copy(),
+        "program": program,
+        "program_first": np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes))),
+        "place": place,
+        "stride": flow.n_nodes,
+        "window": window,
+        "window_end": np.minimum(window, total),
+        "in_flight": zeros.copy(),
+        "most_in_flight": 0
+        if order.in_flight is None
+        else min(order.in_flight, flow.n_nodes * job.iterations),
+    }
+
+
+def _programs(flow: Flow, order: Order, group: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Return the place of each op, all programs, their lengths, and which one each issuer follows."""
+    programs = list(order.programs)
+    sizes = np.array([len(program) for program in programs])
+    program = np.concatenate([np.zeros(0, np.int64), *programs])
+    place = np.zeros(flow.n_nodes, np.int64)
+    if order.per == "issuer":
+        iteration, op = np.divmod(program, flow.n_ops)
+        return place, iteration * flow.n_nodes + op, sizes, np.arange(len(group))
+    place[program] = np.arange(len(program)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return place, program, sizes, group if order.per == "group" else np.zeros_like(group)
+
+
+def _keeping(order: Order, n_issuers: int) -> Columns:
+    """Return what issuers keep for themselves."""
+    nothing = np.zeros(1, np.int64)
+    return {
+        "keeping": order.kind == "keep",
+        "stealing": order.kind == "steal",
+        "keep_first": order.label is None,
+        "kept": np.full(n_issuers, -1),
+        "label": nothing if order.label is None else order.label,
+        "pool": nothing if order.pool is None else order.pool,
+        "maker": -1,
+        "maker_label": -1,
+        "n_made": 0,
+    }

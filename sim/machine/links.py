@@ -1,0 +1,323 @@
+"""Links between devices, and what carries bytes over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from sim.base.arrays import IntArray
+from sim.base.errors import InfeasibleError
+from sim.machine.task import Task
+
+
+@dataclass(frozen=True)
+class Link:
+    """Carries bytes one way between two devices.
+
+    Attributes
+    ----------
+    name, source, destination : str
+        Names of the link and of the devices at its ends.
+    latency_ns : int
+        Time before the first byte arrives.
+    bandwidth_bytes_per_s : int or None
+        None is unlimited: a transfer takes the latency.
+    sharing : str
+        ``"serial"``: transfers go one after another, in the order in which they became ready, and hold their
+        whole route.
+        ``"fifo"``: each link sends chunks one after another, first come, first served, and hands each one on
+        when it has all of it (store and forward).
+        ``"shared"``: concurrent transfers share the bandwidth max-min fairly.
+        ``"independent"``: each has the bandwidth for itself, as in the literature on list scheduling.
+    on_request : bool
+        Whether what a Recv finds by key (`sim.readiness.rendezvous`) travels only when its request has
+        arrived, which takes the latency of the route: between processes. Otherwise the bytes need no request.
+    medium : str
+        Links that name the same medium are one: the two directions of a half-duplex link, or all links of a
+        bus. They share its bandwidth, or are held together. They are alike in latency, bandwidth and
+        `sharing`.
+    connection_bytes_per_s : int or None
+        What all transfers from one device to another get together at most, as over one TCP connection.
+    overhead_ns : int
+        What each message costs besides: of the links of a route, the most, and once.
+    host_copies : bool
+        Whether a thread of the sender's host copies the bytes, and does nothing else meanwhile
+        (`sim.job.transfers`).
+    chunk_bytes : int or None
+        Of a link with ``sharing="fifo"``: the largest chunk; a message is cut into chunks as large as the
+        smallest of its route allows. None: messages stay whole.
+    """
+
+    name: str
+    source: str
+    destination: str
+    latency_ns: int = 0
+    bandwidth_bytes_per_s: int | None = None
+    sharing: str = "serial"
+    on_request: bool = False
+    medium: str = ""
+    connection_bytes_per_s: int | None = None
+    overhead_ns: int = 0
+    host_copies: bool = False
+    chunk_bytes: int | None = None
+
+
+class Message(NamedTuple):
+    """What was carried and is no transfer of a tensor: part of a collective.
+
+    Attributes
+    ----------
+    source, destination : int
+        Positions of devices.
+    nbytes : int
+    ready_ns, start_ns, end_ns : int
+        When it was given to the network, when it began, and when it had arrived.
+    """
+
+    source: int
+    destination: int
+    nbytes: int
+    ready_ns: int
+    start_ns: int
+    end_ns: int
+
+
+class Network(Protocol):
+    """Carries transfers over links."""
+
+    def start(self, task: Task) -> None:
+        """Take a transfer that is ready; say `started` when it begins and `finish` when it has arrived."""
+
+    def send(self, source: int, destination: int, nbytes: int, arrived: Callable[[], None]) -> None:
+        """Carry a message that is no transfer of a tensor; call ``arrived()`` when it is there."""
+
+    def cut(self, links: Set[int]) -> None:
+        """Let links (indices) carry nothing from now on: a device at their end has failed."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which links lead from one device to another: the shortest way, one of several as short, or a given one.
+#
+# ::
+#
+#     shortest    fewest hops, then least latency, then the links that come first in the machine
+#     ecmp        every device passes a flow on over one of its links that lead there in as few hops and as
+#                 little latency, by a hash: flows between two devices spread over all such ways
+#     given       the devices that a route passes are told
+#
+# Equal-cost multi-path (ECMP): Hopps, "Analysis of an Equal-Cost Multi-Path Algorithm", RFC 2992, 2000. Every
+# switch hashes what identifies a flow, so that all of its packets take one way; here a flow is what has the
+# same source, destination and flow number (of a transfer: that of its tensor). The name of the switch goes
+# into the hash, because switches that hash alike would use a part of the ways only.
+#
+# Ways are looked for when a route is asked for, and only then: from both ends at once, so that in a cluster
+# hardly anything is looked at but the switches between them. Once that has taken as much as looking at all
+# links, the hops from all devices to the destination are counted, and kept.
+
+_MOST_KEPT: Final = 1 << 25
+"""Entries of tables that are kept."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How routes are chosen.
+
+    Attributes
+    ----------
+    kind : str
+        ``shortest`` or ``ecmp``.
+    seed : int
+        Of the hashes of ``ecmp``.
+    given : mapping of (str, str) to tuple of str
+        Source and destination of a route -> the devices that it passes in between.
+    """
+
+    kind: str = "shortest"
+    seed: int = 0
+    given: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+
+
+SHORTEST: Final = Routing()
+"""What machines do that say nothing."""
+
+
+def hashed(seed: int, source: str, destination: str, flow: int, at: str) -> int:
+    """Return the 64-bit hash by which the device `at` chooses one of its links for a flow.
+
+    Examples
+    --------
+    >>> hashed(0, "gpu0", "gpu1", 0, "leaf0") % 4, hashed(0, "gpu0", "gpu1", 1, "leaf0") % 4
+    (0, 1)
+    """
+    text = "\0".join((str(seed), source, destination, str(flow), at))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class Router:
+    """The routes of a machine, found when they are asked for.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The devices.
+    links : sequence of Link
+    routing : Routing
+    """
+
+    def __init__(self, names: Sequence[str], links: Sequence[Link], routing: Routing) -> None:
+        self._names, self._links, self._routing = names, links, routing
+        position = {name: i for i, name in enumerate(names)}
+        self._from = np.array([position[link.source] for link in links], np.int64)
+        self._to = np.array([position[link.destination] for link in links], np.int64)
+        self._latency_ns = [link.latency_ns for link in links]
+        self._ends: tuple[list[int], list[int]] = self._from.tolist(), self._to.tolist()
+        self._links_at: tuple[list[list[int]], ...] = (
+            [[] for _ in names],
+            [[] for _ in names],
+        )  # out of it, into it
+        for links_at, ends in zip(self._links_at, self._ends, strict=True):
+            for k, device in enumerate(ends):
+                links_at[device].append(k)
+        self._looked_at: dict[int, int] = {}  # destination → links, on the way to it
+        self._tables: dict[int, list[int]] = {}
+        self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self._given = {
+            (position[a], position[b]): self._through([position[name] for name in (a, *via, b)])
+            for (a, b), via in routing.given.items()
+        }
+        self.by_flow: Final = routing.kind == "ecmp"
+
+    def route(self, source: int, destination: int, flow: int = 0) -> tuple[int, ...]:
+        """Return the links that lead from one device to another one.
+
+        Raises
+        ------
+        InfeasibleError
+            None do.
+        """
+        key = (source, destination, flow if self.by_flow else 0)
+        found = self._known.get(key)
+        if found is None:
+            found = self._given.get((source, destination)) or self._walk(source, destination, key[2])
+            self._known[key] = found
+        return found
+
+    def _through(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """Return the links from each device to the next one: of several the first with the least latency."""
+        found = []
+        for a, b in pairwise(devices):
+            between = [k for k in self._links_at[0][a] if self._ends[1][k] == b]
+            if not between:
+                raise InfeasibleError(f"no link leads from {self._names[a]} to {self._names[b]}")
+            found.append(min(between, key=lambda k: self._links[k].latency_ns))
+        return tuple(found)
+
+    def _walk(self, source: int, destination: int, flow: int) -> tuple[int, ...]:
+        onward = self._onward(source, destination)
+        there = self._ends[1]
+        latency_ns = {destination: 0}
+        for at, links in reversed(onward.items()):
+            latency_ns[at] = min(self._latency_ns[k] + latency_ns[there[k]] for k in links)
+        at, path = source, []
+        while at != destination:
+            left_ns = latency_ns[at]
+            as_good = [k for k in onward[at] if self._latency_ns[k] + latency_ns[there[k]] == left_ns]
+            chosen = 0
+            if self.by_flow and len(as_good) > 1:
+                ends = self._names[source], self._names[destination]
+                chosen = hashed(self._routing.seed, *ends, flow, self._names[at]) % len(as_good)
+            path.append(sorted(as_good)[chosen])
+            at = there[path[-1]]
+        return tuple(path)
+
+    def _onward(self, source: int, destination: int) -> dict[int, list[int]]:
+        """Return the links over which devices pass on, in the fewest hops, what goes there; nearest first.
+
+        Raises
+        ------
+        InfeasibleError
+            None lead there.
+        """
+        if self._looked_at.get(destination, 0) < len(self._links):
+            return self._from_both_ends(source, destination)
+        hops = self._table(destination)
+        if hops[source] < 0:
+            raise InfeasibleError(self._no_route(source, destination))
+        found: dict[int, list[int]] = {}
+        level = [source]
+        for left in reversed(range(hops[source])):
+            for at in level:
+                found[at] = [k for k in self._links_at[0][at] if hops[self._ends[1][k]] == left]
+            level = list(dict.fromkeys(self._ends[1][k] for at in level for k in found[at]))
+        return found
+
+    def _from_both_ends(self, source: int, destination: int) -> dict[int, list[int]]:
+        """Return the same by two searches that meet in the middle."""
+        over: list[dict[int, list[int]]] = [{source: []}, {destination: []}]
+        """Of each search: device → the links over which it was reached, in as few hops as can be."""
+        rims = [[source], [destination]]
+        while not (middle := [at for at in rims[0] if at in over[1]]):
+            costs = [
+                sum([len(links_at[at]) for at in rim])
+                for links_at, rim in zip(self._links_at, rims, strict=True)
+            ]
+            if not all(costs):
+                raise InfeasibleError(self._no_route(source, destination))
+            side = int(costs[1] < costs[0])
+            self._looked_at[destination] = self._looked_at.get(destination, 0) + costs[side]
+            reached: dict[int, list[int]] = {}
+            for at in rims[side]:
+                for k in self._links_at[side][at]:
+                    there = self._ends[1 - side][k]
+                    if there not in over[side]:
+                        reached.setdefault(there, []).append(k)
+            over[side] |= reached
+            rims[side] = list(reached)
+        before: list[dict[int, list[int]]] = []  # by hops, from the middle to the source
+        level = middle
+        while level != [source]:
+            before.append({})
+            for at in level:
+                for k in over[0][at]:
+                    before[-1].setdefault(self._ends[0][k], []).append(k)
+            level = list(before[-1])
+        found = {at: links for hop in reversed(before) for at, links in hop.items()}
+        level = middle
+        while level != [destination]:
+            found.update((at, over[1][at]) for at in level)
+            level = list(dict.fromkeys(self._ends[1][k] for at in level for k in over[1][at]))
+        return found
+
+    def _no_route(self, source: int, destination: int) -> str:
+        most = 20
+        known = [f"{link.source}->{link.destination}" for link in self._links]
+        more = f", ... ({len(known)} in all)" if len(known) > most else ""
+        return (
+            f"no route of links leads from {self._names[source]} to {self._names[destination]}; the machine "
+            f"has {', '.join(known[:most])}{more}"
+        )
+
+    def _table(self, destination: int) -> list[int]:
+        """Return the hops from every device to a destination, -1: no way."""
+        table = self._tables.get(destination)
+        if table is None:
+            if (len(self._tables) + 1) * len(self._names) > _MOST_KEPT:
+                self._tables.clear()
+            table = self._tables[destination] = self._search(destination)
+        return table
+
+    def _search(self, destination: int) -> list[int]:
+        hops: IntArray = np.full(len(self._names), -1)
+        hops[destination] = n = 0
+        while True:
+            into = np.flatnonzero((hops[self._to] == n) & (hops[self._from] < 0))
+            if not len(into):
+                found: list[int] = hops.tolist()
+                return found
+            n += 1
+            hops[self._from[into]] = n

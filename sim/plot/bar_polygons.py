@@ -1,0 +1,323 @@
+"""Bars as polygons, and the lanes that they stand on.
+
+All bars of a chart are one collection of polygons for each hatch: 20,000 of them draw in well under a second.
+Narrow ones get no edges, which would be all that one sees, and are blended, not snapped to pixels, so that a
+column of the picture has the colours of what ran then, as strong as the lane was busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.plot.bars import Bars, PathSteps, arrows_of, name_of
+from sim.plot.figure import elided
+from sim.plot.theme import hatches, ink, paper, printed, shade
+from sim.record.record import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+HEIGHT: Final = 0.8
+"""Of a bar, as a share of its lane."""
+_PALE: Final = 0.2
+"""Opacity of bars that are not marked."""
+_LARGEST, _SMALLEST = 10.0, 5.5
+"""Points of the names of lanes; where lanes are lower, not all have theirs."""
+
+
+def draw_bars(
+    ax: Axes,
+    bars: Bars,
+    colours: Mapping[str, str],
+    scale: int,
+    until: int,
+    marked: BoolArray | None = None,
+) -> None:
+    """Draw bars into axes whose unit of time has `scale` ns, and which end at `until` ns.
+
+    Where some are `marked`, the others are pale.
+    """
+    from matplotlib.collections import PolyCollection
+    from matplotlib.colors import to_rgba_array
+
+    palette = to_rgba_array([shade(colours[kind]) for kind in bars.kinds])
+    hatch = hatches(colours)
+    face = palette[bars.kind]
+    if marked is not None:
+        face[~marked, 3] = _PALE
+    height = HEIGHT / bars.n_levels
+    top = bars.lane - HEIGHT / 2 + bars.level * height
+    left, right, bottom = bars.start / scale, bars.end / scale, top + height
+    corners = np.stack((left, top, left, bottom, right, bottom, right, top), axis=-1).reshape(-1, 4, 2)
+    wide = bars.end - bars.start > until / 400  # an edge around a thinner bar would hide it
+    groups: list[tuple[BoolArray, float, Any, str]] = [(~wide, 0.0, "none", "")]
+    for pattern in sorted(set(hatch.values())):
+        kinds = [k for k, kind in enumerate(bars.kinds) if hatch[kind] == pattern]
+        here = wide & np.isin(bars.kind, kinds)
+        groups.append((here, 0.5, paper(), pattern))
+        if marked is not None:
+            groups.append((here & marked, 1.0, ink(), pattern))
+    for some, edge, colour, pattern in groups:
+        if some.any():
+            collection = PolyCollection(
+                corners[some],  # type: ignore[arg-type]  # an array is drawn much faster than a list
+                facecolors=face[some],
+                edgecolors=colour,
+                linewidths=edge,
+                hatch=pattern or None,
+            )
+            collection.set_snap(bool(edge))
+            ax.add_collection(collection, autolim=False)
+
+
+def name_lanes(ax: Axes, lanes: Sequence[str], points: float) -> None:
+    """Write the names of lanes, in letters that have room; where that is too small, of every second or so.
+
+    Parameters
+    ----------
+    ax : Axes
+    lanes : sequence of str
+        From top to bottom.
+    points : float
+        Height of a lane.
+    """
+    step = max(1, int(np.ceil(_SMALLEST / max(points, 0.01))))
+    size = float(np.clip(0.8 * points * step, _SMALLEST, _LARGEST))
+    ax.set_yticks(range(0, len(lanes), step), [elided(lane) for lane in lanes[::step]], fontsize=size)
+    ax.set_ylim(max(len(lanes), 1) - 0.5, -0.5)
+
+
+def points_of(ax: Axes, share_of: int = 1) -> tuple[float, float]:
+    """Return the width of axes, and their height over `share_of`, in points, as known before layout."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    (width, height), place = figure.get_size_inches(), ax.get_position()
+    return place.width * width * 72, place.height * height * 72 / max(1, share_of)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What is drawn over the bars of a chart: arrows from lane to lane, and the critical path.
+
+
+def draw_path(ax: Axes, path: PathSteps, scale: int, until: int) -> None:
+    """Draw a line from each step of the critical path to the next, from edge to edge of wide bars."""
+    lines: list[list[tuple[float, float]]] = [[]]
+    wide = (path.bar != UNSET) & (path.end - path.start > until / 400)
+    for lane, start, end, ends_line in zip(path.lane, path.start, path.end, wide, strict=True):
+        lines[-1].append((start / scale, lane))
+        if ends_line:
+            lines.append([])
+        lines[-1].append((end / scale, lane))
+    for k, line in enumerate(lines):
+        for at, other in ((0, 1), (-1, -2)):  # all but the outermost ends are at bars
+            if len(line) > 1 and (k > 0 or at) and (k < len(lines) - 1 or not at):
+                (x, y), (_, towards) = line[at], line[other]
+                line[at] = x, y + HEIGHT / 2 * np.sign(towards - y)
+    for colour, width in ((paper(), 2.8), (ink(), 1.2)):  # a rim sets it off from bars of any colour
+        for line in lines:
+            if len(line) > 1:
+                ax.plot(*zip(*line, strict=True), color=colour, linewidth=width, solid_capstyle="butt")
+
+
+def draw_arrows(ax: Axes, trace: Record, bars: Bars, scale: int) -> None:
+    """Draw arrows from the facing side of the producer's bar to that of the consumer's."""
+    from matplotlib.collections import LineCollection
+
+    source, target = arrows_of(trace, bars)
+    if not len(source):
+        return
+    down = bars.lane[target] > bars.lane[source]
+    side = np.where(down, HEIGHT / 2, -HEIGHT / 2)
+    begin = np.stack((bars.end[source] / scale, bars.lane[source] + side), axis=-1)
+    end = np.stack((bars.start[target] / scale, bars.lane[target] - side), axis=-1)
+    faint = float(np.clip(40 / len(source), 0.25, 0.9))  # the more there are
+    lines = LineCollection(
+        np.stack((begin, end), axis=1),  # type: ignore[arg-type]
+        colors=ink(),
+        linewidths=0.7,
+        alpha=faint,
+    )
+    ax.add_collection(lines, autolim=False)
+    for heads, marker in ((down, "v"), (~down, "^")):
+        ax.scatter(
+            end[heads, 0],
+            end[heads, 1],
+            s=9,
+            marker=marker,
+            color=ink(),
+            alpha=faint,
+            linewidths=0,
+            zorder=3,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Names in bars: the longest form of each that has room, in letters that are as high as the bar at most.
+#
+# ::
+#
+#     gpu0/0   ▇▇▇block/conv1▇▇▇▇▇conv2▇▇        a name, or what follows one of its slashes
+#     rank0/0  ▇0▇▇1▇▇▇0▇▇▇2▇▇▇▇1▇▇▇▇            slots of a pipeline that have no room: micro-batches
+
+_MOST: Final = 1_500
+"""Bars of one chart that get their name; more take longer to draw than the rest of the picture."""
+_WIDTH: Final = 4.5 / 7
+"""Of a letter, for its size."""
+_LARGEST_IN_BAR, _SMALLEST_IN_BAR = 7.0, 5.0
+"""Points of letters."""
+_EVEN: Final = 0.179
+"""Relative luminance on which black and white are read as easily."""
+
+
+def names_in_bars(
+    ax: Axes,
+    trace: Record,
+    bars: Bars,
+    fills: Sequence[str],
+    scale: int,
+    until: int,
+    lane_points: float,
+    marked: IntArray | None = None,
+) -> None:
+    """Write names into the bars of a trace that have room for theirs.
+
+    In a pipeline whose slots are too narrow for all their names (``3F12``), all have the number of their
+    micro-batch: the lane says the stage, the colour the phase. Where some rows are `marked`, the names of
+    the others are as pale as their bars. In print names stand on white.
+
+    Parameters
+    ----------
+    ax : Axes
+    trace : Trace
+    bars : Bars
+    fills : sequence of str
+        Colour of each kind of bar, as it is drawn.
+    scale, until : int
+        As for `sim.plot.bar_polygons.draw_bars`.
+    lane_points : float
+        Height of a lane, in points.
+    marked : array of int64, optional
+    """
+    graph, length = trace.job.graph, bars.end - bars.start
+    roomy = np.flatnonzero((length * points_of(ax)[0] > until * 6) & (bars.row != UNSET))
+    slot = np.full(len(bars), UNSET)
+    of_task = roomy[bars.row[roomy] < len(trace)]
+    op = trace.tasks["op"][bars.row[of_task]]
+    is_slot = np.array([kind in graph.phases for kind in graph.kinds], bool)[graph.kind_code[op]]
+    slot[of_task[is_slot]] = graph.micro_batch[op[is_slot]]
+    lanes = [lane.rpartition("/")[0] for lane in bars.lanes]
+
+    def texts(k: int) -> list[str]:
+        return forms(name_of(trace, int(bars.row[k])), lanes[int(bars.lane[k])])
+
+    room = length / until * points_of(ax)[0] - 3
+    slots = roomy[slot[roomy] != UNSET].tolist()
+    numbered = any(len(texts(k)[0]) * _WIDTH * _LARGEST_IN_BAR > room[k] for k in slots)
+
+    def shown(k: int) -> list[str]:
+        return [str(slot[k])] if numbered and slot[k] != UNSET else texts(k)
+
+    write_names(
+        ax,
+        bars,
+        by_turns(roomy, bars.kind[roomy], length[roomy])[:_MOST],
+        shown,
+        fills,
+        scale=scale,
+        until=until,
+        lane_points=lane_points,
+        pale=None if marked is None else ~np.isin(bars.row, marked),
+        smaller=numbered,
+    )
+
+
+def forms(name: str, device: str = "") -> list[str]:
+    """Return what may stand for a name: without its device, then what follows a slash, but no bare number.
+
+    Examples
+    --------
+    >>> forms("gpu0/ffn/up", "gpu0"), forms("serve/2/head/0"), forms("3F12")
+    (['ffn/up', 'up'], ['serve/2/head/0', '2/head/0', 'head/0'], ['3F12'])
+    """
+    name = (name.removeprefix(f"{device}/") if device else name) or name
+    parts = name.split("/")
+    rests = ("/".join(parts[k:]) for k in range(1, len(parts)))
+    return [name, *(rest for rest in rests if rest and not rest.isdecimal())]
+
+
+def by_turns(bars: IntArray, kind: IntArray, length: IntArray) -> IntArray:
+    """Return bars in the order in which they are named: the longest of each kind, the second of each, ..."""
+    order = np.lexsort((-length, kind))
+    sizes = np.bincount(kind[order])
+    first = np.cumsum(sizes) - sizes
+    turn = np.arange(len(order)) - first[kind[order]]
+    return bars[order[np.lexsort((-length[order], turn))]]
+
+
+def write_names(
+    ax: Axes,
+    bars: Bars,
+    order: IntArray,
+    texts: Callable[[int], Sequence[str]],
+    fills: Sequence[str],
+    *,
+    scale: int,
+    until: int,
+    lane_points: float,
+    pale: BoolArray | None = None,
+    smaller: bool = False,
+) -> None:
+    """Write into each bar the first of its texts that has room, or none.
+
+    Parameters
+    ----------
+    ax : Axes
+    bars : Bars
+    order : array of int64
+        The bars that may have a name.
+    texts : callable
+        What may be written into a bar, the best first.
+    fills, scale, until, lane_points
+        As for `names_in_bars`.
+    pale : array of bool, optional
+        Bars that are pale, and so their names.
+    smaller : bool
+        Whether letters become smaller where a text has no room.
+    """
+    points = points_of(ax)[0] / until
+    for k in order.tolist():
+        room, height = (bars.end[k] - bars.start[k]) * points - 3, HEIGHT / bars.n_levels[k]
+        size = min(_LARGEST_IN_BAR, 0.95 * height * lane_points)
+        fits = (text for text in texts(k) if len(text) * _WIDTH * size <= room)
+        if not (text := next(fits, "")) and smaller:
+            text = texts(k)[-1]
+            size = min(size, (room + 2) / (len(text) * _WIDTH))
+        if not text or size < _SMALLEST_IN_BAR:
+            continue
+        y = bars.lane[k] - HEIGHT / 2 + (bars.level[k] + 0.5) * height
+        faint = pale is not None and bool(pale[k])
+        middle = (bars.start[k] + bars.end[k]) / 2 / scale
+        where: dict[str, Any] = {"ha": "center", "va": "center", "clip_on": True}
+        colour = ink() if faint or printed() else ink_on(fills[int(bars.kind[k])])
+        if printed():  # hatches would be read as letters
+            where["bbox"] = {"facecolor": paper(), "linewidth": 0, "pad": 0.6, "clip_on": True}
+        ax.text(middle, y, text, fontsize=size, color=colour, alpha=0.4 if faint else 1.0, **where)
+
+
+def ink_on(colour: str) -> str:
+    """Return black or white, whichever has more contrast with `colour` (relative luminance, WCAG 2.2).
+
+    Examples
+    --------
+    >>> ink_on("#0072B2"), ink_on("#CC79A7")
+    ('white', 'black')
+    """
+    from matplotlib.colors import to_rgb
+
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return "black" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > _EVEN else "white"

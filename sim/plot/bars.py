@@ -1,0 +1,247 @@
+"""What a Gantt chart shows: its lanes from top to bottom, and one bar per task, launch or transfer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sim.base.arrays import UNSET, IntArray
+from sim.base.intervals import levels
+from sim.explain.derived import DerivedColumns
+from sim.explain.path import executed_path
+from sim.job.costs import issue_costs_ns
+from sim.plot.theme import LAUNCH, TRANSFER, WAITING
+from sim.record.dependencies import dependencies
+from sim.record.record import Record
+
+_COLUMNS: Final = 4_000
+"""Narrower than the makespan over this, a bar has no width of its own in any picture."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars and their lanes.
+
+    Attributes
+    ----------
+    lanes : list of str
+        Names, from top to bottom.
+    kinds : list of str
+        Vocabulary of `kind`: kinds of op, then ``launch`` and ``transfer``.
+    lane, kind, start, end : arrays of int64
+        Lane, kind and times (ns) of each bar.
+    level, n_levels : arrays of int64
+        Where bars of a lane overlap in time, it is cut in `n_levels`, of which this one has `level`.
+    row : array of int64
+        Its row, transfers after tasks; -1 for a launch and for what stands for several.
+    """
+
+    lanes: list[str]
+    kinds: list[str]
+    lane: IntArray
+    kind: IntArray
+    start: IntArray
+    end: IntArray
+    level: IntArray
+    n_levels: IntArray
+    row: IntArray
+
+    def __len__(self) -> int:
+        """Return the number of bars."""
+        return len(self.lane)
+
+    def some(self, which: IntArray) -> Bars:
+        """Return the bars at some positions, or where a mask is true."""
+        return Bars(self.lanes, self.kinds, *(column[which] for column in self._columns))
+
+    @property
+    def _columns(self) -> tuple[IntArray, ...]:
+        return self.lane, self.kind, self.start, self.end, self.level, self.n_levels, self.row
+
+    def empty_last(self) -> tuple[Bars, int]:
+        """Return the bars with all lanes on which nothing is seen behind the others, and how many those are.
+
+        Nothing is seen of ops that take no time. Where no lane has any other, all count as seen.
+        """
+        seen = np.zeros(len(self.lanes), bool)
+        seen[self.lane[self.end > self.start]] = True
+        if not seen.any():
+            return self, len(self.lanes)
+        order = np.argsort(~seen, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return replace(self, lanes=[self.lanes[k] for k in order], lane=place[self.lane]), int(seen.sum())
+
+    def seen(self) -> Bars:
+        """Return the bars without lanes on which nothing is seen."""
+        bars, n = self.empty_last()
+        return replace(bars.some(np.flatnonzero(bars.lane < n)), lanes=bars.lanes[:n])
+
+    def packed(self, until_ns: int, limit: int = 10_000) -> Bars:
+        """Return fewer bars that look the same, when more than `limit` are too narrow to be seen.
+
+        The narrow ones of one lane, kind and column of the picture become one bar as wide as all of them
+        together, and stand side by side in that column: the column keeps its colours and their shares.
+        """
+        column_ns = until_ns // _COLUMNS
+        narrow = self.end - self.start <= column_ns
+        if int(narrow.sum()) <= limit or column_ns < 2:
+            return self
+        thin = self.some(np.flatnonzero(narrow))
+        column = thin.start // column_ns
+        place = (thin.lane * (until_ns // column_ns + 2) + column) * len(self.kinds) + thin.kind
+        each, first, which = np.unique(place, return_index=True, return_inverse=True)
+        width = np.zeros(len(each), np.int64)
+        np.add.at(width, which, thin.end - thin.start)
+        spot = each // len(self.kinds)
+        before = np.cumsum(width) - width
+        leader = np.searchsorted(spot, spot)  # the first kind of the column
+        start = column[first] * column_ns + before - before[leader]
+        merged = replace(thin.some(first), start=start, end=start + width, row=np.full(len(each), UNSET))
+        rest = self.some(np.flatnonzero(~narrow))
+        both = zip(rest._columns, merged._columns, strict=True)
+        return Bars(self.lanes, self.kinds, *map(np.concatenate, both))
+
+
+def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars:
+    """Return the bars of a trace: lanes of streams that were used, in machine order.
+
+    Parameters
+    ----------
+    trace : Trace
+    links : bool
+        Whether transfers get lanes, one per pair of devices, below the streams.
+    issuers : bool
+        Whether host threads get lanes, on which their launches are seen, above the streams.
+    """
+    graph, machine, tasks = trace.job.graph, trace.job.machine, trace.tasks
+    kinds = [*graph.kinds, WAITING, LAUNCH, TRANSFER]
+    ran = np.flatnonzero(trace.executed)
+    lanes: list[str] = []
+    parts: list[tuple[IntArray, ...]] = []
+
+    def add(
+        group: IntArray, names: dict[int, str], kind: IntArray, start: IntArray, end: IntArray, row: IntArray
+    ) -> None:
+        used, which = np.unique(group, return_inverse=True)
+        level, n_levels = levels(start, end, which, len(used))
+        parts.append((which + len(lanes), kind, start, end, level, n_levels[which], row))
+        lanes.extend(names[k] for k in used.tolist())
+
+    if issuers:
+        launched = ran[trace.job.launched[tasks["op"][ran]]]
+        paid = issue_costs_ns(trace.job)[tasks["op"][launched]]
+        launched, paid = launched[paid > 0], paid[paid > 0]
+        issue = tasks["issue_ns"][launched]
+        who = {issuer.index: issuer.name for issuer in machine.issuers()}
+        nobody = np.full(len(launched), UNSET)
+        add(
+            tasks["issuer"][launched],
+            who,
+            np.full(len(launched), len(kinds) - 2),
+            issue - paid,
+            issue,
+            nobody,
+        )
+    streams = {s: machine.stream_name(s) for s in range(machine.first_stream[-1])}
+    n_streams = machine.first_stream[-1]
+    lane = np.where(trace.alone, n_streams + trace.device, tasks["stream"])
+    streams |= {n_streams + d: f"{device.name}/async" for d, device in enumerate(machine.devices)}
+    kind, row, begins = graph.kind_code[tasks["op"][ran]], ran, trace.begins_ns
+    start, end = begins[ran], tasks["end_ns"][ran]
+    early = np.flatnonzero(tasks["start_ns"] < begins)  # collectives whose ranks have not met yet
+    if len(early):
+        ran, row = np.concatenate((ran, early)), np.concatenate((ran, np.full(len(early), UNSET)))
+        kind = np.concatenate((kind, np.full(len(early), len(graph.kinds))))
+        start = np.concatenate((start, tasks["start_ns"][early]))
+        end = np.concatenate((end, begins[early]))
+        by_start = np.lexsort((end, start))
+        ran, row, kind, start, end = (column[by_start] for column in (ran, row, kind, start, end))
+    add(lane[ran], streams, kind, start, end, row)
+    moved = trace.transfers
+    if links and len(moved["tensor"]):
+        n = len(machine.devices)
+        names = [device.name for device in machine.devices]
+        pairs = {a * n + b: f"{names[a]}→{names[b]}" for a in range(n) for b in range(n)}
+        rows = np.arange(len(moved["tensor"]))
+        pair = moved["source"] * n + moved["destination"]
+        each = np.full(len(rows), len(kinds) - 1)
+        add(pair, pairs, each, moved["start_ns"], moved["end_ns"], len(trace) + rows)
+    return Bars(lanes, kinds, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def folded_note(trace: Record) -> str:
+    """Return what the title of a picture says besides of a run whose ranks are folded."""
+    folding = trace.job.machine.folding
+    return "" if folding is None else f"; {folding.told()}"
+
+
+def name_of(trace: Record, row: int) -> str:
+    """Return the name of the op, or of the tensor that a transfer carries, of a bar's `row`."""
+    graph = trace.job.graph
+    if row < len(trace):
+        return graph.op_names[int(trace.tasks["op"][row])]
+    return graph.tensor_name(int(trace.transfers["tensor"][row - len(trace)]))
+
+
+def arrows_of(trace: Record, bars: Bars) -> tuple[IntArray, IntArray]:
+    """Return (bar of the producer, bar of the consumer) of every edge between two lanes.
+
+    Where transfers are not shown, an arrow leads from the producer straight to the consumer.
+    """
+    producer, consumer, _ = dependencies(trace)
+    n = len(trace) + len(trace.transfers["tensor"])
+    bar = np.full(n + 1, UNSET)
+    shown = np.flatnonzero(bars.row != UNSET)
+    bar[bars.row[shown]] = shown
+    maker = np.full(n, UNSET)  # of what a transfer carries
+    into = consumer >= len(trace)
+    maker[consumer[into]] = producer[into]
+    hidden = (producer >= len(trace)) & (bar[producer] == UNSET)
+    source = bar[np.where(hidden, maker[producer], producer)]
+    target = bar[consumer]
+    drawn = (source != UNSET) & (target != UNSET)
+    drawn[drawn] = bars.lane[source[drawn]] != bars.lane[target[drawn]]
+    return source[drawn], target[drawn]
+
+
+class PathSteps(NamedTuple):
+    """Steps of the executed critical path that have a place in a chart, in order of time.
+
+    Attributes
+    ----------
+    lane, start, end : arrays of int64
+    bar : array of int64
+        What executes or travels; -1: nothing does, as the step is an issue or a wait, and of bars that are
+        not shown by themselves.
+    """
+
+    lane: IntArray
+    start: IntArray
+    end: IntArray
+    bar: IntArray
+
+
+def path_of(facts: DerivedColumns, whole: Bars, shown: Bars) -> PathSteps:
+    """Return where the executed critical path leads through a chart.
+
+    A step that only waits, or is an issue, is on the lane of the task that waits or is issued.
+
+    Parameters
+    ----------
+    facts : Facts
+        Of the trace.
+    whole, shown : Bars
+        All bars of the trace, and those that are drawn (`Bars.packed`).
+    """
+    trace = facts.trace
+    lane_of, bar_of = (np.full(len(trace) + len(trace.transfers["tensor"]), UNSET) for _ in range(2))
+    for bars, column, values in ((whole, lane_of, whole.lane), (shown, bar_of, np.arange(len(shown)))):
+        named = bars.row != UNSET
+        column[bars.row[named]] = values[named]
+    steps = [step for step in executed_path(trace, facts) if lane_of[step.row] != UNSET]
+    columns = [(step.row, step.start_ns, step.end_ns, step.kind in ("task", "transfer")) for step in steps]
+    row, start, end, runs = np.array(columns, np.int64).reshape(-1, 4).T
+    return PathSteps(lane_of[row], start, end, np.where(runs == 1, bar_of[row], UNSET))

@@ -1,0 +1,332 @@
+"""The policy: told what happened, asked what next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from sim.base.answers import whole_numbers
+from sim.base.arrays import UNSET, IntArray
+from sim.base.errors import InputError, hint
+
+if TYPE_CHECKING:
+    from sim.job.job import Job
+    from sim.machine.task import Issuer, Task
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A policy as data: in which order issuers take what is eligible.
+#
+# Most policies are a queue. One that says so (`sim.Policy.as_data`) need not be asked task by task, so that
+# the kernel (`sim.kernel`) can run it::
+#
+#     fifo      first eligible, first taken         a queue for each group of issuers
+#     lifo      last eligible, first taken
+#     keep      an issuer keeps some of what it     a stack for each issuer, and a queue for all others
+#               made eligible, last in, first out
+#     steal     an issuer keeps what it made        a queue for each issuer of what is cheap, and a deque from
+#               eligible, others steal it           whose back others steal (`sim.kernel.stealing`)
+#     place     a program for each queue            window 1: its next task, eligible or not, and no other
+#               a b c d e f                         window 3: the first eligible of the three from the oldest
+#                 [-----]                           that nobody took; no window: the first eligible of all
+
+Kind = Literal["fifo", "lifo", "place", "keep", "steal"]
+Per = Literal["group", "machine", "issuer"]
+
+
+class Order(NamedTuple):
+    """How a policy chooses.
+
+    Attributes
+    ----------
+    kind : str
+        ``"fifo"``, ``"lifo"``, ``"place"``, ``"keep"`` or ``"steal"``.
+    programs : sequence of array of int64
+        Of ``"place"``: the ops of each queue in order, repeated every iteration; of a queue for each issuer
+        its tasks, as ``iteration * ops + op``, which are not repeated.
+    window : int or None
+        Of ``"place"``: how many places may be looked at from the oldest that nobody took; None is all.
+    per : str
+        Who shares a queue: the issuers of a ``"group"``, of the ``"machine"``, or nobody (``"issuer"``). With
+        the last two the window is 1.
+    in_flight : int or None
+        Of a window of 1: how many tasks of a queue may be taken and not done with, which they are when they
+        end, or, launched under ``synchronisation = "issue"``, when they are on their stream.
+    label : array of int64, optional
+        Of ``"keep"``, one for each op: an issuer keeps those with the label of the op that made them
+        eligible. Without it, it keeps the first.
+    cheap : array of int64 of 0 and 1, optional
+        Of ``"steal"``, one for each op.
+    pool, pool_of_issuer : arrays of int64
+        Of ``"keep"`` and ``"steal"``, one for each op and each issuer: who takes what. Issuers of one
+        pool are neighbours; -1: an issuer that takes nothing.
+    """
+
+    kind: Kind
+    programs: Sequence[IntArray] = ()
+    window: int | None = None
+    per: Per = "group"
+    in_flight: int | None = None
+    label: IntArray | None = None
+    cheap: IntArray | None = None
+    pool: IntArray | None = None
+    pool_of_issuer: IntArray | None = None
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+Synchronisation = Literal["completion", "issue"]
+"""What *eligible* means: see `Policy`. `sim.readiness.eligibility` says which edges it concerns."""
+
+OnFailure = Literal["skip", "abort", "stop-group", "stop-machine"]
+"""What becomes of the rest when an op fails: see `Policy`."""
+
+
+class Policy:
+    """Decides what is issued next. Override `ready` and `next`; the rest has defaults.
+
+    A policy holds no clock, starts nothing and imports no simpy; the same object drives the
+    simulator and the real executors. First in, first out is::
+
+        class Fifo(Policy):
+            def prepare(self, job):
+                self.queues = [deque() for _ in range(job.n_groups)]
+            def ready(self, task):
+                self.queues[task.group].append(task)
+            def next(self, issuer):
+                queue = self.queues[issuer.group]
+                return queue.popleft() if queue else None
+
+    Attributes
+    ----------
+    synchronisation : str
+        What *eligible* means. ``"completion"``: all inputs are computed (TensorFlow on CPU, TVM).
+        ``"issue"``: all inputs are issued; streams and events keep the order on the device
+        (CUDA). Data that a CPU worker reads or writes always waits for completion.
+    scope : str
+        ``"group"`` promises that `next` depends only on tasks of the issuer's own group and
+        answers alike for all issuers of a group, so that the engine asks only where something
+        changed. ``"machine"`` (the default) promises nothing: every free issuer is asked.
+    asks_in_turn : bool
+        Whether Sends and Recvs are nodes that an issuer runs. A Recv asks the rendezvous for what is sent to
+        it when an issuer takes it, which then goes on with something else; and a dead Send or Recv of a CPU
+        takes its time, to transmit that it is dead. By default a Recv asks as soon as it is eligible, and
+        what is dead takes no time.
+    one_process : bool
+        Whether sessions that could be processes of their own (`sim.issuers`) are one, whose issuers
+        are theirs together.
+    runs_in_turn : bool
+        Whether iterations follow one another as calls that run a whole graph do: none begins before the one
+        before it is over, and after one in which an op failed, none at all. By default they overlap as far
+        as edges between them allow.
+    on_failure : str, optional
+        What happens when an op fails (`sim.graph.failures`). Its consumers never run, and what has begun is
+        never taken back. Beyond that, ``"skip"``: everything else runs. ``"abort"``: so it does, but what has
+        not been sent and received in the step yet never will be. ``"stop-group"``: an exception leaves the
+        program of its group of issuers, and these take nothing more. ``"stop-machine"``: one program is for
+        all devices, and no issuer of its process does. None: nobody knows, and a job whose ops may fail is
+        refused.
+    """
+
+    synchronisation: str = "completion"
+    scope: str = "machine"
+    asks_in_turn: bool = False
+    one_process: bool = False
+    runs_in_turn: bool = False
+    on_failure: OnFailure | None = None
+
+    def prepare(self, job: Job) -> None:
+        """Look at the job before time 0."""
+
+    def ready(self, task: Task) -> None:
+        """Note that `task` has become eligible."""
+        raise InputError(f"{type(self).__name__} must define ready() or ended()")
+
+    def next(self, issuer: Issuer) -> Task | None:
+        """Return the task that `issuer`, which is free, takes now; None: nothing yet."""
+        raise InputError(f"{type(self).__name__} must define next()")
+
+    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
+        """Note that `task` ended (or, under ``"issue"``, was issued) and made `now_ready` eligible.
+
+        `now_ready` is in edge order and may be empty. `issuer` ran or issued `task`, or, for a Recv that
+        waited, its Send; it is None for a transfer, and for what ran without a worker. Under ``"issue"``
+        this is called again at the end of a task only when that made further tasks eligible.
+        """
+        for t in now_ready:
+            self.ready(t)
+
+    def asynchronous_ops(self, job: Job) -> Set[int]:
+        """Return the ops that a worker only starts: they run without it, and it goes on. By default none."""
+        return frozenset()
+
+    def as_data(self, job: Job) -> Order | None:
+        """Return the policy as data, which the kernel can run without asking it; None: it has to be asked.
+
+        Called in place of `prepare`, and may refuse the job as that does. A class that inherits from one with
+        an order and changes anything but its ``__init__`` has to define this again.
+
+        Raises
+        ------
+        InputError
+            A job that `prepare` refuses.
+        """
+        return None
+
+
+_WORDS: Final = {
+    "synchronisation": get_args(Synchronisation),
+    "scope": ("group", "machine"),
+    "on_failure": (None, *get_args(OnFailure)),
+    "asks_in_turn": (False, True),
+    "one_process": (False, True),
+    "runs_in_turn": (False, True),
+}
+_VERBS: Final = ("prepare", "ready", "next", "ended", "asynchronous_ops", "as_data")
+
+
+def check_attributes(policy: Policy) -> None:
+    """Refuse attributes of a policy that say what there is not.
+
+    Raises
+    ------
+    InputError
+        An unknown word, with the nearest known, or a verb that cannot be called.
+    """
+    name = type(policy).__name__
+    for key, known in _WORDS.items():
+        if (found := getattr(policy, key)) not in known:
+            raise InputError(f"policy {name} has {key} {found!r}{hint(str(found), map(str, known))}")
+    for verb in _VERBS:
+        if not callable(found := getattr(policy, verb)):
+            raise InputError(f"policy {name} has {verb} {found!r}, which should be a method")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a policy says of itself as data, where it can be believed.
+
+
+def order_of(policy: Policy, job: Job) -> Order | None:
+    """Return the policy's order; None: it has none, or its class changes what another one said of itself.
+
+    Parameters
+    ----------
+    policy : Policy
+    job : Job
+
+    Examples
+    --------
+    A class of one's own does not inherit the order of the one that it changes:
+
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> from sim import Device, GraphBuilder, Machine
+    >>> from sim.job.build_job import make_job
+    >>> b = GraphBuilder("one")
+    >>> _ = b.op("a", duration_ns=10)
+    >>> job = make_job(b.build(), Machine((Device("gpu0"),)))
+    >>> class Never(ReadyQueue):
+    ...     def next(self, issuer):
+    ...         return None
+    >>> order_of(ReadyQueue(), job).kind, order_of(Never(), job)
+    ('fifo', None)
+    """
+    for cls in type(policy).__mro__:
+        if "as_data" in vars(cls):
+            break
+        if not all(name.startswith("__") for name in vars(cls)):
+            return None
+    changed = {"prepare", "ready", "next", "ended", "as_data"} & vars(policy).keys()
+    return None if changed else _checked(policy, job, policy.as_data(job))
+
+
+def _checked(policy: Policy, job: Job, order: Order | None) -> Order | None:
+    """Return an order whose numbers the kernel may believe."""
+    if order is None:
+        return None
+    whose, names, n = f"{type(policy).__name__}.as_data", job.graph.op_names, len(job.graph)
+    if not isinstance(order, Order):
+        raise InputError(f"{whose} returned {type(order).__name__}, should be a sim.policy.Order or None")
+    for name, found, known in (("kind", order.kind, get_args(Kind)), ("per", order.per, get_args(Per))):
+        if found not in known:
+            raise InputError(f"{whose}: {name} is {found!r}{hint(str(found), known)}")
+    most: Any
+    for name, most in (("window", order.window), ("in_flight", order.in_flight)):
+        if most is not None and (isinstance(most, bool) or not isinstance(most, Integral) or most < 1):
+            raise InputError(f"{whose}: {name} is {most!r}, should be a whole number from 1 on, or None")
+    if order.per != "group" and (order.kind != "place" or order.window != 1):
+        raise InputError(f"{whose}: per is {order.per!r}, which takes the kind 'place' and a window of 1")
+
+    def per_op(name: str, column: IntArray | None, least: int, below: int | None = None) -> IntArray | None:
+        if column is None:
+            return None
+        return whole_numbers(column, f"{whose}: {name}", n, least=least, below=below, of=names)
+
+    of_issuer = order.pool_of_issuer
+    if of_issuer is not None:
+        issuers = len(job.machine.issuers())
+        of_issuer = whole_numbers(
+            of_issuer, f"{whose}: pool_of_issuer", issuers, least=UNSET, below=n + 2 * issuers
+        )
+    order = order._replace(
+        label=per_op("label", order.label, UNSET),
+        cheap=per_op("cheap", order.cheap, 0, 2),
+        pool=per_op("pool", order.pool, 0, n + 2 * len(job.machine.issuers())),
+        pool_of_issuer=of_issuer,
+    )
+    if order.kind == "place":
+        return order._replace(programs=_programs(whose, job, order))
+    if order.kind in ("keep", "steal"):
+        _check_pools(whose, job, order)
+    return order
+
+
+def _programs(whose: str, job: Job, order: Order) -> list[IntArray]:
+    """Return the programs, if they have every task once, where an issuer may take it."""
+    n, names = len(job.graph), job.graph.op_names
+    tasks = n * job.iterations if order.per == "issuer" else n
+    wanted = {"group": job.n_groups, "machine": 1, "issuer": len(job.machine.issuers())}[order.per]
+    if not isinstance(order.programs, Sequence) or len(order.programs) != wanted:
+        found = len(order.programs) if isinstance(order.programs, Sequence) else repr(order.programs)
+        raise InputError(f"{whose}: programs are {found}, should be {wanted}, one for each {order.per}")
+    programs = [whole_numbers(program, f"{whose}: a program", below=tasks) for program in order.programs]
+    times = np.bincount(np.concatenate(programs), minlength=tasks)
+    if (times != 1).any():
+        key = int((times != 1).argmax())
+        raise InputError(
+            f"{whose}: the programs have op {names[key % n]!r} {times[key]} times, should have it once"
+        ).about(names[key % n])
+    for group, program in enumerate(programs if order.per == "group" else ()):
+        if (elsewhere := job.group_of[program] != group).any():
+            op = int(program[elsewhere.argmax()])
+            raise InputError(
+                f"{whose}: the program of group {group} has op {names[op]!r}, which is of group "
+                f"{job.group_of[op]}"
+            ).about(names[op])
+    return programs
+
+
+def _check_pools(whose: str, job: Job, order: Order) -> None:
+    """Refuse pools whose issuers may not take their ops, or are no neighbours."""
+    names = job.graph.op_names
+    for name in ("pool", "pool_of_issuer", *(["cheap"] if order.kind == "steal" else ())):
+        if getattr(order, name) is None:
+            raise InputError(f"{whose}: the kind {order.kind!r} takes {name}, which is None")
+    assert order.pool is not None
+    assert order.pool_of_issuer is not None
+    group = np.array([issuer.group for issuer in job.machine.issuers()])
+    group_of = np.full(int(max(order.pool.max(initial=0), order.pool_of_issuer.max())) + 1, UNSET)
+    for pool in np.unique(order.pool_of_issuer[order.pool_of_issuer >= 0]).tolist():
+        members = np.flatnonzero(order.pool_of_issuer == pool)
+        if len(np.unique(group[members])) > 1 or members[-1] - members[0] >= len(members):
+            raise InputError(f"{whose}: the issuers of pool {pool} should be neighbours in one group")
+        group_of[pool] = group[members[0]]
+    takers = group_of[order.pool]
+    wrong = (takers != job.group_of) & ((takers != UNSET) | (order.kind == "steal"))
+    if wrong.any():
+        op = int(wrong.argmax())
+        raise InputError(
+            f"{whose}: op {names[op]!r} is of pool {order.pool[op]}, whose issuers may not take it"
+        ).about(names[op])

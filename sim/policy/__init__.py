@@ -1,1 +1,0 @@
-"""The policy that is asked what runs next, and what it may say as data."""

@@ -1,1 +1,0 @@
-"""What everything else is said in: errors, units, options, plugins, intervals, files."""
