@@ -157,7 +157,7 @@ class EqualShare:
 #
 # *Progressive filling*: raise the rates of all flows together; where a link is full, its flows stop there and
 # the others go on (Bertsekas and Gallager, *Data Networks*, 2nd edition 1992, section 6.5.2). The result is
-# the only allocation in which nobody can get more without somebody who has less, or as little, getting less::
+# the only allocation in which nobody can get more without somebody who has less, or as little, getting less:
 #
 #     link a, 10 B/ns:  flow 0, flow 1        b is full first: 4 / 2 = 2 for flows 1 and 2
 #     link b,  4 B/ns:  flow 1, flow 2        then a: 10 - 2 = 8 for flow 0

@@ -34,7 +34,7 @@ from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure, frame_structure
 # Instructions of a virtual machine, and programs of them.
 #
 # Four instructions, as in TVM's and Relax's VM (tvm/include/tvm/runtime/vm/bytecode.h), without the registers
-# that hold its values, as the simulator has none::
+# that hold its values, as the simulator has none:
 #
 #     call step      if p else +4      goto -6      ret
 #
@@ -125,8 +125,6 @@ def _text(instruction: Instruction, graph: Graph) -> str:
 
 # ----------------------------------------------------------------------------------------------------------
 # Under which predicates an op runs, read off the switches and merges before it.
-#
-# ::
 #
 #     x ─► switch ─true──► f ─► merge ─► y        guard of f: ((p, 1),)    of g: ((p, 0),)
 #     p ─────┘ └──false──► g ─────┘               of the switch, the merge and y: ()

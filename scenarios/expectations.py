@@ -53,8 +53,6 @@ from sim.trace import Trace
 # ----------------------------------------------------------------------------------------------------------
 # Values of a condition that are known only when runs are over: ``1.05 x gpipe``, and a tolerance of ``1%``.
 #
-# ::
-#
 #     makespan: {at_most: 1.05 x gpipe}            of what another run of the scenario has
 #     makespan: {equals: 45us, tolerance: 1%}      of what it should equal
 

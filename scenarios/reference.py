@@ -32,8 +32,6 @@ from sim.base.units import format_bytes, format_duration
 # ----------------------------------------------------------------------------------------------------------
 # A docstring in numpydoc's form, taken apart: the line, the text below it, and what each parameter means.
 #
-# ::
-#
 #     Convert every op to one format.          summary
 #     ...                                      text: paragraphs before the first section
 #     prefer : str                             parameters["prefer"].type
@@ -391,8 +389,6 @@ def _yaml(value: object) -> str:
 
 # ----------------------------------------------------------------------------------------------------------
 # What an editor completes: names of policies, presets and kinds in the JSON Schema, and options by name.
-#
-# ::
 #
 #  placement: {name: dev▒                     the names that are known are offered, any other text is allowed
 #  placement: {name: device-kind, so▒         then the options of that name, each with its meaning

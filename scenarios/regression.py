@@ -138,8 +138,6 @@ def _rounded(key: str) -> Context:
 # ----------------------------------------------------------------------------------------------------------
 # A table of ops that holds later runs to a schedule, written anew for one run.
 #
-# ::
-#
 #     op,start_ns,...              policy,op,start_ns,...
 #     a,0,...                      gpipe,a,0,...             as `sim run --ops` writes one run, or several
 #                                  1f1b,a,0,...
@@ -185,8 +183,6 @@ def write_golden(path: Path, run: FinishedRun, holders: Sequence[str] = ()) -> N
 
 # ----------------------------------------------------------------------------------------------------------
 # Scalars of a YAML file replaced where they stand: comments, layout and order stay as they were written.
-#
-# ::
 #
 #     makespan: {at_most: 45us}   # with both cores        65us at line 3, column 21
 #                         └──► 65us
@@ -261,8 +257,6 @@ def _is_text(plain: str) -> bool:
 
 # ----------------------------------------------------------------------------------------------------------
 # What did not hold, written anew into scenarios and tables of ops (``sim check --update``).
-#
-# ::
 #
 #     makespan: {at_most: 45us}   # both cores    ──►    makespan: {at_most: 65us}   # both cores
 #     schedule: golden.csv                        ──►    golden.csv: the rows of this run are written anew

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------------
 # What the pytest fixture ``simulate`` gives: a run, which says what of it one asserts and does not hold.
 #
-# ::
-#
 #     run["makespan"] == 33_000_000
 #     run.order("rank0")[:2] == ["0F0", "0F1"]
 #     run.expect({"makespan": {"at_most": "1.0 x base"}}, base=base)

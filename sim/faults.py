@@ -20,8 +20,6 @@ from sim.machine.machine import Machine
 # ----------------------------------------------------------------------------------------------------------
 # How fast a part of the machine works as time goes on: at full speed, slower, or not at all.
 #
-# ::
-#
 #     factor 2 from 10 to 30 ns        rate  1 ─────┐          ┌─────      20 ns of work begun at 0
 #                                                   └──────────┘           are done at 30: 10, and 20 / 2
 #                                           0      10         30
@@ -128,8 +126,6 @@ class SpeedProfile:
 
 # ----------------------------------------------------------------------------------------------------------
 # When machines fail or become slow: every component meets its own luck, whatever the run does meanwhile.
-#
-# ::
 #
 #     gpu: {of: device, mtbf: 50000h}      component 0 ───x────────────────x────►   a stream each, of
 #                                          component 1 ────────────x────────────►   exponential gaps, from

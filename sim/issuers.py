@@ -152,8 +152,6 @@ def refuse_wrong(policy: Policy, graph: Graph, n_nodes: int, issuer: Issuer, tas
 # ----------------------------------------------------------------------------------------------------------
 # Sessions that are processes of their own: each has its own host threads and its own streams.
 #
-# ::
-#
 #     one process      gpu0/host         a0 b0 a1 b1  ──►  gpu0/0        one thread launches for both
 #     two processes    gpu0/host/a       a0 a1        ──►  gpu0/0        each launches for itself; how the
 #                      gpu0/host/b       b0 b1        ──►  gpu0/1        device serves both is the device's

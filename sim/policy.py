@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # A policy as data: in which order issuers take what is eligible.
 #
 # Most policies are a queue. One that says so (`sim.Policy.as_data`) need not be asked task by task, so that
-# the kernel (`sim.kernel`) can run it::
+# the kernel (`sim.kernel`) can run it:
 #
 #     fifo      first eligible, first taken         a queue for each group of issuers
 #     lifo      last eligible, first taken

@@ -40,8 +40,6 @@ from sim.machine.machine import Machine
 # ----------------------------------------------------------------------------------------------------------
 # Which node of a cluster a device is on: what its name begins with.
 #
-# ::
-#
 #     node3/gpu5    of `nodes: 16`: on node3
 #     rank3/gpu0    a rank of a recorded job, of which nobody wrote down where it was: on none
 
@@ -70,8 +68,6 @@ def by_node(call: Call, machine: Machine) -> list[list[int]]:
 
 # ----------------------------------------------------------------------------------------------------------
 # The order in which a ring goes through its ranks, so that its hops are short and share no link.
-#
-# ::
 #
 #     0 ─ 1 ─ 2       torus or grid: from neighbour to neighbour, the other columns row by row,
 #     │       │       there and back, and home along the first one

@@ -30,8 +30,6 @@ from sim.machine.machine import Machine
 # ----------------------------------------------------------------------------------------------------------
 # How long collectives of one node take by what was measured: a few rates, of what NCCL chose.
 #
-# ::
-#
 #     ring       launch + steps x hop + bytes on a link / channels x channel + own bytes x own
 #                LL: + bytes on a link x rate of LL;  Simple: + a longer start
 #     NVLS       start + (1 + 1/n) bytes x rate, the first 20 MB slower

@@ -35,8 +35,6 @@ from sim.base.errors import InputError
 # ----------------------------------------------------------------------------------------------------------
 # What NCCL's search of the topology finds in nodes with NVSwitches and a network card for each GPU.
 #
-# ::
-#
 #     H100, 8 GPUs: 370.8 GB/s over NVLink      ring    6 channels of 60   ──► doubled: 12 of 30
 #                                               tree   as many channels as the ring: 12 of 30
 #                                               NVLS    8 channels of 40: a GPU sends its part 8 + 1 times

@@ -69,8 +69,6 @@ def make_collectives(spec: object, origin: Origin = NOWHERE) -> CollectiveModel:
 # ----------------------------------------------------------------------------------------------------------
 # Collectives of a machine preset, where nobody chose a model: NCCL's if it is known, else the formula.
 #
-# ::
-#
 #     preset: dgx-h100                     ──►  among GPUs NCCL's choice, channels and times, else the formula
 #     preset: dgx-h100, topology: {...}    ──►  the formula: NCCL's times are those of the preset's network
 #     preset: fire-flyer-2                 ──►  the formula: NCCL's choice is not known without NVSwitches

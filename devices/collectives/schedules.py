@@ -33,8 +33,6 @@ from sim.base.arrays import IntArray
 # ----------------------------------------------------------------------------------------------------------
 # Two binary trees at once, in pieces: the double binary tree of NCCL, and Sanders' broadcast.
 #
-# ::
-#
 #     tree 1   0 ─ 8 ┬ 4 ┬ 2 ┬ 1           tree 2 is its mirror image (an even number of ranks) or is shifted
 #                    │   │   └ 3           by one rank (an odd one): who passes on in one tree is a leaf in
 #                    │   └ 6 ...           the other, so that nobody sends to more than two, nor receives from

@@ -369,8 +369,6 @@ class CostTable:
 # ----------------------------------------------------------------------------------------------------------
 # Cost tables as files: JSON with provenance, schema ``sim.cost_table/1``.
 #
-# ::
-#
 #     {"schema": "sim.cost_table/1", "device": "NVIDIA H200", "unit": "ns", "kind": "matmul",
 #      "axes": [{"name": "m", "scale": "log", "weight": 1.0, "granule": 1}, ...],
 #      "neighbours": 32, "noise": 0.0,

@@ -186,8 +186,6 @@ def _message(hardware: str, found: Counter[str], twice: int, total: int, op: str
 # ----------------------------------------------------------------------------------------------------------
 # Say so when runs stand side by side whose ops are costed in different ways.
 #
-# ::
-#
 #     h100-sxm      matmul  fitted       1.42 ms     what such products took
 #     a100-sxm-80   matmul  data sheet   3.53 ms     what none can beat: a real one takes longer
 #

@@ -46,7 +46,7 @@ from sim.machine.device import CostModel, Device, Roofs
 #
 # A core has three things that work at once: DMA that loads, a unit that computes, DMA that stores. With two
 # buffers for every operand the next tile is loaded, and the last one stored, while one is computed on; with
-# one buffer each tile is loaded, computed and stored before the next is loaded::
+# one buffer each tile is loaded, computed and stored before the next is loaded:
 #
 #     two buffers     load     │ 0 │ 1 │ 2 │ 3 │              l + c + s + (N - 1) max(l, c, s)
 #                     compute      │ 0   │ 1   │ 2   │ 3   │

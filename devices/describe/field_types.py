@@ -24,8 +24,6 @@ from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, Dimensi
 # ----------------------------------------------------------------------------------------------------------
 # Data types: a closed list of names, the spellings of frameworks, and bits an element.
 #
-# ::
-#
 #     dtype: torch.bfloat16  ──dtype_name──►  bf16      peak: {bf16: 989TFLOP/s}
 #     dtype: bf61            ──dtype_name──►  unknown dtype 'bf61'; did you mean 'bf16'?
 #

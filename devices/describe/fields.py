@@ -413,12 +413,10 @@ MACHINE_FIELDS: Final = _table(
 # ----------------------------------------------------------------------------------------------------------
 # Kinds of op: a closed list, so that a slip of the pen is told and not taken for a kind of its own.
 #
-# ::
-#
 #     efficiency: {matmull: 0.5}    no op is a matmull, so products would run at the peak
 #
 # What importers, builders and rewrites make is in it. A package that has more offers them under the
-# entry-point group ``sim.kinds``; a scenario names those of its own ops::
+# entry-point group ``sim.kinds``; a scenario names those of its own ops:
 #
 #     workload: {kinds: [tokenize], ops: {t: {kind: tokenize, duration: 3us}}}
 

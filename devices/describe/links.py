@@ -28,8 +28,6 @@ from sim.machine.links import Link, Routing
 # ----------------------------------------------------------------------------------------------------------
 # What a message costs besides latency and bandwidth, by the software that carries it.
 #
-# ::
-#
 #     local   nothing: memory, NVLink, PCIe
 #     rdma    the network card reads the memory by itself; a message waits for it to be told
 #     tcp     a thread of the host copies the bytes through the kernel, as fast as one core can
@@ -59,8 +57,6 @@ TRANSPORTS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 # ----------------------------------------------------------------------------------------------------------
 # Names by pattern: one word of a file stands for many devices.
-#
-# ::
 #
 #  gpu*             those of a shell (`fnmatch`): gpu0, gpu1, ...
 #  {node}/gpu*      a word in braces stands for any text without a slash, and for the same at both ends of a

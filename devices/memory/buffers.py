@@ -186,7 +186,7 @@ def _own_storage(job: Job, flow: Flow, n_buffers: int) -> IntArray | None:
 #
 # Copies that arrive from other devices, and those that leave, have no place in the program. What is certain
 # is which ops of this device are over before a copy can begin, and which cannot begin before it is over;
-# between the two it may happen at any time, and the plan holds whenever it does::
+# between the two it may happen at any time, and the plan holds whenever it does:
 #
 #     gpu0    a      b      c      d          x is made on gpu1 from a, and d reads it here
 #             │             ┌──────┴

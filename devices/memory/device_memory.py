@@ -215,8 +215,6 @@ def round_up(nbytes: int, multiple: int) -> int:
 # ----------------------------------------------------------------------------------------------------------
 # Whose tensor it is: the model, or session, that a tensor's name begins with.
 #
-# ::
-#
 #     train/0/grad      ──► train         sessions name their ops so; any graph may
 #     serve/2/head:1    ──► serve
 #     serve on gpu1     ──► serve         the copy of it on another device

@@ -148,8 +148,6 @@ def make_allocator(
 # ----------------------------------------------------------------------------------------------------------
 # How the memory of one device is managed, as a description says it.
 #
-# ::
-#
 #     allocator: caching
 #     allocator: {name: pool, limits: {train: 50GB, serve: 20GB}}
 #     allocator: {name: caching, max_split_size: 20MB, malloc: 150us, free: 100us, synchronise: 10us}

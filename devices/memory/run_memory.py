@@ -43,8 +43,6 @@ from sim.kernel.memory import Afterwards, Journal
 # ----------------------------------------------------------------------------------------------------------
 # What happened to memory in a run that never waited for it, worked out when it is over.
 #
-# ::
-#
 #     journal      a takes    b takes (reads a)    c takes (reads a, b)        (`sim.kernel.memory`)
 #     calls        +a         +b                   +c  -a  -b                  a has two readers, b one
 #

@@ -28,7 +28,7 @@ from sim.base.files import read_bytes
 # ----------------------------------------------------------------------------------------------------------
 # PyTorch's memory snapshots, read without torch and without running anything.
 #
-# A snapshot (``torch.cuda.memory._snapshot()`` or ``_dump_snapshot(path)``) is a pickle of plain containers::
+# A snapshot (``torch.cuda.memory._snapshot()`` or ``_dump_snapshot(path)``) is a pickle of plain containers:
 #
 #     {"segments":      [{"address", "device", "stream", "total_size",
 #                         "blocks": [{"address", "size", "requested_size", "state"}, ...]}, ...],

@@ -57,7 +57,7 @@ from sim.machine.task import Task
 # Who may go on when several things must be free at once: links held whole, copy engines.
 #
 # A transfer over two serial links holds both. It stands in the queue of each, and begins when it is at the
-# front of all its queues::
+# front of all its queues:
 #
 #     link a   [1][3]        1 holds a, 2 holds b;
 #     link b   [2][3]        3 needs both and begins when 1 and 2 have left
@@ -166,8 +166,6 @@ def network_columns(job: Job, flow: Flow) -> RouteColumns | str:
 
 # ----------------------------------------------------------------------------------------------------------
 # Flows over links that they share max-min fairly, advanced from change to change.
-#
-# ::
 #
 #     a flow comes or goes ──► the links it uses are marked
 #                              at the end of the instant, once: the connected component of marked links

@@ -99,8 +99,6 @@ def _checked(cores: int, device: Device, op: str) -> int:
 # ----------------------------------------------------------------------------------------------------------
 # More runnable threads than cores: the operating system slices time, and everybody gets slower.
 #
-# ::
-#
 #     rate of every op = min(1, cores / threads) / (1 + cost * max(0, threads / cores - 1))
 #                             fair time slices       switches, cold caches, threads that wait at a barrier
 #                                                    for one that does not run
@@ -205,7 +203,7 @@ class CorunSlowdown:
 # Workers that have slept take a while to begin.
 #
 # A worker that ends an op and finds the next one goes on at once; one that had nothing to do sits in the
-# kernel of the operating system, and is woken when another worker ends what it waits for::
+# kernel of the operating system, and is woken when another worker ends what it waits for:
 #
 #     worker 0   [ a ][ c ]                 [ c ] begins `issue_ns` after [ a ]
 #     worker 1         .... [ b ]           [ b ], which reads a, begins `wake_ns` later than that
@@ -256,8 +254,6 @@ class Waking(CorunSlowdown):
 
 # ----------------------------------------------------------------------------------------------------------
 # One pool of threads inside ops, which all ops that run at once share: TensorFlow's intra-op threads.
-#
-# ::
 #
 #     inter-op workers   w0 ── op ──┐        ┌ t0     an op alone is split over all of them;
 #                        w1 ── op ──┼─ pool ─┤ t1     of n ops each has the n-th part of the pool, and

@@ -64,8 +64,6 @@ class CoreUnits:
 # ----------------------------------------------------------------------------------------------------------
 # Ops of more streams than an NPU's cores make queues: they take turns on the cores.
 #
-# ::
-#
 #     1 queue of all cores     stream 0  [matmul]        [matmul]
 #                              stream 1          [norm]              waits for the cores: first come ...
 #                              stream 2     [all_reduce]             takes none

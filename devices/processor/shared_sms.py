@@ -56,8 +56,6 @@ from sim.record.record import Wait
 # ----------------------------------------------------------------------------------------------------------
 # Memory bandwidth among those who want different amounts of it: max-min fair, exactly.
 #
-# ::
-#
 #     capacity 10, demands 2, 5, 8:   2 gets 2;  of the other 8, 5 and 8 get 4 each
 #
 # Nobody gets more than he wants, and what small demands leave over is shared by the large ones: progressive

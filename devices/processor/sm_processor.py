@@ -103,8 +103,6 @@ def _with_dram(device: Device, job: Job) -> tuple[dict[int, Demand], bool]:
 # ----------------------------------------------------------------------------------------------------------
 # The least time that a GPU needs for all its kernels, whatever their order and streams.
 #
-# ::
-#
 #     SMs    ▇▇▇▇▇▇▇▇▇▇▇▇   sum of loads x block time / number of SMs
 #     DRAM   ▇▇▇▇▇▇▇▇       sum of bytes / bandwidth
 #
@@ -143,8 +141,6 @@ def least_ns(device: Device, job: Job, duration_ns: IntArray, runs: IntArray) ->
 
 # ----------------------------------------------------------------------------------------------------------
 # Processes that do not know of one another take turns on a GPU: kernels of two never run at the same time.
-#
-# ::
 #
 #     process a    [ kernel of 30 us ═══════════ ]                     a GPU's time while both have kernels:
 #     process b    [ kernel of 10 us ══ ]                              a b a b a b ... in slices

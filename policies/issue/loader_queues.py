@@ -29,8 +29,6 @@ from sim.graph.graph import Graph
 # ----------------------------------------------------------------------------------------------------------
 # tf.data's prefetch autotuner: how many elements the buffer may hold.
 #
-# ::
-#
 #     up      limit 1, and after each doubling: until an element is taken from a full buffer    ──► down
 #     down    until somebody wants an element and there is none: the limit doubles              ──► up
 #

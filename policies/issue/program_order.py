@@ -255,8 +255,6 @@ class InOrder(ProgramOrder):
 # ----------------------------------------------------------------------------------------------------------
 # How the runs of a graph follow one another, for executors that run all of it in one call.
 #
-# ::
-#
 #     in-turn         [ run 0 ][ run 1 ][ run 2 ]      a program calls, and has what it asked for, in a loop
 #     side-by-side    [ run 0 ]                        threads of a program call at once: runs share the
 #                     [ run 1 ]                        executor's threads

@@ -54,8 +54,6 @@ from sim.policy import Order
 # ----------------------------------------------------------------------------------------------------------
 # Which threads run the ops of which session: TensorFlow's inter-op thread pools.
 #
-# ::
-#
 #     one pool           [w0 w1 w2 w3]              all sessions
 #     one a session      [w0 w1] [w2 w3]            session a, session b
 #     a list of sizes    [w0] [w1 w2 w3]            each session chooses one by number

@@ -33,7 +33,7 @@ from sim.policy import Order
 #
 # A stream is what one thread executes in sequence. Each op hangs on the operand with the most expensive path
 # from the beginning, since that will be the last to come; then, from the end to the beginning, an op joins
-# one of the streams of those that hang on it, and streams too cheap to be worth a thread are merged::
+# one of the streams of those that hang on it, and streams too cheap to be worth a thread are merged:
 #
 #     root ─┬─► a (9) ─► c (1) ─► return       root, a, c: the stream of the return
 #           ├─► b (9) ───────►┤                b: a stream of its own

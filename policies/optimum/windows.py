@@ -27,8 +27,6 @@ from sim.base.arrays import BoolArray
 # ----------------------------------------------------------------------------------------------------------
 # A solution that is known, seen from both ends: as early as it is, and as late as its end allows.
 #
-# ::
-#
 #     lane 0   [a ][ b  ]····[ d ]          as it is
 #     lane 1   [  c   ]···········
 #
@@ -151,8 +149,6 @@ def _parts(time: Time | int) -> tuple[int, int]:
 
 # ----------------------------------------------------------------------------------------------------------
 # A part of a schedule as a model of CP-SAT, the rest being as it is known.
-#
-# ::
 #
 #     before            in the window     behind
 #     at known times    unknown           so long before the end of all as is known, and the end is unknown

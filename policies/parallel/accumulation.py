@@ -163,8 +163,6 @@ def refuse_micro_batches(step: TrainingStep, what: str) -> None:
 # ----------------------------------------------------------------------------------------------------------
 # The micro-batches of a step that accumulates gradients, each as a step of its own.
 #
-# ::
-#
 #     micro0/B   micro1/B   micro1/w/accumulate   w/update          what gradient-accumulation makes
 #     micro0/B │ micro1/B │                       w/update          who exchanges gradients of each
 #     micro0/B │ micro1/B   micro1/w/accumulate │ w/update          who adds them up first

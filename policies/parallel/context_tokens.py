@@ -24,8 +24,6 @@ from sim.graph.graph import Role
 # ----------------------------------------------------------------------------------------------------------
 # Which part of a sequence each rank has, and how much of its attention that is.
 #
-# ::
-#
 #  4 ranks, 8 chunks, causal             rank 0 has 0 and 7, rank 1 has 1 and 6, ...: all have the same work
 #
 #  queries  0  #                         contiguous: rank 0 has 0 and 1, rank 3 has 6 and 7: seven times the

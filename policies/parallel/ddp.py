@@ -34,8 +34,6 @@ from sim.base.errors import InputError
 # ----------------------------------------------------------------------------------------------------------
 # Gradients in buckets: small messages are summed together, and a large sum begins before all is there.
 #
-# ::
-#
 #     sizes, in the order in which gradients become ready     6  5  4  9  2
 #     [10]   closed when it holds 10 or more                  6  5 | 4  9 | 2          PyTorch, Megatron-LM
 #     [3, 10]  the first at 3                                 6 | 5  4  9 | 2

@@ -51,8 +51,6 @@ from sim.explain.training import DROPPED, LAYER, TOKENS
 # ----------------------------------------------------------------------------------------------------------
 # The experts of one rank: their ops for the tokens that they get, and the exchanges that bring these.
 #
-# ::
-#
 #     of 8 tokens in the graph 12 come, for two experts of four:
 #
 #     ffn.up    reads 8 x 10 B and w, 100 B       gpu0/ffn/dispatch   60 B to gpu0, 20 B to gpu1

@@ -47,8 +47,6 @@ from sim.base.plugins import NOWHERE, Origin
 # ----------------------------------------------------------------------------------------------------------
 # Recorded routing: a file that says to which experts every token went.
 #
-# ::
-#
 #     rank,expert0,expert1         a token a row; `rank` may be missing          .csv, .csv.gz
 #     0,3,17
 #     experts (tokens, top_k), ranks (tokens,)                                   .npz

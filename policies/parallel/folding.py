@@ -37,8 +37,6 @@ from sim.machine.machine import Folding
 # ----------------------------------------------------------------------------------------------------------
 # Whom ranks meet: in which collectives, of which durations, and on the other side of which sends and recvs.
 #
-# ::
-#
 #     tp 0 pp 0   all_reduce on ``tensor parallel 0``: 7 us        send of 4 MB to the rank of tp 0 pp 1: 3 us
 #     tp 1 pp 0   all_reduce on ``tensor parallel 0``: 7 us        send of 4 MB to the rank of tp 1 pp 1: 3 us
 #

@@ -146,8 +146,6 @@ def read_order(order: object, known: Sequence[str], what: str = "order") -> tupl
 # ----------------------------------------------------------------------------------------------------------
 # Ranks before they are on devices: the program of each, and where in the grid it is.
 #
-# ::
-#
 #  one device ──tensor-parallel──► tp 0, tp 1 ──ddp: each program with its sums──► tp 0 dp 0, tp 1 dp 0, ...
 #  one program                     one program, twice                              one program, eight times
 #

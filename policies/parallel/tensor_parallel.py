@@ -49,8 +49,6 @@ from sim.graph.frames import has_control_flow
 # ----------------------------------------------------------------------------------------------------------
 # What a tensor is on a tensor-parallel rank, and what ranks exchange to make another thing of it.
 #
-# ::
-#
 #     part      ──all_reduce──► whole          part ──reduce_scatter──► sequence       (sequence parallelism)
 #     sequence  ──all_gather──► whole          split ──all_gather──► whole
 #

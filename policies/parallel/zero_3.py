@@ -43,8 +43,6 @@ from sim.graph.graph import output_name
 # ----------------------------------------------------------------------------------------------------------
 # What DeepSpeed's ZeRO-3 gathers, and when: a machine of states that knows no clock and no ops.
 #
-# ::
-#
 #     visits     a  b  c  c' b' a'          modules with parameters, in the order in which they are entered
 #     fetch      gather what is missing of the module; what was gathered and it needs becomes available;
 #                gather ahead what comes next, fewer elements than `prefetch`, and than may be live besides

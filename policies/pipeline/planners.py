@@ -220,8 +220,6 @@ def by_size(layers: Sequence[LayerCost], stages: int, *, param_scale: int = 2) -
 # ----------------------------------------------------------------------------------------------------------
 # PipeDream's planner: which layers make a stage, and on how many workers each stage is replicated.
 #
-# ::
-#
 #     A(i..j, m) = min over the last stage k+1..j on m' of the m workers of
 #                      max( A(i..k, m - m'),  sent(k, m'),  T(k+1..j, m') )
 #     A(i..j, m) = T(i..j, m)                                       where one stage is best

@@ -25,8 +25,6 @@ from sim.base.errors import InputError, StuckError
 # ----------------------------------------------------------------------------------------------------------
 # What each action waits for, and where that is made.
 #
-# ::
-#
 #     F(s, k)           F(s-1, k)
 #     R(s, k)           F(s, k)
 #     B, I of (s, k)    F(s, k), R(s, k) where there is one, and B or I of (s+1, k)

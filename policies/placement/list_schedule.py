@@ -28,8 +28,6 @@ from sim.job.job import Placement
 # ----------------------------------------------------------------------------------------------------------
 # When a device is free: the gaps between what has been placed on it.
 #
-# ::
-#
 #     lane 0   ▇▇▇▇····▇▇▇·······…      gaps: [4, 8) [11, ∞)
 #     lane 1   ▇▇▇▇▇▇▇···········…            [7, ∞)
 #

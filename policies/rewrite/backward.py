@@ -22,7 +22,7 @@ from sim.graph.graph import Role
 # What the backward of each kind of op is made of, as multiples of what the forward does.
 #
 # A rule says what an op costs that makes the gradient of some of the inputs from the gradient ``dy`` of the
-# output. With x and w the inputs, y the output::
+# output. With x and w the inputs, y the output:
 #
 #     contraction   x·w        input gradient dy·w, weight gradient x·dy: an op each, each the forward's work
 #     sum           x + b      dy itself; what was broadcast is summed up again (bias_add_grad, reduce_sum)

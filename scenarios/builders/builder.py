@@ -66,8 +66,6 @@ class Builder(Keys):
 # ----------------------------------------------------------------------------------------------------------
 # Kernels of a training step, timed by the cost model of a device: what `workload: {build: ...}` asks, too.
 #
-# ::
-#
 #     Product     a matmul with its shape          Attention   attention, or attention_grad, with its shape
 #     Pass        an op that reads and writes      Collective  a ring at one bandwidth, which nothing hides
 #

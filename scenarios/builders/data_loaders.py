@@ -128,7 +128,7 @@ class DataLoadingFields(Builder):
 #   up all behind it. With ``in_order=False`` they are returned as they come.
 # 5. With ``pin_memory`` one thread copies each batch into pinned memory, in the order in which they came.
 #
-# Two workers, prefetch_factor 2, and batch 1 is slow::
+# Two workers, prefetch_factor 2, and batch 1 is slow:
 #
 #     handed out   0 1 2 3          4         when 0 is returned    5 6 7
 #     worker 0     │ 0 │ 2 │ 4 │ ....
@@ -217,8 +217,6 @@ class DataLoaderFields(InputPipeline):
 
 # ----------------------------------------------------------------------------------------------------------
 # tf.data: ``dataset.map(load, num_parallel_calls).prefetch(buffer)``, with the prefetch autotuner.
-#
-# ::
 #
 #     loader0     │ load 0 │ load 2 │       `parallel_calls` at once, made and not taken together no more
 #                 │ load 1 │ load 3 │

@@ -33,8 +33,6 @@ from sim.graph.graph import Graph, output_name
 # ----------------------------------------------------------------------------------------------------------
 # Sizes of a GPT as `scenarios.builders.gpt` writes it: learned positions, a middle 4h wide, tied words.
 #
-# ::
-#
 #     parameters     12h² + 13h a layer, (V + s)·h of the embedding
 #
 # What a layer costs and keeps in training is `scenarios.builders.train.layers`.

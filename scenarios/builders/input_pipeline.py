@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------------
 # What limits a training loop with an input pipeline: who needs the most time for a step.
 #
-# ::
-#
 #     storage         bytes of a step of all replicas / bandwidth of the busiest link    2.0 ms
 #     workers         (reading alone and loading) / workers                              6.3 ms  ◄── the limit
 #     pin thread      pinning                                                            0.5 ms

@@ -166,7 +166,7 @@ class Around:
 # ----------------------------------------------------------------------------------------------------------
 # What the stages of a pipeline send, keep and read, as outputs and inputs of their ops.
 #
-# Outputs of an op, by the phase of its action (0 bytes where nothing is kept)::
+# Outputs of an op, by the phase of its action (0 bytes where nothing is kept):
 #
 #     F     0 boundary           1 what I frees (recomputed: the stage input)   2 what W frees    3.. skips
 #     R     0 nothing            1 what I frees                                 2 what W frees
@@ -242,8 +242,6 @@ def reads_of_stages(
 
 # ----------------------------------------------------------------------------------------------------------
 # What happens around the slots of a pipeline: weights, gradient all-reduce, optimizer step.
-#
-# ::
 #
 #     compute stream     ... 0B6 0B7 ┐                             ┌ synchronise ┐ optimizer
 #     second stream                  └ all-reduce of stage 0 ──────┘ (with all ranks, or not at all)

@@ -97,8 +97,6 @@ def walk(needs: Csr, makes: Csr, first: Sequence[int], n_keys: int) -> tuple[Int
 # ----------------------------------------------------------------------------------------------------------
 # When the host launches copies that run on the compute streams (``copy_streams: false``): by clock cycles.
 #
-# ::
-#
 #  cycle    1          2                    3
 #  fence               copy for 1F0         copy for 1F1, copy for 2F0      (reading stages in rising order)
 #  slots    0F0        0F1  1F0             0F2  1F1  2F0

@@ -43,8 +43,6 @@ def takes_also(
 # ----------------------------------------------------------------------------------------------------------
 # ``--limit SECONDS``: a command that takes longer is interrupted, as Ctrl-C does.
 #
-# ::
-#
 #     0 ──────────── SECONDS ──── + 1 s ──── + 2 s
 #                    interrupt    again      what does not listen is ended
 

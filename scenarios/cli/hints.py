@@ -81,8 +81,6 @@ def _named(devices: Sequence[str]) -> str:
 # ----------------------------------------------------------------------------------------------------------
 # What `sim run` and `sim compare` say of streams that nobody was told to use.
 #
-# ::
-#
 #     gpu0 (streams: 4)   stream 0  a b c d e f      policy.streams says nothing: all ops are on the first,
 #                         stream 1                   so `streams: 4` changes nothing, and a sweep over it
 #                         stream 2                   has equal rows

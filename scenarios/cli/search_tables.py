@@ -149,8 +149,6 @@ def _above_bound(found: Optimum, result: Result) -> str:
 # ----------------------------------------------------------------------------------------------------------
 # A sweep as people read it: its rows, and the answer to what was sought in it.
 #
-# ::
-#
 #     tp  pp  ...  makespan  tokens/s  MFU  memory      the ten best
 #     best: tp=2, pp=4: step_time 2.39 s                and the one behind it, by how much
 #     left out: 530 tp does not divide the heads        what was never run, by reason

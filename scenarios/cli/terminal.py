@@ -121,8 +121,6 @@ def unescaped(stream: TextIO) -> TextIO:
 # ----------------------------------------------------------------------------------------------------------
 # Whose mistake an unexpected error is: this program's, or that of a class that the user named.
 #
-# ::
-#
 #     scenarios/cli/... ─► sim/engine/engine.py ─► shortest.py:19 ─► heapq.py      theirs
 #     scenarios/cli/... ─► sim/engine/engine.py ─► numpy/...                       ours
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------------
 # A decision of a scenario: the name of what decides, and its options.
 #
-# ::
-#
 #     placement: heft                                 streams: {name: per-branch, spread: next}
 
 
@@ -195,8 +193,6 @@ class NoiseFields(Strict):
 
 # ----------------------------------------------------------------------------------------------------------
 # The ``memory:`` of a scenario: who manages it, when tensors take it, and what happens when there is none.
-#
-# ::
 #
 #     memory:
 #       allocator: {name: caching, malloc: 50us}         of every device, or `runtime` ...

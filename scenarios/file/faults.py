@@ -158,7 +158,7 @@ def _models_at(annotation: Any, loc: Loc) -> Iterator[type[BaseModel]]:
 # ----------------------------------------------------------------------------------------------------------
 # Keys that scenarios had once, in one table: what to write instead.
 #
-# A scenario that was written for an older version gets its answer at the key::
+# A scenario that was written for an older version gets its answer at the key:
 #
 #     s.yaml:4:27: machine.devices.npu0.dma_engines: is called copy_engines now
 

@@ -58,7 +58,7 @@ from sim.graph.graph import Graph
 # What a Chakra trace leaves out: the order on each stream and thread, and waits between them.
 #
 # Its dependencies say who launched a kernel, not what the kernel had to wait for on the GPU; by them alone
-# every collective runs at once (https://github.com/mlcommons/chakra/pull/126, issue 215)::
+# every collective runs at once (https://github.com/mlcommons/chakra/pull/126, issue 215):
 #
 #     thread 1    mm ──► all_reduce ──► item ──────────► add     in order; after what is read back
 #                 │          │            │               ▲

@@ -165,8 +165,6 @@ def _split(total: int, weights: Sequence[int]) -> list[int]:
 # ----------------------------------------------------------------------------------------------------------
 # Which call of an operator launched a kernel: a trace of the profiler beside an execution graph.
 #
-# ::
-#
 #     trace     aten::linear  [ aten::addmm [ cudaLaunchKernel, correlation 7 ] ]        kernel, correlation 7
 #                                  │ Record function id 12 (older: External id)
 #     graph     aten::linear ► aten::addmm, rf_id 12: tensors, shapes, schema

@@ -198,8 +198,6 @@ def _keys(schema: Any) -> set[str]:
 # ----------------------------------------------------------------------------------------------------------
 # JSON files of one long list: its items come one at a time, so that nobody has to hold them all.
 #
-# ::
-#
 #     {"schemaVersion": 1, "traceEvents": [ {...}, {...}, ... ], "traceName": "..."}
 #                                           └──► yielded          └──► kept with the others
 #

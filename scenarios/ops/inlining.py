@@ -30,7 +30,7 @@ from sim.graph.graph import output_name, split_output
 # ----------------------------------------------------------------------------------------------------------
 # Functions: ops that stand for other ops, which are written out when the graph is built.
 #
-# A function has inputs, ops and results. Three kinds of op name functions in their attributes::
+# A function has inputs, ops and results. Three kinds of op name functions in their attributes:
 #
 #  call    body                                its results are those of the body
 #  if      then, else                          the first input decides (its producer carries an ``outcome``);

@@ -81,8 +81,6 @@ def as_recorded(graph: Graph) -> RecordedTimes:
 # ----------------------------------------------------------------------------------------------------------
 # How much of a makespan nothing explains: the delays of a recording on the executed path.
 #
-# ::
-#
 #     stream 7    [a][ delay.1 ][b]                          a delay is what kept b, and nothing in the trace
 #     stream 20   [c                ][ delay.2 ][d]          says what; the path goes back from d: delay.2, c
 #

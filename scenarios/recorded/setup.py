@@ -93,8 +93,6 @@ def run_recorded(graph: Graph, *, noise: Noise | None = None) -> Trace:
 # ----------------------------------------------------------------------------------------------------------
 # What a recording knows of its machine, for what a scenario leaves open.
 #
-# ::
-#
 #     machine: {preset: recorded}                              all of it; so does a scenario without a machine
 #     machine: {preset: recorded, devices: {gpu: {gap: 0}}}    all of it, but for the gap
 #     machine: {devices: {gpu0: {kind: gpu, streams: 4}}}      gap, event_hop and launch_latency of gpu0

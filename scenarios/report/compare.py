@@ -25,7 +25,7 @@ from sim.trace import Trace
 #
 # Begin at the task that ended last and step back to the input that came last, again and again: each step
 # splits the time since then into executing, travelling and waiting, so the parts of a run add up to its
-# makespan (`sim.explain.makespan_breakdown`), and the parts of a difference to the difference::
+# makespan (`sim.explain.makespan_breakdown`), and the parts of a difference to the difference:
 #
 #  a executing 40 │ b executing 10                      50 us  out of order: nothing waits
 #  d held back by the policy 50 │ d executing 30        80 us  in order

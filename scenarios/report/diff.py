@@ -267,8 +267,6 @@ def _ready(graph: Graph, start: IntArray, end: IntArray, launched: list[bool]) -
 # ----------------------------------------------------------------------------------------------------------
 # What the two sides of `sim diff` may be, and how a command line names them.
 #
-# ::
-#
 #     sim diff head.yaml --policy in-order --policy window-4    one scenario under two policies
 #     sim diff head.yaml --policy window-4                      ... its own policy against another one
 #     sim diff head.yaml --set-b workload.batch=64              ... as it is, and with a setting

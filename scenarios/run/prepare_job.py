@@ -27,7 +27,7 @@ from sim.machine.machine import Machine
 # Words of a scenario from closed lists: kinds of op and of device, data types, attributes of ops.
 #
 # A word that nobody knows is refused where it stands, with the nearest known one. It would be read, match
-# nothing, and change the result::
+# nothing, and change the result:
 #
 #     efficiency: {matmull: 0.5}    no op is a matmull, so products run at the peak
 #     kind: matmull                 no efficiency, table or color is for it

@@ -150,8 +150,6 @@ def pinned(graph: Graph, machine: Machine, device_of: IntArray) -> Graph:
 # ----------------------------------------------------------------------------------------------------------
 # Whether ranks that do the same are simulated once: ``fold: auto | true | false``.
 #
-# ::
-#
 #     compile: [training, {name: ddp, ranks: 16384}]     ──►  one rank is made, and stands for 16,384
 #     noise: {devices: {gpu17: 1.2}}                     ──►  two: gpu17, and gpu0 for the other 16,383
 #     noise: {sigma: 0.05}                               ──►  not folded: each rank has its own luck

@@ -48,8 +48,6 @@ class SlowDown(Source):
 # ----------------------------------------------------------------------------------------------------------
 # How often to save: Young's and Daly's intervals, and the exact expectation that they approximate.
 #
-# ::
-#
 #     |-- tau: computing --|- delta: saving -|-- tau --|- delta -|-- tau --
 #                                                       ^ failure, every M on average: after R the run
 #                                                         begins again behind its last checkpoint

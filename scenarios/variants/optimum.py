@@ -42,8 +42,6 @@ from sim.trace import Trace
 # ----------------------------------------------------------------------------------------------------------
 # Schedules to begin a search with: cheap to make, and often within a few percent of the best.
 #
-# ::
-#
 #  heft       by the longest way to the end, each op into the first gap of a stream     its order and streams
 #  in order, or whatever is ready of it                                                 ... issued two ways
 #  critical path, shortest first                                                        ... on its streams

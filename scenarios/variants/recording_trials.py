@@ -35,8 +35,6 @@ from sim.trace import Trace
 # ----------------------------------------------------------------------------------------------------------
 # Which rank the others wait for, and how much more it has to do than they.
 #
-# ::
-#
 #     rank 0   ──── [all-reduce.......]        blame of rank 2: from the arrival of rank 1, the last but one,
 #     rank 1   ──────── [all-reduce...]        until its own
 #     rank 2   ─────────────── [all-re]

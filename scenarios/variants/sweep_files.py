@@ -37,8 +37,6 @@ from sim.base.files import read_bytes, write_bytes
 # ----------------------------------------------------------------------------------------------------------
 # Points of a sweep: every combination of the values of some keys.
 #
-# ::
-#
 #     --vary workload.batch=1,8,32 --vary machine.devices.gpu0.streams=1,4     6 points, the last key fastest
 
 Row = dict[str, Any]

@@ -33,8 +33,6 @@ from sim.base.units import format_bytes, parse_bandwidth, parse_bytes, parse_flo
 # ----------------------------------------------------------------------------------------------------------
 # Collectives of a training step as NCCL chooses and times them, in place of the formula of a ring.
 #
-# ::
-#
 #  calibration: {nccl: h100, ...}
 #      in one node          NCCL's choice of algorithm, protocol, channels, at rates fitted to measured times
 #      over several nodes   the same choice, and what NCCL's tuner expects of it
@@ -71,8 +69,6 @@ def nccl_times(gpu: str) -> CollectiveTime:
 
 # ----------------------------------------------------------------------------------------------------------
 # What a calibration file may hold, as pydantic models.
-#
-# ::
 #
 #     device: h100-sxm                   peak, bandwidth and memory that are not given
 #     product: 0.784                     parts of the peak, and of the bandwidth, that kernels reach
@@ -207,8 +203,6 @@ class CalibrationFields(Strict):
 
 # ----------------------------------------------------------------------------------------------------------
 # Read a system file of SimuMax (MooreThreads/SimuMax, configs/system/*.json) as a calibration.
-#
-# ::
 #
 #     accelerator.op.matmul      tflops, efficient_factor, accurate_efficient_factor {"b=1, m=.., ..": 0.5}
 #     accelerator.op.sdp_fwd     the same, by "batch=1, seq_len=.., .."; sdp_bwd; group_matmul by "ng=.., .."

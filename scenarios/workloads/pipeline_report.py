@@ -46,8 +46,6 @@ from sim.trace import Trace
 # ----------------------------------------------------------------------------------------------------------
 # Whom a rank waits for: every idle moment inside its span, put down to what was running meanwhile.
 #
-# ::
-#
 #     rank 0   F4 ┊····idle····┊ B0       B0 waits for the gradient of 1B0,
 #     rank 1      ┊   ┌─ 1B0 ─┐┊          which ran for a part of that time: stage 1's share,
 #     rank 2      ┊2B0┘        ┊          and waited for 2B0 before: stage 2's share
@@ -132,8 +130,6 @@ class _Walk:
 
 # ----------------------------------------------------------------------------------------------------------
 # The memory of a pipeline, each byte under what it is for, and why it does not fit.
-#
-# ::
 #
 #     80 GiB ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄
 #             ▁▂▃▄▅▆▇▇▇▇▇▆▅▄▃▂▁     activations (per micro-batch, freed by its backward)

@@ -26,8 +26,6 @@ from sim.machine.machine import Machine
 # ----------------------------------------------------------------------------------------------------------
 # Which device each rank of a pipeline runs on, in whose place its stages are timed.
 #
-# ::
-#
 #     machine   cpu0  cpu1  gpu0  gpu1  nvswitch      the CPUs where there is nothing else;
 #     rank        -     -     0     1      -          a switch runs no op
 

@@ -32,8 +32,6 @@ from sim.trace import Trace
 # ----------------------------------------------------------------------------------------------------------
 # Sharding over fewer ranks (HSDP): which of them share one copy, and when all of them are too many.
 #
-# ::
-#
 #     fsdp over 6,400 ranks    a ring of 6,399 hops a gather, however few bytes each has
 #     shard: 64                rings of 63, and sums of a 64th of the gradients over 100 copies
 #
@@ -234,8 +232,6 @@ def _covered(trace: Trace, rows: Sequence[bool] | Any, until: IntArray | None = 
 
 # ----------------------------------------------------------------------------------------------------------
 # Does a training step fit, and if not: which rank, when, what owns the memory, and what would make it fit.
-#
-# ::
 #
 #     one setting at a time, its least notch that fits: policy, micro_batch /2 .., recompute, sharding,
 #     shard, tp, cp, pp ×2 ..

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------------
 # What ``workload: {train: ...}`` may hold, as pydantic models.
 #
-# ::
-#
 #  train:
 #    model: llama3-70b             a name, or sizes: {layers: 80, hidden: 8192, ...}; {name: ..., layers: 12}
 #    calibration: h100-sxm              a name, a file, or numbers

@@ -151,7 +151,7 @@ class Workload(Strict):
 # Where in a scenario an error about an op belongs.
 #
 # What builds and runs graphs knows names, not files. Its errors say which op they are about
-# (`SimError.about`), and here the name leads back to where that op is written::
+# (`SimError.about`), and here the name leads back to where that op is written:
 #
 #     about("w/cond", "trips")  ──►  w  ──►  workload.ops.w.attributes.trips
 #     about("b")                ──►  b  ──►  workload.ops.b
@@ -224,8 +224,6 @@ def _ops(whole: str, document: Document) -> Iterator[tuple[Loc, str]]:
 
 # ----------------------------------------------------------------------------------------------------------
 # Kinds of workload, each a class whose fields are the keys of ``workload:``.
-#
-# ::
 #
 #     entry point of group sim.workloads        workload: {ops: {...}}         the name is the key that
 #     ops = "scenarios.workloads...:InlineOps"                ───                  tells the kind, and a field

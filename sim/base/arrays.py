@@ -83,8 +83,6 @@ def distinct_rows(*columns: IntArray) -> tuple[list[tuple[int, ...]], IntArray]:
 # ----------------------------------------------------------------------------------------------------------
 # How large things may be, checked before they are built: a slip of the pen should not fill the memory.
 #
-# ::
-#
 #     random-dag: layers: 100000, width: 100000    ──► 10,000,000,000 ops are more than the 10,000,000 ...
 #     forty functions, each calling the next twice ──► the same, counted without writing them out
 

@@ -24,7 +24,7 @@ from sim.diff.schedule import TRANSFER, OpSchedule
 #
 # Each column of the textbook's table grows by 0 or 1 from row to row, so that a column is a row of bits, and
 # one addition of long integers makes the next (Hyyrö, "Bit-parallel LCS-length computation revisited",
-# 2004)::
+# 2004):
 #
 #         a b c a b      bits of a column: 0 where it grows
 #     c   0 0 1 1 1      1 1 0 1 1

@@ -218,8 +218,6 @@ def _whole(path: StrPath, table: pd.DataFrame, column: str) -> IntArray:
 # ----------------------------------------------------------------------------------------------------------
 # A run against a table of the ops of an earlier one: what changed, and the first op that moved.
 #
-# ::
-#
 #     the makespan is 80 us, not 50 us
 #     of 4 ops in both 2 start at another time
 #     the first to move is 'c', which starts at 40 us, not 0 ns:

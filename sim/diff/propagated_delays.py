@@ -230,7 +230,7 @@ class _Chain:
 #
 # Where an op starts later, it waits for whatever ended last before it: an input, the op before it on its lane
 # or on its communicator, or its issuer. As far as that moved the same way, the op was carried along; the rest
-# is its own::
+# is its own:
 #
 #     A   ▇a▇▇b▇▇c▇          b is 3 later by itself (it was launched late)
 #     B   ▇a▇   ▇b▇▇c▇       c is 3 later, and 0 by itself

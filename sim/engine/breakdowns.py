@@ -288,8 +288,6 @@ class Breakdowns:
 # ----------------------------------------------------------------------------------------------------------
 # A device that is slow at times: what it shares among its tasks runs by a clock of its own.
 #
-# ::
-#
 #     time of the run       0    10   20   30   40   50         factor 2 from 10 to 30
 #     time of the device    0    10   15   20   30   40
 #

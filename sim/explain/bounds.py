@@ -38,8 +38,6 @@ from sim.record.record import Record
 # ----------------------------------------------------------------------------------------------------------
 # The critical path of a job: the longest chain of ops and of the transfers between them.
 #
-# ::
-#
 #     gpu0:  a ──►──┐ transfer            iteration 0    a ─► b ─┐ distance 1
 #     gpu1:         └──► b ──► c          iteration 1            └─► a ─► b
 #

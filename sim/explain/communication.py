@@ -91,8 +91,6 @@ def moving_kinds(graph: Graph) -> BoolArray:
 # ----------------------------------------------------------------------------------------------------------
 # Exposed communication: the time in which a device communicates and computes nothing, and why.
 #
-# ::
-#
 #     compute      ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇
 #     all_reduce            ◄ready ····queued····▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇
 #                           └──── delay ────────┘               └──┘ exposed: the queue's, as without it ...
@@ -107,7 +105,7 @@ def moving_kinds(graph: Graph) -> BoolArray:
 # `sim.explain.time_use` and the exposed waiting.
 #
 # A copy that only communication reads prepares it, and moves with it. So the delays of a collective go on
-# with those of the copy that made its data::
+# with those of the copy that made its data:
 #
 #     host         ├compute┤├others┤├copy in┤├gather┤
 #     compute               ▇▇▇▇▇▇▇▇▇▇▇▇
@@ -266,8 +264,6 @@ class _Alone:
 
 # ----------------------------------------------------------------------------------------------------------
 # What collectives wait for on each communicator: for the one before them in line, and for late ranks.
-#
-# ::
 #
 #     dp    4 ranks, 12 meetings   late ranks 35 us   in line 14 us, most 'gpu0/AG1', 14 us behind 'gpu0/RS3'
 

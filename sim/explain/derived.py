@@ -34,7 +34,7 @@ from sim.record.record import Record, Wait
 # Which iteration of a loop had to be over before another could begin.
 #
 # A loop has at most ``parallel_iterations`` (p) under way, so what enters iteration i + p waits until all of
-# iteration i has ended, whether it reads anything of that or not::
+# iteration i has ended, whether it reads anything of that or not:
 #
 #     p = 1    slow 0 ─────────────────┐
 #              count 0 ──► next ───────┴─► merge 1        ready when `slow 0` has ended, not when `next` has

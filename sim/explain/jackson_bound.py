@@ -88,8 +88,6 @@ def between_ns(head: Sequence[int], body: Sequence[int], tail: Sequence[int], ca
 # ----------------------------------------------------------------------------------------------------------
 # How early each task can be, and how long all still takes after it, whatever else is going on.
 #
-# ::
-#
 #     head  ──────────►│ taken ─issue─► launch ─► start ▇▇▇▇ end │◄────────── tail
 #
 # Only what no policy can avoid counts: durations, transfers, and what is paid between an op's inputs and its

@@ -277,8 +277,6 @@ def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> Memo
 # ----------------------------------------------------------------------------------------------------------
 # What memory holds over time, split by the kind of op that made it: the bands of a memory plot.
 #
-# ::
-#
 #     bytes ▲        ▁▂▂▁        other
 #           │   ▁▃▅▅▅▇▇▇▅▃▁      relu
 #           │ ▂▅▇▇▇▇▇▇▇▇▇▇▇▇▅▂   conv
@@ -358,8 +356,6 @@ def memory_bands(trace: Record, device: str, *, kinds: int = 5) -> Bands:
 
 # ----------------------------------------------------------------------------------------------------------
 # What an allocator's log of a run says: peaks, fragmentation, and who held the memory.
-#
-# ::
 #
 #     reserved   ▁▁▁▁████████████████████   held from the device: grows in segments, seldom shrinks
 #     in use     ▁▁▃▃▅▅▇▇▅▅▃▃▁▁             blocks handed out, as rounded

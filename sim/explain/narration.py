@@ -23,8 +23,6 @@ from sim.record.record import Record
 # ----------------------------------------------------------------------------------------------------------
 # What held the executed critical path up most, in one sentence: the first thing to know of a run.
 #
-# ::
-#
 #  '0F1' is issued and queued behind '2RECV_F0' on rank0/0, for 22 us; '2RECV_F0' waits on communicator 'pp'
 #  for rank1, whose '1SEND_F0' is the last to start, for 10 us
 #

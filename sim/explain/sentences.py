@@ -215,8 +215,6 @@ def step_text(f: DerivedColumns, step: PathStep) -> str:
 # ----------------------------------------------------------------------------------------------------------
 # The life of one task: what it waited for until it started, what led to it, and who waited for it.
 #
-# ::
-#
 #     'reduce' on gpu0/1
 #       at   50 us        20 us  issue       'reduce' is ready, and gpu0/host issues it
 #       at   70 us        30 us  runs

@@ -91,8 +91,6 @@ def time_use(
 # ----------------------------------------------------------------------------------------------------------
 # How many of a device's cores its tasks use: the share of a CPU, where "busy" only says that somebody works.
 #
-# ::
-#
 #     8 cores, a chain of ops of one core    ▇▇▇▇▇▇▇▇▇▇    busy 100 % of the time, core-time 1/8
 
 

@@ -90,8 +90,6 @@ def _spread(row: list[int]) -> dict[str, float]:
 # ----------------------------------------------------------------------------------------------------------
 # How tokens fell on the ranks that share the experts of a layer: who has most, how much more than the mean.
 #
-# ::
-#
 #     layer0.ffn    gpu0 ████████   gpu1 ██   gpu2 ██   gpu3 ████       imbalance 8 / 4 = 2, on gpu0
 
 LAYER: Final = "expert_layer"

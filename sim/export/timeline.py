@@ -298,8 +298,6 @@ class Timeline:
 # ----------------------------------------------------------------------------------------------------------
 # What a slice is called, so that tools for PyTorch's profiles know what it is.
 #
-# ::
-#
 #     op                            category      title
 #     of a worker                   cpu_op        its name
 #     kind copy, of a GPU           gpu_memcpy    Memcpy (op)

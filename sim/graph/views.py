@@ -63,8 +63,6 @@ def storage_of(graph: Graph) -> IntArray:
 # ----------------------------------------------------------------------------------------------------------
 # Which outputs are no tensors of their own under control flow, but an input passed on.
 #
-# ::
-#
 #     x ──► switch ──true──► f         what f reads is x itself, which stays until f has read it
 #
 # A switch, enter, exit, next_iteration and loop_cond pass on their first input, a merge whichever comes

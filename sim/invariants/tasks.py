@@ -94,7 +94,7 @@ TASKS = (each_once, times_in_order, places, durations)
 # Ties go by what happened, never by how it was computed: rows are by start, round, lane and id.
 #
 # Tasks that start, and tasks that end, at one instant go in the order of rows. An instant has a second round
-# only where something took no time: what it made possible comes after all that began in the first::
+# only where something took no time: what it made possible comes after all that began in the first:
 #
 #     instant 10      round 0   lane 0  a (5 ns)      lane 2  b (0 ns)
 #                     round 1   lane 1  c, which reads b

@@ -147,8 +147,6 @@ def node_name(job: Job, flow: Flow, node: int) -> str:
 # ----------------------------------------------------------------------------------------------------------
 # Copies of pageable memory: a host thread makes them, and does nothing else meanwhile.
 #
-# ::
-#
 #     pinned      host  [launch a][launch b]          the copy engine reads the host's memory by itself
 #                 copy       ▇▇▇▇▇▇▇▇▇▇▇
 #

@@ -103,8 +103,6 @@ class Network(Protocol):
 # ----------------------------------------------------------------------------------------------------------
 # Which links lead from one device to another: the shortest way, one of several as short, or a given one.
 #
-# ::
-#
 #     shortest    fewest hops, then least latency, then the links that come first in the machine
 #     ecmp        every device passes a flow on over one of its links that lead there in as few hops and as
 #                 little latency, by a hash: flows between two devices spread over all such ways

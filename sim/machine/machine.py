@@ -22,8 +22,6 @@ from sim.notebook import alike, card, columns_that_speak
 # ----------------------------------------------------------------------------------------------------------
 # Folding: devices that do the same at the same time, of which one is simulated.
 #
-# ::
-#
 #     gpu0 ... gpu16383, gpu17 slower     ──►    gpu0  stands for 16,383
 #                                                gpu17 stands for itself     they meet on ``data parallel``
 #

@@ -159,8 +159,6 @@ def draw_arrows(ax: Axes, trace: Record, bars: Bars, scale: int) -> None:
 # ----------------------------------------------------------------------------------------------------------
 # Names in bars: the longest form of each that has room, in letters that are as high as the bar at most.
 #
-# ::
-#
 #     gpu0/0   ▇▇▇block/conv1▇▇▇▇▇conv2▇▇        a name, or what follows one of its slashes
 #     rank0/0  ▇0▇▇1▇▇▇0▇▇▇2▇▇▇▇1▇▇▇▇            slots of a pipeline that have no room: micro-batches
 

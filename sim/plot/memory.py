@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------------
 # Memory over time as plots show it: one strip a device, and which strips stand below a Gantt chart.
 #
-# ::
-#
 #     gpu0/0   ▇▇conv▇▇▇▇pool▇▇   ▇▇concat▇▇      the Gantt chart of a run, and below it
 #     gpu0       ▁▃▅▅▅▇▇▇▅▃▁                      a strip for each device whose memory changes: bands by kind,
 #     gpu1             ▁▃▅▅▃▁                     in the colours of the chart, on its time axis

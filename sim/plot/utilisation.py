@@ -93,8 +93,6 @@ def utilisation(trace: Record, ax: Axes | None = None, *, title: str | None = No
 # ----------------------------------------------------------------------------------------------------------
 # How much of each link was used over time, as a heat map.
 #
-# ::
-#
 #     node0/up      ░░▒▒▓▓██▓▓░░░░░░     a row for each link that carried bytes; of many, those that carried
 #     node1/up      ░░░░░░▒▒▓▓██▓▓░░     most of what they could
 #                   0    time (ms)       paper: nothing, full colour: all of its bandwidth

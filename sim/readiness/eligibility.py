@@ -62,8 +62,6 @@ def edges_at_issue(synchronisation: str, job: Job, flow: Flow) -> BoolArray | No
 # ----------------------------------------------------------------------------------------------------------
 # Non-strict ops: those that start when the first of their inputs is there.
 #
-# ::
-#
 #     fast ▇▇▇──┐
 #               ├──► join (strict: false)      starts when fast ends; what slow makes later changes nothing
 #     slow ▇▇▇▇▇▇▇▇▇▇
@@ -137,8 +135,6 @@ def inputs_from_the_start(graph: Graph, flow: Flow, iteration: int) -> BoolArray
 
 # ----------------------------------------------------------------------------------------------------------
 # The parts of a graph: what one executor runs, with loops of its own.
-#
-# ::
 #
 #     cpu0:  enter ─► merge ─► switch ─► send k        part 0: its iteration is over when these have run
 #     cpu1:  enter ─► merge ─► recv k ─► op            part 1: its own window of parallel iterations

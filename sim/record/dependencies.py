@@ -31,7 +31,7 @@ from sim.record.record import Record
 # ----------------------------------------------------------------------------------------------------------
 # Which run of an op fed which, under control flow: by the iterations in which they ran.
 #
-# A row of the trace knows its frame and iteration, and the kind of its op says into which ones it gives::
+# A row of the trace knows its frame and iteration, and the kind of its op says into which ones it gives:
 #
 #     enter             outer:2          →  outer:2/inner:0      (constant: every iteration of that loop)
 #     next_iteration    outer:2/inner:0  →  outer:2/inner:1

@@ -28,8 +28,6 @@ from sim.policy import Policy
 # ----------------------------------------------------------------------------------------------------------
 # Who met whom: the meetings on communicators, as they are seen in a trace.
 #
-# ::
-#
 #     rows of a seat (a rank of a party), in the order in which they started:   a0  b0  c0
 #     meeting                                                                    0   1   2
 #

@@ -40,7 +40,7 @@ from sim.base.units import format_bytes, parse_bytes
 # PyTorch's ``roundup_power2_divisions``: large requests of nearly one size are made to have one size.
 #
 # Between two powers of two there are so many steps of equal size, and a request is rounded up to the next
-# one::
+# one:
 #
 #     1024        1280        1536        1792        2048        4 divisions of 1 to 2 KiB: 1200 becomes 1280
 #

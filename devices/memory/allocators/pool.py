@@ -208,8 +208,6 @@ def virtual_devices(
 # ----------------------------------------------------------------------------------------------------------
 # Virtual devices: one device's memory in named parts, each with an allocator of its own.
 #
-# ::
-#
 #     gpu0, 80 GB   ┌ train ─ 50 GB ─ bfc ┐    tensors of the session train: train/...
 #                   └ serve ─ 20 GB ─ bfc ┘    tensors of the session serve: serve/...
 #

@@ -38,8 +38,6 @@ from sim.base.units import NS_PER_S
 # ----------------------------------------------------------------------------------------------------------
 # Collectives over several nodes: most hops of a ring stay in a node, and one a node crosses the network.
 #
-# ::
-#
 #     ring of 4 nodes of 8    all-gather    28 hops in nodes + 3 between them; (n-1)/n S over what is slower
 #     tree of the nodes       all-reduce    2 (7 in the node + log2 4 between); 2 S / 0.92
 #     directly                all-to-all    7 messages in the node, 24 to others

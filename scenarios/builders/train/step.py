@@ -92,8 +92,6 @@ class StepWriter:
 # ----------------------------------------------------------------------------------------------------------
 # A step under fully sharded data parallelism, as ops on two streams of one rank.
 #
-# ::
-#
 #     compute        E  F0 F1 F2 .. H  BH B2 B1 B0 E'  clip Adam
 #     communication  AG0 AG1 AG2 .. AG2 AG1 RS2 AG0 RS1 RS0          one communicator: one after the other
 #
@@ -184,8 +182,6 @@ def fsdp_peak(training: Training) -> Peak:
 
 # ----------------------------------------------------------------------------------------------------------
 # A step under DeepSpeed's ZeRO-3, as ops on two streams of one rank.
-#
-# ::
 #
 #     communication   g0 c0    g1 c1   g2 c2           one communicator: one after the other
 #     compute              F0      F1      F2          the host waits before each, then gathers ahead

@@ -114,7 +114,7 @@ def parsed(value: Any) -> Any:
 # How many bytes a collective takes and gives, by what the profiler noted of it.
 #
 # Newer recordings have it with the kernel (``In msg nelems``, ``Out msg nelems``, ``dtype``). Older ones have
-# the shapes that went in, with the range in which the process group launched the kernel::
+# the shapes that went in, with the range in which the process group launched the kernel:
 #
 #     thread    [c10d::allreduce_ ... [nccl:all_reduce, Input Dims [[394241]], Input type ["float"]     ] ]
 #                                              [cudaLaunchKernel]
@@ -179,8 +179,6 @@ def given(name: str, into: int, ranks: int) -> tuple[int, int]:
 
 # ----------------------------------------------------------------------------------------------------------
 # What the profiler noted about waits for events, and what the numbers of events tell where it could not.
-#
-# ::
 #
 #     "args" of a wait           wait_on_stream   wait_on_cuda_event_record_corr_id   wait_on_cuda_event_id
 #     as it should be                         7                                  12                       5

@@ -25,8 +25,6 @@ from sim.base.arrays import UNSET, BoolArray, Codes, IntArray, by_first_use
 # ----------------------------------------------------------------------------------------------------------
 # Which operator launched a task: the innermost one around the call that did.
 #
-# ::
-#
 #     thread    [aten::linear                          ]
 #                  [aten::t ]   [aten::addmm          ]
 #                                  [cudaLaunchKernel]             its kernel is aten::addmm's

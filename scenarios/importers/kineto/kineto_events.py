@@ -222,8 +222,6 @@ def _place(path: StrPath, others: Mapping[str, Any]) -> tuple[int | None, int | 
 # ----------------------------------------------------------------------------------------------------------
 # What a Chrome trace is that no GPU's work is in, in words: many programs write that format.
 #
-# ::
-#
 #     no kernel, copy or fill of a GPU in the trace; it looks like one of TensorFlow or JAX
 #     (2,310 events: 2,214 Op, 96 without a category)
 #

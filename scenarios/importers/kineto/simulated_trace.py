@@ -164,8 +164,6 @@ def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice
 # ----------------------------------------------------------------------------------------------------------
 # Collectives that met: how long they transferred, and in which order a rank had them.
 #
-# ::
-#
 #     gpu0   [ waits . . . [ sum ]            from the start of the last one to the end of all: the duration;
 #     gpu1                 [ sum ]            waiting comes about when it runs
 
