@@ -46,7 +46,7 @@ $(CHECKED)/.built: $(READY)
 TORCH ?= torch==2.13.0
 test-torch: $(READY)  ## The tests that want torch, of which a CPU build will do
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet $(PIP_ARGS) "$(TORCH)"
-	$(PYTEST) -n 0 $$(grep -lE "(importorskip|find_spec)\(.torch.\)" tests/test_*.py)
+	$(PYTEST) -n 0 $$(grep -lE "(importorskip|find_spec)\(.torch.\)" tests/*/test_*.py)
 
 check: $(READY)  ## Formatting, lint, types, layers, the site: what must hold before a commit
 	$(BIN)/ruff format --check .

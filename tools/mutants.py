@@ -41,7 +41,6 @@ TESTS: Final = {
     "sim/kernel": "kernel kernel_* order_of_ties",
     "devices/memory": "memory_* tensor_memory allocator_table scenario_memory",
     "devices/processor": "processor_* bounds",
-    "devices/fair_sharing": "processor_* network_*",
     "devices/network": "network_* pipeline_devices",
     "devices/cost": "cost_* import_costs presets npu_tiles",
     "devices/collectives": "collective_* nccl_choice communicators kernel_communicators cli_collectives",
@@ -49,13 +48,11 @@ TESTS: Final = {
     "devices": "devices_* presets launch units npu_tiles kernels options bounds",
     "policies/issue": "issue_* executor_orders tfrt_streams virtual_machine order_of_ties runtimes "
     "control_flow_scenarios data_loader",
-    "policies/linearize": "linearize virtual_machine",
-    "policies/streams": "streams recorded_workloads",
     "policies/placement": "placement_*",
     "policies/pipeline": "pipeline_*",
     "policies/rewrite": "rewrite compile training partition parallel parallel_*",
-    "policies/recovery": "training_run training_run_scenarios",
-    "policies": "runtimes policy_names options",
+    "policies/parallel": "rewrite_names parallel parallel_* expert_* folding folding_combined",
+    "policies": "runtimes policy_names options linearize streams virtual_machine training_run",
 }
 """Folder → the tests that hold what is in it; the longest folder that fits is taken."""
 
@@ -177,7 +174,7 @@ def draw(paths: list[str], rng: random.Random) -> Iterator[Mutant]:
 def tests_of(path: str) -> list[str]:
     """Return the test files that hold a file, those whose name has a word of its name first."""
     folder = max((folder for folder in TESTS if path.startswith(f"{folder}/")), key=len)
-    names = [name for word in TESTS[folder].split() for name in ROOT.glob(f"tests/test_{word}.py")]
+    names = [name for word in TESTS[folder].split() for name in ROOT.glob(f"tests/*/test_{word}.py")]
     words = set(Path(path).stem.split("_"))
     ordered = sorted(dict.fromkeys(names), key=lambda name: not words & set(name.stem.split("_")))
     return [str(name.relative_to(ROOT)) for name in ordered]

@@ -12,7 +12,7 @@ pipeline needs nothing of its own: it is alive from F (or R) until the last of B
 Ops are written in the order of a walk over all programs, each op after its inputs. A rank's ops thus
 stand in the order of its program, and running a pipeline means issuing every rank's ops in order
 (`AsWritten`); what waits for what is all in the edges. Edges follow
-`policies.pipeline.pipeline_schedule`; ``tests/test_pipeline_workload.py`` compares the outcome with
+`policies.pipeline.pipeline_schedule`; ``tests/scenarios/test_pipeline_workload.py`` compares the outcome with
 the independent `policies.pipeline.evaluate`.
 """
 

@@ -16,7 +16,7 @@ _HEAD = """# Training steps, predicted and measured
 
 This page is for users who want to know how far to trust `workload: {train: ...}`. It is made by
 `python -m studies.training DATA docs/clusters_training.md` from published measurements
-(`cluster/training_steps.csv.gz`); `tests/test_training_judged.py` holds the goals.
+(`cluster/training_steps.csv.gz`); `tests/project/test_training_judged.py` holds the goals.
 
 No row was calibrated on itself: rows of one layout (the file's `group`) are left out together, and predicted
 from what the others say. *Constant MFU* is the median MFU of the same other rows; *formula* is that with the

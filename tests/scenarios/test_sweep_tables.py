@@ -1,0 +1,128 @@
+"""What people see of a sweep: rates, use, peaks, the best row; files of all kinds; one writer at a time."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from cli_runner import sim
+from scenario_texts import GOOD, write
+
+from scenarios.variants.sweep import Interrupted, sweep
+from scenarios.variants.sweep_files import points_of
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
+
+
+def test_pipelines_show_throughput_bubble_and_memory() -> None:
+    vary = ["--vary", "workload.pipeline.micro_batches=4,8"]
+    lines = sim("sweep", EXAMPLES / "gpipe.yaml", *vary).stdout.splitlines()
+    assert [line.split()[2:] for line in lines[1:3]] == [
+        ["21", "ms*", "0.0%", "190.5", "57.1%", "42.9%", "38.15", "MiB", "rank0"],
+        ["33", "ms", "0.0%", "242.4", "72.7%", "27.3%", "76.29", "MiB", "rank0"],
+    ]
+    assert lines[0].split("  ")[-1].strip() == "peak memory"
+    assert lines[3] == "* shortest makespan"
+
+
+@pytest.mark.parametrize(
+    ("goal", "starred", "told"),
+    [
+        (["--maximise", "micro_batches_per_s"], "242.4*", "* greatest micro_batches_per_s"),
+        (["--minimise", "span_bubble"], "27.3%*", "* least span_bubble"),  # has a column of its own
+        (["--maximise", "makespan"], "ms*", "* longest makespan"),
+        (["--minimise", "makespan", "--subject-to", "micro_batches_per_s>=1"], "ms*", "* shortest makespan"),
+    ],
+)
+def test_the_best_of_what_is_sought_has_the_star(goal: list[str], starred: str, told: str) -> None:
+    vary = ["--vary", "workload.pipeline.micro_batches=4,8"]
+    lines = sim("sweep", EXAMPLES / "gpipe.yaml", *vary, *goal).stdout.splitlines()
+    assert [word for word in lines[1].split() if word.endswith("*")] == [starred]
+    assert "*" not in lines[2]
+    assert lines[3] == told
+    value = {"ms*": f"{lines[1].split()[2]} ms"}.get(starred, starred[:-1])
+    assert lines[5] == f"best: micro_batches={lines[1].split()[0]}, gpipe: {goal[1]} {value}"
+
+
+def test_utilisation_is_of_the_devices_that_run_ops(tmp_path: Path) -> None:
+    # 10 us on gpu0, 2 us over the switch, 8 us on gpu1: 50 % and 40 % of 20 us. No op runs on sw and cpu0.
+    devices = "{gpu0: {kind: gpu}, gpu1: {kind: gpu}, sw: {kind: switch}, cpu0: {kind: cpu}}"
+    links = ", ".join(
+        f"{{from: {d}, to: sw, bandwidth: {r}}}" for d, r in (("gpu0", "1GB/s"), ("gpu1", "1GB/s"))
+    )
+    ops = "{a: {duration: 10us, output: 2kB, device: gpu0}, b: {duration: 8us, inputs: [a], device: gpu1}}"
+    text = f"machine: {{devices: {devices}, links: [{links}]}}\nworkload: {{ops: {ops}}}\npolicy: in-order\n"
+    lines = sim("sweep", write(tmp_path, text), "--vary", "seed=1,2").stdout.splitlines()
+    assert lines[1].split()[5:] == ["45.0%", "1.953", "KiB", "gpu0"]
+
+
+def test_a_sweep_that_goes_on_says_what_was_done_before(tmp_path: Path) -> None:
+    path, out = write(tmp_path), tmp_path / "t.csv"
+
+    def stop(k: int, n: int) -> None:
+        if k:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        sweep(path, points_of(["seed=1,2,3"]), out=out, done=stop)
+    done = sim("sweep", path, "--vary", "seed=1,2,3", "--out", out)
+    told = f"1 of 3 points were done before ({out}.points); what was warned of them is not said again\n"
+    assert done.stderr == f"{told}wrote {out}\n"
+
+
+def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    vary = ["--vary", "machine.devices.cpu0.cores=1,2"]
+    for name in ("t.csv", "t.parquet"):
+        assert sim("sweep", path, *vary, "--out", tmp_path / name).exit_code == 0
+    one, other = pd.read_csv(tmp_path / "t.csv"), pd.read_parquet(tmp_path / "t.parquet")
+    assert one["makespan_ns"].tolist() == other["makespan_ns"].tolist()
+    assert list(one) == list(other)
+    before = (tmp_path / "t.parquet").read_bytes()
+    assert sim("sweep", path, *vary, "--out", tmp_path / "t.parquet").exit_code == 0
+    assert (tmp_path / "t.parquet").read_bytes() == before
+    other_points = ["--vary", "machine.devices.cpu0.cores=3,4"]
+    refused = sim("sweep", path, *other_points, "--out", tmp_path / "t.parquet")
+    assert "is there already, and holds other values of the same keys" in refused.stderr
+
+
+def test_two_sweeps_do_not_write_one_table(tmp_path: Path) -> None:
+    path, out = write(tmp_path), tmp_path / "t.csv"
+    with Path(f"{out}.points").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refused = sim("sweep", path, "--vary", "seed=1,2", "--out", out)
+    assert refused.exit_code == 2
+    assert refused.stderr.endswith("another sweep is writing it; name another file, or wait\n")
+    assert sim("sweep", path, "--vary", "seed=1,2", "--out", out).exit_code == 0
+
+
+def test_a_sweep_is_drawn(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    vary = ["--vary", "machine.devices.cpu0.cores=1,2", "--vary", "seed=1,2"]
+    assert sim("sweep", path, *vary, "--plot", tmp_path / "s.png").exit_code == 0
+    assert (tmp_path / "s.png").stat().st_size > 5000
+
+
+def test_of_many_lines_the_best_have_names() -> None:
+    from scenarios.report.pictures import sweep_plot
+
+    rows = [
+        {"a": a, "b": b, "policy": "p", "makespan_ns": 100 - b, "error": None}
+        for b in range(9)
+        for a in (1, 2)
+    ]
+    for most, named in ((False, "2345678"), (True, "0123456")):
+        legend = sweep_plot(rows, ["a", "b"], most=most).get_legend()
+        assert legend is not None
+        names = [text.get_text() for text in legend.get_texts()]
+        assert sorted(names) == ["2 others", *(f"b={b}" for b in named)]
+
+
+def test_nothing_to_draw_says_so(tmp_path: Path) -> None:
+    from scenarios.report.pictures import sweep_plot
+    from sim.base.errors import InputError
+
+    with pytest.raises(InputError, match="every point failed"):
+        sweep_plot([{"a": 1, "policy": "p", "error": "no"}], ["a"])

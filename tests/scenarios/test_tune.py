@@ -1,0 +1,228 @@
+"""`sim tune` finds what is known to be best, keeps to budget and limits, and its winner can be run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from cli_runner import sim
+
+from scenarios.fields.goals import read_goal
+from scenarios.file.document import Document
+from scenarios.run.execute import run_case
+from scenarios.run.load import load_scenario
+from scenarios.variants.optimum import find_optimum
+from scenarios.variants.search_methods import METHODS, Ask
+from scenarios.variants.tune import Tuner
+from sim.base import plugins
+from sim.base.errors import InputError, MissingExtraError
+
+
+def ask_all(method: str, sizes: list[int], budget: int, levels: int = 1, seed: int = 0) -> list[Ask]:
+    """Return what a method asks for, if a point costs the distance of its values from 2, 1, 2, 1, ..."""
+    search = METHODS[method](sizes, levels, budget, seed)
+    asked: list[Ask] = []
+
+    def costs(asks: list[Ask]) -> Iterator[float | None]:
+        for ask in asks[: budget - len(asked)]:
+            asked.append(ask)
+            cost = sum(abs(value - (2 - k % 2)) for k, value in enumerate(ask.at))
+            yield None if sum(ask.at) % 5 == 4 else float(cost)
+
+    try:
+        asks = next(search)
+        while True:
+            asks = search.send(costs(asks))
+    except StopIteration:
+        return asked
+
+
+@pytest.mark.parametrize("method", ["grid", "random", "local"])
+@pytest.mark.parametrize(("sizes", "budget"), [([3, 4], 100), ([5, 5, 5], 20), ([1], 5), ([1, 1, 7], 3)])
+def test_no_point_twice_and_no_more_than_the_budget(method: str, sizes: list[int], budget: int) -> None:
+    asked = ask_all(method, sizes, budget)
+    space = set(product(*map(range, sizes)))
+    assert len(asked) == len({ask.at for ask in asked}) == min(budget, len(space))
+    assert {ask.at for ask in asked} <= space
+    assert asked == ask_all(method, sizes, budget)
+    assert (ask_all(method, sizes, budget, seed=1) != asked) == (method != "grid" and len(space) > 1)
+
+
+def test_halving_keeps_the_better_third_of_each_level() -> None:
+    asked = ask_all("halving", [10, 10], 100, levels=3)
+    at = [[ask.at for ask in asked if ask.level == level] for level in range(3)]
+    assert [len(points) for points in at] == [69, 23, 7]
+    assert set(at[2]) < set(at[1]) < set(at[0])
+    dropped = [sum(abs(v - w) for v, w in zip(p, (2, 1), strict=True)) for p in set(at[0]) - set(at[1])]
+    kept = [sum(abs(v - w) for v, w in zip(p, (2, 1), strict=True)) for p in at[1]]
+    assert max(kept) <= sorted(dropped)[len(dropped) // 2]
+
+
+def test_optuna_searches_or_is_named() -> None:
+    if find_spec("optuna") is None:
+        with pytest.raises(MissingExtraError, match="optuna"):
+            ask_all("optuna", [6, 6], 20)
+        return
+    asked = ask_all("optuna", [6, 6], 20)
+    assert len({ask.at for ask in asked}) == len(asked) <= 20
+
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
+
+SCENARIO = """\
+name: step
+machine: {devices: {cpu0: {kind: cpu, cores: 2}}}
+workload:
+  ops:
+    a: {duration: 10us, output: 4MB}
+    b: {duration: 30us, inputs: [a], output: 4MB}
+    c: {duration: 20us, inputs: [a], output: 8MB}
+    d: {duration: 10us, inputs: [c], output: 4MB}
+policy: {name: ready-queue}
+expect: {makespan: 40us}
+compare: [in-order]
+"""
+
+
+def tuner(path: Path, **more: Any) -> Tuner:
+    goal = read_goal("makespan", None)
+    assert goal is not None
+    return Tuner(Document.read(path), goal, **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "best_us"),
+    [
+        ("head_of_line", 50),
+        ("branches", 60),
+        ("fusion", 35),
+        ("synchronous", 56),
+        ("ten_tasks", 73),
+    ],
+)
+def test_small_graphs_get_their_optimum(name: str, best_us: int) -> None:
+    found = tuner(EXAMPLES / f"{name}.yaml")
+    found.schedules(100)
+    tuning = found.tuning
+    assert tuning.best is not None
+    assert len(tuning.trials) <= 100
+    assert tuning.trials[tuning.best].row["makespan_ns"] == best_us * 1000
+    if find_spec("ortools") is not None:  # which proves it
+        base = run_case(load_scenario(EXAMPLES / f"{name}.yaml").case())
+        assert find_optimum([base], limit_ns=20 * 10**9, placed=False).lower_bound_ns == best_us * 1000
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:h200-sxm.*have no measured cost")
+def test_the_quickstart_is_faster_than_under_every_policy_that_is_built_in() -> None:
+    path = EXAMPLES / "quickstart.yaml"
+    found = tuner(path)
+    found.schedules(100)
+    tuning = found.tuning
+    assert tuning.best is not None
+    scenario = load_scenario(path)
+    built_in = [name for name in plugins.names("sim.policies") if name != "replay"]  # which needs a plan
+    assert len(built_in) >= 10
+    least = min(run_case(scenario.case(name)).trace.makespan_ns for name in built_in)
+    assert tuning.trials[tuning.best].row["makespan_ns"] < least
+
+
+def test_the_winner_is_a_scenario_that_does_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO.replace("cores: 2", "cores: 1").replace("makespan: 40us", "makespan: 70us"))
+    text = SCENARIO.replace("policy: {name: ready-queue}", "policy: {name: in-order}")
+    path.write_text(text.replace("expect: {makespan: 40us}\n", ""))
+    out, table, plot = (tmp_path / name for name in ("best.yaml", "t.csv", "p.png"))
+    done = sim("tune", path, "--budget", 30, "--out", out, "--table", table, "--plot", plot, "--json")
+    told = json.loads(done.stdout)
+    best = told["best"]["makespan_ns"]
+    assert told["schema"] == "sim.tuning/1"
+    again = json.loads(sim("run", out, "--json").stdout)
+    assert again["makespan_ns"] == best == 40_000
+    assert sim("check", out).exit_code == 0
+    assert pd.read_csv(table)["makespan_ns"].min() == best
+    assert plot.stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_finds_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO)
+    settings = [
+        "--vary",
+        "machine.devices.cpu0.cores=1,2,4",
+        "--vary",
+        "workload.ops.b.duration=10us,20us,30us",
+    ]
+    told = []
+    for jobs in (1, 2):
+        table = tmp_path / f"{jobs}.csv"
+        words = [*settings, "--method", "local", "--schedules", "--budget", 40, "--jobs", jobs, "--json"]
+        told.append((sim("tune", path, *words, "--table", table).stdout, table.read_bytes()))
+    assert told[0] == told[1]
+    assert {"settings", "list"} < set(pd.read_csv(tmp_path / "2.csv")["what"])
+
+
+def test_settings_are_searched_within_limits(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO)
+    vary = ["--vary", "machine.devices.cpu0.cores=1,2,4", "--vary", "policy.name=in-order,ready-queue"]
+    told = json.loads(sim("tune", path, *vary, "--out", tmp_path / "best.yaml", "--json").stdout)
+    assert (told["trials"], told["best"]["makespan_ns"]) == (6, 40_000)
+    assert told["best"]["machine.devices.cpu0.cores"] == "2"  # the first of equal ones
+    assert json.loads(sim("run", tmp_path / "best.yaml", "--json").stdout)["makespan_ns"] == 40_000
+    limit = ["--subject-to", "utilisation.cpu0>=0.9", "--against", "peak_memory.cpu0"]
+    told = json.loads(sim("tune", path, *vary, *limit, "--json").stdout)
+    assert told["best"]["makespan_ns"] == 70_000
+    assert [row["makespan_ns"] for row in told["front"]] == [70_000]
+    none = sim("tune", path, *vary, "--subject-to", "makespan<=1us")
+    assert none.exit_code == 1
+    assert "6 trials, and none is an answer: limits are not kept" in none.stdout
+
+
+def test_halving_answers_at_the_last_level_only(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO.replace("expect: {makespan: 40us}\n", ""))
+    vary = ["--vary", "machine.devices.cpu0.cores=1,2,3,4,5,6", "--level", "iterations=1,4"]
+    told = json.loads(sim("tune", path, *vary, "--budget", 8, "--json").stdout)
+    assert told["best"]["iterations"] == "4"
+    assert told["answers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "local"], "--method local is for settings: give --vary"),
+        (["--vary", "iterations=1,2", "--method", "loca"], "unknown method 'loca'; did you mean 'local'?"),
+        (
+            ["--vary", "iterations=1,2", "--method", "halving"],
+            "halving compares points at cheap levels first",
+        ),
+        (["--level", "iterations=1,2"], "--level is for --method halving of --vary"),
+        (
+            ["--vary", "iterations=1,2", "--level", "seed=1,2", "--method", "grid"],
+            "--level is for --method halving",
+        ),
+        (["--out", "elsewhere/best.yaml"], "what a scenario names is found beside it; write into"),
+        (["--vary", "machine.devices.cpu0.core=1"], "no such key; did you mean 'cores'?"),
+        (["--minimise", "makspan"], "unknown result 'makspan'"),
+    ],
+)
+def test_wrong_words_are_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO)
+    done = sim("tune", path, *options)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_has_no_schedule_to_search_says_so() -> None:
+    with pytest.raises(InputError, match="no one order"):
+        tuner(EXAMPLES / "loop.yaml").schedules(10)
