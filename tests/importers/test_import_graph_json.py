@@ -136,7 +136,7 @@ def chain():
 def test_the_bytes_do_not_depend_on_where_or_when(tmp_path):
     write_graph(chain(), tmp_path / "a.json.gz")
     program = (
-        "import sys; sys.path[:0] = ['tests/importers', '.']\n"
+        "import sys; sys.path[:0] = ['tests/importers', 'tests', '.']\n"
         "from test_import_graph_json import chain, write_graph\n"
         f"write_graph(chain(), {str(tmp_path / 'b.json.gz')!r})"
     )

@@ -9,7 +9,7 @@ import pytest
 from examples import examples
 from hypothesis import event, given
 from hypothesis import strategies as st
-from tests.test_kernel import job_of, runs
+from test_kernel import job_of, runs
 
 from devices.memory.registry import MemorySpec
 from devices.memory.run_memory import TensorMemories, tensor_memory
