@@ -34,6 +34,7 @@ from sim.explain.memory_use import peak_bytes
 from sim.explain.time_use import cores_of, time_use, unused_devices, used_core_ns
 from sim.explain.training import expert_load, staleness_report
 from sim.explain.transfers_on_links import traffic_on_links
+from sim.explain.uncertainty import uncertainty
 from sim.record.record import Record
 
 SCHEMA: Final = "sim.result/1"
@@ -192,6 +193,9 @@ def summary(trace: Record) -> dict[str, Any]:
     Peak memory is what the allocator gave out and reserved, when one was simulated; else what the
     tensors alone take (`sim.explain.memory_use`), and ``peak_reserved_bytes`` is None.
 
+    ``makespan_interval`` says how sure the makespan is, where a cost model says how sure its durations are
+    (`sim.explain.uncertainty`); else it is None.
+
     Where ops, or parts of the machine, may fail, there is a key ``failures``
     (`sim.explain.failed_ops.failure_report`); of a run in which one did, the bounds are 0. ``gap`` is by
     which part of the lower bound the makespan is above it; None where that says nothing, and ``no_gap`` why.
@@ -214,6 +218,7 @@ def summary(trace: Record) -> dict[str, Any]:
         "scenario": None,
         "policy": trace.policy,
         "makespan_ns": trace.makespan_ns,
+        "makespan_interval": uncertainty(trace),
         "lower_bound_ns": limits.lower_bound_ns,
         "bound_by": None if limits.failed else limits.binding,
         "gap": limits.gap(trace.makespan_ns),

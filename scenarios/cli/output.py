@@ -317,6 +317,9 @@ def print_comparison(comparison: Comparison) -> None:
     print(_METHOD + (f" Lower bound of all runs: {format_duration(bound)}{once}." if bound else ""))
     unused = unused_notes({result.policy: result.summary["unused_devices"] for result in ranked})
     no_gap = no_gap_notes(result.summary["no_gap"] for result in ranked if not loops)
+    if comparison.too_close:
+        best = comparison.fastest.policy
+        print(f"Nearer to {best} than the costs of ops are sure: {', '.join(comparison.too_close)}")
     for note in (*no_gap, *unused, *stream_notes(ranked), *_model_notes(ranked)):
         print(note)
     _print_outcomes([outcome for result in ranked for outcome in result.outcomes])

@@ -16,6 +16,7 @@ from sim.base.units import format_duration
 from sim.explain.bounds import bounds
 from sim.explain.derived import DerivedColumns
 from sim.explain.makespan_breakdown import Chain
+from sim.explain.uncertainty import difference_ns, spread_on_path
 from sim.export.tables import percent, size
 from sim.notebook import card
 from sim.trace import Trace
@@ -241,6 +242,17 @@ class Comparison:
         return any(result.summary["loops_counted_once"] for result in self.results)
 
     @cached_property
+    def too_close(self) -> list[str]:
+        """Who is nearer to the fastest than the costs of ops allow to say (`sim.explain.uncertainty`)."""
+        sure = [spread_on_path(result.trace) for result in self.ranked]
+        best = self.fastest.trace.makespan_ns
+        return [
+            result.policy
+            for result, own in zip(self.ranked[1:], sure[1:], strict=True)
+            if 0 < result.trace.makespan_ns - best < difference_ns(own, sure[0])
+        ]
+
+    @cached_property
     def rows(self) -> list[dict[str, str]]:
         """A table for people: a row for each run, the fastest first, those that could not go on last."""
         fastest, bound = self.fastest.trace.makespan_ns, self.lower_bound_ns
@@ -298,6 +310,7 @@ class Comparison:
             "fastest": self.fastest.policy,
             "lower_bound_ns": self.lower_bound_ns,
             "loops_counted_once": self.loops_counted_once,
+            "too_close_to_tell": self.too_close,
             "results": [
                 {
                     **result.to_json(),

@@ -102,6 +102,7 @@ def test_the_summary_has_the_keys_of_the_command_line() -> None:
         "scenario",
         "policy",
         "makespan_ns",
+        "makespan_interval",
         "lower_bound_ns",
         "bound_by",
         "gap",
