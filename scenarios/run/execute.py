@@ -184,7 +184,7 @@ def run_case(
     *,
     observers: Iterable[Observer] = (),
     check: bool = False,
-    seed: int | None = None,
+    job: Job | None = None,
     record_memory: bool = False,
     fits: bool = True,
     new_tables: bool = False,
@@ -192,13 +192,14 @@ def run_case(
 ) -> Result:
     """Run one case of a scenario; see `run_scenario`.
 
-    A `seed` is in place of the scenario's. `record_memory` keeps `Result.recordings`; bytes are then counted
-    where the scenario has no allocator. Unless it has to be one that `fits`, a run whose memory is short
-    only when all is over is a result, too, as it is where the scenario says what it expects of that.
+    A `job` is in place of that of the case (`scenarios.run.prepare_job.job_of`). `record_memory` keeps
+    `Result.recordings`; bytes are then counted where the scenario has no allocator. Unless it has to be one
+    that `fits`, a run whose memory is short only when all is over is a result, too, as it is where the
+    scenario says what it expects of that.
     `new_tables` is `Result.new_tables`. `change` returns another job with the same ops, after all that
     is decided before time 0.
     """
-    job = job_of(case, seed=seed)
+    job = job or job_of(case)
     job = job if change is None else change(job)
     training = _training_of(case)
     known = names_of(job, () if training is None else tuple(training.recoveries))

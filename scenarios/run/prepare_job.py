@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Final, TypeGuard
 
 from devices.describe.field_types import DEFAULT, dtype_name
@@ -122,7 +123,7 @@ def _need(what: str, word: str, known: Iterable[str], document: Document, loc: L
 # ----------------------------------------------------------------------------------------------------------
 
 
-def job_of(case: Case, *, seed: int | None = None) -> Job:
+def job_of(case: Case) -> Job:
     """Return the job of a case: everything that is decided before time 0.
 
     Raises
@@ -130,17 +131,40 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
     ScenarioError
         An op that no device can run, or a wrong decision; with its place where that is known.
     """
-    scenario, decisions = case.scenario, case.decisions
-    content, work = scenario.content, case.work  # a workload that cannot be made says so itself
-    try:
-        graph, placement, machine = _compiled(case)
-        tasks = content.iterations * len(graph)
-        if tasks > MOST_TASKS:
-            message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
-            raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
-        _check_names(scenario, graph, work.machine)
-        check_words(scenario.document, work.graph, machine, content.workload.own_kinds())
-        job = make_job(
+    return Jobs(case)()
+
+
+class Jobs:
+    """The jobs of a case, one a seed; what a seed does not change is worked out, and checked, once."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.first: Job | None = None
+
+    def __call__(self, seed: int | None = None) -> Job:
+        """Return the job with a seed, by default the scenario's; raises as `job_of` does."""
+        case = self.case
+        policy = case.decisions.policy
+        case.work  # noqa: B018 (a workload that cannot be made says so itself)
+        try:
+            job = self._made(case.scenario.content.seed if seed is None else seed)
+            known, self.first = self.first, self.first or job
+            if not policy.one_process:
+                job = with_processes(job)
+            if known is None:
+                self._check(job)
+            return launched(job, policy.synchronisation, as_graph=case.decisions.cuda_graph)
+        except ScenarioError:
+            raise
+        except (InfeasibleError, InputError) as error:
+            # Nothing has run yet: it is the scenario that asks for what cannot be.
+            raise placed(error, case) from error
+
+    def _made(self, seed: int) -> Job:
+        scenario, decisions = self.case.scenario, self.case.decisions
+        content = scenario.content
+        graph, placement, machine = self._compiled
+        return make_job(
             graph,
             machine,
             placement=placement,
@@ -150,30 +174,39 @@ def job_of(case: Case, *, seed: int | None = None) -> Job:
             knowledge=decisions.knowledge,
             estimate_error=content.estimate_error,
             noise=None if content.noise is None else content.noise.noise(machine.positions),
-            seed=content.seed if seed is None else seed,
+            seed=seed,
             faults=None if content.faults is None else content.faults.faults(machine, scenario.document),
+            like=self.first,
         )
-        if not decisions.policy.one_process:
-            job = with_processes(job)
+
+    @cached_property
+    def _compiled(self) -> tuple[Graph, Placement | None, Machine]:
+        scenario, work = self.case.scenario, self.case.work
+        content = scenario.content
+        graph, placement, machine = _compiled(self.case)
+        tasks = content.iterations * len(graph)
+        if tasks > MOST_TASKS:
+            message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
+            raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
+        _check_names(scenario, graph, work.machine)
+        check_words(scenario.document, work.graph, machine, content.workload.own_kinds())
+        return graph, placement, machine
+
+    def _check(self, job: Job) -> None:
+        case = self.case
         refuse_costless(job)
-        refuse_undecided(graph, decisions.policy)
+        refuse_undecided(job.graph, case.decisions.policy)
         if job.failures is not None:
             _check_failures(case, job)
         if job.faults is not None:
             _check_faults(case, job)
         refuse_without_effect(case)
-        if any(device.cost is not None for device in machine.devices):
+        if any(device.cost is not None for device in job.machine.devices):
             from devices.cost.cost_warnings import warn_of_plain_ops, warn_of_plain_rooflines
 
             warn_of_plain_rooflines(job)
-            if (timed := content.workload.timed(scenario.document)) is not None:
-                warn_of_plain_ops(timed, [machine.devices[i] for i in sorted({*job.device_of.tolist()})])
-        return launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
-    except ScenarioError:
-        raise
-    except (InfeasibleError, InputError) as error:
-        # Nothing has run yet: it is the scenario that asks for what cannot be.
-        raise placed(error, case) from error
+            if (timed := case.scenario.content.workload.timed(case.scenario.document)) is not None:
+                warn_of_plain_ops(timed, [job.machine.devices[i] for i in sorted({*job.device_of.tolist()})])
 
 
 def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:

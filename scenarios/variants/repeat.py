@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from scenarios.run.execute import Result, run_case
+from scenarios.run.prepare_job import Jobs
 from scenarios.run.scenario import Case
 from sim.base.arrays import MOST_RUNS, at_most
 from sim.base.errors import InputError
@@ -85,8 +86,9 @@ def repeat(case: Case, runs: int) -> Repeats:
         raise InputError(f"a case is run at least once, not {runs} times")
     first = case.scenario.content.seed
     seeds = range(first, first + runs)
-    result = run_case(case, seed=first)
-    outcomes = [_outcome(result), *(_outcome(run_case(case, seed=seed)) for seed in seeds[1:])]
+    job_with = Jobs(case)
+    result = run_case(case, job=job_with(first))
+    outcomes = [_outcome(result), *(_outcome(run_case(case, job=job_with(seed))) for seed in seeds[1:])]
     makespans = [makespan_ns for makespan_ns, _ in outcomes]
     failed = [seed for seed, (_, fails) in zip(seeds, outcomes, strict=True) if fails]
     return Repeats(result, seeds, makespans, failed if result.trace.on_failure is not None else None)

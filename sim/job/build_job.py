@@ -76,6 +76,7 @@ def make_job(
     seed: int = 0,
     may_fail: bool = True,
     faults: Faults | None = None,
+    like: Job | None = None,
 ) -> Job:
     """Place the ops and put everything together that is known before time 0.
 
@@ -103,6 +104,9 @@ def make_job(
         Whether ops fail that say so (`sim.graph.failures`). Whoever makes decisions does not know it.
     faults : Faults, optional
         Which parts of the machine fail or become slow. Nobody knows that before, either.
+    like : Job, optional
+        What this function returned for the same arguments and another seed: costs and placement are taken
+        from it, unless the seed draws what is known of them (``estimate``).
 
     Raises
     ------
@@ -113,6 +117,43 @@ def make_job(
     """
     if iterations < 1:
         raise InputError(f"iterations must be at least 1, found {iterations}")
+    if like is not None and knowledge != "estimate":
+        job = replace(like, machine=machine, seed=seed, noisy_ns=None, drawn=None, failures=None, faults=None)
+    else:
+        job = _placed(
+            graph, machine, placement, streams, linearize, iterations, knowledge, estimate_error, seed
+        )
+    duration_ns, device_of = job.duration_ns, job.device_of
+    if noise is not None:
+        from sim.job.noise import DrawnByTag, draw_durations
+
+        if has_control_flow(graph):
+            job.drawn = DrawnByTag(noise, duration_ns, device_of, machine, seed)
+        else:
+            rng = job.rng("noise")
+            job.noisy_ns = draw_durations(noise, duration_ns, device_of, machine, iterations, rng)
+    if may_fail and graph.attribute("fails"):
+        from sim.graph.failures import Failures
+
+        job.failures = Failures.of(graph, iterations, seed)
+    job.faults = faults if faults is not None and faults.causes else None
+    job.machine = _with_streams(job)
+    _check_total(job)
+    return job
+
+
+def _placed(
+    graph: Graph,
+    machine: Machine,
+    placement: Placement | None,
+    streams: StreamAssignment | None,
+    linearize: Linearizer | None,
+    iterations: int,
+    knowledge: str,
+    estimate_error: float,
+    seed: int,
+) -> Job:
+    """Return the job with costs and placement, before anything is drawn that varies from run to run."""
     cost_ns = _costs_of_all(graph, machine)
     chosen_by = placement or PinnedPlacement()
     if not isinstance(chosen_by, Placement):
@@ -145,21 +186,6 @@ def make_job(
     job.known_costs_ns = known_ns
     if job.collectives is not None:
         _ask_for_collectives(job, job.collectives, knowledge, estimate_error)
-    if noise is not None:
-        from sim.job.noise import DrawnByTag, draw_durations
-
-        if has_control_flow(graph):
-            job.drawn = DrawnByTag(noise, duration_ns, device_of, machine, seed)
-        else:
-            rng = job.rng("noise")
-            job.noisy_ns = draw_durations(noise, duration_ns, device_of, machine, iterations, rng)
-    if may_fail and graph.attribute("fails"):
-        from sim.graph.failures import Failures
-
-        job.failures = Failures.of(graph, iterations, seed)
-    job.faults = faults if faults is not None and faults.causes else None
-    job.machine = _with_streams(job)
-    _check_total(job)
     return job
 
 

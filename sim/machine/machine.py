@@ -268,7 +268,11 @@ class Machine:
         return f"{self.devices[device].name}/{worker}{lane}"
 
     def issuers(self) -> list[Issuer]:
-        """Return fresh issuers in machine order: a host stands where its first device does."""
+        """Return the issuers in machine order: a host stands where its first device does."""
+        return [*self._issuers]
+
+    @cached_property
+    def _issuers(self) -> tuple[Issuer, ...]:
         out: list[Issuer] = []
         for group, host in enumerate(self.hosts_in_order):
             served = tuple(self.device_index(name) for name in host.serves)
@@ -283,7 +287,7 @@ class Machine:
                     name = f"{self.devices[pools[0]].name if len(pools) == 1 else host.name}/w{w}"
                     more = dict(zip(pools[1:], others, strict=True))
                     out.append(Issuer(len(out), name, group, True, served, lane, more))
-        return out
+        return tuple(out)
 
     @cached_property
     def hosts_in_order(self) -> tuple[Host, ...]:

@@ -70,7 +70,7 @@ class Task:
         return f"<Task op={self.op} iteration={self.iteration}>"
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Issuer:
     """Who asks the policy for tasks: a host thread that launches, or a CPU worker that executes.
 

@@ -33,8 +33,8 @@ def test_run_as_json_is_the_object_of_the_design(tmp_path: Path) -> None:
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert " ".join(found) == (
-        "schema scenario policy makespan_ns lower_bound_ns bound_by gap no_gap critical_path_ns "
-        "loops_counted_once tasks devices links unused_devices pipeline expect engine"
+        "schema scenario policy makespan_ns makespan_interval lower_bound_ns bound_by gap no_gap "
+        "critical_path_ns loops_counted_once tasks devices links unused_devices pipeline expect engine"
     )
     assert found["schema"] == "sim.result/1"
     assert (found["scenario"], found["policy"], found["makespan_ns"]) == ("good", "ready-queue", 45_000)

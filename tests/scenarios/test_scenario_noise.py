@@ -104,6 +104,21 @@ def test_repeats_are_the_runs_of_the_next_seeds(tmp_path: Path) -> None:
         repeat(case, 0)
 
 
+@pytest.mark.parametrize("knowledge", ["exact", "mean", "estimate", "none"])
+@pytest.mark.parametrize("placement", ["heft", "round-robin"])
+def test_what_a_seed_leaves_alone_is_taken_over(tmp_path: Path, knowledge: str, placement: str) -> None:
+    """Costs and placement are worked out once, unless estimates are drawn; runs are those of each seed."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {devices: {c: {kind: cpu, cores: 2, count: 2}}}\n"
+        "workload: {build: {model: random-dag, layers: 4, width: 4, seed: 3}}\n"
+        f"policy: {{name: critical-path, placement: {placement}, knowledge: {knowledge}}}\n"
+        "noise: {sigma: 0.3}\niterations: 2\n"
+    )
+    done = repeat(load_scenario(path).case(), 5)
+    assert list(done.makespan_ns) == [makespan(path, f"seed={seed}") for seed in range(5)]
+
+
 def test_percentiles_are_makespans_that_occurred(tmp_path: Path) -> None:
     """Of n sorted values the p-th is the one with rank ceil(p n / 100)."""
     done = repeat(load_scenario(write(tmp_path), sets=["noise={sigma: 0.2}"]).case(), 20)

@@ -123,7 +123,7 @@ def test_an_op_of_which_nothing_is_said_is_refused(tmp_path: Path, op: str, devi
     text = f"machine: {{devices: {{g: {{{device}}}}}}}\nworkload: {{ops: {{OPS}}}}\npolicy: in-order\n"
     file.write_text(text.replace("OPS", op))
     with pytest.raises(ScenarioError, match=r"s.yaml:2:21: .*op 'a' has no duration, no flops and no bytes"):
-        job_of(load_scenario(file).case(), seed=0)
+        job_of(load_scenario(file).case())
 
 
 @pytest.mark.parametrize("said", ["duration: 0ns", "kind: reshape", "output: 1kB", "flops: 1FLOP"])
