@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 from devices.describe.field_types import BITS, dtype_bits
@@ -80,6 +81,12 @@ def _axes(models: Sequence[CostModel]) -> set[str]:
     return {axis.name for one in models if isinstance(one, TableCost) for t in one.tables for axis in t.axes}
 
 
+@cache
+def _meant(name: str) -> str | None:
+    """Return the attribute that is nearly called so; asked of the same few names in every run of a search."""
+    return nearest(name, ATTRIBUTES, likeness=0.8)
+
+
 def check_attributes(graph: Graph, machine: Machine) -> None:
     """Warn of slips of the pen in a graph from a file.
 
@@ -92,7 +99,7 @@ def check_attributes(graph: Graph, machine: Machine) -> None:
         An attribute that nobody reads, and is nearly called as one of ours.
     """
     unread = set().union(*graph.attributes.values()).difference(ATTRIBUTES, _ALIKE)
-    near = {name: meant for name in unread if (meant := nearest(name, ATTRIBUTES, likeness=0.8))}
+    near = {name: meant for name in unread if (meant := _meant(name))}
     axes = _axes(_cost_models(machine)) if near else set()
     for name in sorted(set(near) - axes):
         where = graph.op_names[next(iter(graph.attribute(name)))]
