@@ -180,6 +180,10 @@ _OF_TRAINING: Final = (
 )
 
 
+_INVALID: Final = "invalid: "
+"""Before what is wrong with the settings of a point. Where all points have it, the sweep is refused."""
+
+
 class Interrupted(KeyboardInterrupt):
     """A sweep was interrupted; `rows` are those of the points that were done."""
 
@@ -202,7 +206,7 @@ def fitting(
     Raises
     ------
     InputError
-        A point's settings make no scenario, or none of them fits.
+        None of them fits.
     """
     from scenarios.workloads.workload import Workload
 
@@ -210,10 +214,14 @@ def fitting(
     found: list[Point] = []
     reasons: dict[str, int] = {}
     for i, point in enumerate(points):
-        scenario = scenarios.at([f"{key}={value}" for key, value in point.settings])
+        try:
+            scenario = scenarios.at([f"{key}={value}" for key, value in point.settings])
+            reason = scenario.case(point.policy).misfit()
+        except InputError:  # its row will say so
+            found.append(point)
+            continue
         if not i and type(scenario.content.workload).misfit is Workload.misfit:
             return list(points), {}
-        reason = scenario.case(point.policy).misfit()
         if reason is None:
             found.append(point)
         else:
@@ -253,17 +261,11 @@ def run_point(
     results: Sequence[str] = (),
     stamp: str | None = None,
 ) -> Row:
-    """Run one point; return its settings and its numbers, or what went wrong.
+    """Run one point; return its settings and its numbers, or what went wrong, with the settings or the run.
 
     `results` are wanted besides, by the names that ``expect:`` has for them. A file with the same `stamp` as
     that of the last point is not read again. A run whose memory is short only
     when all is over (a training step) has its numbers, and an error.
-
-    Raises
-    ------
-    InputError
-        The settings make no scenario: that is not this point's fault alone, and stops the sweep. Sizes that
-        are each right and do not fit one another do not.
     """
     from scenarios.fields.results import result_of_run
     from scenarios.run.execute import run_case
@@ -272,15 +274,21 @@ def run_point(
     row: Row = {column_of(key): value for key, value in point.settings}
     how = (path, tuple(sets), allow_code, allow_outside)
     scenarios = _scenarios(*how) if stamp is None else _same(*how, stamp)
-    case = scenarios.at([f"{key}={value}" for key, value in point.settings]).case(point.policy)
+    who = point.policy or ""
     try:
+        case = scenarios.at([f"{key}={value}" for key, value in point.settings]).case(point.policy)
+        who = case.label
         result = run_case(case, fits=False)
     except InputError as error:
-        if not isinstance(error.__cause__, MisfitError):
-            raise
-        return row | {"policy": case.label, "error": f"left out: {error.__cause__.reason}"}
+        unfit = isinstance(error.__cause__, MisfitError)
+        told = (
+            f"left out: {error.__cause__.reason}"
+            if unfit
+            else f"{_INVALID}{str(error).partition(chr(10))[0]}"
+        )
+        return row | {"policy": who, "error": told}
     except SimError as error:
-        return row | {"policy": case.label, "error": str(error).partition("\n")[0]}
+        return row | {"policy": who, "error": str(error).partition("\n")[0]}
     summary = result.summary
     row |= {
         "policy": result.policy,
@@ -420,9 +428,12 @@ def _sweep(
         if known is not None and rows:
             told += f"; {known} keeps them, and the same command goes on there"
         raise Interrupted([rows[point.key] for point in points if point.key in rows], told) from None
+    ended = [rows[point.key] for point in points]
+    if ended and all(str(row["error"]).startswith(_INVALID) for row in ended):  # it is not the values
+        raise InputError(str(ended[0]["error"]).removeprefix(_INVALID))
     if known is not None:
         keep(known, (entry(point.key) for point in points))
-    return [rows[point.key] for point in points]
+    return ended
 
 
 def _run(

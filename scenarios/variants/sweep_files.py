@@ -87,7 +87,8 @@ def points_of(vary: Sequence[str], policies: Sequence[str | None] = (None,)) -> 
     Parameters
     ----------
     vary : sequence of str
-        ``KEY=V1,V2,...``; commas inside brackets, braces or quotes belong to a value.
+        ``KEY=V1,V2,...``; commas inside brackets, braces or quotes belong to a value. ``1..8`` is all whole
+        numbers from 1 to 8, ``1..64 x2`` 1, 2, 4 and so on, each twice the one before.
     policies : sequence of str
 
     Raises
@@ -99,6 +100,8 @@ def points_of(vary: Sequence[str], policies: Sequence[str | None] = (None,)) -> 
     --------
     >>> [str(point) for point in points_of(["a=1,2", "b=[3,4],5"])]
     ['a=1, b=[3,4]', 'a=1, b=5', 'a=2, b=[3,4]', 'a=2, b=5']
+    >>> [str(point) for point in points_of(["a=1..3,8..64 x4"])]
+    ['a=1', 'a=2', 'a=3', 'a=8', 'a=32']
     """
     axes = axes_of(vary)
     at_most(MOST_RUNS, math.prod(map(len, axes.values())) * len(policies), "points")
@@ -115,10 +118,23 @@ def axes_of(vary: Sequence[str], option: str = "--vary") -> dict[str, list[str]]
             raise InputError(f"{option} {text!r}: give KEY=V1,V2,... as in workload.batch=1,8,32")
         if key in axes:
             raise InputError(f"{option} {key} is given twice; put all its values behind one")
-        axes[key] = list(_split(values))
+        axes[key] = [value for part in _split(values) for value in _range(part)]
         if "" in axes[key]:
             raise InputError(f"{option} {text!r}: a value is empty")
     return axes
+
+
+def _range(value: str) -> Sequence[str]:
+    """Return the whole numbers of ``1..8`` or ``1..64 x2``; any other value is itself."""
+    if (found := re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})(?: ?x(\d{1,18}))?", value)) is None:
+        return (value,)
+    first, last, factor = (int(part or 0) for part in found.groups())
+    if last < first or (found[3] and (factor < 2 or not first)):
+        raise InputError(f"{value!r}: give FIRST..LAST, or FIRST..LAST x2 from 1 on, with FIRST the least")
+    if not factor:
+        at_most(MOST_RUNS, last - first + 1, "values")
+        return [str(n) for n in range(first, last + 1)]
+    return [str(first * factor**i) for i in range(64) if first * factor**i <= last]
 
 
 def _split(text: str) -> Iterator[str]:

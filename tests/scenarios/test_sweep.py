@@ -323,6 +323,10 @@ def test_the_table_on_a_terminal(scenario: Path) -> None:
         ("cores", "give KEY=V1,V2"),
         ("cores=", "give KEY=V1,V2"),
         ("cores=1,,2", "a value is empty"),
+        ("cores=8..1", "give FIRST..LAST"),
+        ("cores=0..8 x2", "x2 from 1 on"),
+        ("cores=1..8 x1", "x2 from 1 on"),
+        ("cores=1..100000000", "values"),
     ],
 )
 def test_wrong_grids_are_refused(vary: str, message: str) -> None:
@@ -336,6 +340,28 @@ def test_a_wrong_key_stops_the_sweep_with_its_place(scenario: Path) -> None:
     assert "cores" in done.stderr
     assert "--vary machine.devices.cpu0.corse=1: " in done.stderr
     assert "--set" not in done.stderr
+
+
+def test_a_wrong_value_is_a_row_and_the_others_run(scenario: Path, tmp_path: Path) -> None:
+    vary, out = "machine.devices.cpu0.cores=1,-2,2", tmp_path / "rows.json"
+    done = CliRunner().invoke(app, ["sweep", str(scenario), "--vary", vary, "--out", str(out)])
+    assert done.exit_code == 1
+    rows = json.loads(out.read_text())
+    assert [row["error"] is None for row in rows] == [True, False, True]
+    assert rows[1]["error"].startswith("invalid: --vary machine.devices.cpu0.cores=-2: ")
+    assert rows[0]["makespan_ns"] > rows[2]["makespan_ns"]
+
+
+def test_ranges() -> None:
+    assert [dict(point.settings)["a"] for point in points_of(["a=1..4"])] == ["1", "2", "3", "4"]
+    assert [dict(point.settings)["a"] for point in points_of(["a=1..64 x4,100"])] == [
+        "1",
+        "4",
+        "16",
+        "64",
+        "100",
+    ]
+    assert [dict(point.settings)["a"] for point in points_of(["a=x..y,[1..2]"])] == ["x..y", "[1..2]"]
 
 
 def test_each_setting_is_told_as_what_it_was_given_by(scenario: Path) -> None:

@@ -18,6 +18,9 @@ from scenarios.cli.shared_options import (
     SubjectTo,
 )
 
+_QUIET_S = 10
+"""Between two lines of progress, where there is no terminal on which to write one anew."""
+
 
 def sweep(
     scenario: ScenarioPath,
@@ -26,7 +29,7 @@ def sweep(
         typer.Option(
             "--vary",
             metavar="KEY=V1,V2,...",
-            help="Values of a key; may be given several times, for every combination.",
+            help="Values of a key, 1..8 or 1..64 x2 among them; several times for every combination.",
         ),
     ],
     policy: Policies = None,
@@ -69,12 +72,13 @@ def sweep(
     --out, points that are done are remembered in FILE.points: an interrupted sweep resumes where it stopped,
     and a finished one is shown again at once, unless the scenario, a file that it names, or the program has
     changed. A table of another sweep is replaced only with --force. Exit status 1 if a point failed (out of
-    memory, say); its row says why. With --minimise or --maximise the best point and its runner-up are named,
-    and exit status 1 means that there is none.
+    memory, say, or settings that make no scenario); its row says why. With --minimise or --maximise the best
+    point and its runner-up are named, and exit status 1 means that there is none.
     """
     import sys
     from concurrent.futures import Executor
     from contextlib import ExitStack
+    from time import monotonic
 
     from scenarios.cli.output import print_json
     from scenarios.cli.search_tables import print_answer, print_left_out, print_rows
@@ -97,16 +101,26 @@ def sweep(
     points, left_out = sweeps.fitting(scenario, points_of(vary, policy or [None]), **how)
     settings = [column_of(key) for key, _ in points[0].settings]
 
-    begun = False
+    before: int | None = None
+    told_s = begun_s = monotonic()
 
     def done(k: int, n: int) -> None:
-        nonlocal begun
-        if k and not begun:
-            told = f"{k:,} of {n:,} points were done before"
-            typer.echo(f"{told} ({out}.points); what was warned of them is not said again", err=True)
-        begun = True
+        nonlocal before, told_s
+        if before is None:
+            before = k
+            if k:
+                told = f"{k:,} of {n:,} points were done before"
+                typer.echo(f"{told} ({out}.points); what was warned of them is not said again", err=True)
+        now_s = monotonic()
+        left = ""
+        if k > before and now_s - begun_s > 1:
+            left_s = (now_s - begun_s) / (k - before) * (n - k)
+            left = f", {left_s:.0f} s left" if left_s < 100 else f", {left_s / 60:.0f} min left"
         if sys.stderr.isatty():
-            typer.echo(f"\r{k} of {n} points", nl=k == n, file=unescaped(sys.stderr))
+            typer.echo(f"\r{k} of {n} points{left}\x1b[K", nl=k == n, file=unescaped(sys.stderr))
+        elif now_s - told_s > _QUIET_S and k < n:
+            told_s = now_s
+            typer.echo(f"{k} of {n} points{left}", err=True)
 
     def show(rows: list[dict[str, Any]]) -> None:
         if json:
