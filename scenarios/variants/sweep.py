@@ -280,13 +280,9 @@ def run_point(
         who = case.label
         result = run_case(case, fits=False)
     except InputError as error:
-        unfit = isinstance(error.__cause__, MisfitError)
-        told = (
-            f"left out: {error.__cause__.reason}"
-            if unfit
-            else f"{_INVALID}{str(error).partition(chr(10))[0]}"
-        )
-        return row | {"policy": who, "error": told}
+        if isinstance(error.__cause__, MisfitError):
+            return row | {"policy": who, "error": f"left out: {error.__cause__.reason}"}
+        return row | {"policy": who, "error": _INVALID + str(error).partition("\n")[0]}
     except SimError as error:
         return row | {"policy": who, "error": str(error).partition("\n")[0]}
     summary = result.summary
