@@ -147,6 +147,10 @@ class MeasuredShape(Strict):
 class CalibrationFields(Strict):
     """What one kind of GPU reaches."""
 
+    from_: Annotated[
+        Name | None,
+        Field(alias="from", description="one that ships, whose numbers stand where none are given"),
+    ] = None
     description: Annotated[str | None, Field(description="what was calibrated, in a line")] = None
     device: Annotated[
         Name | None, Field(description="a device preset, for peak, bandwidth and memory that are not given")
@@ -183,6 +187,26 @@ class CalibrationFields(Strict):
         list[MeasuredShape], Field(default_factory=list, description="efficiency of single shapes")
     ]
     sources: Annotated[dict[str, str], Field(default_factory=dict, description="where numbers come from")]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _begun(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(name := given.get("from"), str):
+            return given
+        if name not in calibration_names():
+            raise fault(f"from: there is no calibration {name!r}{hint(name, calibration_names())}")
+        begun = read_yaml_text(_shipped(name), name).plain()
+        if "nccl" in given:  # in place of these
+            begun = {key: value for key, value in begun.items() if key not in ("node", "between")}
+        return {
+            **begun,
+            **{
+                key: {**begun[key], **value}
+                if isinstance(value, dict) and isinstance(begun.get(key), dict)
+                else value
+                for key, value in given.items()
+            },
+        }
 
     @model_validator(mode="after")
     def _one_way(self) -> CalibrationFields:
@@ -390,7 +414,11 @@ def named_calibration(name: str, precision: str = "bf16") -> TrainingCalibration
         raise InputError(
             f"there is no calibration {name!r}{hint(name, calibration_names())} (files end in .yaml or .json)"
         )
-    return _parsed((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), name, precision)
+    return _parsed(_shipped(name), name, precision)
+
+
+def _shipped(name: str) -> str:
+    return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def read_calibration(path: Path, precision: str = "bf16", gradients: str = "fp32") -> TrainingCalibration:

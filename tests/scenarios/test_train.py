@@ -611,3 +611,20 @@ def test_fsdp_in_a_pipeline_says_what_it_is(tmp_path: Path) -> None:
         "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does"
     ]
     assert other["notes"] == []
+
+
+def test_a_shipped_calibration_with_other_numbers() -> None:
+    fields = {"from": "h100-sxm", "between": {"bandwidth": "100GB/s"}, "gap": "3us"}
+    of = to_calibration(CalibrationFields.model_validate(fields), "mine")
+    shipped = named_calibration("h100-sxm")
+    assert of.between == replace(shipped.between, bandwidth=100e9)
+    assert of == replace(shipped, name="mine", between=of.between, gap=of.gap)
+    assert of.gap == 3_000
+    with pytest.raises(ValueError, match="there is no calibration 'h100'; did you mean 'h100-sxm'"):
+        CalibrationFields.model_validate({"from": "h100"})
+
+
+def test_nccl_takes_the_place_of_shipped_collectives() -> None:
+    of = CalibrationFields.model_validate({"from": "h100-sxm", "nccl": "h100"})
+    assert of.node is None
+    assert of.between is None
