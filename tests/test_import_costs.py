@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from devices.describe.field_types import BITS
 from scenarios.ops.attributes import FLOATING, ONNX, TENSORFLOW, check_dtype, nbytes
 from scenarios.ops.op_costs import COSTS, VIEWS, cost_of
-from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, measured_shape
+from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts
+from scenarios.ops.op_shapes import measured_shape
 from sim.base.errors import GraphError, UnknownNameError
 
 small = st.integers(1, 4)

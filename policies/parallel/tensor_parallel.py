@@ -411,8 +411,12 @@ class RankWriter(Exchanges):
     def _attributes(self, record: OpEntry, makes: str) -> dict[str, object]:
         """Return the shape that a table of measurements looks up: of a rank's part."""
         found = dict(record.attributes)
-        names: tuple[str, ...] = ("heads", "kv_heads") if makes == SPLIT else ()
-        if record.kind in PRODUCTS:
+        names: tuple[str, ...] = ("rows",) if makes == SEQUENCE else ()
+        if makes == SPLIT:  # a softmax between products has a row for each head
+            names = ("rows",) if record.kind in ("softmax", "softmax_grad") else ("heads", "kv_heads", "columns")
+        if record.kind in PRODUCTS and "batch" in found:
+            names = ("batch",) if makes == SPLIT else names
+        elif record.kind in PRODUCTS:
             gradient = record.name in self.gradient_of
             if makes == SEQUENCE:
                 names = ("m",)

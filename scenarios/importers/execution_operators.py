@@ -21,9 +21,10 @@ from typing import Any, Final, NamedTuple
 
 from scenarios.importers.files import read_json
 from scenarios.importers.tensor_flow import Tensor, written_arguments
-from scenarios.importers.torch_export import attributes_of, kind_of, operator_name, ordered
+from scenarios.importers.torch_export import CAUSAL, WINDOWS, attributes_of, kind_of, operator_name, ordered
 from scenarios.ops.op_costs import VIEWS, WITHOUT_DATA, cost_of
-from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, measured_shape
+from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts
+from scenarios.ops.op_shapes import measured_shape
 from sim.base.errors import InputError
 from sim.base.files import StrPath
 
@@ -250,7 +251,8 @@ def known_cost(operator: Operator) -> CostedOperator | None:
         return None
     given, made = list(tensors(operator.inputs)), list(tensors(operator.outputs))
     try:
-        attributes = attributes_of(_SAME.get(name, name), _node(operator))
+        own = name in WINDOWS or name in CAUSAL  # their arguments stand elsewhere
+        attributes = attributes_of(name if own else _SAME.get(name, name), _node(operator))
         facts = OpFacts(kind, tuple(map(_facts, ordered(name, given))), tuple(map(_facts, made)), attributes)
         return CostedOperator(kind, cost_of(facts), _dtype(given), {**attributes, **measured_shape(facts)})
     except (InputError, AttributeError, LookupError, TypeError, ValueError):  # other arguments than expected
@@ -284,7 +286,11 @@ def _convolution_backward(operator: Operator) -> CostedOperator | None:
     macs = _facts(gradient).elements * _facts(weight).elements // max(1, weight.shape[0])
     flops = 2 * macs * sum(map(bool, wanted[:2])) + _facts(gradient).elements * any(wanted[2:3])
     moved = bytes_of(operator)
-    return CostedOperator("conv_grad", Cost(flops, moved.bytes_read, moved.bytes_written), gradient.dtype, {})
+    cost = Cost(flops, moved.bytes_read, moved.bytes_written)
+    padding, axes = given[5], len(weight.shape) - 2  # (..., bias sizes, stride, padding, dilation, ...)
+    said = {"strides": given[4], "pads": padding * (2 * axes // len(padding)), "dilations": given[6]}
+    facts = OpFacts("conv_grad", tuple(map(_facts, given[:3])), (), said)
+    return CostedOperator("conv_grad", cost, gradient.dtype, measured_shape(facts))
 
 
 def _facts(value: TensorValue) -> TensorFacts:
