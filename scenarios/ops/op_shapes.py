@@ -131,19 +131,20 @@ def _windows(op: OpFacts, x: Shape, y: Shape, window: Shape | None, group: int) 
     """Return the sizes of windows that make `y` of `x`; without one they lie side by side (adaptive pools)."""
     last = _channels_last(op)
     image, made = (shape[1:-1] if last else shape[2:] for shape in (x, y))
+    wide, narrow = (made, image) if op.kind == "conv_transpose" else (image, made)
+    strides, dilations = _each(op, "strides", len(image)), _each(op, "dilations", len(image)) or [1] * len(image)
     if window is None:
-        strides = [a // b for a, b in zip(image, made, strict=True)]
-        window = tuple(a - (b - 1) * s for a, b, s in zip(image, made, strides, strict=True))
-    else:
-        strides = _each(op, "strides", len(image))
-    dilations = _each(op, "dilations", len(image))
-    if not len(image) == len(made) == len(window) == len(strides) == len(dilations):
+        strides = [a // b for a, b in zip(wide, narrow, strict=True)]
+        window = tuple(a - (b - 1) * s for a, b, s in zip(wide, narrow, strides, strict=True))
+    if not len(wide) == len(narrow) == len(window) == len(dilations):
         return {}
+    spans = [1 + d * (n - 1) for n, d in zip(window, dilations, strict=True)]
+    if len(strides) != len(image):  # the least that make no more than there is
+        strides = [max(1, math.ceil((a - n + 1) / b)) for a, b, n in zip(wide, narrow, spans, strict=True)]
     pads = [int(n) for n in op.attributes.get("pads") or ()]
-    if len(pads) != 2 * len(image):  # as many as the sizes of both take
-        wide, narrow = (made, image) if op.kind == "conv_transpose" else (image, made)
-        spans = zip(wide, narrow, window, strides, dilations, strict=True)
-        both = [max(0, (b - 1) * s + d * (n - 1) + 1 - a) for a, b, n, s, d in spans]
+    if len(pads) != 2 * len(image):  # as many as make all that there is
+        sizes = zip(wide, narrow, spans, strides, strict=True)
+        both = [max(0, (b - 1) * s + n - a) for a, b, n, s in sizes]
         pads = [n // 2 for n in both] + [n - n // 2 for n in both]
     return {
         "batch": x[0],
@@ -159,7 +160,8 @@ def _windows(op: OpFacts, x: Shape, y: Shape, window: Shape | None, group: int) 
 
 
 def _each(op: OpFacts, name: str, axes: int) -> list[int]:
-    given = [int(n) for n in op.attributes.get(name) or (1,)]
+    """Return what an attribute says of each axis; nothing where it is not there."""
+    given = [int(n) for n in op.attributes.get(name) or ()]
     return given * axes if len(given) == 1 else given
 
 
