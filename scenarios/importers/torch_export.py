@@ -192,9 +192,11 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
     if name == "linear":
         return {"transposed": True}
     if name in ("layer_norm", "native_layer_norm", "rms_norm"):
-        return {"axis": -len(args[1])}
-    if name in ("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "index_select"):
-        return {"axis": int(said(1, "dim", -1))}
+        return {"axis": -len(args[1]) if isinstance(args[1], list | tuple) else -1}
+    if name in ("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum"):
+        return {"axis": -1 if said(1, "dim") is None else int(said(1, "dim"))}
+    if name == "index_select":
+        return {"axis": int(said(1, "dim") or 0)}
     if name == "cross_entropy_loss":
         return {"axis": min(1, len(args[0].meta["val"].shape) - 1)}
     if name == "group_norm":
