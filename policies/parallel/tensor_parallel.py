@@ -411,12 +411,12 @@ class RankWriter(Exchanges):
     def _attributes(self, record: OpEntry, makes: str) -> dict[str, object]:
         """Return the shape that a table of measurements looks up: of a rank's part."""
         found = dict(record.attributes)
-        names: tuple[str, ...] = ("rows",) if makes == SEQUENCE else ()
-        if makes == SPLIT:  # a softmax between products has a row for each head
-            names = ("rows",) if record.kind in ("softmax", "softmax_grad") else ("heads", "kv_heads", "columns")
-        if record.kind in PRODUCTS and "batch" in found:
-            names = ("batch",) if makes == SPLIT else names
-        elif record.kind in PRODUCTS:
+        usual = {SPLIT: ("heads", "kv_heads", "columns"), SEQUENCE: ("rows",)}
+        names: tuple[str, ...] = usual.get(makes, ())
+        own = "batch" in found if record.kind in PRODUCTS else record.kind in ("softmax", "softmax_grad")
+        if makes == SPLIT and own:  # of scores, which each head has of its own
+            names = ("batch", "rows")
+        elif record.kind in PRODUCTS and "batch" not in found:
             gradient = record.name in self.gradient_of
             if makes == SEQUENCE:
                 names = ("m",)

@@ -344,7 +344,9 @@ def _attention_sizes(given: Sequence[Argument], at: int, mask: int) -> dict[str,
 def _convolved(x: tuple[int, ...], weight: tuple[int, ...], said: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of what a convolution makes."""
     axes = len(x) - 2
-    strides, pads, dilations = (said[key] * (axes // len(said[key]) or 1) for key in ("strides", "pads", "dilations"))
+    strides, pads, dilations = (
+        said[key] * (axes // len(said[key]) or 1) for key in ("strides", "pads", "dilations")
+    )
     return (x[0], weight[0], *(
         (x[i + 2] + pads[i] + pads[axes + i] - dilations[i] * (weight[i + 2] - 1) - 1) // strides[i] + 1
         for i in range(axes)

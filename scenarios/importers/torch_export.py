@@ -230,7 +230,7 @@ def import_torch(
     keywords : mapping, optional
         Example inputs by name.
     dtype : str, optional
-        Floating-point type to compute and store in instead of the module's.
+        Type to compute and store in instead of the module's floating-point types; ``"tf32"`` as for ONNX.
     unknown : {"error", "bytes"}
         What to do about operators without a cost formula: refuse them, naming all, or count their
         bytes and no flop, with a warning that names them.
@@ -243,8 +243,7 @@ def import_torch(
         PyTorch is not installed.
     """
     choice("unknown", unknown, ("error", "bytes"))
-    if dtype is not None:
-        dtypes.check_dtype(dtype)
+    stored = dtypes.stored_in(dtype)
     with extra("torch", "reading PyTorch modules"):
         import torch
     if not isinstance(module, torch.nn.Module):
@@ -259,7 +258,8 @@ def import_torch(
         raise InputError(f"{name} cannot be exported: {type(error).__name__}: {first}") from error
     _check([node for node in _calls(program) if not _is_getitem(node)], name, unknown)
     with in_file(name):
-        return _build(program, name, dtype)
+        graph = _build(program, name, stored)
+    return dtypes.computed_in(dtype, graph)
 
 
 def _calls(program: Any) -> Iterator[Any]:

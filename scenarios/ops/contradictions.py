@@ -7,9 +7,9 @@
     op 'a' (matmul): m, n and k say 2 GFLOP, its flops are 8 GFLOP
 
 A cost model that knows shapes goes by sizes, a roofline by flop and bytes. Within a factor of two they may
-differ: so much are a bias, a result in a wider type, scores that a mask hides. What else is counted in several
-ways, as what a backward reads again, is a least and a most here. Ops that have a duration are not looked at,
-nor are bytes of an op without a data type.
+differ: so much are a bias, a result in a wider type, scores that a mask hides. What else is counted in
+several ways, as what a backward reads again, is a least and a most here. Ops that have a duration are not
+looked at, nor are bytes of an op without a data type.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Sizes = Mapping[str, Any]
 Range = tuple[int, int]
 
 
-class Rule(NamedTuple):
+class SizeRule(NamedTuple):
     """What the sizes of some kinds of op say.
 
     Attributes
@@ -86,7 +86,8 @@ def warn_of_contradictions(graph: Graph) -> None:
         said = ""
         try:
             if flops[op] and rule.flops is not None:
-                said = _said(flops[op], *rule.flops(sizes), "its flops are", format_flops)
+                low, high = rule.flops(sizes)
+                said = _said(flops[op], low, high, "its flops are", format_flops)
             if not said and nbytes[op] and dtypes[op] != UNSET and (size := each[dtypes[op]]):
                 low, high = rule.elements(sizes)
                 said = _said(nbytes[op], low * size, high * max(size, _WIDEST), "its bytes are", format_bytes)
@@ -100,13 +101,13 @@ def warn_of_contradictions(graph: Graph) -> None:
     if found:
         count = "it contradicts itself" if found == 1 else f"{found} ops contradict themselves"
         warnings.warn(
-            f"{first}; {count} more than twofold, and cost models that know shapes go by sizes, others by flops "
-            "and bytes",
+            f"{first}; {count} more than twofold, and cost models that know shapes go by sizes, others by "
+            "flops and bytes",
             stacklevel=2,
         )
 
 
-def _said(has: int, low: float, high: float, what: str, text: Callable[[int], str]) -> str:
+def _said(has: int, low: float, high: float, what: str, text: Callable[..., str]) -> str:
     """Return what sizes say and what an op has, if that is out of their range; else nothing."""
     if low <= _FACTOR * has and has <= _FACTOR * high:
         return ""
@@ -140,7 +141,7 @@ def _scores(of: Sizes) -> int:
 
 
 def _attention(of: Sizes, least: int = 4, most: int = 4) -> Range:
-    """Two products forward, five in the backward; or all scores, and work on each, where a mask hides some."""
+    """Two products forward, five in the backward; at most of all scores, though a mask hides some."""
     low = least * _scores(of) * of["head_dim"] // (2 if of.get("causal") else 1)
     return low, (most * of["head_dim"] + 11) * _scores({**of, "window": 0})
 
@@ -185,16 +186,16 @@ def _rows(of: Sizes) -> Range:
 
 _OF_ATTENTION: Final = ("batch", "seq_len", "heads", "head_dim")
 _OF_CONV: Final = ("batch", "in_channels", "out_channels", "input_shape", "kernel_shape")
-_ON_ROWS: Final = """softmax log_softmax softmax_grad layer_norm rms_norm layer_norm_grad batch_norm batch_norm_grad
-    instance_norm group_norm softmax_cross_entropy sparse_softmax_cross_entropy cum_sum"""
+_ON_ROWS: Final = """softmax log_softmax softmax_grad layer_norm rms_norm layer_norm_grad batch_norm
+    batch_norm_grad instance_norm group_norm softmax_cross_entropy sparse_softmax_cross_entropy cum_sum"""
 
 _RULES: Final = {
-    **dict.fromkeys(("matmul", "gemm", "linear"), Rule(("m", "n", "k"), _product, _matrices)),
-    "attention": Rule(_OF_ATTENTION, _attention, _heads),
-    "attention_grad": Rule(_OF_ATTENTION, lambda of: _attention(of, 8, 10), lambda of: _heads(of, 3)),
+    **dict.fromkeys(("matmul", "gemm", "linear"), SizeRule(("m", "n", "k"), _product, _matrices)),
+    "attention": SizeRule(_OF_ATTENTION, _attention, _heads),
+    "attention_grad": SizeRule(_OF_ATTENTION, lambda of: _attention(of, 8, 10), lambda of: _heads(of, 3)),
     **dict.fromkeys(
-        ("conv", "depthwise_conv", "conv_input_grad", "conv_weight_grad"), Rule(_OF_CONV, _conv, _images)
+        ("conv", "depthwise_conv", "conv_input_grad", "conv_weight_grad"), SizeRule(_OF_CONV, _conv, _images)
     ),
-    "conv_grad": Rule(_OF_CONV, lambda of: _conv(of, 2), lambda of: _images(of, 2)),
-    **dict.fromkeys(_ON_ROWS.split(), Rule(("rows", "columns"), None, _rows)),
+    "conv_grad": SizeRule(_OF_CONV, lambda of: _conv(of, 2), lambda of: _images(of, 2)),
+    **dict.fromkeys(_ON_ROWS.split(), SizeRule(("rows", "columns"), None, _rows)),
 }

@@ -98,10 +98,9 @@ def flag(value: Any) -> bool:
     return value
 
 
-SIZES: Final = frozenset(
-    """m n k batch transposed rows columns seq_len kv_len heads kv_heads head_dim causal window
-    in_channels out_channels input_shape kernel_shape strides pads dilations group operands""".split()
-)
+_SIZES: Final = """m n k batch transposed rows columns seq_len kv_len heads kv_heads head_dim causal window
+    in_channels out_channels input_shape kernel_shape strides pads dilations group operands"""
+SIZES: Final = frozenset(_SIZES.split())
 """Attributes that say how large an op is, whoever wrote it."""
 
 READERS: Final[Mapping[str, Callable[[Any], Any]]] = {

@@ -56,7 +56,8 @@ _ARGS: Final = (
     *("Process Group Name", "Process Group Ranks", "Group size", "Collective name", "dtype"),
     *("In msg nelems", "Out msg nelems", "Src Rank", "Dst Rank"),
 )
-_SELDOM: Final = "Input Dims", "Input type", "Concrete Inputs"
+_INPUTS: Final = "Input Dims", "Concrete Inputs"
+_SELDOM: Final = (*_INPUTS, "Input type")
 if TYPE_CHECKING:
     Args = Mapping[str, Any]
 else:
@@ -306,7 +307,7 @@ class EventColumns:
     operators, collectives : Operators
         All, and the ranges of process groups with the bytes that they take as their numbers.
     sized : Operators
-        Those whose inputs tell the sizes of a kernel (`execution_operators.SIZED`), with their places in `inputs`.
+        Those whose inputs tell sizes (`execution_operators.SIZED`), with their places in `inputs`.
     inputs : list of (str, bytes, bytes)
         Of each its name, and as JSON its ``Input Dims`` and ``Concrete Inputs``, if these are noted.
     inside : Spans
@@ -397,11 +398,9 @@ class EventColumns:
         sized = [n for n, name in enumerate(names) if name in SIZED and "Input Dims" in args[n]]
         if sized:
             at = np.arange(len(self.inputs), len(self.inputs) + len(sized))
-            self.inputs += [
-                (names[n], *(_copied(args[n].get(key)) for key in ("Input Dims", "Concrete Inputs")))
-                for n in sized
-            ]
+            dims, values = ([_copied(args[n].get(key)) for n in sized] for key in _INPUTS)
             of = [names[n] for n in sized]
+            self.inputs += zip(of, dims, values, strict=True)
             self.sized.add(thread[sized], start_ns[sized], end_ns[sized], of, at)
         has = [n for n, own in enumerate(args) if own.get(SEQUENCE) is not None]
         gradient = np.array([is_gradient(names[n], args[n].get(FORWARD_THREAD)) for n in has], np.int64)

@@ -26,8 +26,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from scenarios.importers.files import in_file, items, lists
 from scenarios.importers.execution_operators import sizes_of
+from scenarios.importers.files import in_file, items, lists
 from scenarios.importers.kineto.event_columns import EventColumns, given, is_collective, resolved, wanted
 from scenarios.importers.kineto.event_fields import ABSENT
 from scenarios.importers.kineto.gradients import NODE, callers, turns
@@ -176,7 +176,11 @@ def _add_sizes(
     longest: dict[int, int] = {}
     for i, task in enumerate(tasks if around else ()):
         name, n = around.get(task.correlation, ("", UNSET))
-        if name and operators[i] == name and task.duration_ns > tasks[longest.get(n, i)].duration_ns - (n not in longest):
+        if (
+            name
+            and operators[i] == name
+            and task.duration_ns > tasks[longest.get(n, i)].duration_ns - (n not in longest)
+        ):
             longest[n] = i
     known: dict[tuple[str, bytes, bytes], dict[str, Any]] = {}
     for n, i in longest.items():
