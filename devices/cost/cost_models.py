@@ -305,9 +305,18 @@ def _shapes(
         if graph.kind(op) == kind
         and (among is None or among[op])
         and all(isinstance(attributes.get(axis), int) for axis in axes)
+        and _measured_alike(attributes, axes)
     ]
     columns = {axis: np.array([graph.attributes[op][axis] for op in ops], dtype=np.int64) for axis in axes}
     return ops, columns
+
+
+def _measured_alike(attributes: Mapping[str, Any], axes: Sequence[str]) -> bool:
+    """Whether an op differs from those measured in the axes only: one product, or a sequence's own past."""
+    if "seq_len" in axes:
+        own = "kv_len" in axes or attributes.get("kv_len", attributes["seq_len"]) == attributes["seq_len"]
+        return own and ("causal" in axes or attributes.get("causal", True) is not False)
+    return "m" not in axes or "batch" in axes or "batch" not in attributes
 
 
 @dataclass(frozen=True)

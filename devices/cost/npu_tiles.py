@@ -374,7 +374,7 @@ class TiledCost(CostModel):
         for op, (unit, kind, dtype) in enumerate(zip(units, kinds, dtypes, strict=True)):
             name, given = graph.op_names[op], graph.attributes.get(op, {})
             sizes = [size for axis in "mnk" if type(size := given.get(axis)) is int and size > 0]
-            product = len(sizes) == 3 and kind in self.units.kinds
+            product = len(sizes) == 3 and "batch" not in given and kind in self.units.kinds
             granule = given.get("granule", self.granule_bytes)
             tiles = given.get("tiles")
             stays = [False] * len(inputs[op])

@@ -114,7 +114,7 @@ def renamed(record: OpEntry, own: Mapping[str, str], k: int) -> OpEntry:
         return f"{own[base]}:{number}" if colon and base in own and name not in own else own.get(name, name)
 
     attributes = dict(record.attributes)
-    if "group" in attributes:
+    if "group" in attributes and record.kind in ("send", "recv"):
         attributes["group"] = f"micro{k}/{attributes['group']}"
     return replace(
         record,

@@ -76,7 +76,7 @@ def attention_shares(ranks: int, rank: int, *, causal: bool, balanced: bool = Tr
 GROUP: Final = "context parallel"
 """The communicator; of sends and recvs the beginning of the streams, too."""
 
-SHAPE: Final = ("batch", "seq_len", "heads", "kv_heads", "head_dim")
+SHAPE: Final = ("batch", "seq_len", "kv_len", "heads", "kv_heads", "head_dim")
 
 
 class Tokens(ABC):
@@ -163,7 +163,7 @@ class Tokens(ABC):
         outputs = tuple(self.nbytes(tensor) for tensor in made)
         read_ = sum(map(self.nbytes, tensors)), sum(map(self.old.nbytes, tensors))
         attributes = _on_compute(record.attributes)
-        for key in ("k",) if record.name in self.of_gradient else ("m",):
+        for key in ("k" if record.name in self.of_gradient else "m", "rows"):
             if key in attributes:
                 attributes[key] = -(-attributes[key] // self.c)
         if "nbytes" in attributes:
@@ -201,7 +201,7 @@ class Tokens(ABC):
 
     def shares(self, a: OpEntry) -> list[Fraction]:
         """Return which part of an attention this rank has, by whose keys and values."""
-        causal = bool(a.attributes.get("is_causal"))
+        causal = bool(a.attributes.get("causal", a.attributes.get("is_causal")))
         return attention_shares(self.c, self.rank, causal=causal, balanced=self.balanced)
 
     def compute(

@@ -409,8 +409,12 @@ class RankWriter(Exchanges):
     def _attributes(self, record: OpEntry, makes: str) -> dict[str, object]:
         """Return the shape that a table of measurements looks up: of a rank's part."""
         found = dict(record.attributes)
-        names: tuple[str, ...] = ("heads", "kv_heads") if makes == SPLIT else ()
-        if record.kind in PRODUCTS:
+        usual = {SPLIT: ("heads", "kv_heads", "columns"), SEQUENCE: ("rows",)}
+        names: tuple[str, ...] = usual.get(makes, ())
+        own = "batch" in found if record.kind in PRODUCTS else record.kind in ("softmax", "softmax_grad")
+        if makes == SPLIT and own:  # of scores, which each head has of its own
+            names = ("batch", "rows")
+        elif record.kind in PRODUCTS and "batch" not in found:
             gradient = record.name in self.gradient_of
             if makes == SEQUENCE:
                 names = ("m",)

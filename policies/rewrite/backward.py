@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 from policies.rewrite.records import Edge, OpEntry, Records
 from sim.base.units import round_half_up
+from sim.graph.attributes import SIZES
 from sim.graph.graph import Role
 
 # ----------------------------------------------------------------------------------------------------------
@@ -228,6 +229,7 @@ class Backward:
             if m is not None and n is not None and inner is not None:
                 of = (m, inner, n) if k == 0 else (inner, n, m)
                 made.attributes = dict(zip("mnk", of, strict=True))
+                made.attributes |= {key: op.attributes[key] for key in ("batch",) if key in op.attributes}
             self._give(op, tensor, made.name)
 
     def _embedding(self, op: OpEntry, dy: str, wanted: list[tuple[int, str]]) -> None:
@@ -368,7 +370,16 @@ class Backward:
             stage=op.stage,
             micro_batch=op.micro_batch,
             phase=phase,
+            attributes=_sizes(op, kind),
         )
         self.made.append(record)
         self.size.update({record.tensor(k): nbytes for k, nbytes in enumerate(outputs)})
         return record
+
+
+def _sizes(op: OpEntry, kind: str) -> dict[str, Any]:
+    """Return the sizes of a gradient: those of its forward; of a bias, of the matrix that it sums up."""
+    own = op.attributes
+    if kind == "bias_add_grad" and {"m", "n"} <= own.keys():
+        return {"rows": own["m"] * own.get("batch", 1), "columns": own["n"]}
+    return {key: own[key] for key in own if key in SIZES} if kind.endswith("_grad") else {}

@@ -90,5 +90,6 @@ class Batch:
         record.flops *= self.times
         record.bytes_read += more * (growing if whole_inputs else record.bytes_read)
         record.bytes_written *= self.times
-        if "m" in record.attributes:  # rows of a product: all samples'
-            record.attributes["m"] *= self.times
+        # Samples are products or images, else rows.
+        for key in [key for key in ("batch", "m", "rows") if key in record.attributes][:1]:
+            record.attributes[key] *= self.times

@@ -29,6 +29,7 @@ from policies.option_checks import one_of
 from policies.rewrite.records import OpEntry, Records, read, write
 from sim import Graph
 from sim.base.errors import InputError
+from sim.graph.attributes import SIZES
 
 ACTIVATIONS: Final = frozenset({"relu", "relu6", "elu", "tanh", "sigmoid", "gelu", "leaky_relu"})
 ELEMENTWISE: Final = ACTIVATIONS | {
@@ -214,7 +215,8 @@ def _fused(ops: Sequence[OpEntry]) -> OpEntry:
         inputs += [edge for edge in op.inputs if edge[0] != producer.name]
         nbytes_read += max(0, op.bytes_read - between)
         nbytes_written = max(0, nbytes_written - between) + op.bytes_written
-        attributes |= {**op.attributes, "fused": kinds}
+        own = {key: value for key, value in op.attributes.items() if key not in SIZES}  # those of the first
+        attributes |= {**own, "fused": kinds}
     # An explicit duration of some only: the cost model decides on all.
     durations = [op.duration_ns for op in ops if op.duration_ns is not None]
     everywhere = set(first.duration_by_kind).intersection(*(op.duration_by_kind for op in ops))

@@ -169,4 +169,4 @@ def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
         return OpFacts("attention", (q, k, v), (o,), {"is_causal": True})
     # of queries, keys, values, the output's gradient and the output; it writes three gradients
     made = tensor(kernel.batch, kernel.sequence, 3 * kernel.heads * kernel.query_head)
-    return OpFacts("attention_grad", (q, k, v, o, o), (made,), {})
+    return OpFacts("attention_grad", (q, k, v, o, o), (made,), {"is_causal": True})

@@ -268,6 +268,7 @@ class _Writer:
             (*self.wide[:2], 3 * h),
             phase="I",
             seen=[q, q, q, q, q],  # queries, keys, values, gradient of the output, the output
+            attributes={"is_causal": True},
         )
         y = self.product_grad(part, "qkv", f"{part}.norm1", y, h)
         y = self.norm_grad(f"{part}.norm1", x, f"{part}.norm1.scale", y)

@@ -18,6 +18,7 @@ from scenarios.importers.files import read_json
 from scenarios.importers.tensor_flow import TaskFlow, Touch, tensor_flow
 from sim.base.errors import InputError
 from sim.base.files import StrPath
+from sim.graph.attributes import SIZES
 
 _DEEPEST: Final = 64
 """Operators around one are looked at no further out than that."""
@@ -133,14 +134,16 @@ def _shared(
         shares = zip(
             *(_split(total, [kernels[i].duration_ns for i in members]) for total in cost), strict=True
         )
+        main = max(members, key=lambda i: kernels[i].duration_ns)  # the one that is as large as the operator
         for i, (flops, read, written) in zip(members, shares, strict=True):
+            own = {} if known is None else known.attributes
             facts[i] = {"flops": flops, "bytes_read": read, "bytes_written": written}
             facts[i] |= {"dtype": known.dtype} if known is not None and known.dtype is not None else {}
             attributes[i] = {
                 "operator": operator.name,
                 "input_shapes": [list(one.shape) for one in tensors(operator.inputs)],
                 "output_shapes": [list(one.shape) for one in tensors(operator.outputs)],
-                **({} if known is None else known.attributes),
+                **{key: value for key, value in own.items() if i == main or key not in SIZES},
             }
     return facts, attributes
 

@@ -12,18 +12,20 @@ Source: torch/csrc/profiler/standalone/execution_trace_observer.cpp (``writeJson
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 from scenarios.importers.files import read_json
 from scenarios.importers.tensor_flow import Tensor, written_arguments
-from scenarios.importers.torch_export import attributes_of, kind_of, operator_name, ordered
+from scenarios.importers.torch_export import CAUSAL, WINDOWS, attributes_of, kind_of, operator_name, ordered
 from scenarios.ops.op_costs import VIEWS, WITHOUT_DATA, cost_of
-from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, measured_shape
+from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts
+from scenarios.ops.op_shapes import measured_shape
 from sim.base.errors import InputError
 from sim.base.files import StrPath
 
@@ -250,11 +252,116 @@ def known_cost(operator: Operator) -> CostedOperator | None:
         return None
     given, made = list(tensors(operator.inputs)), list(tensors(operator.outputs))
     try:
-        attributes = attributes_of(_SAME.get(name, name), _node(operator))
+        own = name in WINDOWS or name in CAUSAL  # their arguments stand elsewhere
+        attributes = attributes_of(name if own else _SAME.get(name, name), _node(operator))
         facts = OpFacts(kind, tuple(map(_facts, ordered(name, given))), tuple(map(_facts, made)), attributes)
         return CostedOperator(kind, cost_of(facts), _dtype(given), {**attributes, **measured_shape(facts)})
     except (InputError, AttributeError, LookupError, TypeError, ValueError):  # other arguments than expected
         return None
+
+
+_PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "linear")
+_CONVOLUTIONS: Final = tuple(name for name in WINDOWS if "transpose" not in name)
+_AS_FIRST: Final = ("_softmax", "_log_softmax", "native_layer_norm", "native_batch_norm", "cudnn_batch_norm",
+    "_softmax_backward_data", "_log_softmax_backward_data", "native_batch_norm_backward",
+    "cudnn_batch_norm_backward", *CAUSAL)  # fmt: skip
+"""Operators whose sizes their first inputs tell."""
+_IN_ONE: Final = {
+    "_flash_attention_forward": (0, 8),
+    "_efficient_attention_forward": (0, 9),
+    "_flash_attention_backward": (1, 11),
+    "_efficient_attention_backward": (1, 14),
+}
+"""Attention in one kernel, of (batch, length, heads, width): where queries stand, and what mask there is."""
+SIZED: Final = frozenset(
+    f"aten::{name}"
+    for name in (*_PRODUCTS, *_CONVOLUTIONS, *_AS_FIRST, *_IN_ONE, "index_select", "convolution_backward")
+)
+"""Operators whose sizes their inputs tell, all that a profiler notes of them."""
+
+
+def sizes_of(name: str, shapes: bytes, values: bytes) -> dict[str, Any]:
+    """Return the sizes of an operator of a profiler's trace; nothing where what is noted does not tell them.
+
+    Parameters
+    ----------
+    name : str
+        One of `SIZED`.
+    shapes, values : bytes
+        Its ``Input Dims`` and ``Concrete Inputs`` as JSON; older profilers note only the former.
+
+    Examples
+    --------
+    >>> sizes_of("aten::addmm", b"[[7], [3, 5], [5, 7], [], []]", b"")
+    {'m': 3, 'n': 7, 'k': 5}
+    """
+    try:
+        listed, said = json.loads(shapes), json.loads(values) if values else []
+        inputs = [_noted(shape, *said[i : i + 1]) for i, shape in enumerate(listed)]
+        operator = Operator(0, 0, name, "", 0, 0, inputs, [])
+        plain = plain_name(operator)
+        given = [one.shape for one in tensors(inputs)]
+        if plain == "convolution_backward":
+            return _gradients_sizes(inputs)
+        if plain in _IN_ONE:
+            return _attention_sizes(inputs, *_IN_ONE[plain])
+        node, kind = _node(operator), _kind(replace(operator, outputs=inputs[:1]))
+        node.meta = _meta(inputs[0])
+        attributes = attributes_of(plain if plain in (*WINDOWS, *CAUSAL) else _SAME.get(plain, plain), node)
+        facts = tuple(map(_facts, ordered(plain, list(tensors(inputs)))))
+        shape = facts[0].shape
+        if plain in _PRODUCTS:
+            shape = (*shape[:-1], given[1][0] if plain == "linear" else facts[1].shape[-1])
+        elif plain == "index_select":
+            axis = attributes["axis"]
+            shape = (*shape[:axis], *given[1], *shape[axis:][1:])
+        elif plain in _CONVOLUTIONS:
+            shape = _convolved(given[0], given[1], attributes)
+        return measured_shape(OpFacts(kind or "", facts, (TensorFacts(shape, 0),), attributes))
+    except (InputError, AttributeError, LookupError, TypeError, ValueError):
+        return {}
+
+
+def _noted(shape: Any, value: str = "") -> Argument:
+    """Return an input: a tensor has a shape, a number or a list of them a value as text."""
+    if shape and not isinstance(shape[0], list):
+        return TensorValue(Tensor(("", 0), 0), tuple(_whole(n, _MOST) for n in shape), None)
+    try:
+        return json.loads(value.lower()) if value else None
+    except ValueError:  # a word, or "0."
+        return value
+
+
+def _attention_sizes(given: Sequence[Argument], at: int, mask: int) -> dict[str, Any]:
+    """Return the sizes of attention in one kernel, whose operands have the heads of a token together."""
+    shapes = [one.shape for one in given[at : at + 2]]
+    operands = [TensorFacts((b, heads, s, d), 0) for b, s, heads, d in shapes]
+    causal = given[mask]
+    found = measured_shape(OpFacts("attention", tuple(operands), (), {"is_causal": causal}))
+    return found if causal is not None else {key: found[key] for key in found if key != "causal"}
+
+
+def _convolved(x: tuple[int, ...], weight: tuple[int, ...], said: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of what a convolution makes."""
+    axes = len(x) - 2
+    strides, pads, dilations = (
+        said[key] * (axes // len(said[key]) or 1) for key in ("strides", "pads", "dilations")
+    )
+    return (x[0], weight[0], *(
+        (x[i + 2] + pads[i] + pads[axes + i] - dilations[i] * (weight[i + 2] - 1) - 1) // strides[i] + 1
+        for i in range(axes)
+    ))  # fmt: skip
+
+
+def _gradients_sizes(given: Sequence[Argument]) -> dict[str, Any]:
+    """Return the sizes of a convolution from what its backward was given; what is not noted is inferred."""
+    axes, listed = len(given[2].shape) - 2, [one if isinstance(one, list) else [] for one in given[4:7]]
+    stride, padding, dilation = listed
+    pads = padding * (2 * axes // len(padding)) if padding else []
+    facts = tuple(map(_facts, given[:3]))
+    return measured_shape(
+        OpFacts("conv_grad", facts, (), {"strides": stride, "pads": pads, "dilations": dilation})
+    )
 
 
 def bytes_of(operator: Operator) -> Cost:
@@ -284,7 +391,8 @@ def _convolution_backward(operator: Operator) -> CostedOperator | None:
     macs = _facts(gradient).elements * _facts(weight).elements // max(1, weight.shape[0])
     flops = 2 * macs * sum(map(bool, wanted[:2])) + _facts(gradient).elements * any(wanted[2:3])
     moved = bytes_of(operator)
-    return CostedOperator("conv_grad", Cost(flops, moved.bytes_read, moved.bytes_written), gradient.dtype, {})
+    cost = Cost(flops, moved.bytes_read, moved.bytes_written)
+    return CostedOperator("conv_grad", cost, gradient.dtype, _gradients_sizes(given))
 
 
 def _facts(value: TensorValue) -> TensorFacts:

@@ -232,9 +232,14 @@ def op_facts(
 ) -> OpFacts:
     """Return what the cost formulas look at; filters are height x width x in x out here."""
     mode = "linear" if op == "ResizeBilinear" else "nearest"
-    facts: dict[str, Any] = {"weight_output_axis": -1, "mode": mode}
-    if "ksize" in attributes:
-        facts["kernel_shape"] = attributes["ksize"]
+    last = not str(attributes.get("data_format") or "NHWC").startswith("NC")
+    facts: dict[str, Any] = {"weight_output_axis": -1, "mode": mode, "channels_last": last}
+    image = slice(1, -1) if last else slice(2, None)  # windows and steps are given for all axes
+    for theirs, ours in (("ksize", "kernel_shape"), ("strides", "strides"), ("dilations", "dilations")):
+        if attributes.get(theirs):
+            facts[ours] = list(attributes[theirs])[image]
+    if attributes.get("transpose_b") or attributes.get("adj_y"):
+        facts["transposed"] = True
     if op.startswith("FusedBatchNorm"):
         facts["training_mode"] = attributes.get("is_training", True)  # TensorFlow's default
     if op == "LRN":

@@ -19,7 +19,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from scenarios.importers.files import choice, in_file
 from scenarios.ops import attributes as dtypes
@@ -140,16 +140,67 @@ def plain_arguments(argument: Any) -> Any:
     return argument if plain or (isinstance(argument, float) and math.isfinite(argument)) else str(argument)
 
 
+_CONV: Final = ("stride", "padding", "dilation")
+WINDOWS: Final = {
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), (3, 4, 5)),
+    **dict.fromkeys(("_convolution", "convolution_overrideable"), (3, 4, 5)),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), (3, 4, 7)),
+    "cudnn_convolution": (3, 2, 4),
+}
+"""Convolution -> where its arguments of `_CONV` stand (ATen/native/native_functions.yaml)."""
+
+CAUSAL: Final = {
+    "scaled_dot_product_attention": 5,
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_efficient_attention": 6,
+}
+"""Attention -> where it says whether it is causal."""
+
+
+def _numbers(argument: Any) -> list[int]:
+    """Return the whole numbers of an argument; none where it is none, or a word."""
+    listed = argument if isinstance(argument, list | tuple) else [argument]
+    return [int(n) for n in listed] if all(isinstance(n, int) for n in listed) else []
+
+
 def attributes_of(name: str, node: Any) -> dict[str, Any]:
     """Return what a formula has to know besides the shapes."""
-    args, given = node.args, node.kwargs
+    args = node.args
+
+    def said(position: int, key: str, default: Any = None) -> Any:
+        return args[position] if len(args) > position else node.kwargs.get(key, default)
+
     if name.startswith(("max_pool", "avg_pool")):
-        window = args[1] if isinstance(args[1], list | tuple) else [args[1]]
-        return {"kernel_shape": [int(n) for n in window]}
-    if name == "scaled_dot_product_attention":
-        return {"is_causal": bool(args[5] if len(args) > 5 else given.get("is_causal", False))}
+        padding, dilation = _numbers(said(3, "padding")), _numbers(said(4, "dilation"))
+        found = {
+            "kernel_shape": _numbers(args[1]),
+            "strides": _numbers(said(2, "stride")) or _numbers(args[1]),  # none: side by side
+            "pads": padding * (2 if len(padding) == len(_numbers(args[1])) else 1),
+            "dilations": dilation if name.startswith("max_pool") else [],
+        }
+        return {key: numbers for key, numbers in found.items() if numbers}
+    if (order := WINDOWS.get(name)) is not None:
+        stride, padding, dilation = (_numbers(said(at, key)) for at, key in zip(order, _CONV, strict=True))
+        axes = len(node.meta["val"].shape) - 2
+        pads = padding * 2 if len(padding) == axes else padding * 2 * axes if len(padding) == 1 else []
+        found = {"strides": stride, "pads": pads, "dilations": dilation}
+        return {key: numbers for key, numbers in found.items() if numbers}
+    if name in CAUSAL:
+        return {"is_causal": bool(said(CAUSAL[name], "is_causal", False))}
     if name == "batch_norm":
         return {"training_mode": True} if args[5] else {}
+    if name == "linear":
+        return {"transposed": True}
+    if name in ("layer_norm", "native_layer_norm", "rms_norm"):
+        return {"axis": -len(args[1]) if isinstance(args[1], list | tuple) else -1}
+    if name in ("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum"):
+        return {"axis": -1 if said(1, "dim") is None else int(said(1, "dim"))}
+    if name == "index_select":
+        return {"axis": int(said(1, "dim") or 0)}
+    if name == "cross_entropy_loss":
+        return {"axis": min(1, len(args[0].meta["val"].shape) - 1)}
+    if name == "group_norm":
+        return {"num_groups": int(args[1])}
     if name == "einsum":
         return {"equation": str(args[0])}
     if name.startswith("upsample_"):
@@ -179,7 +230,7 @@ def import_torch(
     keywords : mapping, optional
         Example inputs by name.
     dtype : str, optional
-        Floating-point type to compute and store in instead of the module's.
+        Type to compute and store in instead of the module's floating-point types; ``"tf32"`` as for ONNX.
     unknown : {"error", "bytes"}
         What to do about operators without a cost formula: refuse them, naming all, or count their
         bytes and no flop, with a warning that names them.
@@ -192,8 +243,7 @@ def import_torch(
         PyTorch is not installed.
     """
     choice("unknown", unknown, ("error", "bytes"))
-    if dtype is not None:
-        dtypes.check_dtype(dtype)
+    stored = dtypes.stored_in(dtype)
     with extra("torch", "reading PyTorch modules"):
         import torch
     if not isinstance(module, torch.nn.Module):
@@ -208,7 +258,8 @@ def import_torch(
         raise InputError(f"{name} cannot be exported: {type(error).__name__}: {first}") from error
     _check([node for node in _calls(program) if not _is_getitem(node)], name, unknown)
     with in_file(name):
-        return _build(program, name, dtype)
+        graph = _build(program, name, stored)
+    return dtypes.computed_in(dtype, graph)
 
 
 def _calls(program: Any) -> Iterator[Any]:

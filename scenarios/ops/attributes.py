@@ -5,8 +5,8 @@
     attributes: {strict: false}   ──► ATTRIBUTES["strict"].read ──► False
     attributes: {strct: false}    ──► unknown attribute 'strct'; did you mean 'strict'?
 
-Whoever uses one may rely on its type. The sizes of measured shapes (``m``, ``seq_len``) are attributes too,
-and so is each axis of a cost table of a device's own.
+Whoever uses one may rely on its type. The sizes of ops (``m``, ``seq_len``; `scenarios.ops.op_shapes`) are
+attributes too, and so is each axis of a cost table of a device's own.
 """
 
 from __future__ import annotations
@@ -14,24 +14,44 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
+
+import numpy as np
 
 from devices.describe.field_types import BITS, dtype_bits
 from sim.base import plugins
 from sim.base.errors import UnknownNameError, nearest
-from sim.graph.attributes import READERS, whole
+from sim.graph.attributes import READERS, flag, whole
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel
 from sim.machine.machine import Machine
 
-_SHAPE: Final = "m n k batch seq_len heads kv_heads head_dim window repeat size sleep_ns nbytes ranks"
-ATTRIBUTES: Final[Mapping[str, Any]] = {**READERS, **dict.fromkeys(_SHAPE.split(), whole)}
+
+def _axes_of_image(value: Any) -> Any:
+    """Read one whole number, or one for each axis."""
+    return [whole(one) for one in value] if isinstance(value, list | tuple) else whole(value)
+
+
+_WHOLE: Final = """m n k batch rows columns seq_len kv_len heads kv_heads head_dim window in_channels
+    out_channels operands repeat size sleep_ns nbytes ranks"""
+_IMAGE: Final = "input_shape kernel_shape strides pads dilations"
+ATTRIBUTES: Final[Mapping[str, Any]] = {
+    **READERS,
+    **dict.fromkeys(_WHOLE.split(), whole),
+    **dict.fromkeys(_IMAGE.split(), _axes_of_image),
+    "group": lambda value: value if isinstance(value, str) else whole(value),  # of a send, its group call
+    **dict.fromkeys(("causal", "transposed"), flag),
+}
 """Name -> what reads it, or raises `InputError`."""
 
-_ALIKE: Final = ("ends", "kv_num_heads", "repeats", "scores", "sizes")
-"""Attributes and operands of ONNX's operators that are nearly called as ours. Of 371 names, all that it has
-(with those that importers made of every other file at hand), there are no others."""
+_ALIKE: Final = (
+    *("ends", "kv_num_heads", "repeats", "scores", "sizes", "is_causal"),
+    *("dilation", "groups", "ksize", "stride", "input_shapes", "output_shapes"),
+)
+"""Attributes and operands of operators that are nearly called as ours: of ONNX (of 371 names, all that it
+has, with those that importers made of every other file at hand, there are no others), PyTorch, TensorFlow."""
 
 
 def read_attribute(name: str, value: Any, machine: Machine) -> None:
@@ -157,6 +177,33 @@ def check_dtype(name: str) -> str:
         if name not in registered:
             raise UnknownNameError("dtype", name, [*BITS, *registered])
     return name
+
+
+def stored_in(dtype: str | None) -> str | None:
+    """Return in what type a model that computes in `dtype` keeps its tensors: fp32 for tf32.
+
+    Raises
+    ------
+    UnknownNameError
+        Nobody knows it; the message has the nearest name.
+    """
+    if dtype is None or dtype == "tf32":
+        return dtype and "fp32"
+    return check_dtype(dtype)
+
+
+def computed_in(dtype: str | None, graph: Graph) -> Graph:
+    """Return a graph whose products of fp32 compute in tf32, if that is asked for; other ops never do.
+
+    So PyTorch has it (``torch.backends.cuda.matmul.allow_tf32``, ``torch.backends.cudnn.allow_tf32``).
+    """
+    from devices.cost.npu_units import MATRIX_KINDS
+
+    if dtype != "tf32" or "fp32" not in graph.dtypes:
+        return graph
+    products = graph.is_kind(*MATRIX_KINDS) & (graph.dtype_code == graph.dtypes.index("fp32"))
+    codes = np.where(products, len(graph.dtypes), graph.dtype_code)
+    return replace(graph, dtypes=(*graph.dtypes, "tf32"), dtype_code=codes)
 
 
 def nbytes(shape: Sequence[int], dtype: str) -> int:

@@ -33,7 +33,8 @@ from typing import Any, Final
 
 from scenarios.ops import op_formulas as f
 from scenarios.ops.inlining import FUNCTIONAL_KINDS
-from scenarios.ops.op_formulas import Cost, Formula, OpFacts, measured_shape
+from scenarios.ops.op_formulas import Cost, Formula, OpFacts
+from scenarios.ops.op_shapes import measured_shape
 from sim.base.arrays import UNSET
 from sim.base.errors import GraphError, InputError, UnknownNameError
 from sim.job.job import Job
@@ -80,7 +81,7 @@ def op_arguments(
     where : str
         The op, in messages.
     attributes : mapping
-        To these are added the shape by which measurements are looked up, and of a view, whose it is.
+        To these are added the sizes by which cost models know it, and of a view, whose it is.
     known : bool
         Whether a formula can be asked; else the op has no flop, and the bytes of its tensors.
 

@@ -37,7 +37,8 @@ class OpFacts(NamedTuple):
     outputs : tuple of TensorFacts
     attributes : mapping
         ``weight_output_axis`` (conv; 0 when left out), ``kernel_shape`` (pools), ``size`` (lrn), ``mode``
-        (resize), ``equation`` (einsum), ``q_num_heads`` (attention), ``training_mode`` (batch_norm).
+        (resize), ``equation`` (einsum), ``q_num_heads`` (attention), ``training_mode`` (batch_norm); and what
+        `scenarios.ops.op_shapes` looks at.
     """
 
     kind: str
@@ -165,21 +166,30 @@ def matmul(op: OpFacts) -> int:
     return 2 * op.output.elements * inner_length(op) + bias(op)
 
 
-def einsum(op: OpFacts) -> int:
-    """One multiply-add for each point of the space of all labels, as the operator's definition has it."""
+def einsum_sizes(op: OpFacts) -> tuple[list[set[str]], dict[str, int]]:
+    """Return the labels of each operand of an einsum, and the size of each label (``.0`` under the dots)."""
     terms = str(op.attributes["equation"]).replace(" ", "").split("->")[0].split(",")
+    labels: list[set[str]] = []
     size: dict[str, int] = {}
     for i, term in enumerate(terms):
         shape = op.input(i).shape
         before, dots, behind = term.partition("...")
+        labels.append({*before, *behind})
         size |= dict(zip(before, shape, strict=False))
         if behind:
             size |= dict(zip(behind, shape[-len(behind) :], strict=False))
         if dots:  # broadcast dimensions, counted from the last one
             middle = shape[len(before) : len(shape) - len(behind)]
             for k, n in enumerate(reversed(middle)):
+                labels[i].add(f".{k}")
                 size[f".{k}"] = max(n, size.get(f".{k}", 1))
-    return 2 * math.prod(size.values()) if len(terms) > 1 else math.prod(size.values())
+    return labels, size
+
+
+def einsum(op: OpFacts) -> int:
+    """One multiply-add for each point of the space of all labels, as the operator's definition has it."""
+    labels, size = einsum_sizes(op)
+    return 2 * math.prod(size.values()) if len(labels) > 1 else math.prod(size.values())
 
 
 def attention(op: OpFacts) -> int:
@@ -202,28 +212,6 @@ def attention_grad(op: OpFacts) -> int:
     heads = q.shape[1] if len(q.shape) == 4 else int(op.attributes["q_num_heads"])
     scores = q.shape[0] * heads * q.shape[-2] * k.shape[-2]
     return 10 * q.elements * k.shape[-2] + 9 * scores + 2 * q.elements
-
-
-def measured_shape(op: OpFacts) -> dict[str, int]:
-    """Return the numbers by which tables of measurements look up a product or an attention.
-
-    ``m``, ``n``, ``k`` of a product with one right matrix: a batch of left matrices is one product of all
-    their rows; one right matrix for each is another thing, and gives nothing. ``batch``, ``seq_len``,
-    ``heads``, ``kv_heads``, ``head_dim`` of a causal attention of a sequence to itself.
-    """
-    if op.kind in ("matmul", "gemm") and len(op.input(1).shape) == 2 and op.output.shape:
-        n = op.output.shape[-1]
-        return {"m": op.output.elements // max(1, n), "n": n, "k": inner_length(op)}
-    if op.kind == "attention" and op.attributes.get("is_causal") and not op.has_input(4):
-        q, k = op.input(0).shape, op.input(1).shape
-        split = len(q) == 4
-        heads = q[1] if split else int(op.attributes["q_num_heads"])
-        kv_heads = k[1] if split else int(op.attributes["kv_num_heads"])
-        if q[-2] == k[-2]:
-            width = q[-1] if split else q[-1] // heads
-            names = ("batch", "seq_len", "heads", "kv_heads", "head_dim")
-            return dict(zip(names, (q[0], q[-2], heads, kv_heads, width), strict=True))
-    return {}
 
 
 def recurrent(gates: int, pointwise: int) -> Formula:

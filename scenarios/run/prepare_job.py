@@ -13,6 +13,7 @@ from devices.machine import DEVICE_KINDS
 from policies.issue.loader_queues import refuse_undecided
 from scenarios.file.document import Document, Loc, dotted
 from scenarios.ops.attributes import check_attributes, read_attribute
+from scenarios.ops.contradictions import warn_of_contradictions
 from scenarios.ops.op_costs import refuse_costless
 from scenarios.run.conditions import refuse_without_effect
 from scenarios.run.scenario import Case, Scenario
@@ -85,6 +86,7 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
         except InputError as error:
             raise document.wrong(error, loc) from None
     check_attributes(graph, machine)
+    warn_of_contradictions(graph)
 
 
 def _need_kinds(words: Mapping[Loc, str], more: Iterable[str], document: Document) -> None:

@@ -175,7 +175,9 @@ class OnnxFile(ImportedFile):
 
     onnx: Annotated[File, Field(description="a file, relative to this one")]
     batch: Batch = None
-    dtype: Annotated[Name | None, Field(description="compute in this data type, not the file's")] = None
+    dtype: Annotated[
+        Name | None, Field(description="compute in this data type, not the file's: fp16, bf16, tf32, int8")
+    ] = None
     unknown: Unknown = "error"
     attributes: Attributes
 
@@ -244,7 +246,9 @@ class TorchModule(Workload):
     arguments: Annotated[
         dict[str, JsonValue], Field(default_factory=dict, description="arguments of the function")
     ]
-    dtype: Annotated[Name | None, Field(description="compute in this data type, not the module's")] = None
+    dtype: Annotated[
+        Name | None, Field(description="compute in this data type, not the module's: fp16, bf16, tf32, int8")
+    ] = None
     unknown: Unknown = "error"
 
     def build(self, document: Document, machine: Machine) -> Graph:

@@ -91,15 +91,21 @@ def _word(value: Any) -> str:
     return value
 
 
-def _flag(value: Any) -> bool:
+def flag(value: Any) -> bool:
+    """Return true or false, or raise `InputError`."""
     if not isinstance(value, bool):
         raise InputError(f"{value!r} is neither true nor false")
     return value
 
 
+_SIZES: Final = """m n k batch transposed rows columns seq_len kv_len heads kv_heads head_dim causal window
+    in_channels out_channels input_shape kernel_shape strides pads dilations group operands"""
+SIZES: Final = frozenset(_SIZES.split())
+"""Attributes that say how large an op is, whoever wrote it."""
+
 READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    **dict.fromkeys(("strict", "constant", "own_frame", "expensive", "blocking", "async"), _flag),
-    **dict.fromkeys(("stateful", "training_mode", "host_waits", "pageable"), _flag),
+    **dict.fromkeys(("strict", "constant", "own_frame", "expensive", "blocking", "async"), flag),
+    **dict.fromkeys(("stateful", "training_mode", "host_waits", "pageable"), flag),
     **dict.fromkeys(("body", "then", "else", "cond", "frame", "key", "session", "data_format"), _word),
     **dict.fromkeys(("communicator", "peer", "root"), _word),
     **dict.fromkeys(("inter_op_thread_pool", "view_of", "dram_bytes", "pair", "communicates_ns"), whole),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from devices.describe.field_types import BITS
 from scenarios.ops.attributes import FLOATING, ONNX, TENSORFLOW, check_dtype, nbytes
 from scenarios.ops.op_costs import COSTS, VIEWS, cost_of
-from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, measured_shape
+from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts
 from sim.base.errors import GraphError, UnknownNameError
 
 small = st.integers(1, 4)
@@ -94,23 +94,6 @@ def test_attention_is_two_products_and_a_softmax():
     assert cost("attention", flat, [tensor(b, s, h * dv)], q_num_heads=h).flops == split.flops
     past = [tensor(b, h, s, d), tensor(b, h, 3, d), tensor(b, h, 3, dv), None, tensor(b, h, 4, d)]
     assert cost("attention", past, [tensor(b, h, s, dv)]).flops == split.flops  # 3 new keys and 4 cached
-
-
-def test_the_shapes_that_measurements_are_looked_up_by():
-    def shape(kind, inputs, outputs, **attributes):
-        return measured_shape(OpFacts(kind, tuple(inputs), tuple(outputs), attributes))
-
-    assert shape("matmul", [tensor(2, 3, 5), tensor(5, 7)], [tensor(2, 3, 7)]) == {"m": 6, "n": 7, "k": 5}
-    assert shape("gemm", [tensor(5, 3), tensor(7, 5)], [tensor(3, 7)]) == {"m": 3, "n": 7, "k": 5}
-    assert shape("matmul", [tensor(2, 3, 5), tensor(2, 5, 7)], [tensor(2, 3, 7)]) == {}
-    q, kv = tensor(2, 8, 16, 4), tensor(2, 2, 16, 4)
-    flat = [tensor(2, 16, 32), tensor(2, 16, 8), tensor(2, 16, 8)]
-    expected = {"batch": 2, "seq_len": 16, "heads": 8, "kv_heads": 2, "head_dim": 4}
-    assert shape("attention", [q, kv, kv], [q], is_causal=1) == expected
-    assert shape("attention", flat, flat[:1], is_causal=1, q_num_heads=8, kv_num_heads=2) == expected
-    assert shape("attention", [q, kv, kv], [q]) == {}  # measured are causal ones
-    assert shape("attention", [tensor(2, 8, 1, 4), kv, kv], [tensor(2, 8, 1, 4)], is_causal=1) == {}
-    assert shape("relu", [q], [q]) == {}
 
 
 def test_recurrent_cells():

@@ -245,7 +245,8 @@ def test_a_transformer_block(dynamic):
     assert set(graph.external_names) == {"x", "scale", "wqkv", "wo", "factor"}
     shapes = {name: [graph.attributes.get(i, {}).get(axis) for axis in "mnk"] for name, i in op.items()}
     assert shapes["MatMul_1"] == [b * s, 3 * e, e]  # the rows of all samples times one matrix
-    assert shapes["MatMul_12"] == [None] * 3  # a product for each head
+    assert shapes["MatMul_12"] == [s, s, d]  # a product for each head
+    assert graph.attributes[op["MatMul_12"]]["batch"] == b * h
 
 
 COMMON = """LayerNormalization RMSNormalization GroupNormalization InstanceNormalization Attention Gather

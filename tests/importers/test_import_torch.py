@@ -13,6 +13,7 @@ from scenarios.importers.torch_export import import_torch
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim.base.errors import InputError, ScenarioError, UnknownNameError
+from sim.graph.attributes import SIZES
 from sim.graph.graph import Graph, Role
 
 with warnings.catch_warnings():
@@ -53,7 +54,7 @@ def test_a_linear_layer() -> None:
     read = 4 * (8 * 64 + 64 * 10 + 10)
     assert rows(graph) == [("gemm", 2 * 8 * 64 * 10 + 80, read, 4 * 80)]
     said = {"aten": "aten.linear.default", "arguments": ["tensor"] * 3}
-    assert graph.attributes[0] == {**said, "m": 8, "n": 10, "k": 64}
+    assert graph.attributes[0] == {**said, "m": 8, "n": 10, "k": 64, "transposed": True}
     assert graph.dtypes == ("fp32",)
     assert graph.external_names == ["part.weight", "part.bias", "tensors_0"]
     roles = graph.tensor_role[:3].tolist()
@@ -82,8 +83,69 @@ def test_attention_of_heads() -> None:
     graph = graph_of(lambda m, q: F.scaled_dot_product_attention(q, q, q, is_causal=True), q)
     scores = 2 * 4 * 16 * 16
     assert rows(graph) == [("attention", 4 * scores * 8 + 6 * scores, 3 * 4 * q.numel(), 4 * q.numel())]
-    shape = {"batch": 2, "seq_len": 16, "heads": 4, "kv_heads": 4, "head_dim": 8}
+    shape = {
+        "batch": 2,
+        "seq_len": 16,
+        "kv_len": 16,
+        "heads": 4,
+        "kv_heads": 4,
+        "head_dim": 8,
+        "causal": True,
+    }
     assert shape.items() <= graph.attributes[0].items()
+
+
+def test_sizes_of_operators() -> None:
+    def forward(m, x, words):
+        y = F.max_pool2d(m.norm(m.conv(x)), 3, stride=2, padding=1)
+        y = F.avg_pool2d(m.up(y), 2).softmax(1)
+        z = m.layer(m.table(words))
+        return y, F.adaptive_avg_pool2d(x, 2), torch.bmm(z, z.transpose(1, 2)), F.cross_entropy(z, words)
+
+    parts = {
+        "conv": nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2, bias=False),
+        "norm": nn.BatchNorm2d(8),
+        "up": nn.ConvTranspose2d(8, 4, 2, stride=2, bias=False),
+        "table": nn.Embedding(50, 6),
+        "layer": nn.LayerNorm(6),
+    }
+    words = torch.zeros(2, 6, dtype=torch.int64)
+    graph = graph_of(forward, torch.empty(2, 4, 9, 9), words, **parts)
+    found = {
+        graph.kind(op): {key: graph.attributes[op][key] for key in graph.attributes[op] if key in SIZES}
+        for op in reversed(range(len(graph)))
+        if graph.kind(op) not in ("identity", "average_pool")
+    }
+
+    def windows(c, out, group, image, kernel, stride, pad):
+        return {
+            "batch": 2,
+            "in_channels": c,
+            "out_channels": out,
+            "group": group,
+            "input_shape": [image] * 2,
+            "kernel_shape": [kernel] * 2,
+            "strides": [stride] * 2,
+            "pads": [pad] * 4,
+            "dilations": [1, 1],
+        }
+
+    assert found == {
+        "conv": windows(4, 8, 2, 9, 3, 2, 1),
+        "batch_norm": {"rows": 50, "columns": 8},
+        "max_pool": windows(8, 8, 8, 5, 3, 2, 1),
+        "conv_transpose": windows(8, 4, 1, 3, 2, 2, 0),
+        "softmax": {"rows": 18, "columns": 4},
+        "gather": {"rows": 12, "columns": 6},
+        "layer_norm": {"rows": 12, "columns": 6},
+        "matmul": {"m": 6, "n": 6, "k": 6, "batch": 2},
+        "sparse_softmax_cross_entropy": {"rows": 12, "columns": 6},
+    }
+    pools = [graph.attributes[op] for op in range(len(graph)) if graph.kind(op) == "average_pool"]
+    assert [windows(4, 4, 4, 6, 2, 2, 0).items() <= pools[0].items(), pools[1]["kernel_shape"]] == [
+        True,
+        [5, 5],
+    ]
 
 
 def test_views_move_nothing_and_copies_do() -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -61,6 +62,9 @@ def files_of_the_reader(folder: Path, code: str) -> None:
     if "model.onnx" in code:
         onnx = pytest.importorskip("onnx")
         onnx.save(_decoder(onnx), folder / "model.onnx")
+    if "resnet50.onnx" in code:
+        light = Path(pytest.importorskip("onnx").__file__).parent / "backend" / "test" / "data" / "light"
+        shutil.copy(light / "light_resnet50.onnx", folder / "resnet50.onnx")
     if "trace.json.gz" in code:
         with gzip.open(folder / "trace.json.gz", "wt") as file:
             json.dump(_trace(), file)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 import msgspec
 import numpy as np
 
+from scenarios.importers.execution_operators import SIZED
 from scenarios.importers.kineto.event_fields import (
     ABSENT,
     all_arguments,
@@ -55,7 +56,8 @@ _ARGS: Final = (
     *("Process Group Name", "Process Group Ranks", "Group size", "Collective name", "dtype"),
     *("In msg nelems", "Out msg nelems", "Src Rank", "Dst Rank"),
 )
-_SELDOM: Final = "Input Dims", "Input type"
+_INPUTS: Final = "Input Dims", "Concrete Inputs"
+_SELDOM: Final = (*_INPUTS, "Input type")
 if TYPE_CHECKING:
     Args = Mapping[str, Any]
 else:
@@ -302,6 +304,10 @@ class EventColumns:
         By correlation of the call.
     operators, collectives : Operators
         All, and the ranges of process groups with the bytes that they take as their numbers.
+    sized : Operators
+        Those whose inputs tell sizes (`execution_operators.SIZED`), with their places in `inputs`.
+    inputs : list of (str, bytes, bytes)
+        Of each its name, and as JSON its ``Input Dims`` and ``Concrete Inputs``, if these are noted.
     inside : Spans
         Ranges of process groups that are no operators.
     external : dict
@@ -313,7 +319,8 @@ class EventColumns:
         self.threads: Codes[Thread] = Codes()
         self.noted: list[Noted] = []
         self.host_waits: dict[int, HostWait] = {}
-        self.operators, self.collectives = Operators(), Operators()
+        self.operators, self.collectives, self.sized = Operators(), Operators(), Operators()
+        self.inputs: list[tuple[str, bytes, bytes]] = []
         self.inside: Spans = defaultdict(list)
         self.external: dict[int, int] = {}
         self._names: Codes[str] = Codes()
@@ -386,6 +393,13 @@ class EventColumns:
         names, args = _names(events), _noted(events, {})
         numbers = wholes([own.get("External id", UNNUMBERED) for own in args], "External id")
         self.operators.add(thread, start_ns, end_ns, names, numbers)
+        sized = [n for n, name in enumerate(names) if name in SIZED and "Input Dims" in args[n]]
+        if sized:
+            at = np.arange(len(self.inputs), len(self.inputs) + len(sized))
+            dims, values = ([_copied(args[n].get(key)) for n in sized] for key in _INPUTS)
+            of = [names[n] for n in sized]
+            self.inputs += zip(of, dims, values, strict=True)
+            self.sized.add(thread[sized], start_ns[sized], end_ns[sized], of, at)
         has = [n for n, own in enumerate(args) if own.get(SEQUENCE) is not None]
         gradient = np.array([is_gradient(names[n], args[n].get(FORWARD_THREAD)) for n in has], np.int64)
         counted = wholes([args[n][SEQUENCE] for n in has], SEQUENCE)
@@ -454,6 +468,13 @@ def _spans(events: Sequence[Event]) -> tuple[IntArray, IntArray]:
 def _noted(events: Sequence[Event], otherwise: Any = ABSENT) -> Sequence[Fields]:
     """Return what is noted about each; `otherwise` of those that have nothing."""
     return all_arguments([otherwise if event.args is ABSENT else event.args for event in events])
+
+
+def _copied(value: Any) -> bytes:
+    """Return a member as JSON, without the text of all events; nothing where it is not there."""
+    if value is None:
+        return b""
+    return bytes(value) if isinstance(value, msgspec.Raw) else json.dumps(value).encode()
 
 
 def _ends(event: Event) -> bool:

@@ -26,12 +26,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from scenarios.importers.execution_operators import sizes_of
 from scenarios.importers.files import in_file, items, lists
 from scenarios.importers.kineto.event_columns import EventColumns, given, is_collective, resolved, wanted
 from scenarios.importers.kineto.event_fields import ABSENT
 from scenarios.importers.kineto.gradients import NODE, callers, turns
 from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, HostWait, RecordedTrace, StreamWait
-from sim.base.arrays import IntArray
+from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
 from sim.base.files import StrPath
 
@@ -120,6 +121,7 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
     calls, launches = calls.only(~inner), np.searchsorted(np.flatnonzero(~inner), launches)
     _add_messages(tasks, found.collectives.around(calls, launches))
     operators = _operators_of(tasks, found, calls, launches)
+    _add_sizes(tasks, operators, found.inputs, found.sized.around(calls, launches) if found.inputs else {})
     inside = found.inside
     for thread, spans in found.operators.spans(is_collective).items():
         inside[thread] += spans
@@ -162,6 +164,29 @@ def _add_messages(tasks: list[GpuTask], taken_by: Mapping[int, tuple[str, int]])
     for i, task in enumerate(tasks if taken_by else ()):
         if task.communicates and task.message == (0, 0) and task.correlation in taken_by:
             tasks[i] = task._replace(message=given(*taken_by[task.correlation], task.group_size))
+
+
+def _add_sizes(
+    tasks: list[GpuTask],
+    operators: Sequence[str | None],
+    inputs: Sequence[tuple[str, bytes, bytes]],
+    around: Mapping[int, tuple[str, int]],
+) -> None:
+    """Add the sizes of an operator, those of `inputs` around a launch, to the longest of its own kernels."""
+    longest: dict[int, int] = {}
+    for i, task in enumerate(tasks if around else ()):
+        name, n = around.get(task.correlation, ("", UNSET))
+        if (
+            name
+            and operators[i] == name
+            and task.duration_ns > tasks[longest.get(n, i)].duration_ns - (n not in longest)
+        ):
+            longest[n] = i
+    known: dict[tuple[str, bytes, bytes], dict[str, Any]] = {}
+    for n, i in longest.items():
+        if (noted := inputs[n]) not in known:
+            known[noted] = sizes_of(*noted)
+        tasks[i] = tasks[i]._replace(facts={**tasks[i].facts, **known[noted]})
 
 
 def _operators_of(

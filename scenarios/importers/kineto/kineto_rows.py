@@ -30,7 +30,7 @@ class GpuTask(NamedTuple):
     nbytes : int
         Of a copy or fill.
     facts : dict
-        ``grid``, ``block``, ``registers``, ``shared_memory``, where recorded.
+        ``grid``, ``block``, ``registers``, ``shared_memory``, where recorded; and the sizes of its operator.
     group : tuple of str, optional
         Name and ranks of the process group of a collective, where recorded.
     collective : str

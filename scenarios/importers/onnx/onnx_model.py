@@ -61,7 +61,8 @@ def import_onnx(
     batch : int, optional
         First axis of the inputs; by default as in the file, if it is fixed there.
     dtype : str, optional
-        Floating-point type to compute and store in (``"fp16"``, ``"bf16"``) instead of the file's.
+        Type to compute and store in (``"fp16"``, ``"bf16"``, ``"int8"``) instead of the file's floating-point
+        types; ``"tf32"``: products compute in it, and everything is stored in fp32.
     dims : mapping of str to int, or str, optional
         Sizes of the file's other symbolic dimensions: ``{"sequence": 128}``, or ``"sequence=128"`` with
         commas between several.
@@ -88,8 +89,7 @@ def import_onnx(
     >>> graph = import_onnx("light_resnet50.onnx", batch=32, dtype="bf16")  # doctest: +SKIP
     """
     choice("unknown", unknown, ("error", "bytes"))
-    if dtype is not None:
-        dtypes.check_dtype(dtype)
+    stored = dtypes.stored_in(dtype)
     named = isinstance(model, (str, os.PathLike))
     name = os.fspath(model) if named else "the model"
     if named:
@@ -110,7 +110,8 @@ def import_onnx(
             rebatch = Rebatch.between(base, own, wanted)
             scope = infer(model, wanted, rebatch, told)
             check_scaled(scope, rebatch)
-        return build_graph(model.graph, scope, dtype, told, model.graph.name or PurePath(name).stem)
+        graph = build_graph(model.graph, scope, stored, told, model.graph.name or PurePath(name).stem)
+    return dtypes.computed_in(dtype, graph)
 
 
 load = import_onnx
