@@ -288,6 +288,9 @@ class OneRank:
     def _shape(self, record: OpEntry, layer: Layer, expert: int | None, *, gradient: bool) -> dict[str, Any]:
         """Return the attributes of an op, the size that counts tokens (of m, n, k) as it is here."""
         sizes = {key: record.attributes[key] for key in "mnk" if key in record.attributes}
+        if "rows" in record.attributes:
+            own = record.attributes["rows"] * self._tokens(layer, expert)
+            return {**record.attributes, "rows": ceil(own)}
         if len(sizes) < 3 or "batch" in record.attributes:
             return record.attributes
         rows = self._all_rows(layer) / (1 if expert is None else self.layers.experts)

@@ -115,8 +115,10 @@ def _said(has: int, low: float, high: float, what: str, text: Callable[..., str]
 
 
 def _is_size(value: Any) -> bool:
-    listed = value if isinstance(value, list | tuple) else [value]
-    return all(type(n) is int and n >= 0 for n in listed) and listed != []
+    if type(value) is int:
+        return value >= 0
+    listed = isinstance(value, list | tuple) and len(value) > 0
+    return listed and all(type(n) is int and n >= 0 for n in value)
 
 
 # -- what sizes say -------------------------------------------------------------------------------

@@ -147,7 +147,8 @@ def test_kernels_get_tensors_shapes_and_costs(tmp_path: Path, layout: Any, by: s
         [[8, 16], [16, 32]],
         [[8, 32]],
     )
-    assert (own["m"], own["n"], own["k"], graph.dtypes) == (8, 32, 16, ("fp32",))
+    sizes = [[graph.attributes[op].get(key) for key in "mnk"] for op in found[:2]]
+    assert (sizes, graph.dtypes) == ([[None] * 3, [8, 32, 16]], ("fp32",))  # the longest is the product
     assert run_recorded(graph).makespan_ns == run_recorded(alone).makespan_ns
     assert graph.duration_ns.tolist() == alone.duration_ns.tolist()
 
