@@ -129,12 +129,16 @@ class Csr(NamedTuple):
     Examples
     --------
     >>> rows = Csr(np.array([0, 2, 3]), np.array([4, 5, 6]))
-    >>> rows.row(0).tolist(), len(rows.row(1))
+    >>> rows[0].tolist(), len(rows[1])
     ([4, 5], 1)
     """
 
     indptr: IntArray
     indices: IntArray
+
+    def __getitem__(self, i: int) -> IntArray:  # type: ignore[override]
+        """Return row `i`, as `row` does: not the i-th field."""
+        return self.row(i)
 
     def row(self, i: int) -> IntArray:
         """Return row `i` as a view.

@@ -25,3 +25,12 @@ def test_grouping_keeps_order_within_a_row(keys: list[int]) -> None:
     assert grouped.lists() == [[j for j, key in enumerate(keys) if key == row] for row in range(6)]
     assert [grouped.row(i).tolist() for i in range(6)] == grouped.lists()
     assert grouped.counts().tolist() == [keys.count(row) for row in range(6)]
+
+
+def test_an_index_is_a_row() -> None:
+    rows = Csr(np.array([0, 2, 3]), np.array([4, 5, 6]))
+    assert rows[1].tolist() == [6]
+    indptr, indices = rows
+    assert (indptr.tolist(), indices.tolist()) == ([0, 2, 3], [4, 5, 6])
+    with pytest.raises(IndexError):
+        rows[-1]
