@@ -464,3 +464,19 @@ def test_a_model_in_another_precision(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="unknown dtype 'bf61'"):
         stored_in("bf61")
     assert computed_in("tf32", graph) is graph  # nothing in fp32
+
+
+def test_the_rewrite_batch_grows_what_counts_samples() -> None:
+    from policies.rewrite.batch import Batch
+
+    b = GraphBuilder("g")
+    b.input("x", 600)
+    given = {"conv": CONV, "matmul": {"m": 2, "n": 3, "k": 4}, "softmax": {"rows": 6, "columns": 5}}
+    given |= {"gemm": {"batch": 2, "m": 2, "n": 3, "k": 4}}
+    for kind, own in given.items():
+        b.op(kind, kind=kind, inputs=["x"], outputs=600, flops=10, attributes=own)
+    grown = Batch(times=3).apply(b.build())
+    assert of(grown, "conv") == {**CONV, "batch": 6}
+    assert of(grown, "matmul") == {"m": 6, "n": 3, "k": 4}
+    assert of(grown, "gemm") == {**given["gemm"], "batch": 6}
+    assert of(grown, "softmax") == {"rows": 18, "columns": 5}
