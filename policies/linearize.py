@@ -19,8 +19,6 @@ from sim.graph.walks import Dag, least_first
 class Topological:
     """Topological order; of the free ops, the first by `ties` comes first.
 
-    Topological order, by Kahn's algorithm (1962, "Topological sorting of large networks", CACM 5(11)).
-
     Parameters
     ----------
     ties : str

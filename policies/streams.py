@@ -15,8 +15,6 @@ from sim.base.errors import InputError
 class SingleStream:
     """All ops of a device on one stream, the one with the given number.
 
-    Everything on one stream of its device, as a framework does that never asks for another.
-
     Parameters
     ----------
     stream : int

@@ -224,24 +224,6 @@ _FEW: Final = 32
 class Formula:
     """Collectives by latency and bandwidth (alpha-beta), of an algorithm or of the best one.
 
-    The time of a collective by latency and bandwidth: the sum of its steps, each as long as its slowest part.
-
-    ::
-
-        a step     latency of the route + bytes / bandwidth of the route, the largest of all messages;
-                   where several messages of the step use a link, it carries them all;
-                   over fifo links + the first chunk / bandwidth of each link but the slowest
-        ring       all_reduce 2 (n-1) steps of S/n: 2 (n-1)/n S/B + 2 (n-1) alpha
-                   all_gather, reduce_scatter  (n-1)/n S/B + (n-1) alpha
-        tree       all_reduce 2 ceil(log2 n) (S/B + alpha), broadcast and reduce half of it halving-doubling
-        all_reduce 2 (n-1)/n S/B + 2 log2(n) alpha double-tree, p pieces    broadcast and reduce (2 (p-1) +
-        depth) (S/2p/B + alpha), all_reduce twice that
-
-    The alpha-beta model of Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994,
-    with the step counts of Thakur et al. (`devices.collectives.schedules`). alpha and B come from the links
-    between the ranks that exchange messages, so one slow link in a ring is what counts. What else goes over
-    the links does not: for that there are flows.
-
     Parameters
     ----------
     algorithm : str

@@ -179,15 +179,6 @@ _MOST_PER_NODE: Final = 8
 class Nccl:
     """Collectives as NCCL 2.30 runs them on nodes with NVSwitches and a network card for each GPU.
 
-    The model ``nccl`` of a machine's collectives: NCCL's choice, its channels, and how long it takes.
-
-    ::
-
-        collectives: {model: nccl}                     in a node by rates fitted to measured times, if there
-        are
-                                                       any; else what NCCL itself expects
-        collectives: {model: nccl, times: tuner}       what NCCL itself expects
-
     Parameters
     ----------
     gpu : str

@@ -98,21 +98,6 @@ class _Loader:
 class LoaderQueues(Policy):
     """First in, first out, with index queues, batches returned as they come, and buffers that are tuned.
 
-    Queues between those who load and those who train, where only the run says who gets what.
-
-    Everything is a queue of ready tasks, first in, first out, for each group of issuers, but for what
-    graphs of `scenarios.builders` mark by the kind of the op and by its attribute ``loader``::
-
-        kind             taken                                            then
-        request, load    by its worker alone, in the order handed out     the worker keeps to it: first the
-                                                                          request, then the load
-        next_that_came   when a batch has come and was not returned       the next batch handed out is for the
-                                                                          worker whose batch it was
-        pull_tuned       while the buffer has fewer than its limit        (push, ask, next: what is in it)
-
-    The worker of a batch is said by its attribute ``worker``, at least that of the first ones. A batch has
-    come when the last op that makes it has ended: ``pin_memory``, or ``load``.
-
     Raises
     ------
     InputError

@@ -27,16 +27,6 @@ from sim.policy import Order
 class ReadyQueue(Policy):
     """One queue of ready tasks per group of issuers.
 
-    The ready queue: whatever is ready runs, breadth first (FIFO) or depth first (LIFO).
-
-    This is the graph-based scheduler of dataflow runtimes: an op is queued at the moment its last input is
-    there, and any free issuer takes the op at the front (TensorFlow white paper 2015, section 3.1: "a queue
-    of ready nodes"). What becomes ready at one time is in the order of edges, or of names::
-
-        root ─┬─► c       fifo, ties: edges       root c a b
-              ├─► a       fifo, ties: name        root a b c
-              └─► b       lifo                    root b a c
-
     Parameters
     ----------
     order : str

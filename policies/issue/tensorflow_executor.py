@@ -174,45 +174,6 @@ _EXPENSIVE_CYCLES: Final = 8000
 class TensorFlowExecutor(Policy):
     """TensorFlow's executor for one process; its threads are the workers of its CPU, or a host's threads.
 
-    TensorFlow's executor: an inline queue per thread, and a work-stealing pool for expensive ops.
-
-    A thread that finished an op looks at what became ready, in edge order::
-
-        dead or cheap op   ──► back of this thread's inline queue
-        expensive op       ──► the pool, except the last one: when the inline queue is empty, this
-                               thread runs it next
-
-    and takes its next op from the front of its inline queue, then from the front of its own deque in the
-    pool (where it also pushes: depth first), then from the back of another thread's. So on one thread a
-    fan-out of expensive ops f0 .. f5 runs f5, f4, ..., f0. With ``threads="caller"`` everything goes
-    through one queue, breadth first: f0 .. f5. What an asynchronous kernel makes ready then runs at once,
-    inside it, one after another, each with a queue of its own. Only a session with ops on a single device
-    runs so; one with more takes the pool.
-
-    In a session, each device has an executor of its own for its part of the graph, which begins with a
-    source node: a thread takes it from the pool as it takes any other, and it makes all ready that waits
-    for nothing.
-
-    An asynchronous kernel (`ASYNCHRONOUS_KINDS`, or ``attributes: {async: true}``) is only started by its
-    thread, and goes on without it. Whatever it makes ready goes to the pool, none inline. A Recv is one: an
-    expensive node that takes its turn, and asks the rendezvous when a thread runs it. If its Send came
-    first, it is done on the spot; if not, it completes inside the Send, before anything that the Send makes
-    ready. A dead Send or Recv goes inline as all that is dead does, and executes: it transmits that it is
-    dead.
-
-    Several sessions (ops with an attribute ``session``) share one pool, or have a pool each::
-
-        shared             all sessions ──► w0 w1 w2 w3
-        per session        session a ──► w0 w1       session b ──► w2 w3
-
-    Rules 8 to 13 of the executor (tensorflow/core/common_runtime/executor.cc: ``ExecutorState::Process``,
-    ``ProcessAsync``, ``ScheduleReady`` with its ``run_all_kernels_inline_``; direct_session.cc, where the
-    calling thread runs a closure by calling it, for a single executor only; sendrecv_ops.cc and
-    local_rendezvous.cc, which call what waits from inside the Send; Eigen's ``ThreadPoolTempl``). Where
-    Eigen picks a victim at random, ours starts the search at the thread after the thief, so that a run
-    repeats. Orders recorded from TensorFlow 2.21, with one thread and two devices, are test data
-    (``tests/tensorflow_orders.py``).
-
     Parameters
     ----------
     threads : str

@@ -29,21 +29,6 @@ from sim.policy import Order
 class VirtualMachine(Policy):
     """One thread (of each process) runs the graph's program with jumps, strictly in order.
 
-    A virtual machine: one thread walks a linear program with jumps, one call after another.
-
-    ::
-
-        pc ──► call step         wait until step is done with, then go on
-               if p else +4      the outcome that the switches of that predicate were told
-               goto -4           the next iteration
-
-    Each process (`sim.issuers`) has a program, and a thread that walks it; where they need the same
-    workers of a CPU, they take turns.
-
-    Done with means executed, for an op of a CPU; enqueued, for an op of a GPU. TVM's and Relax's virtual
-    machines run so (tvm/src/runtime/vm/vm.cc: ``VirtualMachine::RunLoop``). On a graph without control flow
-    this is `policies.issue.virtual_machine`.
-
     Parameters
     ----------
     runs : str

@@ -30,19 +30,6 @@ from sim.graph.graph import Role
 class GradientAccumulation(OnRanks):
     """Run forward and backward of a training step several times before its updates.
 
-    Gradient accumulation: several micro-batches a step, whose gradients are added up.
-
-    ::
-
-        F0 B0 │ F1 B1+ │ F2 B2+ │ U        +: a gradient is added to those before it, as soon as it is ready
-                          └ replicas sum their gradients here only (``no_sync`` in all but the last)
-
-    Ranks that another rewrite has made accumulate each for itself. What tensor-parallel ranks exchange
-    inside a layer they exchange for each micro-batch, and what they sum at the end once.
-
-    Sources: torch/nn/parallel/distributed.py (``no_sync``), torch/csrc/autograd/functions/accumulate_grad.h
-    (the first gradient is taken, others are added).
-
     Parameters
     ----------
     micro_batches : int

@@ -227,36 +227,6 @@ _CHUNKS: Final = ("balanced", "contiguous")
 class ContextParallel(OnRanks):
     """Share the tokens of every sequence out over ranks.
 
-    Context parallelism: each rank has some tokens of every sequence; only attention needs those of others.
-
-    ::
-
-        ring         compute   [ block 0 ][ block 1 ][ block 2 ]      block k: own queries, keys and values of
-                     rank i-k send/recv [ kv ]     [ kv ]                      c-1 exchanges, each beside a
-                     block
-
-        backward     compute   [ block 0 ][ block 1 ][ block 2 ]      the other way round, own keys and values
-                     last send/recv [ kv ]   [ kv, dkv ] [ dkv ]           dkv: gradients so far, on their way
-                     home
-
-        all-gather   [ gather k ][ gather v ][ attention ]            backward: gather both again, then
-        scatter both sums all-to-all   [ q ][ k ][ v ][ attention of some heads, all tokens ][ out ]
-        four each way (Ulysses)
-
-    All other ops work on each token by itself, so that a rank has a part of their work and bytes.
-    Parameters are whole, and their gradients sums over a rank's tokens: a rewrite for replicas, such as ddp
-    (``ranks: 1`` if there are no others), sums them over the ranks of both.
-
-    A send and a recv are one group call. It waits for what was issued before it on the stream of all, in
-    the forward but for the last block (blocks of the forward are on two streams there). What is received is
-    added to what was computed; that two blocks' outputs are one, corrected by their softmax, takes no time
-    here. Attention has to be one op; the rewrite ``attention`` makes it of products and a softmax.
-
-    Sources: TransformerEngine, attention/dot_product_attention/context_parallel.py
-    (``AttnFuncWithCPAndKVP2P``, ``AttnFuncWithCPAndKVAllGather``, ``AttnFuncWithCPAndQKVOA2A``); Liu et
-    al., "Ring Attention", arXiv 2310.01889; "The Llama 3 Herd of Models", arXiv 2407.21783, section 3.3.2;
-    Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509.
-
     Parameters
     ----------
     ranks : int or list of str

@@ -107,26 +107,6 @@ _ALL: Final[Mapping[str, str]] = {"communicator": "data parallel"}
 class DistributedDataParallel(DataParallel):
     """Run a training step on replicas that sum their gradients.
 
-    PyTorch's DistributedDataParallel: replicas that sum their gradients in buckets, during the backward.
-
-    ::
-
-        compute       F F F F │ B3  B2  B1  B0          │ U U U U
-        all_reduce            │         [ b0 ] [ b1 ]   │            b0: of 3 and 2, b1: of 1 and 0
-
-    A bucket is summed once its gradients are there *and* the bucket before it has been launched: all sums
-    go in the order of the buckets, over the one stream of the communicator. The updates wait for all of
-    them.
-
-    In the first step the buckets are one for each data type, as nobody knows yet in which order gradients
-    become ready. After it they are filled anew, in the order that was seen: the first closes at 1 MiB, the
-    others at 25 MiB. With ``bucket_cap`` given, that is the limit of all. With ``find_unused_parameters``
-    buckets are filled once, in the order of registration, and launched from the last to the first.
-
-    Sources: torch/csrc/distributed/c10d/reducer.cpp (``mark_bucket_ready``, ``rebuild_buckets``,
-    ``finalize_backward``) and torch/nn/parallel/distributed.py (``_ddp_init_helper``); Li et al., "PyTorch
-    Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arXiv 2006.15704.
-
     Parameters
     ----------
     ranks : int or list of str, optional
@@ -259,10 +239,10 @@ class MegatronDDP(DataParallel):
 
     ::
 
-        compute           F F F F │ B3  B2  B1  B0        │ U U U U reduce_scatter            │         [ b0
-        ] [ b1 ] │ overlap_param_gather      [ g1 ] F0 F1 [ g0 ] F2 F3      a bucket is waited for where it
-        is read first,
-                                                                 and then the one after it is gathered
+      compute           F F F F │ B3  B2  B1  B0        │ U U U U
+      reduce_scatter            │         [ b0 ] [ b1 ] │
+      overlap_param_gather      [ g1 ] F0 F1 [ g0 ] F2 F3      a bucket is waited for where it is read first,
+                                                               and then the one after it is gathered
 
     A bucket closes when it has ``bucket_size`` elements or more: 40 million, or one million for each rank
     if that is more. Without ``overlap_grad_reduce``, and on pipeline ranks after the first, there is one.

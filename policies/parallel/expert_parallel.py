@@ -361,32 +361,6 @@ _MOST_EXPERTS: Final = 100_000
 class ExpertParallel(OnRanks):
     r"""Run a step on ranks that share the experts of its layers.
 
-    Expert parallelism: each rank has some of a layer's experts, and tokens travel to their experts.
-
-    ::
-
-        gpu0   norm  router │ dispatch │ experts 0, 1 ███████ │ combine │ add       dispatch, combine:
-        all_to_all gpu1   norm  router │ dispatch │ experts 2, 3 ███     │ combine │ add       all wait for
-        the fullest rank
-                            └ meet ────┘                waits └ meet ───┘
-
-        backward            combine/grad │ gradients of the experts │ dispatch/grad    the same two the
-        other way
-
-    The graph is the step of one rank, with its own tokens. Its experts are ops that `wrap` finds: those of
-    one expert each, where a group of the expression is its number, or of a feed-forward layer that stands
-    for all of them. Router, permutation and shared experts are other ops, and stay where they are. Experts
-    0 to E/e - 1 are on the first rank, and so on.
-
-    A rank's experts compute for the tokens that they get: work, bytes, times and sizes of their ops are
-    scaled by tokens / those of the graph. Of parameters a rank has those of its experts. Where the graph
-    trains, gradients of all other parameters are summed over all ranks, in Megatron-LM's buckets, those of
-    experts over the ranks with the same ones, if there are several groups.
-
-    Sources: Lepikhin et al., "GShard", arXiv 2006.16668; Fedus et al., "Switch Transformers", JMLR 23 (2022);
-    Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py (``MoEAlltoAllTokenDispatcher``) and
-    megatron/core/distributed/distributed_data_parallel.py (buffers of expert parameters apart).
-
     Parameters
     ----------
     ranks : int or list of str

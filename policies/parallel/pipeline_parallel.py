@@ -45,25 +45,6 @@ from sim.graph.graph import Role
 class PipelineParallel(OnRanks):
     """Run a training step on ranks that each have some of its stages.
 
-    Pipeline parallelism: each rank has some stages of a training step, and runs micro-batches by a schedule.
-
-    ::
-
-        1f1b   rank 0   F0 F1 .  .  B0 F2 .  B1 ...    before a slot a rank receives, behind it sends, on
-        streams
-               rank 1   .  F0 B0 F1 B1 ...             that wait for what was issued before
-
-    The order of a rank is that of any schedule of `policies.pipeline` whose stages each have one place.
-    Gradients are added up over micro-batches. A parameter that several stages read (embedding and head) is
-    on each of them, and their gradients are summed at the end, after those of replicas, as in Megatron-LM.
-
-    Ops say their stage (attribute ``stage``, or the rewrite ``stages`` before ``training``). Sums of
-    gradients belong to the stage whose gradients they add, so that one tensor is sent back for each that
-    was sent.
-
-    Sources: Narayanan et al., arXiv 2104.04473; megatron/core/pipeline_parallel/schedules.py;
-    megatron/core/distributed/finalize_model_grads.py (``_allreduce_word_embedding_grads``).
-
     Parameters
     ----------
     ranks : int or list of str

@@ -486,35 +486,6 @@ class WholeWarning(UserWarning):
 class TensorParallel(OnRanks):
     """Split the layers of a forward or a training step over ranks.
 
-    Tensor parallelism of Megatron-LM: every rank has a part of each weight, and ranks sum what rows make.
-
-    ::
-
-        forward    x ─► column ─► local ─► row ─► all_reduce ─► + x ─►      two pairs a layer: two sums
-        backward       all_reduce ◄─ column ◄─ local ◄─ row ◄─                                 and two
-
-        with sequence parallelism what lies between pairs is split along the sequence: a sum becomes two
-        halves
-
-        forward    x ─► all_gather ─► column ─► local ─► row ─► reduce_scatter ─► + x ─►
-        backward       reduce_scatter ◄─ column ◄─ local ◄─ row ◄─ all_gather ◄─
-                       all_gather of x again, for the gradient of the column's weight
-
-    What a tensor is on a rank: *whole*; *split* by columns or heads; a *part* of a sum; or a *sequence*,
-    some of its tokens. Each op says what it needs and what it makes of it (`writer`), and what lies between
-    is communicated. In the forward that holds up the rank; in the backward of a column it runs beside the
-    gradient of its weight.
-
-    An embedding's table is split by words: ranks sum what they found. So is the head; its loss needs three
-    sums of a number for each token (``vocab_parallel_cross_entropy``). Gradients of parameters that are
-    whole and have seen some tokens or heads only are summed at the end, in one all_reduce
-    (``finalize_model_grads``).
-
-    Sources: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198;
-    megatron/core/tensor_parallel: layers.py (``LinearWithGradAccumulationAndAsyncCommunication``,
-    ``VocabParallelEmbedding``), mappings.py, cross_entropy.py;
-    megatron/core/distributed/finalize_model_grads.py.
-
     Parameters
     ----------
     ranks : int or list of str

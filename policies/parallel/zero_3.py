@@ -217,30 +217,6 @@ class Coordinator(Generic[P]):
 class ZeroThree(DataParallel):
     """Run a training step on ranks that each keep a part of every parameter.
 
-    DeepSpeed's ZeRO, stage 3: parameters are shared out, and gathered as the coordinator's trace says.
-
-    ::
-
-        all_gather   g0 c0      g1 c1    g2 c2       the host at module i: gather what is missing, wait for
-        compute            F0       F1       F2      all that was launched, gather ahead, F(i)
-
-    Prefetch comes *after* the wait, and a module waits for all that was launched before: module i+1 for
-    what was gathered ahead at module i, whoever needs it. c: the parts of ranks become parameters, on the
-    same stream. What is gathered, and when, `policies.parallel.zero_3` decides. Parameters of at most
-    ``param_persistence_threshold`` elements never leave, and are gathered in one piece after the updates.
-
-    Gradients fill buckets, and a bucket is reduced when the next one would not fit. Of several
-    micro-batches (``gradient-accumulation``) the gradients of each are reduced, and parts are added to
-    those before; the host waits for that at the end of each. Its visits begin anew with each forward, and
-    are known from the second on.
-
-    Left out: the host stops while more than two gathers or reductions go on (``max_ongoing_fetch_events``).
-
-    Sources: deepspeed/runtime/zero/partitioned_param_coordinator.py (``fetch_sub_module``,
-    ``release_sub_module``, ``reset_step``), partition_parameters.py (``AllGatherCoalescedHandle``), stage3.py
-    (``reduce_independent_p_g_buckets_and_remove_grads``, ``partition_grads``,
-    ``independent_gradient_partition_epilogue``, ``_post_step``) and config.py (defaults, in elements).
-
     Parameters
     ----------
     ranks : int or list of str, optional

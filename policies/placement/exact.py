@@ -61,14 +61,6 @@ class UnprovenWarning(UserWarning):
 class Optimal(ListPlacement):
     """The best placement and order that CP-SAT finds, starting from HEFT's (needs the extra ``opt``).
 
-    The optimum, by constraint programming: how far from it a heuristic is.
-
-    The same model as the list placements have (costs per device, travel times, no contention), solved by
-    CP-SAT of OR-tools (extra ``opt``): one interval per op and device of which one is chosen, no overlap on
-    a device's lanes, a delay for every edge that crosses. A search that runs out of time returns the best
-    so far and warns how far it may be from the optimum; what it had found by then depends on the machine.
-    For the ten tasks of Topcuoglu et al. 2002 it proves 73, where HEFT finds 80.
-
     Parameters
     ----------
     time_limit_ns : int

@@ -17,8 +17,6 @@ from sim.job.places import allowed_devices
 class SinglePlacement(Placement):
     """All ops on one device, except those pinned to another.
 
-    Everything on one device.
-
     Parameters
     ----------
     device : str, optional

@@ -50,40 +50,6 @@ _BACK: Final = "next_iteration"
 class Partition:
     """Insert Sends and Recvs.
 
-    Partition: one graph a device, with a Send and a Recv wherever an edge leaves one.
-
-    ::
-
-        cpu0:  a ──► send ═╗                    one pair for each (tensor, destination), shared by all users
-        there gpu0:              ╚═► recv ──► b
-                                  └───► c
-
-        cpu0:  a ╌╌► const ──► send ═╗          a control edge carries a dummy constant
-        gpu0:                        ╚═► recv ──► identity ╌╌► b
-
-        a loop on two devices: the one without the loop's condition gets control nodes of its own, and is told
-        in each iteration whether there is one more:
-
-        cpu0:  ... loop_cond ──► send ═╗
-                                       ╚═► recv ─┐
-        gpu0:  const ─► enter ─► merge ─────────► switch ──true──► next_iteration ─┐
-                                   ▲ ╎╌╌► every recv of the iteration              │
-                                   └───────────────────────────────────────────────┘
-
-    A pair's attribute ``key`` is ``source;destination;tensor``; at run time frame and iteration follow it,
-    so that iterations do not mix. With ``rendezvous: true`` no edge leads from Send to Recv, as
-    TensorFlow's graphs of different devices share none: they meet by key when they run
-    (`sim.readiness.rendezvous`). Then every device of a loop gets control nodes, for its Recvs have to know
-    that an iteration has begun.
-
-    The simulator inserts transfers by itself, so nothing has to be partitioned to be simulated. The
-    explicit form takes the same time over the same links as long as sends and receives, which take none,
-    need not wait for a thread or a stream. It is later where they do, and where the implicit form sends
-    less: a control edge between devices costs it nothing, and of a loop's condition it only sends what a
-    switch reads.
-
-    Source: tensorflow/core/graph/graph_partition.cc.
-
     Every op has to be pinned to a device; in a scenario, ``compile: [partition]`` does that first, with the
     placement of the scenario.
 

@@ -22,18 +22,7 @@ SCALAR_BYTES = 8
 
 
 class Arithmetic:
-    """Simplify sums.
-
-    Arithmetic simplification: the same value for fewer operations.
-
-    ::
-
-        x + x + x                     3 · x                    (a product with a scalar constant)
-        (a + s1) + (b + s2)           (a + b) + (s1 + s2)      (s scalars: one large sum fewer)
-
-    Only sums that nobody else reads are taken apart. The second rule and its cost argument are from the
-    TensorFlow white paper's successor, "TensorFlow Graph Optimizations" (Larsen and Shpeisman, 2019).
-    """
+    """Simplify sums."""
 
     def apply(self, graph: Graph) -> Graph:
         """Return the simplified graph."""

@@ -161,18 +161,7 @@ _HERE: Loc = ("workload", "train")
 
 
 class Train(Workload):
-    """A training step; its policy is the schedule of its pipeline.
-
-    ``workload: {train: {model: llama3-70b, parallel: {tp: 8, pp: 4}, ...}}``: a training step, predicted.
-
-    ::
-
-        fields ──► model, layout, calibration ──► Training ──► graph of a schedule ──► run ──► report, and
-        fit?
-
-    The policy is the pipeline's schedule: ``1f1b``, or ``interleaved-1f1b`` with ``vpp``, where the scenario
-    names none.
-    """
+    """A training step; its policy is the schedule of its pipeline."""
 
     train: TrainFields
 

@@ -21,8 +21,6 @@ _LAST: Final = {"cpu": 1, "switch": 2}
 class PinnedPlacement(Placement):
     """Put each op where it is pinned, a free op on the first accelerator that can run it, or else on a CPU.
 
-    Where ops are pinned: which devices that allows, and the placement that does nothing else.
-
     An accelerator is any device but a CPU. That is what frameworks do: TensorFlow's placer prefers a GPU
     to a CPU (core/common_runtime/device_set.cc, `DeviceTypeOrder`).
 

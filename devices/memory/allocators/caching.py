@@ -133,34 +133,6 @@ OVERSIZE_SLACK_BYTES = 20 << 20
 class CachingAllocator(GrowingAllocator):
     """PyTorch's caching allocator.
 
-    PyTorch's allocator for CUDA: segments are kept when their tensors die, apart for each stream.
-
-    The rules, as in `c10/cuda/CUDACachingAllocator.cpp` of the PyTorch repository (2.x):
-
-    1. A request is rounded up to 512 bytes, or by `devices.memory.allocators.caching`. Up to 1 MiB it is
-    served
-       by the small pool, else by the large one; each pool is apart for each stream.
-    2. Of the stream's free blocks that are large enough the first in order of (size, address) is taken. 3.
-    It is split when at least 512 bytes (small pool) or more than 1 MiB (large pool) would be left over; the
-       low part is used.
-    4. Without a block that fits, a segment comes from the device: 2 MiB for the small pool, 20 MiB for less
-    than
-       10 MiB, else the need rounded up to 2 MiB.
-    5. When the device refuses: free blocks of `max_split_size` or more of that stream are given back, just
-       enough of them, and the device is asked again; then the device is synchronised, every wholly free
-       segment is given back, and it is asked a last time.
-    6. A freed block merges with its free neighbours, within its segment only. 7. A block that other streams
-    used (`record_use`) is not free before an event of each of them, recorded when
-       it was freed, has been reached.
-    8. With a `max_split_size`, blocks of that size or more are not split: they serve no smaller requests, and
-       requests of that size or more only with less than 20 MiB to spare.
-    9. With expandable segments, 2, 4 and what 5 gives back are as in
-    `devices.memory.allocators.expandable`, and
-       blocks of the large pool, too, are split when at least 512 bytes would be left over.
-
-    What takes time is only counted. After a synchronisation every outstanding event counts as reached, and
-    the engine must let the issuer wait until the device is idle; a late `event_done` of those is ignored.
-
     Parameters
     ----------
     capacity : int, DeviceMemory or None

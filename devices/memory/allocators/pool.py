@@ -35,17 +35,6 @@ def _itself(owner: Owner) -> Owner:
 class PoolAllocator(SegmentedAllocator):
     """One arena, allocated by best fit.
 
-    One arena, split exactly, and limits for those who share it.
-
-    The plainest allocator with addresses: best fit, no rounding beyond an alignment, remainders of any size
-    kept, free neighbours merged. With the default alignment of one byte, what is in use is what was asked
-    for: the ideal that the others are compared with. Two ways to share a device:
-
-    * *limits*: models share one arena, and each may hold so many bytes of it (the limits may add up to more
-      than there is);
-    * `virtual_devices`: the device's memory is cut into named parts, each with an allocator of its own, as
-      TensorFlow's logical devices with a `memory_limit` are.
-
     Parameters
     ----------
     capacity : int, DeviceMemory or None
