@@ -391,8 +391,8 @@ class Carrier:
         if way.each is not None and (paced := [link for link, _ in way.over if link in self._paces]):
             name = self._context.job.machine.links[paced[0]].name
             raise InputError(
-                f"link {name!r} is independent, and a connection over it shares its bandwidth: it cannot fail or "
-                "slow down; make it shared"
+                f"link {name!r} is independent, and a connection over it shares its bandwidth: it cannot "
+                "fail or slow down; make it shared"
             )
 
     @cached_property

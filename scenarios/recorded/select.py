@@ -51,7 +51,8 @@ def has_key(graph: Graph, key: str) -> BoolArray:
 def tasks(graph: Graph) -> BoolArray:
     """Return which ops ran on a GPU; of a graph that is no recording all.
 
-    An op with neither stream nor thread did if others on devices of its name (``gpu3``: ``gpu``) have streams.
+    An op with neither stream nor thread did if others on devices of its name (``gpu``, as of ``gpu3``) have
+    streams.
     """
     streams, threads = has_key(graph, "stream"), has_key(graph, "thread")
     pins = [pin.rstrip("0123456789") for pin in graph.pins] + [""]  # the last one: of no device
