@@ -13,7 +13,7 @@ other times make the policy choose another order.
 Where several causes end at the same instant, data comes first, then the lane, then the issuer.
 
 A policy that held a task back, as one in program order does behind an instruction that is not ready, was
-asked again when something happened. The path goes on there: to what the task that was taken just before waited for,
+asked again when something happened. The path goes on there: to what the task taken just before waited for,
 else to what ended, or was issued, at that instant.
 """
 
