@@ -12,6 +12,7 @@ import numpy as np
 from sim.base.answers import whole_numbers
 from sim.base.arrays import LATEST_NS, UNSET, IntArray
 from sim.base.errors import InfeasibleError, InputError
+from sim.base.room import EDGE_BYTES, TASK_BYTES, check_room
 from sim.base.units import NS_PER_S, format_duration
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Graph
@@ -113,6 +114,9 @@ def make_job(
     """
     if iterations < 1:
         raise InputError(f"iterations must be at least 1, found {iterations}")
+    tasks = len(graph) * iterations
+    edges = (len(graph.inputs.indices) + len(graph.after.indices)) * iterations
+    check_room(tasks * TASK_BYTES + edges * EDGE_BYTES, f"{tasks:,} tasks with {edges:,} edges")
     cost_ns = _costs_of_all(graph, machine)
     chosen_by = placement or PinnedPlacement()
     if not isinstance(chosen_by, Placement):
