@@ -175,12 +175,14 @@ class SharedLink:
         By any number that tells them apart.
     flows : int
         How many flows these routes have.
+    each : int or None
+        What one flow gets at most.
     """
 
-    __slots__ = ("capacity", "flows", "left", "open_flows", "routes", "seen")
+    __slots__ = ("capacity", "each", "flows", "left", "open_flows", "routes", "seen")
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, each: int | None = None) -> None:
+        self.capacity, self.each = capacity, each
         self.routes: dict[int, Route] = {}
         self.flows = 0
         self.left = self.open_flows = 0  # not given away yet; flows whose rate is not set yet
@@ -221,6 +223,8 @@ def fill(links: Sequence[SharedLink], stamp: int) -> None:
     scale = 1
     for link in links:
         link.left, link.open_flows = link.capacity, link.flows
+        if link.each is not None:
+            link.left = min(link.left, link.each * link.flows)
     while (first := _least(links)) is not None:
         n = first.open_flows
         factor = n // gcd(first.left, n)

@@ -7,7 +7,8 @@
           ──► bytes:   alone      at the least bandwidth of the route, when all its links are serial
                        shared     max-min fairly with the others (`flows`), when one of them is shared
                        in chunks  from queue to queue (`chunks`), when its links are fifo
-                       (an independent link gives each transfer its bandwidth, whoever else is there)
+                       (an independent link gives each transfer its bandwidth, whoever else is there;
+                       what a connection carries, its messages share max-min fairly there, too)
           ──► arrived: everything held is given back
 
 A serial link is held whole, from the first moment of the latency to the last byte, and so is every other
@@ -42,7 +43,7 @@ from devices.fair_sharing import Alarm, Route, SharedLink, VirtualQueue, fill
 from devices.network.chunks import ChunkQueues
 from devices.network.routes import Way, find_ways, way_of_message
 from sim.base.arrays import UNSET
-from sim.base.errors import StuckError
+from sim.base.errors import InputError, StuckError
 from sim.base.units import NS_PER_S
 from sim.faults import FOREVER
 from sim.job.context import Context
@@ -133,6 +134,8 @@ def network_columns(job: Job, flow: Flow) -> RouteColumns | str:
     ways, of, bandwidth = find_ways(job, flow)
     if any(way.hops for way in ways):
         return "links that are fifo send chunks one after another"
+    if any(way.each is not None and way.each < bandwidth[way.shared[0]] for way in ways):
+        return "a connection carries more than an independent link gives to one of its messages"
     used = sorted({link for way in ways for link in way.shared})
     number = {link: k for k, link in enumerate(used)}
     unit = gcd(NS_PER_S, *(bandwidth[link] for link in used))
@@ -229,9 +232,10 @@ class FairFlows:
         self._ends: list[tuple[int, int, _Flows]] = []
         self._number = 0
 
-    def add_link(self, link: int, bandwidth: int) -> None:
-        """Have one more link, with a bandwidth in bytes/s."""
-        self._links[link] = SharedLink(bandwidth * self._parts)
+    def add_link(self, link: int, bandwidth: int, each: int | None = None) -> None:
+        """Have one more link, with a bandwidth in bytes/s, and what one flow gets of it at most."""
+        most = None if each is None else each * self._parts
+        self._links[link] = SharedLink(bandwidth * self._parts, most)
 
     def add(self, item: Any, nbytes: int, links: tuple[int, ...]) -> None:
         """Begin a flow of `nbytes` (at least one) over `links` (at least one, each once)."""
@@ -373,8 +377,21 @@ class Carrier:
         self._paces = {link: pace for link, pace in paces.items() if link in ways.bandwidth_bytes_per_s}
         self._bandwidth = ways.bandwidth_bytes_per_s
         self._flows = FairFlows(context, ways.bandwidth_bytes_per_s, self._arrived, self._parts())
+        for way in ways.each:
+            if way.each is not None:
+                self._add_connection(way, way.shared[0], ways.bandwidth_bytes_per_s[way.shared[0]])
         self._watched: set[int] = set()  # links of which the next change is awaited
         self._changes_in_vain = 0
+
+    def _add_connection(self, way: Way, connection: int, most: int) -> None:
+        """Let messages of a way share a connection, each with no more than independent links give to it."""
+        self._flows.add_link(connection, most, way.each)
+        if way.each is not None and (paced := [link for link, _ in way.over if link in self._paces]):
+            name = self._context.job.machine.links[paced[0]].name
+            raise InputError(
+                f"link {name!r} is independent, and a connection over it shares its bandwidth: it cannot "
+                "fail or slow down; make it shared"
+            )
 
     @cached_property
     def _queues(self) -> ChunkQueues:
@@ -399,7 +416,7 @@ class Carrier:
             connection = len(machine.links) + len(self._ways) + len(self._ways_of_messages)
             way, most = way_of_message(machine, source, destination, connection)
             if most is not None:
-                self._flows.add_link(connection, most)
+                self._add_connection(way, connection, most)
             self._ways_of_messages[pair] = way
         message = _Message(self._ways_of_messages[pair], pair, nbytes, arrived, self._context.now_ns)
         if not message.way.held or self._turnstile.enter(message, message.way.held):
@@ -467,7 +484,10 @@ class Carrier:
     def cut(self, links: Set[int]) -> None:
         """Let links carry nothing from now on."""
         channels = self._context.job.machine.channels
-        for link in sorted({channels[k] for k in links} & self._bandwidth.keys()):
+        lost = {channels[k] for k in links}
+        ways = [*self._ways, *self._ways_of_messages.values()]
+        alone = {way.shared[0] for way in ways if way.each is not None and lost & {k for k, _ in way.over}}
+        for link in sorted(lost & self._bandwidth.keys() | alone):
             self._paces.pop(link, None)
             self._flows.change(link, Fraction(0))
 

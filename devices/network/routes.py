@@ -23,13 +23,16 @@ class Way(NamedTuple):
     bandwidth_bytes_per_s: int | None
     """The least of the route."""
     shared: tuple[int, ...]
-    """Links with a bandwidth (and the connection), when a link is shared; else empty."""
+    """Links with a bandwidth (and the connection), when a link is shared; the connection, when nothing else
+    keeps its messages from going at once; else empty."""
     hops: tuple[Hop, ...] = ()
     """All links in order (the connection first), when they are queues of chunks; else empty."""
     chunk: int | None = None
     """The largest chunk; None: whole messages."""
     over: tuple[tuple[int, int | None], ...] = ()
     """All links (of a medium its first), each with its bandwidth."""
+    each: int | None = None
+    """What one message gets at most over independent links, where a connection is all that it shares."""
 
     def alone_ns(self, nbytes: int) -> int:
         """Return how long a transfer takes that has the bandwidth for itself."""
@@ -134,14 +137,17 @@ def _way(
     ]
     if queues and most is not None:
         hops.insert(0, Hop(connection, most, 0))
+    alone = most is not None and not (shared or held or queues)
+    users = (*(channels[k] for k in bounded),) if shared else ()
     return Way(
         (*held, *_engine(machine, source, "out"), *_engine(machine, destination, "in")),
         machine.latency_ns(route),
         min((bandwidth for bandwidth in bandwidths if bandwidth is not None), default=None),
-        (*(channels[k] for k in bounded), *(() if most is None else (connection,))) if shared else (),
+        (*users, connection) if most is not None and (shared or alone) else users,
         tuple(hops),
         min((link.chunk_bytes for link in queues if link.chunk_bytes is not None), default=None),
         tuple((channel, link.bandwidth_bytes_per_s) for channel, link in zip(channels, links, strict=True)),
+        min((rate for rate in bandwidths[1:] if rate is not None), default=None) if alone else None,
     )
 
 

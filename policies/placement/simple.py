@@ -101,7 +101,8 @@ class DeviceKind(Placement):
            an op that only looks at shapes stays with its input, if that is placed by then
         2. sources (nothing to read, one output), left out before, go where all their consumers are
 
-    so that a constant does not travel, and reading a shape moves no tensor.
+    so that a constant does not travel, and reading a shape moves no tensor. A colocation group goes where the
+    first of its ops does.
 
     Parameters
     ----------
@@ -163,20 +164,24 @@ class DeviceKind(Placement):
         self, graph: Graph, group_of: list[int], choices: list[list[int]], first: list[int]
     ) -> list[int]:
         """Let shape ops follow their input and sources their consumers."""
-        dag = graph.dag()
-        alone = np.bincount(group_of, minlength=len(graph))[group_of] == 1
-        free = (alone & (graph.pin_code == UNSET)).tolist()
         metadata = [graph.kinds[code].lower() in _METADATA for code in graph.kind_code.tolist()]
         source = ((graph.inputs.counts() == 0) & (graph.outputs.counts() == 1)).tolist()
-        device = list(first)
-        for op in graph.topological_order.tolist():
-            if free[op] and metadata[op] and len(graph.inputs.row(op)):
-                read = int(graph.tensor_producer[graph.inputs.row(op)[0]])
-                if read >= 0 and not source[read] and device[read] in choices[op]:
-                    device[op] = device[read]
-        for op, consumers in enumerate(dag.successors):
-            if free[op] and source[op]:
-                there = {device[c] for c in consumers}
+        device, of_group = list(first), dict[int, int]()
+
+        def put(op: int, liked: set[int]) -> None:
+            """Put an op where its group is, else where it would follow somebody, else where it is."""
+            for there in ({of_group.get(group_of[op], UNSET)}, liked):
                 if len(there) == 1 and there <= set(choices[op]):
                     device[op] = there.pop()
+                    break
+            of_group.setdefault(group_of[op], device[op])
+
+        for op in graph.topological_order.tolist():
+            if not source[op]:
+                reads = graph.inputs.row(op) if metadata[op] else graph.inputs.row(op)[:0]
+                read = int(graph.tensor_producer[reads[0]]) if len(reads) else UNSET
+                put(op, {device[read]} if read >= 0 and not source[read] else set())
+        for op, consumers in enumerate(graph.dag().successors):
+            if source[op]:
+                put(op, {device[c] for c in consumers})
         return device

@@ -232,16 +232,21 @@ class DataLoaderFields(InputPipeline):
 #   wait; a result counts until it is asked for. Results are in order (``deterministic``). Without
 #   `parallel_calls` the thread that asks makes the element itself.
 #
+# * ``inject_prefetch.cc``, which default options have on: behind a sequential map TensorFlow adds a tuned
+#   prefetch; behind a parallel map, or a prefetch of the user's, it does not.
+#
 # Left out are the budget of memory, ``slack_period``, and the tuning of `parallel_calls`.
 
 
 def _buffer(value: Any) -> Any:
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**6):
+    if value in ("auto", "none") or (
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**6
+    ):
         return value
-    raise fault(f"{value!r} is neither auto nor a whole number of 0 to 1000000")
+    raise fault(f"{value!r} is not auto, none or a whole number of 0 to 1000000")
 
 
-_BUFFER = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 0, "maximum": 10**6}]}
+_BUFFER = {"anyOf": [{"enum": ["auto", "none"]}, {"type": "integer", "minimum": 0, "maximum": 10**6}]}
 
 
 class TfDataFields(InputPipeline):
@@ -258,18 +263,27 @@ class TfDataFields(InputPipeline):
         int | str,
         BeforeValidator(_buffer),
         WithJsonSchema(_BUFFER),
-        Field(description="elements that the buffer holds; auto (default): the autotuner decides; 0: none"),
+        Field(
+            description="elements that the buffer holds; auto (default): the autotuner decides; 0: the user "
+            "has none, and TensorFlow adds a tuned one behind a sequential map; none: nor does it "
+            "(inject_prefetch off)"
+        ),
     ] = "auto"
+
+    @property
+    def buffer(self) -> int:
+        """Elements that the buffer holds at first; 0: there is none."""
+        return 0 if self.prefetch == "none" else int(self.tuned or self.prefetch)
 
     @property
     def tuned(self) -> bool:
         """Whether the autotuner decides how large the buffer is."""
-        return self.prefetch == "auto"
+        return self.prefetch == "auto" or (self.prefetch == 0 and self.parallel_calls is None)
 
     @property
     def puller(self) -> str:
         """Who asks the map for elements."""
-        return "prefetch" if self.prefetch else "main"
+        return "prefetch" if self.buffer else "main"
 
     def batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
         """Add batch `b`.
@@ -281,16 +295,16 @@ class TfDataFields(InputPipeline):
         ['epoch', 'pull0', 'load0', 'push0', 'next0', 'train0']
         """
         mine: dict[str, Any] = {"attributes": {"loader": of.number}} if self.tuned else {}
-        pull_after: list[Ref] = [of.named("push", b - 1)] if b and self.prefetch else []
-        if not self.prefetch:
+        pull_after: list[Ref] = [of.named("push", b - 1)] if b and self.buffer else []
+        if not self.buffer:
             pull_after = [*([of.named("next", b - 1)] if b else []), *of.step_before(b)]
-        elif not self.tuned and b >= int(self.prefetch):
-            pull_after.append(of.named("next", b - int(self.prefetch)))
+        elif not self.tuned and b >= self.buffer:
+            pull_after.append(of.named("next", b - self.buffer))
         after = list(dict.fromkeys(pull_after or [of.epoch]))
         kind = "pull_tuned" if self.tuned else "pull"
         pulled = of.op(self.puller, "pull", b, 0, kind=kind, after=after, **mine)
         done = self._loaded(of, b, ns, nbytes, pulled)
-        if not self.prefetch:
+        if not self.buffer:
             return [of.next(b, [pulled, done])]
         pushed = of.op(self.puller, "push", b, 0, after=[pulled, done], **mine)
         if not self.tuned:
@@ -318,9 +332,9 @@ class TfDataFields(InputPipeline):
         """Return the calls of the map, else who makes elements itself."""
         if self.parallel_calls is not None:
             return {"workers": self.parallel_calls}
-        return {"workers" if self.prefetch else "main": 1}
+        return {"workers" if self.buffer else "main": 1}
 
     def loaders(self) -> Mapping[str, int]:
         """Return the threads of the map, and the one that fills the buffer."""
         calls = {} if self.parallel_calls is None else {"loader": self.parallel_calls}
-        return calls | ({"prefetch": 1} if self.prefetch else {})
+        return calls | ({"prefetch": 1} if self.buffer else {})

@@ -365,10 +365,7 @@ class Replica:
         self.pipeline, self.builder, self.number = pipeline, builder, number
         self.prefix = "" if pipeline.replicas == 1 else f"{number}/"
         self.last = "train" if pipeline.all_reduce is None else "all_reduce"
-        waits = pipeline.batches - 1 - pipeline.run_ahead  # the last step that the epoch's end waits for
-        over: list[Ref] = [(self.named("next", pipeline.batches - 1), 1)]
-        if waits >= 0:
-            over.append((self.named(self.last, waits), 1))
+        over: list[Ref] = [(self.named("next", pipeline.batches - 1), 1), self._step(-1 - pipeline.run_ahead)]
         self.epoch = self.op("main", "epoch", None, 0, after=over)
 
     def named(self, kind: str, b: int | None) -> str:
@@ -385,8 +382,12 @@ class Replica:
 
     def step_before(self, b: int) -> list[Ref]:
         """Return the step that has to be over when the script asks for batch `b`."""
-        step = b - 1 - self.pipeline.run_ahead
-        return [self.named(self.last, step)] if step >= 0 else [self.epoch]
+        return [self._step(b - 1 - self.pipeline.run_ahead)] if b else [self.epoch]
+
+    def _step(self, step: int) -> Ref:
+        """Return a step of this epoch; those below 0 are of epochs before it."""
+        epochs, b = divmod(step, self.pipeline.batches)
+        return (self.named(self.last, b), -epochs) if epochs else self.named(self.last, b)
 
     def load(
         self,

@@ -26,6 +26,7 @@ from devices.describe.field_types import Bytes, Duration, fault, quantity_schema
 from devices.describe.quantities import Size, Whole
 from scenarios.builders.builder import Builder
 from sim.base.arrays import MOST_BUILT, MOST_TASKS, at_most
+from sim.base.room import BUILT_EDGE_BYTES, check_room
 from sim.base.units import BYTES, DURATION
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
@@ -113,7 +114,10 @@ class RandomDag(Builder):
     layers: Annotated[Size, Field(description="how many layers of ops")] = 10
     width: Annotated[list[Size], _two([1, 4]), _Range({"type": "integer", "minimum": 1})]
     edge_probability: Annotated[
-        float, Field(ge=0, le=1, strict=False, description="probability of each edge from an earlier layer")
+        float,
+        Field(
+            ge=0, le=1, strict=False, description="probability of an edge from each op of each earlier layer"
+        ),
     ] = 0.2
     duration: Annotated[list[Duration], _two(["1us", "100us"]), _Range(quantity_schema(DURATION))]
     output: Annotated[list[Bytes], _two([0, 0]), _Range(quantity_schema(BYTES))]
@@ -133,7 +137,8 @@ class RandomDag(Builder):
         ops = at_most(MOST_BUILT, self.layers * self.width[1], "ops")
         if self.edge_probability:  # which is drawn for each pair of ops
             at_most(_MOST_PAIRS, ops * (ops - 1) // 2, "pairs of ops")
-            at_most(MOST_TASKS, int(self.edge_probability * ops * (ops - 1) / 2), "edges")
+            edges = at_most(MOST_TASKS, int(self.edge_probability * ops * (ops - 1) / 2), "edges")
+            check_room(edges * BUILT_EDGE_BYTES, f"{edges:,} edges")
         rng = np.random.default_rng([self.seed, *b"random-dag"])
         builder = GraphBuilder("random-dag")
         earlier: list[str] = []
@@ -150,7 +155,7 @@ class RandomDag(Builder):
                 inputs += [
                     name
                     for name, drawn in zip(earlier, extra.tolist(), strict=True)
-                    if drawn and name not in inputs
+                    if drawn and name != inputs[0]
                 ]
                 here.append(
                     builder.op(

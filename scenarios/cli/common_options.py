@@ -19,7 +19,7 @@ from sim.base.errors import InputError, SimError, UnknownNameError
 
 
 def takes_also(
-    run: Callable[..., Any], verb: Callable[..., Any], name: str, option: Any
+    run: Callable[..., Any], verb: Callable[..., Any], name: str, option: Any, default: Any = None
 ) -> Callable[..., Any]:
     """Return `run` with the signature of `verb` and one more parameter, as typer reads it.
 
@@ -30,10 +30,11 @@ def takes_also(
     verb : callable
     name : str
     option : type
-        Annotated with a `typer.Option`; the default is None.
+        Annotated with a `typer.Option`.
+    default : object
     """
     plain = inspect.signature(verb, eval_str=True)
-    own = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+    own = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
     parameters = [*plain.parameters.values(), own]
     run.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -122,6 +123,30 @@ def _interrupt() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
         interrupt_main()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# ``--force``: a run that may need more memory than is free goes on (`sim.base.room`).
+
+SIMULATING: Final = ("run", "compare", "explain", "check", "whatif")
+"""Verbs that take it: they run what they are given in this process."""
+
+_ForceOption = Annotated[
+    bool, typer.Option("--force", help="Run even what seems to need more memory than is free.")
+]
+
+
+def with_force(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a verb that takes ``--force`` as well."""
+
+    @wraps(verb)
+    def run(*, force: bool, **given: Any) -> Any:
+        from sim.base.room import any_size
+
+        with any_size(force):
+            return verb(**given)
+
+    return takes_also(run, verb, "force", _ForceOption, default=False)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ What differs from ``yaml.safe_load``, which reads YAML 1.1:
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,9 @@ from sim.base.files import FileTooLargeError, read_bytes
 
 MAX_BYTES: Final = 16 * 2**20
 """Largest file read. Large graphs belong in graph files, which are read a thousand times faster."""
+
+LONG_BYTES: Final = 4 * 2**20
+"""A file of which reading takes some ten seconds: who waits is told of graph files before."""
 
 MAX_DEPTH: Final = 64
 """Deepest nesting. Nothing in a scenario is nested deeper than a dozen levels."""
@@ -134,13 +138,19 @@ def read_yaml(path: str | Path) -> Node:
         There is no such file, it is no regular one, binary, not UTF-8, empty, too large, or not YAML.
     """
     source = str(path)
+    advice = "keep a large graph in a graph file (sim import) and name that in the scenario"
     try:
         content = read_bytes(path, unpack=False, most=MAX_BYTES)
     except FileTooLargeError as error:
-        advice = "keep a large graph in a graph file (sim import) and name that in the scenario"
         raise ScenarioError(f"{error}; {advice}") from None
     except InputError as error:
         raise ScenarioError(str(error)) from None
+    if len(content) > LONG_BYTES:
+        took_s = 2 * len(content) / 10**6  # measured: 39 s for 16 MB
+        message = (
+            f"{source}: {len(content) / 10**6:.0f} MB of YAML take about {took_s:.0f} s to read; {advice}"
+        )
+        warnings.warn(message, stacklevel=2)
     return read_yaml_text(_decode(content, source), source)
 
 

@@ -49,9 +49,18 @@ def has_key(graph: Graph, key: str) -> BoolArray:
 
 
 def tasks(graph: Graph) -> BoolArray:
-    """Return which ops ran on a GPU; of a graph that is no recording all."""
-    on_gpu = has_key(graph, "stream") if recorded(graph) else np.ones(len(graph), np.bool_)
-    return on_gpu & ~graph.is_kind("delay")
+    """Return which ops ran on a GPU; of a graph that is no recording all.
+
+    An op with neither stream nor thread did if others on devices of its name (``gpu``, as of ``gpu3``) have
+    streams.
+    """
+    streams, threads = has_key(graph, "stream"), has_key(graph, "thread")
+    pins = [pin.rstrip("0123456789") for pin in graph.pins] + [""]  # the last one: of no device
+    of_gpu = {pins[code] for code in np.unique(graph.pin_code[streams]).tolist()}
+    if not threads.any():
+        of_gpu |= {""} if streams.any() else set(pins)
+    beside = np.array([pin in of_gpu for pin in pins], np.bool_)[graph.pin_code]
+    return (streams | (beside & ~threads)) & ~graph.is_kind("delay")
 
 
 def recorded(graph: Graph) -> bool:

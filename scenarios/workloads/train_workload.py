@@ -140,6 +140,9 @@ class TrainFields(Strict):
     overlap: Annotated[bool, Field(description="reduce gradients beside the backward")] = False
     flash: Annotated[bool, Field(description="attention keeps no scores")] = True
     dropout: Annotated[bool, Field(description="dropout, with its masks")] = False
+    fused_loss: Annotated[
+        bool, Field(description="the loss keeps logits of 2 bytes; false: it keeps a softmax in fp32")
+    ] = True
     imbalance: Annotated[Factor, Field(description="tokens of the fullest expert rank / of the mean")] = 1.0
     routing: Annotated[
         Literal["balanced", "one-hot"] | dict[str, Any] | None,
@@ -290,6 +293,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
         context=parallel.context,
         flash=fields.flash,
         dropout=fields.dropout,
+        fused_loss=fields.fused_loss,
         imbalance=fields.imbalance,
         routes=_routes(fields, document),
         memory=fields.memory if fields.memory is not None else calibration.memory,

@@ -349,6 +349,22 @@ class DerivedColumns:
         found: list[int] = rows[first:last].tolist()
         return found
 
+    def taken_at(self, time_ns: int, below: int) -> list[int]:
+        """Return the tasks that were taken at an instant, the last first, of rows below one."""
+        return _at(self._by_taken, time_ns, below)
+
+    def issued_at(self, time_ns: int, below: int) -> list[int]:
+        """Return the tasks that were issued at an instant, the last first, of rows below one."""
+        return _at(self._by_issue, time_ns, below)
+
+    @cached_property
+    def _by_taken(self) -> tuple[IntArray, IntArray]:
+        return _sorted(self.taken)
+
+    @cached_property
+    def _by_issue(self) -> tuple[IntArray, IntArray]:
+        return _sorted(self.issue)
+
     def way(self, transfer: int) -> set[str]:
         """Return what a transfer occupies: the links of its route, the devices at its ends, its host."""
         moved, machine = self.trace.transfers, self.machine
@@ -356,6 +372,20 @@ class DerivedColumns:
         links = {machine.links[k].name for k in machine.route(source, destination)}
         host = int(self.copied_by[transfer])
         return links | {f"out of {source}", f"into {destination}", *([] if host < 0 else [f"host {host}"])}
+
+
+def _sorted(times: IntArray) -> tuple[IntArray, IntArray]:
+    """Return times in order, and the rows that they are of."""
+    rows = np.argsort(times, kind="stable")
+    return times[rows], rows
+
+
+def _at(of: tuple[IntArray, IntArray], time_ns: int, below: int) -> list[int]:
+    """Return the rows of a time, the last first, that are below one."""
+    times, rows = of
+    first, last = np.searchsorted(times, (time_ns, time_ns + 1))
+    found: list[int] = rows[first:last][::-1].tolist()
+    return [row for row in found if row < below]
 
 
 def _before(order: IntArray, key: IntArray) -> IntArray:

@@ -7,9 +7,14 @@ From the last end, step back to whatever let it start no earlier, again and agai
     issue of b     ◄─ the host was busy       issue of a      ◄─ time 0
 
 The steps touch one another and cover ``[0, makespan]`` without gap or overlap. Shorten something on
-this path, and the run may become shorter; anything else is not worth looking at.
+this path, and the run may become shorter. What is not on it can still do so where it shares a link, or where
+other times make the policy choose another order.
 
 Where several causes end at the same instant, data comes first, then the lane, then the issuer.
+
+A policy that held a task back, as one in program order does behind an instruction that is not ready, was
+asked again when something happened. The path goes on there: to what the task taken just before waited for,
+else to what ended, or was issued, at that instant.
 """
 
 from __future__ import annotations
@@ -214,7 +219,14 @@ class _Walk:
         copied = self.copy_that_ended(row) if taken > bound else None
         if copied is not None:
             return copied, True
-        self.add("wait", row, bound, taken, "policy")
+        if taken > bound:
+            first = self.let_go_with(row)
+            if first is not None:
+                return self.taking(first)
+            happened = self.asked_again(row)
+            if happened is not None:
+                return happened
+            self.add("wait", row, bound, taken, "policy")
         if bound == f.restarted[row]:
             self.add("wait", row, 0, bound, "recovery")
             return None
@@ -243,6 +255,33 @@ class _Walk:
                 return other, True
             self.add("wait", row, made, start, "transfer")
         return self.producer(row)
+
+    # -- what a policy waited for -------------------------------------------------------------
+
+    def let_go_with(self, row: int) -> int | None:
+        """Return a task taken just before one that the policy held back, and not held back itself."""
+        at, group = self.at, self.f.group
+        for other in self.f.taken_at(at.taken[row], row):
+            before = at.before_at_issuer[other]
+            free_since = 0 if before == UNSET else at.let_go[before]
+            if group[other] == group[row] and max(at.ready[other], free_since) == at.taken[row]:
+                return other
+        return None
+
+    def asked_again(self, row: int) -> _Place | None:
+        """Return what ended when a policy took a task that it had held back, or what was issued then."""
+        at, f = self.at, self.f
+        ended = f.ended_at(at.taken[row])
+        fed = {at.last_producer[other] for other in f.taken_at(at.taken[row], f.n)}
+        for found in (
+            [other for other in ended if other in fed],
+            [other for other in ended if other < f.n and f.group[other] == f.group[row]],
+            ended,
+        ):
+            if found:
+                return found[-1], True
+        launched = (other for other in f.issued_at(at.taken[row], row) if not at.by_worker[other])
+        return next(((other, False) for other in launched), None)
 
     # -- who made room ------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import numpy as np
 from sim.base.answers import whole_numbers
 from sim.base.arrays import LATEST_NS, UNSET, IntArray
 from sim.base.errors import InfeasibleError, InputError
+from sim.base.room import EDGE_BYTES, TASK_BYTES, check_room
 from sim.base.units import NS_PER_S, format_duration
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Graph
@@ -120,6 +121,9 @@ def make_job(
     if like is not None and knowledge != "estimate":
         job = replace(like, machine=machine, seed=seed, noisy_ns=None, drawn=None, failures=None, faults=None)
     else:
+        tasks = len(graph) * iterations
+        edges = (len(graph.inputs.indices) + len(graph.after.indices)) * iterations
+        check_room(tasks * TASK_BYTES + edges * EDGE_BYTES, f"{tasks:,} tasks with {edges:,} edges")
         job = _placed(
             graph, machine, placement, streams, linearize, iterations, knowledge, estimate_error, seed
         )

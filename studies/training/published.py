@@ -64,6 +64,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "llama3-70b": "llama3-70b",
     "llama3-405b": "llama3-405b",
     "deepseekv2": "deepseek-v2",
+    "deepseekv3": "deepseek-v3",
     "Llama-3-405B": "llama3-405b",
     "Llama-3.1-405B": "llama3-405b",
     "Llama-3.1-70B": "llama3-70b",

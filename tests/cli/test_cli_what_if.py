@@ -327,6 +327,18 @@ def test_an_op_that_others_meet_is_faster_on_all_ranks() -> None:
     assert trial.job(trace.job).duration_ns.tolist() == [40, 40]
 
 
+def test_kernels_without_a_stream_are_kernels() -> None:
+    """Only b has a stream; c is on another GPU."""
+    b = GraphBuilder("abc")
+    b.op("a", kind="matmul", duration_ns=100_000, device="gpu0")
+    b.op("b", kind="add", inputs=["a"], duration_ns=10_000, device="gpu0", attributes={"stream": 1})
+    b.op("c", kind="matmul", inputs=["b"], duration_ns=100_000, device="gpu1")
+    b.op("host", inputs=["c"], duration_ns=10_000, device="cpu0")
+    graph = b.build()
+    found = [Names(graph).find(word).tolist() for word in ("kernels", "matmul")]
+    assert found == [[True, True, True, False], [True, False, True, False]]
+
+
 def test_kernels_that_copy_are_kernels() -> None:
     b = GraphBuilder("recording")
     for name, kind, kernel in (

@@ -185,6 +185,29 @@ def test_a_connection_carries_no_more_than_it_can(sharing: str) -> None:
     assert arrivals(joined(*links), [*two[:1], Transfer(0, "c", "b", 1000)]) == [4000, 4000]
 
 
+@pytest.mark.parametrize(
+    ("most", "engine", "expected"),
+    [
+        ("1GB/s", "simpy", [200_000] * 2),
+        ("1GB/s", "kernel", [200_000] * 2),
+        ("15GB/s", "auto", [13_334] * 2),  # 7.5 GB/s each
+        ("30GB/s", "auto", [10_000] * 2),  # no message gets more than the link gives to one
+    ],
+)
+def test_messages_of_one_connection_share_it_on_independent_links(
+    most: str, engine: str, expected: list[int]
+) -> None:
+    link = {"from": "a", "to": "b", "sharing": "independent", "bandwidth": "10GB/s"}
+    machine = joined({**link, "connection_bandwidth": most})
+    b = GraphBuilder("two")
+    for k in range(2):
+        b.op(f"make{k}", outputs=100_000, duration_ns=0, device="a")
+        b.op(f"use{k}", inputs=[f"make{k}"], duration_ns=0, device="b")
+    trace = simulate(b.build(), machine, ReadyQueue(), engine=engine)
+    trace.check()
+    assert trace.transfers["end_ns"].tolist() == expected
+
+
 @pytest.mark.parametrize("engine", ["simpy", "kernel"])
 @pytest.mark.parametrize(("transport", "expected"), [("rdma", 100), ("tcp", 24_000 + 190_477 + 100)])
 def test_the_host_copies_what_tcp_sends(engine: str, transport: str, expected: int) -> None:

@@ -10,7 +10,8 @@ from network_helpers import GB, Transfer, arrivals, machine_of, moved
 
 from devices.network import make_network
 from devices.network.carrier import Turnstile
-from sim import Link, Machine
+from policies.issue.ready_queue import ReadyQueue
+from sim import Device, GraphBuilder, Link, Machine, simulate
 from sim.base.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("both_engines")
@@ -23,6 +24,22 @@ def serial(source: str, destination: str, rate: int = 1, latency_ns: int = 0) ->
 def test_one_after_another() -> None:
     machine = machine_of([serial("a", "b")])
     assert moved(machine, [Transfer(0, "a", "b", 100)] * 3) == [(0, 100), (100, 200), (200, 300)]
+
+
+@pytest.mark.parametrize(("first_ns", "order"), [(0, ["reads0", "reads1"]), (50, ["reads1", "reads0"])])
+def test_of_transfers_that_end_together_the_first_to_begin_is_first(first_ns: int, order: list[str]) -> None:
+    """Both are there at 100, over links of their own; one worker takes their readers in that order."""
+    b = GraphBuilder("two")
+    for k, begins in enumerate((first_ns, 0)):
+        b.op(f"makes{k}", duration_ns=begins, outputs=100 - begins, device=f"d{k}")
+    for k in range(2):
+        b.op(f"reads{k}", inputs=[f"makes{k}"], duration_ns=1, device="c")
+    links = tuple(serial(f"d{k}", "c") for k in range(2))
+    devices = (Device("d0"), Device("d1"), Device("c", "cpu", workers=1))
+    trace = simulate(b.build(), Machine(devices, links, network=make_network), ReadyQueue())
+    assert trace.transfers["end_ns"].tolist() == [100, 100]
+    begun = [trace.job.graph.op_names[op] for op in trace.tasks["op"].tolist()]
+    assert [name for name in begun if name.startswith("reads")] == order
 
 
 def test_on_an_independent_link_nobody_waits() -> None:

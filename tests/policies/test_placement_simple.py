@@ -155,6 +155,17 @@ def test_pins_of_a_group_that_contradict_one_another(pins: list[str | None], dev
     assert set(placed(b.build(), FOUR, DeviceKind(soft=True)).values()) == {device}
 
 
+def test_a_source_of_a_group_follows_its_consumers() -> None:
+    """As TensorFlow 2.21: pins of the group contradict one another, so x goes to its reader, and y with x."""
+    b = GraphBuilder("sources")
+    b.op("x", device="cpu1", duration_ns=1)
+    b.op("y", device="cpu2", attributes={"colocate": "x"}, duration_ns=1)
+    for name, read, device in (("reads_x", "x", "cpu1"), ("reads_y", "y", "cpu2")):
+        b.op(name, inputs=[read], device=device, duration_ns=1)
+    found = placed(b.build(), FOUR, DeviceKind(soft=True))
+    assert found == {"x": "cpu1", "y": "cpu1", "reads_x": "cpu1", "reads_y": "cpu2"}
+
+
 def test_a_kind_of_device_may_end_in_a_digit() -> None:
     b = GraphBuilder("kinds")
     b.op("a", device="p2", duration_ns=1)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import studies.training.__main__ as program
+from studies.training import published
 from studies.training.judge import SIMUMAX_FILE, STEPS_FILE, Judge, Judged, Judgement
 from studies.training.kept import Kept
 from studies.training.published import Published, read_published
@@ -133,3 +134,9 @@ def test_wrong_use(
 
 def test_every_source_is_a_method_of_the_judge() -> None:
     assert all(getattr(Judge, name) is judged for name, judged in program.SOURCES.items())
+
+
+@pytest.mark.parametrize("name", ["deepseekv2", "deepseekv3", "DeepSeekV3", "llama3-70b"])
+def test_models_are_known_by_the_names_of_their_sources(name: str) -> None:
+    row = dict.fromkeys(COLUMNS.split(","), "") | {"source": "simumax-b200", "model": name, "seq": "4096"}
+    assert published._named(row).layers == published.MODELS[published._NAMES[name]]["layers"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cli_runner import sim
 from examples import examples
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from scenario_texts import write
 
@@ -192,6 +192,54 @@ def test_the_five_rules_as_an_event_loop(
     for policy in policies:
         trace = run(folder, build, f"policy: {policy}\n").trace
         assert [start for start, _ in times(trace, "next")] == expected
+
+
+@examples(40)
+@given(
+    loads=st.lists(st.integers(1, 99), min_size=1, max_size=5),
+    others=st.tuples(st.integers(0, 99), st.integers(1, 99)),
+    workers=st.integers(0, 2),
+    ahead=st.integers(0, 7),
+    epochs=st.integers(1, 4),
+)
+@example(loads=[11_662], others=(3_296, 11_440), workers=0, ahead=1, epochs=3)
+def test_a_script_that_runs_ahead_over_epochs(
+    tmp_path_factory: pytest.TempPathFactory,
+    loads: list[int],
+    others: tuple[int, int],
+    workers: int,
+    ahead: int,
+    epochs: int,
+) -> None:
+    """By recurrence: what ended when, of all batches of all epochs in one list."""
+    copy, train = others
+    build = {"model": "data-loader", "batches": len(loads), "load": [f"{ns}ns" for ns in loads]}
+    build |= {"copy": f"{copy}ns", "train": f"{train}ns", "num_workers": workers, "run_ahead": ahead}
+    trace = run(tmp_path_factory.mktemp("epochs"), build, f"iterations: {epochs}\n").trace
+    came: list[int] = []
+    over: list[int] = []
+    loaded: list[int] = []
+    epoch = 0
+    for k in range(epochs * len(loads)):
+        b = k % len(loads)
+        asked = max([0, *came[-1:], *([over[k - 1 - ahead]] if k > ahead else [])])
+        begun = asked
+        if workers:
+            epoch = asked if not b else epoch
+            begun = came[k - 2 * workers] if b >= 2 * workers else epoch
+            begun = max(begun, loaded[k - workers] if b >= workers else 0)
+        loaded.append(begun + loads[b])
+        came.append(max(asked, loaded[-1]))
+        over.append(max([came[-1], *over[-1:]]) + copy + train)
+    names, op = trace.job.graph.op_names, trace.tasks["op"].tolist()
+    ends = sorted(
+        end
+        for row, end in zip(op, trace.tasks["end_ns"].tolist(), strict=True)
+        if names[row].startswith("next")
+    )
+    assert ends == sorted(came)
+    if loads == [11_662]:
+        assert ends == [11_662, 23_324, 38_060]
 
 
 def test_edges_on_the_kernel_and_queues_on_simpy_agree(tmp_path: Path) -> None:
@@ -396,7 +444,8 @@ def test_tf_data_instant_by_instant(
 @pytest.mark.parametrize(
     ("options", "makespan"),
     [
-        ({"prefetch": 0}, 5 * (2 + 4)),  # nothing is made ahead
+        ({"prefetch": "none"}, 5 * (2 + 4)),  # nothing is made ahead
+        ({"prefetch": 0}, 2 + 5 * 4),  # TensorFlow adds a prefetch behind a sequential map
         ({"prefetch": 1}, 2 + 5 * 4),
         ({"prefetch": 0, "parallel_calls": 1}, 2 + 5 * 4),  # the map makes one ahead
         ({"prefetch": 1, "parallel_calls": 2, "load": "8ns"}, 8 + 4 * 4 + 4),
@@ -450,5 +499,5 @@ def test_a_machine_with_too_few_workers_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefetch", [-1, True, "automatic"])
 def test_a_wrong_buffer(prefetch: Any) -> None:
-    with pytest.raises(Exception, match="neither auto nor a whole number"):
+    with pytest.raises(Exception, match="not auto, none or a whole number"):
         TfDataFields(model="tf-data", batches=1, load="1ns", train="1ns", prefetch=prefetch)

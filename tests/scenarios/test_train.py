@@ -139,6 +139,32 @@ def test_activations_of_korthikanti(t: int, b: int, s: int) -> None:
     assert dropped == scores // t  # selective recomputation leaves 34 sbh / t
 
 
+@pytest.mark.parametrize("t", [1, 4])
+def test_ends_of_the_model_of_korthikanti(t: int) -> None:
+    """arXiv 2205.05198, section 4.3: the embedding keeps a mask of sbh / t bytes, the loss 4sbv / t.
+
+    In this project the tokens' numbers, of 8 bytes, and 4 bytes of a token for the loss come on top.
+    """
+    b, s = 2, 512
+    v = GPT.vocabulary // t
+    found = {
+        fused: RankWork(GPT, ParallelLayout(tp=t), ReplicaBatch(b, s, dropout=True, fused_loss=fused))
+        for fused in (False, True)
+    }
+    (embedding,) = found[False].embedding()
+    assert embedding.saved == 8 * s * b + s * b * GPT.hidden // t
+    assert found[False].head()[-1].saved == (4 * v + 4) * s * b
+    assert found[True].head()[-1].saved == (2 * v + 4) * s * b
+
+
+def test_fsdp_keeps_sixteen_bytes_a_parameter() -> None:
+    """fp32 copy, gradient and two moments: FSDP2 gathers in 16 bits and keeps no shard of them."""
+    for sharding, nbytes in (("fsdp", 16), ("zero-3", 18)):
+        of = training(ParallelLayout(dp=4, sharding=sharding))  # type: ignore[arg-type]
+        (stage,) = of.each_stage
+        assert sum(of.resident(stage).values()) == nbytes * of.share(stage)
+
+
 def test_gpt3_needs_what_the_paper_prints() -> None:
     """arXiv 2205.05198, figure 1: 66.8 GiB of activations as they are, 12.4 with both ways to save."""
     gpt3 = Architecture(**MODELS["gpt3-175b"])
@@ -147,7 +173,7 @@ def test_gpt3_needs_what_the_paper_prints() -> None:
 
     def activations(**changes: object) -> float:
         of = Training(gpt3, changes.pop("layout", layout), PLAIN, **{**sizes, **changes})  # type: ignore[arg-type]
-        stage = of.memory_of_stages[0].saved - 8 * 2048 - 8 * (2 * 2048 // 8) * 4
+        stage = of.memory_of_stages[1].saved - 8 * (2 * 2048 // 8) * 4
         in_flight = 8 * 3 + 8 - 1 - 0  # (p·v + p − 1) chunks: the paper's 1 + (p−1)/(pv) of p stages
         return stage * in_flight / 2**30
 

@@ -11,7 +11,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.file.yaml_read import MAX_ALIASED, MAX_BYTES, MAX_DEPTH, Node, read_yaml, read_yaml_text
+from scenarios.file import yaml_read
+from scenarios.file.yaml_read import (
+    LONG_BYTES,
+    MAX_ALIASED,
+    MAX_BYTES,
+    MAX_DEPTH,
+    Node,
+    read_yaml,
+    read_yaml_text,
+)
 from sim.base.errors import ScenarioError
 
 
@@ -201,3 +210,17 @@ def test_the_pure_python_loader_reads_the_same(tree: dict[str, object]) -> None:
         expected = read(text)
         patch.setattr("scenarios.file.yaml_read.LOADER", yaml.SafeLoader)
         assert read(text) == expected
+
+
+def test_who_waits_for_a_long_file_is_told_before_of_graph_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text("a: 1\n" + "#" * LONG_BYTES)
+    monkeypatch.setattr(
+        yaml_read, "read_yaml_text", lambda text, source: pytest.fail("parsed before it said so")
+    )
+    with pytest.raises(
+        UserWarning, match=r"4 MB of YAML take about 8 s to read; keep a large graph in a graph"
+    ):
+        read_yaml(path)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
-from drawn_runs import draw_run
+from drawn_runs import draw_graph, draw_run
 from examples import seeds
 
 from devices.memory.registry import MemorySpec
@@ -267,6 +269,31 @@ def test_resources() -> None:
     assert final_waits(trace).tolist() == [Wait.NONE, Wait.RESOURCES]
     assert idle_reasons(trace) == {"cpu0": {}}
     assert steps(trace) == [(0, 10, "task a"), (10, 20, "task b")]
+
+
+def test_the_path_goes_on_to_what_a_policy_waited_for() -> None:
+    """c could run at once, but b comes first in the program, and waits for what a sends."""
+    b = GraphBuilder("in order")
+    b.op("a", duration_ns=10, outputs=200, device="gpu0")
+    b.op("b", duration_ns=10, inputs=["a"], device="cpu0")
+    b.op("c", duration_ns=50, device="cpu0")
+    devices = Device("gpu0"), Device("cpu0", "cpu", workers=2)
+    machine = Machine(devices, (Link("wire", "gpu0", "cpu0", 0, 10**9),), network=make_network)
+    trace = simulate(b.build(), machine, InOrder())
+    assert steps(trace) == [(0, 10, "task a"), (10, 210, "transfer a"), (210, 260, "task c")]
+
+
+@pytest.mark.parametrize("seed", seeds(40))
+def test_one_after_another_all_that_shortens_the_run_is_on_the_path(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    graph, machine = draw_graph(rng, 8, False), Machine((Device("d0"), Device("d1", "cpu", workers=2)))
+    one = InOrder(in_flight=1, per="machine")
+    trace = simulate(graph, machine, one)
+    path = {int(trace.tasks["op"][step.row]) for step in executed_path(trace)}
+    for op in set(range(len(graph))) - path:
+        ns = graph.duration_ns.copy()
+        ns[op] //= 2
+        assert simulate(replace(graph, duration_ns=ns), machine, one).makespan_ns == trace.makespan_ns
 
 
 # -- for every run ------------------------------------------------------------------------------

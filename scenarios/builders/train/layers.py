@@ -62,6 +62,10 @@ class ReplicaBatch:
         Attention keeps no scores; otherwise they are written, masked, and dropped out (arXiv 2205.05198).
     dropout : bool
         Dropout with its masks, of one byte.
+    fused_loss : bool
+        The loss keeps logits of 2 bytes, which its gradient replaces; otherwise it casts them to fp32 and
+        keeps its softmax, 4 bytes each (arXiv 2205.05198, section 4.3; Megatron-LM,
+        core/tensor_parallel/cross_entropy.py).
     imbalance : float
         Tokens of the fullest expert rank / of the mean one.
     routes : Routes or None
@@ -74,6 +78,7 @@ class ReplicaBatch:
     context: str = "all-to-all"
     flash: bool = True
     dropout: bool = False
+    fused_loss: bool = True
     imbalance: float = 1.0
     routes: UnplacedRouting | None = None
 
@@ -412,17 +417,18 @@ class RankWork:
         sums = self.scatter()
         add = Pass(2 * self.wide)
         gradient: tuple[Kernel, ...] = (*self.gather(), Pass(3 * self.wide))
-        return [
-            LayerPiece(
-                "embedding", (add, *sums), gradient, made=self.thin, saved=8 * self.tokens, extra=self.wide
-            )
-        ]
+        mask = self.few * self.model.hidden if self.batch.dropout else 0
+        saved = 8 * self.tokens + mask
+        return [LayerPiece("embedding", (add, *sums), gradient, made=self.thin, saved=saved, extra=self.wide)]
 
     def head(self) -> list[LayerPiece]:
         """Return the last norm, the output layer, and the loss; its gradient replaces the logits."""
         m, T = self.model, self.tokens
         mine = -(-m.vocabulary // self.t)
         logits = T * mine * self.e
+        fused = self.batch.fused_loss
+        # of an element, without fusion: cast 6 bytes, maximum 4, subtract 8, exp 8, sum 4, divide 8; back 14
+        there, back = (2, 2) if fused else (19, 7)
         loss: list[Kernel] = [Collective("all_reduce", 12 * T, "tp")] if self.t > 1 else []
         norm = LayerPiece(
             "norm",
@@ -438,9 +444,10 @@ class RankWork:
         out = replace(out, saved=self.thin, backward_extra=out.backward_extra + mine * m.hidden * self.e)
         entropy = LayerPiece(
             "loss",
-            (Pass(2 * logits, "cross-entropy"), *loss),
-            (Pass(2 * logits, "cross-entropy"),),
-            saved=logits + 4 * T,
+            (Pass(there * logits, "cross-entropy"), *loss),
+            (Pass(back * logits, "cross-entropy"),),
+            saved=(logits if fused else 4 * T * mine) + 4 * T,
+            extra=0 if fused else logits,
         )
         return [norm, out, entropy]
 

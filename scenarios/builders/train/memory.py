@@ -2,7 +2,7 @@
 
 ::
 
-    parameters       2 bytes each (and 4 of a sharded fp32 copy under FSDP)     of the stages of the rank
+    parameters       2 bytes each of the stages of the rank; under FSDP none, it gathers from its fp32 copy
     gradients        4 bytes each where they are summed in fp32
     optimizer state  12 bytes each: two moments and the fp32 copy               / ranks that share it
     activations      what the forwards of micro-batches have left for their backwards

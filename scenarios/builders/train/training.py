@@ -119,7 +119,7 @@ class Training:
         Gradients are reduced, and parameters gathered, beside the computation.
     stage_layers : tuple of int
         Layers of each stage; empty: as even as possible, the last and then the first having one less.
-    context, flash, dropout, imbalance, routes
+    context, flash, dropout, fused_loss, imbalance, routes
         As in `scenarios.builders.train.layers.ReplicaBatch`.
     transformer_engine : bool
         A gradient of each shape of weight is kept besides, as Transformer Engine does.
@@ -146,6 +146,7 @@ class Training:
     context: str = "all-to-all"
     flash: bool = True
     dropout: bool = False
+    fused_loss: bool = True
     imbalance: float = 1.0
     routes: UnplacedRouting | None = None
     transformer_engine: bool = True
@@ -222,6 +223,7 @@ class Training:
             context=self.context,
             flash=self.flash,
             dropout=self.dropout,
+            fused_loss=self.fused_loss,
             imbalance=self.imbalance,
             routes=self.routes,
         )
@@ -480,9 +482,11 @@ class Training:
     def resident(self, stage: StagePart) -> dict[str, int]:
         """Return what a rank holds of a stage the whole time."""
         p, share = stage.parameters, self.share(stage)
-        apart = self.parameters_apart
+        held = share if self.parameters_apart else p
+        if self.parameters_apart and self.layout.sharding == "fsdp":
+            held = 0  # what is gathered in 16 bits is cast from the fp32 copy, which is optimizer state here
         return {
-            "parameters": self.parameter_bytes * (share if apart else p),
+            "parameters": self.parameter_bytes * held,
             "gradients": self.gradient_bytes * self.gradients_held(stage),
             "optimizer state": self.optimizer_bytes * share,
         }
