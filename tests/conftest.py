@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from examples import load_profile
+from hanging import pytest_configure, pytest_runtest_protocol  # noqa: F401
 
 import sim.kernel
 import sim.native

@@ -101,6 +101,7 @@ class _Walk:
         # Lists, because a walk reads single entries.
         self.at = SimpleNamespace(**{name: getattr(facts, name).tolist() for name in _READ})
         self.steps: list[PathStep] = []
+        self.seen: set[_Place] = set()
 
     def back(self, last: int | None) -> list[PathStep]:
         """Walk from the end of a row, by default the makespan, to time 0."""
@@ -108,11 +109,10 @@ class _Walk:
         if not f.row_end.any():
             return []
         place: _Place | None = (int(f.row_end.argmax()) if last is None else last, True)
-        seen = set()
         while place is not None:
-            if place in seen:
+            if place in self.seen:
                 raise InvariantError(f"row {place[0]} is its own cause at {at.row_end[place[0]]} ns")
-            seen.add(place)
+            self.seen.add(place)
             row, executes = place
             if row >= f.n:
                 place = self.transfer(row)
@@ -220,9 +220,10 @@ class _Walk:
         if copied is not None:
             return copied, True
         if taken > bound:
-            first = self.let_go_with(row)
-            if first is not None:
-                return self.taking(first)
+            first, known = self.let_go_with(row), len(self.steps)
+            if first is not None and (led_to := self.taking(first)) not in self.seen:
+                return led_to
+            del self.steps[known:]
             happened = self.asked_again(row)
             if happened is not None:
                 return happened
@@ -271,7 +272,7 @@ class _Walk:
     def asked_again(self, row: int) -> _Place | None:
         """Return what ended when a policy took a task that it had held back, or what was issued then."""
         at, f = self.at, self.f
-        ended = f.ended_at(at.taken[row])
+        ended = [other for other in f.ended_at(at.taken[row]) if (other, True) not in self.seen]
         fed = {at.last_producer[other] for other in f.taken_at(at.taken[row], f.n)}
         for found in (
             [other for other in ended if other in fed],
@@ -280,8 +281,8 @@ class _Walk:
         ):
             if found:
                 return found[-1], True
-        launched = (other for other in f.issued_at(at.taken[row], row) if not at.by_worker[other])
-        return next(((other, False) for other in launched), None)
+        issued = ((other, False) for other in f.issued_at(at.taken[row], row) if not at.by_worker[other])
+        return next((place for place in issued if place not in self.seen), None)
 
     # -- who made room ------------------------------------------------------------------------
 

@@ -413,3 +413,12 @@ def test_what_is_told_adds_up(seed: int) -> None:
         assert found.chain
         moved = np.minimum(d.a.start_ns[d.pairs.a], d.b.start_ns[d.pairs.b])[d.moved]
         assert min(d.a.start_ns[found.a], d.b.start_ns[found.b]) == moved.min()
+
+
+def test_who_runs_at_the_same_time_elsewhere_costs_nothing_more() -> None:
+    """With two workers y starts beside x; with one it waits for it, and x began no later."""
+    ops = {"x": (10, "cpu0", []), "y": (10, "cpu0", [])}
+    a, b = (run(ops, Machine((Device("cpu0", "cpu", workers=n),))) for n in (2, 1))
+    told = why(compared(a, b))
+    assert (told.reason, told.root) == ("issue", "wait")
+    assert told.chain[-1] == "in A 'x' runs at the same time, but 'y' runs on cpu0/w1"

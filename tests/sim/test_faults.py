@@ -531,3 +531,10 @@ def test_any_faults_keep_the_invariants(data: st.DataObject) -> None:
     assert all((trace.tasks[name] == again.tasks[name]).all() for name in trace.tasks)
     last = trace.attempts[-1]
     assert last.trace.detection is not None or last.step + last.done == steps
+
+
+def test_what_had_arrived_before_its_sender_failed_is_not_waited_for() -> None:
+    """a's tensor is there at 30, gpu0 fails at 45, and gpu1 ends what it does."""
+    trace = run(two_workers(), linked(), Faults((once("gpu", 45, parts=(0,)),)))
+    assert trace.detection is None
+    assert trace.makespan_ns == 55
