@@ -25,7 +25,7 @@ def test_a_test_that_hangs_ends_where_it_is(tmp_path: Path) -> None:
             os.devnull,
             tmp_path,
         ],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TEST_TIMEOUT_S": "1"},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TEST_TIMEOUT_S": "1"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
