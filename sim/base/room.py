@@ -65,7 +65,7 @@ def check_room(nbytes: int, what: str, free: int | None = None) -> None:
     free = free_bytes() if free is None else free
     if free is not None and nbytes > free:
         need, there = (f"{size / 10**9:,.1f} GB" for size in (nbytes, free))
-        raise InputError(f"{what} take about {need} of memory, and {there} are free; --force goes on")
+        raise InputError(f"{what} take about {need} of memory, and {there} are free; sim run --force goes on")
 
 
 def free_bytes(system: Path = Path("/")) -> int | None:
