@@ -41,7 +41,7 @@ from scenarios.fields.policy_fields import (
 from scenarios.workloads.workload import Workload, every_kind, kind_names, kind_of, kinds_in
 from sim.base.arrays import MOST_TASKS
 from sim.base.errors import hint
-from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS
+from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
@@ -183,6 +183,7 @@ _SHARED = {
     "Capacity": quantity_schema(BYTES, unlimited=True),
     "Bandwidth": quantity_schema(BANDWIDTH, unlimited=True),
     "Flops": quantity_schema(FLOPS),
+    "Frequency": quantity_schema(FREQUENCY),
     "FlopRate": quantity_schema(FLOP_RATE, unlimited=True),
 }
 

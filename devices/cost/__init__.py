@@ -2,13 +2,13 @@
 
 ::
 
-    formulas/roofline    peaks, efficiencies, saturation      when nothing was measured
-    tables/cost_table    measured shapes, and between them    when the shapes were measured
-    formulas/gemm        tiles and waves of a product         where no table is at hand
-    formulas/attention   prefill attention                    likewise
-    formulas/nccl        collectives within a node            likewise
-    fitted               their parameters for a device
-    unreliable           where any of them may be off by more than a factor of 2
+    kernel_costs     the ops of a graph as kernels of a GPU, and how sure that is
+    kernel_fits      whose fit prices a kernel: fits/*.json
+    kernel_model     physics of a data sheet, times a fitted correction
+    language_kernels, general_kernels                          what each family asks of a GPU
+    cost_table       measured shapes, and between them
+    roofline         peaks, efficiencies, saturation
+    unreliable       where any of them may be off by more than a factor of 2
 
 ``docs/costs.md`` tells how far each is off. Importing this package imports numpy and nothing heavier.
 """
@@ -20,35 +20,33 @@ from typing import TYPE_CHECKING, Final
 from sim.base.startup import lazy
 
 if TYPE_CHECKING:
-    from devices.cost.attention import AttentionParameters, attention_ns
     from devices.cost.cost_table import Axis, CostTable, ExtrapolationWarning, load_table, save_table
-    from devices.cost.fitted import FittedCosts, load_fit
-    from devices.cost.gemm import GemmParameters, gemm_ns
+    from devices.cost.kernel_costs import FittedCost, load_fits
+    from devices.cost.kernel_fits import KernelFits
+    from devices.cost.kernel_model import shifted
     from devices.cost.roofline import KindEfficiency, roofline_ns
     from devices.cost.unreliable import PlainRooflineWarning, UnreliableCostWarning
 
 __all__ = [
-    "AttentionParameters",
     "Axis",
     "CostTable",
     "ExtrapolationWarning",
-    "FittedCosts",
-    "GemmParameters",
+    "FittedCost",
+    "KernelFits",
     "KindEfficiency",
     "PlainRooflineWarning",
     "UnreliableCostWarning",
-    "attention_ns",
-    "gemm_ns",
-    "load_fit",
+    "load_fits",
     "load_table",
     "roofline_ns",
     "save_table",
+    "shifted",
 ]
 
 _NAMES: Final = {
-    "fitted": ("FittedCosts", "load_fit"),
-    "attention": ("AttentionParameters", "attention_ns"),
-    "gemm": ("GemmParameters", "gemm_ns"),
+    "kernel_costs": ("FittedCost", "load_fits"),
+    "kernel_fits": ("KernelFits",),
+    "kernel_model": ("shifted",),
     "roofline": ("KindEfficiency", "roofline_ns"),
     "cost_table": ("Axis", "CostTable", "ExtrapolationWarning", "load_table", "save_table"),
     "unreliable": ("PlainRooflineWarning", "UnreliableCostWarning"),

@@ -5,17 +5,16 @@
     cost: roofline                    from peak, bandwidth, efficiency, ...; the default where these are given
     cost: {fixed: 10us}               or {fixed: {matmul: 10us, default: 2us}}
     cost: {table: gemm.json.gz}       measured (`devices.cost.cost_table`); a list of files is allowed
-    cost: {fitted: h200}              models fitted to measurements, see `devices.cost.fitted`
-    cost: {fitted: {device: h200, gemm: {launch_ns: 0}, attention: {tail: 0}}}     the same but for these
+    cost: fitted                      a GPU's kernels, from measured ones (`devices.cost.kernel_costs`)
+    cost: {fitted: h200-sxm}          the same with the fits of another preset and the device's own numbers
     cost: tiles                       an NPU with scratchpads, see `devices.cost.npu_tiles`; its default
     cost: {my-model: {...}}           a plugin of the group sim.costs: factory(parameters, device's values)
-    cost: [{fitted: h200}, roofline]  the first that knows an op
+    cost: [fitted, roofline]          the first that knows an op
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +29,7 @@ from sim.machine.device import CostModel
 
 if TYPE_CHECKING:  # a device without costs needs no models of them
     from devices.cost.cost_models import RooflineCost
-    from devices.cost.fitted import FittedCosts
+    from devices.cost.kernel_costs import FittedCost
     from devices.cost.npu_tiles import TiledCost
     from devices.cost.roofline import KindEfficiency
 
@@ -74,7 +73,7 @@ def make_cost(
             return None
         else:
             spec = "roofline"
-    from devices.cost.cost_models import FirstCost, FittedCost, FixedCost, TableCost
+    from devices.cost.cost_models import FirstCost, FixedCost, TableCost
 
     def build(spec: object, *at: int) -> CostModel:
         with located(*at):
@@ -102,7 +101,7 @@ def make_cost(
             return TableCost(tuple(table for tables in found for table in tables))
         if name == "fitted":
             with located("fitted"):
-                return FittedCost(_fitted(parameters, values.get("bandwidth")))
+                return _fitted(values, parameters, peak_share)
         return _plugin(name, parameters, values, origin)
 
     with located("cost"):
@@ -121,29 +120,24 @@ def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugi
     return made
 
 
-def _fitted(spec: object, bandwidth: int | None) -> FittedCosts:
-    """Return fitted models, memory-bound parts at the device's `bandwidth`, with some parameters replaced."""
-    from devices.cost.fitted import fits, load_fit
-    from devices.cost.parameters import with_values
+def _fitted(values: Mapping[str, Any], like: object, peak_share: Fraction) -> FittedCost:
+    """Return a GPU's kernels; kinds whose loss the description gives are left to the roofline."""
+    from devices.cost.kernel_costs import fitted_cost
 
-    given = read_fields(spec if isinstance(spec, Mapping) else {"device": spec}, _FITTED)
-    if "device" not in given:
-        raise InputError(f"is missing; known: {', '.join(fits())}", path=("device",))
-    fitted = load_fit(given["device"])
-    if bandwidth is not None:
-        fitted = fitted.with_bandwidth(bandwidth)
-    return replace(
-        fitted,
-        gemm=with_values(fitted.gemm, given.get("gemm", {}), "gemm"),
-        attention=with_values(fitted.attention, given.get("attention", {}), "attention"),
+    if values.get("kind") != "gpu":
+        raise InputError("it is for GPUs")
+    if isinstance(like, Mapping):
+        raise InputError(
+            "takes the name of a GPU, as in {fitted: h200-sxm}; single parameters are fitted, and not set"
+        )
+    if like is not None:
+        like = TYPES["word"].read(like)
+    own = frozenset(kind for name in _LOSSES for kind in values.get(name) or {})
+    return fitted_cost(
+        values, None if like is None else str(like), peak_share=float(peak_share), by_others=own
     )
 
 
-_FITTED: Final = {
-    "device": Field("device", "word", "whose fitted values", example="h200"),
-    "gemm": Field("gemm", "mapping", "parameters of matrix products that differ", example="{launch_ns: 0}"),
-    "attention": Field("attention", "mapping", "the same of attention", example="{tile_ns: 0}"),
-}
 _OF_CORES: Final = ("scratchpad", "vector_scratchpad", "matrix_peak", "vector_peak", "dma_bandwidth")
 """Keys of an NPU's cores: where one is given, the time of an op comes from its tiles."""
 _LOSSES: Final = ("efficiency", "memory_efficiency", "half_flops", "half_bytes", "op_overhead")
@@ -164,7 +158,7 @@ def _name_and_parameters(spec: object) -> tuple[str, Any]:
             return name, parameters
     raise InputError(
         f"{spec!r} is no cost model; accepted: roofline, {{fixed: 10us}}, {{table: FILE}}, "
-        f"{{fitted: h200}}, {{NAME: parameters}} of a plugin, or a list of these"
+        f"fitted, {{NAME: parameters}} of a plugin, or a list of these"
     )
 
 

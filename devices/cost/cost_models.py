@@ -7,7 +7,7 @@ what a description says of them::
     {fixed: 10us}                          FixedCost      one duration for all, or for each kind of op
     roofline (from peak, bandwidth, ...)   RooflineCost   the larger of arithmetic and traffic
     {table: gemm.json.gz}                  TableCost      measured; ops need their shape as attributes
-    {fitted: h200}                         FittedCost     fitted to measurements; the same
+    fitted                                 FittedCost     a GPU's kernels (`devices.cost.kernel_costs`)
     [a, b, ...]                            FirstCost      the first model that knows the op
 """
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +30,6 @@ from sim.machine.device import CostModel, Device, Roofs
 
 if TYPE_CHECKING:
     from devices.cost.cost_table import CostTable
-    from devices.cost.fitted import FittedCosts
 
 
 @dataclass(frozen=True)
@@ -245,54 +243,6 @@ class TableCost(CostModel):
             if ops:
                 duration_ns[ops] = table.measured.alone_ns(np.asarray(table.lookup(**sizes)), device)
         return duration_ns
-
-
-_Models = Mapping[str, tuple[list[str], Callable[..., IntArray]]]
-"""Kind of op -> names of its sizes, and what is asked about them."""
-
-
-@dataclass(frozen=True)
-class FittedCost(CostModel):
-    """Matrix products and attention by models fitted to measurements; other ops are unknown to it.
-
-    A ``matmul`` or ``gemm`` needs the attributes ``m``, ``n`` and ``k``; an ``attention`` needs ``batch``,
-    ``seq_len``, ``heads``, ``kv_heads`` and ``head_dim``. An op of a data type that was not measured is
-    unknown. What the measurements contain besides the kernel, and the device adds, is taken off.
-
-    Attributes
-    ----------
-    fitted : FittedCosts
-        Of the device.
-    """
-
-    by_name = False
-
-    fitted: FittedCosts
-
-    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
-        """Return one duration per op in ns; -1 for an op that no model fits."""
-        axes = ["batch", "seq_len", "heads", "kv_heads", "head_dim"]
-        product = (["m", "n", "k"], self.fitted.gemm_ns)
-        models: _Models = {"matmul": product, "gemm": product, "attention": (axes, self.fitted.attention_ns)}
-        found = self._each(graph, device, models)
-        return np.where(found == UNSET, found, self.fitted.measured.alone_ns(found, device))
-
-    def blocks(self, graph: Graph, device: Device) -> IntArray:
-        """Return in how many thread blocks, one an SM, each op is computed; -1: it is no matrix product."""
-        from devices.cost.gemm import gemm_blocks
-
-        product = (["m", "n", "k"], partial(gemm_blocks, parameters=self.fitted.gemm))
-        return self._each(graph, device, {"matmul": product, "gemm": product})
-
-    def _each(self, graph: Graph, device: Device, models: _Models) -> IntArray:
-        """Return what the model of each kind says of its axes; -1 where there is none."""
-        found = np.full(len(graph), UNSET)
-        fits = self.fitted.measured.covers(graph, unnamed=False)
-        for kind, (axes, model) in models.items():
-            ops, sizes = _shapes(graph, kind, axes, fits)
-            if ops:
-                found[ops] = model(**sizes, sm_count=device.details.sms or 132)
-        return found
 
 
 def _shapes(

@@ -61,7 +61,7 @@ def warn_of_plain_rooflines(job: Job) -> None:
     >>> from sim.job.build_job import make_job
     >>> b = GraphBuilder("one product")
     >>> _ = b.op("a", kind="matmul", flops=2 * 1024**3, bytes_read=2**22, bytes_written=2**21, dtype="bf16")
-    >>> a100 = make_machine({"devices": {"gpu0": {"preset": "a100-sxm-80"}}})
+    >>> a100 = make_machine({"devices": {"gpu0": {"preset": "a100-sxm-80", "cost": "roofline"}}})
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
     ...     warn_of_plain_rooflines(make_job(b.build(), a100))

@@ -1,14 +1,14 @@
 """Where a cost may be off by more than a factor of 2, and the warning that says so.
 
-A fitted model names the regions of shapes where it is (:mod:`devices.cost.fitted`), a table measures how far
-its neighbours contradict one another (:mod:`devices.cost.cost_table`). A plain roofline knows no
+A fitted model says how sure it is of each op (:mod:`devices.cost.kernel_costs`), a table measures how far its
+neighbours contradict one another (:mod:`devices.cost.cost_table`). A plain roofline knows no
 launch, no share of the peak that kernels reach, and no time in which computing and moving do not overlap.
 What it lacks is allowed for here by two numbers for a kind of op::
 
     launch + (arithmetic + traffic) / share  >  2 x max(arithmetic, traffic)       may be twice as long
 
 Short ops are met by the launch, and ops whose two sides take similar times by the sum. The numbers were
-chosen on the tables of the H200 (:mod:`studies.h200.measured`) so that no measured op escapes that took more
+chosen on tables of an H200 so that no measured op escapes that took more
 than twice its roofline, and as few as possible of the others are met; ``docs/costs.md`` counts them.
 """
 
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from devices.cost.collective_fit import COLLECTIVES
+COLLECTIVES: Final = ("all_gather", "all_reduce", "reduce_scatter", "alltoall")
 
 
 class UnreliableCostWarning(UserWarning):
@@ -73,7 +73,7 @@ _PRODUCT: Final = Allowance(30_000, 0.85)  # least that meets all 12,119 of 28,5
 _COLLECTIVE: Final = Allowance(60_000, 0.6)  # least that meets all 196 of 252: 49,710 ns at this share
 ALLOWANCES: Final = {
     "matmul": _PRODUCT,
-    "attention": Allowance(0, 0.465),  # the share that large ones reach (h200_fit.json): met at every size
+    "attention": Allowance(0, 0.465),  # the share that large ones reach on an H200: met at every size
     **dict.fromkeys(("collective", *COLLECTIVES), _COLLECTIVE),
 }
 """By kind of op, from the tables of the H200. What was not measured is taken for a product."""

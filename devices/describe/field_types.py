@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from sim.base import plugins, units
 from sim.base.errors import InputError, UnknownNameError, located
-from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, Dimension
+from sim.base.units import BANDWIDTH, BYTES, DURATION, FLOP_RATE, FLOPS, FREQUENCY, Dimension
 
 # ----------------------------------------------------------------------------------------------------------
 # Data types: a closed list of names, the spellings of frameworks, and bits an element.
@@ -38,11 +38,16 @@ BITS: Final = _INTEGERS | {
     "bf16": 16,
     "fp8": 8,
     "fp4": 4,
+    "fp8_block": 8,
+    "mxfp8": 8,
+    "mxfp4": 4,
+    "nvfp4": 4,
     "bool": 8,
     "complex64": 64,
     "complex128": 128,
 }
-"""Bits an element takes; types under a byte are packed."""
+"""Bits an element takes; types under a byte are packed. Scales of blocks (fp8_block, mx..., nv...) are not
+counted."""
 
 INDICES: Final = frozenset(("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (16, 32, 64))))
 """Types of masks and indices: but for products, what little is computed in them is not what a rate is for."""
@@ -402,6 +407,12 @@ _CHUNK: Final = replace(_SIZE, read=_chunk)
 _INTEGER: Final = Type(_integer, "0", {"type": "integer"})
 _FRACTION: Final = Type(_share, "0.8 or 80%", _SHARE)
 
+_GENERATIONS: Final = (
+    *("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell_rtx"),
+    *("cdna", "cdna2", "cdna3"),
+)
+"""Of GPUs whose kernels are told apart (`devices.cost.kernel_fits`)."""
+
 TYPES: Final[Mapping[str, Type]] = {
     "duration": _DURATION,
     "duration by kind": by_key(_DURATION),
@@ -417,6 +428,7 @@ TYPES: Final[Mapping[str, Type]] = {
     "flop rate by dtype": by_key(
         quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True), dtype_name
     ),
+    "frequency": quantity(units.parse_frequency, FREQUENCY, "1.98GHz"),
     "dtype": Type(lambda value: dtype_name(_word(value)), "bf16", {"type": "string"}),
     "dtypes": Type(
         _list_of(lambda value: dtype_name(_word(value))),
@@ -425,6 +437,8 @@ TYPES: Final[Mapping[str, Type]] = {
     ),
     "fraction": _FRACTION,
     "fraction by kind": by_key(_FRACTION),
+    "fraction by dtype": by_key(_FRACTION, dtype_name),
+    "generation": one_of(*_GENERATIONS),
     "part": Type(_part, "0.1 or 10%", _SHARE),
     "factor": Type(_factor, "0.2", {"type": "number", "minimum": 0}),
     "positive count": Type(_positive, "4", _COUNT),

@@ -147,6 +147,21 @@ DEVICE_FIELDS: Final = _table(
     ),
     Field("default_dtype", "dtype", "dtype of ops that name none; default fp32"),
     Field("bandwidth", "bandwidth", "bandwidth of the device's memory; default no limit"),
+    Field("clock", "frequency", "boost clock of the SMs; fitted costs need it", ("gpu",)),
+    Field("l2", "size", "the last cache on the chip; fitted costs need it", ("gpu",), example="50MiB"),
+    Field(
+        "generation",
+        "generation",
+        "architecture: whose kernels it runs, if not its own were measured",
+        ("gpu",),
+    ),
+    Field(
+        "sustained",
+        "fraction by dtype",
+        "part of peak that the clock under load leaves; default all",
+        ("gpu",),
+        example="72%",
+    ),
     Field("core_bandwidth", "bandwidth", "bandwidth of one core; default its share of bandwidth", ("cpu",)),
     Field("efficiency", "fraction by kind", "part of the peak rate that large ops reach", overhead=True),
     Field(
@@ -175,7 +190,7 @@ DEVICE_FIELDS: Final = _table(
     Field(
         "cost",
         "anything",
-        "roofline (default), {fixed: ...}, {table: ...}, {fitted: ...}, or a list tried in turn",
+        "roofline (default), fitted, {fixed: ...}, {table: ...}, or a list tried in turn",
         overhead=True,
         example="roofline",
     ),
@@ -447,7 +462,8 @@ _OTHERS: Final = """
     call if while all_reduce all_gather reduce_scatter alltoall
     op task data draw load decode augment collate forward backward optimizer elementwise embedding conv2d
     collective broadcast reduce all_to_all barrier synchronise wait post kernel memcpy memset relayout
-    layout_transform source sink variable sgd dropout_grad
+    layout_transform source sink variable sgd dropout_grad linear bmm moe moe_dispatch moe_combine
+    gated_activation rope quantize causal_conv1d gated_delta_rule
 """
 KINDS: Final = frozenset((*WITH_FORMULA, *(f"{kind}_grad" for kind in WITH_FORMULA), *_OTHERS.split()))
 """The kinds that everybody knows."""

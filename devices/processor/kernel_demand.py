@@ -19,8 +19,8 @@ is modelled.
 A kernel whose blocks nobody knows fills the device, and its tail is not known either. It has none here: its
 loads are as short as can be, a load takes 1 ns. So on k SMs fewer it takes S / (S - k) times as long, as a
 kernel of many small waves does; one wave would take twice as long beside a single SM less. (Even products,
-which have few waves, lose an eighth of what whole waves would: ``quantisation`` of
-`devices.cost.gemm`, fitted to an H200.)
+which have few waves, lose no more than half of what whole waves would: ``rounding`` of
+`devices.cost.kernel_model`.)
 
 The clock of a kernel
 ---------------------

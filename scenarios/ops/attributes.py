@@ -74,7 +74,8 @@ def read_attribute(name: str, value: Any, machine: Machine) -> None:
     if name in ATTRIBUTES:
         ATTRIBUTES[name](value)
         return
-    from devices.cost.cost_models import FittedCost, FixedCost, RooflineCost, TableCost
+    from devices.cost.cost_models import FixedCost, RooflineCost, TableCost
+    from devices.cost.kernel_costs import FittedCost
     from devices.cost.npu_tiles import TiledCost
 
     models = _cost_models(machine)

@@ -148,6 +148,8 @@ def _rates(name: str) -> _Rates:
     """Return the rates of a preset, or of the one whose name begins so."""
     known = _gpu_presets()
     fitting = [each for each in known if each == name] or [each for each in known if each.startswith(name)]
+    if len(fitting) > 1:  # the board of a server, where there are several
+        fitting = [each for each in fitting if "-sxm" in each] or fitting
     if len(fitting) > 1:
         raise InputError(f"{name!r} may be {' or '.join(fitting)}")
     if not fitting:

@@ -80,12 +80,19 @@ class _Described(NamedTuple):
         pins = {graph.pins[code] if code >= 0 else None for code in set(graph.pin_code[asked].tolist())}
         return not pins.isdisjoint({None, device.name, device.kind})
 
-    def rated(self) -> bool:
-        """Whether its cost is reckoned from its rates."""
+    def costs(self) -> set[object]:
+        """Return the names of its cost models."""
         cost = self.values.get("cost", self.case.scenario.content.cost)
         each = cost if isinstance(cost, list | tuple) else [cost]
-        names = {next(iter(one), None) if isinstance(one, Mapping) else one for one in each}
-        return not names <= {"fixed", "table", "fitted"}
+        return {next(iter(one), None) if isinstance(one, Mapping) else one for one in each}
+
+    def rated(self) -> bool:
+        """Whether its cost is reckoned from its rates."""
+        return not self.costs() <= {"fixed", "table"}
+
+    def fitted(self) -> bool:
+        """Whether some op is timed as a kernel of a fitted GPU."""
+        return "fitted" in self.costs() and self.timed()
 
     def by_roofline(self, *needs: str) -> bool:
         """Whether a roofline or tiles time some op with one of the rates `needs`."""
@@ -180,7 +187,7 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
     ),
     _of_devices(
         ("sms",),
-        lambda of: of.shares() or (of.timed() and ("use_sms" in of.values or not of.rated())),
+        lambda of: of.shares() or (of.timed() and ("use_sms" in of.values or of.fitted())),
         "every op has a duration of its own and kernels share no SMs; let a cost model time ops, say "
         "sharing: sm, or leave it out",
     ),
@@ -199,6 +206,12 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
         _Described.by_roofline,
         "the device's roofline times no op: each has a duration of its own, or another cost model knows it; "
         "leave out the durations, or the key",
+    ),
+    _of_devices(
+        ("clock", "l2", "generation", "sustained"),
+        _Described.fitted,
+        "it is for ops that fitted costs time, and there are none; say cost: [fitted, roofline] and leave "
+        "out the durations, or leave out the key",
     ),
     _of_devices(
         ("matrix_kinds",),

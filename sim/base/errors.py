@@ -277,7 +277,9 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
     >>> nearest("redy-queue", ["in-order", "ready-queue"])
     'ready-queue'
     """
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
+    names = list(known)
+    begun = [each for each in names if name and each.startswith(f"{name}-")]  # h100-sxm, not mi100, for h100
+    found = difflib.get_close_matches(name, begun or names, n=1, cutoff=0.0 if begun else likeness)
     return found[0] if found else None
 
 

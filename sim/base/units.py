@@ -228,6 +228,17 @@ def parse_flop_rate(value: object, *, what: str = "rate") -> int:
     return _parse(value, FLOP_RATE, what)
 
 
+def parse_frequency(value: object, *, what: str = "frequency") -> int:
+    """Read a frequency, in whole hertz and never zero; otherwise as :func:`parse_duration`.
+
+    Examples
+    --------
+    >>> parse_frequency("1.98GHz")
+    1980000000
+    """
+    return _parse(value, FREQUENCY, what)
+
+
 def parse_fraction(value: object, *, what: str = "fraction") -> float:
     """Read a share between 0 and 1: ``0.8`` or ``"80%"``.
 

@@ -177,7 +177,7 @@ def test_a_plugin_is_given_its_parameters_and_the_device() -> None:
         ({"a": 1, "b": 2}, "is no cost model"),
         ({"table": "absent.json"}, "absent.json"),
         ({"table": 5}, "x.cost.table"),
-        ({"fitted": "h20"}, "unknown fitted device 'h20'; did you mean 'h200'"),
+        ({"fitted": "h20-sxm"}, "unknown fitted device 'h20-sxm'; did you mean 'h200-sxm'"),
         ({"roofline": {"gap": "1us"}}, "x.cost.roofline: unknown key 'gap'"),
         ([{"fixed": "10us"}, 7], r"x.cost\[1\]: 7 is no cost model"),
     ],

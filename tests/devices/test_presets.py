@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 
 from devices import presets as module
-from devices.cost.fitted import load_fit
-from devices.describe.field_reading import read_fields
-from devices.describe.fields import DEVICE_FIELDS
 from devices.machine import make_device, make_machine
 from devices.preset_overlay import described_devices
 from devices.presets import device_preset, machine_preset, presets
@@ -180,20 +177,10 @@ def test_a_third_party_preset_is_found() -> None:
         plugins.unregister("sim.devices", "mine")
 
 
-def test_h200_uses_the_fitted_models_where_it_can() -> None:
-    from sim import GraphBuilder
-
-    b = GraphBuilder("products")
-    b.op(
-        "shaped", kind="matmul", dtype="bf16", flops=2 * 4096**3, attributes={"m": 4096, "n": 4096, "k": 4096}
-    )
-    b.op("plain", kind="matmul", dtype="bf16", flops=2 * 4096**3)
-    device = make_device("gpu0", {"preset": "h200-sxm"})
-    assert device.cost is not None
-    shaped, plain = device.cost.durations_ns(b.build(), device).tolist()
+def test_an_h200_takes_its_measured_kernels() -> None:
     peak_ns = 2 * 4096**3 / 989.4e3
-    assert 1.1 * peak_ns < shaped < 1.7 * peak_ns
-    assert plain == round((2 * 4096**3 + 400e6) / (989.4e3 * 0.784) + 2700 - 1600)
+    assert 1.1 * peak_ns < _product_ns() < 1.7 * peak_ns
+    assert 1.1 * peak_ns < _product_ns(sized=False) < 1.7 * peak_ns  # by its flops and bytes alone
 
 
 def test_no_product_or_convolution_of_an_h200_runs_at_the_peak() -> None:
@@ -208,13 +195,14 @@ def test_no_product_or_convolution_of_an_h200_runs_at_the_peak() -> None:
         assert ns > 1.2 * 10**13 / 989.4e3
 
 
-def _product_ns(**keys: Any) -> int:
+def _product_ns(sized: bool = True, **keys: Any) -> int:
     """Return what a product of 4096 cubed takes on an H200 with these keys."""
     from sim import GraphBuilder
 
     b = GraphBuilder("product")
-    sizes = {"m": 4096, "n": 4096, "k": 4096}
-    b.op("product", kind="matmul", dtype="bf16", flops=2 * 4096**3, attributes=sizes)
+    sizes = {"m": 4096, "n": 4096, "k": 4096} if sized else {}
+    nbytes = {"bytes_read": 4 * 4096**2, "bytes_written": 2 * 4096**2}
+    b.op("product", kind="matmul", dtype="bf16", flops=2 * 4096**3, attributes=sizes, **nbytes)
     device = make_device("gpu0", {"preset": "h200-sxm", **keys})
     assert device.cost is not None
     return int(device.cost.durations_ns(b.build(), device)[0])
@@ -223,36 +211,44 @@ def _product_ns(**keys: Any) -> int:
 def test_an_ideal_h200_runs_a_product_at_its_peak() -> None:
     # Without overheads and losses: 2 x 4096^3 flop at 989.4 TFLOP/s. The fitted model is nothing but losses.
     assert _product_ns(ideal=True) == round(2 * 4096**3 / 989.4e3)
-    fitted: list[Any] = [{"fitted": "h200"}, "roofline"]
-    assert _product_ns(ideal=True, cost=fitted, gap="1.6us") == _product_ns()
-    assert _product_ns(ideal=True, cost=fitted) == _product_ns() + 1600  # nothing else is a gap then
+    fitted = {"ideal": True, "cost": ["fitted", "roofline"]}
+    assert _product_ns(**fitted, gap="1.6us") == _product_ns(sustained=1)
+    assert _product_ns(**fitted) == _product_ns() + 1600  # nothing else is a gap then
 
 
-def test_each_number_of_a_fitted_model_can_be_set_alone() -> None:
-    launch_ns = load_fit("h200").gemm.launch_ns
-    without = _product_ns(cost={"fitted": {"device": "h200", "gemm": {"launch_ns": 0}}})
-    assert abs(_product_ns() - without - launch_ns) <= 1  # each is rounded
-    losses = ("k_latency_ns", "epilogue_ns", "quantisation", "bandwidth_half_bytes", "throttle")
-    for name in losses:  # split_ns is not paid by a product of many tiles
-        assert _product_ns(cost={"fitted": {"device": "h200", "gemm": {name: 0}}}) <= _product_ns()
-    every = dict.fromkeys(("launch_ns", "split_ns", *losses), 0)
-    assert _product_ns(cost={"fitted": {"device": "h200", "gemm": every}}) < without
+def test_a_loss_that_is_given_counts_before_the_fit() -> None:
+    assert _product_ns(efficiency={"matmul": 0.5}) == round(2 * 4096**3 / 989.4e3 / 0.5)
+    assert _product_ns(efficiency={"conv": 0.5}) == _product_ns()
+
+
+def test_kernels_of_part_of_the_sms_take_longer() -> None:
+    assert 1.7 < _product_ns(use_sms=66) / _product_ns() < 2.4
 
 
 @pytest.mark.parametrize(
-    ("fitted", "says"),
+    ("keys", "says"),
     [
-        ({"gemm": {}}, r"gpu0\.cost\.fitted\.device: is missing; known: h200"),
-        ({"device": "h200", "gem": {}}, "gpu0.cost.fitted: unknown key 'gem'; did you mean 'gemm'"),
-        ({"device": "h200", "gemm": {"lunch_ns": 0}}, "did you mean 'launch_ns'"),
-        ({"device": "h200", "gemm": {"launch_ns": "0us"}}, "'0us' is not a number; accepted: one in ns"),
-        ({"device": "h200", "gemm": {"launch_ns": 246_132}}, "246132 ns is outside 500 to 10000 ns"),
-        ({"device": "h200", "attention": {"sm_flop_per_s": 0}}, "0 flop/s is outside 3e"),
+        ({"cost": {"fitted": "h200"}}, "unknown fitted device 'h200'; did you mean 'h200-sxm'"),
+        ({"cost": {"fitted": {"device": "h200"}}}, r"gpu0\.cost\.fitted: takes the name of a GPU"),
+        ({"cost": {"fitted": 7}}, "7 is not a word"),
+        ({"clock": "1GB"}, "gpu0.clock: '1GB' is an amount of data, not a frequency"),
+        ({"generation": "hoper"}, "gpu0.generation: unknown word 'hoper'; did you mean 'hopper'"),
     ],
+    ids=str,
 )
-def test_wrong_numbers_of_a_fitted_model_are_named(fitted: dict[str, Any], says: str) -> None:
+def test_wrong_words_of_fitted_costs_are_named(keys: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        _product_ns(cost={"fitted": fitted})
+        _product_ns(**keys)
+
+
+def test_fitted_costs_say_which_numbers_they_need() -> None:
+    spec = {"kind": "gpu", "sms": 10, "peak": "1TFLOP/s", "cost": "fitted"}
+    with pytest.raises(InputError, match=r"gpu0\.cost\.fitted: needs clock, l2, bandwidth of the device"):
+        make_device("gpu0", spec)
+    made = make_device("gpu0", {**spec, "clock": "1GHz", "l2": "1MiB", "bandwidth": "100GB/s"})
+    assert made.cost is not None
+    with pytest.raises(InputError, match="it is for GPUs"):
+        make_device("cpu0", {"kind": "cpu", "cost": "fitted"})
 
 
 def test_limits_of_a_preset_can_be_lifted() -> None:
@@ -267,13 +263,17 @@ def test_limits_of_a_preset_can_be_lifted() -> None:
 
 # -- what the tables of a preset contain ------------------------------------------------------------
 
-MEASURED_CHAINS = {name: ({"m": 1, "n": 32, "k": 32}, 200, 506_000) for name in ("h100-sxm", "h200-sxm")}
-"""Preset with a fit -> shape of a product, how many in a chain in a CUDA graph, and the ns on an H200."""
+
+def test_every_gpu_takes_measured_kernels() -> None:
+    for name in DEVICES:
+        spec = device_preset(name)
+        if spec["kind"] == "gpu":
+            assert spec["cost"] == ["fitted", "roofline"]
+            assert not {"efficiency", "op_overhead", "half_flops"} & spec.keys()
 
 
-def test_each_preset_with_a_table_has_a_measured_chain() -> None:
-    with_table = {name for name in DEVICES if "cost" in device_preset(name)}
-    assert set(MEASURED_CHAINS) == with_table
+MEASURED_CHAINS = {"h200-sxm": ({"m": 1, "n": 32, "k": 32}, 200, 506_000)}
+"""Preset -> shape of a product, how many in a chain in a CUDA graph, and what they took in ns."""
 
 
 @pytest.mark.parametrize("name", MEASURED_CHAINS)
@@ -291,15 +291,3 @@ def test_a_chain_takes_what_was_measured_of_it(name: str) -> None:
         )
     machine = make_machine({"devices": {"gpu0": {"preset": name, "issue_cost": 0, "launch_latency": 0}}})
     assert simulate(b.build(), machine, InOrder()).makespan_ns == pytest.approx(measured_ns, rel=0.02)
-
-
-@pytest.mark.parametrize("name", MEASURED_CHAINS)
-def test_the_losses_of_a_preset_contain_no_gap(name: str) -> None:
-    spec = device_preset(name)
-    [fitted] = [one["fitted"] for one in spec["cost"] if "fitted" in one]
-    fit = load_fit(fitted)
-    assert fit.measured.contains == ("gap",)
-    assert tuple(spec["measured_dtypes"]) == fit.measured.dtypes
-    values = read_fields(spec, DEVICE_FIELDS)
-    for kind, losses in fit.roofline.items():
-        assert abs(values["op_overhead"][kind] + values["gap"] - losses.overhead_ns) < 100  # the file rounds

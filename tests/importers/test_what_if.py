@@ -578,8 +578,8 @@ def test_presets_of_devices(three: Graph) -> None:
 @pytest.mark.parametrize(
     ("recorded", "told"),
     [
-        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3 (h100-sxm)"),
-        ("Tesla V100-SXM2-32GB", "Tesla V100-SXM2-32GB (v100-sxm)"),
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3 (h100-pcie or h100-sxm)"),
+        ("Tesla V100-SXM2-32GB", "Tesla V100-SXM2-32GB (v100-pcie-32 or v100-sxm)"),
         ("NVIDIA A100-PG509-200", None),
         ("a GPU that no preset knows", None),
     ],

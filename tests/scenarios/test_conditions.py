@@ -65,6 +65,7 @@ CALLED = (
 )
 ON_D = "workload: {ops: {a: {duration: 1us, output: 1MB, device: d}}}"
 SM = "kind: gpu, sms: 8, sharing: sm, streams: 2"
+SHEET = "sms: 8, sharing: sm, streams: 2, peak: 1TFLOP/s, bandwidth: 1TB/s, l2: 1MiB"
 SPLIT = "forward: 1ms, input_grad: 1ms, weight_grad: 1ms"
 STAGE = "{forward: 1ms, backward: 2ms"
 MODEL = "stages: 2, model: {layers: 4, hidden: 64, heads: 4, sequence: 32, rate: 1TFLOP/s"
@@ -149,6 +150,10 @@ CASES: list[tuple[str, str, str]] = [
             ("npu", "dma_bandwidth", "1GB/s", ""),
             ("npu", "dma_latency", "1us", ", scratchpad: 1MiB"),
             ("gpu", "kernel_floor", "1us", ""),
+            ("gpu", "clock", "1GHz", f", cost: [fitted, roofline], {SHEET}"),
+            ("gpu", "l2", "1MiB", f", cost: fitted, {SHEET.replace('l2: 1MiB', 'clock: 1GHz')}"),
+            ("gpu", "generation", "hopper", f", cost: fitted, clock: 1GHz, {SHEET}"),
+            ("gpu", "sustained", "90%", f", cost: fitted, clock: 1GHz, {SHEET}"),
             ("gpu", "default_dtype", "bf16", ", peak: 1TFLOP/s"),
             ("gpu", "op_overhead", "1us", ""),
             ("gpu", "bandwidth", "1TB/s", ""),

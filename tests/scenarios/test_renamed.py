@@ -52,14 +52,6 @@ CASES = {
         "use_sms: 50%}}}\n"
         "workload: {ops: {a: {kind: matmul, flops: 1GFLOP, dtype: fp32}}}\n",
     ),
-    "machine.devices.*.clock": (
-        DEVICE % ("kind: gpu, clock: 1GHz", ""),
-        DEVICE % ("kind: gpu, description: at 1 GHz", ""),
-    ),
-    "machine.devices.*.l2": (
-        DEVICE % ("kind: gpu, l2: 1MB", ""),
-        DEVICE % ("kind: gpu, sources: {l2: 1 MB, as the data sheet says}", ""),
-    ),
     "machine.links.*.source": (
         DEVICE.replace("}}}", "}, e: {kind: cpu}}, links: [{from: d, to: e, source: x}]}", 1)
         % ("kind: gpu", ""),
@@ -87,8 +79,8 @@ def test_an_old_key_is_answered_with_the_new_one(tmp_path: Path, key: str) -> No
 
 
 def test_several_old_keys_are_told_in_the_order_of_the_file(tmp_path: Path) -> None:
-    text = DEVICE % ("kind: gpu, l2: 1MB, clock: 1GHz", "memory: {limits: {a: 2MB}}")
+    text = DEVICE % ("kind: gpu, dma_engines: 1, sm_fraction: 0.5", "memory: {limits: {a: 2MB}}")
     with pytest.raises(ScenarioError) as caught:
         load_scenario(write(tmp_path, text))
     keys = [line.split(": ")[1].rpartition(".")[2] for line in str(caught.value).splitlines()]
-    assert keys == ["l2", "clock", "limits"]
+    assert keys == ["dma_engines", "sm_fraction", "limits"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from devices.cost.collective_fit import COLLECTIVES
+from devices.cost.unreliable import COLLECTIVES
 from devices.describe.field_types import dtype_name
 from devices.describe.fields import KINDS, WITH_FORMULA
 from devices.machine import make_device, make_machine

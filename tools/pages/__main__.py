@@ -3,7 +3,7 @@
 ::
 
     python -m tools.pages                  all of them
-    python -m tools.pages costs            one
+    python -m tools.pages zero-bubble      one
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tools.pages import costs, validation, zero_bubble
+from tools.pages import validation, zero_bubble
 
 PAGES = {
-    "costs": (costs.text, "docs/costs.md"),
     "validation": (validation.text, "validation/README.md"),
     "zero-bubble": (zero_bubble.text, "docs/zero_bubble.md"),
 }

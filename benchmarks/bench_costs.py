@@ -1,0 +1,57 @@
+"""What it costs to say how long ops take, as a ratio to a raw SimPy timeout in the same run."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import simpy
+
+from devices.cost import FittedCost, load_fits
+from sim import Device, GraphBuilder
+from sim.graph.graph import Graph
+
+OPS = 100_000
+SIZES = {
+    "matmul": ("m", "n", "k"),
+    "attention": ("batch", "seq_len", "heads", "kv_heads", "head_dim"),
+    "softmax": ("rows", "columns"),
+    "relu": (),
+}
+
+
+def graph_of(kind: str) -> Graph:
+    """Return so many ops of a kind, all of different sizes."""
+    draw = np.random.default_rng(0)
+    b = GraphBuilder(kind)
+    for i in range(OPS):
+        sizes = {name: int(draw.integers(1, 4096)) for name in SIZES[kind]}
+        if kind == "attention":
+            sizes |= {"batch": 1 + i % 64, "heads": 32, "kv_heads": 8, "head_dim": 128}
+        b.op(f"{i}", kind=kind, dtype="bf16", attributes=sizes, bytes_read=i + 1, bytes_written=i + 1)
+    return b.build()
+
+
+def timeouts_s() -> float:
+    """Return what as many timeouts take."""
+    env = simpy.Environment()
+    begin = time.perf_counter()
+    for i in range(OPS):
+        env.timeout(i)
+    env.run()
+    return time.perf_counter() - begin
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_an_op_costs_less_than_a_few_timeouts(kind: str) -> None:
+    """100,000 ops in 0.3 s are some 2 timeouts an op on the machine where that was measured."""
+    graph, model = graph_of(kind), FittedCost(load_fits("h100-sxm"))
+    model.durations_ns(graph, Device("gpu0"))
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        model.durations_ns(graph, Device("gpu0"))
+        seconds.append(time.perf_counter() - begin)
+    ratio = min(seconds) / min(timeouts_s() for _ in range(3))
+    print(f"{kind}: {min(seconds):.3f} s for {OPS:,} ops, {ratio:.2f} timeouts an op")

@@ -1,0 +1,518 @@
+"""What kernels in fp32, and those that memory bounds, ask of a GPU: products on vector units, elementwise,
+rows, convolutions.
+
+The families are those of `devices.cost.kernel_model`; `by_bytes` prices the kinds that no table measures
+(copies, poolings, optimizers, ...).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from devices.cost.kernel_model import ELEMENT_BYTES, Family, KernelWork, Parameters, Sheet, Sizes, grids
+from devices.cost.language_kernels import columns, log2
+from sim.base.arrays import FloatArray
+
+# ---- products in fp32 on vector units
+# ------------------------------------------------------------------------ # The library's tiles, columns (n)
+# by rows (m) of the output. A step over k loads tile_n + tile_m operands from shared # memory for tile_n *
+# tile_m multiply-adds, which costs OPERANDS * (1 / tile_n + 1 / tile_m) of the arithmetic: measured #
+# efficiencies of six tiles on an A100 lie on that line.
+OPERANDS: Final = 10.0
+_BATCHED_TILES: Final = {
+    "pascal": [(128, 64)],
+    "volta": [(64, 64), (32, 128)],
+    "turing": [(64, 64), (128, 64), (128, 32)],
+}
+_BATCHED_NEWER: Final = [(128, 128)]
+_LINEAR_TILES: Final = {"pascal": [(32, 128), (64, 64), (128, 32)]}
+_LINEAR_NEWER: Final = [(128, 128), (128, 64), (128, 32), (32, 128), (64, 32), (32, 32)]
+_BURST_S: Final = 1e-3  # a shorter kernel ends before a card of 70 W lowers its clock
+
+
+def _inflated(tile_n: Any, tile_m: Any) -> Any:
+    """Return what a multiply-add costs with the loads of its operands, as a multiple of that with tiles of
+    128 x 128.
+    """
+    return (1 + OPERANDS * (1 / tile_n + 1 / tile_m)) / (1 + OPERANDS / 64)
+
+
+def _filling(tiles: FloatArray, k: FloatArray, sms: Any) -> FloatArray:
+    """Return into how many parts k is cut for the tiles to fill the SMs."""
+    found: FloatArray = np.clip(np.floor(2 * sms / tiles), 1, np.maximum(1, np.floor(k / 64)))
+    return found
+
+
+def _generation(sheet: Sheet) -> str:
+    return str(np.ravel(sheet.generation)[0])
+
+
+def _product(s: Sizes, sheet: Sheet, dtype: str, shapes: list[tuple[int, int]], splits: bool) -> KernelWork:
+    """Return what out[batch, m, n] = sum over k of a * b asks: a column a tile, and again with k cut where
+    it may be.
+    """
+    batch, m, n, k = (column[:, None] for column in columns(s, "batch m n k"))
+    width = ELEMENT_BYTES[dtype]
+    tile_n, tile_m = np.array(shapes, float).T[:, None, :]
+    tiles = batch * np.ceil(n / tile_n) * np.ceil(m / tile_m)
+    part_k = np.ceil(k / 8) * 8 + 0 * tiles
+    parts = np.ones_like(tiles)
+    cost = (2 * tile_n * tile_m * _inflated(tile_n, tile_m)) * tiles
+    load = (tile_n + tile_m) * width * tiles
+    if splits:
+        cut = _filling(tiles, k, sheet.sms)
+        parts = np.concatenate([parts, cut], 1)
+        part_k = np.concatenate([part_k, np.ceil(k / cut / 8) * 8], 1)
+        tiles, cost, load = (np.concatenate([x, x], 1) for x in (tiles, cost, load))
+    out = batch * m * n * width
+    deep = parts * part_k
+    return KernelWork(
+        flops=cost * deep,
+        dram_bytes=(batch * (m + n) * k * width + out)[:, 0],
+        load_bytes=load * deep,
+        blocks=tiles * parts,
+        steps=part_k / 8,
+        join_bytes=np.where(parts > 1, 2 * parts * out, 0.0) if splits else 0.0,
+        joins=(parts > 1) * 1.0 if splits else 0.0,
+        dtype=dtype,
+    )
+
+
+def batched_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
+    """Return the work of a batched product, or of one whose weights are stored as (k, n): the library's
+    other kernels.
+    """
+    return _product(s, sheet, dtype, _BATCHED_TILES.get(_generation(sheet), _BATCHED_NEWER), False)
+
+
+def linear_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
+    """Return the work of a linear layer, its weights stored as (n, k)."""
+    return _product(s, sheet, dtype, _LINEAR_TILES.get(_generation(sheet), _LINEAR_NEWER), True)
+
+
+def vector_product_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
+    """Return sizes, the smaller operand over L2, and how much of the boost clock a short kernel still has."""
+    batch, m, n, k = columns(s, "batch m n k")
+    held = sheet.peak_of("fp32")
+    boost = log2(sheet.peak.get("fp32_boost", held) / held)
+    return {
+        "m": log2(m),
+        "n": log2(n),
+        "k": log2(k),
+        "l2": log2(ELEMENT_BYTES[dtype] * np.minimum(m, n) * k / sheet.l2_bytes),
+        "burst": boost / (1 + 2 * batch * m * n * k / held / _BURST_S),
+    }
+
+
+_VECTOR_START: Final = Parameters(
+    fixed_ns=3000,
+    flop_share=0.88,
+    load_bytes_per_cycle=50,
+    step_ns=20,
+    block_ns=1500,
+    dram_share=0.8,
+    ramp_ns=1500,
+)
+_VECTOR_FREE: Final = (
+    *("fixed_ns", "flop_share", "step_ns", "block_ns"),
+    *("rounding", "dram_share", "ramp_ns", "overlap"),
+)
+_BALANCE: Final = ("balance", ((-3, -1.5, -0.5, 0.5, 1.5, 3),))
+_BURST: Final = ("burst", ((0, 0.4, 0.8, 1.1),))
+_NK6, _NK7 = (3, 5, 6, 7, 8, 10), (4, 6, 8, 10, 12, 14, 16)
+BMM: Final = Family(
+    "bmm",
+    batched_work,
+    vector_product_features,
+    grids(
+        ("waves k", ((-4, -2, -1, 0, 1, 2, 4, 6, 9), (2, 4, 5, 6, 7, 8, 10))),
+        _BALANCE,
+        ("m n k", ((4, 5.5, 7, 8.5, 10), _NK6, _NK6)),
+        _BURST,
+    ),
+    _VECTOR_START,
+    _VECTOR_FREE,
+)
+LINEAR: Final = Family(
+    "linear",
+    linear_work,
+    vector_product_features,
+    grids(
+        ("waves k", ((-2, 0, 1, 2, 4, 6, 9), (3, 5, 7, 9, 11, 13, 16))),
+        _BALANCE,
+        ("m n k", ((5, 7, 9, 11, 13), _NK7, _NK7)),
+        _BURST,
+    ),
+    _VECTOR_START,
+    (*_VECTOR_FREE[:-1], "join_ns", "overlap"),
+)
+
+# ---- what memory bounds: elementwise, softmax, norms
+# -----------------------------------------------------------
+
+ELEMENT_FLOPS: Final = {
+    "pow": 80.0,
+    "gelu": 40.0,
+    "tanh": 30.0,
+    "silu": 30.0,
+    "sigmoid": 20.0,
+    "erf": 30.0,
+    "exp": 16.0,
+    "log": 16.0,
+    "div": 16.0,
+    "sqrt": 16.0,
+    "rsqrt": 16.0,
+    "softmax": 30.0,
+    "layer_norm": 20.0,
+    "rope": 12.0,
+}
+"""Flop an element of transcendental functions, as instructions of the fp32 pipes (a pow is about 40
+multiply-adds); 2 for others."""
+_THREADS, _PER_THREAD = 128, 4
+
+
+def elementwise_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
+    """Return what an elementwise kernel asks: `elements` written, `operands` tensors read, each element
+    once.
+    """
+    n, operands = columns(s, "elements operands")
+    return KernelWork(
+        flops=np.asarray(s.get("element_flops", 2.0)) * n,
+        warm_bytes=n * (operands + 1) * ELEMENT_BYTES[dtype],
+        blocks=np.ceil(n / (_THREADS * _PER_THREAD)) / 16,
+        dtype=dtype,
+    )
+
+
+def elementwise_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
+    """Return bytes, also over L2, and operands and flop an element."""
+    n, operands = columns(s, "elements operands")
+    nbytes = n * (operands + 1) * ELEMENT_BYTES[dtype]
+    flops = np.maximum(np.asarray(s.get("element_flops", 2.0), float), 1) + 0 * n
+    return {
+        "l2": log2(nbytes / sheet.l2_bytes),
+        "bytes": log2(nbytes),
+        "operands": operands,
+        "flops": log2(flops),
+    }
+
+
+ELEMENTWISE: Final = Family(
+    "elementwise",
+    elementwise_work,
+    elementwise_features,
+    grids(
+        ("l2", ((-4, -2, -1, -0.5, 0, 0.5, 1, 2, 4, 6),)),
+        ("operands", ((1, 2, 3),)),
+        ("flops ns", ((1, 4, 6.5), (11, 13, 15, 17, 20))),
+    ),
+    Parameters(
+        fixed_ns=20000,
+        flop_share=0.7,
+        block_ns=300,
+        ramp_ns=1000,
+        l2_share=0.6,
+        l2_bytes_per_cycle=30,
+        overlap=3,
+    ),
+    ("fixed_ns", "flop_share", "dram_share", "l2_share", "ramp_ns", "overlap"),
+)
+
+
+def rows_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
+    """Return what a kernel asks that reduces rows and writes them back (softmax, layer norm): in and out
+    once each.
+
+    A row is a warp's or a thread block's, so short rows leave threads idle and long ones are read more than
+    once, from L2.
+    """
+    rows, width = columns(s, "rows columns")
+    n = rows * width
+    return KernelWork(
+        flops=np.asarray(s.get("element_flops", 20.0)) * n,
+        warm_bytes=n * np.asarray(s.get("tensors", 2.0), float) * ELEMENT_BYTES[dtype],
+        blocks=rows / 8,
+        steps=np.ceil(width / 256),
+        dtype=dtype,
+    )
+
+
+def rows_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
+    """Return rows (also an SM), columns and whether they are more than registers hold, and bytes over L2."""
+    rows, width = columns(s, "rows columns")
+    nbytes = rows * width * np.asarray(s.get("tensors", 2.0), float) * ELEMENT_BYTES[dtype]
+    return {
+        "rows": log2(rows),
+        "columns": log2(width),
+        "long": np.where(width > 1024, 1.0, 0.0),
+        "rows_per_sm": log2(rows / sheet.sms),
+        "l2": log2(nbytes / sheet.l2_bytes),
+        "bytes": log2(nbytes),
+    }
+
+
+_ROWS_START: Final = Parameters(
+    fixed_ns=20000,
+    flop_share=0.6,
+    step_ns=100,
+    block_ns=1500,
+    dram_share=0.8,
+    ramp_ns=1500,
+    l2_share=0.6,
+    l2_bytes_per_cycle=25,
+)
+_ROWS_FREE: Final = ("fixed_ns", "block_ns", "dram_share", "l2_share", "ramp_ns", "overlap")
+_PER_SM: Final = ("rows_per_sm", ((-2, 1, 3, 5, 7, 9),))
+SOFTMAX: Final = Family(
+    "softmax",  # of up to 1024 columns it stays in the registers of a warp; a longer one reads its row again
+    rows_work,
+    rows_features,
+    grids(
+        ("long l2", ((0, 1), (-3, -1, 0, 1, 2, 4))),
+        ("columns l2", ((5, 7, 8, 9, 10, 11, 12), (-3, 0, 1, 4))),
+        _PER_SM,
+    ),
+    _ROWS_START,
+    _ROWS_FREE,
+)
+LAYER_NORM: Final = Family(
+    "layer_norm",
+    rows_work,
+    rows_features,
+    grids(("columns l2", ((8, 9, 10, 10.5, 11, 12), (-3, -1, 0, 1, 2, 4, 6))), _PER_SM),
+    _ROWS_START,
+    _ROWS_FREE,
+)
+LLM_ROWS: Final = Family(
+    "llm_rows",  # kernels of language models in 16 bits, by rows (tokens) and columns
+    rows_work,
+    rows_features,
+    grids(
+        ("rows columns", ((0, 3, 5, 7, 8, 9, 10, 11, 12, 13, 15), (9, 11, 12, 13, 15))),
+        ("l2", ((-6, -3, -1, 0, 1, 3),)),
+    ),
+    Parameters(
+        fixed_ns=2000,
+        block_ns=800,
+        step_ns=50,
+        flop_share=0.6,
+        dram_share=0.8,
+        ramp_ns=1000,
+        l2_share=0.6,
+        l2_bytes_per_cycle=25,
+    ),
+    ("fixed_ns", "block_ns", "step_ns", "dram_share", "l2_bytes_per_cycle", "ramp_ns", "overlap"),
+    ridge=0.2,
+)
+
+# ---- convolutions
+# ---------------------------------------------------------------------------------------------- # Winograd
+# F(2x2, 3x3) multiplies 2.25 times less, fused in one kernel; F(4x4, 3x3) 4 times less, with its transforms
+# as # kernels of their own that pass (4 + 2)^2 numbers for 16 pixels and for 9 weights through memory (Lavin
+# and Gray, # arXiv:1509.09308). Of 5x5 and more, a Fourier transform leaves about a tenth of a
+# multiplication an element of the # kernel. Columns: tile_n, tile_m, may split k, side of Winograd's cell
+# (5: Fourier).
+_CONV_TILES: Final = ((128, 128), (128, 32), (32, 128), (8, 128), (1, 128))
+_WAYS: Final = (
+    *((tile_n, tile_m, split, 0) for tile_n, tile_m in _CONV_TILES for split in (0, 1)),
+    *((64, 64, 0, 2), (32, 64, 0, 2), (64, 64, 0, 4), (64, 64, 0, 5)),
+)
+_ALIGNMENT: Final = 8  # channels of tensor cores; others run on vector units, a quarter of the rate or less
+_TRANSFORM: Final = (
+    2.0  # a byte of a transform costs as much as this many from L2: part of them come from DRAM
+)
+
+
+def _implicit(s: Sizes) -> tuple[list[FloatArray], list[FloatArray], list[FloatArray]]:
+    """Return groups, m, n, k of the implicit product; elements of input, weights, output; the output's
+    height and width.
+    """
+    batch, cin, cout, h, w, kh, kw = columns(
+        s, "batch in_channels out_channels height width kernel_h kernel_w"
+    )
+
+    def given(name: str, default: float) -> FloatArray:
+        return np.asarray(s.get(name, default), float) + 0 * batch
+
+    groups, dilation = given("group", 1), given("dilation", 1)
+    oh = np.floor((h + 2 * given("pad_h", 0) - dilation * (kh - 1) - 1) / given("stride_h", 1)) + 1
+    ow = np.floor((w + 2 * given("pad_w", 0) - dilation * (kw - 1) - 1) / given("stride_w", 1)) + 1
+    oh, ow = np.maximum(oh, 1), np.maximum(ow, 1)
+    cin, cout = cin / groups, cout / groups
+    direction = str(np.ravel(s.get("direction", "forward"))[0])
+    if direction == "forward":
+        m, n, k = batch * oh * ow, cout, cin * kh * kw
+    elif direction == "backward_data":  # a product per output pixel, spread over the input
+        m, n, k = batch * h * w, cin, cout * kh * kw * (oh * ow) / (h * w)
+    else:
+        m, n, k = cin * kh * kw, cout, batch * oh * ow
+    tensors = [batch * groups * cin * h * w, groups * cin * cout * kh * kw, batch * groups * cout * oh * ow]
+    return [groups, m, n, k], tensors, [oh, ow]
+
+
+def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
+    """Return what a convolution asks as an implicit product or, 3x3 with stride 1, by Winograd: one column a
+    way.
+    """
+    product, tensors, out = _implicit(s)
+    width = ELEMENT_BYTES[dtype]
+    kh, kw, cin = columns(s, "kernel_h kernel_w in_channels")
+    area = kh * kw
+    plain = (np.asarray(s.get("stride_h", 1.0), float) == 1) & (product[0] == 1)
+    odd = (cin % _ALIGNMENT > 0) & (dtype in ("fp16", "bf16") and _generation(sheet) != "pascal")
+    tile_n, tile_m, may_split, cell = (np.array(c, float)[None, :] for c in zip(*_WAYS, strict=True))
+    rows = [*product, *tensors, *out, (kh == 3) & (kw == 3) & plain, (area >= 25) & plain, area, odd]
+    g, m, n, k, given, weights, made, oh, ow, three, large, area, odd = (
+        (x + 0 * product[1])[:, None] for x in rows
+    )
+    side = np.maximum(cell, 1)
+    winograd, fourier = (cell > 0) & (cell < 5), cell == 5
+    padded = np.where(winograd, np.ceil(oh / side) * np.ceil(ow / side) * side**2 / (oh * ow), 1.0)
+    less = np.where(fourier, np.maximum(1, area / 10), np.where(winograd, 9 * side**2 / (side + 2) ** 2, 1.0))
+    tiles = g * np.ceil(n / tile_n) * np.ceil(m * padded / tile_m)
+    split = np.where(may_split > 0, _filling(tiles, k, sheet.sms), 1.0)
+    part_k = np.ceil(k / split / 8) * 8
+    flops = 2 * tiles * split * tile_n * tile_m * part_k / less * _inflated(tile_n, tile_m)
+    impossible = (winograd & (three < 1)) | (fourier & (large < 1))
+    flops = np.where(impossible, 1e3 * flops, flops) * (1 + 5 * odd)
+    if dtype == "fp32":  # half of it by logarithm: convolutions pause more, and were measured on cooler cards
+        flops = flops * np.sqrt(sheet.peak_of("fp32") / sheet.peak.get("fp32_boost", sheet.peak_of("fp32")))
+    passes = np.where(cell >= 4, width * padded * (2 * 36 / 16 * (given + made) + 2 * 4 * weights), 0.0)
+    partial = np.where(split > 1, 2 * split * g * m * n * width, 0.0)
+    return KernelWork(
+        flops=flops,
+        dram_bytes=width * sum(tensors),
+        load_bytes=tiles * split * (tile_n + tile_m) * part_k * width / less,
+        blocks=tiles * split,
+        steps=part_k / 8,
+        join_bytes=partial + _TRANSFORM * passes,
+        joins=np.where(split > 1, 1.0, 0.0) + np.where(cell >= 4, 1.0, 0.0),
+        dtype=dtype,
+    )
+
+
+def conv_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
+    """Return sizes of the implicit product, channels, height, and elements of the kernel."""
+    (groups, m, n, k), _, _ = _implicit(s)
+    cin, height, kh, kw = columns(s, "in_channels height kernel_h kernel_w")
+    return {
+        "m": log2(m),
+        "n": log2(n),
+        "k": log2(k),
+        "cin": log2(cin),
+        "side": log2(height),
+        "flops": log2(2 * groups * m * n * k),
+        "kernel": log2(kh * kw),
+    }
+
+
+_CONV_START: Final = Parameters(
+    fixed_ns=15000,
+    flop_share=0.7,
+    load_bytes_per_cycle=50,
+    step_ns=20,
+    block_ns=2000,
+    dram_share=0.75,
+    ramp_ns=1500,
+    join_ns=8000,
+)
+_CONV_FREE: Final = ("flop_share", "block_ns", "rounding", "dram_share", "join_ns", "overlap")
+CONV: Final = Family(
+    "conv",
+    conv_work,
+    conv_features,
+    grids(
+        ("n cin", ((3, 5, 6, 7, 8, 9, 11), (1.5, 3, 5, 6, 7, 8, 9, 11))),
+        ("side flops", ((2.3, 3, 4, 5, 6, 8), (27, 30, 32, 34, 36, 38))),
+        ("waves k", ((-2, 0, 1, 2, 4, 6), (5, 8, 10, 12, 14))),
+    ),
+    _CONV_START,
+    _CONV_FREE,
+)
+CONV_ANY: Final = Family(
+    "conv_any",
+    conv_work,
+    conv_features,
+    grids(
+        ("kernel cin", ((0, 3.2, 4.6, 6), (0, 4, 7, 10))),
+        ("waves k", ((-2, 0, 2, 4), (5, 8, 11, 14))),
+        ("balance", ((-2, 0, 2, 4),)),
+    ),
+    _CONV_START,
+    _CONV_FREE,
+    smooth=2.0,
+    ridge=0.3,
+)
+
+GENERAL_FAMILIES: Final = (BMM, LINEAR, ELEMENTWISE, SOFTMAX, LAYER_NORM, LLM_ROWS, CONV, CONV_ANY)
+
+# ---- kinds that no table measures
+# -------------------------------------------------------------------------------- # Numbers that are no
+# plain counts were read off the recorded ops of two models on five GPUs, forward and backward, as #
+# multiples of an elementwise kernel of the same size.
+
+SLOWER: Final = {
+    "transpose": 0.3,
+    "dropout": 0.6,
+    "gather": 1.0,
+    "embedding": 1.0,
+    "scatter": 1.0,
+    "rope": 1.7,
+    "rotary_embedding": 1.7,
+    "gated_activation": 1.9,
+    "batch_norm": 0.5,
+    "group_norm": 0.5,
+    "rms_norm": 0.8,
+}
+"""By kind: what it takes as if it read so many more tensors. Rows one by one, uncoalesced reads, random
+numbers, a second pass."""
+ROWS: Final = {
+    "softmax": ("softmax", 2.0),
+    "log_softmax": ("softmax", 2.0),
+    "softmax_grad": ("softmax", 5.7),
+    "log_softmax_grad": ("softmax", 4.0),
+    "layer_norm": ("layer_norm", 2.0),
+    "rms_norm": ("layer_norm", 2.8),
+    "layer_norm_grad": ("layer_norm", 3.0),
+    "rms_norm_grad": ("layer_norm", 4.0),
+    "group_norm": ("layer_norm", 2.5),
+    "group_norm_grad": ("layer_norm", 4.0),
+}
+"""Kinds that work on rows -> their table, and tensors read and written, as the kernel's time counts them."""
+BACKWARD: Final = {
+    "dropout": (5.0,),
+    "embedding": (10.0,),
+    "gather": (10.0,),
+    "pow": (5.0,),
+    "div": (2.0, 3.0),
+    "mul": (2.0, 2.0),
+    "batch_norm": (3.0, 3.0),
+    "where": (3.0,),
+}
+"""Kinds -> tensors that each kernel of their gradient reads, as eager programs run it: embedding sorts the
+indices first."""
+
+
+def by_bytes(
+    kind: str, nbytes_read: FloatArray, nbytes_written: FloatArray, dtype: str
+) -> list[dict[str, Any]]:
+    """Return the sizes of the elementwise kernels that an op of this kind launches, by its own bytes.
+
+    Examples
+    --------
+    >>> [one] = by_bytes("add", np.array([8.0]), np.array([4.0]), "fp32")
+    >>> {name: column.tolist() for name, column in one.items()}
+    {'elements': [1.0], 'operands': [2.0], 'element_flops': [2.0]}
+    """
+    width = ELEMENT_BYTES.get(dtype, 4.0)
+    reduces = nbytes_read > 4 * nbytes_written
+    most = np.maximum(np.where(reduces, nbytes_read, nbytes_written), width)
+    forward = kind.removesuffix("_grad")
+    if forward != kind and forward in BACKWARD:
+        operands = [operand + 0 * most for operand in BACKWARD[forward]]
+    else:
+        operands = [(nbytes_read + nbytes_written) / most - 1 + SLOWER.get(kind, 0.0)]
+    flops = ELEMENT_FLOPS.get(forward, 2.0) + 0 * most
+    return [{"elements": most / width, "operands": each, "element_flops": flops} for each in operands]

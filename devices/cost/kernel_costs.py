@@ -1,0 +1,506 @@
+"""How long the ops of a graph take as kernels of a GPU, and how sure that is: from kinds, sizes and bytes to
+families.
+
+::
+
+    matmul  {m, n, k, batch}                 ─► products (16, 8, 4 bits), linear or bmm (fp32)
+    attention {batch, seq_len, kv_len, ...}  ─► prefill, decode (one query), encoder (causal: false)
+    conv    {in_channels, kernel_shape, ...} ─► conv_forward, conv_backward_data, conv_backward_weights
+    softmax, norms {rows, columns}           ─► softmax, layer_norm, rms_norm
+    any other, or without its sizes          ─► elementwise, by the bytes that the op reads and writes; a
+                                                product, attention or convolution by flops and bytes
+
+An op that does nothing is unknown to it, and so is one of a kind whose loss the description gives
+(``efficiency: {matmul: 75%}``): that counts before any fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from devices.cost.general_kernels import ELEMENT_FLOPS, ROWS, by_bytes
+from devices.cost.kernel_fits import KernelFits, fits
+from devices.cost.kernel_model import ELEMENT_BYTES, Sheet
+from devices.cost.measured import Measured
+from devices.describe.field_reading import read_fields
+from devices.describe.field_types import DEFAULT, dtype_name
+from devices.describe.fields import DEVICE_FIELDS
+from devices.presets import device_preset
+from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
+from sim.base.errors import InputError, UnknownNameError
+from sim.base.units import round_half_up
+from sim.graph.graph import Graph
+from sim.machine.device import CostModel, Device
+
+PRODUCTS: Final = frozenset(
+    [
+        "matmul",
+        "gemm",
+        "linear",
+        "bmm",
+        "batch_matmul",
+        "grouped_matmul",
+        "einsum",
+        "lstm",
+        "gru",
+        "rnn",
+        "moe",
+    ]
+)
+CONVS: Final = {
+    **dict.fromkeys(("conv", "conv1d", "conv2d", "conv3d", "depthwise_conv"), "forward"),
+    "conv_transpose": "transposed",
+    "conv_input_grad": "backward_data",
+    "conv_weight_grad": "backward_weights",
+    **dict.fromkeys(("conv_grad", "conv2d_grad", "depthwise_conv_grad"), "both"),
+}
+"""Kinds -> what is computed of input, weights and output."""
+_TILE: Final = 128 * 128  # elements of the output that a thread block of a batched product has
+_GUESSED_WIDTH: Final = 0.3  # half width (log) that a guessed shape adds: assumed
+_BACKWARD_FLOPS: Final = (
+    2.5  # of attention, times forward's: five products in place of two (arXiv:2307.08691, 2.3)
+)
+_ON_VECTOR_UNITS: Final = frozenset(("fp32", "fp64", "int32", "int64", "uint32", "uint64", "complex64"))
+
+
+class KernelAsk(NamedTuple):
+    """Kernels of some ops: which ops, whose table, and with what sizes."""
+
+    ops: BoolArray
+    table: str
+    dtype: str
+    sizes: Mapping[str, Any]
+    width: float = 0.0
+    times: float = 1.0
+
+
+@dataclass(frozen=True)
+class Ops:
+    """Ops of one kind and data type: columns of what they say and move.
+
+    Attributes
+    ----------
+    kind, dtype : str
+    attributes : sequence of mapping
+    flops, nbytes_read, nbytes_written : array of float
+    """
+
+    kind: str
+    dtype: str
+    attributes: Sequence[Mapping[str, Any]]
+    flops: FloatArray
+    nbytes_read: FloatArray
+    nbytes_written: FloatArray
+
+    def column(self, name: str, default: float | FloatArray = np.nan) -> FloatArray:
+        """Return an attribute as numbers; `default` where it is not given, or is no number > 0."""
+        given = [each.get(name) for each in self.attributes]
+        if not any(given):
+            values = np.zeros(len(given))
+        else:
+            values = np.array([x if isinstance(x, int | float) else 0.0 for x in given], float)
+        return np.where(values > 0, values, default)
+
+    def columns(self, names: str, **defaults: float) -> dict[str, FloatArray]:
+        """Return several."""
+        return {name: self.column(name, defaults.get(name, np.nan)) for name in names.split()}
+
+    def axes(self, name: str, default: float = 1.0) -> FloatArray:
+        """Return an attribute that has a number for each axis of an image: of three axes, led by the default.
+
+        Padding has two for each, of which the middle counts.
+        """
+        found = np.full((len(self.attributes), 3), default)
+        for row, each in enumerate(self.attributes):
+            given = each.get(name)
+            if isinstance(given, int):
+                found[row] = given
+            elif isinstance(given, list | tuple) and given:
+                half = len(given) // 2
+                pairs = zip(given[:half], given[half:], strict=False)
+                numbers = [(a + b) / 2 for a, b in pairs] if name == "pads" else given
+                found[row, max(0, 3 - len(numbers)) :] = numbers[-3:]
+        return found
+
+
+def _known(sizes: Mapping[str, FloatArray]) -> BoolArray:
+    found: BoolArray = np.isfinite(sum(sizes.values()))
+    return found
+
+
+def _product(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
+    """Return products of sizes m, n, k, or of the flops and bytes that ops have."""
+    sizes = ops.columns("m n k batch", batch=1)
+    known = _known(sizes)
+    out: list[KernelAsk] = []
+    if ops.kind.endswith("_grad"):  # by the input and by the weights
+        m, n, k, batch = sizes.values()
+        both = ops.flops > 3 * m * n * k * batch
+        for rows, new in ((known, (m, k, n)), (known & both, (k, n, m))):
+            out += _as_product(ops, sheet, rows, {**dict(zip("mnk", new, strict=True)), "batch": batch})
+    elif known.any():
+        out += _as_product(ops, sheet, known, sizes)
+    return [*out, *_by_flops(ops, sheet, ~known)]
+
+
+def _as_product(
+    ops: Ops, sheet: Sheet, rows: BoolArray, sizes: Mapping[str, FloatArray], width: float = 0
+) -> list[KernelAsk]:
+    """Return a product on tensor cores, or on vector units where there are none for its data type.
+
+    On these a right matrix that is stored as (n, k), as torch's linear layers have it, takes other kernels.
+    """
+    if ops.dtype not in _ON_VECTOR_UNITS and sheet.generation != "pascal":
+        return [KernelAsk(rows, "products", ops.dtype, sizes, width)]
+    stored = np.array([ops.kind == "linear" or bool(each.get("transposed")) for each in ops.attributes], bool)
+    alone = sizes["batch"] == 1
+    few = sizes["m"] * sizes["n"] < _TILE * sheet.sms  # these cut k as linear layers do, or leave SMs idle
+    linear = alone & (stored | few | (width > 0))
+    return [
+        KernelAsk(rows & ~linear, "bmm", ops.dtype, sizes, width),
+        KernelAsk(rows & linear, "linear", ops.dtype, sizes, width),
+    ]
+
+
+def _by_flops(ops: Ops, sheet: Sheet, rows: BoolArray) -> list[KernelAsk]:
+    """Return products with the flops and bytes that ops have: m x n by n x n, or a cube where bytes are
+    fewer.
+    """
+    rows = rows & (ops.flops > 0)
+    if not rows.any():
+        return []
+    flops = np.maximum(ops.flops, 2) / 2
+    numbers = (ops.nbytes_read + ops.nbytes_written) / ELEMENT_BYTES[ops.dtype]
+    numbers = np.maximum(numbers, 3 * flops ** (2 / 3))  # 2 m n + n^2 = numbers, m n^2 = flops
+    angle = np.arccos(np.clip(-flops * (3 / numbers) ** 1.5, -1, 1)) / 3
+    n = np.maximum(2 * np.sqrt(numbers / 3) * np.cos(angle), 1)
+    m = np.maximum(flops / n**2, 1)
+    sizes = {
+        "m": np.rint(m),
+        "n": np.rint(n),
+        "k": np.maximum(np.rint(flops / (m * n)), 1),
+        "batch": 1 + 0 * n,
+    }
+    return _as_product(ops, sheet, rows, sizes, _GUESSED_WIDTH)
+
+
+def _attention(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
+    """Return whole sequences, one query against a cache, or attention without a mask."""
+    sizes = ops.columns("batch seq_len heads head_dim", batch=1)
+    sizes["kv_heads"] = np.minimum(ops.column("kv_heads", sizes["heads"]), sizes["heads"])
+    known = _known(sizes)
+    if not known.all():  # scores of a row are as many as its flops over its bytes
+        numbers = np.maximum((ops.nbytes_read + ops.nbytes_written) / ELEMENT_BYTES[ops.dtype], 4)
+        length = np.maximum(np.rint(np.maximum(ops.flops, 1) / numbers), 1)
+        heads = np.maximum(np.rint(numbers / (4 * length * 64)), 1)
+        guess = {
+            "batch": 1 + 0 * heads,
+            "seq_len": length,
+            "heads": heads,
+            "head_dim": 64 + 0 * heads,
+            "kv_heads": heads,
+        }
+        sizes = {name: np.where(known, column, guess[name]) for name, column in sizes.items()}
+    queries, keys = sizes["seq_len"], ops.column("kv_len", sizes["seq_len"])
+    window = ops.column("window", 0.0)
+    sizes["window"] = np.where(window < keys, window, 0.0)
+    masked = np.array([bool(each.get("causal", True)) for each in ops.attributes])
+    alone = masked & (queries == 1) & (keys > 1)
+    all_seen = ~masked & (sizes["window"] == 0)
+    square = np.where(masked, np.maximum(queries * (2 * keys - queries), 1), queries * keys) ** 0.5
+    sizes["seq_len"] = np.where(alone, keys, np.maximum(square, 1))
+    back = _BACKWARD_FLOPS if ops.kind.endswith("_grad") else 1.0
+    does = known | (ops.flops > 0)
+    asks = []
+    for table, rows in (("decode", alone), ("encoder", all_seen), ("prefill", ~alone & ~all_seen)):
+        for sure, width in ((known, 0.0), (~known, _GUESSED_WIDTH)):
+            more = float(np.hypot(width, 0.0 if back == 1 else _GUESSED_WIDTH))
+            asks.append(KernelAsk(rows & sure & does, table, ops.dtype, sizes, more, back))
+    return asks
+
+
+def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
+    """Return a convolution and its gradients; one without sizes as a product of the same flops and bytes."""
+    direction = CONVS[ops.kind]
+    s = ops.columns("batch in_channels out_channels group", batch=1, group=1)
+    if "depthwise" in ops.kind:
+        s["group"] = np.maximum(s["group"], s["in_channels"])
+    given = np.array(["input_shape" in each and "kernel_shape" in each for each in ops.attributes], bool)
+    known = _known(s) & given
+    image, kernel, strides = ops.axes("input_shape"), ops.axes("kernel_shape"), ops.axes("strides")
+    pads, dilations = ops.axes("pads", 0.0), ops.axes("dilations")
+    s["batch"] *= np.maximum(
+        image[:, 0] / strides[:, 0], 1
+    )  # each image of a volume, of as many channels more
+    s["in_channels"] *= kernel[:, 0]
+    for i, (side, edge) in enumerate((("height", "h"), ("width", "w")), 1):
+        s |= {side: image[:, i], f"kernel_{edge}": kernel[:, i], f"stride_{edge}": strides[:, i]}
+        s[f"pad_{edge}"] = pads[:, i]
+    s["dilation"] = dilations[:, 2]
+    if direction == "transposed":  # the gradient of a convolution from its output to its input
+        s["in_channels"], s["out_channels"] = s["out_channels"], s["in_channels"]
+        for side, edge in (("height", "h"), ("width", "w")):
+            spread = (s[side] - 1) * s[f"stride_{edge}"] - 2 * s[f"pad_{edge}"]
+            s[side] = np.maximum(spread + s["dilation"] * (s[f"kernel_{edge}"] - 1) + 1, 1)
+        direction = "backward_data"
+    ways = ["backward_data", "backward_weights"] if direction == "both" else [direction]
+    square = (s["kernel_h"] == 3) & (s["kernel_w"] == 3) & (ops.dtype == "fp32") & (direction == "forward")
+    s = {name: np.where(known, column, 1.0) for name, column in s.items()}
+    asks = [KernelAsk(known & square, "conv_3x3", ops.dtype, {**s, "direction": "forward"})]
+    asks += [KernelAsk(known & ~square, f"conv_{way}", ops.dtype, {**s, "direction": way}) for way in ways]
+    return [*asks, *_by_flops(ops, sheet, ~known)]
+
+
+def _rows(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
+    """Return kernels that reduce rows; those whose rows are not known by their bytes."""
+    table, tensors = ROWS[ops.kind]
+    sizes = ops.columns("rows columns")
+    known = _known(sizes)
+    forward = ops.kind.removesuffix("_grad")
+    if ops.kind == "rms_norm" and ELEMENT_BYTES[ops.dtype] == 2:
+        table, tensors = "rms_norm", 2.0
+    more = {
+        "tensors": tensors + 0 * ops.flops,
+        "element_flops": 0 * ops.flops + ELEMENT_FLOPS.get(forward, 20.0),
+    }
+    return [
+        KernelAsk(known, table, ops.dtype, {**sizes, **more}),
+        *_any(ops, sheet, ~known),
+    ]
+
+
+_LANGUAGE_TENSORS: Final = {"embedding": 2.0, "rope": 2.0, "gated_activation": 3.0}
+
+
+def _language(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
+    """Return kernels of language models that were measured in 16 bits, by tokens and columns."""
+    sizes = ops.columns("rows columns")
+    known = _known(sizes) & (ELEMENT_BYTES[ops.dtype] == 2)
+    more = {"tensors": 0 * ops.flops + _LANGUAGE_TENSORS[ops.kind], "element_flops": 10 + 0 * ops.flops}
+    return [KernelAsk(known, ops.kind, ops.dtype, {**sizes, **more}), *_any(ops, sheet, ~known)]
+
+
+_SIZED: Final = {
+    "moe": ("moe", "tokens hidden intermediate topk experts tp ep", {"tp": 1.0, "ep": 1.0}),
+    "causal_conv1d": ("conv1d", "batch seq_len channels", {"batch": 1.0, "seq_len": 1.0}),
+    "gated_delta_rule": ("gated_delta", "batch seq_len heads", {"batch": 1.0, "seq_len": 1.0}),
+    "quantize": ("quantize", "m k", {}),
+    **{
+        f"moe_{way}": (f"deepep_{way}", "tokens hidden topk experts sms nodes", {"nodes": 1.0})
+        for way in ("dispatch", "combine")
+    },
+}
+"""Kinds that need nothing but their sizes -> table, sizes, and what these are if not given."""
+
+
+def _sized(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
+    table, names, defaults = _SIZED[ops.kind]
+    sizes = ops.columns(names, **defaults)
+    known = _known(sizes)
+    if table not in ("conv1d", "gated_delta"):
+        asks = [KernelAsk(known, table, ops.dtype, sizes)]
+    else:  # one token a sequence is another kernel
+        one = known & (sizes["seq_len"] == 1)
+        step = {"conv1d": "conv1d_update", "gated_delta": "gated_delta_step"}[table]
+        asks = [KernelAsk(one, step, ops.dtype, sizes), KernelAsk(known & ~one, table, ops.dtype, sizes)]
+    return [*asks, *(_by_flops if ops.kind == "moe" else _any)(ops, sheet, ~known)]
+
+
+def _any(ops: Ops, sheet: Sheet, rows: BoolArray | None = None) -> list[KernelAsk]:
+    """Return kernels that memory bounds, by the bytes of their ops."""
+    does = (ops.nbytes_read + ops.nbytes_written > 0) | (ops.flops > 0)
+    rows = does if rows is None else rows & does
+    asks = by_bytes(ops.kind, ops.nbytes_read, ops.nbytes_written, ops.dtype)
+    return [KernelAsk(rows, "elementwise", ops.dtype, sizes) for sizes in asks]
+
+
+def _way(kind: str) -> Callable[[Ops, Sheet], list[KernelAsk]]:
+    """Return what turns ops of a kind into kernels."""
+    forward = kind.removesuffix("_grad")
+    if kind in _SIZED:
+        return _sized
+    if kind in CONVS:
+        return _conv
+    if kind in ROWS:
+        return _rows
+    if kind in _LANGUAGE_TENSORS:
+        return _language
+    return {"attention": _attention}.get(forward, _product if forward in PRODUCTS else _any)
+
+
+@dataclass(frozen=True)
+class FittedCost(CostModel):
+    """Ops as kernels of a GPU: `devices.cost.kernel_model` fitted to measured ones.
+
+    Attributes
+    ----------
+    fits : KernelFits
+    default_dtype : str
+        Of ops that name none.
+    by_others : frozenset of str
+        Kinds that it leaves to the next model; `DEFAULT`: all.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder
+    >>> b = GraphBuilder("three")
+    >>> _ = b.op("a", kind="matmul", dtype="bf16", attributes={"m": 4096, "n": 4096, "k": 4096})
+    >>> _ = b.op("b", kind="relu", dtype="bf16", bytes_read=2**30, bytes_written=2**30)
+    >>> _ = b.op("c", kind="reshape")
+    >>> model = FittedCost(load_fits("h200-sxm"))
+    >>> a, b_ns, c = model.durations_ns(b.build(), Device("gpu0")).tolist()
+    >>> 150_000 < a < 250_000, 440_000 < b_ns < 700_000, c
+    (True, True, -1)
+    """
+
+    by_name = False
+
+    fits: KernelFits
+    default_dtype: str = "fp32"
+    by_others: frozenset[str] = field(default_factory=frozenset)
+
+    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
+        """Return one duration per op in ns; -1 for an op that does nothing, or is left to others."""
+        ns, _ = self._asked(graph)
+        found = np.where(np.isnan(ns), UNSET, np.floor(np.nan_to_num(ns) + 0.5)).astype(np.int64)
+        return np.where(found == UNSET, found, Measured(contains=("gap",)).alone_ns(found, device))
+
+    def spread(self, graph: Graph, device: Device) -> FloatArray:
+        """Return the log half width of each op's 10-90 % interval; NaN where the duration is -1.
+
+        An op takes between ``ns * exp(-w)`` and ``ns * exp(w)`` in four of five cases.
+        """
+        return self._asked(graph)[1]
+
+    def blocks(self, graph: Graph, device: Device) -> IntArray:
+        """Return in how many thread blocks, one an SM, each product is computed; -1 for other ops."""
+        found = np.full(len(graph), -1)
+        for rows, ops in self._groups(graph):
+            for ask in _product(ops, self.fits.sheet) if ops.kind in PRODUCTS else ():
+                here = np.flatnonzero(ask.ops & (ask.width == 0))
+                if len(here):
+                    sizes = {k: v[here] for k, v in ask.sizes.items()}
+                    waves = self.fits.model(ask.table, ask.dtype).base(sizes, self.fits.sheet)[1]["waves"]
+                    found[rows[here]] = np.maximum(1, np.rint(2**waves * self.fits.sheet.sms))
+        return found
+
+    def _asked(self, graph: Graph) -> tuple[FloatArray, FloatArray]:
+        """Return nanoseconds as measured back to back, and log half widths; NaN where unknown."""
+        total, spread = np.full(len(graph), np.nan), np.full(len(graph), np.nan)
+        for rows, ops in self._groups(graph):
+            ns, weighted = np.zeros(len(rows)), np.zeros(len(rows))
+            for way in (_way(ops.kind), _any):  # what has neither sizes nor flops moves bytes all the same
+                if (ns > 0).all():
+                    break
+                for ask in [a._replace(ops=a.ops & (ns == 0)) for a in way(ops, self.fits.sheet)]:
+                    here = np.flatnonzero(ask.ops)
+                    if len(here):
+                        sizes = {k: v if isinstance(v, str) else v[here] for k, v in ask.sizes.items()}
+                        found, width = self.fits.predict(ask.table, ask.dtype, **sizes)
+                        ns[here] += ask.times * found
+                        weighted[here] += ask.times * found * np.hypot(width, ask.width)
+            does = ns > 0
+            total[rows[does]], spread[rows[does]] = ns[does], weighted[does] / ns[does]
+        return total, spread
+
+    def _groups(self, graph: Graph) -> list[tuple[IntArray, Ops]]:
+        """Return the ops of each kind and data type."""
+        none: Mapping[str, Any] = {}
+        pair = (graph.dtype_code + 1) * len(graph.kinds) + graph.kind_code
+        order = np.argsort(pair, kind="stable")
+        ends = np.flatnonzero(np.diff(pair[order])) + 1
+        out = []
+        for rows in np.split(order, ends) if len(order) else ():
+            dtype, code = divmod(int(pair[rows[0]]), len(graph.kinds))
+            kind = graph.kinds[code]
+            if not self.by_others.isdisjoint((kind, DEFAULT)):
+                continue
+            name = dtype_name(graph.dtypes[dtype - 1] if dtype else self.default_dtype)
+            ops = Ops(
+                kind,
+                name if name in ELEMENT_BYTES else "fp32",
+                [graph.attributes.get(op, none) for op in rows.tolist()],
+                graph.flops[rows].astype(float),
+                graph.bytes_read[rows].astype(float),
+                graph.bytes_written[rows].astype(float),
+            )
+            out.append((rows, ops))
+        return out
+
+
+# ---- what a description gives ------------------------------------------------------------------------------
+
+_NEEDS: Final = ("sms", "clock", "l2", "bandwidth", "peak")
+
+
+def sheet_of(values: Mapping[str, Any], peak_share: float = 1.0) -> Sheet:
+    """Return the data sheet in a device's keys.
+
+    Parameters
+    ----------
+    values : mapping
+        As `devices.describe.field_reading.read_fields` returns them.
+    peak_share : float
+        Part of the SMs in use.
+
+    Raises
+    ------
+    InputError
+        A number is missing.
+    """
+    missing = [name for name in _NEEDS if values.get(name) is None]
+    if missing:
+        raise InputError(f"needs {', '.join(missing)} of the device, or a preset that has them")
+    held, peak = values.get("sustained") or {}, {}
+    for dtype, rate in values["peak"].items():
+        share = float(held.get(dtype, held.get(DEFAULT, 1)))
+        peak[dtype] = (1e30 if rate is None else float(rate)) * peak_share * share
+        if dtype == "fp32":
+            peak["fp32_boost"] = peak[dtype] / share
+    if "fp32" not in peak:
+        peak["fp32"] = peak.get(DEFAULT, next(iter(peak.values())))
+    return Sheet(
+        values.get("preset", ""),
+        values.get("generation", ""),
+        max(1.0, round_half_up(values["sms"] * peak_share)),
+        float(values["clock"]),
+        float(values["bandwidth"]),
+        float(values["l2"]),
+        peak,
+    )
+
+
+def fitted_cost(
+    values: Mapping[str, Any],
+    like: str | None = None,
+    *,
+    peak_share: float = 1.0,
+    by_others: frozenset[str] = frozenset(),
+) -> FittedCost:
+    """Return the cost of a described device: with the fits of its preset, or of the GPU `like`.
+
+    Raises
+    ------
+    UnknownNameError
+        `like` is no fitted GPU.
+    """
+    if like is not None and like not in fits():
+        raise UnknownNameError("fitted device", like, fits())
+    fitted = KernelFits(sheet_of(values, peak_share), values.get("preset", "") if like is None else like)
+    return FittedCost(fitted, values.get("default_dtype", "fp32"), by_others)
+
+
+def load_fits(preset: str) -> KernelFits:
+    """Return the fitted kernels of a preset.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such preset.
+    """
+    values = read_fields({**device_preset(preset), "preset": preset}, DEVICE_FIELDS, preset)
+    return KernelFits(sheet_of(values), preset)

@@ -1,0 +1,182 @@
+"""Which fitted model prices a kernel on a GPU: its own, its chip's, its generation's, or that of unmeasured
+GPUs.
+
+::
+
+    fits/h100-sxm.json ─┐                       own rows
+    fits/a100-pcie-40   ├─► (table, dtype) ─► Model         another card of the chip        a little less sure
+    fits/hopper.json    │                       GPUs of the generation, together
+    fits/unmeasured     ┘                       all that were measured; then the nearest generation's
+
+A file is written by ``python -m studies.kernels fit`` and has one line for each table and data type. A data
+type without its own takes the most alike one's: bytes and peak stay its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from devices.cost.general_kernels import GENERAL_FAMILIES
+from devices.cost.kernel_model import Family, Model, Sheet
+from devices.cost.language_kernels import LANGUAGE_FAMILIES, linked
+from devices.cost.measured import read_record
+from sim.base.arrays import FloatArray
+from sim.base.errors import InputError
+
+SCHEMA: Final = "sim.kernel_fits/1"
+FOLDER: Final = Path(__file__).parent / "fits"
+FAMILIES: Final[Mapping[str, Family]] = {f.name: f for f in (*LANGUAGE_FAMILIES, *GENERAL_FAMILIES)}
+
+SAME_CHIP: Final = {
+    "a100-pcie-40": ("a100-sxm-80",),
+    "a100-pcie-80": ("a100-pcie-40", "a100-sxm-80"),
+    "a100-sxm-40": ("a100-sxm-80", "a100-pcie-40"),
+    "a100-sxm-80": ("a100-pcie-40",),
+    "v100-pcie-32": ("v100-sxm",),
+    "v100-sxm": ("v100-pcie-32",),
+}
+"""Preset -> fits of other cards with its chip."""
+SAME_HOST: Final = {"gb300": "gb200", "b300-sxm": "b200-sxm"}
+"""Whose host is alike: what waits for the host (fp8 by blocks, on Blackwell) is the processor's."""
+GENERATIONS: Final = {
+    "ampere": "a100-sxm-80",
+    "ada": "l40s",
+    "hopper": "hopper",
+    "blackwell": "blackwell",
+}
+"""Generation -> the fit of its only measured GPU, or of several together."""
+NEAREST: Final = {
+    "blackwell": ("hopper", "ampere"),
+    "hopper": ("blackwell", "ampere"),
+    "ampere": ("hopper", "blackwell"),
+    "blackwell_rtx": ("ada", "blackwell"),
+    "ada": ("ampere", "hopper"),
+}
+"""Whose kernels a generation without its own takes: the same libraries, the like memory; others Hopper's."""
+SMALL_MEMORY: Final = frozenset(("p4", "p40", "t4", "l4", "l40s", "a40", "rtx-pro-6000"))
+"""Presets with GDDR; what memory-bound kernels lose depends on it. Of a GPU without a preset the bandwidth
+says so."""
+_LEAST_HBM: Final = 700e9
+_ALIKE: Final = {
+    "fp16": ("bf16", "fp32"),
+    "bf16": ("fp16", "fp32"),
+    "tf32": ("bf16", "fp16", "fp32"),
+    **dict.fromkeys(("fp8", "fp8_block", "mxfp8", "int8"), ("fp8", "bf16", "fp16", "fp32")),
+    **dict.fromkeys(("nvfp4", "mxfp4", "fp4", "int4"), ("nvfp4", "mxfp4", "fp8", "bf16", "fp16", "fp32")),
+}
+"""Whose fit a data type takes where it has none."""
+CHIP_WIDTH, HOST_WIDTH, NEAREST_WIDTH, DTYPE_WIDTH = 0.06, 0.1, 0.25, 0.15
+"""What a borrowed fit adds to the half width (log): another card or host, assumed; another generation, and
+another data type, from GPUs left out."""
+
+
+@cache
+def read_fits(name: str) -> Mapping[str, Any]:
+    """Return the records of a file by "table dtype"; none where there is no such file.
+
+    Raises
+    ------
+    InputError
+        The file is of another schema.
+    """
+    path = FOLDER / f"{name}.json"
+    found: Mapping[str, Any] = (
+        read_record(path, "a file of kernel fits", SCHEMA)["families"] if path.is_file() else {}
+    )
+    return found
+
+
+def fits() -> list[str]:
+    """Return the names of the GPUs and generations that have a file."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+class KernelFits:
+    """The models of one GPU.
+
+    Parameters
+    ----------
+    sheet : Sheet
+        Its data sheet.
+    like : str
+        Preset whose fits it takes; empty: those of unmeasured GPUs.
+
+    Examples
+    --------
+    >>> from devices.cost.kernel_costs import load_fits
+    >>> h200 = load_fits("h200-sxm")
+    >>> ns, half_width = h200.predict("products", "bf16", m=4096, n=4096, k=4096)
+    >>> bool(150_000 < ns[0] < 250_000 and 0.02 < half_width[0] < 0.3)
+    True
+    """
+
+    def __init__(self, sheet: Sheet, like: str = "") -> None:
+        self.sheet, self.like = sheet, like
+        self._models: dict[tuple[str, str], Model] = {}
+
+    def __eq__(self, other: object) -> bool:
+        """Two are equal that answer alike."""
+        return isinstance(other, KernelFits) and (self.sheet, self.like) == (other.sheet, other.like)
+
+    def __hash__(self) -> int:
+        """Return a number that equal ones share."""
+        return hash((self.like, self.sheet.name))
+
+    def model(self, table: str, dtype: str) -> Model:
+        """Return the model of a table, such as ``products``, in a data type."""
+        if (table, dtype) not in self._models:
+            self._models[table, dtype] = self._found(table, dtype)
+        return self._models[table, dtype]
+
+    def predict(self, table: str, dtype: str, **sizes: Any) -> tuple[FloatArray, FloatArray]:
+        """Return nanoseconds, as measured back to back, and the log half width of the 10-90 % interval.
+
+        Parameters
+        ----------
+        table : str
+            ``products``, ``prefill``, ``decode``, ``bmm``, ``elementwise`` ...
+        dtype : str
+        **sizes : array_like
+            What the table's family asks for; plain numbers are one row.
+        """
+        import numpy as np
+
+        rows = np.broadcast_shapes((1,), *(np.shape(v) for v in sizes.values() if not isinstance(v, str)))
+        wide = {
+            k: v if isinstance(v, str) else np.broadcast_to(np.asarray(v, float), rows)
+            for k, v in sizes.items()
+        }
+        sheet = linked(self.sheet) if table.startswith("deepep") else self.sheet
+        return self.model(table, dtype).predict(wide, sheet)
+
+    def _found(self, table: str, dtype: str) -> Model:
+        alike = (dtype, *_ALIKE.get(dtype, ("fp32", "bf16", "fp16")))
+        near, far = self._sources()
+        for other, (name, width) in (*product(alike, near), *product(alike, far)):
+            record = read_fits(name).get(f"{table} {other}")
+            if record is not None and (width != HOST_WIDTH or (table, other) == ("products", "fp8_block")):
+                like = other == dtype or {other, dtype} == {"bf16", "fp16"}
+                model = Model.from_json(FAMILIES[record["family"]], record)
+                return replace(model, dtype=dtype).wider(width).wider(0.0 if like else DTYPE_WIDTH)
+        raise InputError(f"no GPU was measured with {table} in {dtype}")
+
+    def _sources(self) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
+        """Return the files that may have a table, near and of other generations, and what each adds to the
+        half width.
+        """
+        generation = str(self.sheet.generation)
+        small = self.like in SMALL_MEMORY or (not self.like and self.sheet.dram_bytes_per_s < _LEAST_HBM)
+        near = [(self.like, 0.0), *((other, CHIP_WIDTH) for other in SAME_CHIP.get(self.like, ()))]
+        if self.like in SAME_HOST:
+            near.append((SAME_HOST[self.like], HOST_WIDTH))
+        near += [("unmeasured_gddr" if small else "unmeasured_hbm", 0.0), ("unmeasured", 0.0)]
+        if generation in GENERATIONS:
+            pooled = GENERATIONS[generation] == generation
+            near.append((GENERATIONS[generation], 0.0 if pooled else CHIP_WIDTH))
+        far = [(GENERATIONS[g], NEAREST_WIDTH) for g in NEAREST.get(generation, ("hopper", "ampere"))]
+        return near, far

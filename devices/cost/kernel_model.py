@@ -1,0 +1,477 @@
+"""How long a kernel takes: physics of a data sheet, times a smooth correction fitted to measured kernels.
+
+::
+
+    log(duration) = log(physics(work, data sheet, parameters)) + sum of grids(features)
+
+                             ┌ waves x (longest of: arithmetic, operands from L2, steps; + start) ┐
+    physics = fixed time  +  │                          p-norm of both                            │
+                             └ bytes from DRAM / rate + bytes found in L2 / rate + ramp           ┘
+
+`KernelWork` says what a kernel asks of a GPU; a `Family` of kernels (products, attention, ...) is one small
+function from sizes to it, with the features that its correction depends on. The physics is one formula for
+all. Where a library has a choice (tiles, splits of k), work has one column a candidate, and the quickest is
+taken. A `KernelGrid` is a multilinear spline over one to four logarithmic features. What a family lacks (no
+data type, no blocks) it leaves out. ``docs/costs.md`` says how far it is off, ``studies/kernels`` fits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.base.arrays import FloatArray, IntArray
+
+Sizes = Mapping[str, Any]
+"""Columns by name, of one length; a plain number counts for all rows."""
+
+ELEMENT_BYTES: Final = {
+    **dict.fromkeys(("fp64", "int64", "uint64", "complex64"), 8.0),
+    **dict.fromkeys(("fp32", "tf32", "int32", "uint32"), 4.0),
+    **dict.fromkeys(("fp16", "bf16", "int16", "uint16"), 2.0),
+    **dict.fromkeys(("fp8", "int8", "uint8", "bool", "fp8_block"), 1.0),
+    "mxfp8": 1 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+    "mxfp4": 0.5 + 1 / 32,
+    "fp4": 0.5,
+    "int4": 0.5,
+}
+"""Bytes of a number with its share of the scale of a block."""
+
+_PEAK_OF: Final = {
+    "fp8_block": "fp8",
+    "mxfp8": "fp8",
+    "mxfp4": "nvfp4",
+    "fp4": "nvfp4",
+    "bf16": "fp16",
+    "fp16": "bf16",
+    "int8": "fp8",
+    "int4": "int8",
+    "tf32": "fp32",
+}
+"""Whose peak a data type runs at where the data sheet does not name it."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A GPU's data sheet; of rows of several GPUs, a column in place of each number.
+
+    Attributes
+    ----------
+    name : str
+    generation : str
+        ``hopper``: decides which tiles its libraries have, and whose fit an unmeasured GPU takes.
+    sms, clock_hz, dram_bytes_per_s, l2_bytes : number
+    peak : mapping of str to number
+        Dense flop/s by data type, as far as the clock under load holds it; ``fp32_boost`` at the boost clock.
+    """
+
+    name: str
+    generation: Any
+    sms: Any
+    clock_hz: Any
+    dram_bytes_per_s: Any
+    l2_bytes: Any
+    peak: Mapping[str, Any]
+
+    def peak_of(self, dtype: str) -> Any:
+        """Return the rate at which a data type computes: that of fp16 (or fp32) where the GPU lacks it."""
+        wide = ELEMENT_BYTES.get(dtype, 4.0) >= 4
+        for name in (dtype, _PEAK_OF.get(dtype, ""), "fp32" if wide else "fp16", "fp32"):
+            if name in self.peak:
+                return self.peak[name]
+        return next(iter(self.peak.values()))
+
+    def rows(self, rows: Any) -> Sheet:
+        """Return some rows of a sheet of columns; a plain one stays."""
+        if np.ndim(self.sms) == 0:
+            return self
+        columns = {n: getattr(self, n)[rows] for n in _COLUMNS}
+        return replace(self, peak={k: v[rows] for k, v in self.peak.items()}, **columns)
+
+
+_COLUMNS: Final = ("generation", "sms", "clock_hz", "dram_bytes_per_s", "l2_bytes")
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """What kernels ask of a GPU: arrays of shape (rows,) or (rows, candidates).
+
+    Attributes
+    ----------
+    flops : array_like
+    dram_bytes, warm_bytes, cycled_bytes : array_like
+        Bytes that come from or go to DRAM for sure; that were just written or are read again and again,
+        found in L2 as far as they fit; and weights, of which a measurement takes a few copies in turn, found
+        where all fit.
+    load_bytes : array_like
+        That all thread blocks together load from L2.
+    blocks, steps : array_like
+        Thread blocks, as many as SMs at once, and the steps that one takes one after another.
+    joins, join_bytes : array_like
+        Further kernels or barriers, and partial results, written and added up.
+    dtype : str
+    """
+
+    flops: Any = 0.0
+    dram_bytes: Any = 0.0
+    warm_bytes: Any = 0.0
+    cycled_bytes: Any = 0.0
+    load_bytes: Any = 0.0
+    blocks: Any = 1.0
+    steps: Any = 0.0
+    join_bytes: Any = 0.0
+    joins: Any = 0.0
+    dtype: str = "fp16"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a data sheet does not say; a share is of the sheet's number.
+
+    Attributes
+    ----------
+    fixed_ns, block_ns, step_ns, join_ns, ramp_ns : float
+        Of a kernel, a thread block, one of its steps, a barrier, and of the memory's rise to its rate.
+    flop_share, dram_share : float
+    load_bytes_per_cycle, l2_bytes_per_cycle : float
+        From L2, of an SM and cycle: operands, and bytes that would else come from DRAM.
+    rounding : float
+        Share of the last wave's idle SMs that is really lost.
+    l2_share, cycled_share : float
+        Of L2's size that warm and cycled bytes find.
+    overlap : float
+        Exponent p: 1 is one after the other, infinity the longer of both.
+    """
+
+    fixed_ns: float = 2300.0
+    flop_share: float = 0.85
+    load_bytes_per_cycle: float = 64.0
+    step_ns: float = 1.0
+    block_ns: float = 500.0
+    join_ns: float = 1500.0
+    rounding: float = 0.5
+    dram_share: float = 0.85
+    ramp_ns: float = 800.0
+    l2_share: float = 0.7
+    cycled_share: float = 0.15
+    l2_bytes_per_cycle: float = 40.0
+    overlap: float = 3.0
+
+
+def physics(work: KernelWork, sheet: Sheet, p: Parameters) -> tuple[FloatArray, dict[str, FloatArray]]:
+    """Return nanoseconds of each row, and what they are made of as features (logarithms to base 2).
+
+    ``ns`` is the whole, ``waves`` thread blocks per SM, ``balance`` time on the SMs over time of the memory.
+
+    Examples
+    --------
+    Without losses: 100 thread blocks of 10 ns on 100 SMs, then on 50; and 1000 bytes at 1 byte a ns.
+
+    >>> lossless = Parameters(0, 1, 64, 1, 0, 0, 1, 1, 1e-9, 0.7, 0.15, 40, 64)
+    >>> sheet = Sheet("chip", "", 100, 1e9, 1e9, 1e6, {"fp16": 1e11})
+    >>> works = [KernelWork(flops=np.array([1000.0]), blocks=blocks) for blocks in (100, 50)]
+    >>> works.append(KernelWork(dram_bytes=np.array([1000.0])))
+    >>> [round(float(physics(work, sheet, lossless)[0][0])) for work in works]
+    [10, 20, 1000]
+    """
+    wide = max(np.ndim(getattr(work, f.name)) for f in fields(work) if f.name != "dtype") > 1
+
+    def tall(x: Any) -> Any:
+        return x[:, None] if wide and np.ndim(x) == 1 else x
+
+    sms, cycles_per_ns = tall(sheet.sms), tall(sheet.clock_hz) / 1e9
+    blocks = np.maximum(tall(work.blocks), 1e-9)
+    waves = blocks / sms
+    waves = np.maximum(1.0, waves + p.rounding * (np.ceil(waves - 1e-9) - waves))
+    flop_per_ns = p.flop_share * tall(sheet.peak_of(work.dtype)) / sms / 1e9
+    load_ns = tall(work.load_bytes) / (p.load_bytes_per_cycle * cycles_per_ns)
+    block_ns = np.maximum(tall(work.flops) / flop_per_ns, load_ns) / blocks
+    block_ns = np.maximum(block_ns, tall(work.steps) * p.step_ns) + p.block_ns
+    join_ns = tall(work.join_bytes) / (p.l2_bytes_per_cycle * sms * cycles_per_ns)
+    on_sms = waves * block_ns + tall(work.joins) * p.join_ns + join_ns
+    if wide:
+        best = np.argmin(on_sms, axis=1)[:, None]
+        on_sms, blocks = (
+            np.take_along_axis(np.broadcast_to(x, on_sms.shape), best, 1)[:, 0] for x in (on_sms, blocks)
+        )
+    warm, found = np.asarray(work.warm_bytes, float), _found(work.warm_bytes, p.l2_share * sheet.l2_bytes)
+    cycled = np.asarray(work.cycled_bytes, float)
+    found_too = _found(cycled, p.cycled_share * sheet.l2_bytes)
+    dram = work.dram_bytes + warm - found + cycled - found_too
+    dram_ns = dram / (p.dram_share * sheet.dram_bytes_per_s / 1e9)
+    ramp_ns = p.ramp_ns * dram_ns / (dram_ns + p.ramp_ns)
+    l2_bytes_per_ns = p.l2_bytes_per_cycle * sheet.sms * sheet.clock_hz / 1e9
+    memory = dram_ns + ramp_ns + (found + found_too) / l2_bytes_per_ns + 1e-3
+    longest = np.maximum(on_sms, memory)  # taken out of the powers, which else overflow
+    norm = ((on_sms / longest) ** p.overlap + (memory / longest) ** p.overlap) ** (1 / p.overlap)
+    together = p.fixed_ns + longest * norm
+    return together, {
+        "ns": np.log2(together),
+        "waves": np.log2(blocks / np.asarray(sheet.sms, float)) + 0 * together,
+        "balance": np.log2(np.maximum(on_sms, 1e-3) / memory),
+    }
+
+
+def _found(nbytes: Any, room: Any) -> FloatArray:
+    """Return how many bytes L2 has: a cliff, softened by what else is in it."""
+    nbytes = np.asarray(nbytes, float)
+    found: FloatArray = nbytes / (1 + (nbytes / room) ** 8)
+    return found
+
+
+# ---- the correction ----------------------------------------------------------------------------------------
+
+
+def knots(sizes: str) -> tuple[float, ...]:
+    """Return the logarithms of sizes at which a grid bends.
+
+    Examples
+    --------
+    >>> knots("1 2 1024")
+    (0.0, 1.0, 10.0)
+    """
+    return tuple(float(np.log2(float(size))) for size in sizes.split())
+
+
+@dataclass(frozen=True)
+class KernelGrid:
+    """A multilinear spline: `knots` of each axis (in the feature's log2), `values` in their product.
+
+    Examples
+    --------
+    >>> grid = KernelGrid(("waves",), ((0.0, 1.0, 3.0),), np.array([0.0, 2.0, 4.0]))
+    >>> grid.at({"waves": np.array([-9.0, 0.5, 1.0, 2.0, 9.0])}).tolist()
+    [0.0, 1.0, 2.0, 3.0, 4.0]
+    """
+
+    axes: tuple[str, ...]
+    knots: tuple[tuple[float, ...], ...]
+    values: FloatArray | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many knots each axis has."""
+        return tuple(map(len, self.knots))
+
+    def corners(self, features: Mapping[str, FloatArray]) -> tuple[IntArray, FloatArray]:
+        """Return for each row the 2^d values it lies between and their weights; constant beyond the ends."""
+        rows = len(features[self.axes[0]])
+        index: Any = np.zeros((rows, 1), np.int64)
+        weight: Any = np.ones((rows, 1))
+        for name, ends in zip(self.axes, self.knots, strict=True):
+            at = np.asarray(ends)
+            x = np.clip(features[name], at[0], at[-1])
+            low = np.clip(np.searchsorted(at, x, side="right") - 1, 0, len(at) - 2)
+            share = (x - at[low]) / (at[low + 1] - at[low])
+            both = np.stack([low, low + 1], 1)
+            index = (index[:, :, None] * len(at) + both[:, None, :]).reshape(rows, -1)
+            weight = (weight[:, :, None] * np.stack([1 - share, share], 1)[:, None, :]).reshape(rows, -1)
+        return index, weight
+
+    def at(self, features: Mapping[str, FloatArray]) -> FloatArray:
+        """Return the value at each row."""
+        assert self.values is not None
+        index, weight = self.corners(features)
+        found: FloatArray = (self.values.ravel()[index] * weight).sum(axis=1)
+        return found
+
+
+def grids(*given: tuple[str, Sequence[tuple[float, ...]]]) -> tuple[KernelGrid, ...]:
+    """Return grids without values, of (axes in one word each, knots of each)."""
+    return tuple(KernelGrid(tuple(axes.split()), tuple(ends)) for axes, ends in given)
+
+
+# ---- families and models -----------------------------------------------------------------------------------
+
+EVERY: Final = tuple(f.name for f in fields(Parameters))
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of kernels: what its sizes ask of a GPU, and what its correction depends on.
+
+    Attributes
+    ----------
+    name : str
+    work, features : callable
+        Of (sizes, sheet, dtype); features, in log2, are besides those of `physics`.
+    grids : tuple of KernelGrid
+        Without values.
+    start : Parameters
+        Where a fit begins, and to which it is drawn.
+    free : tuple of str
+        Parameters that are fitted.
+    smooth, ridge : float
+        How many rows of data a second difference of a grid, and a value far from 0, weigh in a fit.
+    """
+
+    name: str
+    work: Callable[[Sizes, Sheet, str], KernelWork]
+    features: Callable[[Sizes, Sheet, str], dict[str, FloatArray]]
+    grids: tuple[KernelGrid, ...]
+    start: Parameters = field(default_factory=Parameters)
+    free: tuple[str, ...] = EVERY
+    smooth: float = 1.0
+    ridge: float = 0.05
+
+
+SHARED, OWN, REACH = 0.8, 0.1, 3.0
+"""Of the log error on a GPU that was not measured: how much of the model's spread kernels share, what each
+has for itself (standard deviation), how far likeness reaches, in doublings of sizes. From GPUs left out of
+fits."""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How much longer kernels take than a model says, from a few that were measured.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the features.
+    points, weights : array
+        A row a measured kernel: its features; and its weight.
+    prior : float
+        Standard deviation of what all kernels share, and of what like ones do.
+    narrower : float
+        Factor of the half width.
+    """
+
+    names: tuple[str, ...]
+    points: FloatArray
+    weights: FloatArray
+    prior: float
+    narrower: float = 1.0
+
+    def likeness(self, at: FloatArray) -> FloatArray:
+        """Return the covariance of each row with each measured kernel."""
+        away = ((at[:, None, :] - self.points[None, :, :]) / REACH) ** 2
+        found: FloatArray = self.prior**2 * (1 + np.exp(-away.mean(axis=2) / 2))
+        return found
+
+    def at(self, features: Mapping[str, FloatArray]) -> FloatArray:
+        """Return the logarithm by which each row takes longer."""
+        found: FloatArray = self.likeness(np.stack([features[n] for n in self.names], 1)) @ self.weights
+        return found
+
+
+_CHUNK: Final = 2048  # rows at a time: what they need stays in the processor's caches
+
+
+@dataclass(frozen=True)
+class Model:
+    """A fitted family on a GPU (or a generation), for one data type.
+
+    Attributes
+    ----------
+    family : Family
+    dtype : str
+    parameters : Parameters
+    grids : tuple of KernelGrid
+    spread_edges, spread : tuple of float
+        Half width of the 10-90 % interval (log) of rows left out, by log2(ns): one more than edges.
+    shift : Shift or None
+    """
+
+    family: Family
+    dtype: str
+    parameters: Parameters
+    grids: tuple[KernelGrid, ...] = ()
+    spread_edges: tuple[float, ...] = ()
+    spread: tuple[float, ...] = (0.5,)
+    shift: Shift | None = None
+
+    def predict(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, FloatArray]:
+        """Return nanoseconds and the log half width of the 10-90 % interval, a row each."""
+        rows = max(np.size(v) for v in sizes.values())
+        parts = [slice(begin, begin + _CHUNK) for begin in range(0, max(rows, 1), _CHUNK)]
+        each = [self._predict(take(sizes, part), sheet.rows(part)) for part in parts]
+        return np.concatenate([ns for ns, _ in each]), np.concatenate([width for _, width in each])
+
+    def _predict(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, FloatArray]:
+        base, features = self.base(sizes, sheet)
+        log = np.log(base) + sum((g.at(features) for g in self.grids), np.zeros(len(base)))
+        width = np.asarray(self.spread)[np.searchsorted(self.spread_edges, features["ns"])]
+        if self.shift is not None:
+            log = log + self.shift.at(features)
+            width = width * self.shift.narrower
+        return np.exp(log), width
+
+    def base(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, dict[str, FloatArray]]:
+        """Return what physics alone says in ns, and all features."""
+        base, features = physics(self.family.work(sizes, sheet, self.dtype), sheet, self.parameters)
+        return base, features | self.family.features(sizes, sheet, self.dtype)
+
+    def wider(self, half_width: float) -> Model:
+        """Return the model with another source of error beside its own."""
+        if not half_width:
+            return self
+        return replace(self, spread=tuple(float(np.hypot(s, half_width)) for s in self.spread))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return readable numbers: parameters that the rows moved, in three digits; grids in hundredths of a
+        logarithm.
+        """
+        start = self.family.start
+        free = {n: float(f"{getattr(self.parameters, n):.3g}") for n in self.family.free}
+        return {
+            "family": self.family.name,
+            "dtype": self.dtype,
+            "parameters": {n: v for n, v in free.items() if not np.isclose(v, getattr(start, n), rtol=0.005)},
+            "grids": [
+                np.rint(100 * g.values).astype(int).ravel().tolist()
+                for g in self.grids
+                if g.values is not None
+            ],
+            "spread_edges": [round(float(e), 2) for e in self.spread_edges],
+            "spread": [round(float(s), 3) for s in self.spread],
+        }
+
+    @classmethod
+    def from_json(cls, family: Family, record: Mapping[str, Any]) -> Model:
+        """Return what `to_json` wrote."""
+        return cls(
+            family,
+            record["dtype"],
+            replace(family.start, **record["parameters"]),
+            tuple(
+                replace(g, values=np.asarray(v, float).reshape(g.shape) / 100)
+                for g, v in zip(family.grids, record["grids"], strict=True)
+            ),
+            tuple(record["spread_edges"]),
+            tuple(record["spread"]),
+        )
+
+
+def take(sizes: Sizes, rows: Any) -> dict[str, Any]:
+    """Return some rows of columns (what is no column stays)."""
+    return {k: v[rows] if np.ndim(v) else v for k, v in sizes.items()}
+
+
+def shifted(model: Model, sizes: Sizes, sheet: Sheet, ns: NDArray[Any]) -> Model:
+    """Return the model moved towards a few measured kernels, by shrinkage: the fewer and less like, the less.
+
+    The error of a model on another GPU is taken for a Gaussian process: a bias of all kernels, and a part
+    that like kernels share (`Shift`); what a kernel has for itself is noise. Odd kernels count less.
+    """
+    plain = replace(model, shift=None)
+    guess, width = plain.predict(sizes, sheet)
+    features = plain.base(sizes, sheet)[1]
+    names = tuple(sorted(features))
+    points = np.stack([features[n] for n in names], 1)
+    r = np.log(ns) - np.log(guess)
+    shift = Shift(names, points, np.zeros(len(r)), SHARED * float(np.mean(width)))
+    likeness, noise = shift.likeness(points), np.full(len(r), OWN**2)
+    for _ in range(4):
+        inverse = np.linalg.inv(likeness + np.diag(noise))
+        weights = inverse @ r
+        noise = OWN**2 * np.maximum(1, np.abs(r - likeness @ weights) / OWN)
+    left_out = np.abs(weights / np.diag(inverse))  # the error on each row had it not been measured
+    known = len(r) / (len(r) + 5)
+    narrower = (float(np.quantile(left_out, 0.8)) / float(np.mean(width))) ** known
+    return replace(model, shift=replace(shift, weights=weights, narrower=float(np.clip(narrower, 0.2, 3))))

@@ -1,1 +1,0 @@
-"""What fits the cost models to the measured H200 tables, and what the fits are worth."""

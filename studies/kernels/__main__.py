@@ -1,0 +1,87 @@
+"""Fit all kernels and write one file a GPU, or judge them on rows left out.
+
+::
+
+    python -m studies.kernels fit   --data DIR [--out FOLDER] [TABLE ...]     half an hour on one core for all
+    python -m studies.kernels judge --data DIR [--out FILE.md] [TABLE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from devices.cost.kernel_fits import FOLDER, GENERATIONS, SCHEMA
+from devices.cost.kernel_model import Model
+from devices.presets import device_preset
+from studies.kernels.fitting import alone, fit_shared
+from studies.kernels.judge import Line, judge, left_out, markdown, own, pooled, spread
+from studies.kernels.tables import GDDR, HBM, Table, tables
+
+POOLED: Final = tuple(name for generation, name in GENERATIONS.items() if generation == name)
+
+
+def fits_of(table: Table) -> dict[str, Model]:
+    """Return the fits of a table by the file where they go: a GPU, its generation, or all unmeasured ones."""
+    found = {gpu: alone(own(table, gpu, rows)) for gpu, rows in table.rows.items()}
+    if table.lenders is None:
+        for generation in POOLED:
+            gpus = [g for g in table.rows if device_preset(g)["generation"] == generation]
+            if gpus:
+                found[generation] = pooled(table, gpus, 8000, 0.0 if len(gpus) > 1 else 0.06)
+        return found
+    groups = {"unmeasured": [*table.rows]}
+    if table.name in ("elementwise", "softmax", "layer_norm"):
+        groups = {"unmeasured_hbm": [*HBM], "unmeasured_gddr": [*GDDR]}
+    elif table.name in ("bmm", "linear"):  # the newest generation counts twice: later ones run its kernels
+        old = ("p100-pcie-16", "p4") if table.name == "linear" else ()
+        groups = {"unmeasured": [*(g for g in table.rows if g not in old), "a100-pcie-40"]}
+    elif table.name.startswith("conv_") and table.dtype == "fp16":
+        groups = {"unmeasured": ["v100-sxm"]}  # a P100 has no tensor cores
+    widths = left_out(table)
+    for name, gpus in groups.items():
+        parts = [(table.rows[g], table.sheet(g)) for g in gpus]
+        model = fit_shared(table.family, parts, table.dtype, **table.stiff)
+        found[name] = alone(spread(model, [w for g, w in widths.items() if g in gpus or len(set(gpus)) < 3]))
+    return found
+
+
+def write(folder: Path, name: str, key: str, record: Mapping[str, Any]) -> None:
+    """Put a record into the file of a GPU: a line for each, readable and small."""
+    path = folder / f"{name}.json"
+    families = json.loads(path.read_text(encoding="utf-8"))["families"] if path.exists() else {}
+    families[key] = record
+    lines = (f"{json.dumps(k)}:{json.dumps(v, separators=(',', ':'))}" for k, v in sorted(families.items()))
+    head = f'{{\n"schema":"{SCHEMA}",\n"gpu":"{name}",\n"families":{{\n'
+    path.write_text(head + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Fit, or judge."""
+    parser = argparse.ArgumentParser(prog="python -m studies.kernels", description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=("fit", "judge"))
+    parser.add_argument("names", nargs="*", metavar="TABLE", help="only these; default: all")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--out", type=Path, help="folder of fits, or file of errors")
+    given = parser.parse_intermixed_args()
+    lines: list[Line] = []
+    for table in tables(given.data):
+        if given.names and table.name not in given.names:
+            continue
+        if given.what == "fit":
+            for name, model in fits_of(table).items():
+                write(given.out or FOLDER, name, f"{table.name} {table.dtype}", model.to_json())
+            print(table.name, table.dtype, flush=True)
+            continue
+        lines += judge(table)
+        if given.out:
+            given.out.write_text(markdown(lines), encoding="utf-8")
+    if lines and not given.out:
+        print(markdown(lines), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""How a family is fitted: parameters by damped least squares, grids by reweighted ones, spread from folds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from devices.cost.kernel_model import Family, KernelGrid, Model, Parameters, Sheet, physics, take
+from sim.base.arrays import FloatArray
+from studies.kernels.tables import Rows
+
+WIDTH: Final = {
+    "fixed_ns": 0.8,
+    "flop_share": 0.3,
+    "rounding": 0.5,
+    "dram_share": 0.25,
+    "l2_share": 0.4,
+    "cycled_share": 0.3,
+    "overlap": 0.5,
+}
+"""How far a parameter may go from its start: standard deviation of its logarithm (1 where not named)."""
+LEAST: Final = {"overlap": 1.0}
+MOST: Final = {
+    "rounding": 1.0,
+    "flop_share": 1.1,
+    "dram_share": 1.05,
+    "l2_share": 1.5,
+    "cycled_share": 0.5,
+    "overlap": 12.0,
+}
+SHARP: Final = 12.0  # of the corner between what the host needs and what the kernel takes
+KERNEL_FIXED_NS: Final = (
+    1500.0  # of a kernel in fp32 among others: what its table has beyond it is the measuring
+)
+
+
+def shown(ns: FloatArray, floor_ns: Any) -> FloatArray:
+    """Return what a table shows of a kernel whose launch it includes: never less than the host needs."""
+    found: FloatArray = (ns**SHARP + np.asarray(floor_ns, float) ** SHARP) ** (1 / SHARP)
+    return found
+
+
+def bends(grid: KernelGrid) -> FloatArray:
+    """Return the matrix whose rows are second differences of a grid's values along each axis."""
+    size, rows = int(np.prod(grid.shape)), []
+    number = np.arange(size).reshape(grid.shape)
+    for axis, knots in enumerate(grid.knots):
+        line = np.moveaxis(number, axis, -1).reshape(-1, len(knots))
+        each = np.arange(len(line))
+        for a in range(len(knots) - 2):
+            left, right = knots[a + 1] - knots[a], knots[a + 2] - knots[a + 1]
+            block, scale = np.zeros((len(line), size)), np.sqrt((left + right) / 2)
+            block[each, line[:, a]] = scale / left
+            block[each, line[:, a + 1]] = -scale / left - scale / right
+            block[each, line[:, a + 2]] = scale / right
+            rows.append(block)
+    return np.concatenate(rows) if rows else np.zeros((0, size))
+
+
+def fit_grids(
+    grids: Sequence[KernelGrid],
+    features: Mapping[str, FloatArray],
+    target: FloatArray,
+    *,
+    smooth: float,
+    ridge: float,
+    weight: FloatArray | None = None,
+) -> tuple[KernelGrid, ...]:
+    """Return grids whose sum comes nearest to `target`, in absolute deviations (reweighted least squares)."""
+    corners = [grid.corners(features) for grid in grids]
+    sizes = [int(np.prod(g.shape)) for g in grids]
+    begins = np.cumsum([0, *sizes])
+    total = int(begins[-1])
+    penalty = np.zeros((total, total))
+    for grid, begin, size in zip(grids, begins, sizes, strict=False):
+        second, part = bends(grid), slice(begin, begin + size)
+        penalty[part, part] = smooth * second.T @ second + ridge * np.eye(size)
+    index = np.concatenate([i + b for (i, _), b in zip(corners, begins, strict=False)], 1)
+    share = np.concatenate([s for _, s in corners], 1)
+    solution: FloatArray = np.zeros(total)
+    base = np.ones(len(target)) if weight is None else weight
+    for _ in range(6):
+        error = np.abs(target - (solution[index] * share).sum(1))
+        robust = base * 0.05 / np.maximum(error, 0.02) if solution.any() else base
+        normal = np.zeros(total * total)
+        for begin in range(0, len(target), 4096):  # bounds the pairs in memory
+            rows = slice(begin, begin + 4096)
+            pairs = index[rows, :, None] * total + index[rows, None, :]
+            heavy = (share[rows] * robust[rows, None])[:, :, None] * share[rows, None, :]
+            normal += np.bincount(pairs.ravel(), heavy.ravel(), total * total)
+        right = np.bincount(index.ravel(), (share * (robust * target)[:, None]).ravel(), total)
+        solution[:] = np.linalg.solve(normal.reshape(total, total) + penalty, right)
+    return tuple(
+        replace(g, values=solution[b : b + n].reshape(g.shape))
+        for g, b, n in zip(grids, begins, sizes, strict=False)
+    )
+
+
+def nearest(
+    misses: Callable[[FloatArray], FloatArray], names: Sequence[str], centre: FloatArray, rounds: int
+) -> FloatArray:
+    """Return logarithms of parameters with the least absolute misses: damped Gauss-Newton with a prior."""
+    width = np.array([WIDTH.get(n, 1.0) for n in names])
+    most = np.log([MOST.get(n, 1e9) for n in names])
+    least = np.log([LEAST.get(n, 1e-9) for n in names])
+
+    def loss(x: FloatArray, r: FloatArray) -> float:
+        return float(np.abs(r).mean() + 0.5 / len(r) * (((x - centre) / width) ** 2).sum())
+
+    x, damping = centre.copy(), 1.0
+    r = misses(x)
+    for _ in range(rounds):
+        slope = np.stack([(misses(x + 0.03 * np.eye(len(x))[i]) - r) / 0.03 for i in range(len(x))], 1)
+        robust = 1 / np.maximum(np.abs(r), 0.02)
+        normal = (slope * robust[:, None]).T @ slope + np.diag(1 / width**2)
+        right = -(slope * robust[:, None]).T @ r - (x - centre) / width**2
+        for _ in range(6):
+            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), right)
+            trial = np.clip(x + np.clip(step, -0.7, 0.7), least, most)
+            new = misses(trial)
+            if loss(trial, new) < loss(x, r):
+                x, r, damping = trial, new, damping / 3
+                break
+            damping *= 4
+    return x
+
+
+def _drawn(rows: Rows, sheet: Sheet, most: int, seed: Any = 0) -> tuple[Rows, Sheet]:
+    if len(rows.ns) <= most:
+        return rows, sheet
+    keep = np.sort(np.random.default_rng(seed).permutation(len(rows.ns))[:most])
+    return rows.take(keep), sheet.rows(keep)
+
+
+def fit_model(
+    family: Family, rows: Rows, sheet: Sheet, dtype: str, *, groups: Any = None, unseen: float = 0.0
+) -> Model:
+    """Return a fit to rows of one GPU, or of several in a sheet of columns; its spread is of rows left out.
+
+    Parameters
+    ----------
+    groups : array or None
+        Rows that are left out together, in five folds; None: each for itself.
+    unseen : float
+        What a GPU adds that was not measured (half width, log), where the rows cannot say it.
+    """
+    few, part = _drawn(rows, sheet, 4000)
+    work, names = family.work(few.sizes, part, dtype), family.free
+    centre = np.log([getattr(family.start, n) for n in names])
+
+    def made(x: FloatArray) -> Parameters:
+        return replace(family.start, **{n: float(v) for n, v in zip(names, np.exp(x), strict=True)})
+
+    model = Model(
+        family,
+        dtype,
+        made(nearest(lambda x: np.log(physics(work, part, made(x))[0] / few.ns), names, centre, 15)),
+    )
+    base, features = model.base(rows.sizes, sheet)
+    target = np.log(rows.ns / base)
+    smooth, ridge = family.smooth, family.ridge
+    fitted = fit_grids(family.grids, features, target, smooth=smooth, ridge=ridge)
+    of_row = np.arange(len(target)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    number = int(of_row.max()) + 1
+    fold = of_row if number <= 5 else np.random.default_rng(1).integers(0, 5, number)[of_row]
+    left_out = np.zeros(len(target))
+    for f in range(5):
+        inside, out = fold != f, fold == f
+        if out.any() and inside.any():
+            grids = fit_grids(
+                family.grids, take(features, inside), target[inside], smooth=smooth, ridge=ridge
+            )
+            left_out[out] = target[out] - sum(
+                (g.at(take(features, out)) for g in grids), np.zeros(int(out.sum()))
+            )
+    return spread_by(
+        replace(model, grids=fitted), left_out, features["ns"], max(1, min(4, len(target) // 100)), unseen
+    )
+
+
+def spread_by(model: Model, misses: FloatArray, log2_ns: FloatArray, bins: int, unseen: float = 0.0) -> Model:
+    """Return the model with the half width of its 10-90 % interval by size, from errors of rows left out."""
+    edges = np.quantile(log2_ns, np.linspace(0, 1, bins + 1)[1:-1])
+    where = np.searchsorted(edges, log2_ns)
+    widths = (float(np.quantile(np.abs(misses[where == b]), 0.8)) for b in range(bins))
+    spread = tuple(float(np.hypot(w, unseen)) for w in widths)
+    return replace(model, spread_edges=tuple(map(float, edges)), spread=spread)
+
+
+def fit_shared(
+    family: Family,
+    parts: Sequence[tuple[Rows, Sheet]],
+    dtype: str,
+    *,
+    smooth: float | None = None,
+    ridge: float | None = None,
+) -> Model:
+    """Return one model of one or several GPUs (each weighs the same), each with a fixed time of its own."""
+    rng = np.random.default_rng(0)
+    names = [n for n in family.free if n != "fixed_ns"]
+    own = len(parts) if "fixed_ns" in family.free else 0
+
+    def thinned(most: int) -> list[tuple[Rows, Sheet]]:
+        keeps = [np.sort(rng.permutation(len(rows.ns))[:most]) for rows, _ in parts]
+        return [(rows.take(keep), sheet) for (rows, sheet), keep in zip(parts, keeps, strict=True)]
+
+    thin = thinned(2000)
+    works = [family.work(rows.sizes, sheet, dtype) for rows, sheet in thin]
+    every = [*names, *["fixed_ns"] * own]
+
+    def made(x: FloatArray, i: int) -> Parameters:
+        values = {n: float(v) for n, v in zip(names, np.exp(x), strict=False)}
+        fixed = float(np.exp(x[len(names) + i])) if own else family.start.fixed_ns
+        return replace(family.start, fixed_ns=fixed, **values)
+
+    def misses(x: FloatArray) -> FloatArray:
+        each = zip(works, thin, strict=True)
+        return np.concatenate([
+            np.log(shown(physics(w, sheet, made(x, i))[0], rows.floor_ns) / rows.ns)
+            for i, (w, (rows, sheet)) in enumerate(each)
+        ])  # fmt: skip
+
+    x = nearest(misses, every, np.log([getattr(family.start, n) for n in every]), 20)
+    fixed = float(np.exp(x[len(names) :].mean())) if own else family.start.fixed_ns
+    model = Model(family, dtype, replace(made(x, 0), fixed_ns=fixed))
+    columns, target, weight = [], [], []
+    for i, (rows, sheet) in enumerate(thinned(20000)):
+        base, features = replace(model, parameters=made(x, i)).base(rows.sizes, sheet)
+        seen = shown(base, rows.floor_ns)
+        columns.append(features)
+        target.append(np.log(rows.ns / seen))  # a row that the floor hides says nothing
+        weight.append((base / seen) ** SHARP * min(1.0, 4000 / len(rows.ns)) + 1e-6)
+    joined = {k: np.concatenate([c[k] for c in columns]) for k in columns[0]}
+    penalties = {
+        "smooth": family.smooth if smooth is None else smooth,
+        "ridge": family.ridge if ridge is None else ridge,
+    }
+    grids = fit_grids(
+        family.grids, joined, np.concatenate(target), weight=np.concatenate(weight), **penalties
+    )
+    return replace(model, grids=grids)
+
+
+def fit_measured(family: Family, rows: Rows, sheet: Sheet, dtype: str, folds: int = 3) -> Model:
+    """Return such a fit of one GPU; its spread is that of rows left out."""
+    model = fit_shared(family, [(rows, sheet)], dtype)
+    fold = np.random.default_rng(1).integers(0, folds, len(rows.ns))
+    misses, log2_ns = np.zeros(len(rows.ns)), np.zeros(len(rows.ns))
+    for f in range(folds):
+        inner = fit_shared(family, [(rows.take(fold != f), sheet)], dtype)
+        left = rows.take(fold == f)
+        misses[fold == f] = np.log(predicted(inner, left, sheet)[0] / left.ns)
+        log2_ns[fold == f] = inner.base(left.sizes, sheet)[1]["ns"]
+    return spread_by(model, misses, log2_ns, 4 if len(rows.ns) > 200 else 1)
+
+
+def predicted(model: Model, rows: Rows, sheet: Sheet) -> tuple[FloatArray, FloatArray]:
+    """Return what a table would show, and log half widths."""
+    ns, width = model.predict(rows.sizes, sheet)
+    return shown(ns, rows.floor_ns), width
+
+
+def alone(model: Model) -> Model:
+    """Return a model of a kernel in fp32 without what measuring added to its fixed time."""
+    fixed = min(KERNEL_FIXED_NS, model.parameters.fixed_ns)
+    if model.dtype != "fp32" or "fixed_ns" not in model.family.free:
+        return model
+    return replace(model, parameters=replace(model.parameters, fixed_ns=fixed))

@@ -1,0 +1,225 @@
+"""Errors on kernels that no fit has seen: a fifth of the rows, whole layers, and a whole GPU left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.cost.kernel_model import KernelWork, Model, Sheet, shifted
+from devices.presets import device_preset
+from sim.base.arrays import BoolArray, FloatArray
+from studies.kernels.fitting import fit_measured, fit_model, fit_shared, predicted
+from studies.kernels.tables import Rows, Table
+
+NEAR: Final = {
+    "ampere": ("hopper",),
+    "ada": ("ampere",),
+    "hopper": ("blackwell", "ampere"),
+    "blackwell": ("hopper",),
+}
+"""Whose rows a generation takes of which nothing was measured."""
+
+
+class Line(NamedTuple):
+    """Mean relative errors of one table on one GPU, and shares of rows inside the 10-90 % interval."""
+
+    table: str
+    gpu: str
+    dtype: str
+    rows: int
+    roofline: float
+    local: float
+    fifth: float
+    inside: float
+    layer: float
+    layer_inside: float
+    gpu_out: float
+    gpu_out_inside: float
+    after_20: float
+
+
+def error(predicted_ns: FloatArray, ns: FloatArray) -> float:
+    """Return the mean relative error."""
+    return float(np.mean(np.abs(predicted_ns / ns - 1)))
+
+
+def held(count: int, seed: int = 7) -> BoolArray:
+    """Return a fifth of the rows."""
+    found: BoolArray = np.random.default_rng(seed).random(count) < 0.2
+    return found
+
+
+def held_layers(layer: NDArray[Any], seed: int = 7) -> BoolArray:
+    """Return the rows of a fifth of the layers."""
+    names = np.unique(layer)
+    out = np.random.default_rng(seed).permutation(len(names))[: max(1, round(0.2 * len(names)))]
+    found: BoolArray = np.isin(layer, names[out])
+    return found
+
+
+def roofline_ns(work: KernelWork, sheet: Sheet) -> FloatArray:
+    """Return the bare data sheet's time: the longer of arithmetic and DRAM."""
+    flops = np.asarray(work.flops, float)
+    flops = flops.min(axis=1) if flops.ndim > 1 else flops
+    nbytes = work.dram_bytes + work.warm_bytes + work.cycled_bytes
+    found: FloatArray = np.maximum(flops / sheet.peak_of(work.dtype), nbytes / sheet.dram_bytes_per_s) * 1e9
+    return found
+
+
+def local_regression(
+    known: Rows, asked: Rows, names: Sequence[str], most: int = 400
+) -> tuple[NDArray[Any], FloatArray]:
+    """Return some rows, and their time by a plane through the ten nearest rows, all in logarithms."""
+
+    def logs(rows: Rows) -> FloatArray:
+        sizes = [np.asarray(rows.sizes.get(n, 1.0), float) + 0 * rows.ns for n in names]
+        return np.log(np.maximum(np.stack(sizes, 1), 0.5))
+
+    x, at, y = logs(known), logs(asked), np.log(known.ns)
+    picked = np.random.default_rng(3).permutation(len(at))[:most]
+    out = np.empty(len(picked))
+    ridge = np.diag([1e-9] + [1e-2] * len(names))
+    for j, i in enumerate(picked):
+        distance = ((x - at[i]) ** 2).sum(1)
+        near = np.argpartition(distance, min(10, len(distance) - 1))[:10]
+        weight = 1 / (np.sqrt(distance[near]) + 0.1)
+        a = np.concatenate([np.ones((len(near), 1)), x[near] - at[i]], 1)
+        w = a * weight[:, None]
+        out[j] = np.linalg.solve(w.T @ a + ridge, w.T @ y[near])[0]
+    return picked, np.exp(out)
+
+
+def own(table: Table, gpu: str, rows: Rows, groups: Any = None) -> Model:
+    """Return the fit of a measured GPU."""
+    if table.lenders is not None:
+        return fit_measured(table.family, rows, table.sheet(gpu), table.dtype)
+    return fit_model(table.family_of(gpu), rows, table.sheet(gpu), table.dtype, groups=groups)
+
+
+def _generation(gpu: str) -> str:
+    return str(device_preset(gpu)["generation"])
+
+
+def pooled(
+    table: Table, gpus: Sequence[str], most: int, unseen: float, family_of: str | None = None
+) -> Model:
+    """Return one fit to rows of several GPUs, each of whose numbers stand in a column of the sheet."""
+    rng = np.random.default_rng(5)
+    keeps = [np.sort(rng.permutation(len(table.rows[g].ns))[:most]) for g in gpus]
+    parts = [table.rows[g].take(keep) for g, keep in zip(gpus, keeps, strict=True)]
+    which = np.repeat(np.arange(len(gpus)), [len(keep) for keep in keeps])
+    sheets = [table.sheet(g) for g in gpus]
+
+    def column(values: list[Any]) -> Any:
+        return np.asarray(values)[which]
+
+    numbers = ("sms", "clock_hz", "dram_bytes_per_s", "l2_bytes")
+    sheet = Sheet(
+        name="+".join(gpus),
+        generation=column([s.generation for s in sheets]),
+        **{n: column([float(getattr(s, n)) for s in sheets]) for n in numbers},
+        peak={table.dtype: column([float(s.peak_of(table.dtype)) for s in sheets])},
+    )
+    sizes = {n: np.concatenate([p.sizes[n] for p in parts]) for n in parts[0].sizes}
+    rows = Rows(sizes, np.concatenate([p.ns for p in parts]), np.concatenate([p.layer for p in parts]))
+    groups = which if len(gpus) > 1 else None
+    return fit_model(
+        table.family_of(family_of or gpus[0]), rows, sheet, table.dtype, groups=groups, unseen=unseen
+    )
+
+
+def _shared(table: Table) -> dict[str, Model]:
+    """Return the fit of each GPU's lenders."""
+    if table.name + table.dtype not in _SHARED:
+        lenders = table.lenders or (lambda gpu: [])
+        parts = {
+            g: [(table.rows[k], table.sheet(k)) for k in lenders(g) if k in table.rows] for g in table.rows
+        }
+        made = {g: fit_shared(table.family, p, table.dtype, **table.stiff) for g, p in parts.items() if p}
+        _SHARED.clear()
+        _SHARED[table.name + table.dtype] = made
+    return _SHARED[table.name + table.dtype]
+
+
+_SHARED: Final[dict[str, dict[str, Model]]] = {}  # of the last table
+
+
+def without(table: Table) -> dict[str, Model]:
+    """Return what each GPU would take had it not been measured; not of one that is alone in the table."""
+    if table.lenders is not None:
+        models, widths = _shared(table), left_out(table)
+        return {g: spread(m, [widths[k] for k in table.lenders(g) if k in widths]) for g, m in models.items()}
+    found = {}
+    for gpu in table.rows if len(table.rows) > 1 else ():
+        others = [g for g in table.rows if g != gpu]
+        same = [g for g in others if _generation(g) == _generation(gpu)]
+        near = [g for g in others if _generation(g) in NEAR.get(_generation(gpu), ())]
+        gpus = same or near or others
+        unseen = 0.25 if not same else 0.06 if len(gpus) < 2 else 0.0
+        found[gpu] = pooled(table, gpus, 12_000 // len(gpus) if same else 6000, unseen, gpu)
+    return found
+
+
+def _width(model: Model, rows: Rows, sheet: Sheet) -> float:
+    """Return the half width of the 10-90 % interval of rows that a model has not seen."""
+    return float(np.quantile(np.abs(np.log(predicted(model, rows, sheet)[0] / rows.ns)), 0.8))
+
+
+def spread(model: Model, widths: Sequence[float]) -> Model:
+    """Return a model of unmeasured GPUs, as sure as GPUs left out say."""
+    width = float(np.mean(widths)) if widths else 0.5
+    return Model(model.family, model.dtype, model.parameters, model.grids, (), (width,))
+
+
+def left_out(table: Table) -> dict[str, float]:
+    """Return the half width that each GPU has, left out of the fit of its lenders."""
+    return {gpu: _width(model, table.rows[gpu], table.sheet(gpu)) for gpu, model in _shared(table).items()}
+
+
+def judge(table: Table) -> Iterator[Line]:
+    """Return the errors of each GPU of a table."""
+    left = without(table)
+    for gpu, rows in table.rows.items():
+        sheet, other = table.sheet(gpu), left.get(gpu)
+
+        def score(model: Model, asked: Rows, sheet: Sheet = sheet) -> tuple[float, float]:
+            ns, width = predicted(model, asked, sheet)
+            return error(ns, asked.ns), float(np.mean(np.abs(np.log(ns / asked.ns)) <= width))
+
+        fifth, layers = held(len(rows.ns)), held_layers(rows.layer)
+        known = rows.take(~layers)
+        picked, near = local_regression(rows.take(~fifth), rows.take(fifth), table.logs)
+        after = []
+        for seed in range(5 if other is not None else 0):
+            few = rows.take(np.random.default_rng(seed).permutation(len(rows.ns))[:20])
+            seen = few.take(few.ns > 1.3 * few.floor_ns)
+            if other is not None and len(seen.ns):
+                after.append(score(shifted(other, seen.sizes, sheet, seen.ns), rows)[0])
+        yield Line(
+            table.name,
+            gpu,
+            table.dtype,
+            len(rows.ns),
+            error(roofline_ns(table.family.work(rows.sizes, sheet, table.dtype), sheet), rows.ns),
+            error(near, rows.take(fifth).ns[picked]),
+            *score(own(table, gpu, rows.take(~fifth)), rows.take(fifth)),
+            *score(own(table, gpu, known, known.layer), rows.take(layers)),
+            *(score(other, rows) if other is not None else (np.nan, np.nan)),
+            float(np.mean(after)) if after else np.nan,
+        )
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """Return a table of errors."""
+    head = (
+        "| kernels | GPU | dtype | rows | roofline | local regression | a fifth | inside | by layer | inside "
+    )
+    head += "| GPU left out | inside | after 20 kernels |"
+    body = []
+    for line in lines:
+        shares = ("" if np.isnan(x) else f"{x:.1%}" for x in line[4:])
+        body.append(f"| {line.table} | {line.gpu} | {line.dtype} | {line.rows} | {' | '.join(shares)} |")
+    return "\n".join([head, "|---|---|---|" + "---:|" * 10, *body]) + "\n"

@@ -1,0 +1,317 @@
+"""Measured kernels as tables: a family, and for each GPU columns of sizes and nanoseconds.
+
+DIR has the folders ``kernels`` and ``h200``, whose README says where each file is from. Names of GPUs become
+those of presets, and names of columns those of families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from devices.cost import general_kernels as general
+from devices.cost import language_kernels as language
+from devices.cost.kernel_costs import load_fits
+from devices.cost.kernel_model import Family, Sheet, Sizes
+from devices.cost.language_kernels import linked
+from sim.base.arrays import FloatArray
+
+PRESETS: Final = {
+    "a100_sxm": "a100-sxm-80",
+    "h100_sxm": "h100-sxm",
+    "h200_sxm": "h200-sxm",
+    "b200_sxm": "b200-sxm",
+    "a100": "a100-sxm-80",
+    "h100": "h100-sxm",
+    "V100": "v100-sxm",
+    "P100": "p100-pcie-16",
+    "Tesla P100-PCIE-16GB": "p100-pcie-16",
+    "Tesla_P100-PCIE-16GB": "p100-pcie-16",
+    "Tesla P4": "p4",
+    "Tesla_P4": "p4",
+    "Tesla T4": "t4",
+    "Tesla_T4": "t4",
+    "Tesla V100-PCIE-32GB": "v100-pcie-32",
+    "Tesla_V100-PCIE-32GB": "v100-pcie-32",
+    "NVIDIA A100-PCIE-40GB": "a100-pcie-40",
+    "NVIDIA_A100-PCIE-40GB": "a100-pcie-40",
+}
+FP32: Final = ("p100-pcie-16", "p4", "t4", "v100-pcie-32", "a100-pcie-40")
+HBM, GDDR = ("v100-pcie-32", "a100-pcie-40"), ("p4", "t4")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measured kernels of one GPU: sizes, nanoseconds, and the least that measuring can show (0: nothing)."""
+
+    sizes: Sizes
+    ns: FloatArray
+    layer: Any
+    floor_ns: Any = 0.0
+
+    def take(self, rows: Any) -> Rows:
+        """Return some of them."""
+        floor = self.floor_ns[rows] if np.ndim(self.floor_ns) else self.floor_ns
+        sizes = {k: v[rows] if np.ndim(v) else v for k, v in self.sizes.items()}
+        return Rows(sizes, self.ns[rows], self.layer[rows], floor)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One family in one data type.
+
+    Attributes
+    ----------
+    name, dtype : str
+    family : Family
+    rows : mapping of str to Rows
+        By preset.
+    logs : tuple of str
+        Columns of the local regression beside which it is judged.
+    lenders : callable or None
+        Whose rows an unmeasured GPU takes, in fits where each GPU has its own fixed time; None: those of its
+        generation, or the nearest, in one fit.
+    stiff : mapping of str to float
+        Penalties of that fit.
+    fine : tuple of str
+        GPUs whose grid has more knots.
+    """
+
+    name: str
+    dtype: str
+    family: Family
+    rows: Mapping[str, Rows]
+    logs: tuple[str, ...]
+    lenders: Callable[[str], list[str]] | None = None
+    stiff: Mapping[str, float] = field(default_factory=dict)
+    fine: tuple[str, ...] = ()
+
+    def family_of(self, gpu: str) -> Family:
+        """Return the family as a GPU has it."""
+        return language.PRODUCTS_FINE if gpu in self.fine else self.family
+
+    def sheet(self, gpu: str) -> Sheet:
+        """Return a GPU's data sheet, of its link where that is what the family is bound by."""
+        sheet = load_fits(gpu).sheet
+        return linked(sheet) if self.name.startswith("deepep") else sheet
+
+
+def _rows(d: pd.DataFrame, columns: tuple[str, ...], layer: tuple[str, ...], text: str = "") -> Rows:
+    sizes: dict[str, Any] = {c: d[c].to_numpy(float) for c in columns if c != text}
+    if text in columns:
+        sizes[text] = str(d[text].iloc[0])
+    key = d[list(layer)].astype(str).agg(",".join, axis=1).to_numpy()
+    floor = d.floor_ns.to_numpy(float) if "floor_ns" in d else 0.0
+    return Rows(sizes, d.us.to_numpy(float) * 1e3, key, floor)
+
+
+def _table(
+    name: str, dtype: str, family: Family, d: pd.DataFrame, columns: str, layer: str, **more: Any
+) -> Table:
+    names, text = tuple(columns.split()), "direction" if "direction" in columns else ""
+    by_gpu = {g: _rows(each, names, tuple(layer.split()), text) for g, each in d.groupby("gpu")}
+    found = {str(g): rows for g, rows in by_gpu.items()}
+    more.setdefault("logs", tuple(c for c in names if c != text))
+    return Table(name, dtype, family, found, **more)
+
+
+def _read(path: Path, **names: str) -> pd.DataFrame:
+    d = pd.read_csv(path).rename(columns=names)
+    if "gpu" in d:
+        d["gpu"] = d.gpu.replace(PRESETS)
+    if "us" in d:
+        d = d[d.us > 0].reset_index(drop=True)
+    return d
+
+
+def _bf16(d: pd.DataFrame) -> pd.DataFrame:
+    return d.assign(dtype=d.dtype.replace({"bfloat16": "bf16", "w4a8_mxfp4_mxfp8": "mxfp4"}))
+
+
+def language_tables(data: Path) -> Iterator[Table]:
+    """Return the tables of 16-, 8- and 4-bit kernels (ai-dynamo/aiconfigurator)."""
+    here, h200 = data / "kernels", data / "h200"
+    own = {"gpu": "h200-sxm", "dtype": "bf16"}
+    d = pd.concat(
+        [
+            _read(here / "gemm_16_8_bit.csv.gz"),
+            _read(here / "gemm_blackwell.csv.gz"),
+            _read(h200 / "gemm_bf16.csv.gz", latency_us="us").assign(**own),
+        ],
+        ignore_index=True,
+    )
+    for dtype, each in _bf16(d).groupby("dtype"):
+        few = dtype in ("fp8_block", "nvfp4")
+        family = language.PRODUCTS_COARSE if few else language.PRODUCTS
+        fine = () if few else ("a100-sxm-80", "l40s")
+        yield _table("products", str(dtype), family, each, "m n k", "n k", fine=fine)
+    sizes = "batch seq_len heads kv_heads head_dim window"
+    more = _read(
+        h200 / "context_attention_bf16.csv.gz",
+        batch_size="batch", isl="seq_len", num_heads="heads", num_key_value_heads="kv_heads",
+        window_size="window", latency_us="us",
+    ).assign(gpu="h200-sxm")  # fmt: skip
+    prefill = pd.concat([_read(here / "attention_prefill.csv.gz"), more], ignore_index=True)
+    layer = "heads kv_heads head_dim window"
+    yield _table("prefill", "bf16", language.PREFILL, prefill, sizes, layer)
+    yield _table("decode", "bf16", language.DECODE, _read(here / "attention_decode.csv.gz"), sizes, layer)
+    d = _read(here / "encoder_attention.csv.gz", batch_size="batch", num_heads="heads")
+    yield _table("encoder", "bf16", language.ENCODER, d, "batch seq_len heads head_dim", "heads head_dim")
+    low = _read(
+        here / "moe_low_bits.csv.gz",
+        num_tokens="tokens", hidden_size="hidden", inter_size="intermediate", num_experts="experts",
+        moe_tp_size="tp", moe_ep_size="ep",
+    )  # fmt: skip
+    d = pd.concat([_read(here / "moe.csv.gz").assign(dtype="bf16"), low], ignore_index=True)
+    for dtype, each in _bf16(d).groupby("dtype"):
+        yield _table(
+            "moe", str(dtype), language.MOE, each, language.MOE_SIZES, "hidden intermediate topk experts"
+        )
+    mamba = _read(here / "mamba2.csv.gz", batch_size="batch")
+    mamba["channels"] = mamba.nheads * mamba.head_dim + 2 * mamba.n_groups * mamba.d_state
+    delta = _read(here / "gdn.csv.gz", batch_size="batch", num_v_heads="heads")
+    delta["channels"] = delta.num_k_heads * delta.head_k_dim
+    d = pd.concat([mamba, delta], ignore_index=True)
+    d = d[d.kernel_source.str.startswith("causal")]
+    d = d.drop_duplicates(["gpu", "kernel_source", "batch", "seq_len", "channels"])
+    sizes, context = "batch seq_len channels", d.phase == "context"
+    yield _table("conv1d", "bf16", language.CONV1D, d[context], sizes, "channels")
+    yield _table("conv1d_update", "bf16", language.CONV1D_UPDATE, d[~context], sizes, "channels")
+    ways = (
+        ("gated_delta", "chunk", language.DELTA_CHUNK),
+        ("gated_delta_step", "fused", language.DELTA_STEP),
+    )
+    for name, kernel, family in ways:
+        each = delta[delta.kernel_source.str.startswith(kernel)]
+        each = each.drop_duplicates(["gpu", "batch", "seq_len", "heads"])
+        yield _table(name, "bf16", family, each, "batch seq_len heads", "heads")
+    d = _read(here / "quantize.csv.gz")
+    d = d[d.us > 0.2]  # of 7,788 rows 27 are differences of two timings, near nothing
+    yield _table("quantize_scale", "fp8", language.QUANTIZE, d[d.op_name == "compute_scale"], "m k", "k")
+    yield _table("quantize", "fp8", language.QUANTIZE, d[d.op_name == "scale_matrix"], "m k", "k")
+    d = _read(
+        here / "deepep.csv.gz",
+        node_num="nodes", num_token="tokens", hidden_size="hidden", num_topk="topk", num_experts="experts",
+    )  # fmt: skip
+    for way in ("dispatch", "combine"):
+        each = d.assign(sms=d[f"{way}_sms"], us=d[f"{way}_transmit_us"])
+        sizes = "tokens hidden topk nodes sms experts"
+        yield _table(
+            f"deepep_{way}", "bf16", language.EXCHANGE, each[each.us > 0], sizes, "hidden topk experts"
+        )
+
+
+def _but(*gpus: str) -> Callable[[str], list[str]]:
+    return lambda gpu: [g for g in gpus if g != gpu]
+
+
+def _alike_memory(gpu: str) -> list[str]:
+    """Return whose loss of memory-bound kernels a GPU takes: the newest with the same sort of memory."""
+    if gpu == "p100-pcie-16":
+        return [*GDDR, "v100-pcie-32"]
+    return _but(*(GDDR if gpu in GDDR or gpu == "gddr" else HBM))(gpu)
+
+
+def general_tables(data: Path) -> Iterator[Table]:
+    """Return the tables in fp32 (NeuSight's training set), convolutions (DeepBench), and LLM ops (Vidur)."""
+    here = data / "kernels"
+    stiff, loose = {"smooth": 100.0, "ridge": 50.0}, {"smooth": 10.0, "ridge": 0.5}
+    # The table calls the shared dimension N and the columns of the output K (its grids of thread blocks say
+    # so: batch * ceil(K / tile) * ceil(M / tile) in every one of 87,000 bmm).
+    d = _read(here / "fp32_matmul.csv.gz", B="batch", M="m", N="k", K="n")
+    d["floor_ns"] = d.groupby(["gpu", "op"]).us.transform(lambda x: x.quantile(0.003)) * 1e3
+    sizes = "batch m n k"
+    bmm, linear = d[d.op == "bmm"], d[d.op == "linear"]
+    yield _table("bmm", "fp32", general.BMM, bmm, sizes, "n k", lenders=_but(*FP32), stiff=stiff)
+    newer = _but("t4", "v100-pcie-32", "a100-pcie-40")  # Pascal's libraries miss L2 with large operands
+    yield _table(
+        "linear",
+        "fp32",
+        general.LINEAR,
+        linear,
+        sizes,
+        "n k",
+        lenders=newer,
+        stiff=stiff,
+        logs=("m", "n", "k"),
+    )
+    e = _read(here / "fp32_elementwise.csv.gz", B="rows", H="columns")
+    flat = e.groupby(["gpu", "op"]).us.transform(lambda x: x[x < 1.25 * x.quantile(0.02)].median())
+    e["floor_ns"] = flat * 1e3
+    e["elements"], e["operands"] = e["rows"] * e["columns"], e.op.isin(["add", "mul", "div", "pow"]) + 1
+    names = {"softmax": "softmax", "ln": "layer_norm", "powu": "pow", "divu": "div"}
+    e["element_flops"] = e.op.replace(names).map(general.ELEMENT_FLOPS).fillna(2.0)
+    shared: dict[str, Any] = {"lenders": _alike_memory, "stiff": loose, "logs": ("rows", "columns")}
+    rest = e[~e.op.isin(["softmax", "ln"])]
+    sizes = "elements operands element_flops"
+    yield _table("elementwise", "fp32", general.ELEMENTWISE, rest, sizes, "columns", **shared)
+    sizes = "rows columns element_flops"
+    for name, op, family in (
+        ("softmax", "softmax", general.SOFTMAX),
+        ("layer_norm", "ln", general.LAYER_NORM),
+    ):
+        yield _table(name, "fp32", family, e[e.op == op], sizes, "columns", **shared)
+    yield from _convolutions(here)
+    d = _read(here / "llm_ops_fp16.csv.gz").assign(dtype="fp16", element_flops=10.0)
+    head, tp = d.n_embd / d.n_head, d.num_tensor_parallel_workers
+    wide = d.n_head * head / tp + np.maximum(d.n_kv_head / tp, 1) * head
+    inner = d.n_expanded_embd / tp
+    d["rows"] = d.num_tokens
+    d["columns"] = np.select([d.op == "attn_rope", d.op == "mlp_act"], [wide, inner], d.n_embd)
+    d["tensors"] = np.where((d.op == "mlp_act") & d.use_gated_mlp, 3.0, 2.0)
+    ops = {
+        "embedding": "emb",
+        "rms_norm": "input_layernorm",
+        "rope": "attn_rope",
+        "gated_activation": "mlp_act",
+    }
+    llm: dict[str, Any] = {
+        "stiff": loose,
+        "logs": ("rows", "columns"),
+        "lenders": _but("a100-sxm-80", "h100-sxm"),
+    }
+    for name, op in ops.items():
+        sizes = "rows columns tensors element_flops"
+        yield _table(name, "fp16", general.LLM_ROWS, d[d.op == op], sizes, "model", **llm)
+
+
+def _convolutions(here: Path) -> Iterator[Table]:
+    """Return convolutions by the algorithm that torch chooses (3x3, fp32), and by the fastest (DeepBench)."""
+    sizes = "batch in_channels out_channels height width kernel_h kernel_w pad_h pad_w stride_h stride_w"
+    sizes += " direction"
+    layer = "in_channels out_channels height"
+    d = _read(here / "fp32_conv.csv.gz", B="batch").assign(direction="forward")
+    for square, pair in (("input_size", "height width"), ("kernel_size", "kernel_h kernel_w")):
+        d = d.assign(**dict.fromkeys(pair.split(), d[square]))
+    d = d.assign(pad_h=d.padding, pad_w=d.padding, stride_h=d.stride, stride_w=d.stride)
+    lenders = _but("p100-pcie-16", "p4", "t4", "v100-pcie-32")
+    logs, stiff = ("batch", "in_channels", "out_channels", "height"), {"smooth": 5.0, "ridge": 1.0}
+    yield _table("conv_3x3", "fp32", general.CONV, d, sizes, layer, lenders=lenders, stiff=stiff, logs=logs)
+    b = _read(
+        here / "conv_deepbench.csv.gz",
+        filters="out_channels",
+        filter_height="kernel_h",
+        filter_width="kernel_w",
+    )
+    lenders = _but("p100-pcie-16", "v100-sxm")
+    every, loose = (*logs, "width", "kernel_h", "kernel_w"), {"smooth": 10.0, "ridge": 0.5}
+    for dtype in ("fp32", "fp16"):
+        for way in ("forward", "backward_data", "backward_weights"):
+            part = b[b.dtype == dtype].assign(us=b[f"{way}_us"], direction=way).dropna(subset=["us"])
+            more: dict[str, Any] = {
+                "lenders": _but("p100-pcie-16", "v100-sxm"),
+                "stiff": loose,
+                "logs": every,
+            }
+            yield _table(f"conv_{way}", dtype, general.CONV_ANY, part, sizes, layer, **more)
+
+
+def tables(data: Path) -> Iterator[Table]:
+    """Return all tables in a folder of data."""
+    yield from language_tables(data)
+    yield from general_tables(data)
