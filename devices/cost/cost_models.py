@@ -24,7 +24,7 @@ import numpy.typing as npt
 from devices.cost.npu_units import MATRIX_KINDS
 from devices.cost.roofline import IDEAL, KindEfficiency, roofline_ns
 from devices.describe.field_types import DEFAULT, INDICES, dtype_name, no_peak
-from sim.base.arrays import UNSET, IntArray
+from sim.base.arrays import UNSET, FloatArray, IntArray
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel, Device, Roofs
 
@@ -300,6 +300,15 @@ class FirstCost(CostModel):
             if not missing.any():
                 break
             found = np.where(missing, ask(model), found)
+        return found
+
+    def spread(self, graph: Graph, device: Device) -> FloatArray:
+        """Return how sure each duration is, as the model says that gives it."""
+        found = np.full(len(graph), np.nan)
+        missing = np.ones(len(graph), np.bool_)
+        for model in self.models:
+            found = np.where(missing, model.spread(graph, device), found)
+            missing &= model.durations_ns(graph, device) == UNSET
         return found
 
     def roofs(self, graph: Graph, device: Device) -> Roofs:
