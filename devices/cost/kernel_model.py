@@ -418,7 +418,7 @@ class Model:
         logarithm.
         """
         start = self.family.start
-        free = {n: float(f"{getattr(self.parameters, n):.3g}") for n in self.family.free}
+        free = {n: float(f"{getattr(self.parameters, n):.3g}") for n in EVERY}
         return {
             "family": self.family.name,
             "dtype": self.dtype,
