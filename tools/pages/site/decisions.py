@@ -89,7 +89,12 @@ def machines() -> str:
 
 
 def _markdown(text: str) -> str:
-    """Return a docstring as Markdown: its literal blocks are blocks there, too."""
+    """Return a docstring as Markdown: its literal blocks are blocks there, too, of four spaces."""
+    text = re.sub(
+        r"(?<=::\n\n)((?: .*\n?|\n(?= |\n* ))+)",
+        lambda block: textwrap.indent(textwrap.dedent(block[0]), "    "),
+        text,
+    )
     text = re.sub(r"^::\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"::\n", ":\n", text)
     text = re.sub(r":\w+:(?=`)", "", text).replace("``", "`")
