@@ -25,7 +25,7 @@ import numpy as np
 from devices.cost.general_kernels import ELEMENT_FLOPS, ROWS, by_bytes
 from devices.cost.kernel_fits import KernelFits, fits
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet
-from devices.cost.measured import Measured
+from devices.cost.language_kernels import EXCHANGE, LANGUAGE_FAMILIES
 from devices.describe.field_reading import read_fields
 from devices.describe.field_types import DEFAULT, dtype_name
 from devices.describe.fields import DEVICE_FIELDS
@@ -332,6 +332,9 @@ def _way(kind: str) -> Callable[[Ops, Sheet], list[KernelAsk]]:
     return {"attention": _attention}.get(forward, _product if forward in PRODUCTS else _any)
 
 
+_BACK_TO_BACK: Final = frozenset(family.name for family in LANGUAGE_FAMILIES if family is not EXCHANGE)
+
+
 @dataclass(frozen=True)
 class FittedCost(CostModel):
     """Ops as kernels of a GPU: `devices.cost.kernel_model` fitted to measured ones.
@@ -343,6 +346,8 @@ class FittedCost(CostModel):
         Of ops that name none.
     by_others : frozenset of str
         Kinds that it leaves to the next model; `DEFAULT`: all.
+    least_ns : int
+        The shortest kernel among those that were timed alone.
 
     Examples
     --------
@@ -362,12 +367,12 @@ class FittedCost(CostModel):
     fits: KernelFits
     default_dtype: str = "fp32"
     by_others: frozenset[str] = field(default_factory=frozenset)
+    least_ns: int = 1
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
         """Return one duration per op in ns; -1 for an op that does nothing, or is left to others."""
-        ns, _ = self._asked(graph)
-        found = np.where(np.isnan(ns), UNSET, np.floor(np.nan_to_num(ns) + 0.5)).astype(np.int64)
-        return np.where(found == UNSET, found, Measured(contains=("gap",)).alone_ns(found, device))
+        ns, _ = self._asked(graph, device.gap_ns)
+        return np.where(np.isnan(ns), UNSET, np.floor(np.nan_to_num(ns) + 0.5)).astype(np.int64)
 
     def spread(self, graph: Graph, device: Device) -> FloatArray:
         """Return the log half width of each op's 10-90 % interval; NaN where the duration is -1.
@@ -388,8 +393,12 @@ class FittedCost(CostModel):
                     found[rows[here]] = np.maximum(1, np.rint(2**waves * self.fits.sheet.sms))
         return found
 
-    def _asked(self, graph: Graph) -> tuple[FloatArray, FloatArray]:
-        """Return nanoseconds as measured back to back, and log half widths; NaN where unknown."""
+    def _asked(self, graph: Graph, gap_ns: int = 0) -> tuple[FloatArray, FloatArray]:
+        """Return nanoseconds and log half widths; NaN where unknown.
+
+        Kernels of language models were timed back to back in CUDA graphs, the gap between two included,
+        which the device adds to each op; those in fp32, and the rows of norms, alone.
+        """
         total, spread = np.full(len(graph), np.nan), np.full(len(graph), np.nan)
         for rows, ops in self._groups(graph):
             ns, weighted = np.zeros(len(rows)), np.zeros(len(rows))
@@ -401,6 +410,8 @@ class FittedCost(CostModel):
                     if len(here):
                         sizes = {k: v if isinstance(v, str) else v[here] for k, v in ask.sizes.items()}
                         found, width = self.fits.predict(ask.table, ask.dtype, **sizes)
+                        whole = self.fits.model(ask.table, ask.dtype).family.name in _BACK_TO_BACK
+                        found = np.maximum(found - gap_ns, 1) if whole else np.maximum(found, self.least_ns)
                         ns[here] += ask.times * found
                         weighted[here] += ask.times * found * np.hypot(width, ask.width)
             does = ns > 0
@@ -491,7 +502,8 @@ def fitted_cost(
     if like is not None and like not in fits():
         raise UnknownNameError("fitted device", like, fits())
     fitted = KernelFits(sheet_of(values, peak_share), values.get("preset", "") if like is None else like)
-    return FittedCost(fitted, values.get("default_dtype", "fp32"), by_others)
+    least_ns = max(1, values.get("kernel_floor") or 0)
+    return FittedCost(fitted, values.get("default_dtype", "fp32"), by_others, least_ns)
 
 
 def load_fits(preset: str) -> KernelFits:

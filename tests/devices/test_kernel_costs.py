@@ -57,12 +57,20 @@ def test_ops_that_do_nothing_are_left_to_the_next_model() -> None:
     assert ns_of("matmul", bytes_read=10**6) > 0  # a product of which only the bytes are known
 
 
-def test_the_gap_of_the_device_is_in_measured_times_and_taken_off() -> None:
-    graph = every_kind()
-    h100 = make_device("gpu0", {"preset": "h100-sxm"})
+def test_the_gap_of_the_device_is_taken_off_where_it_was_measured() -> None:
+    """Kernels of language models were timed back to back; what memory bounds alone, and it has a floor."""
+    b = GraphBuilder("g")
+    b.op("product", kind="matmul", dtype="bf16", attributes={"m": 4096, "n": 4096, "k": 4096})
+    b.op("large", kind="relu", dtype="fp32", bytes_read=10**8, bytes_written=10**8)
+    b.op("tiny", kind="relu", dtype="fp32", bytes_read=4, bytes_written=4)
+    graph, h100 = b.build(), make_device("gpu0", {"preset": "h100-sxm"})
     assert h100.cost is not None
-    taken = FittedCost(load_fits("h100-sxm")).durations_ns(graph, AT) - h100.cost.durations_ns(graph, h100)
-    assert set(taken.tolist()) == {1600}
+    alone, placed = (
+        FittedCost(load_fits("h100-sxm")).durations_ns(graph, AT),
+        h100.cost.durations_ns(graph, h100),
+    )
+    assert (alone - placed).tolist()[:2] == [1600, 0]
+    assert placed[2] >= 1500
 
 
 def test_decode_reads_its_cache_and_prefill_its_pairs() -> None:
