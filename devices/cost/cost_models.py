@@ -307,6 +307,8 @@ class FirstCost(CostModel):
         found = np.full(len(graph), np.nan)
         missing = np.ones(len(graph), np.bool_)
         for model in self.models:
+            if not missing.any():
+                break
             found = np.where(missing, model.spread(graph, device), found)
             missing &= model.durations_ns(graph, device) == UNSET
         return found

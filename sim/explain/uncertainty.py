@@ -23,6 +23,7 @@ from sim.base.arrays import UNSET, FloatArray
 from sim.base.errors import InputError
 from sim.explain.path import executed_path
 from sim.graph.graph import Graph
+from sim.job.costs import cost_the_same
 from sim.machine.device import CostModel, Device
 from sim.record.record import Record
 
@@ -58,7 +59,7 @@ def spread_on_path(trace: Record) -> dict[str, OnPath]:
     op, device = trace.tasks["op"], trace.device
     steps = [(step.row, step.end_ns - step.start_ns) for step in executed_path(trace) if step.kind == "task"]
     given = graph.duration_ns != UNSET
-    spread: dict[int, Any] = {}
+    spread: dict[int, FloatArray] = {}
     found: dict[str, list[tuple[int, float]]] = {}
     for row, ns in steps:
         d, o = int(device[row]), int(op[row])
@@ -66,7 +67,9 @@ def spread_on_path(trace: Record) -> dict[str, OnPath]:
         if d not in models or given[o] or (by_kind is not None and by_kind[o] != UNSET):
             continue
         if d not in spread:
-            spread[d] = _asked(models[d], graph, job.machine.devices[d])
+            here = job.machine.devices[d]
+            alike = next((each for each in spread if cost_the_same(here, job.machine.devices[each])), None)
+            spread[d] = _asked(models[d], graph, here) if alike is None else spread[alike]
         if not np.isnan(spread[d][o]):
             found.setdefault(graph.kind(o), []).append((ns, float(spread[d][o])))
     sums = {

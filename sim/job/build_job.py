@@ -17,7 +17,7 @@ from sim.base.units import NS_PER_S, format_duration
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Graph
 from sim.job.collectives import Collectives, is_modelled, modelled_ns, modelled_ops
-from sim.job.costs import _by_identity, costs_ns, known_costs
+from sim.job.costs import _by_identity, cost_the_same, costs_ns, known_costs
 from sim.job.job import Job, Linearizer, Placement, StreamAssignment, drawing
 from sim.job.places import PinnedPlacement, first_able
 from sim.machine.device import Device
@@ -39,7 +39,7 @@ def _costs_of_all(graph: Graph, machine: Machine) -> list[IntArray]:
             given = graph.duration_ns if by_kind is None else np.maximum(graph.duration_ns, by_kind)
             all_given[device.kind] = bool((given != UNSET).all())
         asks = not all_given[device.kind]
-        column = next((column for other, column in known if _cost_the_same(device, other, asks)), None)
+        column = next((column for other, column in known if cost_the_same(device, other, asks=asks)), None)
         if column is None:
             column = costs_ns(graph, device)
             ops = modelled_ops(graph, machine, device)  # until ops are placed nobody knows their ranks
@@ -47,20 +47,6 @@ def _costs_of_all(graph: Graph, machine: Machine) -> list[IntArray]:
             known.append((device, column))
         found.append(column)
     return found
-
-
-def _cost_the_same(one: Device, other: Device, asks: bool) -> bool:
-    """Whether two devices differ in nothing that counts for costs; where it `asks`, for their models."""
-    if (one.kind, one.supports) != (other.kind, other.supports):
-        return False
-    if not asks or (one.cost is None and other.cost is None):
-        return True
-    by_description = one.cost is not None and not one.cost.by_name and one.cost == other.cost
-    return by_description and (one.cores, one.cores_per_op, one.details) == (
-        other.cores,
-        other.cores_per_op,
-        other.details,
-    )
 
 
 def make_job(

@@ -55,6 +55,20 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
     return ns
 
 
+def cost_the_same(one: Device, other: Device, *, asks: bool = True) -> bool:
+    """Whether two devices differ in nothing that counts for costs; where it `asks`, for their models."""
+    if (one.kind, one.supports) != (other.kind, other.supports):
+        return False
+    if not asks or (one.cost is None and other.cost is None):
+        return True
+    by_description = one.cost is not None and not one.cost.by_name and one.cost == other.cost
+    return by_description and (one.cores, one.cores_per_op, one.details) == (
+        other.cores,
+        other.cores_per_op,
+        other.details,
+    )
+
+
 def _by_identity(columns: Sequence[IntArray]) -> list[tuple[IntArray, list[int]]]:
     """Return the different arrays among `columns`, each with the positions where it stands."""
     found: dict[int, tuple[IntArray, list[int]]] = {}

@@ -95,3 +95,25 @@ def test_a_wrong_answer_is_told() -> None:
     trace = run(Short({"matmul": 1_000}), ("a", "matmul", []))
     with pytest.raises(InputError, match=r"Short\.spread .* 1 number.* found 0"):
         uncertainty(trace)
+
+
+def test_devices_that_cost_the_same_are_asked_once() -> None:
+    asked: list[str] = []
+
+    class Counted(Fitted):
+        by_name = False
+
+        def spread(self, graph: Graph, device: Device) -> np.ndarray:
+            asked.append(device.name)
+            return super().spread(graph, device)
+
+    b = GraphBuilder("chain")
+    for i in range(6):
+        b.op(f"op{i}", kind="matmul", device=f"gpu{i % 3}", inputs=[f"op{i - 1}"] if i else [])
+    fast, slow = Counted({"matmul": 1_000}, {"matmul": 0.1}), Counted({"matmul": 2_000}, {"matmul": 0.2})
+    machine = Machine((Device("gpu0", cost=fast), Device("gpu1", cost=slow), Device("gpu2", cost=fast)))
+    trace = simulate(b.build(), machine, ReadyQueue())
+    assert spread_on_path(trace) == {
+        "matmul": OnPath(8_000, pytest.approx((4_000 * 0.1 + 4_000 * 0.2) / 8_000))
+    }
+    assert sorted(asked) == ["gpu0", "gpu1"]
