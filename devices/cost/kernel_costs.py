@@ -24,7 +24,7 @@ import numpy as np
 
 from devices.cost.general_kernels import ELEMENT_FLOPS, ROWS, by_bytes
 from devices.cost.kernel_fits import KernelFits, fits
-from devices.cost.kernel_model import ELEMENT_BYTES, Sheet
+from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, take
 from devices.cost.language_kernels import EXCHANGE, LANGUAGE_FAMILIES
 from devices.describe.field_reading import read_fields
 from devices.describe.field_types import DEFAULT, dtype_name
@@ -388,8 +388,8 @@ class FittedCost(CostModel):
             for ask in _product(ops, self.fits.sheet) if ops.kind in PRODUCTS else ():
                 here = np.flatnonzero(ask.ops & (ask.width == 0))
                 if len(here):
-                    sizes = {k: v[here] for k, v in ask.sizes.items()}
-                    waves = self.fits.model(ask.table, ask.dtype).base(sizes, self.fits.sheet)[1]["waves"]
+                    model = self.fits.model(ask.table, ask.dtype)
+                    waves = model.base(take(ask.sizes, here), self.fits.sheet)[1]["waves"]
                     found[rows[here]] = np.maximum(1, np.rint(2**waves * self.fits.sheet.sms))
         return found
 
@@ -408,8 +408,7 @@ class FittedCost(CostModel):
                 for ask in [a._replace(ops=a.ops & (ns == 0)) for a in way(ops, self.fits.sheet)]:
                     here = np.flatnonzero(ask.ops)
                     if len(here):
-                        sizes = {k: v if isinstance(v, str) else v[here] for k, v in ask.sizes.items()}
-                        found, width = self.fits.predict(ask.table, ask.dtype, **sizes)
+                        found, width = self.fits.predict(ask.table, ask.dtype, **take(ask.sizes, here))
                         whole = self.fits.model(ask.table, ask.dtype).family.name in _BACK_TO_BACK
                         found = np.maximum(found - gap_ns, 1) if whole else np.maximum(found, self.least_ns)
                         ns[here] += ask.times * found

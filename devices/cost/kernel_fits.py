@@ -21,6 +21,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from devices.cost.general_kernels import GENERAL_FAMILIES
 from devices.cost.kernel_model import Family, Model, Sheet
 from devices.cost.language_kernels import LANGUAGE_FAMILIES, linked
@@ -144,8 +146,6 @@ class KernelFits:
         **sizes : array_like
             What the table's family asks for; plain numbers are one row.
         """
-        import numpy as np
-
         rows = np.broadcast_shapes((1,), *(np.shape(v) for v in sizes.values() if not isinstance(v, str)))
         wide = {
             k: v if isinstance(v, str) else np.broadcast_to(np.asarray(v, float), rows)
