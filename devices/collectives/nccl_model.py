@@ -2,8 +2,8 @@
 
 ::
 
-    collectives: {model: nccl}                     in a node by rates fitted to measured times, if there are
-                                                   any; else what NCCL itself expects
+    collectives: {model: nccl}                     in a node by rates fitted to measured times, among nodes
+                                                   what NCCL itself expects
     collectives: {model: nccl, times: tuner}       what NCCL itself expects
 """
 
@@ -23,7 +23,7 @@ from devices.collectives.formulas import node_of
 from devices.collectives.nccl_constants import GENERATIONS
 from devices.collectives.nccl_tuner import MOST_PER_NODE, NcclChoice, NcclTuner, tuner_of
 from devices.collectives.schedules import RING_ROUNDS
-from sim.base.errors import InputError, UnknownNameError
+from sim.base.errors import InputError
 from sim.base.units import round_half_up
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
@@ -132,7 +132,7 @@ def fitted_us(gpu: str, kind: str, per_node: Sequence[int], nbytes: int, choice:
     choice : NcclChoice
         What NCCL takes for it.
     """
-    if len(per_node) > 1 or gpu not in _fitted() or choice.algorithm == "none":
+    if len(per_node) > 1 or choice.algorithm == "none":
         return None
     with suppress(InputError):
         return taken_us(kind, sum(per_node), nbytes, choice, load_rates(gpu))
@@ -155,18 +155,8 @@ def expected_us(gpu: str, kind: str, per_node: tuple[int, ...], nbytes: int) -> 
 
 
 @cache
-def _fitted() -> dict[str, dict[str, float]]:
-    data = json.loads(Path(__file__).with_name("nccl_fitted.json").read_text(encoding="utf-8"))
-    return {name: each["rates"] for name, each in data["gpus"].items()}
-
-
 def load_rates(gpu: str) -> Mapping[str, float]:
-    """Return what was fitted to a node of eight GPUs: ``a100``, ``h100``, ``h200``.
-
-    Raises
-    ------
-    UnknownNameError
-        Nothing was fitted to that one.
+    """Return what was fitted to a node of eight GPUs of a generation (``b200``: to one of B300).
 
     Examples
     --------
@@ -174,9 +164,9 @@ def load_rates(gpu: str) -> Mapping[str, float]:
     >>> 650 < taken_us("all_gather", 8, 2**28, choice, load_rates("h100")) < 800
     True
     """
-    if gpu not in _fitted():
-        raise UnknownNameError("fitted GPU", gpu, _fitted())
-    return _fitted()[gpu]
+    data = json.loads(Path(__file__).with_name("nccl_fitted.json").read_text(encoding="utf-8"))
+    rates: dict[str, float] = data["gpus"][gpu]["rates"]
+    return rates
 
 
 @dataclass(frozen=True)
@@ -191,9 +181,9 @@ class Nccl:
         How many neighbouring GPUs of the machine form a node; by default those of a node by name
         (``node3/gpu0``), and on a machine that names no nodes 8.
     times : str
-        ``tuner``: what NCCL expects; ``fitted``: by rates fitted to measured times (within a node, for
-        ``a100``, ``h100`` and ``h200``; not ``broadcast`` and ``reduce``, which nobody measured); ``auto``:
-        fitted where they hold, else the tuner's.
+        ``tuner``: what NCCL expects; ``fitted``: by rates fitted to measured times (within a node; not
+        ``broadcast`` and ``reduce``, which nobody measured); ``auto``: fitted where they hold, else the
+        tuner's.
     nvls : bool
         Whether the switches may add up, which they cannot do with int8, for one.
 
@@ -220,9 +210,7 @@ class Nccl:
     )
 
     def __post_init__(self) -> None:
-        """Refuse fitted times of a GPU that nobody measured, and nodes that no search was made of."""
-        if self.times == "fitted" and self.gpu != "auto":
-            load_rates(self.gpu)
+        """Refuse nodes that no search was made of."""
         if self.per_node is not None and self.per_node > MOST_PER_NODE:
             raise InputError(f"{self.per_node} GPUs in a node are more than the 8 that are modelled",
                              path=("per_node",))  # fmt: skip

@@ -23,10 +23,9 @@ MACHINE = Machine(tuple(Device(f"gpu{k}") for k in range(32)))
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 def test_times_are_those_of_the_model_of_machines(gpu: str, kind: str) -> None:
     assert kind in get_args(CollectiveKind)
-    fitted = "tuner" if gpu == "b200" else "fitted"
     for nbytes in (2**10, 2**20, 2**28):
         for per_node, nodes in ((2, 1), (8, 1), (8, 4), (1, 4)):
-            model = Nccl(gpu, times=fitted if nodes == 1 else "tuner")  # type: ignore[arg-type]
+            model = Nccl(gpu, times="fitted" if nodes == 1 else "tuner")  # type: ignore[arg-type]
             ranks = tuple(8 * node + rank for node in range(nodes) for rank in range(per_node))
             found = NcclGroups(gpu).time_ns(kind, nbytes, RankGroup(per_node * nodes, nodes))  # type: ignore[arg-type]
             assert found == pytest.approx(model.time_ns(Call(kind, nbytes, ranks), MACHINE), abs=0.51)
