@@ -271,14 +271,26 @@ class InvariantError(SimError):
 
 RENAMED: Final[Mapping[str, str]] = {
     "allgather_bucket_size": "bucket_size",
+    "attention_backward": "attention",
+    "attention_forward": "attention",
     "bucket_cap": "bucket_size",
     "bytes_per_ns": "bandwidth",
+    "experts_per_token": "top_k",
     "flop_per_ns": "peak",
+    "global_batch": "batch",
+    "hiding": "overlap",
     "optimiser": "optimizer",
+    "optimizer_bytes": "optimizer_state",
     "overlap_comm": "overlap",
     "overlap_grad_reduce": "overlap",
+    "precision": "dtype",
     "reduce_bucket_size": "bucket_size",
+    "sharded": "sharding",
+    "stage_layers": "partition",
+    "tensor_bandwidth": "bandwidth",
+    "tensor_parallel": "tp",
     "use_distributed_optimizer": "sharding",
+    "vpp": "chunks",
 }
 """Keys of older versions → what they are called now. Where the new one is known, it is the nearest."""
 
