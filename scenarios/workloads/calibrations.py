@@ -105,6 +105,13 @@ class MeasuredShape(Strict):
         return self
 
 
+class AttentionShares(Strict):
+    """What part of the peak attention reaches."""
+
+    forward: Annotated[Share, Field(description="... forward")] = 1.0
+    backward: Annotated[Share, Field(description="... backward")] = 1.0
+
+
 class CalibrationFields(Strict):
     """What one kind of GPU reaches."""
 
@@ -120,10 +127,10 @@ class CalibrationFields(Strict):
     bandwidth: Annotated[Bandwidth | None, Field(description="of the memory")] = None
     memory: Annotated[Bytes | None, Field(description="of a GPU")] = None
     product: Annotated[Share, Field(description="part of the peak that large products reach")] = 1.0
-    attention_forward: Annotated[
-        Share, Field(description="part of the peak that attention reaches, forward")
-    ] = 1.0
-    attention_backward: Annotated[Share, Field(description="... backward")] = 1.0
+    attention: Annotated[
+        AttentionShares,
+        Field(default_factory=AttentionShares, description="part of the peak that attention reaches"),
+    ]
     passes: Annotated[
         Kinds,
         Field(default_factory=dict, description="part of the bandwidth: elementwise, permute, cross-entropy"),
@@ -131,7 +138,7 @@ class CalibrationFields(Strict):
     gap: Annotated[Duration, Field(description="between two kernels")] = 0
     sustained: Annotated[Share, Field(description="rate in a long run / rate of the measurements")] = 1.0
     contention: Annotated[Factor, Field(description="time of a collective in a step / alone")] = 1.0
-    hiding: Annotated[
+    overlap: Annotated[
         float,
         BeforeValidator(_ratio),
         Field(ge=0, le=1, description="part of a collective that passes beside a kernel"),
@@ -456,13 +463,13 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         memory=memory,
         collectives=_collectives(fields),
         product=fields.product,
-        attention_forward=fields.attention_forward,
-        attention_backward=fields.attention_backward,
+        attention_forward=fields.attention.forward,
+        attention_backward=fields.attention.backward,
         pass_efficiency=fields.passes,
         gap_ns=float(fields.gap),
         sustained=fields.sustained,
         contention=fields.contention,
-        hiding=fields.hiding,
+        hiding=fields.overlap,
         measured=measured,
     )
 
@@ -471,8 +478,8 @@ def _refuse_precision(precision: str, why: str) -> None:
     """Refuse a precision that would have no effect: the one that is meant where nothing is said has none."""
     if precision != "bf16":
         raise InputError(
-            f"{why}, and knows no precisions apart: with precision: {precision} it would say what it says of "
-            "bf16; leave precision out, or take a calibration with a device whose preset has such a peak"
+            f"{why}, and knows no precisions apart: with dtype: {precision} it would say what it says of "
+            "bf16; leave dtype out, or take a calibration with a device whose preset has such a peak"
         )
 
 

@@ -332,7 +332,7 @@ def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
         all_reduce_ns=reduce,
         overlap=data.overlap if data else True,
         buckets=data.buckets if data else 1,
-        sharded=data.sharded if data else False,
+        sharded=data is not None and data.sharding != "none",
     )
 
 

@@ -50,7 +50,7 @@ PLAIN = TrainingCalibration(
 
 def training(layout: ParallelLayout | None = None, **changes: object) -> Training:
     """Return a small training on plain GPUs."""
-    sizes = {"sequence": 512, "micro_batch": 1, "global_batch": 8 * (layout or ParallelLayout()).dp}
+    sizes = {"sequence": 512, "micro_batch": 1, "batch": 8 * (layout or ParallelLayout()).dp}
     return Training(GPT, layout or ParallelLayout(), PLAIN, **{**sizes, **changes})  # type: ignore[arg-type]
 
 
@@ -170,7 +170,7 @@ def test_gpt3_needs_what_the_paper_prints() -> None:
     """arXiv 2205.05198, figure 1: 66.8 GiB of activations as they are, 12.4 with both ways to save."""
     gpt3 = Architecture(**MODELS["gpt3-175b"])
     layout = ParallelLayout(tp=8, pp=8, chunks=3)
-    sizes = {"sequence": 2048, "micro_batch": 1, "global_batch": 64, "flash": False, "dropout": True}
+    sizes = {"sequence": 2048, "micro_batch": 1, "batch": 64, "flash": False, "dropout": True}
 
     def activations(**changes: object) -> float:
         of = Training(gpt3, changes.pop("layout", layout), PLAIN, **{**sizes, **changes})  # type: ignore[arg-type]
@@ -336,7 +336,7 @@ workload:
     calibration: h100-sxm
     parallel: {tp: 2, pp: 2, dp: 4}
     sequence: 4096
-    global_batch: 32
+    batch: 32
 """
 
 
@@ -356,7 +356,7 @@ workload:
     parallel: {pp: 2, dp: 1}
     sequence: 512
     micro_batch: 1
-    global_batch: 32
+    batch: 32
 """
 
 
@@ -431,7 +431,7 @@ def test_kernels_and_communication_are_changed_apart() -> None:
 
 def test_the_schedule_may_be_left_out_or_chosen(tmp_path: Path) -> None:
     assert "train: 1f1b" in run(tmp_path)[1]
-    assert "interleaved-1f1b" in run(tmp_path, "--set", "workload.train.parallel.vpp=2")[1]
+    assert "interleaved-1f1b" in run(tmp_path, "--set", "workload.train.parallel.chunks=2")[1]
     assert json.loads(run(tmp_path, "--json", "--policy", "gpipe")[1])["train"]["schedule"] == "gpipe"
     assert json.loads(run(tmp_path, "--json", "--policy", "zb-h1")[1])["train"]["schedule"] == "zb-h1"
 
@@ -463,7 +463,7 @@ def test_the_change_that_is_offered_fits_and_the_notch_before_it_does_not() -> N
 
 def test_what_is_offered_fits_under_the_policy_that_stays() -> None:
     """GPipe holds all 32 micro-batches: what 1F1B needs with other settings is no way out of it."""
-    gpipe = replace(training(ParallelLayout(pp=4, dp=2), global_batch=64), policy="gpipe")
+    gpipe = replace(training(ParallelLayout(pp=4, dp=2), batch=64), policy="gpipe")
     lean = replace(gpipe, policy="1f1b")
     most = {of.policy: max(each.nbytes for each in peaks_of(of, of.schedule)) for of in (gpipe, lean)}
     assert most["1f1b"] < most["gpipe"]
@@ -490,8 +490,8 @@ def test_nothing_fits_on_a_gpu_without_memory() -> None:
         ("calibration=none.json", "no such file"),
         ("calibration={node: {bandwidth: 1GB/s}, between: {bandwidth: 1GB/s}}", "peak (of bf16) is missing"),
         ("parallel.tp=3", "3 ranks cannot share 32 heads"),
-        ("global_batch=33", "cannot be shared by 4 replicas"),
-        ("stage_layers=[1, 2]", "2 stages of 3 layers, and there are 2 of 8"),
+        ("batch=33", "cannot be shared by 4 replicas"),
+        ("partition=[1, 2]", "2 stages of 3 layers, and there are 2 of 8"),
         ("parallel.dpp=3", "no such key; did you mean 'pp'"),
         ("parallel.pp=16", "8 layers cannot be shared by 16 stages"),
         ("recompute=ful", "'none', 'selective'"),
@@ -634,7 +634,7 @@ def test_fsdp_in_a_pipeline_says_what_it_is(tmp_path: Path) -> None:
     path = tmp_path / "step.yaml"
     path.write_text(
         "workload: {train: {model: llama2-7b, calibration: h100-sxm, sequence: 4096, micro_batch: 1, "
-        "global_batch: 64, parallel: {tp: 2, pp: 2, dp: 16, sharding: fsdp}}}\n"
+        "batch: 64, parallel: {tp: 2, pp: 2, dp: 16, sharding: fsdp}}}\n"
     )
     told = json.loads(sim("run", path, "--json").stdout)["train"]
     zero_1 = ["--set", "workload.train.parallel.sharding=zero-1"]

@@ -74,7 +74,7 @@ def training(sequence: int = 2048, **layout: object) -> Training:
         calibration=calibration,
         sequence=sequence,
         micro_batch=1,
-        global_batch=6400,
+        batch=6400,
         memory=calibration.memory,
     )
 

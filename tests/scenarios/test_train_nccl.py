@@ -52,7 +52,7 @@ workload:
     calibration: {device: h100-sxm, nccl: h100}
     parallel: {tp: 4, dp: 4}
     sequence: 512
-    global_batch: 16
+    batch: 16
 """
 
 

@@ -22,7 +22,7 @@ from sim.base.intervals import union
 from sim.trace import Trace
 
 SLOW = Fabric(100e9, latency_ns={"default": 1000.0})
-SIZES = {"sequence": 64, "micro_batch": 1, "global_batch": 16}
+SIZES = {"sequence": 64, "micro_batch": 1, "batch": 16}
 HUGE = Architecture(layers=2, hidden=32768, heads=64, vocabulary=1000)
 """Each product has more than the 10⁹ elements that may be live (3h², h², 4h², 4h²); the words have 3·10⁷."""
 SMALL = Architecture(layers=2, hidden=1024, heads=16, vocabulary=1000)
@@ -66,7 +66,7 @@ def test_what_is_gathered_of_huge_layers_is_counted_by_hand(
 
     Nine gradients are larger than a bucket, or would not fit behind one that is: 10 with norms and biases.
     """
-    of = training(HUGE, recompute=recompute, global_batch=16 * micro_batches)
+    of = training(HUGE, recompute=recompute, batch=16 * micro_batches)
     found = kinds(run(of))
     assert found["all_gather"] == gathers + 1  # what stays, behind the updates
     assert found["concat"] == gathers

@@ -338,14 +338,14 @@ class RankWork:
         if b.routes is None:
             # one copy of a token for each expert that it goes to; each sender pads to an equal number for
             # each expert
-            each = -(-self.few * m.experts_per_token // m.experts)
+            each = -(-self.few * m.top_k // m.experts)
             copies = each * m.experts
             return ExpertLoad(
                 copies, round(each * ep * b.imbalance), round(copies * b.imbalance), b.imbalance
             )
         if b.imbalance != 1.0:
             raise InputError("has no effect beside routing, which says it", path=("imbalance",))
-        made = b.routes.of(ranks=ep, experts=m.experts, tokens=self.few, top_k=m.experts_per_token)
+        made = b.routes.of(ranks=ep, experts=m.experts, tokens=self.few, top_k=m.top_k)
         return ExpertLoad(
             int(made.sent.sum(axis=1).max()),
             -(-int(made.arrived.max()) * ep // m.experts),

@@ -101,8 +101,8 @@ class ParallelLayout:
             )
         if self.chunks > 1 and self.pp == 1:
             raise MisfitError(
-                f"vpp: {self.chunks} stages a rank need a pipeline, and pp is 1",
-                reason="vpp without a pipeline",
+                f"chunks: {self.chunks} stages a rank need a pipeline, and pp is 1",
+                reason="chunks without a pipeline",
             )
 
     @property
