@@ -16,11 +16,11 @@ from devices.cost.kernel_model import ELEMENT_BYTES, Family, KernelWork, Paramet
 from devices.cost.language_kernels import columns, log2
 from sim.base.arrays import FloatArray
 
-# ---- products in fp32 on vector units
-# ------------------------------------------------------------------------ # The library's tiles, columns (n)
-# by rows (m) of the output. A step over k loads tile_n + tile_m operands from shared # memory for tile_n *
-# tile_m multiply-adds, which costs OPERANDS * (1 / tile_n + 1 / tile_m) of the arithmetic: measured #
-# efficiencies of six tiles on an A100 lie on that line.
+# ---- products in fp32 on vector units ----------------------------------------------------------------------
+
+# The library's tiles, columns (n) by rows (m) of the output. A step over k loads tile_n + tile_m operands from
+# shared memory for tile_n * tile_m multiply-adds, which costs OPERANDS * (1 / tile_n + 1 / tile_m) of the
+# arithmetic: measured efficiencies of six tiles on an A100 lie on that line.
 OPERANDS: Final = 10.0
 _BATCHED_TILES: Final = {
     "pascal": [(128, 64)],
@@ -150,8 +150,7 @@ LINEAR: Final = Family(
     (*_VECTOR_FREE[:-1], "join_ns", "overlap"),
 )
 
-# ---- what memory bounds: elementwise, softmax, norms
-# -----------------------------------------------------------
+# ---- what memory bounds: elementwise, softmax, norms -------------------------------------------------------
 
 ELEMENT_FLOPS: Final = {
     "pow": 80.0,
@@ -230,8 +229,8 @@ ELEMENTWISE: Final = Family(
 
 _IN_REGISTERS: Final = 1024  # columns of a row that a warp keeps
 _UNALIGNED_ROWS: Final = 3.3
-"""How many times as long PyTorch takes for longer rows in 16 bits that begin at no multiple of 16 bytes: softmax
-of 3,137 columns on an H100 3.6, of 5,185 3.0. In fp32 it makes no difference."""
+"""How many times as long PyTorch takes for longer rows in 16 bits that begin at no multiple of 16 bytes:
+softmax of 3,137 columns on an H100 3.6, of 5,185 3.0. In fp32 it makes no difference."""
 
 
 def rows_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
@@ -322,12 +321,12 @@ LLM_ROWS: Final = Family(
     ridge=0.2,
 )
 
-# ---- convolutions
-# ---------------------------------------------------------------------------------------------- # Winograd
-# F(2x2, 3x3) multiplies 2.25 times less, fused in one kernel; F(4x4, 3x3) 4 times less, with its transforms
-# as # kernels of their own that pass (4 + 2)^2 numbers for 16 pixels and for 9 weights through memory (Lavin
-# and Gray, # arXiv:1509.09308). Of 5x5 and more, a Fourier transform leaves about a tenth of a
-# multiplication an element of the # kernel. Columns: tile_n, tile_m, may split k, side of Winograd's cell
+# ---- convolutions ------------------------------------------------------------------------------------------
+
+# Winograd F(2x2, 3x3) multiplies 2.25 times less, fused in one kernel; F(4x4, 3x3) 4 times less, with its
+# transforms as kernels of their own that pass (4 + 2)^2 numbers for 16 pixels and for 9 weights through
+# memory (Lavin and Gray, arXiv:1509.09308). Of 5x5 and more, a Fourier transform leaves about a tenth of a
+# multiplication an element of the kernel. Columns: tile_n, tile_m, may split k, side of Winograd's cell
 # (5: Fourier).
 _CONV_TILES: Final = ((128, 128), (128, 32), (32, 128), (8, 128), (1, 128))
 _WAYS: Final = (
@@ -463,10 +462,10 @@ CONV_ANY: Final = Family(
 
 GENERAL_FAMILIES: Final = (BMM, LINEAR, ELEMENTWISE, SOFTMAX, LAYER_NORM, LLM_ROWS, CONV, CONV_ANY)
 
-# ---- kinds that no table measures
-# -------------------------------------------------------------------------------- # Numbers that are no
-# plain counts were read off the recorded ops of two models on five GPUs, forward and backward, as #
-# multiples of an elementwise kernel of the same size.
+# ---- kinds that no table measures --------------------------------------------------------------------------
+
+# Numbers that are no plain counts were read off the recorded ops of two models on five GPUs, forward and
+# backward, as multiples of an elementwise kernel of the same size.
 
 SLOWER: Final = {
     "transpose": 0.3,

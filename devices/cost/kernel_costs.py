@@ -70,8 +70,8 @@ _EAGER_START_NS: Final = 2700.0
 """What a product takes more in an eager program than among copies of itself: its code and weights are cold.
 Median of eleven products of three programs on an H100 (2.4 us in three others; 1.3 to 2 us on a B200)."""
 _AMPERE_SHARE: Final = 0.62
-"""Of Hopper's peak that instructions of Ampere reach (arXiv:2402.13499), as FlashAttention-2 has them: PyTorch's
-attention."""
+"""Of Hopper's peak that instructions of Ampere reach (arXiv:2402.13499), as FlashAttention-2 has them:
+PyTorch's attention."""
 _ON_VECTOR_UNITS: Final = frozenset(("fp32", "fp64", "int32", "int64", "uint32", "uint64", "complex64"))
 
 

@@ -47,8 +47,8 @@ github.com/NVIDIA/cutlass, media/docs/efficient_gemm.md, has these among its til
 _OUT_BYTES: Final = 2.0
 _ALIGNED_BYTES: Final = 16  # what a thread loads or stores at a time
 _UNALIGNED: Final = 2.5
-"""How many times as long a product takes whose rows do not begin at a multiple of 16 bytes: elements are loaded
-one by one. From BERT's vocabulary of 30,522 on an H100; 2.5 to 3.5 in two other programs."""
+"""How many times as long a product takes whose rows do not begin at a multiple of 16 bytes: elements are
+loaded one by one. From BERT's vocabulary of 30,522 on an H100; 2.5 to 3.5 in two other programs."""
 
 
 def _packed(m: FloatArray, count: FloatArray, tile_m: FloatArray) -> FloatArray:
@@ -470,8 +470,7 @@ QUANTIZE: Final = Family(
     smooth=0.1,
 )
 
-# ---- tokens sent to the ranks of their experts
-# ---------------------------------------------------------------
+# ---- tokens sent to the ranks of their experts -------------------------------------------------------------
 
 LINK_BYTES_PER_S: Final = {"ampere": 300e9, "hopper": 450e9, "blackwell": 900e9}
 """NVLink of a GPU in one direction: data sheets of the A100 (third generation), H100 (fourth), B200."""
