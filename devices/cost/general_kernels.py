@@ -18,9 +18,9 @@ from sim.base.arrays import FloatArray
 
 # ---- products in fp32 on vector units ----------------------------------------------------------------------
 
-# The library's tiles, columns (n) by rows (m) of the output. A step over k loads tile_n + tile_m operands from
-# shared memory for tile_n * tile_m multiply-adds, which costs OPERANDS * (1 / tile_n + 1 / tile_m) of the
-# arithmetic: measured efficiencies of six tiles on an A100 lie on that line.
+# The library's tiles, columns (n) by rows (m) of the output. A step over k loads tile_n + tile_m operands
+# from shared memory for tile_n * tile_m multiply-adds, which costs OPERANDS * (1 / tile_n + 1 / tile_m) of
+# the arithmetic: measured efficiencies of six tiles on an A100 lie on that line.
 OPERANDS: Final = 10.0
 _BATCHED_TILES: Final = {
     "pascal": [(128, 64)],
