@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from scenarios.cli.terminal import escaped, unescaped
+from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
-from scenarios.run.load import load_scenario
-from scenarios.run.scenario import Case
+from scenarios.run.scenario import Case, scenario_of
 from scenarios.variants.incomparable_runs import warn_of_unlike_costs
 from sim.base.errors import InputError, OutOfMemoryError, RunError, SimError, StuckError
+from sim.base.plugins import Allowed
 
 if TYPE_CHECKING:
     from scenarios.report.compare import Comparison
@@ -76,8 +77,7 @@ def cases_of(
     path: str,
     policies: Sequence[str] | None,
     sets: Sequence[str] | None,
-    allow_code: bool,
-    allow_outside: bool,
+    allowed: Allowed,
     *,
     compare: bool = False,
 ) -> list[Case]:
@@ -91,7 +91,7 @@ def cases_of(
     for i, name in enumerate(policies or ()):
         if policies and name in policies[:i]:
             raise InputError(f"--policy {name} is given twice")
-    scenario = load_scenario(path, sets=sets or (), allow_code=allow_code, allow_outside=allow_outside)
+    scenario = scenario_of(Document.read(path, allowed).with_settings(sets or ()))
     if policies:
         return [scenario.case(name) for name in policies]
     if compare and (own := scenario.left_out()) is not None:

@@ -51,7 +51,6 @@ class Runner:
     Parameters
     ----------
     document : Document
-    allow_code : bool
     results : sequence of str
         What rows tell, by the names of ``expect:``.
     executor : Executor, optional
@@ -64,12 +63,11 @@ class Runner:
     def __init__(
         self,
         document: Document,
-        allow_code: bool,
         results: Sequence[str],
         executor: Executor | None = None,
         jobs: int = 1,
     ) -> None:
-        self.scenarios = Scenarios(document, allow_code)
+        self.scenarios = Scenarios(document)
         self.results = tuple(results)
         self.executor, self.jobs = executor, jobs
         self._last: tuple[TrialRun, Case] | None = None
@@ -159,12 +157,10 @@ _THERE: list[Runner] = []
 """Of a process that runs attempts: what it runs them with."""
 
 
-def begin_there(
-    begin: Callable[[], None], document: Document, allow_code: bool, results: Sequence[str]
-) -> None:
+def begin_there(begin: Callable[[], None], document: Document, results: Sequence[str]) -> None:
     """Prepare a process for attempts, after what it does first besides."""
     begin()
-    _THERE[:] = [Runner(document, allow_code, results)]
+    _THERE[:] = [Runner(document, results)]
 
 
 def _run_there(attempt: TrialRun) -> Row:

@@ -47,6 +47,7 @@ from scenarios.variants.sweep_files import (
     write_rows,
 )
 from sim.base.errors import InputError, MisfitError, RunError, SimError, extra
+from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
     from scenarios.run.load import Scenarios
@@ -196,8 +197,7 @@ def fitting(
     path: str,
     points: Sequence[Point],
     sets: Sequence[str] = (),
-    allow_code: bool = False,
-    allow_outside: bool = False,
+    allowed: Allowed = NOTHING,
 ) -> tuple[list[Point], dict[str, int]]:
     """Return the points whose sizes fit one another, and how many do not, by reason.
 
@@ -210,7 +210,7 @@ def fitting(
     """
     from scenarios.workloads.workload import Workload
 
-    scenarios = _scenarios(path, tuple(sets), allow_code, allow_outside)
+    scenarios = _scenarios(path, tuple(sets), allowed)
     found: list[Point] = []
     reasons: dict[str, int] = {}
     for i, point in enumerate(points):
@@ -235,13 +235,12 @@ def warn_of_unlike_points(
     path: str,
     points: Sequence[Point],
     sets: Sequence[str] = (),
-    allow_code: bool = False,
-    allow_outside: bool = False,
+    allowed: Allowed = NOTHING,
 ) -> None:
     """Warn if points put presets side by side whose costs do not compare; see `cases_at`."""
     from scenarios.variants.incomparable_runs import cases_at, warn_of_unlike_costs
 
-    scenarios = _scenarios(path, tuple(sets), allow_code, allow_outside)
+    scenarios = _scenarios(path, tuple(sets), allowed)
     settings = [[f"{key}={value}" for key, value in point.settings] for point in points]
     warn_of_unlike_costs(cases_at(scenarios, settings, points[0].policy if points else None))
 
@@ -256,8 +255,7 @@ def run_point(
     path: str,
     point: Point,
     sets: Sequence[str] = (),
-    allow_code: bool = False,
-    allow_outside: bool = False,
+    allowed: Allowed = NOTHING,
     results: Sequence[str] = (),
     stamp: str | None = None,
 ) -> Row:
@@ -272,7 +270,7 @@ def run_point(
     from sim.explain.failed_ops import failure_text
 
     row: Row = {column_of(key): value for key, value in point.settings}
-    how = (path, tuple(sets), allow_code, allow_outside)
+    how = (path, tuple(sets), allowed)
     scenarios = _scenarios(*how) if stamp is None else _same(*how, stamp)
     who = point.policy or ""
     try:
@@ -316,16 +314,16 @@ def run_point(
     return row | {"error": failure_text(result.trace) or None}
 
 
-def _scenarios(path: str, sets: tuple[str, ...], allow_code: bool, allow_outside: bool) -> Scenarios:
+def _scenarios(path: str, sets: tuple[str, ...], allowed: Allowed) -> Scenarios:
     from scenarios.run.load import Scenarios
 
-    return Scenarios(Document.read(path, allow_outside=allow_outside).with_settings(sets), allow_code)
+    return Scenarios(Document.read(path, allowed).with_settings(sets))
 
 
 @lru_cache(maxsize=1)
-def _same(path: str, sets: tuple[str, ...], allow_code: bool, allow_outside: bool, stamp: str) -> Scenarios:
+def _same(path: str, sets: tuple[str, ...], allowed: Allowed, stamp: str) -> Scenarios:
     """Return the scenarios of the sweep that this process has points of: its `stamp` says what they are."""
-    return _scenarios(path, sets, allow_code, allow_outside)
+    return _scenarios(path, sets, allowed)
 
 
 def sweep(
@@ -333,8 +331,7 @@ def sweep(
     points: Sequence[Point],
     *,
     sets: Sequence[str] = (),
-    allow_code: bool = False,
-    allow_outside: bool = False,
+    allowed: Allowed = NOTHING,
     results: Sequence[str] = (),
     executor: Executor | None = None,
     out: str | Path | None = None,
@@ -350,8 +347,7 @@ def sweep(
     points : sequence of Point
     sets : sequence of str
         ``KEY=VALUE`` for all points.
-    allow_code, allow_outside : bool
-        As for `scenarios.run.load.load_scenario`.
+    allowed : Allowed
     results : sequence of str
         What rows have besides; see `run_point`.
     executor : concurrent.futures.Executor, optional
@@ -374,9 +370,9 @@ def sweep(
     if out is not None and not force:
         check_same_table(out, points)
     if out is None:
-        return _sweep(path, points, sets, (allow_code, allow_outside), results, executor, None, done)
+        return _sweep(path, points, sets, allowed, results, executor, None, done)
     with sweeping(out) as known:
-        rows = _sweep(path, points, sets, (allow_code, allow_outside), results, executor, known, done)
+        rows = _sweep(path, points, sets, allowed, results, executor, known, done)
         if not force and Path(out).exists() and not same_as(rows, out):
             raise InputError(f"{out}: is there already, and its results differ; replace it with --force")
         write_rows(rows, out)
@@ -387,15 +383,14 @@ def _sweep(
     path: str,
     points: Sequence[Point],
     sets: Sequence[str],
-    allowed: tuple[bool, bool],
+    allowed: Allowed,
     results: Sequence[str],
     executor: Executor | None,
     known: Path | None,
     done: Callable[[int, int], None],
 ) -> list[Row]:
     """Run the points that the file of points does not have yet; return the rows of all in order."""
-    allow_code, allow_outside = allowed
-    stamp, now = stamps(path, points, sets, allow_outside)
+    stamp, now = stamps(path, points, sets, allowed)
     columns = [column_of_result(name) for name in results]
     rows: dict[str, Row] = {}
     changed = 0
@@ -412,9 +407,7 @@ def _sweep(
     left = [point for point in points if point.key not in rows]
     try:
         done(len(rows), len(points))
-        for point, row in _run(
-            path, left, (tuple(sets), allow_code, allow_outside, tuple(results), stamp), executor
-        ):
+        for point, row in _run(path, left, (tuple(sets), allowed, tuple(results), stamp), executor):
             rows[point.key] = row
             if known is not None:
                 remember(known, entry(point.key))

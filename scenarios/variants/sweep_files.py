@@ -33,6 +33,7 @@ from scenarios.importers.files import files_in
 from sim.base.arrays import MOST_RUNS, at_most
 from sim.base.errors import InputError, extra
 from sim.base.files import read_bytes, write_bytes
+from sim.base.plugins import Allowed
 
 # ----------------------------------------------------------------------------------------------------------
 # Points of a sweep: every combination of the values of some keys.
@@ -161,7 +162,7 @@ _ROOT: Final = Path(__file__).parents[2]
 
 
 def stamps(
-    path: str, points: Sequence[Point], sets: Sequence[str], allow_outside: bool
+    path: str, points: Sequence[Point], sets: Sequence[str], allowed: Allowed
 ) -> tuple[str, dict[str, str]]:
     """Return a hash of what all results together depend on, and of what those of each point do, by its key.
 
@@ -169,7 +170,7 @@ def stamps(
     scenario and the values of the point name; of code of one's own, ``module:Class``, the modules of its
     folder.
     """
-    document = Document.read(path, allow_outside=allow_outside).with_settings(sets)
+    document = Document.read(path, allowed).with_settings(sets)
     plain = document.root.plain()
 
     @cache

@@ -148,7 +148,6 @@ class Tuner:
     levels : (str, list of str), optional
         A key and its values, the cheapest first, for ``halving``; only the last value is an answer.
     seed : int
-    allow_code : bool
     tell : callable
         Told after each trial.
     executor : Executor, optional
@@ -167,14 +166,13 @@ class Tuner:
         results: Sequence[str] = (),
         levels: tuple[str, list[str]] | None = None,
         seed: int = 0,
-        allow_code: bool = False,
         tell: Callable[[Tuning], None] = lambda tuning: None,
         executor: Executor | None = None,
         jobs: int = 1,
     ) -> None:
-        self.document, self.goal, self.seed, self.allow_code = document, goal, seed, allow_code
+        self.document, self.goal, self.seed = document, goal, seed
         self.axes, self.policies, self.levels, self.tell = axes or {}, list(policies), levels, tell
-        self.runner = Runner(document, allow_code, results_of(goal, results), executor, jobs)
+        self.runner = Runner(document, results_of(goal, results), executor, jobs)
         self.tuning = Tuning(goal)
 
     # -- settings -----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from scenarios.recorded.setup import run_recorded
 from scenarios.variants.sweep_files import points_of, stamps
 from sim import Graph, simulate
 from sim.base.errors import InputError
+from sim.base.plugins import NOTHING
 from sim.explain.idle import idle_reasons
 from sim.job.noise import Noise
 from sim.trace import Trace
@@ -359,7 +360,7 @@ def test_a_changed_rank_is_not_resumed(tmp_path: Path) -> None:
     found = []
     for transfer in (8, 8, 9):
         record(folder, together(TWO, [[10, 0], [10, 0]], [transfer]))
-        found.append(stamps(str(path), points, [], False))
+        found.append(stamps(str(path), points, [], NOTHING))
     assert found[0] == found[1] != found[2]
 
 

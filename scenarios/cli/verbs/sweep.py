@@ -7,8 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from scenarios.cli.shared_options import (
-    AllowCode,
-    AllowOutside,
     Json,
     Maximise,
     Minimise,
@@ -17,6 +15,7 @@ from scenarios.cli.shared_options import (
     Sets,
     SubjectTo,
 )
+from sim.base.plugins import NOTHING, Allowed
 
 _QUIET_S = 10
 """Between two lines of progress, where there is no terminal on which to write one anew."""
@@ -63,8 +62,7 @@ def sweep(
         bool, typer.Option("--force", help="Replace a table of another sweep, or one with other results.")
     ] = False,
     json: Json = False,
-    allow_code: AllowCode = False,
-    allow_outside: AllowOutside = False,
+    allowed: Allowed = NOTHING,
 ) -> None:
     """Run a scenario at every combination of settings and policies; one row each.
 
@@ -97,7 +95,7 @@ def sweep(
     if dask is not None and jobs > 1:
         raise InputError("give --jobs or --dask, not both")
     goal = read_goal(minimise, maximise, subject_to or ())
-    how: dict[str, Any] = {"sets": sets or (), "allow_code": allow_code, "allow_outside": allow_outside}
+    how: dict[str, Any] = {"sets": sets or (), "allowed": allowed}
     points, left_out = sweeps.fitting(scenario, points_of(vary, policy or [None]), **how)
     settings = [column_of(key) for key, _ in points[0].settings]
 

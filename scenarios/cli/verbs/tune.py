@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 from scenarios.cli.shared_options import (
-    AllowCode,
-    AllowOutside,
     Json,
     Maximise,
     Minimise,
@@ -17,6 +15,7 @@ from scenarios.cli.shared_options import (
     Sets,
     SubjectTo,
 )
+from sim.base.plugins import NOTHING, Allowed
 
 
 def tune(
@@ -87,8 +86,7 @@ def tune(
         ),
     ] = None,
     json: Json = False,
-    allow_code: AllowCode = False,
-    allow_outside: AllowOutside = False,
+    allowed: Allowed = NOTHING,
 ) -> None:
     """Search for the best settings of a scenario, or for its best schedule; best is the shortest makespan.
 
@@ -129,12 +127,12 @@ def tune(
     if against is not None:
         read_goal(against, None)
     levels = None if level is None else next(iter(axes_of([level], "--level").items()))
-    document = Document.read(scenario, allow_outside=allow_outside).with_settings(sets or ())
+    document = Document.read(scenario, allowed).with_settings(sets or ())
     more = [] if against is None else [against]
     stack = ExitStack()
     executor = None
     if jobs > 1:
-        begin = partial(begin_there, show_warnings, document, allow_code, results_of(goal, more))
+        begin = partial(begin_there, show_warnings, document, results_of(goal, more))
         executor = stack.enter_context(process_executor(min(jobs, budget), begin))
     tuner = Tuner(
         document,
@@ -144,7 +142,6 @@ def tune(
         results=more,
         levels=levels,
         seed=seed,
-        allow_code=allow_code,
         tell=Ticker(budget),
         executor=executor,
         jobs=jobs,
@@ -162,7 +159,7 @@ def tune(
         interrupted = stopped
     tuning = tuner.tuning
     if vary:
-        scenarios = Scenarios(document, allow_code)
+        scenarios = Scenarios(document)
         warn_of_unlike_costs(cases_at(scenarios, [trial.settings for trial in tuning.trials]))
     written = []
     if out is not None and tuning.best is not None:
