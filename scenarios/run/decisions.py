@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from policies.recovery import Recovery
-from scenarios.fields.policy_fields import Choice, PolicyFields, Variant
+from scenarios.fields.policy_fields import Choice, PolicyFields, VariantFields
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.workload import Workload
 from sim.base import plugins
@@ -161,7 +161,7 @@ def resolve(
 @contextmanager
 def _placing(document: Document, loc: Loc) -> Iterator[None]:
     """Give an error its place; what is no option of a policy may be a key of all policies, misspelt."""
-    keys = (Variant if loc[:1] == ("compare",) else PolicyFields).model_fields
+    keys = (VariantFields if loc[:1] == ("compare",) else PolicyFields).model_fields
     with document.placing(*loc):
         try:
             yield

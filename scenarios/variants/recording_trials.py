@@ -23,6 +23,7 @@ from scenarios.recorded.program import RecordedProgram
 from scenarios.run.execute import run_case
 from scenarios.run.prepare_job import job_of
 from scenarios.run.scenario import Case, scenario_of
+from scenarios.variants.variant import attempt
 from scenarios.workloads.graph_files import ImportedFile
 from sim.base.arrays import UNSET
 from sim.base.errors import InputError, UnknownNameError, located
@@ -344,7 +345,10 @@ def try_all(base: Base, trials: Sequence[WhatIfTrial]) -> Iterator[TrialOutcome]
         except InputError as error:
             yield TrialOutcome(trial.label, dict(trial.what_if), None, (error.message,))
             continue
-        makespan_ns = run_case(case, fits=False, change=trial.job).trace.makespan_ns
+        if (found := attempt(case, change=trial.job)).result is None:
+            yield TrialOutcome(trial.label, dict(trial.what_if), None, (found.line,))
+            continue
+        makespan_ns = found.result.trace.makespan_ns
         other_ns = None
         if unheld is not None and trial.what_if:
             other, _ = _noted(unheld, trial)

@@ -71,7 +71,7 @@ def compare(
     else:
         print_comparison(comparison)
     if comparison.failures and any(files.values()):
-        failed = ", ".join(failure.policy for failure in comparison.failures)
+        failed = ", ".join(failure.label for failure in comparison.failures)
         typer.echo(f"not in the files that are written, as there is no result: {failed}", err=True)
     finish(comparison.results, files, charts)
     if comparison.failures:

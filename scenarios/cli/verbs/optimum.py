@@ -59,7 +59,9 @@ def optimum(
     comparison = compare_all(list({case.label: case for case in reversed(cases)}.values())[::-1])
     results = comparison.results
     if results[0].policy != cases[0].label:
-        raise comparison.failures[0].error
+        first = comparison.failures[0].error
+        assert first is not None
+        raise first
     with progress("searching for the optimum"):
         found = find_optimum(results, limit_ns=limit_ns, placed=not devices, seed=seed)
     if json:
@@ -73,7 +75,7 @@ def optimum(
         written = write_found(
             out,
             best.case.scenario.document,
-            None if follows is None else best.trace,
+            best.trace,
             follows,
             expect={"makespan": makespan},
             head="Found by sim optimum: "
