@@ -31,13 +31,13 @@ workload:
     gpus: 8
     parallel: {sharding: zero-1}
     sequence: 256
-    global_batch: 16
+    batch: 16
 """
 OF = "workload.train"
 VARY = [
     f"{OF}.parallel.tp=1,2,8",
     f"{OF}.parallel.pp=1,2,3",
-    f"{OF}.parallel.vpp=1,2",
+    f"{OF}.parallel.chunks=1,2",
     f"{OF}.micro_batch=1,4",
 ]
 
@@ -58,19 +58,19 @@ def test_what_does_not_fit_is_counted_by_hand(scenario: str) -> None:
     """Worked by hand, in the order in which sizes are looked at; each of the 36 points is counted once."""
     expected: Counter[str] = Counter()
     kept = []
-    for tp, pp, vpp, micro in itertools.product((1, 2, 8), (1, 2, 3), (1, 2), (1, 4)):
+    for tp, pp, chunks, micro in itertools.product((1, 2, 8), (1, 2, 3), (1, 2), (1, 4)):
         if 8 % (tp * pp):
             expected["tp·cp·pp does not fill the GPUs"] += 1
-        elif vpp > 1 and pp == 1:
-            expected["vpp without a pipeline"] += 1
+        elif chunks > 1 and pp == 1:
+            expected["chunks without a pipeline"] += 1
         elif 16 % (8 // (tp * pp) * micro):
             expected["dp·micro_batch does not divide the global batch"] += 1
         elif 4 % tp:
             expected["tp does not divide the heads"] += 1
-        elif vpp == 1 and 16 // (8 // (tp * pp) * micro) < pp:
+        elif chunks == 1 and 16 // (8 // (tp * pp) * micro) < pp:
             expected["1f1b has fewer micro-batches than stages"] += 1
         else:
-            kept.append((str(tp), str(pp), str(vpp), str(micro)))
+            kept.append((str(tp), str(pp), str(chunks), str(micro)))
     points, left_out = Variants(scenario).fitting(points_of(VARY))
     assert left_out == expected
     assert len(expected) == 5
@@ -128,7 +128,12 @@ def test_best_and_runner_up_are_those_of_the_table(scenario: str, tmp_path: Path
     assert told["answers"] == len(told["rows"]) == len(rows)
     assert sum(told["left_out"].values()) + len(rows) == 36
     lines = done.stdout.splitlines()
-    names = {"tp": "parallel.tp", "pp": "parallel.pp", "vpp": "parallel.vpp", "micro_batch": "micro_batch"}
+    names = {
+        "tp": "parallel.tp",
+        "pp": "parallel.pp",
+        "chunks": "parallel.chunks",
+        "micro_batch": "micro_batch",
+    }
     for word, row in (("best", rows[order[0]]), ("runner-up", rows[order[1]])):
         called = ", ".join(f"{name}={row[f'{OF}.{key}']}" for name, key in names.items())
         (line,) = (line for line in lines if line.startswith(f"{word}: "))

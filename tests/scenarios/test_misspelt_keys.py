@@ -87,9 +87,7 @@ def test_a_misspelt_key_is_refused(file: Path) -> None:
 
 
 PIPELINE = "workload: {pipeline: {stages: 4, micro_batches: 8, forward: 1ms, backward: 2ms}}\n"
-TRAIN = (
-    "workload: {train: {model: llama3-8b, sequence: 4096, global_batch: 8, calibration: %s, precision: %s}}\n"
-)
+TRAIN = "workload: {train: {model: llama3-8b, sequence: 4096, batch: 8, calibration: %s, dtype: %s}}\n"
 SCHEDULES = ["1f1b", "zb-auto", "custom", "pipedream"]
 
 
