@@ -24,7 +24,7 @@ class PerByte:
         return NS_A_BYTE.get(call.kind, 1) * call.nbytes
 
 
-def layers(weights: Sequence[int], ns: int | Sequence[int] = 100, optimiser: str = "sgd") -> Graph:
+def layers(weights: Sequence[int], ns: int | Sequence[int] = 100, optimizer: str = "sgd") -> Graph:
     """Return a training step of a stack of products; their forward takes `ns`, as does each gradient."""
     b = GraphBuilder("layers")
     b.input("x", 40)
@@ -34,7 +34,7 @@ def layers(weights: Sequence[int], ns: int | Sequence[int] = 100, optimiser: str
         b.parameter(f"w{k}", nbytes)
         facts = {"duration_ns": took, "dtype": "fp32", "flops": 100}
         before = b.op(f"l{k}", kind="matmul", inputs=[before, f"w{k}"], outputs=40, **facts)
-    return TrainingRewrite(optimiser=optimiser).apply(b.build())
+    return TrainingRewrite(optimizer=optimizer).apply(b.build())
 
 
 def run(graph: Graph, ranks: int, streams: int = 8, engine: str = "simpy", **more: int) -> Trace:

@@ -181,9 +181,9 @@ OF_PIPELINES: Final[tuple[Rule, ...]] = (
         "there is no machine; give one, or leave it out",
     ),
     Rule(
-        ("workload.pipeline.model.tensor_bandwidth",),
-        lambda case, loc: _pipeline(case).model.tensor_parallel > 1,
-        "a layer is on one device; say tensor_parallel: 2 or more, or leave it out",
+        ("workload.pipeline.model.bandwidth",),
+        lambda case, loc: _pipeline(case).model.tp > 1,
+        "a layer is on one device; say tp: 2 or more, or leave it out",
     ),
 )
 

@@ -131,7 +131,7 @@ def train_report(
         "step_ns": step,
         "tokens_per_s": training.tokens / seconds,
         "tokens_per_s_per_gpu": training.tokens / seconds / layout.ranks,
-        "samples_per_s": training.global_batch / seconds,
+        "samples_per_s": training.batch / seconds,
         "model_flops": training.flops,
         "mfu": training.flops / (layout.ranks * training.calibration.peak * seconds),
         "gpus": layout.ranks,

@@ -99,18 +99,18 @@ def same(path: Path, content: dict[str, Any]) -> Result:
 
 REWRITES: list[dict[str, Any]] = [
     {"name": "ddp"},
-    {"name": "ddp", "bucket_cap": "1kB"},
+    {"name": "ddp", "bucket_size": "1kB"},
     {"name": "ddp", "overlap": False},
     {"name": "fsdp2"},
     {"name": "fsdp2", "shard": 2},
     {"name": "fsdp2", "shard": 3, "separate_all_gather": True},
-    {"name": "zero-1", "reduce_bucket_size": 150},
-    {"name": "zero-2", "reduce_bucket_size": 150, "overlap_comm": True},
+    {"name": "zero-1", "bucket_size": 150},
+    {"name": "zero-2", "bucket_size": 150, "overlap": True},
     {"name": "zero-3", "param_persistence_threshold": 150},
     {
         "name": "megatron-ddp",
         "bucket_size": 150,
-        "use_distributed_optimizer": True,
+        "sharding": "zero-1",
         "overlap_param_gather": True,
     },
 ]

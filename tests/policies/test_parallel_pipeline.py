@@ -137,7 +137,7 @@ def test_tensor_data_and_pipeline_parallelism_in_megatrons_order() -> None:
             TrainingRewrite().apply(StageCut(["layer2"]).apply(gpt_graph(GPT)))
         )
     )
-    for rewrite in (DistributedDataParallel(2), MegatronDDP(2, use_distributed_optimizer=True)):
+    for rewrite in (DistributedDataParallel(2), MegatronDDP(2, sharding="zero-1")):
         graph = rewrite.apply(split)
         members: dict[str, set[str]] = {}
         for op in graph.in_communicators:

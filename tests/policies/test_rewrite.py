@@ -723,7 +723,7 @@ def test_an_op_is_computed_again_where_that_is_cheaper(flops: int, names: list[s
             "c": {"kind": "mul", "inputs": ["a", "x"], "flops": 10},
         }
     )
-    after = Fusion("elementwise", bytes_per_ns=1, flop_per_ns=1).apply(g)
+    after = Fusion("elementwise", bandwidth_bytes_per_s=10**9, peak_flop_per_s=10**9).apply(g)
     assert after.op_names == names
     assert Fusion("elementwise").apply(g).op_names == ["a", "b", "c"]
     if len(names) == 2:
@@ -780,7 +780,7 @@ def forks(n: int) -> Graph:
 
 @pytest.mark.parametrize("ops", [pairs, one_chain, forks])
 def test_fusion_takes_work_in_proportion_to_the_graph(ops: Callable[[int], Graph]) -> None:
-    step = Fusion(bytes_per_ns=1, flop_per_ns=1)
+    step = Fusion(bandwidth_bytes_per_s=10**9, peak_flop_per_s=10**9)
     small, large = ops(60), ops(240)
     assert len(step.apply(large)) == 4 * len(step.apply(small)) or len(step.apply(large)) == 1
     assert instructions(lambda: step.apply(large)) < 4.4 * instructions(lambda: step.apply(small))
@@ -831,8 +831,8 @@ def test_simplifying_takes_work_in_proportion_to_the_graph(step: Any, ops: Calla
 
 
 def test_wrong_words() -> None:
-    with pytest.raises(InputError, match="bytes_per_ns and flop_per_ns are rates > 0, given together"):
-        Fusion(bytes_per_ns=3)
+    with pytest.raises(InputError, match="bandwidth and peak are rates > 0, given together"):
+        Fusion(bandwidth_bytes_per_s=3)
     with pytest.raises(InputError, match="patterns must be one of remapper, elementwise, all; found 'some'"):
         Fusion("some")
     with pytest.raises(InputError, match="prefer must be one of NHWC, NCHW; found 'CHWN'"):
@@ -923,7 +923,7 @@ def test_a_step_keeps_what_is_fetched_and_what_has_effects(step: Any, g: Graph) 
 @given(g=graphs())
 def test_fusion_with_a_cost_is_never_slower(g: Graph) -> None:
     """By the cost that it is given, over all ops; and what has effects is never done twice."""
-    step = Fusion("elementwise", bytes_per_ns=1, flop_per_ns=0.5, launch_ns=3)
+    step = Fusion("elementwise", bandwidth_bytes_per_s=10**9, peak_flop_per_s=5 * 10**8, issue_cost_ns=3)
 
     def total(x: Graph) -> float:
         return float((3 + np.maximum(x.bytes_read + x.bytes_written, x.flops / 0.5)).sum())

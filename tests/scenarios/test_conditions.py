@@ -439,9 +439,9 @@ CASES: list[tuple[str, str, str]] = [
         ]
     ),
     (
-        "workload.pipeline.model.tensor_bandwidth",
-        pipeline(f"{MODEL}, tensor_bandwidth: 1GB/s}}"),
-        pipeline(f"{MODEL}, tensor_bandwidth: 1GB/s, tensor_parallel: 2}}"),
+        "workload.pipeline.model.bandwidth",
+        pipeline(f"{MODEL}, bandwidth: 1GB/s}}"),
+        pipeline(f"{MODEL}, bandwidth: 1GB/s, tp: 2}}"),
     ),
 ]
 
