@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from devices.collectives.groups import Fabric, NodeFabrics
 from devices.describe.quantities import Strict
-from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import Attention, Pass, Product
 from scenarios.file.faults import input_error
 from scenarios.ops.attributes import check_dtype, nbytes
@@ -86,13 +87,11 @@ def at_rate(rate: int, bandwidth: int | None = None) -> TrainingCalibration:
     bandwidth : int, optional
         Between the devices that share a layer, in bytes/s; None: messages take no time.
     """
-    reach = Reach(float(bandwidth or inf))
     return TrainingCalibration(
         name="rate",
         peak=float(rate),
         memory_bandwidth=inf,
-        node=reach,
-        between=reach,
+        collectives=_one_fabric(bandwidth),
         attention_backward=5 / 4,  # its five products (kernels.Attention.flops) as four
         hiding=0.0,
         roofline=False,
@@ -132,8 +131,12 @@ def on_device(device: Device, dtype: str, bandwidth: int | None = None) -> Train
             )
         return float(ns + device.gap_ns)
 
-    reach = Reach(float(bandwidth or inf))
-    return TrainingCalibration(device.name, inf, inf, node=reach, between=reach, hiding=0.0, kernel=time)
+    return TrainingCalibration(device.name, inf, inf, _one_fabric(bandwidth), hiding=0.0, kernel=time)
+
+
+def _one_fabric(bandwidth: int | None) -> NodeFabrics:
+    fabric = Fabric(bandwidth or inf)
+    return NodeFabrics(fabric, fabric)
 
 
 def kernels_graph(kernels: Iterable[Product | Attention | Pass], dtype: str) -> Graph:

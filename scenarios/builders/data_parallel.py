@@ -22,17 +22,18 @@ replica, on stream 1 (attribute ``stream``, which `policies.streams` follows).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
+from math import inf
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from devices.collectives.groups import Fabric
 from devices.describe.field_types import Bandwidth, Bytes, Duration
 from devices.describe.quantities import Size
 from policies.parallel.ddp import closed_when_full
 from scenarios.builders.builder import Builder, Keys
 from sim.base.arrays import MOST_BUILT, at_most
-from sim.base.units import NS_PER_S, round_half_up
+from sim.base.units import round_half_up
 from sim.graph.builder import GraphBuilder, Ref
 from sim.graph.graph import Graph
 
@@ -120,26 +121,12 @@ class DataParallelFields(Builder):
         """Return how long an all-reduce takes; None: the machine says it."""
         if nbytes and self.bandwidth is None and self.latency is None:
             return None
-        return ring_all_reduce_ns(nbytes, self.replicas, self.bandwidth, self.latency or 0)
+        links = Fabric(self.bandwidth or inf, latency_ns={"default": self.latency or 0})
+        return round_half_up(links.time_ns("all_reduce", nbytes, self.replicas))
 
     def default_machine(self) -> Mapping[str, Any]:
         """Return a GPU for each replica, with a stream for communication."""
         return {"devices": {f"gpu{r}": {"kind": "gpu", "streams": 2} for r in range(self.replicas)}}
-
-
-def ring_all_reduce_ns(nbytes: int, ranks: int, bandwidth_bytes_per_s: int | None, latency_ns: int) -> int:
-    """Return how long a ring takes to sum `nbytes` on each of `ranks`.
-
-    Examples
-    --------
-    >>> ring_all_reduce_ns(4_000_000, 4, 10**9, 1000), ring_all_reduce_ns(4_000_000, 1, 10**9, 1000)
-    (6006000, 0)
-    """
-    steps = 2 * (ranks - 1)
-    if bandwidth_bytes_per_s is None:
-        return steps * latency_ns
-    sending = Fraction(steps * nbytes * NS_PER_S, ranks * bandwidth_bytes_per_s)
-    return round_half_up(sending + steps * latency_ns)
 
 
 def buckets(gradient_nbytes: Sequence[int], bucket_nbytes: int) -> list[list[int]]:

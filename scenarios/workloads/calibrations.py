@@ -9,18 +9,16 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from devices.collectives.nccl_constants import GENERATIONS
-from devices.collectives.nccl_model import known_us
-from devices.collectives.nccl_tuner import NcclTuner
+from devices.collectives.groups import CollectiveKind, Fabric, NcclGroups, NodeFabrics
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, fault
 from devices.describe.quantities import Count, Name, Strict
 from devices.presets import device_preset
-from scenarios.builders.train.calibration import STEPS, CollectiveTime, Reach, TrainingCalibration
-from scenarios.builders.train.kernels import Attention, CollectiveKind, Product
+from scenarios.builders.train.calibration import TrainingCalibration
+from scenarios.builders.train.kernels import Attention, Product
 from scenarios.file.document import Document
 from scenarios.file.faults import scenario_error
 from scenarios.file.yaml_read import read_yaml_text
@@ -29,43 +27,6 @@ from sim import Device, GraphBuilder
 from sim.base.errors import InputError, hint
 from sim.base.files import read_bytes
 from sim.base.units import format_bytes, parse_bandwidth, parse_bytes, parse_flop_rate
-
-# ----------------------------------------------------------------------------------------------------------
-# Collectives of a training step as NCCL chooses and times them, in place of the formula of a ring.
-#
-#  calibration: {nccl: h100, ...}
-#      in one node          NCCL's choice of algorithm, protocol, channels, at rates fitted to measured times
-#      over several nodes   the same choice, and what NCCL's tuner expects of it
-#
-# Source of both: `devices.collectives`.
-
-_MOST_PER_NODE: Final = 8
-
-
-@cache
-def nccl_times(gpu: str) -> CollectiveTime:
-    """Return times of collectives among GPUs of a generation, eight or fewer a node.
-
-    Examples
-    --------
-    >>> inside, across = (nccl_times("h100")("all_gather", 2**28, 8, nodes, "bf16") for nodes in (1, 4))
-    >>> 600_000 < inside < across < 900_000
-    True
-    """
-    tuners: dict[tuple[int, ...], NcclTuner] = {}
-
-    @cache
-    def time_ns(kind: CollectiveKind, nbytes: int, per_node: int, nodes: int, dtype: str) -> float:
-        if per_node > _MOST_PER_NODE:
-            raise InputError(f"NCCL's choice is known of nodes of 8 GPUs, and a group has {per_node} on one")
-        where = (per_node,) * nodes
-        if kind == "send":  # two ranks of the group
-            where = (1, 1) if nodes > 1 else (2,)
-        tuner = tuners.setdefault(where, NcclTuner(GENERATIONS[gpu], where))
-        return 1000 * known_us(gpu, kind, where, nbytes, tuner.choose(kind, nbytes))
-
-    return time_ns
-
 
 # ----------------------------------------------------------------------------------------------------------
 # What a calibration file may hold, as pydantic models.
@@ -90,7 +51,7 @@ Kinds = dict[str, Share]
 Times = dict[str, Duration]
 
 
-class ReachFields(Strict):
+class FabricFields(Strict):
     """Collectives inside a node, or between nodes."""
 
     bandwidth: Annotated[Bandwidth, Field(description="of a rank, each way")]
@@ -107,8 +68,8 @@ class ReachFields(Strict):
     ]
 
     @model_validator(mode="after")
-    def _kinds(self) -> ReachFields:
-        known = ("default", *STEPS)
+    def _kinds(self) -> FabricFields:
+        known = ("default", *get_args(CollectiveKind))
         for name in ("efficiency", "latency", "fixed"):
             given = getattr(self, name)
             for key in given if isinstance(given, dict) else ():
@@ -186,9 +147,9 @@ class CalibrationFields(Strict):
         Literal["a100", "h100", "h200", "b200"] | None,
         Field(description="collectives as NCCL chooses and times them there, instead of node and between"),
     ] = None
-    node: Annotated[ReachFields | None, Field(description="inside a node")] = None
+    node: Annotated[FabricFields | None, Field(description="inside a node")] = None
     between: Annotated[
-        ReachFields | None, Field(description="between nodes: a rank's part of its node's network")
+        FabricFields | None, Field(description="between nodes: a rank's part of its node's network")
     ] = None
     measured: Annotated[
         list[MeasuredShape], Field(default_factory=list, description="efficiency of single shapes")
@@ -313,15 +274,14 @@ def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> Trai
             },
             measured=measured,
             roofline=False,
-            node=_simumax_reach(inside, 1),
-            between=_simumax_reach(outside, node),
+            collectives=NodeFabrics(_simumax_fabric(inside, 1), _simumax_fabric(outside, node)),
         )
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise InputError(f"is no system file of SimuMax: {type(error).__name__} at {error}") from error
 
 
-def _simumax_reach(of: Mapping[str, Any], ranks: int) -> Reach:
-    """Return the reach of a network whose bandwidth so many ranks share."""
+def _simumax_fabric(of: Mapping[str, Any], ranks: int) -> Fabric:
+    """Return a network whose bandwidth so many ranks share."""
     bandwidth = of["bandwidth"]
     efficiency = {"default": float(bandwidth.get("efficient_factor", 1.0))}
     latency = {"default": 1e3 * float(bandwidth["latency_us"])}
@@ -336,7 +296,7 @@ def _simumax_reach(of: Mapping[str, Any], ranks: int) -> Reach:
             fixed[ours] = 1e3 * float(op["fixed_latency_us"])
         for ranks_of, value in op.get("fixed_latency_us_by_comm_num", {}).items():
             fixed[f"{ours}/{ranks_of}"] = 1e3 * float(value)
-    return Reach(float(bandwidth["gbps"]) * _GIB / ranks, efficiency, latency, fixed)
+    return Fabric(float(bandwidth["gbps"]) * _GIB / ranks, efficiency, latency, fixed)
 
 
 def _values(shape: str) -> dict[str, str]:
@@ -501,8 +461,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         peak=float(peak),
         memory_bandwidth=float(bandwidth),
         memory=memory,
-        node=_reach(fields.node),
-        between=_reach(fields.between, "nccl"),
+        collectives=_collectives(fields),
         product=fields.product,
         attention_forward=fields.attention.forward,
         attention_backward=fields.attention.backward,
@@ -512,7 +471,6 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         contention=fields.contention,
         hiding=fields.overlap,
         measured=measured,
-        collective=None if fields.nccl is None else nccl_times(fields.nccl),
     )
 
 
@@ -525,14 +483,20 @@ def _refuse_precision(precision: str, why: str) -> None:
         )
 
 
-def _reach(fields: ReachFields | None, unsaid: Literal["nccl"] | None = None) -> Reach:
-    if fields is None:  # the calibration has another source of times
-        return Reach(float("inf"))
-    given = unsaid if fields.latency is None else fields.latency
-    latency = {kind: float(ns) for kind, ns in given.items()} if isinstance(given, dict) else {}
+def _collectives(fields: CalibrationFields) -> NcclGroups | NodeFabrics:
+    if fields.nccl is not None:
+        return NcclGroups(fields.nccl)
+    assert fields.node is not None
+    assert fields.between is not None
+    own_latency = isinstance(fields.between.latency, dict)
+    return NodeFabrics(_fabric(fields.node), _fabric(fields.between), nccl=not own_latency)
+
+
+def _fabric(fields: FabricFields) -> Fabric:
+    given = fields.latency if isinstance(fields.latency, dict) else {}
+    latency = {kind: float(ns) for kind, ns in given.items()}
     fixed = {kind: float(ns) for kind, ns in fields.fixed.items()}
-    bandwidth = float(fields.bandwidth or 0) or float("inf")
-    return Reach(bandwidth, fields.efficiency, latency, fixed, nccl=given == "nccl")
+    return Fabric(float(fields.bandwidth or 0) or float("inf"), fields.efficiency, latency, fixed)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from devices.collectives.groups import Fabric
 from policies.pipeline import Schedule, default_chunks, generate, options
 from policies.pipeline.recompute import without_backward_dependency
 from policies.pipeline.registry import MOST_SLOTS, check_options, require_positive
-from scenarios.builders.data_parallel import ring_all_reduce_ns
 from scenarios.builders.pipeline_graph import crossings, pipeline_graph, plain_machine
 from scenarios.builders.pipeline_stage import Around, PipelineStage, Skip
 from scenarios.file.document import Document, Loc
@@ -313,12 +313,9 @@ def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
         reduce = (round_half_up(Fraction(data.all_reduce, shared_by)),) * len(stages)
     elif data is not None:
         assert data.replicas is not None
-        reduce = tuple(
-            ring_all_reduce_ns(
-                stage.gradient_nbytes or stage.parameter_nbytes, data.replicas, data.bandwidth, 0
-            )
-            for stage in stages
-        )
+        links, n = Fabric(data.bandwidth or math.inf), data.replicas
+        reduced = [stage.gradient_nbytes or stage.parameter_nbytes for stage in stages]
+        reduce = tuple(round_half_up(links.time_ns("all_reduce", nbytes, n)) for nbytes in reduced)
     for skip in fields.skips:
         if skip.to >= len(stages):
             raise InputError(f"skips: there is no stage {skip.to}, stages are 0..{len(stages) - 1}")

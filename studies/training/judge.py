@@ -22,7 +22,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from devices.collectives.groups import Fabric, NodeFabrics
+from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.layout import ORDER
 from scenarios.workloads.calibrations import read_calibration
 from studies.training.calibrate import fit, folds, predicted_ms, predictions, scaled
@@ -55,8 +56,11 @@ def _sheet(
         "data sheet",
         peak=peak * 1e12,
         memory_bandwidth=memory * 1e12,
-        node=Reach(node * 1e9, {"default": ring}, {"default": 5e3}),
-        between=Reach(between * 1e9, {"default": 0.8}, nccl=True),
+        collectives=NodeFabrics(
+            Fabric(node * 1e9, {"default": ring}, {"default": 5e3}),
+            Fabric(between * 1e9, {"default": 0.8}),
+            nccl=True,
+        ),
         product=0.75,
         attention_forward=0.5,
         attention_backward=0.5,

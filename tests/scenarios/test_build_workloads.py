@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from import_helpers import columns
 from scenario_texts import write
 
+from devices.collectives.groups import Fabric
 from scenarios.builders.builder import Builder
 from scenarios.builders.data_loaders import DataLoadingFields
-from scenarios.builders.data_parallel import DataParallelFields, LayerFields, buckets, ring_all_reduce_ns
+from scenarios.builders.data_parallel import DataParallelFields, LayerFields, buckets
 from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.builders.random_dag import Branchy, RandomDag
 from scenarios.run.execute import run_scenario
@@ -183,9 +184,10 @@ def test_buckets_hold_every_layer_once_and_are_full(sizes: list[int], least: int
 
 
 def test_ring() -> None:
-    assert ring_all_reduce_ns(8_000, 8, 10**9, 0) == 2 * 7 * 1_000
-    assert ring_all_reduce_ns(3, 3, 3 * 10**9, 5) == 4 * 5 + 1  # 4 / 3 ns of sending, rounded once
-    assert ring_all_reduce_ns(3, 3, None, 5) == 20
+    assert Fabric(10**9).time_ns("all_reduce", 8_000, 8) == 2 * 7 * 1_000
+    slow = Fabric(3 * 10**9, latency_ns={"default": 5})
+    assert slow.time_ns("all_reduce", 3, 3) == 4 * 5 + 4 / 3
+    assert Fabric(latency_ns={"default": 5}).time_ns("all_reduce", 3, 3) == 20
 
 
 # -- branches and random graphs -------------------------------------------------------------------

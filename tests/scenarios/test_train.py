@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from devices.collectives.groups import Fabric, NodeFabrics, RankGroup
 from policies.issue.program_order import InOrder
 from scenarios.builders.train.architecture import MODELS, Architecture
-from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import Attention, Collective, Pass, Product
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
-from scenarios.builders.train.layout import ParallelLayout, RankGroup
+from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.step import peaks_of, step_ns
 from scenarios.builders.train.training import Training
 from scenarios.recorded.changes import WhatIf, applied
@@ -40,9 +41,9 @@ from sim.explain.communication import exposed_communication
 from sim.explain.derived import DerivedColumns
 
 GPT = Architecture(layers=8, hidden=1024, heads=16, vocabulary=51200)
-FREE = Reach(1e30)
+FREE = Fabric(1e30)
 PLAIN = TrainingCalibration(
-    "plain", peak=1e12, memory_bandwidth=1e30, node=FREE, between=FREE, roofline=False
+    "plain", peak=1e12, memory_bandwidth=1e30, collectives=NodeFabrics(FREE, FREE), roofline=False
 )
 """Products take flop / (1 TFLOP/s); nothing else takes time."""
 
@@ -236,8 +237,8 @@ def test_a_pipeline_of_equal_stages_takes_its_closed_form(p: int, m: int) -> Non
 
 def test_collectives_by_formula() -> None:
     """A ring: 2(n−1)/n · S/B + 2(n−1)·α for an all-reduce, half of it for its two halves."""
-    node = Reach(100e9, latency_ns={"default": 1000.0}, fixed_ns={"all_to_all/4": 7.0})
-    of = replace(PLAIN, node=node, between=Reach(10e9))
+    node = Fabric(100e9, latency_ns={"default": 1000.0}, fixed_ns={"all_to_all/4": 7.0})
+    of = replace(PLAIN, collectives=NodeFabrics(node, Fabric(10e9)))
     one = RankGroup(4, 1)
     assert of.collective_ns("all_reduce", 400_000, one) == pytest.approx(6_000 + 6_000)
     assert of.collective_ns("all_gather", 400_000, one) == pytest.approx(3_000 + 3_000)
@@ -246,13 +247,11 @@ def test_collectives_by_formula() -> None:
     assert of.collective_ns("all_reduce", 400_000, RankGroup(1, 1)) == 0
     # two nodes of four: the ring crosses the network with the bandwidth of four ranks; six hops stay in nodes
     assert of.collective_ns("all_gather", 800_000, RankGroup(8, 2)) == pytest.approx(6_000 + 17_500)
-    replaced = replace(of, collective=lambda kind, nbytes, per_node, nodes, dtype: float(per_node * nodes))
-    assert replaced.collective_ns("all_gather", 800_000, RankGroup(8, 2)) == 8
 
 
 def test_a_collective_beside_a_kernel_costs_what_is_left() -> None:
     kernel = Product(1000, 1000, 1000)  # 2 ms at 1 TFLOP/s
-    of = replace(PLAIN, node=Reach(1e9))
+    of = replace(PLAIN, collectives=NodeFabrics(Fabric(1e9)))
     hidden = Collective("all_gather", 2_000_000, "tp", kernel)
     assert of.exposed_ns(hidden, RankGroup(2, 1)) == (pytest.approx(1e6), 0.0)
     assert replace(of, hiding=0.25).exposed_ns(hidden, RankGroup(2, 1)) == (
@@ -541,29 +540,37 @@ def test_calibrations_of_the_project_can_be_read() -> None:
         assert of.peak > 1e14
 
 
+def _fabrics(given: dict[str, object]) -> NodeFabrics:
+    found = to_calibration(CalibrationFields.model_validate(given), "c").collectives
+    assert isinstance(found, NodeFabrics)
+    return found
+
+
 def test_messages_between_nodes_take_nccls_latencies_unless_told() -> None:
-    def reach(**more: object) -> Reach:
+    def fabrics(**more: object) -> NodeFabrics:
         between = {"bandwidth": "50GB/s", "efficiency": {"default": 0.8}, **more}
         node = {"bandwidth": "1GB/s", "latency": {"default": "1us"}}
         given = {"device": "h100-sxm", "node": node, "between": between}
-        return to_calibration(CalibrationFields.model_validate(given), "c").between
+        return _fabrics(given)
 
     fixed = {"default": "3us"}
-    assert reach() == reach(latency="nccl") == named_calibration("h100-sxm").between
-    none = reach(latency={"default": "0us"}, fixed=fixed)
-    assert (none.nccl, none.hop_ns("send"), none.call_ns("send", 2)) == (False, 0.0, 3000.0)
+    assert fabrics() == fabrics(latency="nccl")
+    assert fabrics().between == named_calibration("h100-sxm").collectives.between  # type: ignore[attr-defined]
+    assert fabrics().nccl
+    none = fabrics(latency={"default": "0us"}, fixed=fixed)
+    assert (none.nccl, none.between.hop_ns("send"), none.between.call_ns("send", 2)) == (False, 0.0, 3000.0)
     with pytest.raises(ValidationError, match="give fixed together with latency"):
-        reach(fixed=fixed)
+        fabrics(fixed=fixed)
     with pytest.raises(ValidationError, match="give fixed together with latency"):
-        reach(latency="nccl", fixed=fixed)
+        fabrics(latency="nccl", fixed=fixed)
     with pytest.raises(
         ValidationError, match="latency: unknown kind of collective 'defalt'; did you mean 'default'"
     ):
-        reach(latency={"defalt": "4us"})
+        fabrics(latency={"defalt": "4us"})
     with pytest.raises(
         ValidationError, match="fixed: unknown kind of collective 'sent'; did you mean 'send'"
     ):
-        reach(latency={"default": "4us"}, fixed={"sent/4": "1us"})
+        fabrics(latency={"default": "4us"}, fixed={"sent/4": "1us"})
 
 
 def test_a_node_without_latency_says_so() -> None:
@@ -571,9 +578,9 @@ def test_a_node_without_latency_says_so() -> None:
     with pytest.warns(
         UserWarning, match="c: node has no latency, so that messages inside a node are counted"
     ):
-        assert to_calibration(CalibrationFields.model_validate(given), "c").node.hop_ns("send") == 0
+        assert _fabrics(given).node.hop_ns("send") == 0
     given["node"]["latency"] = {"default": "0us"}  # type: ignore[index]
-    assert to_calibration(CalibrationFields.model_validate(given), "c").node.hop_ns("send") == 0
+    assert _fabrics(given).node.hop_ns("send") == 0
 
 
 def test_a_calibration_file_says_where_it_is_wrong(tmp_path: Path) -> None:
@@ -643,8 +650,10 @@ def test_a_shipped_calibration_with_other_numbers() -> None:
     fields = {"from": "h100-sxm", "between": {"bandwidth": "100GB/s"}, "gap": "3us"}
     of = to_calibration(CalibrationFields.model_validate(fields), "mine")
     shipped = named_calibration("h100-sxm")
-    assert of.between == replace(shipped.between, bandwidth=100e9)
-    assert of == replace(shipped, name="mine", between=of.between, gap_ns=of.gap_ns)
+    assert isinstance(shipped.collectives, NodeFabrics)
+    faster = replace(shipped.collectives.between, bandwidth=100e9)
+    collectives = replace(shipped.collectives, between=faster)
+    assert of == replace(shipped, name="mine", collectives=collectives, gap_ns=of.gap_ns)
     assert of.gap_ns == 3_000
     with pytest.raises(ValueError, match="there is no calibration 'h100'; did you mean 'h100-sxm'"):
         CalibrationFields.model_validate({"from": "h100"})

@@ -8,19 +8,20 @@ from typing import Any
 import pytest
 from cli_runner import sim
 
+from devices.collectives.groups import Fabric, NodeFabrics
 from policies.parallel.expert_routing import UnplacedRouting
 from scenarios.builders.train.architecture import Architecture
-from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import Collective, Product
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.training import Training
 from sim.base.errors import InputError
 
 MOE = Architecture(layers=2, hidden=256, heads=4, vocabulary=1000, experts=8, top_k=2, expert_middle=512)
-FREE = Reach(1e30)
-WIRES = Reach(1e9)
+FREE = Fabric(1e30)
+WIRES = Fabric(1e9)
 PLAIN = TrainingCalibration(
-    "plain", peak=1e12, memory_bandwidth=1e30, node=WIRES, between=WIRES, roofline=False
+    "plain", peak=1e12, memory_bandwidth=1e30, collectives=NodeFabrics(WIRES, WIRES), roofline=False
 )
 
 

@@ -29,12 +29,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from devices.collectives.groups import CollectiveKind
 from policies.parallel.expert_routing import UnplacedRouting
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.kernels import (
     Attention,
     Collective,
-    CollectiveKind,
     Kernel,
     LayerPiece,
     Pass,

@@ -24,6 +24,7 @@ from functools import cached_property, lru_cache
 from operator import add
 from typing import Any, Final, Literal, NamedTuple
 
+from devices.collectives.groups import RankGroup
 from policies.parallel.expert_routing import UnplacedRouting
 from policies.pipeline import Schedule, StageTimes, generate
 from scenarios.builders.pipeline_stage import Around, PipelineStage
@@ -31,7 +32,7 @@ from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import Attention, Collective, Kernel, LayerPiece, Product
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
-from scenarios.builders.train.layout import ParallelLayout, RankGroup
+from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.memory import (
     CheckpointUnit,
     Peak,
