@@ -16,6 +16,7 @@ as a schedule has, so that schedules with and without chunks can be compared.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
