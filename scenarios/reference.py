@@ -409,7 +409,7 @@ _CHOICES: Final = {
 }
 """Kind of mapping and key → group whose members are chosen there, with their options."""
 
-_ALIKE: Final = {"PolicyFields": ("PolicyFields", "Variant")}
+_ALIKE: Final = {"PolicyFields": ("PolicyFields", "VariantFields")}
 """An entry of ``compare`` has the keys of a policy."""
 
 

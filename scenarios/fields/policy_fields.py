@@ -135,7 +135,7 @@ ExpectOfRuns = Annotated[
 ]
 
 
-class Variant(PolicyFields):
+class VariantFields(PolicyFields):
     """An entry of ``compare``: the scenario's work under another policy, or with other settings."""
 
     label: Annotated[Name | None, Field(description="label in results; default: the policy's name")] = None
@@ -146,7 +146,7 @@ class Variant(PolicyFields):
     expect: Expect
 
 
-AnyVariant = Annotated[Variant, Shorthand("name")]
+AnyVariant = Annotated[VariantFields, Shorthand("name")]
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from scenarios.report.pipeline_compare import is_pipelines, pipeline_rows
 from scenarios.run.execute import Result
-from sim.base.errors import InputError, OutOfMemoryError, RunError, StuckError
+from scenarios.variants.variant import VariantRun
 from sim.base.units import format_duration
 from sim.explain.bounds import bounds
 from sim.explain.derived import DerivedColumns
@@ -172,22 +172,6 @@ COMPARISON_SCHEMA: Final = "sim.comparison/1"
 """What ``"schema"`` says in the output of ``sim compare --json``."""
 
 
-class FailedRun(NamedTuple):
-    """A run that could not begin or go on, or in which an op failed, so that it is not the same work."""
-
-    policy: str
-    error: RunError | InputError
-
-    @property
-    def what(self) -> str:
-        """What happened, in two words or one."""
-        if isinstance(self.error, InputError):
-            return "cannot be built"
-        if isinstance(self.error, OutOfMemoryError):
-            return "out of memory"
-        return "stuck" if isinstance(self.error, StuckError) else "an op failed"
-
-
 @dataclass(frozen=True)
 class Comparison:
     """Results of one scenario.
@@ -196,12 +180,12 @@ class Comparison:
     ----------
     results : sequence of Result
         In the order in which they were asked for; at least one.
-    failures : sequence of Failure
-        Those that could not go on, likewise.
+    failures : sequence of VariantRun
+        What could not begin or go on, or is not the same work, likewise.
     """
 
     results: Sequence[Result]
-    failures: Sequence[FailedRun] = ()
+    failures: Sequence[VariantRun] = ()
 
     @cached_property
     def ranked(self) -> list[Result]:
@@ -276,13 +260,13 @@ class Comparison:
         nothing = dict.fromkeys(rows[0], "")
         return [
             *rows,
-            *({**nothing, "policy": each.policy, "makespan": each.what} for each in self.failures),
+            *({**nothing, "policy": each.label, "makespan": each.what} for each in self.failures),
         ]
 
     @cached_property
     def reasons(self) -> list[tuple[str, str]]:
         """Of each of these rows the policy, and in a line why it is as fast as it is, or could not go on."""
-        failed = ((each.policy, str(each.error).partition("\n")[0].rstrip(":")) for each in self.failures)
+        failed = ((each.label, each.line.rstrip(":")) for each in self.failures)
         return [*((result.policy, self.why(result)) for result in self.ranked), *failed]
 
     def __repr__(self) -> str:
@@ -321,7 +305,7 @@ class Comparison:
                 for result, used in zip(self.ranked, self.devices_used, strict=True)
             ],
             "failed": [
-                {"policy": failure.policy, "what": failure.what, "message": str(failure.error)}
+                {"policy": failure.label, "what": failure.what, "message": str(failure.error)}
                 for failure in self.failures
             ],
         }

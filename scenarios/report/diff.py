@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from policies.issue.ready_queue import ReadyQueue
+from scenarios.file.document import Document
 from scenarios.importers.files import read_head
 from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.setup import run_recorded
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
+from sim.base.plugins import NOTHING, Allowed
 from sim.diff.differences import Differences
 from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
 from sim.diff.propagated_delays import Why, own_ns, why_first_moved
@@ -297,7 +299,7 @@ class Asked:
         ``--policy``: for both sides, or one for each.
     sets, sets_a, sets_b : sequence of str
         ``--set``, ``--set-a``, ``--set-b``.
-    allow_code, allow_outside : bool
+    allowed : Allowed
     """
 
     paths: Sequence[str]
@@ -305,8 +307,7 @@ class Asked:
     sets: Sequence[str] = ()
     sets_a: Sequence[str] = ()
     sets_b: Sequence[str] = ()
-    allow_code: bool = False
-    allow_outside: bool = False
+    allowed: Allowed = NOTHING
 
 
 class Side(NamedTuple):
@@ -468,12 +469,9 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
 
 
 def _scenario(one: _One) -> Scenario:
-    from scenarios.run.load import load_scenario
+    from scenarios.run.scenario import scenario_of
 
-    asked = one.asked
-    return load_scenario(
-        one.path, sets=one.sets, allow_code=asked.allow_code, allow_outside=asked.allow_outside
-    )
+    return scenario_of(Document.read(one.path, one.asked.allowed).with_settings(one.sets))
 
 
 def _case(scenario: Scenario, policy: str | None) -> Case:
@@ -501,8 +499,10 @@ def _of_plan(one: _One, other: _One) -> Side:
     own = _case(_scenario(other), other.policy)
     policy = f"{{name: replay, file: {os.path.abspath(one.path)!r}"
     policy += f", synchronisation: {own.decisions.policy.synchronisation}}}"
-    asked = replace(one.asked, allow_outside=True)  # the plan is named here, and not by the scenario
-    scenario = _scenario(_One(other.path, None, [*one.own, f"policy={policy}"], asked))
+    outside = one.asked.allowed._replace(outside=True)  # the plan is named here, and not by the scenario
+    scenario = _scenario(
+        _One(other.path, None, [*one.own, f"policy={policy}"], replace(one.asked, allowed=outside))
+    )
     return _of_case(_case(scenario, None), one.own, _name(one.path))
 
 
