@@ -247,7 +247,7 @@ def _print_pipeline(told: Mapping[str, Any]) -> None:
 
 def _print_train(told: Mapping[str, Any]) -> None:
     """Print time and rate of a training step, and for each rank where its time and its memory go."""
-    limit, peak, same = told["memory_limit_bytes"], told["peak_bytes"], told["folded"]["each_stands_for"]
+    limit, peak, same = told["capacity_bytes"], told["peak_bytes"], told["folded"]["each_stands_for"]
     fits = ""
     if limit is not None:
         free = f"{size(limit - peak)} ({percent(1 - peak / limit)}) free"

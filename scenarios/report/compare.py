@@ -188,7 +188,7 @@ def _highest_peak(result: Result) -> str:
     device = max(peaks, key=lambda name: peaks[name])
     limit = next(each.memory_bytes for each in result.trace.job.machine.devices if each.name == device)
     if "train" in result.summary:
-        limit = result.summary["train"]["memory_limit_bytes"]
+        limit = result.summary["train"]["capacity_bytes"]
     return (
         f"{device} {size(peaks[device])}" + (f" of {size(limit)}" if limit else "")
         if peaks[device]
