@@ -204,7 +204,7 @@ def _fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, Any]]:
     A model of matrix products chooses a tile, and so the number of thread blocks, one an SM.
     """
     attributes = job.graph.attributes
-    if device.cost is None or not device.details.fitted_grids or not device.cost.knows_blocks:
+    if device.cost is None or not device.cost.knows_blocks:
         return {}
     blocks = device.cost.blocks(job.graph, device)
     return {

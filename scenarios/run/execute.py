@@ -243,7 +243,7 @@ def _training_of(case: Case) -> RecoveryRuns | None:
     from scenarios.training_run.training import RecoveryRuns
 
     where = ("training_run", "recovery")
-    recoveries = resolve_recoveries(section.recovery, scenario.document, where, scenario.origin)
+    recoveries = resolve_recoveries(section.recovery, scenario.document, where)
     return RecoveryRuns(scenario.document, section, section.plan(0, scenario.document), recoveries)
 
 
