@@ -33,8 +33,8 @@ MOST: Final = {
 }
 IN_MODELS: Final = {"p4": -0.117, "t4": -0.225}
 """By how much (log) linear layers of whole models differ from the table on cards of 70 W, which one kernel
-repeated heats more: from seven runs of BERT and GPT-2, shrunk. Each left out in turn, these are 6 % off (9 and
-14 % without)."""
+repeated heats more: from seven runs of BERT and GPT-2, shrunk. Each left out in turn, these are 6 % off (9
+and 14 % without)."""
 SHARP: Final = 12.0  # of the corner between what the host needs and what the kernel takes
 CONV_FIXED_NS: Final = (
     5000.0  # the same of a convolution; the shortest of DeepBench take 12 us on a V100 in all
