@@ -214,7 +214,7 @@ def run_case(
     for expectation in expectations:
         expectation.check_name(known, with_table=not new_tables)
     recordings: Recordings | None = {} if record_memory else None
-    trace = _run(case, job, observers, recordings)
+    trace = trace_of(case, job, observers, recordings)
     if check:
         trace.check()
     if fits and not any(expectation.what == "fits" for expectation in expectations):
@@ -247,8 +247,10 @@ def _training_of(case: Case) -> RecoveryRuns | None:
     return RecoveryRuns(scenario.document, section, section.plan(0, scenario.document), recoveries)
 
 
-def _run(case: Case, job: Job, observers: Iterable[Observer], recordings: Recordings | None) -> Trace:
-    """Run a job, with an allocator where one is chosen, and where memory turns out to be short."""
+def trace_of(
+    case: Case, job: Job, observers: Iterable[Observer] = (), recordings: Recordings | None = None
+) -> Trace:
+    """Run the job of a case: with an allocator if one is chosen, and where memory turns out to be short."""
     decisions, document = case.decisions, case.scenario.document
     memory = memory_of(case.scenario, job, decisions.policy, decisions.allocators, recordings)
     try:

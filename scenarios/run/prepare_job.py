@@ -21,8 +21,9 @@ from sim.base.arrays import MOST_TASKS
 from sim.base.errors import GraphError, InfeasibleError, InputError, ScenarioError, SimError, UnknownNameError
 from sim.graph.graph import Graph
 from sim.issuers import with_processes
-from sim.job.build_job import make_job
+from sim.job.build_job import draw, make_job
 from sim.job.job import Job, Placement
+from sim.job.noise import Noise
 from sim.machine.machine import Machine
 
 # ----------------------------------------------------------------------------------------------------------
@@ -141,21 +142,28 @@ class Jobs:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.first: Job | None = None
+        self.checked = False
+        self.last: Job | None = None
 
     def __call__(self, seed: int | None = None) -> Job:
         """Return the job with a seed, by default the scenario's; raises as `job_of` does."""
         case = self.case
-        policy = case.decisions.policy
+        decisions, policy = case.decisions, case.decisions.policy
         case.work  # noqa: B018 (a workload that cannot be made says so itself)
         try:
-            job = self._made(case.scenario.content.seed if seed is None else seed)
-            known, self.first = self.first, self.first or job
-            if not policy.one_process:
-                job = with_processes(job)
-            if known is None:
+            seed = case.scenario.content.seed if seed is None else seed
+            if self.last is not None and (job := self.last.again(seed)) is not None:
+                draw(job, self._noise(job.machine))
+                return job
+            made = self._made(seed)
+            job = made if policy.one_process else with_processes(made)
+            if not self.checked:
                 self._check(job)
-            return launched(job, policy.synchronisation, as_graph=case.decisions.cuda_graph)
+                self.checked = True
+            job = launched(job, policy.synchronisation, as_graph=decisions.cuda_graph)
+            if decisions.knowledge != "estimate" and job.graph is made.graph:  # else the seed draws more
+                self.last = job
+            return job
         except ScenarioError:
             raise
         except (InfeasibleError, InputError) as error:
@@ -175,11 +183,14 @@ class Jobs:
             iterations=content.iterations,
             knowledge=decisions.knowledge,
             estimate_error=content.estimate_error,
-            noise=None if content.noise is None else content.noise.noise(machine.positions),
+            noise=self._noise(machine),
             seed=seed,
             faults=None if content.faults is None else content.faults.faults(machine, scenario.document),
-            like=self.first,
         )
+
+    def _noise(self, machine: Machine) -> Noise | None:
+        fields = self.case.scenario.content.noise
+        return None if fields is None else fields.noise(machine.positions)
 
     @cached_property
     def _compiled(self) -> tuple[Graph, Placement | None, Machine]:
