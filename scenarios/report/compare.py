@@ -16,7 +16,7 @@ from sim.base.units import format_duration
 from sim.explain.bounds import bounds
 from sim.explain.derived import DerivedColumns
 from sim.explain.makespan_breakdown import Chain
-from sim.explain.uncertainty import difference_ns, spread_on_path
+from sim.explain.uncertainty import OnPath, difference_ns
 from sim.export.tables import percent, size
 from sim.notebook import card
 from sim.trace import Trace
@@ -228,7 +228,8 @@ class Comparison:
     @cached_property
     def too_close(self) -> list[str]:
         """Who is nearer to the fastest than the costs of ops allow to say (`sim.explain.uncertainty`)."""
-        sure = [spread_on_path(result.trace) for result in self.ranked]
+        told = [(result.summary["makespan_interval"] or {"by_kind": {}})["by_kind"] for result in self.ranked]
+        sure = [{kind: OnPath(one["path_ns"], one["spread"]) for kind, one in of.items()} for of in told]
         best = self.fastest.trace.makespan_ns
         return [
             result.policy
