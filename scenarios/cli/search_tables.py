@@ -258,7 +258,7 @@ def _print_limits(row: Row, goal: Goal) -> None:
     """Print what limits a row: memory that is free, time that is lost, and limits that were asked for."""
     told = []
     if "train.step_ns" in row:
-        step, peak, limit = row["train.step_ns"], row["train.peak_bytes"], row["train.memory_limit_bytes"]
+        step, peak, limit = row["train.step_ns"], row["train.peak_bytes"], row["train.capacity_bytes"]
         if limit is not None:
             free = f"{size(limit - peak)} free ({percent(1 - peak / limit)})"
             told.append(f"memory {size(peak)} of {size(limit)}, {free}{little_room(peak, limit)}")

@@ -146,8 +146,8 @@ def standard_trials(graph: Graph) -> list[WhatIfTrial]:
     idle = "" if graph.is_kind("delay").any() else "all idle time is explained"
     host = "" if roles.host_ops(graph).any() else "the recording has nothing of the host"
     return [
-        WhatIfTrial("launch calls twice as fast", {"launch_cost": "x0.5"}, no_calls),
-        WhatIfTrial("launch calls take no time", {"launch_cost": "x0"}, no_calls),
+        WhatIfTrial("launch calls twice as fast", {"issue_cost": "x0.5"}, no_calls),
+        WhatIfTrial("launch calls take no time", {"issue_cost": "x0"}, no_calls),
         WhatIfTrial("CUDA graphs", {"cuda_graph": True}, no_calls),
         WhatIfTrial("host twice as fast", {"host": "x0.5"}, host),
         *(

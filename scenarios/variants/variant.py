@@ -137,7 +137,7 @@ _OF_TRAINING: Final = (
     "tokens_per_s",
     "mfu",
     "peak_bytes",
-    "memory_limit_bytes",
+    "capacity_bytes",
     "bubble",
     "exposed_ns",
 )

@@ -14,6 +14,7 @@ from sim.explain.communication import communicator_waits, exposed_communication
 from sim.explain.derived import DerivedColumns
 from sim.explain.failed_ops import attempt_lines, failure_text, late_lines
 from sim.explain.idle import REASONS, IdlePieces, held_up, idle_pieces, idle_reasons
+from sim.explain.makespan_breakdown import breakdown_line
 from sim.explain.path import PathStep, executed_path
 from sim.explain.sentences import blame, lives, never_came_text, step_text, task_text
 from sim.explain.time_use import WORD_OF_REASON, cores_of, time_use, unused_devices, used_core_ns
@@ -330,6 +331,7 @@ def _whole_lines(f: DerivedColumns, path: list[PathStep]) -> list[str]:
     most = held_up_most(f, path)
     bound = f"{failed}; no bound." if failed else _bound_line(bounds(f.trace), f.trace.makespan_ns)
     return [
+        f"{breakdown_line(f)}.",
         *(attempt_lines(f.trace) or [bound]),
         *late_lines(f.trace),
         *([f"Held up most: {most}."] if most else []),
@@ -386,17 +388,12 @@ def _bound_line(limits: Bounds, makespan_ns: int) -> str:
 
 
 def _path_lines(f: DerivedColumns, path: list[PathStep], longest: int, where: Where) -> list[str]:
-    total: dict[str, int] = {}
-    for step in path:
-        what = f"wait: {step.reason}" if step.kind == "wait" else step.kind
-        total[what] = total.get(what, 0) + step.end_ns - step.start_ns
-    whole = where.end_ns(f) - where.from_ns
-    lines = [f"Executed critical path, {len(path)} steps{' here' if where.text(f) else ''}"]
-    for what, ns in sorted(total.items(), key=lambda item: (-item[1], item[0])):
-        lines.append(f"  {what:<20} {format_duration(ns):>10}  {_percent(ns, whole)}")
-    lines += ["  longest steps:"] * bool(path)
-    for step in sorted(path, key=lambda s: (s.start_ns - s.end_ns, s.start_ns))[:longest]:
-        lines.append(f"    {_when(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}")
+    shown = sorted(path, key=lambda step: (step.start_ns - step.end_ns, step.start_ns))[:longest]
+    here = " here" if where.text(f) else ""
+    which = f", the {len(shown)} longest" if len(shown) < len(path) else ""
+    lines = [f"Executed critical path, {len(path)} steps{here}{which}"]
+    for step in sorted(shown, key=lambda step: step.start_ns):
+        lines.append(f"  {_when(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}")
     return lines
 
 

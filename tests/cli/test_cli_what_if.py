@@ -32,8 +32,8 @@ matmul twice as fast                 {scale: {matmul: x0.5}}         122 us     
 copies between host and device gone  {remove: [transfers]}           124 us     43 us  25.7%
 host twice as fast                   {host: x0.5}                  146.5 us   20.5 us  12.3%
 elementwise twice as fast            {scale: {elementwise: x0.5}}    152 us     15 us   9.0%
-launch calls take no time            {launch_cost: x0}               155 us     12 us   7.2%
-launch calls twice as fast           {launch_cost: x0.5}             161 us      6 us   3.6%
+launch calls take no time            {issue_cost: x0}                155 us     12 us   7.2%
+launch calls twice as fast           {issue_cost: x0.5}              161 us      6 us   3.6%
 CUDA graphs                          {cuda_graph: true}            162.5 us  4.494 us   2.7%
 no gaps between kernels              {gap: x0}                       167 us      0 ns   0.0%
 no gaps between kernels: gap: changes nothing in 'step'

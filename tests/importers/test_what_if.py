@@ -105,7 +105,7 @@ def test_launch_calls_of_half_the_time(imported: Imported, program: Program, ran
     names = [name for _, name in sorted(tasks_of(graph, was).items())]
     for change, cost in (("x0.5", CALL // 2), ("x0", 0), ("7us", 7), ("x3", 3 * CALL)):
         now = ran(program, durations, costs=Host(launch=cost))
-        assert_runs_as(what_if(graph, {"launch_cost": change}), names, now)
+        assert_runs_as(what_if(graph, {"issue_cost": change}), names, now)
 
 
 @examples(40)
@@ -359,10 +359,10 @@ def test_parts_of_a_launch(three: Graph) -> None:
     }
     assert parts["launch.1"] == {"call_ns": 3 * US}
     assert parts["launch.2"] == {"call_ns": 5 * US, "rest_of_call_ns": 2 * US}
-    faster = times(what_if(three, {"launch_cost": "x0"}))
+    faster = times(what_if(three, {"issue_cost": "x0"}))
     # 10 us less the call; 10 us of work; 10 us of work after the rest of b's call
     assert (faster["a_gemm.0"][0], faster["b_elementwise.1"][0], faster["c_elementwise.2"][0]) == (0, 10, 20)
-    given = times(what_if(three, {"launch_cost": "10us"}))
+    given = times(what_if(three, {"issue_cost": "10us"}))
     assert given["b_elementwise.1"][0] == 10 + 10 + 6  # 3 of 5 us are before it begins, so 6 of 10
     assert given["c_elementwise.2"][0] == 26 + 4 + 10 + 10
 
@@ -370,7 +370,7 @@ def test_parts_of_a_launch(three: Graph) -> None:
 def test_a_removed_kernel_leaves_the_work_of_the_host(three: Graph) -> None:
     left = times(what_if(three, {"remove": ["b_elementwise"]}))
     assert left["c_elementwise.2"] == (5 + 10 + 10 + 5, 60)
-    gone = times(what_if(three, {"remove": {"ops": ["b_elementwise"], "host_work": "goes"}}))
+    gone = times(what_if(three, {"remove": {"ops": ["b_elementwise"], "host": "goes"}}))
     assert gone["c_elementwise.2"] == (5 + 10 + 5, 50)
     assert set(left) == {
         "launch.0",
@@ -642,8 +642,8 @@ def test_wrong_names(three: Graph, change: dict[str, Any], says: str) -> None:
     [
         {"scale": {"gemm": "x1"}},
         {"host": "x1"},
-        {"launch_cost": "x1"},
-        {"launch_cost": "5us"},
+        {"issue_cost": "x1"},
+        {"issue_cost": "5us"},
         {"bandwidth": "x1"},
         {"bandwidth": "x2"},
         {"streams": 1},
@@ -656,7 +656,7 @@ def test_what_changes_nothing_says_so(three: Graph, change: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    "change", [{"launch_cost": "x2"}, {"cuda_graph": True}, {"host": "x2"}, {"streams": 2}]
+    "change", [{"issue_cost": "x2"}, {"cuda_graph": True}, {"host": "x2"}, {"streams": 2}]
 )
 def test_what_a_recording_without_a_host_says(change: dict[str, Any]) -> None:
     b = GraphBuilder("alone")
@@ -687,10 +687,10 @@ def test_a_rank_alone_is_told_of_what_it_waited(tmp_path: Path) -> None:
 
 def test_changes_are_made_in_a_fixed_order_and_a_list_in_its_own(three: Graph) -> None:
     """Launch calls are set after the host is scaled, whatever is written first; a list has its own order."""
-    both = {"launch_cost": "4us", "host": "x0.5"}
+    both = {"issue_cost": "4us", "host": "x0.5"}
     one, other = what_if(three, both), what_if(three, dict(reversed(both.items())))
-    assert columns(one) == columns(other) == columns(what_if(three, {"host": "x0.5"}, {"launch_cost": "4us"}))
-    turned = what_if(three, {"launch_cost": "4us"}, {"host": "x0.5"})
+    assert columns(one) == columns(other) == columns(what_if(three, {"host": "x0.5"}, {"issue_cost": "4us"}))
+    turned = what_if(three, {"issue_cost": "4us"}, {"host": "x0.5"})
     assert turned.duration_ns[turned.index("launch.0")] == 2 * US
     assert one.duration_ns[one.index("launch.0")] == 4 * US
     with pytest.raises(InputError, match=r"^\[1\].remove\[0\]: unknown op"):
@@ -722,7 +722,7 @@ def test_less_time_is_never_later_by_edges(imported: Imported, program: Program,
     """Edges alone have no anomalies: shorter ops, fewer ops and more streams never end later."""
     graph = imported(ran(program, durations_of(program, random)).events)
     before = max(starts_and_ends(graph)[1].values())
-    for change in ({"scale": {"gpu": "x0.3"}}, {"host": "x0.3"}, {"launch_cost": "x0.3"}):
+    for change in ({"scale": {"gpu": "x0.3"}}, {"host": "x0.3"}, {"issue_cost": "x0.3"}):
         assert max(starts_and_ends(what_if(graph, change))[1].values()) <= before
 
 
@@ -748,7 +748,7 @@ def test_the_smallest_case(tmp_path: Path) -> None:
     )
     assert times(what_if(graph, {"scale": {"gpu": "x0.01"}}))["b.2"] == (35.1, 45.1)
     assert times(what_if(graph, {"remove": ["transfers"]}))["b.2"] == (1005, 2005)  # after a, on its stream
-    assert times(what_if(graph, {"launch_cost": "x0"}))["b.2"] == (5 + 1010 + 10, 2025)
+    assert times(what_if(graph, {"issue_cost": "x0"}))["b.2"] == (5 + 1010 + 10, 2025)
 
 
 def test_a_collective_goes_on_all_ranks_or_none() -> None:
@@ -775,11 +775,11 @@ def test_a_collective_goes_on_all_ranks_or_none() -> None:
 
 ANY = [
     {"remove": ["DtoH"]},
-    {"remove": {"ops": ["kernel"], "host_work": "goes"}},
+    {"remove": {"ops": ["kernel"], "host": "goes"}},
     {"fuse": ["kernel"]},
-    {"fuse": [{"ops": "kernel", "host_work": "goes", "duration": "3us"}]},
+    {"fuse": [{"ops": "kernel", "host": "goes", "duration": "3us"}]},
     {"scale": {"*": "x0.7"}},
-    {"host": "x1.3", "launch_cost": "1us"},
+    {"host": "x1.3", "issue_cost": "1us"},
     {"cuda_graph": True},
     {"cuda_graph": {"launch": 0, "node": 0, "gap": 0}},
     {"streams": 3},

@@ -214,14 +214,9 @@ CASES: list[tuple[str, str, str]] = [
         on("kind: gpu", more="estimate_error: 0.1\nknowledge: estimate"),
     ),
     (
-        "noise.straggler_factor",
-        on("kind: gpu", more="noise: {straggler_factor: 2}"),
-        on("kind: gpu", more="noise: {straggler_factor: 2, straggler_probability: 1%}"),
-    ),
-    (
-        "noise.straggler_probability",
-        on("kind: gpu", more="noise: {straggler_probability: 1%}"),
-        on("kind: gpu", more="noise: {straggler_probability: 1%, straggler_factor: 2}"),
+        "noise.stragglers",
+        on("kind: gpu", more="noise: {stragglers: {factor: 2, probability: 0}}"),
+        on("kind: gpu", more="noise: {stragglers: {factor: 2, probability: 1%}}"),
     ),
     (
         "memory.allocator",

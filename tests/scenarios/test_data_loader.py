@@ -246,7 +246,7 @@ def test_edges_on_the_kernel_and_queues_on_simpy_agree(tmp_path: Path) -> None:
     build = {
         "model": "data-loader",
         "batches": 60,
-        "items": 3,
+        "batch": 3,
         "load": "2us",
         "jitter": 0.5,
         "size": "1kB",
@@ -336,7 +336,7 @@ def test_run_and_explain_say_what_limits_it(tmp_path: Path) -> None:
 
 
 def test_jitter_keeps_the_mean_and_one_seed_the_same_items() -> None:
-    sizes: dict[str, Any] = {"batches": 4000, "items": 4, "load": "1us", "train": "1us", "num_workers": 1}
+    sizes: dict[str, Any] = {"batches": 4000, "batch": 4, "load": "1us", "train": "1us", "num_workers": 1}
 
     def drawn(**more: Any) -> list[int]:
         return DataLoaderFields(model="data-loader", **sizes, **more).drawn(0)[0]

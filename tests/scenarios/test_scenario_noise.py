@@ -48,7 +48,7 @@ def test_a_slow_device_is_slower_by_its_factor(tmp_path: Path) -> None:
 
 
 def test_every_task_may_be_a_straggler(tmp_path: Path) -> None:
-    sets = ("noise={straggler_probability: 100%, straggler_factor: 3}",)
+    sets = ("noise={stragglers: {probability: 100%, factor: 3}}",)
     assert makespan(write(tmp_path), *sets) == 135_000
 
 
@@ -156,7 +156,7 @@ def test_the_command_line_repeats(tmp_path: Path) -> None:
         ("noise={sigma: -1}", "noise.sigma: should be greater than or equal to 0, not -1"),
         ("noise={devices: {cpu0: 0}}", "noise.devices.cpu0: should be greater than 0, not 0"),
         ("noise={devices: {gpu7: 2}}", r"^--set noise=.*: noise.devices.gpu7: unknown device 'gpu7'"),
-        ("noise={straggler_probability: 2}", "noise.straggler_probability"),
+        ("noise={stragglers: {probability: 2, factor: 2}}", "noise.stragglers.probability"),
         ("noise={sigmma: 0.1}", "did you mean 'sigma'"),
         ("estimate_error=much", "estimate_error: should be a number, not 'much'"),
     ],

@@ -134,9 +134,10 @@ def test_a_comparison_shows_why(tmp_path: Path) -> None:
     assert [row[0] for row in table[1:]] == ["in-order", "ready-queue", "sequential", "hopeless"]
     assert table[-1][1] == "stuck"
     assert [row[-1] for row in table[1:]] == [
-        "at the lower bound (critical path): 40 us executing",
+        "at the lower bound (critical path): 40 us computing",
         "the same",
-        "20 us slower because the policy holds ready ops back",
+        "20 us slower, mainly because sequential holds ready ops back (+10 us); +10 us computing; "
+        "at 10 us 'right' is ready and an issuer is free, but sequential holds it back",
         "nobody can go on",
     ]
     assert repr(comparison) == "<Comparison of 4 runs: fastest 'in-order'>"
