@@ -423,7 +423,7 @@ def with_names(schema: dict[str, Any]) -> None:
         ("Machine", "preset"): machines,
         ("Device", "preset"): plugins.names("sim.devices"),
         ("Device", "kind"): ["cpu", "gpu", "npu"],
-        ("Device", "default_dtype"): sorted(BITS),
+        ("Device", "dtype"): sorted(BITS),
         ("Op", "kind"): sorted(known_kinds()),
         ("Op", "dtype"): sorted(BITS),
     }

@@ -205,7 +205,7 @@ def _fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, Any]]:
     A model of matrix products chooses a tile, and so the number of thread blocks, one an SM.
     """
     attributes = job.graph.attributes
-    if (cost := device.cost) is None or not device.details.fitted_grids or not cost.knows_blocks:
+    if (cost := device.cost) is None or not cost.knows_blocks:
         return {}
     blocks = answered(job.graph, device, "blocks", lambda: cost.blocks(job.graph, device))
     return {

@@ -402,14 +402,14 @@ def test_products_without_a_grid_have_that_of_the_fitted_model() -> None:
         return [(one.loads, one.waves) for _, one in sorted(demands(machine.devices[0], job, None).items())]
 
     assert asked() == [(4, 1), (4, 1), (2048, 16), (2048, 16), (66, 1), (4, 1)]
-    assert asked(fitted_grids=False) == [(132, 0)] * 4 + [(66, 1), (132, 0)]
+    assert asked(cost="roofline") == [(132, 0)] * 4 + [(66, 1), (132, 0)]
 
-    small = GraphBuilder("small")
-    for i in range(2):
-        small.op(f"{i}", kind="matmul", dtype="bf16", attributes={"m": 64, "n": 64, "k": 64})
     ends = []
-    for fitted in (True, False):
-        machine = Machine((make_device("gpu0", {**h200, "fitted_grids": fitted}),))
+    for own in ({}, {"grid": 132}):
+        small = GraphBuilder("small")
+        for i in range(2):
+            small.op(f"{i}", kind="matmul", dtype="bf16", attributes={"m": 64, "n": 64, "k": 64, **own})
+        machine = Machine((make_device("gpu0", h200),))
         trace = simulate(small.build(), machine, ReadyQueue(), streams=RoundRobinStreams())
         trace.check()
         ends.append(trace.makespan_ns)

@@ -60,6 +60,10 @@ CASES = {
         RUN % "size: 1GB, bandwidth: 1GB/s, restore_bandwidth: 2GB/s",
         RUN % "size: 1GB, bandwidth: 1GB/s",
     ),
+    "machine.devices.*.memory_fraction": (
+        DEVICE % ("kind: gpu, memory: 1GB, memory_fraction: 50%", ""),
+        DEVICE % ("kind: gpu, memory: 500MB", ""),
+    ),
     "machine.links.*.source": (
         DEVICE.replace("}}}", "}, e: {kind: cpu}}, links: [{from: d, to: e, source: x}]}", 1)
         % ("kind: gpu", ""),
