@@ -290,7 +290,11 @@ def breakdown_line(f: DerivedColumns) -> str:
         whom = next(iter(own.waits_for), "")
         told = [term + f" (most of it waiting for {whom})" * (term.endswith("bubble")) for term in told]
     rest = f.trace.makespan_ns - sum(terms[part] for part in largest)
-    of = f"{own.device}: " if len(_used(f)) > 1 else ""
+    used = [device for device in f.devices if device.name in _used(f)]
+    of = f"{own.device}: " if len(used) > 1 else ""
+    host = [device.workers for device in used if device.name == own.device] > [0]
+    if host and any(not device.workers for device in used):
+        of = f"host-bound: {of}"
     return of + (", ".join(told + [f"{format_duration(rest)} other"] * bool(rest)) or "takes no time")
 
 
