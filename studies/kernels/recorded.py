@@ -36,7 +36,7 @@ class Recorded(NamedTuple):
     kind: str
     operator: str
     sizes: str
-    count: int
+    times: int
     recorded_ns: float
     predicted_ns: float
 
@@ -82,9 +82,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16", help="in which the program computes")
     given = parser.parse_args()
     found = [row for path in given.traces for row in compare(path, given.gpu, given.dtype)]
-    for row in sorted(found, key=lambda r: -r.count * r.recorded_ns):
+    for row in sorted(found, key=lambda r: -r.times * r.recorded_ns):
         off = row.predicted_ns / row.recorded_ns - 1
-        print(f"{row.count:5} x {row.recorded_ns / 1e3:10.1f} us, {off:+5.0%}  {row.operator} {row.sizes}")
+        print(f"{row.times:5} x {row.recorded_ns / 1e3:10.1f} us, {off:+5.0%}  {row.operator} {row.sizes}")
     total, shape, kernel = errors(found)
     print(f"{len(found)} shapes: total {total:+.1%}, mean error {shape:.1%} a shape, {kernel:.1%} a kernel")
 
