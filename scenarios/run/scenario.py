@@ -364,7 +364,7 @@ class Case:
 
     def deciding(self, **decisions: Any) -> Case:
         """Return the same case with other decisions."""
-        return replace(self, decisions=self.decisions._replace(**decisions))
+        return replace(self, decisions=self.decisions._replace(**{"said": None} | decisions))
 
 
 def scenario_of(document: Document, like: Scenario | None = None) -> Scenario:
