@@ -19,6 +19,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -132,9 +133,12 @@ class _Counts:
         lent = model.borrowed(graph) if model.peak_flop_per_s or device.details.preset else {}
         if not ((free & plain).any() or lent):
             return
-        timed = free & (
-            model.durations_ns(graph, device) == duration_ns
-        )  # another model has another duration
+        timed = free & (model.durations_ns(graph, device) == duration_ns)
+        if timed.any() and isinstance(
+            device.cost, FirstCost
+        ):  # others may say the same: the shortest kernel, say
+            for one in takewhile(lambda one: one is not model, device.cost.models):
+                timed &= one.durations_ns(graph, device) == UNSET
         if roofline:
             found = self.plain.setdefault(roofline.hardware, Counter())
             found.update(roofline.called(graph, np.flatnonzero(plain & timed)))

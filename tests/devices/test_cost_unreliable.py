@@ -167,6 +167,20 @@ def test_what_a_fit_answered_is_not_met() -> None:
         warn_of_plain_rooflines(job({"preset": "a100-sxm-80"}, {**shape, "dtype": dtype}))
 
 
+def test_a_fit_that_says_the_shortest_kernel_as_the_roofline_does_has_answered() -> None:
+    sizes = {"rows": 32, "columns": 1000}
+    tiny = {
+        "kind": "softmax",
+        "bytes_read": 64000,
+        "bytes_written": 64000,
+        "dtype": "fp16",
+        "attributes": sizes,
+    }
+    made = job({"preset": "t4"}, tiny)
+    assert made.duration_ns.tolist() == [2000]
+    warn_of_plain_rooflines(made)
+
+
 def test_an_op_beside_a_gpu_of_another_preset() -> None:
     b = GraphBuilder("two")
     for gpu in ("gpu0", "gpu1"):
