@@ -409,7 +409,7 @@ _CHOICES: Final = {
 }
 """Kind of mapping and key → group whose members are chosen there, with their options."""
 
-_ALIKE: Final = {"PolicyFields": ("PolicyFields", "Variant")}
+_ALIKE: Final = {"PolicyFields": ("PolicyFields", "VariantFields")}
 """An entry of ``compare`` has the keys of a policy."""
 
 
@@ -423,7 +423,7 @@ def with_names(schema: dict[str, Any]) -> None:
         ("Machine", "preset"): machines,
         ("Device", "preset"): plugins.names("sim.devices"),
         ("Device", "kind"): ["cpu", "gpu", "npu"],
-        ("Device", "default_dtype"): sorted(BITS),
+        ("Device", "dtype"): sorted(BITS),
         ("Op", "kind"): sorted(known_kinds()),
         ("Op", "dtype"): sorted(BITS),
     }

@@ -58,7 +58,7 @@ class DataParallelFields(Builder):
         Field(description="bandwidth of a link of the ring; default: what the machine's collectives take"),
     ] = None
     latency: Annotated[Duration | None, Field(description="latency of a step of the ring")] = None
-    bucket: Annotated[
+    bucket_size: Annotated[
         Bytes, Field(default="25MB", description="size at which a bucket is closed; 0: one per layer")
     ]
     overlap: Annotated[bool, Field(description="sum a bucket as soon as it is full")] = True
@@ -73,7 +73,8 @@ class DataParallelFields(Builder):
         Examples
         --------
         >>> layer = {"forward": "1ns", "backward": "2ns", "gradients": "8B"}
-        >>> of = DataParallelFields(model="data-parallel", layers=[layer, layer], replicas=2, bucket="16B")
+        >>> sizes = {"layers": [layer, layer], "replicas": 2, "bucket_size": "16B"}
+        >>> of = DataParallelFields(model="data-parallel", **sizes)
         >>> [op for op in of.graph().op_names if op.startswith("gpu0")]
         ['gpu0/F0', 'gpu0/F1', 'gpu0/B1', 'gpu0/B0', 'gpu0/all_reduce0']
         """
@@ -81,7 +82,7 @@ class DataParallelFields(Builder):
         builder = GraphBuilder("data parallel")
         stack = self.layers * self.repeat
         gpus = [f"gpu{r}" for r in range(self.replicas)]
-        parts = buckets([layer.gradients for layer in stack], self.bucket)
+        parts = buckets([layer.gradients for layer in stack], self.bucket_size)
         last_op = "optimizer" if self.optimizer else f"all_reduce{len(parts) - 1}"
 
         def op(gpu: str, name: str, ns: int | None, after: Sequence[Ref], **more: Any) -> None:

@@ -231,7 +231,7 @@ class PipelineFields(StageFields):
     transfer: Annotated[
         Duration | None, Field(description="time between two ranks, if there is no machine with links")
     ] = None
-    dispatch: Annotated[
+    issue_cost: Annotated[
         Duration | None, Field(description="host time to launch an op, if there is no machine")
     ] = None
     checkpoint: Annotated[Checkpoint, Field(description="which micro-batches are recomputed")] = "never"

@@ -150,7 +150,7 @@ def train_report(
             for of_rank, peak in zip(times, peaks, strict=True)
         ],
         **_experts(training),
-        "memory_limit_bytes": capacity,
+        "capacity_bytes": capacity,
         "peak_bytes": most,
         "exposed_ns": exposed,
         "bubble": sum(of["waits"] for of in times) / (len(times) * step),

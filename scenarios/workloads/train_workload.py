@@ -31,7 +31,6 @@ from scenarios.workloads.train_report import check_fits, train_report
 from scenarios.workloads.workload import Work, Workload
 from sim.base import plugins
 from sim.base.errors import InputError, MisfitError, UnknownNameError, located
-from sim.base.plugins import Origin
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.trace import Trace
@@ -325,8 +324,7 @@ def _routes(fields: TrainFields, document: Document) -> UnplacedRouting | None:
             if getattr(fields, key):
                 raise InputError("has no effect without routing", path=(key,))
         return None
-    origin = Origin(document.directory, allow_outside=document.allow_outside)
-    return UnplacedRouting(fields.routing, fields.capacity_factor, fields.pad_to_capacity, origin)
+    return UnplacedRouting(fields.routing, fields.capacity_factor, fields.pad_to_capacity, document.origin)
 
 
 def _architecture(fields: ModelFields) -> Architecture:

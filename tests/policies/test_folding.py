@@ -239,8 +239,8 @@ def test_nccls_channels_hold_sms_of_folded_ranks_too(tmp_path: Path) -> None:
     [
         ({"noise": {"sigma": 0.1}}, "noise.sigma draws the durations of each rank"),
         (
-            {"noise": {"straggler_probability": 0.1, "straggler_factor": 2}},
-            "noise.straggler_probability draws the stragglers of each rank",
+            {"noise": {"stragglers": {"probability": 0.1, "factor": 2}}},
+            "noise.stragglers draws the stragglers of each rank",
         ),
         ({"knowledge": "estimate"}, "knowledge: estimate is of the ops of all ranks together"),
         ({"machine.collectives": {"model": "flows"}}, "the messages of its collectives share links"),

@@ -19,8 +19,8 @@ from cli_runner import sim
 
 from scenarios.fields.goals import Goal, read_goal
 from scenarios.run.load import load_scenario
-from scenarios.variants.sweep import Interrupted, fitting, run_point, sweep
-from scenarios.variants.sweep_files import points_of
+from scenarios.variants.sweep import Interrupted, sweep
+from scenarios.variants.variant import Variants, points_of
 
 SCENARIO = """\
 name: eight GPUs
@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_counted_by_hand(scenario: str) -> None:
             expected["1f1b has fewer micro-batches than stages"] += 1
         else:
             kept.append((str(tp), str(pp), str(chunks), str(micro)))
-    points, left_out = fitting(scenario, points_of(VARY))
+    points, left_out = Variants(scenario).fitting(points_of(VARY))
     assert left_out == expected
     assert len(expected) == 5
     assert [tuple(value for _, value in point.settings) for point in points] == kept
@@ -79,17 +79,17 @@ def test_what_does_not_fit_is_counted_by_hand(scenario: str) -> None:
 
 def test_what_is_left_out_is_refused_by_itself_and_the_rest_runs(scenario: str) -> None:
     everything = points_of(VARY)
-    points, _ = fitting(scenario, everything)
+    points, _ = Variants(scenario).fitting(everything)
     for point in everything:
         if point in points:
-            row = run_point(scenario, point)
+            row = Variants(scenario).row(point)
             assert row["error"] is None
             assert row["train.step_ns"] == row["makespan_ns"]
             assert row["train.peak_bytes"] == max(
                 row[key] for key in row if key.endswith("peak_memory_bytes")
             )
         else:
-            assert run_point(scenario, point)["error"].startswith("left out: ")
+            assert Variants(scenario).row(point)["error"].startswith("left out: ")
 
 
 def test_dp_is_what_is_left_of_the_gpus(scenario: str) -> None:
@@ -201,7 +201,7 @@ def test_only_wrong_values_are_no_sweep(scenario: str, tmp_path: Path) -> None:
 
 
 def test_another_goal_does_not_run_points_again_that_have_its_results(scenario: str, tmp_path: Path) -> None:
-    points, _ = fitting(scenario, points_of(VARY))
+    points, _ = Variants(scenario).fitting(points_of(VARY))
     out = tmp_path / "t.csv"
 
     def begun(results: tuple[str, ...], last: int) -> list[int]:
@@ -213,7 +213,7 @@ def test_another_goal_does_not_run_points_again_that_have_its_results(scenario: 
                 raise KeyboardInterrupt
 
         with pytest.raises(Interrupted):
-            sweep(scenario, points, results=results, out=out, done=stop)
+            sweep(Variants(scenario, results=results), points, out=out, done=stop)
         return told
 
     assert begun(("step_time",), 2) == [0, 1, 2]

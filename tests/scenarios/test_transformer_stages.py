@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scenario_texts import write
+from runs import run_text
 
 from scenarios.builders.pipeline_stage import PipelineStage
 from scenarios.builders.train.architecture import Architecture
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.run.execute import Result, run_scenario
-from scenarios.run.load import load_scenario, read_scenario
+from scenarios.run.load import read_scenario
 from scenarios.workloads.pipeline_fields import PipelineFields
 from scenarios.workloads.pipeline_model import model_stages
 from sim.base.errors import OutOfMemoryError, ScenarioError, SimError
@@ -80,10 +80,10 @@ workload:
     model: {layers: 8, hidden: 2048, heads: 16, sequence: 1024, vocabulary: 50304, rate: 150TFLOP/s}
 policy: 1f1b
 """
-    by_rate = run_scenario(load_scenario(write(tmp_path, text)), check=True)
+    by_rate = run_text(text, tmp_path)
     machine = "machine: {devices: {gpu: {preset: a100-sxm-80, count: 4}}}\n"
     text = machine + text.replace(", rate: 150TFLOP/s", "")
-    by_device = run_scenario(load_scenario(write(tmp_path, text)), check=True)
+    by_device = run_text(text, tmp_path)
     assert 0.3 < by_device.trace.makespan_ns / by_rate.trace.makespan_ns < 3
     bands = by_device.summary["pipeline"]["memory_bytes"]
     assert bands[0]["optimizer state"] == 6 * bands[0]["weights"] == 3 * bands[0]["gradients"]
@@ -159,7 +159,10 @@ def test_a_pipeline_is_the_step_of_train(ranks: int, micro_batches: int) -> None
 
 
 def test_a_pipeline_of_one_is_the_step_of_build() -> None:
-    """By one cost model: all but the optimizer within 2 %; memory within 8 %: gradients are always there."""
+    """By one cost model: all but the optimizer within 5 %: norms are plain passes over memory in a pipeline.
+
+    Memory within 8 %: gradients are always there.
+    """
     pipeline = by_pipeline(1, 1, ", gradients: bf16")
     build = ran(
         "machine: {devices: {gpu0: {preset: h100-sxm}}}\npolicy: {runtime: pytorch-eager}\nworkload: {build: "
@@ -171,7 +174,7 @@ def test_a_pipeline_of_one_is_the_step_of_build() -> None:
         steps = graph.is_kind("adam", "optimizer")[tasks["op"]]
         return int(result.trace.makespan_ns - (tasks["end_ns"] - tasks["start_ns"])[steps].sum())
 
-    assert without_optimizer(pipeline) == pytest.approx(without_optimizer(build), rel=0.02)
+    assert without_optimizer(pipeline) == pytest.approx(without_optimizer(build), rel=0.05)
     assert pipeline.trace.makespan_ns == pytest.approx(build.trace.makespan_ns, rel=0.06)  # it clips, too
     assert max(peaks(pipeline)) == pytest.approx(max(peaks(build)), rel=0.08)
     assert "as for `build`" in pipeline.summary["note"]
