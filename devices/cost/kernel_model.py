@@ -320,10 +320,10 @@ class Family:
     ridge: float = 0.05
 
 
-SHARED, OWN, REACH, REACH_OF_ONE = (0.4, 0.8, 1.6, 3.2), 0.1, 3.0, 2.0
-"""Of the log error on a GPU that was not measured: how much of the model's spread kernels share, of which the
-second is likeliest; what each has for itself (standard deviation); how far likeness reaches, in doublings of
-all sizes and of a single one. From GPUs left out of fits."""
+SHARED, OWN, REACH = 0.8, 0.1, 3.0
+"""Of the log error on a GPU that was not measured: how much of the model's spread kernels share, what each
+has for itself (standard deviation), how far likeness reaches, in doublings of sizes. From GPUs left out of
+fits."""
 
 
 @dataclass(frozen=True)
@@ -337,8 +337,7 @@ class Shift:
     points, weights : array
         A row a measured kernel: its features; and its weight.
     prior : float
-        Standard deviation of what all kernels share, of what like ones do, and of what those do that are
-        like in one feature.
+        Standard deviation of what all kernels share, and of what like ones do.
     narrower : float
         Factor of the half width.
     """
@@ -351,9 +350,8 @@ class Shift:
 
     def likeness(self, at: FloatArray) -> FloatArray:
         """Return the covariance of each row with each measured kernel."""
-        away = (at[:, None, :] - self.points[None, :, :]) ** 2 / 2
-        one = np.exp(-away / REACH_OF_ONE**2).mean(axis=2)
-        found: FloatArray = self.prior**2 * (1 + one + np.exp(-away.mean(axis=2) / REACH**2))
+        away = ((at[:, None, :] - self.points[None, :, :]) / REACH) ** 2
+        found: FloatArray = self.prior**2 * (1 + np.exp(-away.mean(axis=2) / 2))
         return found
 
     def at(self, features: Mapping[str, FloatArray]) -> FloatArray:
@@ -458,9 +456,8 @@ def take(sizes: Sizes, rows: Any) -> dict[str, Any]:
 def shifted(model: Model, sizes: Sizes, sheet: Sheet, ns: NDArray[Any]) -> Model:
     """Return the model moved towards a few measured kernels, by shrinkage: the fewer and less like, the less.
 
-    The error of a model on another GPU is taken for a Gaussian process: a bias of all kernels, and parts
-    that like kernels share (`Shift`), as large as makes the measured ones likeliest; what a kernel has for
-    itself is noise. Odd kernels count less.
+    The error of a model on another GPU is taken for a Gaussian process: a bias of all kernels, and a part
+    that like kernels share (`Shift`); what a kernel has for itself is noise. Odd kernels count less.
     """
     plain = replace(model, shift=None)
     guess, width = plain.predict(sizes, sheet)
@@ -468,17 +465,13 @@ def shifted(model: Model, sizes: Sizes, sheet: Sheet, ns: NDArray[Any]) -> Model
     names = tuple(sorted(features))
     points = np.stack([features[n] for n in names], 1)
     r = np.log(ns) - np.log(guess)
-    typical, known = float(np.mean(width)), len(r) / (len(r) + 5)
-    found: list[tuple[float, Shift]] = []
-    for share in SHARED:
-        shift = Shift(names, points, np.zeros(len(r)), share * typical)
-        likeness, noise = shift.likeness(points), np.full(len(r), OWN**2)
-        for _ in range(4):
-            inverse = np.linalg.inv(likeness + np.diag(noise))
-            weights = inverse @ r
-            noise = OWN**2 * np.maximum(1, np.abs(r - likeness @ weights) / OWN)
-        evidence = np.linalg.slogdet(inverse)[1] - r @ weights - (2 * np.log(share / SHARED[1])) ** 2
-        left_out = np.abs(weights / np.diag(inverse))  # the error on each row had it not been measured
-        narrower = float(np.clip((np.quantile(left_out, 0.8) / typical) ** known, 0.2, 3))
-        found.append((float(evidence), replace(shift, weights=weights, narrower=narrower)))
-    return replace(model, shift=max(found, key=lambda each: each[0])[1])
+    shift = Shift(names, points, np.zeros(len(r)), SHARED * float(np.mean(width)))
+    likeness, noise = shift.likeness(points), np.full(len(r), OWN**2)
+    for _ in range(4):
+        inverse = np.linalg.inv(likeness + np.diag(noise))
+        weights = inverse @ r
+        noise = OWN**2 * np.maximum(1, np.abs(r - likeness @ weights) / OWN)
+    left_out = np.abs(weights / np.diag(inverse))  # the error on each row had it not been measured
+    known = len(r) / (len(r) + 5)
+    narrower = (float(np.quantile(left_out, 0.8)) / float(np.mean(width))) ** known
+    return replace(model, shift=replace(shift, weights=weights, narrower=float(np.clip(narrower, 0.2, 3))))
