@@ -8,10 +8,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from scenarios.file.document import Document
 from scenarios.run.scenario import Scenario, scenario_of
+from sim.base.errors import InputError
 from sim.base.plugins import Allowed
 
 
@@ -95,6 +97,9 @@ class Scenarios:
     def __init__(self, document: Document) -> None:
         self.document = document
         self._last: tuple[tuple[str, ...], Scenario] | None = None
+        self._sound = False
+        with suppress(InputError):  # settings may be what makes it one
+            self._last, self._sound = (("",), scenario_of(document)), True
 
     def at(self, settings: Sequence[str], option: str = "--vary") -> Scenario:
         """Return the scenario with ``KEY=VALUE`` texts; see `Document.with_settings` and `scenario_of`."""
@@ -103,5 +108,7 @@ class Scenarios:
             return last[1]
         document = self.document.with_settings(settings, option)
         scenario = scenario_of(document, None if last is None else last[1])
+        if not self._sound:
+            scenario.check()
         self._last = key, scenario
         return scenario

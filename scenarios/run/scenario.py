@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -104,6 +104,11 @@ class Scenario:
     def described_devices(self) -> dict[str, dict[str, Any]]:
         """What its description says of each device: see `devices.preset_overlay.described_devices`."""
         return described_devices(self.machine_spec, self.document.origin)
+
+    @cached_property
+    def checked(self) -> dict[str, Any]:
+        """What was found to be right with machine and graph; who looks writes here."""
+        return {}
 
     @cached_property
     def graph(self) -> Graph:
@@ -363,7 +368,8 @@ def scenario_of(document: Document, like: Scenario | None = None) -> Scenario:
     ----------
     document : Document
     like : Scenario, optional
-        Of the same file under other settings: what these left alone need not be checked again.
+        Of the same file under other settings: what these leave alone is neither made nor checked again, and
+        policies are looked at when they are asked for.
 
     Raises
     ------
@@ -371,11 +377,14 @@ def scenario_of(document: Document, like: Scenario | None = None) -> Scenario:
         Whatever is wrong with it.
     """
     scenario = _read(document, like)
-    if like is None or any(
-        like.document.root.child(key) is not document.root.child(key) for key in ("policy", "compare")
-    ):
+    if like is None:
         scenario.check()
     return scenario
+
+
+_WORK: Final = ("machine", "workload", "cost")
+_FOLLOWS: Final = ("machine", "machine_spec", "described_devices", "graph", "checked")
+"""What follows from the keys of `_WORK` alone, if it was asked for."""
 
 
 def _read(document: Document, like: Scenario | None) -> Scenario:
@@ -390,6 +399,8 @@ def _read(document: Document, like: Scenario | None) -> Scenario:
     except ValidationError as error:
         raise scenario_error(error, model_for(root.plain()), document) from None
     scenario = Scenario(content, document)
+    if like is not None and all(like.document.root.child(key) is root.child(key) for key in _WORK):
+        vars(scenario).update({name: vars(like)[name] for name in _FOLLOWS if name in vars(like)})
     for i, label in enumerate(scenario.variants):
         if label in scenario.variants[:i]:
             message = f"two entries are called {label!r}; give one of them a label"

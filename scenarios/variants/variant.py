@@ -234,7 +234,7 @@ class Variants:
             row |= _numbers(result) if self.whole else {}
             row |= {column_of_result(name): _result(name, result) for name in self.results}
             if self.whole:
-                row["unused_devices"] = ", ".join(result.summary["unused_devices"])
+                row["unused_devices"] = ", ".join(result.numbers["unused_devices"])
         error = found.line or None
         if isinstance(found.error, InputError):
             cause = found.error.__cause__
@@ -365,7 +365,7 @@ def refuse_all_invalid(rows: Sequence[Row]) -> None:
 
 def _numbers(result: Result) -> Row:
     """Return what a table tells of every run."""
-    summary = result.summary
+    summary = result.numbers
     row: Row = {key: summary[key] for key in ("makespan_ns", "lower_bound_ns", "gap")}
     if summary["no_gap"]:
         row["no_gap"] = summary["no_gap"]
@@ -387,6 +387,8 @@ def _numbers(result: Result) -> Row:
 def _result(name: str, result: Result) -> Value:
     if name == "makespan":  # without all the numbers of a summary
         return result.trace.makespan_ns
+    with suppress(InputError):  # it is one of the causes
+        return result_of_run(name, result.numbers, result.trace)
     return result_of_run(name, result.summary, result.trace)
 
 

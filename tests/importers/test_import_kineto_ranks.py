@@ -18,6 +18,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from import_helpers import recorded
+from runs import checked
 from scenario_texts import write
 
 from devices.machine import make_machine
@@ -28,7 +29,7 @@ from scenarios.importers import load_graph
 from scenarios.recorded.setup import run_recorded
 from scenarios.variants.sweep import stamps
 from scenarios.variants.variant import points_of
-from sim import Graph, simulate
+from sim import Graph
 from sim.base.errors import InputError
 from sim.explain.idle import idle_reasons
 from sim.job.noise import Noise
@@ -84,9 +85,7 @@ def simulated(graph: Graph, ranks: int, noise: Noise | None = None) -> Trace:
         "cpu": {"kind": "cpu", "count": ranks, "cores": 2},
     }
     policy = ReadyQueue(synchronisation="issue")
-    trace = simulate(graph, make_machine({"devices": devices}), policy, streams=Recorded(), noise=noise)
-    trace.check()
-    return trace
+    return checked(graph, make_machine({"devices": devices}), policy, streams=Recorded(), noise=noise)
 
 
 def starts(trace: Trace) -> dict[str, int]:

@@ -17,6 +17,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from import_helpers import recorded
+from runs import run_text
 from scenario_texts import write
 
 from devices.machine import make_machine
@@ -354,9 +355,9 @@ def test_a_graph_file_keeps_what_was_recorded(tmp_path: Path, trace: Write) -> N
 def test_what_is_no_recording_needs_a_machine(tmp_path: Path) -> None:
     write(tmp_path, json.dumps({"schema": "sim.graph/1", "name": "g", "ops": [{"name": "a"}]}), "g.json")
     with pytest.raises(ScenarioError, match=r"s\.yaml: machine: is missing|s\.yaml:1:1: machine: is missing"):
-        run_scenario(load_scenario(write(tmp_path, "workload: {graph: g.json}\n")))
+        run_text("workload: {graph: g.json}\n", tmp_path)
     preset = "machine: {preset: recorded}\nworkload: {graph: g.json}\n"
     with pytest.raises(ScenarioError, match=r"s\.yaml:1:19: machine\.preset: 'g' is no recording"):
-        run_scenario(load_scenario(write(tmp_path, preset)))
+        run_text(preset, tmp_path)
     with pytest.raises(InputError, match="is no recording; known"):
         as_scenario(tmp_path / "g.json")

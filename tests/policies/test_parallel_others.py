@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli_runner import sim
 from parallel_helpers import by_stream, layers, run
+from runs import checked
 
 from devices.cost.cost_models import FixedCost
 from devices.machine import make_machine
@@ -16,7 +17,7 @@ from policies.parallel.ddp import MegatronDDP
 from policies.parallel.parameter_server import ParameterServer
 from policies.parallel.training_step import TrainingStep
 from policies.rewrite.training_step import TrainingRewrite
-from sim import Device, GraphBuilder, Machine, simulate
+from sim import Device, GraphBuilder, Machine
 from sim.base.errors import InputError
 from sim.explain.training import staleness
 from sim.job.noise import Noise
@@ -98,9 +99,7 @@ def serve(
             }
         )
     noise = Noise(devices={f"gpu{r}": factor for r, factor in enumerate(times) if factor != 1})
-    trace = simulate(graph, machine, ReadyQueue(), iterations=iterations, noise=noise, engine="simpy")
-    trace.check()
-    return trace
+    return checked(graph, machine, ReadyQueue(), iterations=iterations, noise=noise, engine="simpy")
 
 
 def test_synchronous_workers_wait_for_the_slowest() -> None:

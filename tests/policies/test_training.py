@@ -11,6 +11,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
@@ -21,7 +22,7 @@ from policies.rewrite.simplify import BatchNorm
 from policies.rewrite.training_step import TrainingRewrite
 from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.importers import load_graph
-from sim import Graph, GraphBuilder, simulate
+from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError, InputError, UnknownNameError
 from studies.placements import CPU_AND_TWO_GPUS, compare_placements, training_step
 
@@ -231,10 +232,7 @@ def test_every_parameter_that_leads_to_the_loss_is_updated_once(data: st.DataObj
     for record in records(step).values():  # a gradient has the size of what it is a gradient of
         if record.kind == "sgd":
             assert read(step).nbytes(record.inputs[0][0]) == read(g).nbytes(record.inputs[-1][0])
-    trace = simulate(
-        step, make_machine({"devices": {"gpu0": {"preset": "h200-sxm"}}}), ReadyQueue(), iterations=2
-    )
-    trace.check()
+    checked(step, make_machine({"devices": {"gpu0": {"preset": "h200-sxm"}}}), ReadyQueue(), iterations=2)
 
 
 # -- against what others have made ----------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from import_helpers import columns
+from runs import run_text
 from scenario_texts import write
 
 from devices.collectives.groups import Fabric
@@ -18,7 +19,6 @@ from scenarios.builders.data_loaders import DataLoadingFields
 from scenarios.builders.data_parallel import DataParallelFields, LayerFields, buckets
 from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.builders.random_dag import Branchy, RandomDag
-from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from scenarios.workloads.built import BUILDERS
 from sim import Graph
@@ -40,7 +40,7 @@ def output_flops(model: Transformer) -> int:
 def run(folder: Path, build: str, rest: str = "") -> Trace:
     """Run a built workload on the machine that it brings."""
     text = f"workload: {{build: {{{build}}}}}\npolicy: {{name: ready-queue, streams: recorded}}\n{rest}"
-    return run_scenario(load_scenario(write(folder, text)), check=True).trace
+    return run_text(text, folder).trace
 
 
 def refused(folder: Path, build: str) -> str:
@@ -375,7 +375,7 @@ def test_mistakes(tmp_path: Path, build: str, says: str) -> None:
     machine = "machine: {devices: {gpu0: {kind: gpu}}}\n"
     text = f"workload: {{build: {{{build}}}}}\n{machine}"
     with pytest.raises(ScenarioError) as caught:
-        run_scenario(load_scenario(write(tmp_path, text)))
+        run_text(text, tmp_path)
     assert says in str(caught.value)
 
 

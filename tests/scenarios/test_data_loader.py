@@ -12,11 +12,11 @@ from cli_runner import sim
 from examples import examples
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from runs import run_text
 from scenario_texts import write
 
 from scenarios.builders.data_loaders import DataLoaderFields, TfDataFields
-from scenarios.run.execute import Result, run_scenario
-from scenarios.run.load import load_scenario
+from scenarios.run.execute import Result
 from sim.base.errors import ScenarioError
 from sim.trace import Trace
 
@@ -26,7 +26,7 @@ RECORDED = json.loads((Path(__file__).parents[1] / "data" / "data_loader_orders.
 def run(folder: Path, build: dict[str, Any], rest: str = "") -> Result:
     """Run a built workload on the machine, and under the policy, that it brings."""
     text = f"workload: {{build: {json.dumps(build)}}}\n{rest}"
-    return run_scenario(load_scenario(write(folder, text)), check=True)
+    return run_text(text, folder)
 
 
 def times(trace: Trace, kind: str) -> list[tuple[int, int]]:

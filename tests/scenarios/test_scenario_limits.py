@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scenario_texts import write
+from runs import run_text
 
-from scenarios.run.execute import run_scenario
-from scenarios.run.load import load_scenario
 from sim.base.errors import OutOfMemoryError, ScenarioError
 
 CPU = "machine: {devices: {cpu0: {kind: cpu, cores: 4}}}\nworkload:\n  ops:\n" + "".join(
@@ -31,7 +29,7 @@ policy: {name: in-order, synchronisation: issue, streams: round-robin}
 
 
 def makespan(folder: Path, text: str, *sets: str) -> int:
-    return run_scenario(load_scenario(write(folder, text), sets=sets), check=True).trace.makespan_ns
+    return run_text(text, folder, *sets).trace.makespan_ns
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scenario_texts import write
+from runs import run_text
 
 from scenarios.builders.pipeline_stage import PipelineStage
 from scenarios.builders.train.architecture import Architecture
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.run.execute import Result, run_scenario
-from scenarios.run.load import load_scenario, read_scenario
+from scenarios.run.load import read_scenario
 from scenarios.workloads.pipeline_fields import PipelineFields
 from scenarios.workloads.pipeline_model import model_stages
 from sim.base.errors import OutOfMemoryError, ScenarioError, SimError
@@ -80,10 +80,10 @@ workload:
     model: {layers: 8, hidden: 2048, heads: 16, sequence: 1024, vocabulary: 50304, rate: 150TFLOP/s}
 policy: 1f1b
 """
-    by_rate = run_scenario(load_scenario(write(tmp_path, text)), check=True)
+    by_rate = run_text(text, tmp_path)
     machine = "machine: {devices: {gpu: {preset: a100-sxm-80, count: 4}}}\n"
     text = machine + text.replace(", rate: 150TFLOP/s", "")
-    by_device = run_scenario(load_scenario(write(tmp_path, text)), check=True)
+    by_device = run_text(text, tmp_path)
     assert 0.3 < by_device.trace.makespan_ns / by_rate.trace.makespan_ns < 3
     bands = by_device.summary["pipeline"]["memory_bytes"]
     assert bands[0]["optimizer state"] == 6 * bands[0]["weights"] == 3 * bands[0]["gradients"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from runs import checked
 
 from devices.collectives.groups import Fabric, NodeFabrics
 from policies.issue.program_order import InOrder
@@ -16,7 +17,6 @@ from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.step import peaks_of, step_graph, step_ns
 from scenarios.builders.train.training import Training
-from sim import simulate
 from sim.base.errors import MisfitError
 from sim.base.intervals import union
 from sim.trace import Trace
@@ -40,9 +40,7 @@ def training(
 def run(of: Training) -> Trace:
     """Run a step, every invariant checked."""
     graph, machine = step_graph(of, of.schedule)
-    trace = simulate(graph, machine, InOrder(), streams=CommunicationStream(), linearize=AsWritten())
-    trace.check()
-    return trace
+    return checked(graph, machine, InOrder(), streams=CommunicationStream(), linearize=AsWritten())
 
 
 def kinds(trace: Trace) -> Counter[str]:

@@ -13,6 +13,7 @@ from communicator_helpers import draw_collectives, draw_ranks, recomputed
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.machine import make_machine
 from policies.issue.program_order import InOrder
@@ -67,8 +68,7 @@ def spans(trace: Trace) -> dict[str, tuple[int, int]]:
 
 
 def run(b: GraphBuilder, machine: Machine, policy: Policy | None = None, **more: object) -> Trace:
-    trace = simulate(b.build(), machine, policy or Launch(), streams=Recorded(), engine="simpy", **more)
-    trace.check()
+    trace = checked(b.build(), machine, policy or Launch(), streams=Recorded(), engine="simpy", **more)
     assert sum(step.end_ns - step.start_ns for step in executed_path(trace)) == trace.makespan_ns
     for use in time_use(trace).values():
         assert sum(use.values()) == trace.makespan_ns
@@ -439,8 +439,7 @@ def test_runs_are_what_the_rules_say(seed: int, synchronisation: str) -> None:
     if synchronisation == "issue":
         machine = Machine(tuple(_without_hops(device) for device in machine.devices))
     policy = Launch() if synchronisation == "issue" else InOrder()
-    trace = simulate(graph, machine, policy, streams=Recorded(), iterations=iterations, engine="simpy")
-    trace.check()
+    trace = checked(graph, machine, policy, streams=Recorded(), iterations=iterations, engine="simpy")
     start, end = recomputed(trace)
     assert trace.tasks["start_ns"].tolist() == start
     assert trace.tasks["end_ns"].tolist() == end

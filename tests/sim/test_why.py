@@ -8,6 +8,7 @@ from typing import Any
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 from triple_helpers import Run, runs
 
 from devices.machine import make_machine
@@ -39,9 +40,7 @@ def run(ops: dict[str, tuple[int, list[str]]], machine: Machine, policy: Policy,
     builder = GraphBuilder("g")
     for name, (ns, inputs) in ops.items():
         builder.op(name, duration_ns=ns, inputs=inputs, outputs=1000)
-    trace = simulate(builder.build(), machine, policy, **decisions)
-    trace.check()
-    return trace
+    return checked(builder.build(), machine, policy, **decisions)
 
 
 def makespan_parts(trace: Trace) -> dict[str, int]:
