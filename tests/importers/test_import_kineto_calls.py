@@ -335,8 +335,8 @@ def test_what_is_inferred_of_a_recording_answers_as_what_was_noted(
 ) -> None:
     """Of recordings with notes of the profiler, with the notes hidden: every standard what-if saves as much.
 
-    The recordings are of Holistic Trace Analysis, tests/data/critical_path (MIT, Copyright (c) Meta Platforms,
-    Inc. and affiliates).
+    The recordings are of Holistic Trace Analysis, tests/data/critical_path (MIT, Copyright (c) Meta
+    Platforms, Inc. and affiliates).
     """
     with gzip.open(root / "tests" / "data" / f"{name}.json.gz") as file:
         whole = json.load(file)
