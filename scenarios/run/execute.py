@@ -15,6 +15,7 @@ from scenarios.fields.results import task_names, throughput
 from scenarios.file.document import Loc
 from scenarios.recorded.as_recorded import residue
 from scenarios.run.prepare_job import has_place, job_of, placed
+from scenarios.run.result_sections import Section, sections
 from scenarios.run.scenario import Case, Scenario
 from sim.base import plugins
 from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, ScenarioError
@@ -74,11 +75,17 @@ class Result:
         return f"<Result of {self.scenario!r} under {self.policy!r}: {self.trace.makespan_ns} ns>"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the first lines of what ``sim run`` prints."""
-        lines = summary_lines(self.trace, self.summary)
+        """Return what a notebook shows: the lines and tables that ``sim run`` prints."""
         failed = [f"not as expected: {each.message}" for each in self.outcomes if not each.passed]
         expected = ["all as expected"] if self.outcomes and not failed else failed
-        return card(f"{self.scenario}: {self.policy}", [*lines, *expected], device_rows(self.summary))
+        lines = [line for part in self.sections for line in (*part.lines, *part.notes)]
+        tables = [table for part in self.sections for table in part.tables]
+        return card(
+            f"{self.scenario}: {self.policy}",
+            [*summary_lines(self.trace, self.summary), *lines, *expected],
+            device_rows(self.summary),
+            *tables,
+        )
 
     @property
     def scenario(self) -> str:
@@ -119,6 +126,11 @@ class Result:
         found |= told
         content = self.case.scenario.content
         return found | throughput(found, content.iterations, getattr(content.workload, "batch", None))
+
+    @property
+    def sections(self) -> list[Section]:
+        """What there is to tell besides its devices, as lines and tables."""
+        return list(sections(self.summary, None if self.training is None else self.training.plan))
 
     @cached_property
     def lives(self) -> Mapping[str, Life]:
