@@ -454,7 +454,7 @@ class FittedCost(CostModel):
         if sheet.generation != "hopper":
             return self.fits
         peak = {dtype: _AMPERE_SHARE * rate for dtype, rate in sheet.peak.items()}
-        return KernelFits(replace(sheet, peak=peak), "a100-sxm-80")
+        return KernelFits(replace(sheet, peak=peak), "a100-sxm-80", self.fits.measured)
 
     def measured(self, graph: Graph, ns: Sequence[float], gap_ns: int) -> Iterator[MeasuredKernel]:
         """Return ops that took `ns`, the gap included, as kernels of their tables, each of which must be one.
