@@ -18,8 +18,15 @@ from devices.collectives.nccl_model import known_us
 from devices.collectives.nccl_tuner import NcclTuner
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, fault
 from devices.describe.quantities import Count, Name, Strict
+from devices.machine import make_device
 from devices.presets import device_preset
-from scenarios.builders.train.calibration import STEPS, CollectiveTime, Reach, TrainingCalibration
+from scenarios.builders.train.calibration import (
+    STEPS,
+    CollectiveTime,
+    KernelPrices,
+    Reach,
+    TrainingCalibration,
+)
 from scenarios.builders.train.kernels import Attention, CollectiveKind, Product
 from scenarios.file.document import Document
 from scenarios.file.faults import scenario_error
@@ -160,9 +167,13 @@ class CalibrationFields(Strict):
     memory: Annotated[Bytes | None, Field(description="of a GPU")] = None
     product: Annotated[Share, Field(description="part of the peak that large products reach")] = 1.0
     attention_forward: Annotated[
-        Share, Field(description="part of the peak that attention reaches, forward")
-    ] = 1.0
-    attention_backward: Annotated[Share, Field(description="... backward")] = 1.0
+        Share | None,
+        Field(
+            description="part of the peak that attention reaches, forward, where its kernel is another than "
+            "the device's cost model has; default: that one, without a device the peak"
+        ),
+    ] = None
+    attention_backward: Annotated[Share | None, Field(description="... backward")] = None
     passes: Annotated[
         Kinds,
         Field(default_factory=dict, description="part of the bandwidth: elementwise, permute, cross-entropy"),
@@ -305,7 +316,6 @@ def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> Trai
                 for name, of in passes.items()
             },
             measured=measured,
-            roofline=False,
             node=_simumax_reach(inside, 1),
             between=_simumax_reach(outside, node),
         )
@@ -460,10 +470,13 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
     """
     preset = device_preset(fields.device) if fields.device is not None else {}
     peak, bandwidth, memory = fields.peak, fields.bandwidth, fields.memory
+    others = "fp16" if precision == "fp16" else "bf16"
+    attention_peak = None
     if peak is not None:
         _refuse_precision(precision, f"{name} has one peak")
-    elif precision in preset.get("peak", {}):
-        peak = parse_flop_rate(preset["peak"][precision])
+    elif precision in (peaks := preset.get("peak", {})):
+        peak = parse_flop_rate(peaks[precision])
+        attention_peak = float(parse_flop_rate(peaks[others])) if others in peaks else None
     if bandwidth is None and "bandwidth" in preset:
         bandwidth = parse_bandwidth(preset["bandwidth"])
     if memory is None and "memory" in preset:
@@ -494,11 +507,13 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         peak=float(peak),
         memory_bandwidth=float(bandwidth),
         memory=memory,
+        alone=_alone(fields.device, precision, others, fields.peak, fields.bandwidth),
         node=_reach(fields.node),
         between=_reach(fields.between, "nccl"),
         product=fields.product,
         attention_forward=fields.attention_forward,
         attention_backward=fields.attention_backward,
+        attention_peak=attention_peak,
         pass_efficiency=fields.passes,
         gap_ns=float(fields.gap),
         sustained=fields.sustained,
@@ -507,6 +522,19 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         measured=measured,
         collective=None if fields.nccl is None else nccl_times(fields.nccl),
     )
+
+
+@cache
+def _alone(
+    device: str | None, products: str, others: str, peak: int | None, bandwidth: int | None
+) -> KernelPrices | None:
+    """Return what the cost model of a preset says of kernels, with these numbers in place of its own."""
+    if device is None:
+        return None
+    changed: dict[str, Any] = {} if bandwidth is None else {"bandwidth": f"{bandwidth}B/s"}
+    if peak is not None:
+        changed["peak"] = dict.fromkeys({products, others}, f"{peak}FLOP/s")
+    return KernelPrices(make_device(device, {"preset": device, **changed}), others, products)
 
 
 def _refuse_precision(precision: str, why: str) -> None:

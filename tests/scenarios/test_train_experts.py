@@ -21,9 +21,7 @@ MOE = Architecture(
 )
 FREE = Reach(1e30)
 WIRES = Reach(1e9)
-PLAIN = TrainingCalibration(
-    "plain", peak=1e12, memory_bandwidth=1e30, node=WIRES, between=WIRES, roofline=False
-)
+PLAIN = TrainingCalibration("plain", peak=1e12, memory_bandwidth=1e30, node=WIRES, between=WIRES)
 
 
 def training(ep: int = 4, **changes: object) -> Training:

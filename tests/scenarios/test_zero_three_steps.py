@@ -32,7 +32,7 @@ def training(
     model: Architecture, *, sharding: str = "zero-3", reach: Reach = SLOW, **changes: object
 ) -> Training:
     """Return a step on two nodes."""
-    of = TrainingCalibration("plain", 1e15, 1e30, node=reach, between=reach, roofline=False)
+    of = TrainingCalibration("plain", 1e15, 1e30, node=reach, between=reach)
     return Training(model, ParallelLayout(dp=16, sharding=sharding), of, **{**SIZES, **changes})  # type: ignore[arg-type]
 
 
