@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from scenarios.regression import Checked
     from scenarios.run.scenario import Case
     from scenarios.simulate_fixture import Simulate
+    from sim.base.plugins import Allowed
 
 __all__ = ["ScenarioFile", "ScenarioTest", "simulate"]
 
@@ -102,9 +103,14 @@ def simulate(request: pytest.FixtureRequest) -> Simulate:
         pytest.fail(f"simulate: {found}", pytrace=False)
     from scenarios.simulate_fixture import Simulate
 
-    option = request.config.getoption
-    new_tables = request.config.stash[_UPDATED] if option("--sim-update") else None
-    return Simulate(request.path, new_tables, option("--sim-allow-code"), option("--sim-allow-outside"))
+    new_tables = request.config.stash[_UPDATED] if request.config.getoption("--sim-update") else None
+    return Simulate(request.path, new_tables, _allowed(request.config))
+
+
+def _allowed(config: pytest.Config) -> Allowed:
+    from sim.base.plugins import Allowed
+
+    return Allowed(config.getoption("--sim-allow-code"), config.getoption("--sim-allow-outside"))
 
 
 class ScenarioFile(pytest.File):
@@ -112,15 +118,12 @@ class ScenarioFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """Read the file; a mistake in it fails the collection with its place."""
-        from scenarios.run.load import load_scenario
+        from scenarios.file.document import Document
+        from scenarios.run.scenario import scenario_of
         from sim.base.errors import InputError
 
         try:
-            cases = load_scenario(
-                self.path,
-                allow_code=self.config.getoption("--sim-allow-code"),
-                allow_outside=self.config.getoption("--sim-allow-outside"),
-            ).expected()
+            cases = scenario_of(Document.read(self.path, _allowed(self.config))).expected()
         except InputError as error:
             raise self.CollectError(str(error)) from None
         for i, case in enumerate(cases):

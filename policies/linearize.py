@@ -152,7 +152,7 @@ class Priority:
 
     Parameters
     ----------
-    first_kinds : iterable of str
+    kinds : iterable of str
         Kinds of op that come before all others as soon as they are free.
 
     Examples
@@ -166,13 +166,13 @@ class Priority:
     ['b', 'c', 'a']
     """
 
-    def __init__(self, first_kinds: Sequence[str] = ("shape", "size")) -> None:
-        self.first_kinds = frozenset([first_kinds] if isinstance(first_kinds, str) else first_kinds)
+    def __init__(self, kinds: Sequence[str] = ("shape", "size")) -> None:
+        self.kinds = frozenset([kinds] if isinstance(kinds, str) else kinds)
 
     def order(self, job: Job) -> Sequence[int]:
         """Return every op once, in program order."""
         graph = job.graph
-        late = [kind.lower() not in self.first_kinds for kind in graph.kinds]
+        late = [kind.lower() not in self.kinds for kind in graph.kinds]
         keys = [(late[code], 0) for code in graph.kind_code.tolist()]
         for op, priority in graph.attribute("priority").items():
             keys[op] = (keys[op][0], priority)

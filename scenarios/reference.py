@@ -361,6 +361,8 @@ def _in_words(annotation: Any) -> str:
 _QUANTITIES: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
     "_ns": ("duration, as in 10us", lambda value: format_duration(value).replace(" ", "")),
     "_bytes": ("size, as in 4MB", lambda value: format_bytes(value, iec=True).replace(" ", "")),
+    "_bytes_per_s": ("bandwidth, as in 1.5TB/s", str),
+    "_flop_per_s": ("flop rate, as in 989TFLOP/s", str),
 }
 
 
@@ -407,7 +409,7 @@ _CHOICES: Final = {
 }
 """Kind of mapping and key → group whose members are chosen there, with their options."""
 
-_ALIKE: Final = {"PolicyFields": ("PolicyFields", "Variant")}
+_ALIKE: Final = {"PolicyFields": ("PolicyFields", "VariantFields")}
 """An entry of ``compare`` has the keys of a policy."""
 
 
@@ -421,7 +423,7 @@ def with_names(schema: dict[str, Any]) -> None:
         ("Machine", "preset"): machines,
         ("Device", "preset"): plugins.names("sim.devices"),
         ("Device", "kind"): ["cpu", "gpu", "npu"],
-        ("Device", "default_dtype"): sorted(BITS),
+        ("Device", "dtype"): sorted(BITS),
         ("Op", "kind"): sorted(known_kinds()),
         ("Op", "dtype"): sorted(BITS),
     }

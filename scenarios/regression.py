@@ -19,10 +19,10 @@ from scenarios.fields.results import ORDER, RESULTS, Value, holds
 from scenarios.file.document import Document, Loc
 from scenarios.file.yaml_read import LOADER, Node, Place, read_yaml, read_yaml_text
 from scenarios.run.execute import run_case
-from scenarios.run.load import load_scenario
-from scenarios.run.scenario import Case
+from scenarios.run.scenario import Case, scenario_of
 from sim.base.errors import InputError, InvariantError, RunError, SimError
 from sim.base.files import write_bytes
+from sim.base.plugins import NOTHING, Allowed
 from sim.explain.time_use import unused_devices
 
 if TYPE_CHECKING:
@@ -430,17 +430,15 @@ class Checked:
 
 
 def check_file(
-    path: str | Path, *, allow_code: bool = False, allow_outside: bool = False, new_values: bool = False
+    path: str | Path, allowed: Allowed = NOTHING, *, new_values: bool = False
 ) -> Iterator[Checked]:
     """Run every case of a scenario that expects something, and check the invariants of its trace.
 
     Parameters
     ----------
     path : path
-    allow_code : bool
-        Whether the scenario may name ``module:Class``.
-    allow_outside : bool
-        Whether it may name files outside its own folder.
+    allowed : Allowed
+        Whether the scenario may name ``module:Class``, and files outside its own folder.
     new_values : bool
         Whether what does not hold is written anew, as it came out.
 
@@ -451,7 +449,7 @@ def check_file(
         nothing yields one without outcomes: it was read, and not run.
     """
     try:
-        cases = load_scenario(path, allow_code=allow_code, allow_outside=allow_outside).expected()
+        cases = scenario_of(Document.read(path, allowed)).expected()
     except InputError as error:
         yield Checked(str(path), "", error=error)
         return

@@ -28,10 +28,9 @@ from scenarios.file.faults import scenario_error
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.regression import write_golden
 from scenarios.run.execute import names_of, run_case
-from scenarios.run.load import load_scenario
 from scenarios.run.scenario import scenario_of
 from sim.base.errors import InputError, SimError
-from sim.base.plugins import Origin
+from sim.base.plugins import NOTHING, Allowed, Origin
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.metrics import summary
@@ -181,14 +180,13 @@ class Simulate:
         The file of the test: other files are found from its folder.
     new_tables : list of str, optional
         See `Simulated`: with ``--sim-update``.
-    allow_code, allow_outside : bool
+    allowed : Allowed
         ``--sim-allow-code``, ``--sim-allow-outside``.
     """
 
     test: Path
     new_tables: list[str] | None = None
-    allow_code: bool = False
-    allow_outside: bool = False
+    allowed: Allowed = NOTHING
 
     def __repr__(self) -> str:
         """Return what a failing test shows of it."""
@@ -248,9 +246,9 @@ class Simulate:
             document = replace(
                 self._document, root=read_yaml_text(json.dumps(work), self.test.name, places=False)
             )
-            return scenario_of(document.with_settings(sets), self.allow_code)
-        path = self.test.parent / work
-        return load_scenario(path, sets=sets, allow_code=self.allow_code, allow_outside=self.allow_outside)
+            return scenario_of(document.with_settings(sets))
+        document = Document.read(self.test.parent / work, self.allowed)
+        return scenario_of(document.with_settings(sets))
 
     def _graph(
         self,
@@ -261,7 +259,7 @@ class Simulate:
     ) -> Simulated:
         if machine is None:
             raise InputError("a graph needs a machine: simulate(graph, machine, policy)")
-        origin = Origin(self.test.parent, self.allow_code)
+        origin = Origin(self.test.parent, self.allowed.code)
         if not isinstance(machine, Machine):
             machine = make_machine(machine, origin=origin)
         if isinstance(policy, Policy):
@@ -276,4 +274,4 @@ class Simulate:
     @property
     def _document(self) -> Document:
         """What expectations of the test are told by."""
-        return Document(read_yaml_text("{}", self.test.name), self.test, allow_outside=self.allow_outside)
+        return Document(read_yaml_text("{}", self.test.name), self.test, allowed=self.allowed)

@@ -184,8 +184,11 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def summary(trace: Record) -> dict[str, Any]:
+def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
     """Return the object that ``sim run --json`` prints.
+
+    Without `causes` it does not say why devices were idle, what they spent their time on, and how sure the
+    makespan is: most of the work.
 
     What a trace does not know is left for the caller to fill in: ``scenario`` (None), ``policy`` (the
     name of the policy's class), ``pipeline`` (None), ``expect`` (an empty list).
@@ -211,14 +214,14 @@ def summary(trace: Record) -> dict[str, Any]:
     failures = {} if trace.on_failure is None and not trace.attempts else {"failures": failure_report(trace)}
     parallel = {"experts": expert_load(trace), "staleness": staleness_report(trace)}
     folding = trace.job.machine.folding
-    peak, reasons = _peaks(trace), idle_reasons(trace)
-    time_ns = time_use(trace, reasons)
+    peak, reasons = _peaks(trace), idle_reasons(trace) if causes else {}
+    time_ns = time_use(trace, reasons) if causes else {}
     return {
         "schema": SCHEMA,
         "scenario": None,
         "policy": trace.policy,
         "makespan_ns": trace.makespan_ns,
-        "makespan_interval": uncertainty(trace),
+        **({"makespan_interval": uncertainty(trace)} if causes else {}),
         "lower_bound_ns": limits.lower_bound_ns,
         "bound_by": None if limits.failed else limits.binding,
         "gap": limits.gap(trace.makespan_ns),
@@ -234,8 +237,7 @@ def summary(trace: Record) -> dict[str, Any]:
                 **{key: getattr(use, key) for key in _OF_DEVICES},
                 "peak_memory_bytes": peak[name][0],
                 "peak_reserved_bytes": peak[name][1],
-                "idle_reasons": reasons[name],
-                "time_ns": time_ns[name],
+                **({"idle_reasons": reasons[name], "time_ns": time_ns[name]} if causes else {}),
             }
             for name, use in device_use(trace).items()
         },

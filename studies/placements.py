@@ -23,7 +23,7 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.placement.auto_tune import AutoTune
 from policies.placement.list_schedule import Greedy, Heft
 from policies.placement.simple import SinglePlacement
-from policies.rewrite.backward import OPTIMISERS
+from policies.rewrite.backward import OPTIMIZERS
 from policies.rewrite.batch import Batch
 from policies.rewrite.simplify import BatchNorm
 from policies.rewrite.training_step import TrainingRewrite
@@ -73,7 +73,7 @@ def training_step(graph: Graph, times: int = 1) -> Graph:
     Parameters
     ----------
     graph : Graph
-        As imported, with no op of an optimiser or gradient when it is a forward graph.
+        As imported, with no op of an optimizer or gradient when it is a forward graph.
     times : int
 
     Examples
@@ -86,7 +86,7 @@ def training_step(graph: Graph, times: int = 1) -> Graph:
     >>> step.op_names, len(training_step(step))
     (['a', 'a/loss_grad', 'a/weight_grad', 'w/update'], 4)
     """
-    updates = {"assign", "assign_sub", "assign_add", *OPTIMISERS}
+    updates = {"assign", "assign_sub", "assign_add", *OPTIMIZERS}
     if not updates.isdisjoint(graph.kinds):
         return graph
     return TrainingRewrite().apply(Batch(times).apply(BatchNorm().apply(graph)))

@@ -198,3 +198,14 @@ def ran(
 def _through(told: Mapping[int, int] | None) -> int:
     """Return when all that a stream was told has ended."""
     return max((told or {}).values(), default=0)
+
+
+BLOCKING_COPY = (
+    host("cudaLaunchKernel", 1, 0, 5),
+    gpu("a", 1, 5, 1000),
+    host("cudaMemcpy", 2, 10, 1010),
+    gpu("Memcpy DtoH (Device -> Pinned)", 2, 1005, 10, category="gpu_memcpy"),
+    host("cudaLaunchKernel", 3, 1030, 5),
+    gpu("b", 3, 1035, 1000),
+)
+"""1 ms of kernel, a copy to the host, 1 ms of kernel."""

@@ -8,10 +8,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
-from sim import Device, GraphBuilder, Job, Machine, Trace, simulate
+from sim import Device, GraphBuilder, Job, Machine, Trace
 
 
 class Launch(NamedTuple):
@@ -50,9 +51,7 @@ def run(launches: list[Launch], processor: Any = None, **spec: Any) -> Trace:
             f"k{i}", duration_ns=launch.duration_ns, device="gpu0", after=after, attributes=launch.attributes
         )
     machine = Machine((gpu, Device("host", "cpu", workers=len(launches))))
-    trace = simulate(b.build(), machine, ReadyQueue(), streams=OnStream(launches))
-    trace.check()
-    return trace
+    return checked(b.build(), machine, ReadyQueue(), streams=OnStream(launches))
 
 
 def spans(trace: Trace) -> list[tuple[int, int]]:

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from runs import checked
+
 from devices import fair_sharing as maxmin
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
-from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
+from sim import Device, GraphBuilder, Link, Machine, Trace
 from sim.machine.device import Details
 
 GB = 10**9
@@ -40,9 +42,7 @@ def run(machine: Machine, transfers: list[Transfer]) -> Trace:
     for i, move in enumerate(transfers):
         b.op(f"make{i}", outputs=move.nbytes, duration_ns=move.ready_ns, device=move.source)
         b.op(f"use{i}", inputs=[f"make{i}"], duration_ns=0, device=move.destination)
-    trace = simulate(b.build(), machine, ReadyQueue())
-    trace.check()
-    return trace
+    return checked(b.build(), machine, ReadyQueue())
 
 
 def moved(machine: Machine, transfers: list[Transfer]) -> list[tuple[int, int]]:

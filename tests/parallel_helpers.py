@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from runs import checked
+
 from devices.cost.cost_models import FixedCost
 from policies.issue.program_order import InOrder
 from policies.rewrite.records import OpEntry, read
 from policies.rewrite.training_step import TrainingRewrite
 from policies.streams import Recorded
-from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
+from sim import Device, Graph, GraphBuilder, Machine, Trace
 from sim.machine.communicators import Call
 
 NS_A_BYTE = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
@@ -24,7 +26,7 @@ class PerByte:
         return NS_A_BYTE.get(call.kind, 1) * call.nbytes
 
 
-def layers(weights: Sequence[int], ns: int | Sequence[int] = 100, optimiser: str = "sgd") -> Graph:
+def layers(weights: Sequence[int], ns: int | Sequence[int] = 100, optimizer: str = "sgd") -> Graph:
     """Return a training step of a stack of products; their forward takes `ns`, as does each gradient."""
     b = GraphBuilder("layers")
     b.input("x", 40)
@@ -34,7 +36,7 @@ def layers(weights: Sequence[int], ns: int | Sequence[int] = 100, optimiser: str
         b.parameter(f"w{k}", nbytes)
         facts = {"duration_ns": took, "dtype": "fp32", "flops": 100}
         before = b.op(f"l{k}", kind="matmul", inputs=[before, f"w{k}"], outputs=40, **facts)
-    return TrainingRewrite(optimiser=optimiser).apply(b.build())
+    return TrainingRewrite(optimizer=optimizer).apply(b.build())
 
 
 def run(graph: Graph, ranks: int, streams: int = 8, engine: str = "simpy", **more: int) -> Trace:
@@ -43,9 +45,7 @@ def run(graph: Graph, ranks: int, streams: int = 8, engine: str = "simpy", **mor
     devices = tuple(Device(f"gpu{r}", streams=streams, cost=cost, **more) for r in range(ranks))
     machine = Machine(devices, collectives=PerByte())
     policy = InOrder(synchronisation="issue")
-    trace = simulate(graph, machine, policy, streams=Recorded(), engine=engine)
-    trace.check()
-    return trace
+    return checked(graph, machine, policy, streams=Recorded(), engine=engine)
 
 
 def by_stream(trace: Trace, rank: str = "gpu0") -> dict[str, list[tuple[int, int, str]]]:

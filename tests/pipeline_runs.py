@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from scenario_texts import write
+from runs import run_text
 
-from scenarios.run.execute import Result, run_scenario
-from scenarios.run.load import load_scenario
+from scenarios.run.execute import Result
 
 FOLDER = Path(__file__).resolve().parents[1] / "scenarios" / "examples"
 
@@ -40,7 +39,7 @@ policy: gpipe
 
 def run(folder: Path, *sets: str, policy: str | None = None, text: str = GOOD) -> Result:
     """Run a scenario with settings, and check the invariants of its trace."""
-    return run_scenario(load_scenario(write(folder, text), sets=sets), policy, check=True)
+    return run_text(text, folder, *sets, policy=policy)
 
 
 def block(result: Result) -> dict[str, Any]:

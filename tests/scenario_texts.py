@@ -36,6 +36,35 @@ policy: {name: in-order}
 """In order c and d wait for b: 80 us; with a window of 4 they do not: 50 us."""
 
 
+THREE_BLOCKS = """\
+name: three blocks
+machine:
+  devices:
+    gpu0: {kind: gpu, memory: 100MB}
+workload:
+  ops:
+    embedding: {kind: gather, duration: 10us, output: 50MB}
+    block1: {kind: matmul, duration: 10us, inputs: [embedding], output: 20MB}
+    block2: {kind: matmul, duration: 10us, inputs: [embedding, block1], output: 20MB}
+policy: {name: in-order}
+"""
+"""Most is in use from 20 to 30 us: 50 + 20 + 20 = 90 of 100 MB."""
+
+
+TWO_RANKS = """\
+machine:
+  devices: {gpu: {kind: gpu, count: 2, cost: {fixed: 1us}}}
+  collectives: {model: formula, bandwidth: 1GB/s}
+workload:
+  inputs: {x: 4kB}
+  parameters: {w: 40kB, v: 40kB}
+  ops:
+    a: {kind: matmul, inputs: [x, w], output: 4kB, duration: 50us}
+    b: {kind: matmul, inputs: [a, v], output: 4kB, duration: 50us}
+policy: {name: in-order, compile: [training, {name: ddp, ranks: 2}]}
+"""
+
+
 def write(folder: Path, text: str = GOOD, name: str = "s.yaml") -> Path:
     """Write a scenario file and return its path."""
     path = folder / name

@@ -5,7 +5,7 @@ compared where TensorFlow is not installed (recorded with tensorflow-cpu 2.21.0,
 
 * Two virtual devices, ``device_count={"CPU": 2}``, and one thread: ``inter_op_parallelism_threads=1`` in a
   session with a pool of its own, or the calling thread (``RunOptions(inter_op_thread_pool=-1)``). Grappler
-  and all other optimisers are off, so that what runs is the graph that is written here, cut by TensorFlow
+  and all other optimizers are off, so that what runs is the graph that is written here, cut by TensorFlow
   into a part for each device.
 * ``TF_CPP_VMODULE=executor=2`` makes the executor log each node that it takes, dead ones included, and each
   asynchronous kernel that is done. (A full trace leaves out Sends, Recvs and dead nodes.)

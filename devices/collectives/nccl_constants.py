@@ -47,6 +47,15 @@ HARDWARE_US: Final[Mapping[str, Mapping[str, tuple[float, float, float]]]] = {
 THREADS: Final[Mapping[str, tuple[int, int]]] = {"ll": (512, 8), "ll128": (640, 8), "simple": (512, 64)}
 """Protocol -> most threads of a channel, and the bytes that make one more worth it."""
 
+BANDWIDTH_PARTS: Final[Mapping[str, tuple[float, float, float]]] = {
+    "ring": (0.5, 0.92, 1.0),
+    "tree": (1 / 3.8, 120 / 128, 1.0),
+}
+"""Algorithm -> part of its bandwidth that each protocol reaches."""
+
+TREE_PART: Final = 0.92
+"""What a tree reaches of the bandwidth of its channels."""
+
 TREE_CORRECTION: Final[Mapping[str, tuple[float, ...]]] = {
     "ll": (1, 1, 1, 1, .9, .8, .7, .7, .7, .7, .6, .5, .4, .4, .5, .6, .7, .8, .9, 1, 1, 1, 1, 1),
     "ll128": (1, 1, 1, 1, 1, .9, .8, .8, .8, .7, .6, .6, .6, .6, .6, .6, .8, .9, .9, .9, .9, 1, 1, 1),

@@ -2,8 +2,8 @@
 
 ::
 
-    collectives: {model: nccl}                     in a node by rates fitted to measured times, if there are
-                                                   any; else what NCCL itself expects
+    collectives: {model: nccl}                     in a node by rates fitted to measured times, among nodes
+                                                   what NCCL itself expects
     collectives: {model: nccl, times: tuner}       what NCCL itself expects
 """
 
@@ -13,7 +13,7 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -21,8 +21,9 @@ from annotated_types import Ge
 
 from devices.collectives.formulas import node_of
 from devices.collectives.nccl_constants import GENERATIONS
-from devices.collectives.nccl_tuner import NcclChoice, NcclTuner
-from sim.base.errors import InputError, UnknownNameError
+from devices.collectives.nccl_tuner import MOST_PER_NODE, NcclChoice, NcclTuner, tuner_of
+from devices.collectives.schedules import RING_ROUNDS
+from sim.base.errors import InputError
 from sim.base.units import round_half_up
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
@@ -100,7 +101,7 @@ def amounts(kind: str, ranks: int, nbytes: int, choice: NcclChoice) -> dict[str,
     if choice.algorithm == "nvls":
         both = 1 + 1 / n
         return {"nvls start": 1, "nvls first": both * min(kb, _FIRST_KB), "nvls": both * kb}
-    rounds = 2 if kind == "all_reduce" else 1
+    rounds = RING_ROUNDS[kind]
     sent = rounds * (n - 1) / n * kb
     found = {
         "launch": 1,
@@ -117,8 +118,8 @@ def taken_us(kind: str, ranks: int, nbytes: int, choice: NcclChoice, rates: Mapp
     return sum(amount * rates[name] for name, amount in amounts(kind, ranks, nbytes, choice).items())
 
 
-def known_us(gpu: str, kind: str, per_node: Sequence[int], nbytes: int, choice: NcclChoice) -> float:
-    """Return the best that is known of how long a collective takes: by rates, or as NCCL expects.
+def fitted_us(gpu: str, kind: str, per_node: Sequence[int], nbytes: int, choice: NcclChoice) -> float | None:
+    """Return how long a collective takes by the rates of a GPU; None: nobody measured such a one.
 
     Parameters
     ----------
@@ -128,51 +129,44 @@ def known_us(gpu: str, kind: str, per_node: Sequence[int], nbytes: int, choice: 
     per_node : sequence of int
         Of each node: how many ranks it has. Rates hold in one node.
     nbytes : int
-    choice : Choice
+    choice : NcclChoice
         What NCCL takes for it.
+    """
+    if len(per_node) > 1 or choice.algorithm == "none":
+        return None
+    with suppress(InputError):
+        return taken_us(kind, sum(per_node), nbytes, choice, load_rates(gpu))
+    return None
+
+
+@lru_cache(maxsize=1 << 16)
+def expected_us(gpu: str, kind: str, per_node: tuple[int, ...], nbytes: int) -> float:
+    """Return the best that is known of how long a collective takes: by rates, or as NCCL expects.
 
     Examples
     --------
-    >>> from devices.collectives.nccl_constants import GENERATIONS
-    >>> from devices.collectives.nccl_tuner import NcclTuner
-    >>> choice = NcclTuner(GENERATIONS["h100"], (8, 8)).choose("all_reduce", 2**25)
-    >>> known_us("h100", "all_reduce", (8, 8), 2**25, choice) == choice.estimate_us
+    >>> choice = tuner_of("h100", (8, 8)).choose("all_reduce", 2**25)
+    >>> expected_us("h100", "all_reduce", (8, 8), 2**25) == choice.estimate_us
     True
     """
-    if len(per_node) == 1 and gpu in _fitted() and choice.algorithm != "none":
-        with suppress(InputError):  # nobody measured such a one
-            return taken_us(kind, sum(per_node), nbytes, choice, load_rates(gpu))
-    return choice.estimate_us
+    choice = tuner_of(gpu, per_node).choose(kind, nbytes)
+    fitted = fitted_us(gpu, kind, per_node, nbytes, choice)
+    return choice.estimate_us if fitted is None else fitted
 
 
 @cache
-def _fitted() -> dict[str, dict[str, float]]:
-    data = json.loads(Path(__file__).with_name("nccl_fitted.json").read_text(encoding="utf-8"))
-    return {name: each["rates"] for name, each in data["gpus"].items()}
-
-
 def load_rates(gpu: str) -> Mapping[str, float]:
-    """Return what was fitted to a node of eight GPUs: ``a100``, ``h100``, ``h200``.
-
-    Raises
-    ------
-    UnknownNameError
-        Nothing was fitted to that one.
+    """Return what was fitted to a node of eight GPUs of a generation (``b200``: to one of B300).
 
     Examples
     --------
-    >>> from devices.collectives.nccl_constants import GENERATIONS
-    >>> from devices.collectives.nccl_tuner import NcclTuner
-    >>> choice = NcclTuner(GENERATIONS["h100"], (8,)).choose("all_gather", 2**28)
+    >>> choice = tuner_of("h100", (8,)).choose("all_gather", 2**28)
     >>> 650 < taken_us("all_gather", 8, 2**28, choice, load_rates("h100")) < 800
     True
     """
-    if gpu not in _fitted():
-        raise UnknownNameError("fitted GPU", gpu, _fitted())
-    return _fitted()[gpu]
-
-
-_MOST_PER_NODE: Final = 8
+    data = json.loads(Path(__file__).with_name("nccl_fitted.json").read_text(encoding="utf-8"))
+    rates: dict[str, float] = data["gpus"][gpu]["rates"]
+    return rates
 
 
 @dataclass(frozen=True)
@@ -187,9 +181,9 @@ class Nccl:
         How many neighbouring GPUs of the machine form a node; by default those of a node by name
         (``node3/gpu0``), and on a machine that names no nodes 8.
     times : str
-        ``tuner``: what NCCL expects; ``fitted``: by rates fitted to measured times (within a node, for
-        ``a100``, ``h100`` and ``h200``; not ``broadcast`` and ``reduce``, which nobody measured); ``auto``:
-        fitted where they hold, else the tuner's.
+        ``tuner``: what NCCL expects; ``fitted``: by rates fitted to measured times (within a node; not
+        ``broadcast`` and ``reduce``, which nobody measured); ``auto``: fitted where they hold, else the
+        tuner's.
     nvls : bool
         Whether the switches may add up, which they cannot do with int8, for one.
 
@@ -207,9 +201,6 @@ class Nccl:
     per_node: Annotated[int, Ge(1)] | None = None
     times: Literal["auto", "tuner", "fitted"] = "auto"
     nvls: bool = True
-    _tuners: dict[tuple[str, tuple[int, ...]], NcclTuner] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
     _known: dict[Hashable, tuple[Machine, NcclChoice]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -219,10 +210,8 @@ class Nccl:
     )
 
     def __post_init__(self) -> None:
-        """Refuse fitted times of a GPU that nobody measured, and nodes that no search was made of."""
-        if self.times == "fitted" and self.gpu != "auto":
-            load_rates(self.gpu)
-        if self.per_node is not None and self.per_node > _MOST_PER_NODE:
+        """Refuse nodes that no search was made of."""
+        if self.per_node is not None and self.per_node > MOST_PER_NODE:
             raise InputError(f"{self.per_node} GPUs in a node are more than the 8 that are modelled",
                              path=("per_node",))  # fmt: skip
 
@@ -231,16 +220,17 @@ class Nccl:
         choice = self.choice(call, machine)
         if self.times == "tuner" or choice.algorithm == "none":
             return round_half_up(choice.estimate_us * 1000)
-        tuner = self._tuner(call, machine)
+        per_node = self._tuner(call, machine).per_node
         kind, nbytes = ("all_reduce", 4) if call.kind == "barrier" else (call.kind, call.nbytes)
         gpu = self.gpu if self.gpu != "auto" else _recognised(call, machine)
-        if self.times == "auto":
-            return round_half_up(1000 * known_us(gpu, kind, tuner.per_node, nbytes, choice))
-        if len(tuner.per_node) > 1:
-            raise InputError(
-                "times: fitted holds within a node, and the ranks are on several; use times: tuner"
-            )
-        return round_half_up(1000 * taken_us(kind, tuner.ranks, nbytes, choice, load_rates(gpu)))
+        us = fitted_us(gpu, kind, per_node, nbytes, choice)
+        if us is None and self.times == "fitted":
+            if len(per_node) > 1:
+                raise InputError(
+                    "times: fitted holds within a node, and the ranks are on several; use times: tuner"
+                )
+            us = taken_us(kind, sum(per_node), nbytes, choice, load_rates(gpu))  # it says why there is none
+        return round_half_up(1000 * (choice.estimate_us if us is None else us))
 
     def sms(self, call: Call, machine: Machine) -> int:
         """Return how many SMs of each rank a call takes: one for each channel."""
@@ -269,13 +259,11 @@ class Nccl:
                 f"NCCL's rules are known here for GPUs on NVSwitches, and {a} reaches {b} over {cpu}; say "
                 f"gpu: {name} if the links leave NVLink out, or take model: formula"
             )
-        key = name, tuple(sorted(map(len, on_node.values())))
-        if key not in self._tuners:
-            if key[1][-1] > _MOST_PER_NODE:
-                most = f"{key[1][-1]} ranks on a node are more than the 8 that are modelled"
-                raise InputError(f"{most}; say per_node, if neighbours are on nodes of their own")
-            self._tuners[key] = NcclTuner(GENERATIONS[name], key[1], self.nvls)
-        return self._tuners[key]
+        per_node = tuple(sorted(map(len, on_node.values())))
+        if per_node[-1] > MOST_PER_NODE:
+            most = f"{per_node[-1]} ranks on a node are more than the 8 that are modelled"
+            raise InputError(f"{most}; say per_node, if neighbours are on nodes of their own")
+        return tuner_of(name, per_node, self.nvls)
 
     def _node_of(self, machine: Machine) -> dict[int, int]:
         """Return the node of each GPU."""
@@ -286,7 +274,7 @@ class Nccl:
                 number = {name: k for k, name in enumerate(dict.fromkeys(names))}
                 found = {d: number[name] for d, name in zip(gpus, names, strict=True)}
             else:
-                found = {d: k // (self.per_node or _MOST_PER_NODE) for k, d in enumerate(gpus)}
+                found = {d: k // (self.per_node or MOST_PER_NODE) for k, d in enumerate(gpus)}
             self._nodes[id(machine)] = machine, found
         return self._nodes[id(machine)][1]
 

@@ -18,18 +18,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final, NamedTuple
 
 from devices.collectives.nccl_constants import (
     ALGORITHMS,
+    BANDWIDTH_PARTS,
     BASE_US,
+    GENERATIONS,
     HARDWARE_US,
     NETWORK_LL,
     PROTOCOLS,
     THREADS,
     TREE_CORRECTION,
+    TREE_PART,
     Generation,
 )
+from devices.collectives.schedules import RING_ROUNDS
 from sim.base.errors import InputError
 
 # ----------------------------------------------------------------------------------------------------------
@@ -43,6 +48,9 @@ from sim.base.errors import InputError
 # one over a switch, the order does not matter and what counts is whether the channels fit into what a GPU
 # sends. Source: NVIDIA/nccl 2.30, ``src/graph/search.cc`` (``ncclTopoCompute``, ``ncclTopoDupChannels``),
 # ``src/graph/connect.cc`` (how many channels are made of those that were found); the closed form is derived.
+
+MOST_PER_NODE: Final = 8
+"""GPUs of the nodes that are known."""
 
 _MOST: Final = 64
 """Channels of a communicator (``MAXCHANNELS``)."""
@@ -308,19 +316,18 @@ class NcclTuner:
             if algorithm == "nvls-tree":
                 each = min(each, gpu.nvls_tree[k])
         bus = at.number * each
-        ll_most = gpu.ll_most if nodes == 1 else NETWORK_LL[gpu.amd][k - 1]
-        if algorithm == "ring":
-            if protocol == "ll":
-                bus = min(ll_most, bus * 0.5)
-            elif protocol == "ll128":
-                bus = min(bus * 0.92, at.number * gpu.ring_ll128[k])
-        elif algorithm == "tree":
-            bus = min(bus * 0.92, at.number * gpu.tree[k])
-            if protocol == "ll":
-                bus = min(bus / 3.8, ll_most)
-            elif protocol == "ll128":
-                bus = min(bus * (7 / 9 if nodes == 1 else 120 / 128), at.number * gpu.tree_ll128[k])
-            bus *= 0.85 if found.simple_tree else 1
+        if algorithm in BANDWIDTH_PARTS:
+            ring = algorithm == "ring"
+            part = BANDWIDTH_PARTS[algorithm][PROTOCOLS.index(protocol)]
+            most = {
+                "ll": gpu.ll_most if nodes == 1 else NETWORK_LL[gpu.amd][k - 1],
+                "ll128": at.number * (gpu.ring_ll128 if ring else gpu.tree_ll128)[k],
+            }
+            if not ring:
+                bus = min(bus * TREE_PART, at.number * gpu.tree[k])
+                part = 7 / 9 if nodes == 1 and protocol == "ll128" else part
+            bus = min(bus * part, most.get(protocol, bus))
+            bus *= 0.85 if found.simple_tree and not ring else 1
         elif algorithm == "pat":
             bus *= 0.75
         if algorithm in ("nvls", "pat") and kind != "all_reduce":
@@ -328,33 +335,16 @@ class NcclTuner:
         return bus * 0.5 if algorithm == "tree" else bus * n / self._steps(kind)
 
     def _steps(self, kind: str) -> int:
-        n = self.ranks
-        return {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(kind, n)
+        return RING_ROUNDS[kind] * (self.ranks - 1) if kind in RING_ROUNDS else self.ranks
 
     def latency_us(self, kind: str, algorithm: str, protocol: str) -> float:
         """Return what a way takes without any bytes (``ncclTopoTuneModel``)."""
         n, nodes, p = self.ranks, len(self.per_node), PROTOCOLS.index(protocol)
-        base, inside = BASE_US[algorithm][p], HARDWARE_US["nvlink"][algorithm][p]
-        # With one rank on each node, messages of all algorithms are as exposed as those of a tree.
-        between = HARDWARE_US["net"]["tree" if n == nodes else algorithm][p]
-        rounds = nodes.bit_length() - 1
-        if algorithm == "nvls":
-            return inside
-        if algorithm == "nvls-tree":
-            return base + inside + 2 * rounds * between
-        if algorithm == "pat":
-            return base + rounds * between / 3.5 + n * 2.8
-        if algorithm == "tree":
-            return base + 2 * ((n // nodes - 1) * inside + rounds * between)
         if kind in ("broadcast", "reduce"):
             way = algorithm if self.found.same_ring or protocol != "simple" else "tree"
             step = HARDWARE_US["nvlink" if nodes == 1 else "net"][way][p]
-            return base + step * (1 if self.found.same_ring else self._steps(kind))
-        if nodes > 1:
-            post = 2.0 if self.gpu.amd else 1.0  # what posting a message to the network takes
-            inside = max(inside, post * 3 if protocol == "simple" else post)
-        across = (nodes - 1) * (2 if kind == "all_reduce" else 1)
-        return base + (self._steps(kind) - across) * inside + across * between
+            return BASE_US[algorithm][p] + step * (1 if self.found.same_ring else self._steps(kind))
+        return latency_us(kind, algorithm, protocol, n, nodes, self.gpu.amd)
 
     def _channels(self, kind: str, algorithm: str, protocol: str, nbytes: int) -> tuple[int, int]:
         """Return channels and threads (``topoGetAlgoInfo``), and of these what is launched."""
@@ -430,6 +420,41 @@ class NcclTuner:
             outside = message * (n - min(self.per_node) if kind == "all_to_all" else 1)
             taken = max(taken, outside / (1000 * self.gpu.network * of_rate))
         return NcclChoice("direct", PROTOCOLS[p], min(there, channels * peers), 640, latency + taken)
+
+
+def latency_us(kind: str, algorithm: str, protocol: str, ranks: int, nodes: int, amd: bool = False) -> float:
+    """Return what an all-reduce or one of its halves takes without any bytes (``ncclTopoTuneModel``)."""
+    p = PROTOCOLS.index(protocol)
+    base, inside = BASE_US[algorithm][p], HARDWARE_US["nvlink"][algorithm][p]
+    # With one rank on each node, messages of all algorithms are as exposed as those of a tree.
+    between = HARDWARE_US["net"]["tree" if ranks == nodes else algorithm][p]
+    doublings = nodes.bit_length() - 1
+    if algorithm == "nvls":
+        return inside
+    if algorithm == "nvls-tree":
+        return base + inside + 2 * doublings * between
+    if algorithm == "pat":
+        return base + doublings * between / 3.5 + ranks * 2.8
+    if algorithm == "tree":
+        return base + 2 * ((ranks // nodes - 1) * inside + doublings * between)
+    if nodes > 1:
+        post = 2.0 if amd else 1.0  # what posting a message to the network takes
+        inside = max(inside, post * 3 if protocol == "simple" else post)
+    return base + RING_ROUNDS[kind] * ((ranks - nodes) * inside + (nodes - 1) * between)
+
+
+@cache
+def tuner_of(gpu: str, per_node: tuple[int, ...], nvls: bool = True) -> NcclTuner:
+    """Return what NCCL works out on GPUs of a generation, by its name; `per_node` as of `NcclTuner`.
+
+    Raises
+    ------
+    InputError
+        More ranks on a node than are modelled.
+    """
+    if (most := max(per_node)) > MOST_PER_NODE:
+        raise InputError(f"NCCL's choice is known of nodes of 8 GPUs, and a group has {most} on one")
+    return NcclTuner(GENERATIONS[gpu], per_node, nvls)
 
 
 def _ceil(a: int, b: int) -> int:

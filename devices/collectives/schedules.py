@@ -136,6 +136,10 @@ def _colours(edges: list[tuple[int, int, int]]) -> dict[tuple[int, int, int], in
 ALGORITHMS: Final = ("ring", "tree", "halving-doubling", "direct", "hierarchical", "double-tree")
 
 
+RING_ROUNDS: Final[Mapping[str, int]] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+"""How often a ring of n passes on n - 1 messages of 1/n."""
+
+
 class CollectiveStep(NamedTuple):
     """Messages that are sent at once.
 
@@ -231,9 +235,8 @@ def uneven(sends: Sequence[Sequence[int]], nbytes: int) -> Steps:
 
 
 def _ring(kind: str, n: int, root: int) -> Steps | None:
-    times = {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(kind)
-    if times is not None:
-        return [_round(np.arange(n), n, 1, Fraction(1, n), times)]
+    if kind in RING_ROUNDS:
+        return [_round(np.arange(n), n, 1, Fraction(1, n), RING_ROUNDS[kind] * (n - 1))]
     if kind not in ("broadcast", "reduce"):
         return None
     steps = []  # a chain from the root, in n pieces one behind the other

@@ -140,12 +140,11 @@ def _fitted(values: Mapping[str, Any], like: object, peak_share: Fraction) -> Fi
 
 _OF_CORES: Final = ("scratchpad", "vector_scratchpad", "matrix_peak", "vector_peak", "dma_bandwidth")
 """Keys of an NPU's cores: where one is given, the time of an op comes from its tiles."""
-_LOSSES: Final = ("efficiency", "memory_efficiency", "half_flops", "half_bytes", "op_overhead")
+_LOSSES: Final = ("efficiency", "memory_efficiency", "op_overhead")
 """Keys that tell by kind of op how far it stays below the roofline."""
 _FIXED: Final = {"fixed": Field("fixed", "duration by kind", "duration of all ops, or of each kind")}
 _ROOFLINE: Final = {
-    name: DEVICE_FIELDS[name]
-    for name in ("peak", "bandwidth", "default_dtype", *_LOSSES, "kernel_floor", "measured_dtypes")
+    name: DEVICE_FIELDS[name] for name in ("peak", "bandwidth", "dtype", *_LOSSES, "kernel_floor")
 }
 
 
@@ -171,9 +170,8 @@ def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: 
         {dtype: None if peak is None else max(1, int(peak * peak_share)) for dtype, peak in peaks.items()},
         None if bandwidth is None else max(1, int(bandwidth * bandwidth_share)),
         _efficiencies(values),
-        values.get("default_dtype", "fp32"),
+        values.get("dtype", "fp32"),
         _hardware(values),
-        values.get("measured_dtypes", ()),
         values.get("kernel_floor", 0),
     )
 
@@ -218,7 +216,7 @@ def _tiles(values: Mapping[str, Any]) -> TiledCost:
         dma_latency_ns=values.get("dma_latency", 0),
         matrix_block=values.get("matrix_block", 1),
         by_kind=_efficiencies(values),
-        default_dtype=values.get("default_dtype", "fp32"),
+        default_dtype=values.get("dtype", "fp32"),
     )
 
 
@@ -234,8 +232,6 @@ def _efficiencies(values: Mapping[str, Any]) -> dict[str, KindEfficiency]:
         kind: KindEfficiency(
             efficiency=float(of("efficiency", kind, 1)),
             memory_efficiency=float(of("memory_efficiency", kind, 1)),
-            half_flops=of("half_flops", kind, 0),
-            half_bytes=of("half_bytes", kind, 0),
             overhead_ns=of("op_overhead", kind, 0),
         )
         for kind in kinds

@@ -84,8 +84,6 @@ class RooflineCost(CostModel):
         Of ops that name none.
     hardware : str
         The preset whose peaks these are, where they pretend to be a real GPU's; else empty.
-    measured_dtypes : tuple of str
-        Data types in which the losses of `by_kind` were measured; empty: it is not said.
     least_ns : int
         What an op that does anything takes at least, if its kind has no overhead: that is such a least.
 
@@ -106,7 +104,6 @@ class RooflineCost(CostModel):
     by_kind: Mapping[str, KindEfficiency] = field(default_factory=dict)
     default_dtype: str = "fp32"
     hardware: str = ""
-    measured_dtypes: tuple[str, ...] = ()
     least_ns: int = 0
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
@@ -139,8 +136,7 @@ class RooflineCost(CostModel):
     def plain(self, graph: Graph) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Return which ops have nothing but a roofline, and which of them real kernels may exceed twofold.
 
-        They are those for whose kind no loss is given, and those whose loss was measured in other data
-        types. Of the former `devices.cost.unreliable` says which may be exceeded; the latter may all be.
+        They are those for whose kind no loss is given; `devices.cost.unreliable` says which may be exceeded.
         """
         found, twice = np.zeros(len(graph), np.bool_), np.zeros(len(graph), np.bool_)
         if self.by_kind.get(DEFAULT, IDEAL) != IDEAL:
@@ -148,24 +144,23 @@ class RooflineCost(CostModel):
         from devices.cost.unreliable import may_take_twice
 
         nbytes = graph.bytes_read + graph.bytes_written
-        for rows, kind, dtype, peak in self._roofs(graph):
-            known = kind in self.by_kind
-            if known and (not self.measured_dtypes or dtype in self.measured_dtypes):
+        for rows, kind, _, peak in self._roofs(graph):
+            if kind in self.by_kind:
                 continue
             found[rows] = (graph.flops[rows] > 0) | (nbytes[rows] > 0)
             arithmetic_ns, traffic_ns = (
                 np.zeros(len(rows)) if rate is None else sizes[rows] / rate * 1e9
                 for sizes, rate in ((graph.flops, peak), (nbytes, self.bandwidth_bytes_per_s))
             )
-            twice[rows] = found[rows] if known else may_take_twice(kind, arithmetic_ns, traffic_ns)
+            twice[rows] = may_take_twice(kind, arithmetic_ns, traffic_ns)
         return found, twice
 
     def called(self, graph: Graph, ops: npt.NDArray[np.intp]) -> Counter[str]:
-        """Count ops by kind, and by data type where only this was not measured."""
+        """Count ops by kind."""
         found: Counter[str] = Counter()
-        for rows, kind, dtype, _ in self._roofs(graph):
+        for rows, kind, _, _ in self._roofs(graph):
             count = int(np.isin(rows, ops).sum())
-            found.update({f"{kind} in {dtype}" if kind in self.by_kind else kind: count} if count else {})
+            found.update({kind: count} if count else {})
         return found
 
     def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:

@@ -7,13 +7,11 @@ loss are counted, once for all devices of a preset, and those that may take more
 
     machine: 8 x a100-sxm-80   60 ops on each, 50 of them by plain rooflines      one warning: 400 of 480 ops
 
-An efficiency, or another loss, that was measured in 16 bits says little of 8: ops of other data types than
-the preset's ``measured_dtypes`` are counted too. Nothing is said of ops that have a duration, of kinds for
-which a loss in their data type is given, of what a table or a fit answered, of ``ideal: true``, and of
-devices described without a preset: what a description leaves out is the ideal, and there the ideal is what
-was asked for. But of any device it is said that ops in ``int4`` compute at the rate of ``fp32`` because
-``peak`` has no other, of an NPU that ops of one unit compute in no time because only the other has a peak,
-and of a preset that all ops do because it gives none.
+Nothing is said of ops that have a duration, of kinds for which a loss is given, of what a table or a fit
+answered, of ``ideal: true``, and of devices described without a preset: what a description leaves out is the
+ideal, and there the ideal is what was asked for. But of any device it is said that ops in ``int4`` compute at
+the rate of ``fp32`` because ``peak`` has no other, of an NPU that ops of one unit compute in no time because
+only the other has a peak, and of a preset that all ops do because it gives none.
 """
 
 from __future__ import annotations

@@ -502,7 +502,7 @@ def fitted_cost(
         raise UnknownNameError("fitted device", like, fits())
     fitted = KernelFits(sheet_of(values, peak_share), values.get("preset", "") if like is None else like)
     least_ns = max(1, values.get("kernel_floor") or 0)
-    return FittedCost(fitted, values.get("default_dtype", "fp32"), by_others, least_ns)
+    return FittedCost(fitted, values.get("dtype", "fp32"), by_others, least_ns)
 
 
 def load_fits(preset: str) -> KernelFits:

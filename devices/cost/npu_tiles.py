@@ -251,20 +251,18 @@ class _Work(NamedTuple):
 
 
 class _Speeds(NamedTuple):
-    """What one core reaches for one kind of op, and at which sizes half of it; None is no limit."""
+    """What one core reaches for one kind of op; None is no limit."""
 
     flop_per_s: Fraction | None
     dma_bytes_per_s: Fraction | None
     bandwidth_bytes_per_s: Fraction | None
-    half_flops: Fraction
-    half_bytes: Fraction
 
     def traffic_ns(self, nbytes: Fraction | int) -> Fraction:
         """Return how long it takes to move what must be, both ways together, at the memory's bandwidth.
 
         What a product loads again counts for the DMA alone: it may come from a cache in between.
         """
-        return _ns(nbytes + self.half_bytes, self.bandwidth_bytes_per_s) if nbytes else Fraction(0)
+        return _ns(Fraction(nbytes), self.bandwidth_bytes_per_s)
 
 
 @dataclass(frozen=True)
@@ -400,8 +398,6 @@ class TiledCost(CostModel):
             rate and rate * _exact(known.efficiency),
             self.dma_bytes_per_s and self.dma_bytes_per_s * part,
             self.bandwidth_bytes_per_s and self.bandwidth_bytes_per_s * part,
-            Fraction(known.half_flops, self.cores),
-            Fraction(known.half_bytes, self.cores),
         )
         ns = (self._product if work.shape is not None else self._streamed)(work, speeds)
         return round_half_up(ns) + known.overhead_ns
@@ -453,7 +449,7 @@ class TiledCost(CostModel):
         m, n, k = mine
         unit = self.matrix_block if work.unit == MATRIX else 1
         part = Fraction(prod(-(-size // unit) * unit for size in mine), prod(work.shape))
-        flops = (work.flops or 2 * prod(work.shape)) * part + speeds.half_flops
+        flops = (work.flops or 2 * prod(work.shape)) * part
         compute_ns = _ns(flops, speeds.flop_per_s)
         element = _ELEMENT_BYTES.get(work.dtype, 4)
         capacity, double = self.scratchpad_bytes[work.unit], self.double_buffered
@@ -479,7 +475,7 @@ class TiledCost(CostModel):
         resident = sum(one.nbytes for one in operands.values() if one.resident)
         load = Fraction(max(0, work.bytes_read - resident), cores)
         store = Fraction(work.bytes_written, cores)
-        flops = Fraction(work.flops, cores) + speeds.half_flops if work.flops else Fraction(0)
+        flops = Fraction(work.flops, cores)
         stages = self._stages(load, _ns(flops, speeds.flop_per_s), store, speeds)
         traffic_ns = speeds.traffic_ns(load + store + resident)
         if self.scratchpad_bytes[work.unit] is None:

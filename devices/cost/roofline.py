@@ -4,7 +4,7 @@
 
     flop/s                  ________________ peak_flop_per_s * efficiency
        |                 . '
-       |              . '      <- saturation: at half_flops an op reaches half of the roof
+       |              . '
        |           /
        |        /  bandwidth_bytes_per_s * memory_efficiency
        |_____/____________________________ flop/byte
@@ -12,10 +12,7 @@
     duration = max(flops / flop rate, nbytes / byte rate) + overhead
 
 The roofline is that of Williams, Waterman and Patterson (*Roofline: An Insightful Visual Performance
-Model*, CACM 52(4), 2009). Small ops do not reach it. Their fall is Hockney's: a rate that grows with the
-size ``x`` as ``r_inf * x / (x + n_half)`` (Hockney and Jesshope, *Parallel Computers 2*, 1988, chapter 1).
-Divide ``x`` by that rate and it is ``(x + n_half) / r_inf``: saturation costs no more than an addition, and
-stays exact.
+Model*, CACM 52(4), 2009).
 
 Everything is integer arithmetic. Efficiencies are read as the decimals one writes (0.7 is 7/10), rates
 become one fraction of nanoseconds per flop, and the quotient is rounded half up. Rounding is monotone, so
@@ -46,8 +43,6 @@ def roofline_ns(
     bandwidth_bytes_per_s: int | None = None,
     efficiency: float = 1.0,
     memory_efficiency: float = 1.0,
-    half_flops: int = 0,
-    half_bytes: int = 0,
     overhead_ns: int = 0,
 ) -> IntArray:
     """Return the time of ops that do `flops` and move `nbytes`, whichever bounds them.
@@ -60,9 +55,6 @@ def roofline_ns(
         The device's peak rates; None is "no limit" and costs no time.
     efficiency, memory_efficiency : float
         The fraction of each peak that a large op reaches, in (0, 1].
-    half_flops, half_bytes : int
-        The size at which half of that is reached (Hockney's ``n_half``); 0 is "at once". An op without flops
-        (bytes) pays nothing on that side.
     overhead_ns : int
         Added to every op.
 
@@ -86,8 +78,8 @@ def roofline_ns(
     >>> roofline_ns([2 * 4096**3, 2 * 4096**2], [6 * 4096**2, 2 * 4096**2 + 4 * 4096], **peaks)
     array([138911,   6994])
     """
-    compute = _side_ns("flops", flops, peak_flop_per_s, efficiency, half_flops)
-    memory = _side_ns("nbytes", nbytes, bandwidth_bytes_per_s, memory_efficiency, half_bytes)
+    compute = _side_ns("flops", flops, peak_flop_per_s, efficiency)
+    memory = _side_ns("nbytes", nbytes, bandwidth_bytes_per_s, memory_efficiency)
     if overhead_ns < 0:
         raise InputError(f"overhead_ns is {overhead_ns}; an overhead is not negative")
     longest: IntArray = np.maximum(compute, memory)
@@ -96,16 +88,14 @@ def roofline_ns(
     return longest + np.int64(overhead_ns)
 
 
-def _side_ns(name: str, sizes: npt.ArrayLike, rate: int | None, efficiency: float, half: int) -> IntArray:
-    """Return ``(size + half) / (rate * efficiency)`` in nanoseconds, half up; 0 where the size is 0."""
+def _side_ns(name: str, sizes: npt.ArrayLike, rate: int | None, efficiency: float) -> IntArray:
+    """Return ``size / (rate * efficiency)`` in nanoseconds, half up."""
     given = np.asarray(sizes)
     if given.size and given.dtype.kind not in "iu":
         raise InputError(f"{name} must be whole numbers, not {given.dtype}: a fraction is nobody's cost")
     array = given.astype(np.int64)
     if array.size and int(array.min()) < 0:
         raise InputError(f"{name} has {int(array.min())}; a size is not negative")
-    if half < 0:
-        raise InputError(f"the half size of {name} is {half}; 0 means that the full rate is reached at once")
     if not 0 < efficiency <= 1:
         raise InputError(f"the efficiency for {name} is {efficiency}; it is a share of the peak, in (0, 1]")
     if rate is None:
@@ -113,9 +103,7 @@ def _side_ns(name: str, sizes: npt.ArrayLike, rate: int | None, efficiency: floa
     if rate <= 0:
         raise InputError(f"the rate for {name} is {rate} per second; it must be positive (None: no limit)")
     ns_per_unit = Fraction(_NS_PER_S) / (Fraction(rate) * Fraction(repr(float(efficiency))))
-    if array.size and int(array.max()) > _INT64_MAX - half:
-        raise InputError(f"{name} and its half size together exceed 64 bits")
-    return np.where(array > 0, _scaled_half_up(array + np.int64(half), ns_per_unit), 0)
+    return _scaled_half_up(array, ns_per_unit)
 
 
 def _scaled_half_up(sizes: IntArray, factor: Fraction) -> IntArray:
@@ -144,16 +132,12 @@ class KindEfficiency:
     ----------
     efficiency, memory_efficiency : float
         Fraction of the peak flop rate and of the peak bandwidth that large ops reach.
-    half_flops, half_bytes : int
-        The size at which half of it is reached.
     overhead_ns : int
         Time that every op takes besides.
     """
 
     efficiency: float = 1.0
     memory_efficiency: float = 1.0
-    half_flops: int = 0
-    half_bytes: int = 0
     overhead_ns: int = 0
 
 

@@ -135,6 +135,7 @@ def merge(
 _DETAILS: Final = {field.name: field.name.removesuffix("_ns") for field in fields(Details)} | {
     "sms": "sms_in_use",
     "preset": "claims",
+    "default_dtype": "dtype",
 }
 """Attribute of `sim.machine.device.Details` -> key of a description, once read."""
 
@@ -151,14 +152,14 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     InputError
-        A fraction of a memory whose size is not given; virtual devices that are larger than the device.
+        Virtual devices that are larger than the device.
 
     Examples
     --------
     >>> common_arguments("gpu0", {"kind": "gpu", "issue_cost": {"default": 4000, "copy": 9000}})["issue_ns"]
     4000
     """
-    memory = _usable_memory(name, values)
+    memory = values.get("memory")
     parts: Mapping[str, int] = values.get("virtual_devices", {})
     if memory is not None and sum(parts.values()) > memory:
         shown = ", ".join(f"{part} {format_bytes(nbytes)}" for part, nbytes in parts.items())
@@ -184,13 +185,3 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
             **{name: values[key] for name, key in _DETAILS.items() if values.get(key) is not None}
         ),
     }
-
-
-def _usable_memory(name: str, values: Mapping[str, Any]) -> int | None:
-    """Return the capacity that may be used, in whole bytes."""
-    memory, fraction = values.get("memory"), values.get("memory_fraction")
-    if fraction is None:
-        return memory
-    if memory is None:
-        raise InputError("a fraction of what? memory is not given (or unlimited)", path=("memory_fraction",))
-    return int(memory * fraction)

@@ -419,11 +419,9 @@ TYPES: Final[Mapping[str, Type]] = {
     "size": _SIZE,
     "chunk": _CHUNK,
     "bytes": quantity(units.parse_bytes, BYTES, "80GiB", unlimited=True),
-    "bytes by kind": by_key(quantity(units.parse_bytes, BYTES, "1MB")),
     "rate": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s"),
     "bandwidth": quantity(units.parse_bandwidth, BANDWIDTH, "1.5TB/s", unlimited=True),
     "flops": _FLOPS,
-    "flops by kind": by_key(_FLOPS),
     "flop rate": quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s"),
     "flop rate by dtype": by_key(
         quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True), dtype_name

@@ -145,7 +145,7 @@ DEVICE_FIELDS: Final = _table(
         ("npu",),
         example="[matmul, conv]",
     ),
-    Field("default_dtype", "dtype", "dtype of ops that name none; default fp32"),
+    Field("dtype", "dtype", "dtype of ops that name none; default fp32"),
     Field("bandwidth", "bandwidth", "bandwidth of the device's memory; default no limit"),
     Field("clock", "frequency", "boost clock of the SMs; fitted costs need it", ("gpu",)),
     Field("l2", "size", "the last cache on the chip; fitted costs need it", ("gpu",), example="50MiB"),
@@ -167,10 +167,6 @@ DEVICE_FIELDS: Final = _table(
     Field(
         "memory_efficiency", "fraction by kind", "part of the bandwidth that large ops reach", overhead=True
     ),
-    Field("half_flops", "flops by kind", "work at which an op reaches half of that rate", overhead=True),
-    Field(
-        "half_bytes", "bytes by kind", "traffic at which an op reaches half of that bandwidth", overhead=True
-    ),
     Field("op_overhead", "duration by kind", "extra time on the device for every op", overhead=True),
     Field(
         "kernel_floor",
@@ -179,12 +175,6 @@ DEVICE_FIELDS: Final = _table(
         ("gpu",),
         overhead=True,
         example="1.5us",
-    ),
-    Field(
-        "measured_dtypes",
-        "dtypes",
-        "dtypes in which these losses were measured; of ops of others a run says so; default all",
-        overhead=True,
     ),
     # What was measured and fitted holds losses; what is left of an ideal device is its roofline.
     Field(
@@ -220,18 +210,10 @@ DEVICE_FIELDS: Final = _table(
         "stream_partitions", "words", "partition of each stream; default in turn", ("gpu",), example="[a, b]"
     ),
     Field("partition_step", "positive count", "partitions are multiples of this many SMs", ("gpu",)),
-    Field(
-        "fitted_grids",
-        "flag",
-        "take the blocks of a matrix product that gives none from the fitted model, if there is one; "
-        "false: it fills the device; default true",
-        ("gpu",),
-    ),
     Field("max_resident", "positive count", "kernels resident at once; default 128", ("gpu",)),
     Field("blocks_per_sm", "positive count", "blocks of a kernel that fit on one SM; default 1", ("gpu",)),
     # -- memory and copies
     Field("memory", "bytes", "memory capacity; default unlimited"),
-    Field("memory_fraction", "fraction", "use only this part of the memory"),
     Field(
         "virtual_devices",
         "sizes",

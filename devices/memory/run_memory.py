@@ -145,7 +145,7 @@ def _taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str | Non
         if _is_counter(allocator):
             here = device == d
             asked &= ~here
-            taken[here] = -(-nbytes[buffer[here]] // allocator.rounding) * allocator.rounding
+            taken[here] = -(-nbytes[buffer[here]] // allocator.alignment) * allocator.alignment
     if not asked.any():
         return taken, None
     made_by = np.zeros(n, np.int64)

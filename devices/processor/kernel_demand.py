@@ -43,6 +43,7 @@ import numpy as np
 from sim.base.answers import whole_numbers
 from sim.base.errors import InvariantError
 from sim.job.collectives import call_of
+from sim.job.costs import answered
 from sim.job.job import Job
 from sim.machine.communicators import HoldsSms
 from sim.machine.device import Device
@@ -204,9 +205,9 @@ def _fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, Any]]:
     A model of matrix products chooses a tile, and so the number of thread blocks, one an SM.
     """
     attributes = job.graph.attributes
-    if device.cost is None or not device.details.fitted_grids or not device.cost.knows_blocks:
+    if (cost := device.cost) is None or not cost.knows_blocks:
         return {}
-    blocks = device.cost.blocks(job.graph, device)
+    blocks = answered(job.graph, device, "blocks", lambda: cost.blocks(job.graph, device))
     return {
         op: {**attributes[op], "grid": int(blocks[op]), "blocks_per_sm": 1}
         for op in np.flatnonzero(blocks >= 0).tolist()

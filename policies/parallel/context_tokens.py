@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from policies.parallel.program import COMPUTE
 from policies.parallel.training_step import TrainingStep, parts_of_gradients
-from policies.rewrite.backward import OPTIMISERS, elements
+from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import Edge, OpEntry, Records, read
 from sim import Graph
 from sim.base.errors import GraphError
@@ -112,7 +112,7 @@ class Tokens(ABC):
 
     def _gradients(self, graph: Graph) -> tuple[set[str], set[str]]:
         """Return the gradients of parameters and what they are sums of, and the names of the updates."""
-        if not any(record.kind in OPTIMISERS for record in self.old.ops.values()):
+        if not any(record.kind in OPTIMIZERS for record in self.old.ops.values()):
             return set(), set()
         step = TrainingStep(graph)
         found = parts_of_gradients(self.old, {each.gradient: each.name for each in step.parameters})

@@ -10,7 +10,7 @@ the order of the buckets, over the one stream of the communicator. The updates w
 
 In the first step the buckets are one for each data type, as nobody knows yet in which order gradients become
 ready. After it they are filled anew, in the order that was seen: the first closes at 1 MiB, the others at 25
-MiB. With ``bucket_cap`` given, that is the limit of all. With ``find_unused_parameters`` buckets are filled
+MiB. With ``bucket_size`` given, that is the limit of all. With ``find_unused_parameters`` buckets are filled
 once, in the order of registration, and launched from the last to the first.
 
 Sources: torch/csrc/distributed/c10d/reducer.cpp (``mark_bucket_ready``, ``rebuild_buckets``,
@@ -24,6 +24,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from typing import Final
 
+from policies.option_checks import one_of
 from policies.parallel.program import COMPUTE, HostProgram, shard_nbytes
 from policies.parallel.rank_grid import DataParallel
 from policies.parallel.training_step import Parameter, TrainingStep
@@ -111,7 +112,7 @@ class DistributedDataParallel(DataParallel):
     ----------
     ranks : int or list of str, optional
         How many, or which devices; by default all accelerators of the machine.
-    bucket_cap_bytes : int, optional
+    bucket_size_bytes : int, optional
         Size at which every bucket closes; by default the first at 1 MiB and the others at 25 MiB.
     first_step : bool
         Whether this is the first step, which has one bucket for each data type.
@@ -128,7 +129,7 @@ class DistributedDataParallel(DataParallel):
     >>> _ = b.input("x", 400), b.parameter("w", 800), b.parameter("v", 800)
     >>> _ = b.op("a", kind="matmul", inputs=["x", "w"], outputs=400, flops=1000)
     >>> _ = b.op("b", kind="matmul", inputs=["a", "v"], outputs=400, flops=1000)
-    >>> step = DistributedDataParallel(2, bucket_cap_bytes=800).apply(TrainingRewrite().apply(b.build()))
+    >>> step = DistributedDataParallel(2, bucket_size_bytes=800).apply(TrainingRewrite().apply(b.build()))
     >>> [name for name in step.op_names if name.startswith("gpu0/")][4:]
     ['gpu0/b/weight_grad', 'gpu0/all_reduce0', 'gpu0/a/weight_grad', 'gpu0/all_reduce1', 'gpu0/w/update', \
 'gpu0/v/update']
@@ -139,13 +140,13 @@ class DistributedDataParallel(DataParallel):
     def __init__(
         self,
         ranks: int | list[str] | None = None,
-        bucket_cap_bytes: int | None = None,
+        bucket_size_bytes: int | None = None,
         first_step: bool = False,
         find_unused_parameters: bool = False,
         overlap: bool = True,
     ) -> None:
         super().__init__(ranks)
-        self.cap = None if bucket_cap_bytes is None else self.whole("bucket_cap_bytes", bucket_cap_bytes)
+        self.cap = None if bucket_size_bytes is None else self.whole("bucket_size_bytes", bucket_size_bytes)
         self.first_step, self.find_unused, self.overlap = first_step, find_unused_parameters, overlap
 
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
@@ -245,8 +246,8 @@ class MegatronDDP(DataParallel):
                                                                and then the one after it is gathered
 
     A bucket closes when it has ``bucket_size`` elements or more: 40 million, or one million for each rank
-    if that is more. Without ``overlap_grad_reduce``, and on pipeline ranks after the first, there is one.
-    Buckets are not held back for one another. With the distributed optimiser a rank updates a part of each
+    if that is more. Without ``overlap``, and on pipeline ranks after the first, there is one.
+    Buckets are not held back for one another. With the distributed optimizer a rank updates a part of each
     bucket, and updated parameters are gathered bucket by bucket, after the step or during the next forward.
 
     Sources: megatron/core/distributed/distributed_data_parallel.py, param_and_grad_buffer.py
@@ -258,15 +259,12 @@ class MegatronDDP(DataParallel):
         How many, or which devices; by default all accelerators of the machine.
     bucket_size : int, optional
         Elements; by default 40 million, or a million for each rank.
-    overlap_grad_reduce : bool
-        Whether buckets are reduced during the backward.
-    use_distributed_optimizer : bool
-        Whether each rank updates a part.
+    overlap : bool
+        Whether buckets are reduced during the backward (``overlap_grad_reduce``).
+    sharding : str
+        ``zero-1``: each rank updates a part (the distributed optimizer); or ``none``.
     overlap_param_gather : bool
         Whether updated parameters are gathered during the forward.
-    pipeline_rank : int
-        The place in a pipeline; only the first has buckets. After ``pipeline-parallel`` it is that of each
-        rank.
 
     Examples
     --------
@@ -280,19 +278,17 @@ class MegatronDDP(DataParallel):
         self,
         ranks: int | list[str] | None = None,
         bucket_size: int | None = None,
-        overlap_grad_reduce: bool = True,
-        use_distributed_optimizer: bool = False,
+        overlap: bool = True,
+        sharding: str = "none",
         overlap_param_gather: bool = False,
-        pipeline_rank: int = 0,
     ) -> None:
         super().__init__(ranks)
         self._bucket_size = None if bucket_size is None else self.whole("bucket_size", bucket_size)
-        self.overlap, self.distributed = overlap_grad_reduce, use_distributed_optimizer
-        self.pipeline_rank = self.whole("pipeline_rank", pipeline_rank, least=0)
-        if overlap_param_gather and not use_distributed_optimizer:
-            message = (
-                "overlap_param_gather has no effect without use_distributed_optimizer: nothing is gathered"
-            )
+        self.overlap = overlap
+        self.distributed = one_of(self.name, "sharding", sharding, ("none", "zero-1")) != "none"
+        self.pipeline_rank = 0
+        if overlap_param_gather and not self.distributed:
+            message = "overlap_param_gather has no effect without sharding: zero-1: nothing is gathered"
             raise InputError(f"megatron-ddp: {message}", path=("overlap_param_gather",))
         self.gather_ahead = overlap_param_gather
 
@@ -304,7 +300,7 @@ class MegatronDDP(DataParallel):
     def on_stage(self, rank: int) -> MegatronDDP:
         """Return the rewrite as it is on a pipeline rank: only the first has buckets."""
         found = copy(self)
-        found.pipeline_rank = rank or self.pipeline_rank
+        found.pipeline_rank = rank
         return found
 
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Final, Self
 
 from policies.option_checks import whole
 from policies.parallel.ranks import Ranks, add_ranks, gpus
-from policies.rewrite.backward import OPTIMISERS
+from policies.rewrite.backward import OPTIMIZERS
 from policies.rewrite.records import Edge, Records, read, write
 from sim import Graph, GraphBuilder
 from sim.base.arrays import UNSET
@@ -434,7 +434,7 @@ def warn_of_unsummed(ranked: Ranked) -> None:
     UnsummedWarning
     """
     sizes = ranked.grid.sizes
-    if "cp" in sizes and "dp" not in sizes and OPTIMISERS.keys() & {*ranked.programs[0].kinds}:
+    if "cp" in sizes and "dp" not in sizes and OPTIMIZERS.keys() & {*ranked.programs[0].kinds}:
         message = (
             "nothing sums the gradients of context-parallel ranks: end policy.compile with a rewrite for"
         )

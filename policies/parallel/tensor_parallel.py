@@ -39,7 +39,7 @@ from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
 from policies.parallel.tensor_plan import LOSSES, PRODUCTS, TensorPlan, data_and_weight
 from policies.parallel.training_step import TrainingStep, parts_of_gradients
-from policies.rewrite.backward import OPTIMISERS, elements
+from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records, free_name, read, write
 from sim import Graph
 from sim.base.errors import GraphError
@@ -548,7 +548,7 @@ class TensorParallel(OnRanks):
         """Return what one rank runs."""
         records, t = read(graph), grid.sizes["tp"]
         order = [graph.op_names[op] for op in graph.topological_order.tolist()]
-        trains = any(record.kind in OPTIMISERS for record in records.ops.values())
+        trains = any(record.kind in OPTIMIZERS for record in records.ops.values())
         step = TrainingStep(graph) if trains else None
         plan = TensorPlan(records, order, t, self.column, self.row, self.vocabulary)
         if not plan.role and not plan.split:

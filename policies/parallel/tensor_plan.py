@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from policies.rewrite.backward import CUT, OPTIMISERS, elements
+from policies.rewrite.backward import CUT, OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records
 from sim.base.errors import GraphError, InputError
 from sim.graph.graph import Role
@@ -96,10 +96,10 @@ class TensorPlan:
     ) -> None:
         self.records, self.t = records, t
         ops = [records.ops[name] for name in order]
-        if any(record.kind in OPTIMISERS for record in ops) and all(record.phase is None for record in ops):
+        if any(record.kind in OPTIMIZERS for record in ops) and all(record.phase is None for record in ops):
             raise GraphError(f"graph {records.name!r} does not say which ops are its forward (phase: F)")
         self.forward = [
-            record for record in ops if record.phase in (None, "F") and record.kind not in OPTIMISERS
+            record for record in ops if record.phase in (None, "F") and record.kind not in OPTIMIZERS
         ]
         self.readers: dict[str, list[OpEntry]] = {}
         for record in ops:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from policies.rewrite.backward import OPTIMISERS, elements
+from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records, read
 from sim import Graph
 from sim.base.errors import GraphError
@@ -205,4 +205,4 @@ def parts_of_gradients(records: Records, gradients: Mapping[str, str]) -> dict[s
 
 
 def _may_update(record: OpEntry) -> bool:
-    return (record.kind in OPTIMISERS or record.stateful) and "communicator" not in record.attributes
+    return (record.kind in OPTIMIZERS or record.stateful) and "communicator" not in record.attributes

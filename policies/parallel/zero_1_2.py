@@ -3,11 +3,11 @@
 ::
 
     stage 2           F F F │ B2  B1  r0  B0 │ r1 │ U U U  g     r: sum of a bucket, g: all_gather
-    ... overlap_comm  F F F │ B2  B1  B0          │ U U U  g     on a stream of its own; compute waits
+    ... overlap  F F F │ B2  B1  B0          │ U U U  g     on a stream of its own; compute waits
         reduce                     [ r0 ] [ r1 ]                 for the sum before the one launched
 
 A bucket is summed when the next gradient would not fit, so after the op that makes that one. In stage 1
-without ``overlap_comm`` nothing is summed before the backward is over, and then in the order of registration.
+without ``overlap`` nothing is summed before the backward is over, and then in the order of registration.
 With several micro-batches (``gradient-accumulation``) stage 1 adds up whole gradients and sums them over the
 ranks in the last one. Stage 2 keeps no more than a part: it sums those of every micro-batch, and adds its
 parts up.
@@ -40,15 +40,16 @@ GROUP: Final = "data parallel"
 
 
 class ZeroOne(DataParallel):
-    """Run a training step on ranks that each keep a part of the optimiser's states.
+    """Run a training step on ranks that each keep a part of the optimizer's states.
 
     Parameters
     ----------
     ranks : int or list of str, optional
         How many, or which devices; by default all accelerators of the machine.
-    reduce_bucket_size, allgather_bucket_size : int
-        Elements that are summed, or gathered, at once; DeepSpeed's key of that name.
-    overlap_comm : bool
+    bucket_size : int
+        Elements that are summed, or gathered, at once (DeepSpeed's ``reduce_bucket_size`` and
+        ``allgather_bucket_size``).
+    overlap : bool
         Whether sums run on a stream of their own.
 
     Examples
@@ -67,22 +68,20 @@ class ZeroOne(DataParallel):
     def __init__(
         self,
         ranks: int | list[str] | None = None,
-        reduce_bucket_size: int = 500_000_000,
-        allgather_bucket_size: int = 500_000_000,
-        overlap_comm: bool = False,
+        bucket_size: int = 500_000_000,
+        overlap: bool = False,
     ) -> None:
         super().__init__(ranks)
-        self.overlap_comm = overlap_comm
-        self.reduce_bucket_size = self.whole("reduce_bucket_size", reduce_bucket_size)
-        self.allgather_bucket_size = self.whole("allgather_bucket_size", allgather_bucket_size)
+        self.overlap = overlap
+        self.bucket_size = self.whole("bucket_size", bucket_size)
 
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
         """Return the parameters of each bucket, in the order in which they are summed."""
         order = step.parameters
-        if self.stage == 2 or self.overlap_comm:
+        if self.stage == 2 or self.overlap:
             order = step.in_ready_order()
         sizes = [each.elements for each in order]
-        return [[order[k] for k in row] for row in closed_before_overflow(sizes, self.reduce_bucket_size)]
+        return [[order[k] for k in row] for row in closed_before_overflow(sizes, self.bucket_size)]
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
@@ -121,7 +120,7 @@ class _Host:
         """Issue a forward and a backward, and the sums that belong to it."""
         kept, self.gradients = self.gradients, {each.name: each.gradient for each in batch.parameters}
         full: dict[int, int] = {}  # place of an op → the bucket that is full once it has run
-        if self.of.stage == 2 or self.of.overlap_comm:
+        if self.of.stage == 2 or self.of.overlap:
             after = [batch.ready_at[self.gradients[bucket[0]]] for bucket in self.buckets[1:]]
             full = {place: bucket for bucket, place in enumerate(after)}
         launched = 0
@@ -146,7 +145,7 @@ class _Host:
             gradients,
             [self.program.records.nbytes(gradient) for gradient in gradients],
             after=[self.before],
-            stream="reduce" if self.of.overlap_comm else COMPUTE,
+            stream="reduce" if self.of.overlap else COMPUTE,
             communicator=GROUP,
         )
         self.gradients |= {each: output_name(name, i) for i, each in enumerate(names)}
@@ -167,7 +166,7 @@ class _Host:
 
     def gather(self) -> None:
         """Gather the updated parameters, in as many pieces as they hold whole buckets."""
-        step, n, most = self.step, self.n, self.of.allgather_bucket_size
+        step, n, most = self.step, self.n, self.of.bucket_size
         part = -(-sum(each.elements for each in step.parameters) // n)
         nbytes = max(each.nbytes // max(1, each.elements) for each in step.parameters)
         pieces = max(1, part * n // most)

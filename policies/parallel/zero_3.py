@@ -224,13 +224,13 @@ class ZeroThree(DataParallel):
     wrap : str, optional
         What is a module (``set_z3_leaf_modules``), as a regular expression; see ``fsdp2``. By default
         every op that reads a parameter.
-    reduce_bucket_size, prefetch_bucket_size : int
+    bucket_size, prefetch_bucket_size : int
         Elements that are summed at once, and that are gathered ahead at most.
     param_persistence_threshold : int
         Parameters of at most so many elements stay whole on every rank.
     max_live_parameters, max_reuse_distance : int
         Elements that may be there whole at once, and within which a parameter that is used again is kept.
-    overlap_comm : bool
+    overlap : bool
         Whether gathers and reductions run on streams of their own.
     first_step : bool
         Whether nothing is known yet, and so nothing is gathered ahead.
@@ -253,18 +253,18 @@ class ZeroThree(DataParallel):
         self,
         ranks: int | list[str] | None = None,
         wrap: str | None = None,
-        reduce_bucket_size: int = 500_000_000,
+        bucket_size: int = 500_000_000,
         prefetch_bucket_size: int = 50_000_000,
         param_persistence_threshold: int = 100_000,
         max_live_parameters: int = 1_000_000_000,
         max_reuse_distance: int = 1_000_000_000,
-        overlap_comm: bool = True,
+        overlap: bool = True,
         first_step: bool = False,
     ) -> None:
         super().__init__(ranks)
         self.wrap = wrap
         pattern_of(wrap)
-        self.reduce_bucket = self.whole("reduce_bucket_size", reduce_bucket_size)
+        self.reduce_bucket = self.whole("bucket_size", bucket_size)
         self.limits = Limits(
             self.whole("prefetch_bucket_size", prefetch_bucket_size, least=0),
             self.whole("param_persistence_threshold", param_persistence_threshold, least=0),
@@ -272,7 +272,7 @@ class ZeroThree(DataParallel):
             self.whole("max_reuse_distance", max_reuse_distance, least=0),
             first_step,
         )
-        self.overlap = overlap_comm
+        self.overlap = overlap
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""

@@ -239,7 +239,7 @@ class StageActivations:
     ----------
     full : int
         From its F (or R) to its B, or to its I and W.
-    for_weight_grad : int, optional
+    kept_for_weight_grad : int, optional
         The part that I leaves for W; by default all of it. The zero-bubble paper has, of
         ``34·s·b·h + 5·s²·b·a`` bytes of a transformer layer, ``32·s·b·h`` left (section 2).
     stage_input : int
@@ -247,13 +247,13 @@ class StageActivations:
     """
 
     full: int = 1
-    for_weight_grad: int | None = None
+    kept_for_weight_grad: int | None = None
     stage_input: int = 0
 
     @property
     def kept(self) -> int:
         """What is left after I."""
-        return self.full if self.for_weight_grad is None else self.for_weight_grad
+        return self.full if self.kept_for_weight_grad is None else self.kept_for_weight_grad
 
 
 def transformer_activations(*, hidden: int, heads: int, sequence: int) -> StageActivations:
@@ -268,9 +268,9 @@ def transformer_activations(*, hidden: int, heads: int, sequence: int) -> StageA
     Examples
     --------
     >>> transformer_activations(hidden=2304, heads=24, sequence=1024)
-    StageActivations(full=201216, for_weight_grad=73728, stage_input=0)
+    StageActivations(full=201216, kept_for_weight_grad=73728, stage_input=0)
     """
-    return StageActivations(full=34 * hidden + 5 * heads * sequence, for_weight_grad=32 * hidden)
+    return StageActivations(full=34 * hidden + 5 * heads * sequence, kept_for_weight_grad=32 * hidden)
 
 
 def peak_activations(

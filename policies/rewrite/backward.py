@@ -97,7 +97,7 @@ CUT: Final = frozenset(f"{_NO_NUMBERS} {_STEPS} {_NO_RESULT}".split())
 """Kinds that no gradient passes."""
 
 
-OPTIMISERS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
+OPTIMIZERS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "sgd": ((), 2),
     "momentum": (("velocity",), 4),
     "adam": (("first_moment", "second_moment"), 14),

@@ -46,10 +46,10 @@ class Fusion:
     ----------
     patterns : str
         ``"remapper"``, ``"elementwise"`` or ``"all"``.
-    bytes_per_ns, flop_per_ns : float
-        What a device moves and computes in a ns (GB/s, GFLOP/s), to weigh computing again against reading: an
-        op takes ``launch_ns`` and the longer of the two. 0: no op is fused into several readers.
-    launch_ns : int
+    bandwidth_bytes_per_s, peak_flop_per_s : int
+        What a device moves and computes, to weigh computing again against reading: an op takes
+        ``issue_cost_ns`` and the longer of the two. 0: no op is fused into several readers.
+    issue_cost_ns : int
         What each kernel costs besides.
 
     Raises
@@ -59,14 +59,20 @@ class Fusion:
     """
 
     def __init__(
-        self, patterns: str = "all", bytes_per_ns: float = 0, flop_per_ns: float = 0, launch_ns: int = 0
+        self,
+        patterns: str = "all",
+        bandwidth_bytes_per_s: int = 0,
+        peak_flop_per_s: int = 0,
+        issue_cost_ns: int = 0,
     ) -> None:
-        if min(bytes_per_ns, flop_per_ns, launch_ns) < 0 or bool(bytes_per_ns) != bool(flop_per_ns):
+        rates = (bandwidth_bytes_per_s, peak_flop_per_s)
+        if min(*rates, issue_cost_ns) < 0 or bool(rates[0]) != bool(rates[1]):
             raise InputError(
-                "fusion: bytes_per_ns and flop_per_ns are rates > 0, given together, and launch is >= 0; "
-                f"found {bytes_per_ns}, {flop_per_ns} and {launch_ns} ns"
+                "fusion: bandwidth and peak are rates > 0, given together, and issue_cost is >= 0; "
+                f"found {rates[0]} bytes/s, {rates[1]} flop/s and {issue_cost_ns} ns"
             )
-        self.bytes_per_ns, self.flop_per_ns, self.launch_ns = bytes_per_ns, flop_per_ns, launch_ns
+        self.bytes_per_ns, self.flop_per_ns = (rate / 1e9 for rate in rates)
+        self.issue_cost_ns = issue_cost_ns
         self.patterns = one_of("fusion", "patterns", patterns, ("remapper", "elementwise", "all"))
 
     def apply(self, graph: Graph) -> Graph:
@@ -133,7 +139,7 @@ class Fusion:
 
     def _ns(self, record: OpEntry) -> float:
         moved = (record.bytes_read + record.bytes_written) / self.bytes_per_ns
-        return self.launch_ns + max(moved, record.flops / self.flop_per_ns)
+        return self.issue_cost_ns + max(moved, record.flops / self.flop_per_ns)
 
 
 class _Chain:

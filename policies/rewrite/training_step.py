@@ -1,4 +1,4 @@
-"""Training: a forward graph becomes one step of training, with backward and optimiser.
+"""Training: a forward graph becomes one step of training, with backward and optimizer.
 
 ::
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.option_checks import one_of
-from policies.rewrite.backward import CUT, OPTIMISERS, Backward, differentiable, elements
+from policies.rewrite.backward import CUT, OPTIMIZERS, Backward, differentiable, elements
 from policies.rewrite.records import ExternalTensor, OpEntry, Records, by_name, read, write
 from sim import Graph
 from sim.base.errors import GraphError, UnknownNameError
@@ -32,14 +32,14 @@ from sim.graph.graph import Role
 
 
 class TrainingRewrite:
-    """Add backward and optimiser to a forward graph.
+    """Add backward and optimizer to a forward graph.
 
     Parameters
     ----------
     loss : str, optional
         The op or tensor to start from; by default the only op that depends on a parameter and that nobody
         reads.
-    optimiser : str
+    optimizer : str
         ``"sgd"``, ``"momentum"`` or ``"adam"``: one op a parameter, and the states that it keeps.
     frozen : sequence of str
         Parameters that are not trained.
@@ -47,7 +47,7 @@ class TrainingRewrite:
     Raises
     ------
     InputError
-        Another optimiser.
+        Another optimizer.
     UnknownNameError
         A loss or a frozen parameter that the graph does not have (when applied).
     GraphError
@@ -67,8 +67,8 @@ class TrainingRewrite:
     5900
     """
 
-    def __init__(self, loss: str | None = None, optimiser: str = "sgd", frozen: Sequence[str] = ()) -> None:
-        self.optimiser = one_of("training", "optimiser", optimiser, tuple(OPTIMISERS))
+    def __init__(self, loss: str | None = None, optimizer: str = "sgd", frozen: Sequence[str] = ()) -> None:
+        self.optimizer = one_of("training", "optimizer", optimizer, tuple(OPTIMIZERS))
         self.loss, self.frozen = loss, tuple(frozen)
 
     def apply(self, graph: Graph) -> Graph:
@@ -116,8 +116,8 @@ class TrainingRewrite:
         return last[0]
 
     def _updates(self, records: Records, backward: Backward) -> dict[str, OpEntry]:
-        """Return parameter → the op that updates it, and add the optimiser's states to the graph."""
-        states, per_element = OPTIMISERS[self.optimiser]
+        """Return parameter → the op that updates it, and add the optimizer's states to the graph."""
+        states, per_element = OPTIMIZERS[self.optimizer]
         updates = {}
         readers: dict[str, OpEntry] = {}
         for record in records.ops.values():
@@ -133,7 +133,7 @@ class TrainingRewrite:
             reader = readers[name]
             updates[name] = OpEntry(
                 records.free(f"{name}/update"),
-                self.optimiser,
+                self.optimizer,
                 [(tensor, 0) for tensor in (gradient, *kept, name)],
                 [],
                 (0,),

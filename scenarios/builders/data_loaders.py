@@ -54,12 +54,12 @@ class DataLoadingFields(Builder):
         ),
     ] = 0
     train: Duration
-    batch: Annotated[Bytes, Field(description="size of a batch")] = 0
+    size: Annotated[Bytes, Field(description="size of a batch")] = 0
     prefetch: Annotated[
         Whole, Field(description="batches begun before the training step takes them; 0: synchronous")
     ] = 0
     workers: Annotated[Size, Field(description="batches that load and preprocess each work on at once")] = 1
-    pinned: Annotated[bool, Field(description="copy on a stream of its own")] = True
+    pin_memory: Annotated[bool, Field(description="copy on a stream of its own")] = True
     replicas: Annotated[Size, Field(description="number of GPUs that share each batch")] = 1
     all_reduce: Annotated[
         Duration, Field(description="time of the all-reduce among the replicas after a step")
@@ -92,16 +92,16 @@ class DataLoadingFields(Builder):
         last = "all_reduce" if self.all_reduce else "train"
         # what tells that one more batch may be begun
         free = [(f"take{r}", self.prefetch) if self.prefetch else (f"{last}{r}", 1) for r in replicas]
-        op("load", "cpu", self.load, after=[("load", self.workers), *free], outputs=self.batch)
+        op("load", "cpu", self.load, after=[("load", self.workers), *free], outputs=self.size)
         again = [("preprocess", self.workers)]
-        op("preprocess", "cpu", self.preprocess, inputs=["load"], after=again, outputs=self.batch)
+        op("preprocess", "cpu", self.preprocess, inputs=["load"], after=again, outputs=self.size)
         for r, gpu in zip(replicas, gpus, strict=True):
             batch = "preprocess"
             if self.copy_:
-                queue = [] if self.pinned else [(f"train{r}", 1)]
+                queue = [] if self.pin_memory else [(f"train{r}", 1)]
                 after = [batch, (f"copy{r}", 1), *queue]  # no data edge: the links would carry it again
-                share = self.batch // self.replicas
-                batch = op(f"copy{r}", gpu, self.copy_, int(self.pinned), after=after, outputs=share)
+                share = self.size // self.replicas
+                batch = op(f"copy{r}", gpu, self.copy_, int(self.pin_memory), after=after, outputs=share)
             op(f"take{r}", gpu, 0, 0, after=[batch, (f"{last}{r}", 1)])
             op(f"train{r}", gpu, self.train, 0, inputs=[batch], after=[f"take{r}"])
         for r, gpu in zip(replicas, gpus, strict=True) if self.all_reduce else ():
@@ -169,7 +169,7 @@ class DataLoaderFields(InputPipeline):
         """Batches that are handed out and not returned."""
         return self.num_workers * (self.prefetch_factor or 2)
 
-    def batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
+    def make_batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
         """Add batch `b`.
 
         Examples
@@ -285,7 +285,7 @@ class TfDataFields(InputPipeline):
         """Who asks the map for elements."""
         return "prefetch" if self.buffer else "main"
 
-    def batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
+    def make_batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
         """Add batch `b`.
 
         Examples

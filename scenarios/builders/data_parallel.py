@@ -22,17 +22,18 @@ replica, on stream 1 (attribute ``stream``, which `policies.streams` follows).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
+from math import inf
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from devices.collectives.groups import Fabric
 from devices.describe.field_types import Bandwidth, Bytes, Duration
 from devices.describe.quantities import Size
 from policies.parallel.ddp import closed_when_full
 from scenarios.builders.builder import Builder, Keys
 from sim.base.arrays import MOST_BUILT, at_most
-from sim.base.units import NS_PER_S, round_half_up
+from sim.base.units import round_half_up
 from sim.graph.builder import GraphBuilder, Ref
 from sim.graph.graph import Graph
 
@@ -57,7 +58,7 @@ class DataParallelFields(Builder):
         Field(description="bandwidth of a link of the ring; default: what the machine's collectives take"),
     ] = None
     latency: Annotated[Duration | None, Field(description="latency of a step of the ring")] = None
-    bucket: Annotated[
+    bucket_size: Annotated[
         Bytes, Field(default="25MB", description="size at which a bucket is closed; 0: one per layer")
     ]
     overlap: Annotated[bool, Field(description="sum a bucket as soon as it is full")] = True
@@ -72,7 +73,8 @@ class DataParallelFields(Builder):
         Examples
         --------
         >>> layer = {"forward": "1ns", "backward": "2ns", "gradients": "8B"}
-        >>> of = DataParallelFields(model="data-parallel", layers=[layer, layer], replicas=2, bucket="16B")
+        >>> sizes = {"layers": [layer, layer], "replicas": 2, "bucket_size": "16B"}
+        >>> of = DataParallelFields(model="data-parallel", **sizes)
         >>> [op for op in of.graph().op_names if op.startswith("gpu0")]
         ['gpu0/F0', 'gpu0/F1', 'gpu0/B1', 'gpu0/B0', 'gpu0/all_reduce0']
         """
@@ -80,7 +82,7 @@ class DataParallelFields(Builder):
         builder = GraphBuilder("data parallel")
         stack = self.layers * self.repeat
         gpus = [f"gpu{r}" for r in range(self.replicas)]
-        parts = buckets([layer.gradients for layer in stack], self.bucket)
+        parts = buckets([layer.gradients for layer in stack], self.bucket_size)
         last_op = "optimizer" if self.optimizer else f"all_reduce{len(parts) - 1}"
 
         def op(gpu: str, name: str, ns: int | None, after: Sequence[Ref], **more: Any) -> None:
@@ -119,26 +121,12 @@ class DataParallelFields(Builder):
         """Return how long an all-reduce takes; None: the machine says it."""
         if nbytes and self.bandwidth is None and self.latency is None:
             return None
-        return ring_all_reduce_ns(nbytes, self.replicas, self.bandwidth, self.latency or 0)
+        links = Fabric(self.bandwidth or inf, latency_ns={"default": self.latency or 0})
+        return round_half_up(links.time_ns("all_reduce", nbytes, self.replicas))
 
     def default_machine(self) -> Mapping[str, Any]:
         """Return a GPU for each replica, with a stream for communication."""
         return {"devices": {f"gpu{r}": {"kind": "gpu", "streams": 2} for r in range(self.replicas)}}
-
-
-def ring_all_reduce_ns(nbytes: int, ranks: int, bandwidth_bytes_per_s: int | None, latency_ns: int) -> int:
-    """Return how long a ring takes to sum `nbytes` on each of `ranks`.
-
-    Examples
-    --------
-    >>> ring_all_reduce_ns(4_000_000, 4, 10**9, 1000), ring_all_reduce_ns(4_000_000, 1, 10**9, 1000)
-    (6006000, 0)
-    """
-    steps = 2 * (ranks - 1)
-    if bandwidth_bytes_per_s is None:
-        return steps * latency_ns
-    sending = Fraction(steps * nbytes * NS_PER_S, ranks * bandwidth_bytes_per_s)
-    return round_half_up(sending + steps * latency_ns)
 
 
 def buckets(gradient_nbytes: Sequence[int], bucket_nbytes: int) -> list[list[int]]:

@@ -206,7 +206,7 @@ class InputPipeline(Builder):
     """Batches that are made for training steps on one or more replicas; extend it and override `batch`."""
 
     batches: Annotated[Size, Field(description="batches of an epoch, which is an iteration")]
-    items: Annotated[Count, Field(description="items of a batch")] = 1
+    batch: Annotated[Count, Field(description="items of a batch")] = 1
     load: Annotated[
         Durations, Field(description="time to load and transform an item; a list: of items in turn, repeated")
     ]
@@ -237,7 +237,7 @@ class InputPipeline(Builder):
         """Return whether copies to the GPU are on a stream of their own."""
         return True
 
-    def batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
+    def make_batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
         """Add what makes batch `b` ready for the script; return what ``next`` has to wait for.
 
         Parameters
@@ -247,7 +247,7 @@ class InputPipeline(Builder):
         ns, nbytes : int
             Time to load its items, and their size in storage.
         """
-        raise InputError(f"{type(self).__name__} must define batch()")
+        raise InputError(f"{type(self).__name__} must define make_batch()")
 
     def loaders(self) -> Mapping[str, int]:
         """Return the devices of a replica that load, without its number, and their cores."""
@@ -270,7 +270,7 @@ class InputPipeline(Builder):
         replicas = [Replica(self, builder, r) for r in range(self.replicas)]
         for of in replicas:
             for b, (ns, nbytes) in enumerate(zip(*self.drawn(of.number), strict=True)):
-                of.train(b, self.batch(of, b, ns, nbytes))
+                of.train(b, self.make_batch(of, b, ns, nbytes))
         return builder.build()
 
     def drawn(self, replica: int) -> tuple[list[int], list[int]]:
@@ -279,11 +279,11 @@ class InputPipeline(Builder):
         Examples
         --------
         >>> from scenarios.builders.data_loaders import DataLoaderFields
-        >>> sizes = {"items": 3, "load": ["1ns", "5ns"], "size": "4B", "train": "1ns", "num_workers": 1}
+        >>> sizes = {"batch": 3, "load": ["1ns", "5ns"], "size": "4B", "train": "1ns", "num_workers": 1}
         >>> DataLoaderFields(model="data-loader", batches=3, **sizes).drawn(0)
         ([7, 11, 7], [12, 12, 12])
         """
-        at_most(MOST_TASKS, self.batches * self.items, "items")
+        at_most(MOST_TASKS, self.batches * self.batch, "items")
         ns = self._sums("times", replica, self.load, self.jitter)
         if not self.size:
             return ns, [0] * self.batches
@@ -292,15 +292,15 @@ class InputPipeline(Builder):
     def _sums(self, what: str, replica: int, mean: Sequence[int], sigma: float) -> list[int]:
         """Return the sum over the items of each batch of what is drawn about `mean`, which repeats."""
         rng = drawing(f"{what} of items", self.seed + replica * 2**64)
-        every, at_once = np.array(mean, np.int64), max(1, _AT_ONCE // self.items)
+        every, at_once = np.array(mean, np.int64), max(1, _AT_ONCE // self.batch)
         sums: list[int] = []
         for first in range(0, self.batches, at_once):
             n = min(at_once, self.batches - first)
-            items = every[np.arange(first * self.items, (first + n) * self.items) % len(every)]
+            items = every[np.arange(first * self.batch, (first + n) * self.batch) % len(every)]
             drawn = np.floor(items * lognormal(sigma, items.shape, rng) + 0.5) if sigma else items
-            each = drawn.reshape(n, self.items)
+            each = drawn.reshape(n, self.batch)
             if each.sum(axis=1, dtype=float).max() > LATEST_NS:
-                raise InputError("the items of a batch are too much: times end at 146 years", path=("items",))
+                raise InputError("the items of a batch are too much: times end at 146 years", path=("batch",))
             sums += each.astype(np.int64).sum(axis=1).tolist()
         return sums
 

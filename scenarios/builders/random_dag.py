@@ -113,7 +113,7 @@ class RandomDag(Builder):
     model: Annotated[Literal["random-dag"], Field(description="which builder")]
     layers: Annotated[Size, Field(description="how many layers of ops")] = 10
     width: Annotated[list[Size], _two([1, 4]), _Range({"type": "integer", "minimum": 1})]
-    edge_probability: Annotated[
+    probability: Annotated[
         float,
         Field(
             ge=0, le=1, strict=False, description="probability of an edge from each op of each earlier layer"
@@ -135,9 +135,9 @@ class RandomDag(Builder):
         <Graph 'random-dag': 6 ops, 6 tensors, 5 edges>
         """
         ops = at_most(MOST_BUILT, self.layers * self.width[1], "ops")
-        if self.edge_probability:  # which is drawn for each pair of ops
+        if self.probability:  # which is drawn for each pair of ops
             at_most(_MOST_PAIRS, ops * (ops - 1) // 2, "pairs of ops")
-            edges = at_most(MOST_TASKS, int(self.edge_probability * ops * (ops - 1) / 2), "edges")
+            edges = at_most(MOST_TASKS, int(self.probability * ops * (ops - 1) / 2), "edges")
             check_room(edges * BUILT_EDGE_BYTES, f"{edges:,} edges")
         rng = np.random.default_rng([self.seed, *b"random-dag"])
         builder = GraphBuilder("random-dag")
@@ -151,7 +151,7 @@ class RandomDag(Builder):
             here = []
             for i in range(draw(self.width)):
                 inputs = [before[draw((0, len(before) - 1))]] if before else []
-                extra = rng.random(len(earlier)) < self.edge_probability
+                extra = rng.random(len(earlier)) < self.probability
                 inputs += [
                     name
                     for name, drawn in zip(earlier, extra.tolist(), strict=True)

@@ -26,7 +26,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from scenarios.cli.common_options import SIMULATING, with_force, with_limit, with_theme
+from scenarios.cli.common_options import SIMULATING, with_force, with_limit, with_permissions, with_theme
 from scenarios.cli.terminal import show_warnings, terminal
 from sim.base import plugins
 from sim.base.errors import SimError, UnknownNameError
@@ -147,7 +147,7 @@ class _Sim(_PlainHelp, TyperGroup):
             if info.cls in (None, TyperCommand):
                 info.cls = _Verb
             if info.callback is not None and info.name not in _AT_ONCE:
-                info.callback = with_limit(with_theme(info.callback))
+                info.callback = with_limit(with_theme(with_permissions(info.callback)))
                 if plugin == "sim" and info.name in SIMULATING:
                     info.callback = with_force(info.callback)
         for name, verb in get_group(part).commands.items():

@@ -15,30 +15,53 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from scenarios.cli.shared_options import AllowCode, AllowOutside
 from sim.base.errors import InputError, SimError, UnknownNameError
+from sim.base.plugins import Allowed
 
 
 def takes_also(
-    run: Callable[..., Any], verb: Callable[..., Any], name: str, option: Any, default: Any = None
+    run: Callable[..., Any], verb: Callable[..., Any], default: Any = None, **options: Any
 ) -> Callable[..., Any]:
-    """Return `run` with the signature of `verb` and one more parameter, as typer reads it.
+    """Return `run` with the signature of `verb` and more parameters, as typer reads them.
 
     Parameters
     ----------
     run : callable
-        Called in place of the verb, with the option as well.
+        Called in place of the verb, with the options as well.
     verb : callable
-    name : str
-    option : type
-        Annotated with a `typer.Option`.
     default : object
+        Of each option.
+    **options : type
+        Annotated with a `typer.Option`.
     """
     plain = inspect.signature(verb, eval_str=True)
-    own = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
-    parameters = [*plain.parameters.values(), own]
+    own = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
+        for name, option in options.items()
+    ]
+    parameters = [*(each for each in plain.parameters.values() if each.name != _ALLOWED), *own]
     run.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+# ----------------------------------------------------------------------------------------------------------
+# ``--allow-code``, ``--allow-outside``: what a verb that reads scenarios hears as one, `allowed`.
+
+_ALLOWED: Final = "allowed"
+
+
+def with_permissions(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a verb that takes both, if it has the parameter `allowed`; another one as it is."""
+    if _ALLOWED not in inspect.signature(verb).parameters:
+        return verb
+
+    @wraps(verb)
+    def run(*, allow_code: bool, allow_outside: bool, **given: Any) -> Any:
+        return verb(**given, allowed=Allowed(allow_code, allow_outside))
+
+    return takes_also(run, verb, False, allow_code=AllowCode, allow_outside=AllowOutside)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -71,7 +94,7 @@ def with_limit(verb: Callable[..., Any]) -> Callable[..., Any]:
         with limited(limit):
             return verb(**given)
 
-    return takes_also(run, verb, "limit", _LimitOption)
+    return takes_also(run, verb, limit=_LimitOption)
 
 
 @contextmanager
@@ -146,7 +169,7 @@ def with_force(verb: Callable[..., Any]) -> Callable[..., Any]:
         with any_size(force):
             return verb(**given)
 
-    return takes_also(run, verb, "force", _ForceOption, default=False)
+    return takes_also(run, verb, False, force=_ForceOption)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -192,4 +215,4 @@ def with_theme(verb: Callable[..., Any]) -> Callable[..., Any]:
         with drawn_in(theme):
             return verb(**given)
 
-    return takes_also(run, verb, "theme", _ThemeOption)
+    return takes_also(run, verb, theme=_ThemeOption)

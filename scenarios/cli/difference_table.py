@@ -6,11 +6,12 @@ import re
 from typing import Final
 
 from scenarios.cli.text_tables import print_table, strong
-from scenarios.report.diff import Answer
+from scenarios.report.diff import Answer, parts_of_both
 from sim.base.errors import shortened
 from sim.base.units import format_duration
 from sim.diff.differences import Differences
 from sim.diff.propagated_delays import Why, told_apart
+from sim.explain.makespan_breakdown import change_text
 from sim.export.tables import percent
 
 _CONDITION: Final = {"name": "by name", "order": "by what they do, in order on each lane"}
@@ -34,6 +35,7 @@ def print_difference(answer: Answer) -> None:
     _print_only(answer, "B")
     _print_kinds(answer)
     _print_idle(answer)
+    _print_makespan(answer)
     _print_path(answer)
 
 
@@ -44,7 +46,11 @@ def _makespans(d: Differences) -> str:
     if a == b:
         return f"{told}the same"
     share = f" ({percent(abs(b - a) / a)})" if a else ""
-    return f"{told}{format_duration(abs(b - a))}{share} {'longer' if b > a else 'shorter'}"
+    told += f"{format_duration(abs(b - a))}{share} {'longer' if b > a else 'shorter'}"
+    slow, fast = (d.b.facts, d.a.facts) if b > a else (d.a.facts, d.b.facts)
+    if slow is None or fast is None:
+        return told
+    return f"{told}\n{'B' if b > a else 'A'} is {change_text(slow, fast)}"
 
 
 def _counts(answer: Answer) -> str:
@@ -190,29 +196,34 @@ def _print_idle(answer: Answer) -> None:
     _print(rows, left=2, left_out=len(found) - len(rows))
 
 
+def _print_makespan(answer: Answer) -> None:
+    if answer.makespan_change is None:
+        return
+    devices = dict.fromkeys((answer.makespan_change.a.device, answer.makespan_change.b.device))
+    rows = [
+        {
+            f"makespan of {', '.join(devices)}": part,
+            "in A": format_duration(a),
+            "in B": format_duration(b),
+            "difference": _signed(b - a),
+        }
+        for part, (a, b) in parts_of_both(answer.makespan_change).items()
+        if a != b
+    ]
+    _print(rows, left=1)
+
+
 def _print_path(answer: Answer) -> None:
     path, d = answer.path, answer.differences
     if path is None:
         print("\ncritical path: unknown, as a table says nothing of dependencies")
         return
-    changed = [(what, a, b) for what, (a, b) in path.parts.items() if a != b]
-    changed.sort(key=lambda one: -abs(one[2] - one[1]))
-    rows = [
-        {
-            "critical path": what,
-            "in A": format_duration(a),
-            "in B": format_duration(b),
-            "difference": _signed(b - a),
-        }
-        for what, a, b in changed
-    ]
-    _print(rows, left=1)
     told = [f"{path.both:,} ops are on the critical path of both"]
     for side, schedule, only in (("A", d.a, path.only_a), ("B", d.b, path.only_b)):
         if only:
             names = ", ".join(shortened(schedule.name_of(row)) for row in only[:3])
             told.append(f"{len(only):,} in {side} only: {names}{', ...' * (len(only) > 3)}")
-    print(("" if rows else "\n") + "; ".join(told))
+    print("\n" + "; ".join(told))
 
 
 def _print(rows: list[dict[str, str]], *, left: int, left_out: int = 0) -> None:

@@ -72,11 +72,6 @@ def _causes(counts: Mapping[str, int]) -> str:
 
 # ----------------------------------------------------------------------------------------------------------
 
-_METHOD: Final = (
-    "The breakdown follows the dependency chain back from the last op. `sim explain` also follows streams "
-    "and hosts, so its parts differ."
-)
-
 _MOST_LINKS: Final = 20
 """How many links are shown."""
 _MOST_LAYERS: Final = 20
@@ -252,7 +247,7 @@ def _print_pipeline(told: Mapping[str, Any]) -> None:
 
 def _print_train(told: Mapping[str, Any]) -> None:
     """Print time and rate of a training step, and for each rank where its time and its memory go."""
-    limit, peak, same = told["memory_limit_bytes"], told["peak_bytes"], told["folded"]["each_stands_for"]
+    limit, peak, same = told["capacity_bytes"], told["peak_bytes"], told["folded"]["each_stands_for"]
     fits = ""
     if limit is not None:
         free = f"{size(limit - peak)} ({percent(1 - peak / limit)}) free"
@@ -314,7 +309,8 @@ def print_comparison(comparison: Comparison) -> None:
     for policy, why in comparison.reasons:
         print(f"{policy:{width}}  {why}")
     once = " (chains through loops counted once)" * loops
-    print(_METHOD + (f" Lower bound of all runs: {format_duration(bound)}{once}." if bound else ""))
+    if bound:
+        print(f"Lower bound of all runs: {format_duration(bound)}{once}.")
     unused = unused_notes({result.policy: result.summary["unused_devices"] for result in ranked})
     no_gap = no_gap_notes(result.summary["no_gap"] for result in ranked if not loops)
     if comparison.too_close:

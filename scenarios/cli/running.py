@@ -7,18 +7,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import typer
 
 from scenarios.cli.terminal import escaped, unescaped
+from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
-from scenarios.run.load import load_scenario
-from scenarios.run.scenario import Case
+from scenarios.run.scenario import Case, scenario_of
 from scenarios.variants.incomparable_runs import warn_of_unlike_costs
-from sim.base.errors import InputError, OutOfMemoryError, RunError, SimError, StuckError
+from sim.base.errors import InputError, RunError, SimError
+from sim.base.plugins import Allowed
 
 if TYPE_CHECKING:
     from scenarios.report.compare import Comparison
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 # ----------------------------------------------------------------------------------------------------------
 # A sign of life on stderr, for work that takes longer than a second.
+
+
+_QUIET_S: Final = 10.0
+"""Between two lines of progress, where there is no terminal on which to write one anew."""
 
 
 @contextmanager
@@ -69,6 +74,30 @@ def _tell(what: str, done: threading.Event, after_s: float, every_s: float) -> N
             return
 
 
+class Ticker:
+    """Says on stderr how many of many runs are done, and the time left: four times a second on a terminal."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.before: int | None = None
+        self.begun_s = self.told_s = time.monotonic()
+
+    def __call__(self, done: int, of: int, told: str = "") -> None:
+        """Renew the line; elsewhere than on a terminal write one every ten seconds."""
+        if self.before is None:
+            self.before = done
+        now_s, stream = time.monotonic(), unescaped(sys.stderr)
+        shown = stream.isatty()
+        if now_s - self.told_s <= (0.25 if shown else _QUIET_S) and not (shown and done == of):
+            return
+        self.told_s = now_s
+        if done > self.before and now_s - self.begun_s > 1:
+            left_s = (now_s - self.begun_s) / (done - self.before) * (of - done)
+            told += f", {left_s:.0f} s left" if left_s < 100 else f", {left_s / 60:.0f} min left"
+        line = f"{done:,} of {of:,} {self.what}{told}"
+        typer.echo(f"\r{line}\x1b[K" if shown else line, nl=not shown or done == of, file=stream)
+
+
 # ----------------------------------------------------------------------------------------------------------
 
 
@@ -76,8 +105,7 @@ def cases_of(
     path: str,
     policies: Sequence[str] | None,
     sets: Sequence[str] | None,
-    allow_code: bool,
-    allow_outside: bool,
+    allowed: Allowed,
     *,
     compare: bool = False,
 ) -> list[Case]:
@@ -91,7 +119,7 @@ def cases_of(
     for i, name in enumerate(policies or ()):
         if policies and name in policies[:i]:
             raise InputError(f"--policy {name} is given twice")
-    scenario = load_scenario(path, sets=sets or (), allow_code=allow_code, allow_outside=allow_outside)
+    scenario = scenario_of(Document.read(path, allowed).with_settings(sets or ()))
     if policies:
         return [scenario.case(name) for name in policies]
     if compare and (own := scenario.left_out()) is not None:
@@ -128,24 +156,21 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
     InputError
         None of them can be built.
     """
-    from scenarios.report.compare import Comparison, FailedRun
-    from sim.explain.failed_ops import failure_text
+    from scenarios.report.compare import Comparison
+    from scenarios.variants.variant import attempt
 
     results, failures, stories = [], [], []
     for case, of in _counted(cases):
-        error: RunError | InputError | None = None
-        try:
-            result = _run(case, of)
-            if failed := failure_text(result.trace):
-                error = RunError(failed)
-        except (OutOfMemoryError, StuckError, InputError) as raised:
-            error = raised
-        if error is None:
-            result.share()
-            results.append(result)
+        with suppress(SimError):  # the attempt says it
+            _prepare(case, of)
+        with progress(f"simulating {case.label}{of}"):
+            found = attempt(case, advise=True)
+        if found.result is not None and found.error is None:
+            found.result.share()
+            results.append(found.result)
         else:
-            failures.append(FailedRun(case.label, error))
-            stories.append(f"{case.label}{of}:\n{error}" if of else str(error))
+            failures.append(found)
+            stories.append(f"{case.label}{of}:\n{found.error}" if of else str(found.error))
     if not results:
         first = failures[0].error
         raise first if isinstance(first, InputError) else RunError("\n".join(stories))

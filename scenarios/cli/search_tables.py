@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import typer
 
 from scenarios.cli.hints import little_room, no_gap_notes, unused_notes
-from scenarios.cli.terminal import unescaped
 from scenarios.cli.text_tables import print_table, strong
 from scenarios.fields.goals import Goal, alike
 from scenarios.fields.results import column_of_result, shown_result
@@ -26,27 +23,6 @@ _SHOWN = 12
 """Improvements that are listed; of more the first and the last."""
 
 
-class Ticker:
-    """Says on a terminal how many trials are done, the best, and the time left."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget, self.begun, self.told = budget, time.monotonic(), 0.0
-
-    def __call__(self, tuning: Tuning) -> None:
-        """Renew the line, four times a second."""
-        now, n = time.monotonic(), len(tuning.trials)
-        last = n == self.budget
-        if not sys.stderr.isatty() or not (last or now - self.told > 0.25):
-            return
-        self.told = now
-        best = (
-            "none yet" if tuning.best is None else shown_result(tuning.goal.what, _value(tuning, tuning.best))
-        )
-        left = format_duration(round((now - self.begun) / n * (self.budget - n) * 1e9), digits=2)
-        line = f"{n:,} of {self.budget:,} trials, best {best}, {left} left"
-        typer.echo(f"\r{line:<70}", nl=last, file=unescaped(sys.stderr))
-
-
 def print_tuning(tuning: Tuning, against: str | None = None) -> None:
     """Print the best, how the search got there, and the front."""
     trials, goal = tuning.trials, tuning.goal
@@ -58,8 +34,8 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
     limits = f", with {', '.join(map(str, goal.limits))}" if goal.limits else ""
     told = shown_result(goal.what, best.row[goal.column])
     typer.echo(f"best {goal.what} {told} of {len(trials):,} trials{limits}{_gain(tuning)}")
-    if best.settings:
-        typer.echo(f"  {', '.join(best.settings)}")
+    if best.variant.settings:
+        typer.echo(f"  {', '.join(best.variant.texts)}")
     if best.what not in ("settings", "start"):
         typer.echo("  with an order of its own: --out FILE.yaml keeps it")
     typer.echo(f"  {_above(tuning)}")
@@ -90,24 +66,21 @@ def _gain(tuning: Tuning) -> str:
     first = min(starts, key=tuning.cost)
     before, after = tuning.cost(first), tuning.cost(tuning.trials[tuning.best])
     if before == after or not before:
-        return f"; no better than {first.policy}"
-    return f"; {100 * abs(after / before - 1):.1f} % better than {first.policy}, the best to start from"
+        return f"; no better than {first.row['policy']}"
+    return (
+        f"; {100 * abs(after / before - 1):.1f} % better than {first.row['policy']}, the best to start from"
+    )
 
 
 def _line(tuning: Tuning, k: int, *results: str) -> dict[str, str]:
     trial: Trial = tuning.trials[k]
     return {
         "trial": f"{k + 1:,}",
-        **dict(setting.split("=", 1) for setting in trial.settings),
-        "policy": trial.policy,
+        **dict(trial.variant.settings),
+        "policy": trial.row["policy"],
         "changed": trial.what if trial.what not in ("settings", "start") else "",
         **{name: shown_result(name, trial.row[column_of_result(name)]) for name in results},
     }
-
-
-def _value(tuning: Tuning, k: int) -> int | float | str:
-    value: int | float | str = tuning.trials[k].row[tuning.goal.column]
-    return value
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -285,7 +258,7 @@ def _print_limits(row: Row, goal: Goal) -> None:
     """Print what limits a row: memory that is free, time that is lost, and limits that were asked for."""
     told = []
     if "train.step_ns" in row:
-        step, peak, limit = row["train.step_ns"], row["train.peak_bytes"], row["train.memory_limit_bytes"]
+        step, peak, limit = row["train.step_ns"], row["train.peak_bytes"], row["train.capacity_bytes"]
         if limit is not None:
             free = f"{size(limit - peak)} free ({percent(1 - peak / limit)})"
             told.append(f"memory {size(peak)} of {size(limit)}, {free}{little_room(peak, limit)}")

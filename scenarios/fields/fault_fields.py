@@ -13,7 +13,7 @@
       collective_timeout: 10min
       health_check: {interval: 10s, timeout: 1s}
       restart: 10min                                   what follows
-      checkpoint: {every_steps: 2, restore: 1min}
+      checkpoint: {every: 2, restore: 1min}
 
 The words are those of `scenarios.training_run.fields`, which is about many steps of one length; this is
 about the tasks and transfers of some.
@@ -209,7 +209,7 @@ class HealthCheckFields(Strict):
 class RestoreFields(Strict):
     """Where a restart begins."""
 
-    every_steps: Annotated[Count, Field(description="a checkpoint after so many steps")]
+    every: Annotated[Count, Field(description="a checkpoint after so many steps")]
     restore: Annotated[Duration, Field(description="time to load one")] = 0
 
 
@@ -272,7 +272,7 @@ class FaultFields(Strict):
             NCCL_TIMEOUT_NS if self.collective_timeout is None else self.collective_timeout,
             None if check is None else HealthCheck(check.interval, check.timeout),
             self.restart,
-            None if self.checkpoint is None else self.checkpoint.every_steps,
+            None if self.checkpoint is None else self.checkpoint.every,
             0 if self.checkpoint is None else self.checkpoint.restore,
         )
 

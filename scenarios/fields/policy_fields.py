@@ -135,7 +135,7 @@ ExpectOfRuns = Annotated[
 ]
 
 
-class Variant(PolicyFields):
+class VariantFields(PolicyFields):
     """An entry of ``compare``: the scenario's work under another policy, or with other settings."""
 
     label: Annotated[Name | None, Field(description="label in results; default: the policy's name")] = None
@@ -146,11 +146,11 @@ class Variant(PolicyFields):
     expect: Expect
 
 
-AnyVariant = Annotated[Variant, Shorthand("name")]
+AnyVariant = Annotated[VariantFields, Shorthand("name")]
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Noise of a scenario: ``noise: {sigma: 0.05, devices: {gpu1: 1.2}, straggler_probability: 1%, ...}``.
+# Noise of a scenario: ``noise: {sigma: 0.05, devices: {gpu1: 1.2}, stragglers: {...}}``.
 #
 # The words of `sim.job.noise.Noise`, checked and placed in the file.
 
@@ -167,6 +167,13 @@ Probability = Annotated[
 ]
 
 
+class StragglerFields(Strict):
+    """Tasks that take much longer than others."""
+
+    probability: Annotated[Probability, Field(description="probability that a task is one")]
+    factor: Annotated[Factor, Field(description="how many times longer it takes")]
+
+
 class NoiseFields(Strict):
     """How durations vary; policies do not see this."""
 
@@ -178,17 +185,15 @@ class NoiseFields(Strict):
         dict[Name, Factor],
         Field(default_factory=dict, description="factor of each device: 1.2 is 20 % slower"),
     ]
-    straggler_probability: Annotated[
-        Probability, Field(description="probability that a task is a straggler")
-    ] = 0.0
-    straggler_factor: Annotated[Factor, Field(description="how many times longer a straggler takes")] = 1.0
+    stragglers: Annotated[StragglerFields | None, Field(description="tasks that take much longer")] = None
 
     def noise(self, known: Container[str]) -> Noise:
         """Return it for `sim.job.build_job.make_job`, of the devices that are `known`."""
         from sim.job.noise import Noise
 
         devices = {name: factor for name, factor in self.devices.items() if name in known}
-        return Noise(self.sigma, devices, self.straggler_probability, self.straggler_factor)
+        rare = (self.stragglers.probability, self.stragglers.factor) if self.stragglers else ()
+        return Noise(self.sigma, devices, *rare)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from scenarios.file.yaml_read import Node, Place, read_yaml, read_yaml_text
 from sim.base.errors import InputError, ScenarioError, UnknownNameError, UnknownOptionError, hint, shortened
-from sim.base.plugins import within
+from sim.base.plugins import NOTHING, Allowed, Origin, within
 
 Loc = tuple[str | int, ...]
 """A path into a document."""
@@ -70,17 +70,17 @@ class Document:
         The file; relative files that it names are found from its folder.
     changed : bool
         Whether it is no longer what the file says.
-    allow_outside : bool
-        Whether it may name files outside its folder.
+    allowed : Allowed
+        Whether it may name code, and files outside its folder.
     """
 
     root: Node
     path: Path
     changed: bool = False
-    allow_outside: bool = False
+    allowed: Allowed = NOTHING
 
     @classmethod
-    def read(cls, path: str | Path, *, allow_outside: bool = False) -> Document:
+    def read(cls, path: str | Path, allowed: Allowed = NOTHING) -> Document:
         """Read a file, laid over the one that it extends; a recording is the scenario that runs it.
 
         Raises
@@ -94,12 +94,11 @@ class Document:
             if format_of(path) is not None:
                 path = os.path.realpath(path)
                 root = read_yaml_text(json.dumps(as_scenario(path)), path, places=False)
-                return cls(root, Path(path), allow_outside=allow_outside)
-        root = _read(Path(path), allow_outside)
-        return cls(root, Path(path), allow_outside=allow_outside)
+                return cls(root, Path(path), allowed=allowed)
+        return cls(_read(Path(path), allowed.outside), Path(path), allowed=allowed)
 
     @classmethod
-    def written(cls, text: str, folder: str | Path, *, allow_outside: bool = False) -> Document:
+    def written(cls, text: str, folder: str | Path, allowed: Allowed = NOTHING) -> Document:
         """Return what the text of a file in a folder would be.
 
         Raises
@@ -108,8 +107,8 @@ class Document:
             As of a file.
         """
         path = Path(folder) / "scenario"
-        root = _whole(read_yaml_text(text, path.name), path, allow_outside, ())
-        return cls(root, path, allow_outside=allow_outside)
+        root = _whole(read_yaml_text(text, path.name), path, allowed.outside, ())
+        return cls(root, path, allowed=allowed)
 
     @property
     def title(self) -> str:
@@ -122,9 +121,14 @@ class Document:
         """Folder in which relative files are looked for."""
         return self.path.parent
 
+    @property
+    def origin(self) -> Origin:
+        """What it may name, and from where."""
+        return Origin(self.directory, *self.allowed)
+
     def file(self, name: str) -> Path:
         """Return where a file named by the scenario is: in its folder, unless others are allowed."""
-        return within(self.directory, name, allow_outside=self.allow_outside)
+        return self.origin.file(name)
 
     def at(self, loc: Loc) -> Node | None:
         """Return the value at `loc`, None when there is none."""

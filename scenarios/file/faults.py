@@ -172,6 +172,8 @@ RENAMED: Final[Mapping[str, str]] = {
     "memory.allocator.when_full": "stands beside the allocator now: memory: {when_full: ...}",
     "machine.devices.*.dma_engines": "is called copy_engines now",
     "machine.devices.*.sm_fraction": "is said with use_sms now: use_sms: 50%",
+    "training_run.checkpoint.restore_bandwidth": "is gone: bandwidth is of reading, too; or say restore",
+    "machine.devices.*.memory_fraction": "is gone: say memory, the size that is left",
     "machine.links.*.source": "is called sources now, as in devices and machines",
 }
 """Dotted path of each key that is gone (``*``: any key or item) -> the end of the message."""

@@ -4,7 +4,7 @@
 
     workload:
       kineto: trace.json.gz
-      what_if: {launch_cost: x0.5, scale: {gemm: x0.5}}           a mapping: always in the order of this file
+      what_if: {issue_cost: x0.5, scale: {gemm: x0.5}}           a mapping: always in the order of this file
       what_if: [{scale: {gemm: x0.5}}, {fuse: [elementwise]}]     a list: one mapping after another
 
 A change that leaves the graph as it is says so.
@@ -54,7 +54,7 @@ class Remove(Strict):
     """Ops that are not there."""
 
     ops: _Words
-    host_work: _HostWork = "stays"
+    host: _HostWork = "stays"
 
 
 class Fuse(Strict):
@@ -62,7 +62,7 @@ class Fuse(Strict):
 
     ops: Annotated[_Words, Field(description="a sequence to look for; one word: any number of such kernels")]
     duration: Annotated[Duration | None, Field(description="default: what the parts take together")] = None
-    host_work: _HostWork = "stays"
+    host: _HostWork = "stays"
 
 
 class OtherDevice(Strict):
@@ -121,7 +121,7 @@ class WhatIf(Strict):
     ] = None
     host: Annotated[AnyFactor | None, Field(description="how long the host's own work takes")] = None
     gap: Annotated[AnyChange | None, Field(description="between kernels of a stream")] = None
-    launch_cost: Annotated[
+    issue_cost: Annotated[
         AnyChange | None, Field(description="how long a launch call takes the host itself")
     ] = None
     cuda_graph: Annotated[
@@ -140,7 +140,7 @@ class WhatIf(Strict):
         from scenarios.recorded import other_gpu as device
 
         if (gone := self.remove) is not None:
-            stays = gone.host_work == "stays"
+            stays = gone.host == "stays"
             yield ("remove",), lambda g: remove.removed(g, gone.ops, host_work=stays)
         for n, one in enumerate(self.fuse):
             yield ("fuse", n), _fused_by(fuse.fused, one)
@@ -154,8 +154,8 @@ class WhatIf(Strict):
             yield ("host",), lambda g: durations.faster_host(g, host)
         if (gap := self.gap) is not None:
             yield ("gap",), lambda g: durations.other_gap(g, gap)
-        if (cost := self.launch_cost) is not None:
-            yield ("launch_cost",), lambda g: durations.launch_cost(g, cost)
+        if (cost := self.issue_cost) is not None:
+            yield ("issue_cost",), lambda g: durations.issue_cost(g, cost)
         if (graphs := self.cuda_graph) is not None:
             launch_ns = cuda_graph.LAUNCH_NS if graphs.launch is None else graphs.launch
             node_ns = cuda_graph.NODE_NS if graphs.node is None else graphs.node
@@ -171,12 +171,12 @@ class WhatIf(Strict):
 
 
 def _fused_by(fused: Callable[..., Graph], one: Fuse) -> Callable[[Graph], Graph]:
-    return lambda g: fused(g, one.ops, duration_ns=one.duration, host_work=one.host_work == "stays")
+    return lambda g: fused(g, one.ops, duration_ns=one.duration, host_work=one.host == "stays")
 
 
 def _as_list(value: Any) -> Any:
     if not isinstance(value, dict | list):
-        raise fault(f"should be a mapping such as {{launch_cost: x0.5}}, or a list of such, not {value!r}")
+        raise fault(f"should be a mapping such as {{issue_cost: x0.5}}, or a list of such, not {value!r}")
     return [value] if isinstance(value, dict) else value
 
 

@@ -175,7 +175,7 @@ def faster_host(graph: Graph, factor: Fraction) -> Graph:
     return _changed(graph, roles.host_ops(graph), Change(factor))
 
 
-def launch_cost(graph: Graph, change: Change) -> Graph:
+def issue_cost(graph: Graph, change: Change) -> Graph:
     """Return a graph whose launch calls take a factor of their own time, or another one.
 
     The host's work between calls stays.

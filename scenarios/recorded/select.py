@@ -4,7 +4,8 @@ gemm                     all matrix products           transfers    copies betwe
 kernels                  all kernels that compute      collectives  what communicates between ranks
 matmul, copy, launch     a kind of op
 gpu, gpu3, cpu           the ops of a device, or of all devices of a kind; not idle time (`delay`)
-aten::addmm              what an operator launched
+aten::addmm              what an operator launched, and the host's time until each launch
+Layer, Layer_3           the same of modules of a class, of one, or of a range of the program
 DtoH, DtoH.17            kernels of a name, one op
 *softmax*, rank3/*       a pattern of any of these; of a kernel's full name, too
 """
@@ -20,6 +21,7 @@ import numpy as np
 from sim.base.arrays import BoolArray
 from sim.base.errors import InputError, UnknownNameError
 from sim.explain.communication import COMMUNICATION, moving_kinds
+from sim.explain.narration import names_around
 from sim.graph.graph import Graph
 
 # ----------------------------------------------------------------------------------------------------------
@@ -145,9 +147,15 @@ class Names:
         self._full: dict[str, list[int]] = {}
         for op, name in enumerate(graph.op_names):
             self._of.setdefault(_short(name), []).append(op)
-        for key, known in (("operator", self._of), ("kernel", self._full), ("full_name", self._full)):
+        for key, known in (
+            *(("operator", self._of), ("kernel", self._full), ("full_name", self._full)),
+            ("module", self._full),
+        ):
             for op, value in graph.attribute(key).items():
                 known.setdefault(str(value), []).append(op)
+        for op, path in graph.attribute("module").items():
+            for name in {*names_around(str(path)), *str(path).split("/")}:
+                self._of.setdefault(name, []).append(op)
 
     def find(self, word: str) -> BoolArray:
         """Return which ops a word is about.

@@ -7,15 +7,14 @@ the fastest algorithm takes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from devices.collectives.formulas import Formula, node_of
 from devices.collectives.measured import MeasuredTable
 from devices.collectives.nccl_constants import GENERATIONS
-from devices.collectives.nccl_model import load_rates, over_a_host, taken_us
-from devices.collectives.nccl_tuner import NcclChoice, NcclTuner
+from devices.collectives.nccl_model import fitted_us, over_a_host
+from devices.collectives.nccl_tuner import NcclChoice, tuner_of
+from devices.collectives.schedules import RING_ROUNDS
 from devices.machine import make_machine
 from devices.presets import machine_preset
 from sim.base.errors import InputError
@@ -32,7 +31,7 @@ COLLECTIVES_SCHEMA: Final = "sim.collectives/1"
 KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "send")
 
 _SMALLEST, _LARGEST = 1 << 10, 1 << 30
-_BUS: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+_BUS: Final = {**RING_ROUNDS, "all_to_all": 1}
 
 
 class CollectiveRanks(NamedTuple):
@@ -191,10 +190,8 @@ def row_of(
     choice = fitted = by_links = measured = None
     if ranks.machine is None:
         assert ranks.gpu is not None
-        choice = _tuner(ranks.gpu, ranks.per_node).choose(kind, nbytes)
-        if len(ranks.per_node) == 1:
-            with suppress(InputError):  # nobody measured such a one
-                fitted = taken_us(kind, n, nbytes, choice, load_rates(ranks.gpu))
+        choice = tuner_of(ranks.gpu, ranks.per_node).choose(kind, nbytes)
+        fitted = fitted_us(ranks.gpu, kind, ranks.per_node, nbytes, choice)
         algorithm = choice.algorithm
     else:
         call = Call(kind, nbytes, ranks.devices, ranks.devices[0])
@@ -202,11 +199,6 @@ def row_of(
     if table is not None and table.spans(kind, n, nbytes):
         measured = table.time_us(kind, n, nbytes)
     return Row(kind, n, nbytes, algorithm, choice, fitted, by_links, measured)
-
-
-@cache
-def _tuner(gpu: str, per_node: tuple[int, ...]) -> NcclTuner:
-    return NcclTuner(GENERATIONS[gpu], per_node)
 
 
 _MARKS: Final = {"ll": "o", "ll128": "s", "simple": "^", "none": "o", "": "o"}

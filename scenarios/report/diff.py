@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from policies.issue.ready_queue import ReadyQueue
+from scenarios.file.document import Document
 from scenarios.importers.files import read_head
 from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.setup import run_recorded
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
+from sim.base.plugins import NOTHING, Allowed
 from sim.diff.differences import Differences
 from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
 from sim.diff.propagated_delays import Why, own_ns, why_first_moved
 from sim.diff.schedule import OpSchedule, schedule_of
 from sim.diff.time_spent import PathChange, idle_change, path_change
+from sim.explain.makespan_breakdown import PARTS, MakespanChange, change
 from sim.export.perfetto import PERFETTO_ENDINGS
 from sim.graph.graph import Graph
 from sim.record.plan import SCHEMA as PLAN
@@ -74,6 +77,12 @@ class Answer:
     def path(self) -> PathChange | None:
         """How the critical paths differ."""
         return path_change(self.differences)
+
+    @cached_property
+    def makespan_change(self) -> MakespanChange | None:
+        """Why the makespans differ; None where a table says nothing of it."""
+        a, b = self.differences.a.facts, self.differences.b.facts
+        return None if a is None or b is None else change(a, b)
 
     def only(self, schedule: OpSchedule, rows: IntArray) -> list[tuple[str, int, int, int]]:
         """Return (what, kind, how many, ns, first row) of rows that are in one schedule alone.
@@ -128,6 +137,7 @@ class Answer:
                 device: {reason: _both(both) for reason, both in reasons.items()}
                 for device, reasons in self.idle.items()
             },
+            "makespan": None if self.makespan_change is None else self._makespan(self.makespan_change),
             "critical_path": None if self.path is None else self._path(self.path),
         }
 
@@ -172,14 +182,26 @@ class Answer:
             ],
         }
 
+    def _makespan(self, change: MakespanChange) -> dict[str, Any]:
+        a, b = change.a, change.b
+        return {
+            "parts_of": {"a": a.device, "b": b.device},
+            "parts": {part: _both(both) for part, both in parts_of_both(change).items()},
+        }
+
     def _path(self, path: PathChange) -> dict[str, Any]:
         a, b = self.differences.a, self.differences.b
         return {
-            "parts": {what: _both(both) for what, both in path.parts.items()},
             "ops_on_both": path.both,
             "only_a": [a.names[row] for row in path.only_a[: self.top]],
             "only_b": [b.names[row] for row in path.only_b[: self.top]],
         }
+
+
+def parts_of_both(change: MakespanChange) -> dict[str, tuple[int, int]]:
+    """Return what both makespans consist of, in A and in B, in ns."""
+    a, b = change.a.parts, change.b.parts
+    return {part: (a.get(part, 0), b.get(part, 0)) for part in PARTS if part in a or part in b}
 
 
 def _side(schedule: OpSchedule) -> dict[str, Any]:
@@ -297,7 +319,7 @@ class Asked:
         ``--policy``: for both sides, or one for each.
     sets, sets_a, sets_b : sequence of str
         ``--set``, ``--set-a``, ``--set-b``.
-    allow_code, allow_outside : bool
+    allowed : Allowed
     """
 
     paths: Sequence[str]
@@ -305,8 +327,7 @@ class Asked:
     sets: Sequence[str] = ()
     sets_a: Sequence[str] = ()
     sets_b: Sequence[str] = ()
-    allow_code: bool = False
-    allow_outside: bool = False
+    allowed: Allowed = NOTHING
 
 
 class Side(NamedTuple):
@@ -468,12 +489,9 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
 
 
 def _scenario(one: _One) -> Scenario:
-    from scenarios.run.load import load_scenario
+    from scenarios.run.scenario import scenario_of
 
-    asked = one.asked
-    return load_scenario(
-        one.path, sets=one.sets, allow_code=asked.allow_code, allow_outside=asked.allow_outside
-    )
+    return scenario_of(Document.read(one.path, one.asked.allowed).with_settings(one.sets))
 
 
 def _case(scenario: Scenario, policy: str | None) -> Case:
@@ -501,8 +519,10 @@ def _of_plan(one: _One, other: _One) -> Side:
     own = _case(_scenario(other), other.policy)
     policy = f"{{name: replay, file: {os.path.abspath(one.path)!r}"
     policy += f", synchronisation: {own.decisions.policy.synchronisation}}}"
-    asked = replace(one.asked, allow_outside=True)  # the plan is named here, and not by the scenario
-    scenario = _scenario(_One(other.path, None, [*one.own, f"policy={policy}"], asked))
+    outside = one.asked.allowed._replace(outside=True)  # the plan is named here, and not by the scenario
+    scenario = _scenario(
+        _One(other.path, None, [*one.own, f"policy={policy}"], replace(one.asked, allowed=outside))
+    )
     return _of_case(_case(scenario, None), one.own, _name(one.path))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from scenarios.report.compare import makespan_parts, why_fast
 from scenarios.run.execute import Result
 from sim.explain.communication import exposed_communication
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import idle_reasons
-from sim.explain.narration import grouped_gaps, held_up_most, largest_gaps, steps_in
+from sim.explain.makespan_breakdown import breakdown, breakdown_text
+from sim.explain.narration import grouped_gaps, held_up_most, host_time, largest_gaps, steps_in
 from sim.explain.path import PathStep, executed_path
 from sim.explain.sentences import TaskLife, lives
 from sim.explain.time_use import time_use
@@ -46,14 +46,18 @@ def explanation(
         "makespan_ns": trace.makespan_ns,
         "from_ns": where.from_ns,
         "to_ns": where.end_ns(facts),
-        "why": why_fast(trace),
-        "parts_ns": makespan_parts(trace),
+        "why": breakdown_text(facts),
+        **breakdown(facts).to_json(),
         "held_up_most": held_up_most(facts, path) or None,
         "path": [_step(trace, facts, step) for step in steps_in(facts, path, where)],
         "unused_devices": result.summary["unused_devices"],
         "time_ns": time_use(trace, reasons, where),
         "idle_reasons": reasons,
         "exposed_ns": exposed_communication(facts, where, reasons),
+        "host_time": {
+            key: {name: {"ns": ns, "calls": calls} for name, (ns, calls) in spent.items()}
+            for key, spent in host_time(facts, where).items()
+        },
         **{key: value for key, value in result.summary.items() if key == "data_loading"},
         "idle_groups": [
             group._asdict() | {"longest": group.longest._asdict()} for group in grouped_gaps(facts, where)

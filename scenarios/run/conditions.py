@@ -65,14 +65,9 @@ OF_DECISIONS: Final[tuple[Rule, ...]] = (
         "policies know no estimates; say knowledge: estimate, or leave it out",
     ),
     Rule(
-        ("noise.straggler_factor",),
-        lambda case, loc: case.scenario.content.noise.straggler_probability > 0,  # type: ignore[union-attr]
-        "no task is a straggler; give straggler_probability, or leave it out",
-    ),
-    Rule(
-        ("noise.straggler_probability",),
-        lambda case, loc: case.scenario.content.noise.straggler_factor != 1,  # type: ignore[union-attr]
-        "a straggler takes no longer than others; give straggler_factor, or leave it out",
+        ("noise.stragglers",),
+        lambda case, loc: _stragglers(case).probability > 0 and _stragglers(case).factor != 1,
+        "no task takes longer: give a probability above 0 and another factor than 1, or leave it out",
     ),
     Rule(
         ("policy.launch", "compare.*.launch"),
@@ -125,6 +120,11 @@ OF_DECISIONS: Final[tuple[Rule, ...]] = (
 def _pipeline(case: Case) -> Any:
     """Return the ``pipeline:`` of the workload."""
     return case.scenario.content.workload.pipeline  # type: ignore[attr-defined]
+
+
+def _stragglers(case: Case) -> Any:
+    """Return the ``stragglers:`` of the noise."""
+    return case.scenario.content.noise.stragglers  # type: ignore[union-attr]
 
 
 def _phase(*letters: str) -> Callable[[Case, Loc], bool]:
@@ -181,9 +181,9 @@ OF_PIPELINES: Final[tuple[Rule, ...]] = (
         "there is no machine; give one, or leave it out",
     ),
     Rule(
-        ("workload.pipeline.model.tensor_bandwidth",),
-        lambda case, loc: _pipeline(case).model.tensor_parallel > 1,
-        "a layer is on one device; say tensor_parallel: 2 or more, or leave it out",
+        ("workload.pipeline.model.bandwidth",),
+        lambda case, loc: _pipeline(case).model.tp > 1,
+        "a layer is on one device; say tp: 2 or more, or leave it out",
     ),
 )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from policies.recovery import Recovery
-from scenarios.fields.policy_fields import Choice, PolicyFields, Variant
+from scenarios.fields.policy_fields import Choice, PolicyFields, VariantFields
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.workload import Workload
 from sim.base import plugins
@@ -108,7 +108,6 @@ def resolve(
     document: Document,
     loc: Loc,
     *,
-    origin: plugins.Origin = plugins.NOWHERE,
     knowledge: str = "exact",
     inherited: bool = False,
 ) -> Decisions:
@@ -120,9 +119,7 @@ def resolve(
     label : str
         What the results will call it.
     document, loc
-        Where it stands, for messages.
-    origin : Origin
-        What it may name, and from where.
+        Where it stands, for messages and for what it may name.
     knowledge : str
         What the scenario lets policies know, unless `spec` says otherwise.
     inherited : bool
@@ -134,15 +131,15 @@ def resolve(
         An unknown name (with the nearest known), an unknown option, or a wrong value of one.
     """
     with _placing(document, loc):
-        spec, allocators = _with_runtime(spec, document, loc, origin)
+        spec, allocators = _with_runtime(spec, document, loc)
         if spec.name is None:
             raise document.error(loc, "names no policy; give it a name, or a runtime", key=True)
 
         def choose(choice: Choice | None, key: str, *at: int) -> Any:
             with located(key, *at):
-                return choice and _chosen(key, choice, origin)
+                return choice and _chosen(key, choice, document.origin)
 
-        policy = _policy(spec, loc, origin, inherited=inherited)
+        policy = _policy(spec, loc, document.origin, inherited=inherited)
         return Decisions(
             label,
             policy,
@@ -164,7 +161,7 @@ def resolve(
 @contextmanager
 def _placing(document: Document, loc: Loc) -> Iterator[None]:
     """Give an error its place; what is no option of a policy may be a key of all policies, misspelt."""
-    keys = (Variant if loc[:1] == ("compare",) else PolicyFields).model_fields
+    keys = (VariantFields if loc[:1] == ("compare",) else PolicyFields).model_fields
     with document.placing(*loc):
         try:
             yield
@@ -198,7 +195,7 @@ def resolve_schedule(
 
     schedules = workload.schedules()
     with _placing(document, loc):
-        spec, allocators = _with_runtime(spec, document, loc, plugins.Origin(document.directory))
+        spec, allocators = _with_runtime(spec, document, loc)
         if spec.name not in schedules:
             what = "names no schedule" if spec.name is None else f"{spec.name!r} is no pipeline schedule"
             raise InputError(f"{what}{hint(spec.name or '', schedules)}", path=["name"] if spec.name else [])
@@ -212,7 +209,7 @@ def resolve_schedule(
 
 
 def _with_runtime(
-    spec: PolicyFields, document: Document, loc: Loc, origin: plugins.Origin
+    spec: PolicyFields, document: Document, loc: Loc
 ) -> tuple[PolicyFields, Mapping[str, Mapping[str, Any]]]:
     """Put the decisions of a runtime beneath those that are given; return its allocators apart."""
     if spec.runtime is None:
@@ -220,16 +217,14 @@ def _with_runtime(
     if spec.name is not None:
         message = "has both a name and a runtime; a runtime names the policy too"
         raise document.error(loc, message, key=True)
-    choices = dict(_look_up("sim.runtimes", spec.runtime, "runtime", loc, origin))
+    choices = dict(_look_up("sim.runtimes", spec.runtime, "runtime", loc, document.origin))
     allocators = choices.pop("allocator", {})
     given = {key: value for key, value in spec if key in spec.model_fields_set and key != "runtime"}
     given |= spec.options
     return overlay(PolicyFields.model_validate(choices), PolicyFields.model_construct(**given)), allocators
 
 
-def resolve_recoveries(
-    choices: Sequence[Choice], document: Document, loc: Loc, origin: plugins.Origin
-) -> dict[str, Recovery]:
+def resolve_recoveries(choices: Sequence[Choice], document: Document, loc: Loc) -> dict[str, Recovery]:
     """Make the recovery policies of a training run, by name.
 
     Raises
@@ -240,7 +235,7 @@ def resolve_recoveries(
     made = {}
     for i, choice in enumerate(choices):
         with document.placing(*loc, i):
-            made[choice.name] = _chosen("recovery", choice, origin)
+            made[choice.name] = _chosen("recovery", choice, document.origin)
             if not isinstance(made[choice.name], Recovery):
                 raise InputError(f"{choice.name!r} should extend policies.recovery.Recovery")
     return made

@@ -82,17 +82,25 @@ class Result:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The numbers: see `sim.metrics.summary`, and `scenarios.fields.results`."""
-        found = summary(self.trace)
-        if self.trace.memory is not None:
+        return self._told(causes=True)
+
+    @cached_property
+    def numbers(self) -> dict[str, Any]:
+        """The summary without what takes most of its time: causes, how sure it is, who held memory."""
+        return self._told(causes=False)
+
+    def _told(self, *, causes: bool) -> dict[str, Any]:
+        found = summary(self.trace, causes=causes)
+        if self.trace.memory is not None and causes:
             from sim.explain.memory_use import memory_report
 
             found["memory"] = memory_report(self.trace)
         if self.training is not None:
             found["training_run"] = self.training.report(self.lives)
-        if (unexplained := residue(self.trace)) is not None:
+        if causes and (unexplained := residue(self.trace)) is not None:
             found["unexplained"] = unexplained.to_json()
         job, model = self.trace.job, self.case.work.machine.collectives
-        if (line := told_of(job.graph, job.machine, job.collectives, model)) is not None:
+        if causes and (line := told_of(job.graph, job.machine, job.collectives, model)) is not None:
             found["collectives"] = line
         told = self.case.work.report(self.trace)
         for name, more in told.pop("devices", {}).items():
@@ -214,7 +222,7 @@ def run_case(
     for expectation in expectations:
         expectation.check_name(known, with_table=not new_tables)
     recordings: Recordings | None = {} if record_memory else None
-    trace = _run(case, job, observers, recordings)
+    trace = trace_of(case, job, observers, recordings)
     if check:
         trace.check()
     if fits and not any(expectation.what == "fits" for expectation in expectations):
@@ -243,12 +251,14 @@ def _training_of(case: Case) -> RecoveryRuns | None:
     from scenarios.training_run.training import RecoveryRuns
 
     where = ("training_run", "recovery")
-    recoveries = resolve_recoveries(section.recovery, scenario.document, where, scenario.origin)
+    recoveries = resolve_recoveries(section.recovery, scenario.document, where)
     return RecoveryRuns(scenario.document, section, section.plan(0, scenario.document), recoveries)
 
 
-def _run(case: Case, job: Job, observers: Iterable[Observer], recordings: Recordings | None) -> Trace:
-    """Run a job, with an allocator where one is chosen, and where memory turns out to be short."""
+def trace_of(
+    case: Case, job: Job, observers: Iterable[Observer] = (), recordings: Recordings | None = None
+) -> Trace:
+    """Run the job of a case: with an allocator if one is chosen, and where memory turns out to be short."""
     decisions, document = case.decisions, case.scenario.document
     memory = memory_of(case.scenario, job, decisions.policy, decisions.allocators, recordings)
     try:

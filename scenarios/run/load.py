@@ -8,10 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from scenarios.file.document import Document
 from scenarios.run.scenario import Scenario, scenario_of
+from sim.base.errors import InputError
+from sim.base.plugins import Allowed
 
 
 def load_scenario(
@@ -47,8 +50,8 @@ def load_scenario(
     >>> load_scenario("scenarios/examples/quickstart.yaml", sets=["workload.batch=1"]).name
     'Inception v1 on one H200'
     """
-    document = Document.read(path, allow_outside=allow_outside)
-    return scenario_of(document.with_settings(sets).with_settings(vary, "--vary"), allow_code)
+    document = Document.read(path, Allowed(allow_code, allow_outside))
+    return scenario_of(document.with_settings(sets).with_settings(vary, "--vary"))
 
 
 def read_scenario(
@@ -79,8 +82,8 @@ def read_scenario(
     >>> scenario.graph
     <Graph 'scenario': 2 ops, 2 tensors, 0 edges>
     """
-    document = Document.written(text, folder, allow_outside=allow_outside)
-    return scenario_of(document.with_settings(sets), allow_code)
+    document = Document.written(text, folder, Allowed(allow_code, allow_outside))
+    return scenario_of(document.with_settings(sets))
 
 
 class Scenarios:
@@ -89,12 +92,14 @@ class Scenarios:
     Parameters
     ----------
     document : Document
-    allow_code : bool
     """
 
-    def __init__(self, document: Document, allow_code: bool = False) -> None:
-        self.document, self.allow_code = document, allow_code
+    def __init__(self, document: Document) -> None:
+        self.document = document
         self._last: tuple[tuple[str, ...], Scenario] | None = None
+        self._sound = False
+        with suppress(InputError):  # settings may be what makes it one
+            self._last, self._sound = (("",), scenario_of(document)), True
 
     def at(self, settings: Sequence[str], option: str = "--vary") -> Scenario:
         """Return the scenario with ``KEY=VALUE`` texts; see `Document.with_settings` and `scenario_of`."""
@@ -102,6 +107,8 @@ class Scenarios:
         if last is not None and last[0] == key:
             return last[1]
         document = self.document.with_settings(settings, option)
-        scenario = scenario_of(document, self.allow_code, None if last is None else last[1])
+        scenario = scenario_of(document, None if last is None else last[1])
+        if not self._sound:
+            scenario.check()
         self._last = key, scenario
         return scenario

@@ -130,7 +130,7 @@ def _of_devices(names: tuple[str, ...], holds: Callable[[_Described], bool], why
 _OF_TILES: Final = (
     *("scratchpad", "vector_scratchpad", "double_buffered", "granule", "dma_bandwidth", "dma_latency"),
 )
-_LOSSES: Final = ("efficiency", "memory_efficiency", "half_flops", "half_bytes", "op_overhead")
+_LOSSES: Final = ("efficiency", "memory_efficiency", "op_overhead")
 
 OF_DEVICES: Final[tuple[Rule, ...]] = (
     # -- devices: copies and launches
@@ -169,7 +169,7 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
         "intra_op) than cores; or leave it out",
     ),
     _of_devices(
-        ("max_resident", "blocks_per_sm", "fitted_grids"),
+        ("max_resident", "blocks_per_sm"),
         _Described.shares,
         "kernels of the device share no SMs; say sharing: sm or sm+dram, and streams: 2 or more, or "
         "leave it out",
@@ -200,7 +200,7 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
     # -- devices: what ops cost
     _of_devices(
         (
-            *("peak", "matrix_peak", "vector_peak", "matrix_block", "default_dtype", "op_overhead"),
+            *("peak", "matrix_peak", "vector_peak", "matrix_block", "dtype", "op_overhead"),
             *("kernel_floor", *_OF_TILES),
         ),
         _Described.by_roofline,
@@ -229,13 +229,13 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
         "durations, or the key",
     ),
     _of_devices(
-        ("efficiency", "half_flops"),
+        ("efficiency",),
         lambda of: of.by_roofline("peak", "matrix_peak", "vector_peak"),
         "it lowers the peak rate of ops that the device's roofline times, and there is no peak or no such "
         "op; give peak and leave out the durations, or leave out the key",
     ),
     _of_devices(
-        ("memory_efficiency", "half_bytes", "core_bandwidth"),
+        ("memory_efficiency", "core_bandwidth"),
         lambda of: of.by_roofline("bandwidth"),
         "it is about the bandwidth of ops that the device's roofline times, and there is no bandwidth, or no "
         "such op; give bandwidth and leave out the durations, or leave out the key",
@@ -250,11 +250,6 @@ OF_DEVICES: Final[tuple[Rule, ...]] = (
         lambda of: of.timed() or of.shares() or of.may_compete() or "inter_op" not in of.values,
         "it speeds up ops that a cost model times, and every op has a duration of its own; the device has "
         "cores for all its workers. Leave out the durations, or the key",
-    ),
-    _of_devices(
-        ("measured_dtypes",),
-        lambda of: of.by_roofline() and any(of.values.get(name) for name in _LOSSES),
-        "it says of which data types losses are, and none are given; give efficiency, or leave it out",
     ),
     _of_devices(
         ("serial_fraction", "speedup"),

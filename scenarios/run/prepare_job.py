@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Final, TypeGuard
+from typing import Any, Final, TypeGuard
+
+import numpy as np
 
 from devices.describe.field_types import DEFAULT, dtype_name
 from devices.describe.fields import BY_KIND, LISTS_OF_KINDS, check_kind
@@ -21,8 +23,9 @@ from sim.base.arrays import MOST_TASKS
 from sim.base.errors import GraphError, InfeasibleError, InputError, ScenarioError, SimError, UnknownNameError
 from sim.graph.graph import Graph
 from sim.issuers import with_processes
-from sim.job.build_job import make_job
+from sim.job.build_job import draw, make_job
 from sim.job.job import Job, Placement
+from sim.job.noise import Noise
 from sim.machine.machine import Machine
 
 # ----------------------------------------------------------------------------------------------------------
@@ -40,10 +43,10 @@ _KEYS_BY_KIND: Final = (
     *_BY_KIND,
     *_COSTS,
     *(f"machine.devices.*.cost.roofline.{p.rpartition('.devices.*.')[2]}" for p in _BY_KIND),
-    "policy.streams.streams.*",
-    "compare.*.streams.streams.*",
 )
 """Mappings whose keys are kinds of op."""
+_OF_POLICIES: Final = ("policy.streams.streams.*", "compare.*.streams.streams.*")
+"""The same where policies stand."""
 _LISTS: Final = tuple(f"machine.devices.*.{name}.*" for name in LISTS_OF_KINDS)
 _OPS: Final = ("workload.ops.*", "workload.functions.*.ops.*")
 _EVERY_OP: Final = (*_OPS, *(f"workload.sessions.*.{op}" for op in _OPS))
@@ -51,7 +54,7 @@ _OF_FILES: Final = ("workload.attributes.*.*", "workload.sessions.*.workload.att
 
 
 def check_words(document: Document, graph: Graph, machine: Machine, own: Iterable[str] = ()) -> None:
-    """Refuse words that nobody knows.
+    """Refuse words of machine and workload that nobody knows.
 
     Parameters
     ----------
@@ -141,21 +144,28 @@ class Jobs:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.first: Job | None = None
+        self.checked = False
+        self.last: Job | None = None
 
     def __call__(self, seed: int | None = None) -> Job:
         """Return the job with a seed, by default the scenario's; raises as `job_of` does."""
         case = self.case
-        policy = case.decisions.policy
+        decisions, policy = case.decisions, case.decisions.policy
         case.work  # noqa: B018 (a workload that cannot be made says so itself)
         try:
-            job = self._made(case.scenario.content.seed if seed is None else seed)
-            known, self.first = self.first, self.first or job
-            if not policy.one_process:
-                job = with_processes(job)
-            if known is None:
+            seed = case.scenario.content.seed if seed is None else seed
+            if self.last is not None and (job := self.last.again(seed)) is not None:
+                draw(job, self._noise(job.machine))
+                return job
+            made = self._made(seed)
+            job = made if policy.one_process else with_processes(made)
+            if not self.checked:
                 self._check(job)
-            return launched(job, policy.synchronisation, as_graph=case.decisions.cuda_graph)
+                self.checked = True
+            job = launched(job, policy.synchronisation, as_graph=decisions.cuda_graph)
+            if decisions.knowledge != "estimate" and job.graph is made.graph:  # else the seed draws more
+                self.last = job
+            return job
         except ScenarioError:
             raise
         except (InfeasibleError, InputError) as error:
@@ -175,11 +185,14 @@ class Jobs:
             iterations=content.iterations,
             knowledge=decisions.knowledge,
             estimate_error=content.estimate_error,
-            noise=None if content.noise is None else content.noise.noise(machine.positions),
+            noise=self._noise(machine),
             seed=seed,
             faults=None if content.faults is None else content.faults.faults(machine, scenario.document),
-            like=self.first,
         )
+
+    def _noise(self, machine: Machine) -> Noise | None:
+        fields = self.case.scenario.content.noise
+        return None if fields is None else fields.noise(machine.positions)
 
     @cached_property
     def _compiled(self) -> tuple[Graph, Placement | None, Machine]:
@@ -191,7 +204,12 @@ class Jobs:
             message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
             raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
         _check_names(scenario, graph, work.machine)
-        check_words(scenario.document, work.graph, machine, content.workload.own_kinds())
+        own = content.workload.own_kinds()
+        words = {loc: str(loc[-1]) for loc in _matching(scenario.document, _OF_POLICIES)}
+        _need_kinds(words, [DEFAULT, *own, *work.graph.kinds], scenario.document)
+        if not _same(scenario.checked.get("words"), (work.graph, machine)):
+            check_words(scenario.document, work.graph, machine, own)
+            scenario.checked["words"] = work.graph, machine
         return graph, placement, machine
 
     def _check(self, job: Job) -> None:
@@ -203,12 +221,21 @@ class Jobs:
         if job.faults is not None:
             _check_faults(case, job)
         refuse_without_effect(case)
+        checked, of = case.scenario.checked, (case.work.graph, case.work.machine, job.graph, job.device_of)
+        known, checked["costs"] = checked.get("costs"), of
+        if known is not None and _same(known, of[:3]) and np.array_equal(known[3], job.device_of):
+            return
         if any(device.cost is not None for device in job.machine.devices):
             from devices.cost.cost_warnings import warn_of_plain_ops, warn_of_plain_rooflines
 
             warn_of_plain_rooflines(job)
             if (timed := case.scenario.content.workload.timed(case.scenario.document)) is not None:
                 warn_of_plain_ops(timed, [job.machine.devices[i] for i in sorted({*job.device_of.tolist()})])
+
+
+def _same(known: Any, things: Sequence[object]) -> bool:
+    """Whether what was looked at begins with the same things."""
+    return known is not None and all(one is other for one, other in zip(known, things, strict=False))
 
 
 def _compiled(case: Case) -> tuple[Graph, Placement | None, Machine]:

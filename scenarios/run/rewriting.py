@@ -202,8 +202,8 @@ def _reasons(case: Case, step: RewriteStep) -> Iterator[str]:
     noise = content.noise
     if noise is not None and noise.sigma:
         yield "noise.sigma draws the durations of each rank"
-    if noise is not None and noise.straggler_probability:
-        yield "noise.straggler_probability draws the stragglers of each rank"
+    if noise is not None and noise.stragglers:
+        yield "noise.stragglers draws the stragglers of each rank"
     if content.faults is not None:
         yield "faults meet one rank and not another"
     if decisions.knowledge in ("mean", "estimate"):

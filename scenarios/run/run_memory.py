@@ -132,7 +132,7 @@ def _read(choice: Choice | None, scenario: Scenario, loc: Loc) -> MemorySpec:
     if choice is None:
         return _ideal()
     with scenario.document.placing(*loc):
-        return read_allocator({"name": choice.name, **choice.options}, scenario.origin)
+        return read_allocator({"name": choice.name, **choice.options}, scenario.document.origin)
 
 
 def exact_memory(machine: Machine) -> Callable[..., Any]:

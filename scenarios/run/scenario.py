@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -43,12 +43,10 @@ class Scenario:
         What it says.
     document : Document
         How it says it: where each thing stands.
-    allow_code : bool
     """
 
     content: ScenarioFile
     document: Document
-    allow_code: bool = False
 
     def __repr__(self) -> str:
         """Return its name."""
@@ -63,11 +61,6 @@ class Scenario:
     def name(self) -> str:
         """Its name, else the name of its file."""
         return self.content.name or self.document.path.stem
-
-    @property
-    def origin(self) -> plugins.Origin:
-        """What the scenario may name, and from where."""
-        return plugins.Origin(self.document.directory, self.allow_code, self.document.allow_outside)
 
     @cached_property
     def machine(self) -> Machine:
@@ -96,7 +89,7 @@ class Scenario:
         )
 
     def _machine_of(self, spec: dict[str, Any]) -> Machine:
-        return build_machine(spec, self.content, self.document, self.origin)
+        return build_machine(spec, self.content, self.document)
 
     @cached_property
     def machine_spec(self) -> dict[str, Any]:
@@ -110,7 +103,12 @@ class Scenario:
     @cached_property
     def described_devices(self) -> dict[str, dict[str, Any]]:
         """What its description says of each device: see `devices.preset_overlay.described_devices`."""
-        return described_devices(self.machine_spec, self.origin)
+        return described_devices(self.machine_spec, self.document.origin)
+
+    @cached_property
+    def checked(self) -> dict[str, Any]:
+        """What was found to be right with machine and graph; who looks writes here."""
+        return {}
 
     @cached_property
     def graph(self) -> Graph:
@@ -121,7 +119,7 @@ class Scenario:
         InputError
             It cannot be built.
         """
-        if self.content.workload.runs_code and not self.allow_code:
+        if self.content.workload.runs_code and not self.document.allowed.code:
             message = "runs code, which a scenario may not do by itself; allow it with --allow-code"
             raise self.document.error(("workload",), message)
         return self.content.workload.build(self.document, self.machine)
@@ -266,7 +264,7 @@ class Scenario:
         scenario = self
         if entry.set:
             changed = self.document.with_values(entry.set, (*loc, "set"))
-            scenario = _read(changed, self.allow_code, self)
+            scenario = _read(changed, self)
         spec = overlay(scenario.policy, entry)
         label = self.variants[i]
         expected = (
@@ -293,7 +291,6 @@ class Scenario:
                 label,
                 document,
                 loc,
-                origin=self.origin,
                 knowledge=content.knowledge,
                 inherited=not loc,
             )
@@ -364,30 +361,33 @@ class Case:
         return replace(self, decisions=self.decisions._replace(**decisions))
 
 
-def scenario_of(document: Document, allow_code: bool = False, like: Scenario | None = None) -> Scenario:
+def scenario_of(document: Document, like: Scenario | None = None) -> Scenario:
     """Return a scenario whose file was read already.
 
     Parameters
     ----------
     document : Document
-    allow_code : bool
     like : Scenario, optional
-        Of the same file under other settings: what these left alone need not be checked again.
+        Of the same file under other settings: what these leave alone is neither made nor checked again, and
+        policies are looked at when they are asked for.
 
     Raises
     ------
     ScenarioError
         Whatever is wrong with it.
     """
-    scenario = _read(document, allow_code, like)
-    if like is None or any(
-        like.document.root.child(key) is not document.root.child(key) for key in ("policy", "compare")
-    ):
+    scenario = _read(document, like)
+    if like is None:
         scenario.check()
     return scenario
 
 
-def _read(document: Document, allow_code: bool, like: Scenario | None) -> Scenario:
+_WORK: Final = ("machine", "workload", "cost")
+_FOLLOWS: Final = ("machine", "machine_spec", "described_devices", "graph", "checked")
+"""What follows from the keys of `_WORK` alone, if it was asked for."""
+
+
+def _read(document: Document, like: Scenario | None) -> Scenario:
     """Return a scenario whose policies are not looked at yet."""
     refuse_renamed(document)
     root = document.root
@@ -398,7 +398,9 @@ def _read(document: Document, allow_code: bool, like: Scenario | None) -> Scenar
         content = ScenarioFile.model_validate(root.plain(leave_out=known or ()), context=known)
     except ValidationError as error:
         raise scenario_error(error, model_for(root.plain()), document) from None
-    scenario = Scenario(content, document, allow_code)
+    scenario = Scenario(content, document)
+    if like is not None and all(like.document.root.child(key) is root.child(key) for key in _WORK):
+        vars(scenario).update({name: vars(like)[name] for name in _FOLLOWS if name in vars(like)})
     for i, label in enumerate(scenario.variants):
         if label in scenario.variants[:i]:
             message = f"two entries are called {label!r}; give one of them a label"

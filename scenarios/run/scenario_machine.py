@@ -45,7 +45,7 @@ def meant_machine(spec: dict[str, Any], content: ScenarioFile, document: Documen
         raise document.wrong(error) from error
 
 
-def build_machine(spec: dict[str, Any], content: ScenarioFile, document: Document, origin: Origin) -> Machine:
+def build_machine(spec: dict[str, Any], content: ScenarioFile, document: Document) -> Machine:
     """Return the machine of a description, with the scenario's cost model and what its recording knows.
 
     Raises
@@ -55,7 +55,7 @@ def build_machine(spec: dict[str, Any], content: ScenarioFile, document: Documen
     """
     if not spec:
         raise document.error((), "machine: is missing")
-    recording = content.workload.recording(document)
+    recording, origin = content.workload.recording(document), document.origin
     try:
         # Kinds of op are checked where those of the graph are known (`scenarios.run.prepare_job`).
         spec = _with_cost(spec, content.cost, origin)

@@ -20,16 +20,16 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
-from devices.describe.field_types import Bandwidth, Bytes, Duration, fault
+from devices.describe.field_types import Bandwidth, Bytes, Duration, fault, quantity_schema, reader
 from devices.describe.quantities import Count, File, Name, Size, Strict, Whole
 from scenarios.fields.fault_fields import read_causes
 from scenarios.fields.policy_fields import AnyChoice, Factor
 from scenarios.file.document import Document, Loc
 from scenarios.training_run.plan import Checkpoints, Detection, Failure, SlowDown, TrainingPlan
-from sim.base.errors import located
-from sim.base.units import NS_PER_S, round_half_up
+from sim.base.errors import InputError, located
+from sim.base.units import DURATION, NS_PER_S, parse_duration, round_half_up
 
 Of = Literal["device", "worker", "link"]
 
@@ -111,17 +111,29 @@ class TrainingSlowDownFields(SourceFields):
     factor: Annotated[Factor, Field(ge=1, description="how many times longer a step takes")]
 
 
+def _interval(value: object) -> tuple[int | None, int | None]:
+    """Return the time between checkpoints in ns, or the number of steps."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 1:
+            raise InputError(f"should be a duration, or a number of steps of at least 1, not {value}")
+        return None, value
+    return parse_duration(value, what=""), None
+
+
 class CheckpointFields(Strict):
     """When the run is saved, and what that takes."""
 
     every: Annotated[
-        Duration | None, Field(description="a checkpoint at the end of the step so long after the last one")
-    ] = None
-    every_steps: Annotated[Count | None, Field(description="a checkpoint after so many steps")] = None
+        Any,
+        PlainValidator(reader(_interval)),
+        WithJsonSchema({"anyOf": [quantity_schema(DURATION), {"type": "integer", "minimum": 1}]}),
+        Field(
+            description="a checkpoint after so many steps, or at the end of the step so long after the last"
+        ),
+    ]
     save: Annotated[Duration | None, Field(description="time to write one")] = None
     size: Annotated[Bytes | None, Field(description="its size, with bandwidth, in place of times")] = None
-    bandwidth: Annotated[Bandwidth | None, Field(description="of writing")] = None
-    restore_bandwidth: Annotated[Bandwidth | None, Field(description="of reading; default: bandwidth")] = None
+    bandwidth: Annotated[Bandwidth | None, Field(description="of writing and reading it")] = None
     asynchronous: Annotated[
         bool, Field(description="whether the run goes on meanwhile; the next one waits for it")
     ] = False
@@ -132,14 +144,10 @@ class CheckpointFields(Strict):
 
     @model_validator(mode="after")
     def _complete(self) -> CheckpointFields:
-        if (self.every is None) == (self.every_steps is None):
-            raise fault("needs one of every and every_steps")
         if (self.save is None) == (self.size is None):
             raise fault("needs one of save and size")
         if (self.size is None) != (self.bandwidth is None):
             raise fault("size goes with bandwidth")
-        if self.restore_bandwidth is not None and (self.size is None or self.restore is not None):
-            raise fault("restore_bandwidth goes with size, and without restore")
         if self.pause is not None and not self.asynchronous:
             raise fault("pause goes with asynchronous: true; the run stands still for all of `save`")
         return self
@@ -150,10 +158,9 @@ class CheckpointFields(Strict):
         if self.size is not None:
             save = _travel_ns(self.size, self.bandwidth)
             if restore is None:
-                restore = _travel_ns(self.size, self.restore_bandwidth or self.bandwidth)
-        return Checkpoints(
-            self.every, self.every_steps, save or 0, self.asynchronous, self.pause or 0, restore or 0
-        )
+                restore = save
+        every_ns, steps = self.every
+        return Checkpoints(every_ns, steps, save or 0, self.asynchronous, self.pause or 0, restore or 0)
 
 
 def _travel_ns(nbytes: int, bandwidth: int | None) -> int:

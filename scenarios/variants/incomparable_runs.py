@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from scenarios.run.load import Scenarios
 from scenarios.run.prepare_job import job_of
 from scenarios.run.scenario import Case
 from sim.base.errors import SimError
@@ -83,32 +82,9 @@ def _quiet(case: Case) -> Job:
         return job_of(case)
 
 
-def cases_at(
-    scenarios: Scenarios, points: Iterable[Sequence[str]], policy: str | None = None
-) -> list[tuple[Case, None]]:
-    """Return one case for each way in which points of a search describe their devices; none if all do alike.
-
-    Parameters
-    ----------
-    scenarios : Scenarios
-    points : iterable of sequences of str
-        Of each point what varies, as ``KEY=VALUE``.
-    policy : str or None
-        Under which they are made.
-    """
-    ways: dict[tuple[str, ...], Sequence[str]] = {}
-    for point in points:
-        ways.setdefault(tuple(filter(_is_of_costs, point)), point)
-    found = []
-    for settings in ways.values() if len(ways) > 1 else ():
-        with suppress(SimError):  # the point itself says it
-            found.append((scenarios.at(settings).case(policy), None))
-    return found
-
-
-def _is_of_costs(setting: str) -> bool:
-    """Whether ``KEY=VALUE`` may change how ops are costed."""
-    path = setting.partition("=")[0].split(".")
+def may_change_costs(key: str) -> bool:
+    """Whether another value of a key may cost ops in another way."""
+    path = key.split(".")
     if path[:2] == ["machine", "devices"]:
         return len(path) <= 3 or not _OF_COSTS.isdisjoint(path)
     return path in (["machine"], ["machine", "preset"])

@@ -29,10 +29,10 @@ from policies.optimum.job_model import JobModel, Timetable, refuse_unmodelled
 from policies.optimum.plan_from_solution import Follow
 from policies.placement.list_schedule import Heft
 from policies.placement.problem import Problem
-from scenarios.run.execute import Result, run_case
+from scenarios.run.execute import Result
 from scenarios.run.scenario import Case
 from scenarios.variants.schedules import Given, ListedOrder
-from sim.base.errors import SimError
+from scenarios.variants.variant import attempt
 from sim.base.units import NS_PER_S, format_duration
 from sim.explain.bounds import bounds
 from sim.graph.walks import least_first
@@ -259,10 +259,9 @@ class _Search:
     def run(self, case: Case) -> Result | None:
         """Run a case; return the result if it is the best so far."""
         case = replace(case.deciding(label="optimum"), expectations=())
-        try:
-            result = run_case(case)
-        except SimError as error:
-            self.why_not = f"what the search found cannot run: {error}".partition("\n")[0]
+        found = attempt(case)
+        if found.error is not None or (result := found.result) is None:
+            self.why_not = f"what the search found cannot run: {found.line}"
             return None
         ns = result.trace.makespan_ns
         if self.found is None or ns < self.found.trace.makespan_ns:

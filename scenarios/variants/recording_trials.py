@@ -14,18 +14,20 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 
+from scenarios.file.document import Document
 from scenarios.file.faults import input_error
 from scenarios.recorded import select as roles
 from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.changes import WhatIf, applied
 from scenarios.recorded.program import RecordedProgram
 from scenarios.run.execute import run_case
-from scenarios.run.load import load_scenario
 from scenarios.run.prepare_job import job_of
-from scenarios.run.scenario import Case
+from scenarios.run.scenario import Case, scenario_of
+from scenarios.variants.variant import attempt
 from scenarios.workloads.graph_files import ImportedFile
 from sim.base.arrays import UNSET
 from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.plugins import NOTHING, Allowed
 from sim.explain.communication import inside_ns
 from sim.graph.graph import Graph
 from sim.job.job import Job
@@ -144,8 +146,8 @@ def standard_trials(graph: Graph) -> list[WhatIfTrial]:
     idle = "" if graph.is_kind("delay").any() else "all idle time is explained"
     host = "" if roles.host_ops(graph).any() else "the recording has nothing of the host"
     return [
-        WhatIfTrial("launch calls twice as fast", {"launch_cost": "x0.5"}, no_calls),
-        WhatIfTrial("launch calls take no time", {"launch_cost": "x0"}, no_calls),
+        WhatIfTrial("launch calls twice as fast", {"issue_cost": "x0.5"}, no_calls),
+        WhatIfTrial("launch calls take no time", {"issue_cost": "x0"}, no_calls),
         WhatIfTrial("CUDA graphs", {"cuda_graph": True}, no_calls),
         WhatIfTrial("host twice as fast", {"host": "x0.5"}, host),
         *(
@@ -269,9 +271,7 @@ class TrialOutcome:
     other_saved_ns: int | None = None
 
 
-def base_of(
-    path: str, *, sets: Iterable[str] = (), allow_code: bool = False, allow_outside: bool = False
-) -> Base:
+def base_of(path: str, *, sets: Iterable[str] = (), allowed: Allowed = NOTHING) -> Base:
     """Return a scenario, or a recording on the machine that it shows.
 
     Parameters
@@ -280,15 +280,14 @@ def base_of(
         Of a scenario, of a recording, or of the folder with those of all ranks.
     sets : iterable of str
         ``KEY=VALUE``, as of scenarios: of a recording, too.
-    allow_code, allow_outside : bool
-        See `scenarios.run.load.load_scenario`.
+    allowed : Allowed
 
     Raises
     ------
     InputError
         It cannot be read.
     """
-    scenario = load_scenario(path, sets=sets, allow_code=allow_code, allow_outside=allow_outside)
+    scenario = scenario_of(Document.read(path, allowed).with_settings(sets))
     case = scenario.case()
     graph = _timed(case)
     return Base(scenario.name, graph, lambda graph: _running(case, graph), _recorded_ns(graph))
@@ -346,7 +345,10 @@ def try_all(base: Base, trials: Sequence[WhatIfTrial]) -> Iterator[TrialOutcome]
         except InputError as error:
             yield TrialOutcome(trial.label, dict(trial.what_if), None, (error.message,))
             continue
-        makespan_ns = run_case(case, fits=False, change=trial.job).trace.makespan_ns
+        if (found := attempt(case, change=trial.job)).result is None:
+            yield TrialOutcome(trial.label, dict(trial.what_if), None, (found.line,))
+            continue
+        makespan_ns = found.result.trace.makespan_ns
         other_ns = None
         if unheld is not None and trial.what_if:
             other, _ = _noted(unheld, trial)

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from scenarios.run.execute import Result, run_case
+from scenarios.run.execute import Result, run_case, trace_of
 from scenarios.run.prepare_job import Jobs
 from scenarios.run.scenario import Case
 from sim.base.arrays import MOST_RUNS, at_most
 from sim.base.errors import InputError
+from sim.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +89,12 @@ def repeat(case: Case, runs: int) -> Repeats:
     seeds = range(first, first + runs)
     job_with = Jobs(case)
     result = run_case(case, job=job_with(first))
-    outcomes = [_outcome(result), *(_outcome(run_case(case, job=job_with(seed))) for seed in seeds[1:])]
+    outcomes = [_outcome(result.trace), *(_outcome(trace_of(case, job_with(seed))) for seed in seeds[1:])]
     makespans = [makespan_ns for makespan_ns, _ in outcomes]
     failed = [seed for seed, (_, fails) in zip(seeds, outcomes, strict=True) if fails]
     return Repeats(result, seeds, makespans, failed if result.trace.on_failure is not None else None)
 
 
-def _outcome(result: Result) -> tuple[int, bool]:
+def _outcome(trace: Trace) -> tuple[int, bool]:
     """Return the makespan of a run, and whether an op failed; the rest of it is let go."""
-    return result.trace.makespan_ns, result.trace.failed
+    return trace.makespan_ns, trace.failed

@@ -4,184 +4,42 @@
 
     --vary workload.batch=1,8,32 --vary machine.devices.gpu0.streams=1,4     6 points, the last key fastest
            │
-           └► FILE.points   one line of JSON for each point that is done, as it is done
+           └► FILE.points   one line of JSON for each point that is done, as it is done, with a stamp of what
+           │                its results depend on
            └► FILE          all points in order, when all are done
 
 Points whose sizes do not fit one another (3 ranks for 8 heads) are left out before anything runs, and counted
-by reason (`fitting`). A sweep that was interrupted goes on where it was, and one that ended is there at once:
-points in the first file are not run again, unless the scenario, a file that it names, or this program has
-changed since, which a warning says. A point that fails (out of
-memory, say) is a row that says so.
+by reason (`Variants.fitting`). A sweep that was interrupted goes on where it was, and one that ended is there
+at once: points in the first file are not run again, unless the scenario, a file that it names, or this
+program has changed since, which a warning says. A point that fails (out of memory, say) is a row that says
+so. A table that is there is not replaced by another one unless it is forced. Two sweeps cannot write one
+table at once.
 """
 
 from __future__ import annotations
 
-import os
-import signal
+import csv
+import fcntl
+import hashlib
+import io
+import json
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
-from functools import lru_cache
-from multiprocessing import active_children, get_context, parent_process
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread, current_thread, main_thread
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from scenarios.fields.results import RATES, column_of_result
+from scenarios.fields.results import column_of_result
 from scenarios.file.document import Document
-from scenarios.variants.sweep_files import (
-    Point,
-    Row,
-    check_same_table,
-    column_of,
-    finished,
-    keep,
-    program,
-    remember,
-    same_as,
-    stamps,
-    sweeping,
-    write_rows,
-)
-from sim.base.errors import InputError, MisfitError, RunError, SimError, extra
-
-if TYPE_CHECKING:
-    from scenarios.run.load import Scenarios
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Where the points of a sweep run: on processes of this machine, or on a Dask cluster.
-
-
-@contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back while the block runs: it is heard at its end.
-
-    Processes that start meanwhile inherit that. An interrupt while a lock is taken would leave it taken.
-    """
-    before, heard = signal.getsignal(signal.SIGINT), []
-    noted = current_thread() is main_thread() and callable(before)
-    if noted:  # the mask below is that of this thread: another one may take the signal
-        signal.signal(signal.SIGINT, lambda *said: heard.append(said))
-    masks = hasattr(signal, "pthread_sigmask")
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else None
-    try:
-        yield
-    finally:
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if noted:
-            signal.signal(signal.SIGINT, before)
-            if heard and callable(before):
-                before(*heard[0])
-
-
-@contextmanager
-def _heard_once() -> Iterator[Callable[[], object]]:
-    """Let Ctrl-C be heard once while the block runs: another would cut short what the first has to end.
-
-    Gives what ignores it from now on. A mask would not do, as other threads take the signal.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if current_thread() is not main_thread() or not callable(before):
-        yield lambda: None
-        return
-
-    def deaf() -> object:
-        return signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        deaf()
-        before(number, frame)
-
-    signal.signal(signal.SIGINT, hear)
-    try:
-        yield deaf
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _begin(begin: Callable[[], None]) -> None:
-    begin()
-    parent = parent_process()
-    assert parent is not None
-
-    def end() -> None:
-        parent.join()
-        os._exit(1)
-
-    Thread(target=end, daemon=True).start()
-
-
-@contextmanager
-def process_executor(jobs: int, begin: Callable[[], None]) -> Iterator[Executor]:
-    """Give an executor on so many processes, which end at once if something goes wrong here.
-
-    They also end if this process is killed: one that waits for work would wait for ever.
-
-    Parameters
-    ----------
-    jobs : int
-    begin : callable
-        What each process does first.
-    """
-    others = active_children()
-    with (
-        _heard_once() as deaf,
-        ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (begin,)) as executor,
-    ):
-        try:
-            yield executor
-        except BaseException:
-            deaf()
-            for process in active_children():  # one that was being started, the executor does not know
-                if process not in others:
-                    process.terminate()
-            executor.shutdown(cancel_futures=True)
-            raise
-
-
-@contextmanager
-def dask_executor(address: str) -> Iterator[Executor]:
-    """Give an executor on the Dask cluster at `address`, and leave the cluster afterwards.
-
-    Raises
-    ------
-    MissingExtraError
-        The extra ``dask`` is not installed.
-    InputError
-        `address` is none.
-    """
-    with extra("dask", "a sweep on a Dask cluster"):
-        from distributed import Client
-    try:
-        client = Client(address)
-    except ValueError as error:
-        raise InputError(
-            f"{address!r} is no address of a Dask scheduler (tcp://HOST:PORT): {error}"
-        ) from None
-    with client:
-        yield client.get_executor()
-
-
-# ----------------------------------------------------------------------------------------------------------
-
-_OF_TRAINING: Final = (
-    "step_ns",
-    "tokens_per_s",
-    "mfu",
-    "peak_bytes",
-    "memory_limit_bytes",
-    "bubble",
-    "exposed_ns",
-)
-
-
-_INVALID: Final = "invalid: "
-"""Before what is wrong with the settings of a point. Where all points have it, the sweep is refused."""
+from scenarios.file.yaml_read import read_yaml_text
+from scenarios.importers.files import files_in
+from scenarios.variants.variant import Row, Variant, Variants, column_of, refuse_all_invalid
+from sim.base.errors import InputError, extra
+from sim.base.files import read_bytes, write_bytes
 
 
 class Interrupted(KeyboardInterrupt):
@@ -192,150 +50,10 @@ class Interrupted(KeyboardInterrupt):
         self.rows = rows
 
 
-def fitting(
-    path: str,
-    points: Sequence[Point],
-    sets: Sequence[str] = (),
-    allow_code: bool = False,
-    allow_outside: bool = False,
-) -> tuple[list[Point], dict[str, int]]:
-    """Return the points whose sizes fit one another, and how many do not, by reason.
-
-    Nothing is run or built. Workloads that do not know such sizes are asked for one point alone.
-
-    Raises
-    ------
-    InputError
-        None of them fits.
-    """
-    from scenarios.workloads.workload import Workload
-
-    scenarios = _scenarios(path, tuple(sets), allow_code, allow_outside)
-    found: list[Point] = []
-    reasons: dict[str, int] = {}
-    for i, point in enumerate(points):
-        try:
-            scenario = scenarios.at([f"{key}={value}" for key, value in point.settings])
-            reason = scenario.case(point.policy).misfit()
-        except InputError:  # its row will say so
-            found.append(point)
-            continue
-        if not i and type(scenario.content.workload).misfit is Workload.misfit:
-            return list(points), {}
-        if reason is None:
-            found.append(point)
-        else:
-            reasons[reason] = reasons.get(reason, 0) + 1
-    if points and not found:
-        raise InputError(f"none of the {len(points):,} points fits: {_counted(reasons)}")
-    return found, reasons
-
-
-def warn_of_unlike_points(
-    path: str,
-    points: Sequence[Point],
-    sets: Sequence[str] = (),
-    allow_code: bool = False,
-    allow_outside: bool = False,
-) -> None:
-    """Warn if points put presets side by side whose costs do not compare; see `cases_at`."""
-    from scenarios.variants.incomparable_runs import cases_at, warn_of_unlike_costs
-
-    scenarios = _scenarios(path, tuple(sets), allow_code, allow_outside)
-    settings = [[f"{key}={value}" for key, value in point.settings] for point in points]
-    warn_of_unlike_costs(cases_at(scenarios, settings, points[0].policy if points else None))
-
-
-def _counted(reasons: Mapping[str, int]) -> str:
-    """Return reasons with their numbers, the most frequent first."""
-    ranked = sorted(reasons.items(), key=lambda item: -item[1])
-    return "; ".join(f"{count:,} {reason}" for reason, count in ranked)
-
-
-def run_point(
-    path: str,
-    point: Point,
-    sets: Sequence[str] = (),
-    allow_code: bool = False,
-    allow_outside: bool = False,
-    results: Sequence[str] = (),
-    stamp: str | None = None,
-) -> Row:
-    """Run one point; return its settings and its numbers, or what went wrong, with the settings or the run.
-
-    `results` are wanted besides, by the names that ``expect:`` has for them. A file with the same `stamp` as
-    that of the last point is not read again. A run whose memory is short only
-    when all is over (a training step) has its numbers, and an error.
-    """
-    from scenarios.fields.results import result_of_run
-    from scenarios.run.execute import run_case
-    from sim.explain.failed_ops import failure_text
-
-    row: Row = {column_of(key): value for key, value in point.settings}
-    how = (path, tuple(sets), allow_code, allow_outside)
-    scenarios = _scenarios(*how) if stamp is None else _same(*how, stamp)
-    who = point.policy or ""
-    try:
-        case = scenarios.at([f"{key}={value}" for key, value in point.settings]).case(point.policy)
-        who = case.label
-        result = run_case(case, fits=False)
-    except InputError as error:
-        if isinstance(error.__cause__, MisfitError):
-            return row | {"policy": who, "error": f"left out: {error.__cause__.reason}"}
-        return row | {"policy": who, "error": _INVALID + str(error).partition("\n")[0]}
-    except SimError as error:
-        return row | {"policy": who, "error": str(error).partition("\n")[0]}
-    summary = result.summary
-    row |= {
-        "policy": result.policy,
-        "makespan_ns": summary["makespan_ns"],
-        "lower_bound_ns": summary["lower_bound_ns"],
-        "gap": summary["gap"],
-    }
-    if summary["no_gap"]:
-        row["no_gap"] = summary["no_gap"]
-    for name, device in summary["devices"].items():
-        for number in ("utilisation", "bubble", "peak_memory_bytes"):
-            row[f"{name}.{number}"] = device[number]
-    for name, link in summary["links"].items():
-        row[f"{name}.utilisation"] = link["utilisation"]
-    for name, life in summary.get("training_run", {}).get("recovery", {}).items():
-        row[f"{name}.goodput"] = life["goodput"]
-    if (pipeline := summary.get("pipeline")) is not None:
-        row["pipeline.bubble"] = pipeline["bubble"]
-    row |= {rate: summary[rate] for rate in RATES if rate in summary}
-    for number in _OF_TRAINING if "train" in summary else ():
-        row[f"train.{number}"] = summary["train"][number]
-    for name in results:
-        row[column_of_result(name)] = result_of_run(name, summary, result.trace)
-    row["unused_devices"] = ", ".join(summary["unused_devices"])
-    try:
-        case.work.fits(result.trace, False)
-    except RunError as error:
-        return row | {"error": str(error).partition("\n")[0]}
-    return row | {"error": failure_text(result.trace) or None}
-
-
-def _scenarios(path: str, sets: tuple[str, ...], allow_code: bool, allow_outside: bool) -> Scenarios:
-    from scenarios.run.load import Scenarios
-
-    return Scenarios(Document.read(path, allow_outside=allow_outside).with_settings(sets), allow_code)
-
-
-@lru_cache(maxsize=1)
-def _same(path: str, sets: tuple[str, ...], allow_code: bool, allow_outside: bool, stamp: str) -> Scenarios:
-    """Return the scenarios of the sweep that this process has points of: its `stamp` says what they are."""
-    return _scenarios(path, sets, allow_code, allow_outside)
-
-
 def sweep(
-    path: str,
-    points: Sequence[Point],
+    variants: Variants,
+    points: Sequence[Variant],
     *,
-    sets: Sequence[str] = (),
-    allow_code: bool = False,
-    allow_outside: bool = False,
-    results: Sequence[str] = (),
     executor: Executor | None = None,
     out: str | Path | None = None,
     force: bool = False,
@@ -345,15 +63,9 @@ def sweep(
 
     Parameters
     ----------
-    path : str
-        The scenario.
-    points : sequence of Point
-    sets : sequence of str
-        ``KEY=VALUE`` for all points.
-    allow_code, allow_outside : bool
-        As for `scenarios.run.load.load_scenario`.
-    results : sequence of str
-        What rows have besides; see `run_point`.
+    variants : Variants
+        Of the scenario.
+    points : sequence of Variant
     executor : concurrent.futures.Executor, optional
         Where they run (processes, a Dask cluster); by default here, one after another.
     out : path, optional
@@ -367,16 +79,16 @@ def sweep(
     Raises
     ------
     InputError
-        A point's settings make no scenario, or another table is there already.
+        No point's settings make a scenario, or another table is there already.
     Interrupted
         By Ctrl-C.
     """
-    if out is not None and not force:
-        check_same_table(out, points)
     if out is None:
-        return _sweep(path, points, sets, (allow_code, allow_outside), results, executor, None, done)
+        return _sweep(variants, points, executor, None, done)
+    if not force:
+        check_same_table(out, points)
     with sweeping(out) as known:
-        rows = _sweep(path, points, sets, (allow_code, allow_outside), results, executor, known, done)
+        rows = _sweep(variants, points, executor, known, done)
         if not force and Path(out).exists() and not same_as(rows, out):
             raise InputError(f"{out}: is there already, and its results differ; replace it with --force")
         write_rows(rows, out)
@@ -384,37 +96,29 @@ def sweep(
 
 
 def _sweep(
-    path: str,
-    points: Sequence[Point],
-    sets: Sequence[str],
-    allowed: tuple[bool, bool],
-    results: Sequence[str],
+    variants: Variants,
+    points: Sequence[Variant],
     executor: Executor | None,
     known: Path | None,
     done: Callable[[int, int], None],
 ) -> list[Row]:
     """Run the points that the file of points does not have yet; return the rows of all in order."""
-    allow_code, allow_outside = allowed
-    stamp, now = stamps(path, points, sets, allow_outside)
-    columns = [column_of_result(name) for name in results]
+    stamp, now = stamps(variants.document, points)
     rows: dict[str, Row] = {}
-    changed = 0
     if known is not None:
         now = {key: f"{own} {program()}" for key, own in now.items()}
-        rows, changed = finished(known, now, columns)
-    if changed:
-        told = "the scenario, a file that it names, or this program has changed since"
-        warnings.warn(f"{known}: {told}: {changed:,} of {len(points):,} points run again", stacklevel=3)
+        rows, changed = finished(known, now, [column_of_result(name) for name in variants.results])
+        if changed:
+            told = "the scenario, a file that it names, or this program has changed since"
+            warnings.warn(f"{known}: {told}: {changed:,} of {len(points):,} points run again", stacklevel=3)
 
     def entry(key: str) -> Row:
         return {"scenario": now[key], "point": key, "row": rows[key]}
 
-    left = [point for point in points if point.key not in rows]
     try:
         done(len(rows), len(points))
-        for point, row in _run(
-            path, left, (tuple(sets), allow_code, allow_outside, tuple(results), stamp), executor
-        ):
+        left = [point for point in points if point.key not in rows]
+        for point, row in variants.rows(left, executor, stamp=stamp):
             rows[point.key] = row
             if known is not None:
                 remember(known, entry(point.key))
@@ -425,35 +129,196 @@ def _sweep(
             told += f"; {known} keeps them, and the same command goes on there"
         raise Interrupted([rows[point.key] for point in points if point.key in rows], told) from None
     ended = [rows[point.key] for point in points]
-    if ended and all(str(row["error"]).startswith(_INVALID) for row in ended):  # it is not the values
-        raise InputError(str(ended[0]["error"]).removeprefix(_INVALID))
+    refuse_all_invalid(ended)
     if known is not None:
         keep(known, (entry(point.key) for point in points))
     return ended
 
 
-def _run(
-    path: str, points: Sequence[Point], how: tuple[Any, ...], executor: Executor | None
-) -> Iterator[tuple[Point, Row]]:
-    if executor is None:
-        for point in points:
-            yield point, run_point(path, point, *how)
-        return
-    ended: SimpleQueue[Future[Row]] = SimpleQueue()  # an interrupt leaves no lock of it taken
-    with without_interrupts():  # which processes that start now inherit: Ctrl-C is for this one alone
-        futures: dict[Future[Row], Point] = {
-            executor.submit(run_point, path, point, *how): point for point in points
-        }
-        for future in futures:
-            future.add_done_callback(ended.put)
+# ----------------------------------------------------------------------------------------------------------
+# Files of a sweep: the table, and what is remembered of its points.
+
+_ROOT: Final = Path(__file__).parents[2]
+
+
+def stamps(document: Document, points: Sequence[Variant]) -> tuple[str, dict[str, str]]:
+    """Return a hash of what all results together depend on, and of what those of each point do, by its key.
+
+    These are the scenario (with what it extends and what is set), this program, and the files that the
+    scenario and the values of the point name; of code of one's own, ``module:Class``, the modules of its
+    folder.
+    """
+    plain = document.root.plain()
+
+    @cache
+    def content(name: str) -> bytes:
+        with suppress(InputError, OSError):  # most texts name no file, and some are too long for a name
+            code = re.fullmatch(r"(\w+)(\.\w+)*:[\w.]+", name)
+            path = document.file(name) if code is None else document.directory
+            if code is not None:
+                files = sorted([*path.glob("*.py"), *(path / code[1]).rglob("*.py")])
+            else:
+                files = [path / each for each in files_in(path)] if path.is_dir() else [path]
+            read = (read_bytes(file, unpack=False) for file in files)
+            return b"".join(hashlib.sha256(each).digest() for each in read)
+        return b""
+
+    base = hashlib.sha256(json.dumps([plain, version("graph-schedule-sim")]).encode())
+    for text in _texts(plain):
+        base.update(content(text))
+    found = {}
+    for point in points:
+        own = base.copy()
+        own.update(content(point.policy) if point.policy else b"")
+        for _, value in point.settings:
+            with suppress(InputError):  # the run of the point says where it is wrong
+                for text in _texts(read_yaml_text(value, "--vary", places=False).plain()):
+                    own.update(content(text))
+        found[point.key] = own.hexdigest()
+    return hashlib.sha256(json.dumps([base.hexdigest(), found]).encode()).hexdigest(), found
+
+
+@cache
+def program() -> str:
+    """Return a hash of this program's files, for what is kept: between two versions they change, too."""
+    found = hashlib.sha256()
+    for package in ("sim", "devices", "policies", "scenarios"):
+        for path in sorted(_ROOT.joinpath(package).rglob("*")):
+            if path.is_file() and path.suffix not in (".pyc", ".so", ".pyd"):
+                found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a tree that may name a file."""
+    if isinstance(value, dict | list):
+        for inside in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inside)
+    elif isinstance(value, str) and 0 < len(value) < 1000:
+        yield value
+
+
+def remember(points: Path, entry: Row) -> None:
+    """Add a line to the file of points."""
     try:
-        for _ in points:
-            future = ended.get()
-            yield futures[future], future.result()
-    except BrokenExecutor:
-        raise RunError(
-            "a process of the sweep ended by itself; the machine may have run out of memory"
-        ) from None
-    finally:
-        for future in futures:
-            future.cancel()
+        with points.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(points)) from None
+
+
+def keep(points: Path, entries: Iterable[Row]) -> None:
+    """Write the file of points anew: without points of other sweeps, and lines that were cut off."""
+    write_bytes(points, "".join(json.dumps(entry) + "\n" for entry in entries).encode())
+
+
+def finished(points: Path, now: Mapping[str, str], columns: Sequence[str]) -> tuple[dict[str, Row], int]:
+    """Return the rows that are remembered of these points as they are now, by the key of the point.
+
+    They have these columns, or failed. Of other points, what their results depend on has changed since: how
+    many these are is returned, too.
+    """
+    found: dict[str, Row] = {}
+    changed = set()
+    for line in points.read_text(encoding="utf-8").splitlines() if points.is_file() else ():
+        with suppress(ValueError, TypeError, KeyError):  # cut off when the sweep died, or of another point
+            entry = json.loads(line)
+            whole = "makespan_ns" not in entry["row"] or all(name in entry["row"] for name in columns)
+            if entry["scenario"] != now[entry["point"]]:
+                changed.add(entry["point"])
+            elif whole:
+                found[entry["point"]] = entry["row"]
+    return found, len(changed - found.keys())
+
+
+@contextmanager
+def sweeping(out: str | Path) -> Iterator[Path]:
+    """Give the file of points of a table, which nobody else writes meanwhile.
+
+    Raises
+    ------
+    InputError
+        Another sweep writes the same table now.
+    """
+    points = Path(f"{out}.points")
+    try:
+        file = points.open("a", encoding="utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(points)) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with the process, however that ends
+        except OSError:
+            raise InputError(f"{out}: another sweep is writing it; name another file, or wait") from None
+        try:
+            yield points
+        finally:
+            if points.exists() and not points.stat().st_size:
+                points.unlink()
+
+
+def check_same_table(out: str | Path, points: Sequence[Variant]) -> None:
+    """Refuse to write over a file that is not the table of the same points."""
+    path = Path(out)
+    if not path.exists() or not points:
+        return
+    keys = [column_of(key) for key, _ in points[0].settings]
+    found: list[Row] = []
+    with suppress(ValueError, TypeError, KeyError, csv.Error):  # no table at all is refused below
+        found = _read_rows(path)
+        there = [[row.get(key) for key in keys] for row in found if "policy" in row]
+        if there == [[value for _, value in point.settings] for point in points]:
+            return
+    first: Any = found[0] if isinstance(found, list) and found else {}
+    columns = list(first) if isinstance(first, dict) else []
+    of = "something else"
+    if "policy" in columns:
+        varied = columns[: columns.index("policy")]
+        of = "other values of the same keys" if varied == keys else f"a table of {', '.join(varied)}"
+    raise InputError(
+        f"{out}: is there already, and holds {of}; name another file, or replace it with --force"
+    )
+
+
+def _read_rows(path: Path) -> list[Row]:
+    if path.suffix == ".parquet":
+        with extra("parquet", f"reading {path}"):
+            import pyarrow.parquet as parquet
+        read: list[Row] = parquet.read_table(io.BytesIO(read_bytes(path, unpack=False))).to_pylist()
+        return read
+    text = read_bytes(path, unpack=False).decode()
+    if path.suffix == ".csv":
+        return list(csv.DictReader(io.StringIO(text)))
+    rows: list[Row] = json.loads(text)
+    return rows
+
+
+def same_as(rows: Sequence[Row], path: str | Path) -> bool:
+    """Whether a file is the table of these rows already."""
+    return read_bytes(Path(path), unpack=False) == _content(rows, path)
+
+
+def write_rows(rows: Sequence[Row], path: str | Path) -> None:
+    """Write rows as a table: ``.json``, ``.parquet``, else CSV."""
+    write_bytes(path, _content(rows, path))
+
+
+def _content(rows: Sequence[Row], path: str | Path) -> bytes:
+    ending = Path(path).suffix
+    if ending == ".json":
+        return (json.dumps(list(rows), indent=1) + "\n").encode()
+    columns = list(dict.fromkeys(column for row in rows for column in row if column != "error"))
+    columns += ["error"] * any("error" in row for row in rows)
+    if ending == ".parquet":
+        with extra("parquet", f"writing {path}"):
+            import pyarrow
+            import pyarrow.parquet as parquet
+        binary = io.BytesIO()
+        whole = [{column: row.get(column) for column in columns} for row in rows]
+        parquet.write_table(pyarrow.Table.from_pylist(whole), binary)
+        return binary.getvalue()
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()

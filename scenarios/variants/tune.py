@@ -17,23 +17,22 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from policies.linearize import CriticalPathFirst, MemoryAware
 from policies.streams import PerBranch
 from scenarios.fields.goals import Goal, front
 from scenarios.fields.results import column_of_result
-from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
 from scenarios.run.scenario import Case
-from scenarios.variants.attempts import Row, Runner, TrialRun
 from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule, Space
 from scenarios.variants.search_methods import AHEAD, METHODS, Ask
+from scenarios.variants.variant import Row, Variant, Variants, attempt, refuse_all_invalid
 from sim.base.errors import InputError, RunError, UnknownNameError
 from sim.graph.frames import has_control_flow
 from sim.trace import Trace
@@ -45,8 +44,7 @@ _ORDERS: Final = (CriticalPathFirst(), MemoryAware())
 """Orders that are tried before they are changed, on the run's own streams and on one for each branch."""
 
 
-@dataclass(frozen=True, eq=False)
-class Trial:
+class Trial(NamedTuple):
     """One run of a search.
 
     Attributes
@@ -54,28 +52,17 @@ class Trial:
     what : str
         How it came about: ``"settings"``; ``"start"``, its schedule as a ``"list"``, or what was changed of
         that: ``"order"``, ``"stream"``, ``"device"``.
-    settings : tuple of str
-        ``KEY=VALUE`` of what was varied.
-    policy : str
-        What the policy is called.
+    variant : Variant
     row : dict
-        The results that are sought or limited, and ``error``: None, or why it could not run.
+        Its settings, the results that are sought or limited, and ``error``: None, or why it is no answer.
     level : int
         How exactly it was run; see `scenarios.variants.search_methods`. None: it is a candidate for the best.
-    document : Document
-        The scenario with these settings.
-    follows : str or None
-        The synchronisation of the policy that follows the plan of this run; None: the scenario's own policy
-        does the same.
     """
 
     what: str
-    settings: tuple[str, ...]
-    policy: str
-    row: dict[str, Any]
-    document: Document
+    variant: Variant
+    row: Row
     level: int | None = None
-    follows: str | None = None
 
 
 @dataclass
@@ -104,14 +91,14 @@ class Tuning:
         assert self.case is not None
         return run_case(self.case, fits=False).trace
 
-    def add(self, trial: Trial, case: Case) -> float | None:
-        """Put a trial down and return its cost: small is good; None: it is no answer."""
+    def add(self, trial: Trial, case: Callable[[], Case]) -> float | None:
+        """Put a trial, which ran a case, down and return its cost: small is good; None: it is no answer."""
         self.trials.append(trial)
         if not self.goal.allows(trial.row):
             return None
         cost = self.cost(trial)
         if trial.level is None and (self.best is None or cost < self.cost(self.trials[self.best])):
-            self.best, self.case = len(self.trials) - 1, case
+            self.best, self.case = len(self.trials) - 1, case()
             vars(self).pop("trace", None)
         return cost
 
@@ -137,44 +124,38 @@ class Tuner:
 
     Parameters
     ----------
-    document : Document
+    variants : Variants
+        Of the scenario; their rows tell what the goal asks for.
     goal : Goal
     axes : mapping of str to list of str
         What is varied: key → values.
     policies : sequence of str or None
         Policies that are tried, as ``sim run --policy`` takes them; None: the scenario's own.
-    results : sequence of str
-        What trials tell besides what the goal asks for.
     levels : (str, list of str), optional
         A key and its values, the cheapest first, for ``halving``; only the last value is an answer.
     seed : int
-    allow_code : bool
     tell : callable
         Told after each trial.
-    executor : Executor, optional
     jobs : int
-        Where trials run, and how many at once (`scenarios.variants.attempts.Runner`). What is found does not
-        depend on it.
+        How many trials run at once, if `executor` is set. What is found does not depend on it.
     """
 
     def __init__(
         self,
-        document: Document,
+        variants: Variants,
         goal: Goal,
         *,
         axes: dict[str, list[str]] | None = None,
         policies: Sequence[str | None] = (None,),
-        results: Sequence[str] = (),
         levels: tuple[str, list[str]] | None = None,
         seed: int = 0,
-        allow_code: bool = False,
         tell: Callable[[Tuning], None] = lambda tuning: None,
-        executor: Executor | None = None,
         jobs: int = 1,
     ) -> None:
-        self.document, self.goal, self.seed, self.allow_code = document, goal, seed, allow_code
+        self.variants, self.goal, self.seed = variants, goal, seed
         self.axes, self.policies, self.levels, self.tell = axes or {}, list(policies), levels, tell
-        self.runner = Runner(document, allow_code, results_of(goal, results), executor, jobs)
+        self.jobs = jobs
+        self.executor: Executor | None = None
         self.tuning = Tuning(goal)
 
     # -- settings -----------------------------------------------------------------------------
@@ -199,7 +180,7 @@ class Tuner:
         UnknownNameError
             No such method.
         InputError
-            Levels without ``halving`` or the other way round; settings that make no scenario.
+            Levels without ``halving`` or the other way round; no settings that make a scenario.
         """
         method = method or ("halving" if self.levels else "grid" if self.size <= budget else "local")
         if method not in METHODS:
@@ -216,22 +197,22 @@ class Tuner:
             asks = next(search)
             while True:
                 asks = search.send(self._costs(asks, budget))
+        refuse_all_invalid([trial.row for trial in self.tuning.trials])
 
     def _costs(self, asks: Sequence[Ask], budget: int) -> Iterator[float | None]:
         """Yield the cost of each point, as far as the budget goes."""
         asks = asks[: budget - len(self.tuning.trials)]
-        attempts = [TrialRun(self._settings(ask), self.policies[ask.at[-1]]) for ask in asks]
-        with closing(self.runner.rows(attempts)) as rows:
-            for ask, attempt, row in zip(asks, attempts, rows, strict=True):
+        with closing(self._rows([self._variant(ask) for ask in asks])) as rows:
+            for ask, (variant, row) in zip(asks, rows, strict=True):
                 exact = self.levels is None or ask.level == len(self.levels[1]) - 1
-                yield self._put_down("settings", attempt, row, level=None if exact else ask.level)
+                yield self._put_down(Trial("settings", variant, row, None if exact else ask.level))
 
-    def _settings(self, ask: Ask) -> tuple[str, ...]:
-        settings = [f"{key}={values[k]}" for (key, values), k in zip(self.axes.items(), ask.at, strict=False)]
+    def _variant(self, ask: Ask) -> Variant:
+        settings = [(key, values[k]) for (key, values), k in zip(self.axes.items(), ask.at, strict=False)]
         if self.levels is not None:
             key, values = self.levels
-            settings.append(f"{key}={values[ask.level]}")
-        return tuple(settings)
+            settings.append((key, values[ask.level]))
+        return Variant(tuple(settings), self.policies[ask.at[-1]])
 
     # -- schedules ----------------------------------------------------------------------------
 
@@ -245,10 +226,10 @@ class Tuner:
         RunError
             Nothing to start from could run.
         """
-        started: list[tuple[float, TrialRun, Result]] = []
+        started: list[tuple[float, Variant, Result]] = []
         for start in self._starts():
             if len(self.tuning.trials) < budget:
-                cost, result = self._begin("start", start, self.runner.case(start))
+                cost, result = self._begin("start", start, self.variants.case(start))
                 if cost is not None and result is not None:
                     started.append((cost, start, result))
         if not started:
@@ -259,19 +240,17 @@ class Tuner:
     def _why_not(self) -> str:
         trial = self.tuning.trials[-1]
         limits = ", ".join(map(str, self.goal.limits))
-        return trial.row["error"] or f"{trial.policy} does not keep to {limits}"
+        return trial.row["error"] or f"{trial.row['policy']} does not keep to {limits}"
 
-    def _starts(self) -> list[TrialRun]:
+    def _starts(self) -> list[Variant]:
         if self.tuning.best is not None:
-            best = self.tuning.trials[self.tuning.best]
-            label = best.policy if any(policy is not None for policy in self.policies) else None
-            return [TrialRun(best.settings, label)]
+            return [self.tuning.trials[self.tuning.best].variant]
         policies = self.policies
         if policies == [None]:
-            policies = [None, *self.runner.scenarios.at(()).variants]
-        return [TrialRun((), policy) for policy in policies]
+            policies = [None, *self.variants.scenarios.at(()).variants]
+        return [Variant(policy=policy) for policy in policies]
 
-    def _walk(self, start: TrialRun, result: Result, budget: int) -> None:
+    def _walk(self, start: Variant, result: Result, budget: int) -> None:
         """Change the schedule of a run, again and again, until the budget is used up."""
         trace = result.trace
         if trace.job.machine.folding is not None:
@@ -281,7 +260,7 @@ class Tuner:
         given = Given(trace.job.device_of.tolist())
         own = SearchSchedule.of(trace)
         now, cost = own, math.inf
-        case = self.runner.case(start._replace(schedule=own)).deciding(placement=given)
+        case = self.variants.case(start._replace(schedule=own)).deciding(placement=given)
         for linearize, streams in [
             (ListedOrder(own.order), own),
             *itertools.product(_ORDERS, (own, PerBranch())),
@@ -299,11 +278,10 @@ class Tuner:
             ahead = self._ahead(neighbours, seen, budget - len(self.tuning.trials))
             if not ahead:
                 return
-            attempts = [start._replace(schedule=near) for _, near in ahead]
-            with closing(self.runner.rows(attempts)) as rows:
-                for (what, near), attempt, row in zip(ahead, attempts, rows, strict=True):
+            with closing(self._rows([start._replace(schedule=near) for _, near in ahead])) as rows:
+                for (what, near), (variant, row) in zip(ahead, rows, strict=True):
                     seen.add(near)
-                    there = self._put_down(what, attempt, row)
+                    there = self._put_down(Trial(what, variant, row))
                     left = 1 - len(self.tuning.trials) / budget
                     if there is not None and there <= cost + abs(cost) * _WORSE * left:
                         now, cost = near, there
@@ -325,26 +303,19 @@ class Tuner:
 
     # -- both ---------------------------------------------------------------------------------
 
-    def _begin(self, what: str, attempt: TrialRun, case: Case) -> tuple[float | None, Result | None]:
-        """Run a case here and put it down; what comes of it is needed, too."""
-        row, result = self.runner.run(case, changed=what != "start")
-        return self._put_down(what, attempt, row, case), result
+    def _rows(self, variants: Sequence[Variant]) -> Generator[tuple[Variant, Row], None, None]:
+        return self.variants.rows(variants, self.executor, self.jobs)
 
-    def _put_down(
-        self, what: str, attempt: TrialRun, row: Row, case: Case | None = None, level: int | None = None
-    ) -> float | None:
+    def _begin(self, what: str, variant: Variant, case: Case) -> tuple[float | None, Result | None]:
+        """Run a case here and put it down; what comes of it is needed, too."""
+        found = attempt(case)
+        if what == "start" and isinstance(found.error, InputError):
+            raise found.error
+        row = self.variants.row_of(variant, found)
+        return self._put_down(Trial(what, variant, row), case), found.result
+
+    def _put_down(self, trial: Trial, case: Case | None = None) -> float | None:
         """Put a trial down and return its cost; None: it is no answer."""
-        case = case or self.runner.case(attempt)
-        scenario, follows = case.scenario, None
-        changed = case.label != case.base.case().label or scenario.document is not case.base.document
-        if attempt.schedule is not None or (what == "start" and changed):
-            follows = case.decisions.policy.synchronisation
-        trial = Trial(what, attempt.settings, case.label, row, scenario.document, level, follows)
-        cost = self.tuning.add(trial, case)
+        cost = self.tuning.add(trial, lambda: case or self.variants.case(trial.variant))
         self.tell(self.tuning)
         return cost
-
-
-def results_of(goal: Goal, more: Sequence[str]) -> tuple[str, ...]:
-    """Return what the rows of a search tell: what its goal asks for, and more."""
-    return tuple(dict.fromkeys([*goal.results, *more]))

@@ -9,7 +9,7 @@ import yaml
 
 from scenarios.fields.results import RESULTS, column_of_result, shown_result
 from scenarios.file.document import Document
-from scenarios.variants.tune import Trial, Tuning
+from scenarios.variants.tune import Tuning
 from sim.base.errors import InputError
 from sim.base.files import check_writable, write_text
 from sim.explain.bounds import bounds
@@ -66,12 +66,8 @@ def improvements(tuning: Tuning) -> list[int]:
 
 
 def _plain(tuning: Tuning, k: int) -> dict[str, Any]:
-    return {"trial": k + 1, **_row(tuning.trials[k])}
-
-
-def _row(trial: Trial) -> dict[str, Any]:
-    settings = dict(setting.split("=", 1) for setting in trial.settings)
-    return {**settings, "what": trial.what, "policy": trial.policy, **trial.row}
+    trial = tuning.trials[k]
+    return {"trial": k + 1, "what": trial.what, **trial.row}
 
 
 def trial_table(tuning: Tuning) -> pd.DataFrame:
@@ -112,23 +108,25 @@ def write_winner(tuning: Tuning, path: str) -> list[str]:
         A file cannot be written.
     """
     assert tuning.best is not None
-    best, goal = tuning.trials[tuning.best], tuning.goal
+    assert tuning.case is not None
+    best, goal, case = tuning.trials[tuning.best], tuning.goal, tuning.case
+    own = case.label == case.base.case().label and case.scenario.document is case.base.document
     unit = RESULTS[goal.what.partition(".")[0]].unit
     least = "most" if goal.most else "least"
     return write_found(
         path,
-        best.document,
-        None if best.follows is None else tuning.trace,
-        best.follows,
+        case.scenario.document,
+        tuning.trace,
+        None if own and best.variant.schedule is None else case.decisions.policy.synchronisation,
         expect={goal.what: unit.show(best.row[goal.column])},
         head=f"Found by sim tune: the {least} {goal.what} of {len(tuning.trials):,} trials.",
     )
 
 
 def write_found(
-    path: str, document: Document, trace: Trace | None, follows: str | None, *, expect: Any, head: str
+    path: str, document: Document, trace: Trace, follows: str | None, *, expect: Any, head: str
 ) -> list[str]:
-    """Write a scenario, and the plan of a run if it is to follow that; return the files.
+    """Write a scenario, and the plan of a run if `follows` is how it synchronises there; return the files.
 
     Raises
     ------
@@ -138,7 +136,7 @@ def write_found(
     left_out = ("compare", "expect", "extends")
     found = {key: value for key, value in document.root.plain().items() if key not in left_out}
     written = []
-    if trace is not None:
+    if follows is not None:
         plan = Path(path).with_suffix(".plan.json")
         write_text(plan, trace.plan().to_json())
         written.append(str(plan))

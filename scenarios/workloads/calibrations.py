@@ -9,25 +9,17 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from devices.collectives.nccl_constants import GENERATIONS
-from devices.collectives.nccl_model import known_us
-from devices.collectives.nccl_tuner import NcclTuner
+from devices.collectives.groups import CollectiveKind, Fabric, NcclGroups, NodeFabrics
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, fault
 from devices.describe.quantities import Count, Name, Strict
 from devices.machine import make_device
 from devices.presets import device_preset
-from scenarios.builders.train.calibration import (
-    STEPS,
-    CollectiveTime,
-    KernelPrices,
-    Reach,
-    TrainingCalibration,
-)
-from scenarios.builders.train.kernels import Attention, CollectiveKind, Product
+from scenarios.builders.train.calibration import KernelPrices, TrainingCalibration
+from scenarios.builders.train.kernels import Attention, Product
 from scenarios.file.document import Document
 from scenarios.file.faults import scenario_error
 from scenarios.file.yaml_read import read_yaml_text
@@ -36,43 +28,6 @@ from sim import Device, GraphBuilder
 from sim.base.errors import InputError, hint
 from sim.base.files import read_bytes
 from sim.base.units import format_bytes, parse_bandwidth, parse_bytes, parse_flop_rate
-
-# ----------------------------------------------------------------------------------------------------------
-# Collectives of a training step as NCCL chooses and times them, in place of the formula of a ring.
-#
-#  calibration: {nccl: h100, ...}
-#      in one node          NCCL's choice of algorithm, protocol, channels, at rates fitted to measured times
-#      over several nodes   the same choice, and what NCCL's tuner expects of it
-#
-# Source of both: `devices.collectives`.
-
-_MOST_PER_NODE: Final = 8
-
-
-@cache
-def nccl_times(gpu: str) -> CollectiveTime:
-    """Return times of collectives among GPUs of a generation, eight or fewer a node.
-
-    Examples
-    --------
-    >>> inside, across = (nccl_times("h100")("all_gather", 2**28, 8, nodes, "bf16") for nodes in (1, 4))
-    >>> 600_000 < inside < across < 900_000
-    True
-    """
-    tuners: dict[tuple[int, ...], NcclTuner] = {}
-
-    @cache
-    def time_ns(kind: CollectiveKind, nbytes: int, per_node: int, nodes: int, dtype: str) -> float:
-        if per_node > _MOST_PER_NODE:
-            raise InputError(f"NCCL's choice is known of nodes of 8 GPUs, and a group has {per_node} on one")
-        where = (per_node,) * nodes
-        if kind == "send":  # two ranks of the group
-            where = (1, 1) if nodes > 1 else (2,)
-        tuner = tuners.setdefault(where, NcclTuner(GENERATIONS[gpu], where))
-        return 1000 * known_us(gpu, kind, where, nbytes, tuner.choose(kind, nbytes))
-
-    return time_ns
-
 
 # ----------------------------------------------------------------------------------------------------------
 # What a calibration file may hold, as pydantic models.
@@ -97,7 +52,7 @@ Kinds = dict[str, Share]
 Times = dict[str, Duration]
 
 
-class ReachFields(Strict):
+class FabricFields(Strict):
     """Collectives inside a node, or between nodes."""
 
     bandwidth: Annotated[Bandwidth, Field(description="of a rank, each way")]
@@ -114,8 +69,8 @@ class ReachFields(Strict):
     ]
 
     @model_validator(mode="after")
-    def _kinds(self) -> ReachFields:
-        known = ("default", *STEPS)
+    def _kinds(self) -> FabricFields:
+        known = ("default", *get_args(CollectiveKind))
         for name in ("efficiency", "latency", "fixed"):
             given = getattr(self, name)
             for key in given if isinstance(given, dict) else ():
@@ -151,6 +106,13 @@ class MeasuredShape(Strict):
         return self
 
 
+class AttentionShares(Strict):
+    """What part of the peak attention reaches."""
+
+    forward: Annotated[Share | None, Field(description="... forward")] = None
+    backward: Annotated[Share | None, Field(description="... backward")] = None
+
+
 class CalibrationFields(Strict):
     """What one kind of GPU reaches."""
 
@@ -165,15 +127,15 @@ class CalibrationFields(Strict):
     peak: Annotated[FlopRate | None, Field(description="of the products, in the training's precision")] = None
     bandwidth: Annotated[Bandwidth | None, Field(description="of the memory")] = None
     memory: Annotated[Bytes | None, Field(description="of a GPU")] = None
-    product: Annotated[Share, Field(description="part of the peak that large products reach")] = 1.0
-    attention_forward: Annotated[
-        Share | None,
+    product: Annotated[Share, Field(description="part of the peak that a step leaves products at most")] = 1.0
+    attention: Annotated[
+        AttentionShares,
         Field(
-            description="part of the peak that attention reaches, forward, where its kernel is another than "
-            "the device's cost model has; default: that one, without a device the peak"
+            default_factory=AttentionShares,
+            description="part of the peak that attention reaches, where its kernel is another than the cost "
+            "model of the device has; default: that one, without a device the peak",
         ),
-    ] = None
-    attention_backward: Annotated[Share | None, Field(description="... backward")] = None
+    ]
     passes: Annotated[
         Kinds,
         Field(default_factory=dict, description="part of the bandwidth: elementwise, permute, cross-entropy"),
@@ -181,7 +143,7 @@ class CalibrationFields(Strict):
     gap: Annotated[Duration, Field(description="between two kernels")] = 0
     sustained: Annotated[Share, Field(description="rate in a long run / rate of the measurements")] = 1.0
     contention: Annotated[Factor, Field(description="time of a collective in a step / alone")] = 1.0
-    hiding: Annotated[
+    overlap: Annotated[
         float,
         BeforeValidator(_ratio),
         Field(ge=0, le=1, description="part of a collective that passes beside a kernel"),
@@ -190,9 +152,9 @@ class CalibrationFields(Strict):
         Literal["a100", "h100", "h200", "b200"] | None,
         Field(description="collectives as NCCL chooses and times them there, instead of node and between"),
     ] = None
-    node: Annotated[ReachFields | None, Field(description="inside a node")] = None
+    node: Annotated[FabricFields | None, Field(description="inside a node")] = None
     between: Annotated[
-        ReachFields | None, Field(description="between nodes: a rank's part of its node's network")
+        FabricFields | None, Field(description="between nodes: a rank's part of its node's network")
     ] = None
     measured: Annotated[
         list[MeasuredShape], Field(default_factory=list, description="efficiency of single shapes")
@@ -316,15 +278,14 @@ def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> Trai
                 for name, of in passes.items()
             },
             measured=measured,
-            node=_simumax_reach(inside, 1),
-            between=_simumax_reach(outside, node),
+            collectives=NodeFabrics(_simumax_fabric(inside, 1), _simumax_fabric(outside, node)),
         )
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise InputError(f"is no system file of SimuMax: {type(error).__name__} at {error}") from error
 
 
-def _simumax_reach(of: Mapping[str, Any], ranks: int) -> Reach:
-    """Return the reach of a network whose bandwidth so many ranks share."""
+def _simumax_fabric(of: Mapping[str, Any], ranks: int) -> Fabric:
+    """Return a network whose bandwidth so many ranks share."""
     bandwidth = of["bandwidth"]
     efficiency = {"default": float(bandwidth.get("efficient_factor", 1.0))}
     latency = {"default": 1e3 * float(bandwidth["latency_us"])}
@@ -339,7 +300,7 @@ def _simumax_reach(of: Mapping[str, Any], ranks: int) -> Reach:
             fixed[ours] = 1e3 * float(op["fixed_latency_us"])
         for ranks_of, value in op.get("fixed_latency_us_by_comm_num", {}).items():
             fixed[f"{ours}/{ranks_of}"] = 1e3 * float(value)
-    return Reach(float(bandwidth["gbps"]) * _GIB / ranks, efficiency, latency, fixed)
+    return Fabric(float(bandwidth["gbps"]) * _GIB / ranks, efficiency, latency, fixed)
 
 
 def _values(shape: str) -> dict[str, str]:
@@ -508,19 +469,17 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         memory_bandwidth=float(bandwidth),
         memory=memory,
         alone=_alone(fields.device, precision, others, fields.peak, fields.bandwidth),
-        node=_reach(fields.node),
-        between=_reach(fields.between, "nccl"),
+        collectives=_collectives(fields),
         product=fields.product,
-        attention_forward=fields.attention_forward,
-        attention_backward=fields.attention_backward,
+        attention_forward=fields.attention.forward,
+        attention_backward=fields.attention.backward,
         attention_peak=attention_peak,
         pass_efficiency=fields.passes,
         gap_ns=float(fields.gap),
         sustained=fields.sustained,
         contention=fields.contention,
-        hiding=fields.hiding,
+        hiding=fields.overlap,
         measured=measured,
-        collective=None if fields.nccl is None else nccl_times(fields.nccl),
     )
 
 
@@ -541,19 +500,25 @@ def _refuse_precision(precision: str, why: str) -> None:
     """Refuse a precision that would have no effect: the one that is meant where nothing is said has none."""
     if precision != "bf16":
         raise InputError(
-            f"{why}, and knows no precisions apart: with precision: {precision} it would say what it says of "
-            "bf16; leave precision out, or take a calibration with a device whose preset has such a peak"
+            f"{why}, and knows no precisions apart: with dtype: {precision} it would say what it says of "
+            "bf16; leave dtype out, or take a calibration with a device whose preset has such a peak"
         )
 
 
-def _reach(fields: ReachFields | None, unsaid: Literal["nccl"] | None = None) -> Reach:
-    if fields is None:  # the calibration has another source of times
-        return Reach(float("inf"))
-    given = unsaid if fields.latency is None else fields.latency
-    latency = {kind: float(ns) for kind, ns in given.items()} if isinstance(given, dict) else {}
+def _collectives(fields: CalibrationFields) -> NcclGroups | NodeFabrics:
+    if fields.nccl is not None:
+        return NcclGroups(fields.nccl)
+    assert fields.node is not None
+    assert fields.between is not None
+    own_latency = isinstance(fields.between.latency, dict)
+    return NodeFabrics(_fabric(fields.node), _fabric(fields.between), nccl=not own_latency)
+
+
+def _fabric(fields: FabricFields) -> Fabric:
+    given = fields.latency if isinstance(fields.latency, dict) else {}
+    latency = {kind: float(ns) for kind, ns in given.items()}
     fixed = {kind: float(ns) for kind, ns in fields.fixed.items()}
-    bandwidth = float(fields.bandwidth or 0) or float("inf")
-    return Reach(bandwidth, fields.efficiency, latency, fixed, nccl=given == "nccl")
+    return Fabric(float(fields.bandwidth or 0) or float("inf"), fields.efficiency, latency, fixed)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -93,7 +93,9 @@ class PipelineReplicas(Strict):
     bandwidth: Annotated[Bandwidth | None, Field(description="bandwidth of each replica's link")] = None
     overlap: Annotated[bool, Field(description="sum as soon as possible, on a stream of its own")] = True
     buckets: Annotated[Size, Field(description="number of buckets that the gradients are summed in")] = 1
-    sharded: Annotated[bool, Field(description="shard the optimizer state (ZeRO-1)")] = False
+    sharding: Annotated[
+        Literal["none", "zero-1"], Field(description="zero-1: the replicas share the optimizer state")
+    ] = "none"
 
     @model_validator(mode="after")
     def _one_way(self) -> PipelineReplicas:
@@ -122,8 +124,8 @@ class PipelineModelFields(Strict):
     recompute: Annotated[
         Literal["none", "selective", "full"], Field(description="which activations are recomputed")
     ] = "none"
-    tensor_parallel: Annotated[Count, Field(description="devices that share a layer")] = 1
-    tensor_bandwidth: Annotated[
+    tp: Annotated[Count, Field(description="devices that share a layer")] = 1
+    bandwidth: Annotated[
         Bandwidth | None,
         Field(description="bandwidth between devices that share a layer; default: messages take no time"),
     ] = None
@@ -148,8 +150,8 @@ class PipelineModelFields(Strict):
     def _one_source(self) -> PipelineModelFields:
         if self.rate is not None and self.calibration is not None:
             raise fault("has rate and calibration, which both say what kernels take; give one of them")
-        if self.calibration is not None and self.tensor_bandwidth is not None:
-            raise fault("has tensor_bandwidth, and the calibration says what messages take; leave one out")
+        if self.calibration is not None and self.bandwidth is not None:
+            raise fault("has bandwidth, and the calibration says what messages take; leave one out")
         return self
 
 
@@ -229,7 +231,7 @@ class PipelineFields(StageFields):
     transfer: Annotated[
         Duration | None, Field(description="time between two ranks, if there is no machine with links")
     ] = None
-    dispatch: Annotated[
+    issue_cost: Annotated[
         Duration | None, Field(description="host time to launch an op, if there is no machine")
     ] = None
     checkpoint: Annotated[Checkpoint, Field(description="which micro-batches are recomputed")] = "never"

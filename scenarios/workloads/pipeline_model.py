@@ -53,8 +53,8 @@ def model_stages(
     assert model is not None
     if model.layers % len(homes):
         raise InputError(f"{model.layers} layers cannot be shared evenly by {len(homes)} stages")
-    if model.heads % model.tensor_parallel:
-        raise InputError(f"{model.heads} heads cannot be shared by {model.tensor_parallel} devices")
+    if model.heads % model.tp:
+        raise InputError(f"{model.heads} heads cannot be shared by {model.tp} devices")
     on = {_timer(device): device for device in reversed(homes)}  # of those that are alike the first
     steps = {key: _training(fields, len(homes), _times(model, document, of)) for key, of in on.items()}
     mine = [steps[_timer(device)] for device in homes]
@@ -76,13 +76,13 @@ def _timer(device: Device | None) -> object:
 
 def _times(model: PipelineModelFields, document: Document, device: Device | None) -> TrainingCalibration:
     if model.rate is not None:
-        return at_rate(model.rate, model.tensor_bandwidth)
+        return at_rate(model.rate, model.bandwidth)
     if model.calibration is not None:
         found = calibration_of(model.calibration, document, model.dtype, model.gradients)
         if device is not None and (why := why_another_gpu(found, device, model.dtype)):
             raise InputError(f"model.calibration: {why}; take the calibration of that GPU, or none")
         return found
-    return on_device(device or Device("rank"), model.dtype, model.tensor_bandwidth)
+    return on_device(device or Device("rank"), model.dtype, model.bandwidth)
 
 
 def note_on_times(
@@ -159,16 +159,16 @@ def _training(fields: PipelineFields, stages: int, times: TrainingCalibration) -
             positions=model.sequence if model.vocabulary else 0,
         ),
         ParallelLayout(
-            tp=model.tensor_parallel,
+            tp=model.tp,
             pp=stages,
             dp=replicas,
             sequence_parallel=False,
-            sharding="zero-1" if data is not None and data.sharded else "none",
+            sharding="none" if data is None else data.sharding,
         ),
         times,
         sequence=model.sequence,
         micro_batch=model.micro_batch,
-        global_batch=model.micro_batch * replicas,
+        batch=model.micro_batch * replicas,
         recompute=model.recompute,
         gradient_bytes=4 if model.gradients == "fp32" else 2,
         flash=model.flash,

@@ -96,7 +96,7 @@ def rank_devices(
     InputError
         Too few devices, one that runs several ops at once, or one without a stream for the reductions.
     """
-    for key in ("transfer", "dispatch"):
+    for key in ("transfer", "issue_cost"):
         if getattr(fields, key) is not None:
             raise InputError(
                 f"{key} is for pipelines without a machine; with one, say it there "

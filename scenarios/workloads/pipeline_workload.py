@@ -24,10 +24,10 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from devices.collectives.groups import Fabric
 from policies.pipeline import Schedule, default_chunks, generate, options
 from policies.pipeline.recompute import without_backward_dependency
 from policies.pipeline.registry import MOST_SLOTS, check_options, require_positive
-from scenarios.builders.data_parallel import ring_all_reduce_ns
 from scenarios.builders.pipeline_graph import crossings, pipeline_graph, plain_machine
 from scenarios.builders.pipeline_stage import Around, PipelineStage, Skip
 from scenarios.file.document import Document, Loc
@@ -93,7 +93,7 @@ class Pipeline(Workload):
         if given.get("chunks") is not None:
             require_positive(chunks=given["chunks"])
         if policy.name == "zb-auto" and "memory_limit" in given:
-            _limit(given["memory_limit"], 1, 0)
+            _limit(given["memory_limit"], 0)
             others.append("memory_limit")
         check_options(policy.name, given, others=others)
 
@@ -166,14 +166,14 @@ def _work(
         stages = place_stages(fields, document, stages, schedule, able)
     around = _around(fields, stages, schedule.chunks if fields.ranks is not None else 1)
     if machine is None:
-        streams, transfer, dispatch = 1 + around.own_stream, fields.transfer or 0, fields.dispatch or 0
+        streams, transfer, issue_cost = 1 + around.own_stream, fields.transfer or 0, fields.issue_cost or 0
         pairs = crossings(schedule, around)
         machine = plain_machine(
             schedule.ranks,
             transfer if around.copy_streams else 0,
             pairs=pairs,
             streams=streams,
-            dispatch_ns=dispatch,
+            dispatch_ns=issue_cost,
         )
         devices = [device.name for device in machine.devices]
         copy_ns = lambda source, destination, nbytes: transfer  # noqa: E731
@@ -238,7 +238,7 @@ def _schedule(
     if name == "zb-auto":
         given = {**_problem(fields, stages.each), **given}
         resident = _resident(stages.each, chunks or default_chunks(name))
-        given["memory_limit"] = _limit(given.get("memory_limit"), given["activation"], resident)
+        given["memory_limit"] = _limit(given.get("memory_limit"), resident)
     checkpoint = given.pop("checkpoint", fields.checkpoint)
     if checkpoint == "except_last" and micro_batches < fields.micro_batches:
         # Of the chunks asked for the last is left out; a short batch has none such (torchgpipe, gpipe.py).
@@ -271,8 +271,8 @@ def _problem(fields: PipelineFields, stages: list[PipelineStage]) -> dict[str, A
         "input_grad": [stage.times.of("I") for stage in stages],
         "weight_grad": [stage.times.of("W") for stage in stages],
         "transfer": fields.transfer or 0,
-        "activation": [stage.activation_nbytes for stage in stages] if sized else 1,
-        "for_weight_grad": [stage.kept_nbytes for stage in stages] if sized else 1,
+        "kept": [stage.activation_nbytes for stage in stages] if sized else 1,
+        "kept_for_weight_grad": [stage.kept_nbytes for stage in stages] if sized else 1,
     }
 
 
@@ -282,17 +282,14 @@ def _resident(stages: Sequence[PipelineStage], chunks: int) -> int:
     return max(size + (sizes[-1 - s] if chunks == 2 else 0) for s, size in enumerate(sizes))
 
 
-def _limit(given: Any, activation: int | list[int], resident: int) -> int | None:
-    """Return how much a rank may hold of activations.
-
-    Given is a size, of all that a rank holds, or a number of micro-batches on the largest stage.
-    """
-    if given is None or isinstance(given, bool):
+def _limit(given: Any, resident: int) -> int | None:
+    """Return how much a rank may hold of activations, of a size of all that it holds."""
+    if given is None:
         return None
-    if isinstance(given, (int, float)):
-        if not -math.inf < given < math.inf:
-            raise InputError(f"memory_limit should be a size or a number of micro-batches, not {given!r}")
-        return int(given * (max(activation) if isinstance(activation, list) else activation))
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        raise InputError(
+            f"memory_limit should be a size, not {given!r}; a number of micro-batches is in_flight"
+        )
     total = parse_bytes(given, what="memory_limit")
     if total <= resident:
         raise InputError(
@@ -317,12 +314,9 @@ def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
         reduce = (round_half_up(Fraction(data.all_reduce, shared_by)),) * len(stages)
     elif data is not None:
         assert data.replicas is not None
-        reduce = tuple(
-            ring_all_reduce_ns(
-                stage.gradient_nbytes or stage.parameter_nbytes, data.replicas, data.bandwidth, 0
-            )
-            for stage in stages
-        )
+        links, n = Fabric(data.bandwidth or math.inf), data.replicas
+        reduced = [stage.gradient_nbytes or stage.parameter_nbytes for stage in stages]
+        reduce = tuple(round_half_up(links.time_ns("all_reduce", nbytes, n)) for nbytes in reduced)
     for skip in fields.skips:
         if skip.to >= len(stages):
             raise InputError(f"skips: there is no stage {skip.to}, stages are 0..{len(stages) - 1}")
@@ -335,7 +329,7 @@ def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
         all_reduce_ns=reduce,
         overlap=data.overlap if data else True,
         buckets=data.buckets if data else 1,
-        sharded=data.sharded if data else False,
+        sharded=data is not None and data.sharding != "none",
     )
 
 

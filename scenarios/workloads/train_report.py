@@ -131,7 +131,7 @@ def train_report(
         "step_ns": step,
         "tokens_per_s": training.tokens / seconds,
         "tokens_per_s_per_gpu": training.tokens / seconds / layout.ranks,
-        "samples_per_s": training.global_batch / seconds,
+        "samples_per_s": training.batch / seconds,
         "model_flops": training.flops,
         "mfu": training.flops / (layout.ranks * training.calibration.peak * seconds),
         "gpus": layout.ranks,
@@ -150,7 +150,7 @@ def train_report(
             for of_rank, peak in zip(times, peaks, strict=True)
         ],
         **_experts(training),
-        "memory_limit_bytes": capacity,
+        "capacity_bytes": capacity,
         "peak_bytes": most,
         "exposed_ns": exposed,
         "bubble": sum(of["waits"] for of in times) / (len(times) * step),

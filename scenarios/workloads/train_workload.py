@@ -4,7 +4,7 @@
 
     fields ──► model, layout, calibration ──► Training ──► graph of a schedule ──► run ──► report, and fit?
 
-The policy is the pipeline's schedule: ``1f1b``, or ``interleaved-1f1b`` with ``vpp``, where the scenario
+The policy is the pipeline's schedule: ``1f1b``, or ``interleaved-1f1b`` with ``chunks``, where the scenario
 names none.
 """
 
@@ -31,7 +31,6 @@ from scenarios.workloads.train_report import check_fits, train_report
 from scenarios.workloads.workload import Work, Workload
 from sim.base import plugins
 from sim.base.errors import InputError, MisfitError, UnknownNameError, located
-from sim.base.plugins import Origin
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.trace import Trace
@@ -46,10 +45,10 @@ if TYPE_CHECKING:
 #  train:
 #    model: llama3-70b             a name, or sizes: {layers: 80, hidden: 8192, ...}; {name: ..., layers: 12}
 #    calibration: h100-sxm              a name, a file, or numbers
-#    parallel: {tp: 8, pp: 4, vpp: 2, dp: 16, sharding: zero-1}
+#    parallel: {tp: 8, pp: 4, chunks: 2, dp: 16, sharding: zero-1}
 #    sequence: 8192
 #    micro_batch: 1
-#    global_batch: 1024
+#    batch: 1024
 #    recompute: selective
 
 
@@ -72,7 +71,7 @@ class ModelFields(Strict):
     rotary: Annotated[bool | None, Field(description="rotary positions")] = None
     biases: Annotated[bool | None, Field(description="products and norms have biases")] = None
     experts: Annotated[Size | None, Field(description="experts of a layer")] = None
-    experts_per_token: Annotated[Size | None, Field(description="experts that each token goes to")] = None
+    top_k: Annotated[Size | None, Field(description="experts that each token goes to")] = None
     expert_middle: Annotated[Count | None, Field(description="width between the products of an expert")] = (
         None
     )
@@ -93,7 +92,7 @@ class ParallelFields(Strict):
     cp: Annotated[Size, Field(description="context parallelism")] = 1
     ep: Annotated[Size, Field(description="expert parallelism, within tp, cp and dp")] = 1
     pp: Annotated[Size, Field(description="pipeline parallelism")] = 1
-    vpp: Annotated[Size, Field(description="stages a pipeline rank (virtual pipeline)")] = 1
+    chunks: Annotated[Size, Field(description="stages a pipeline rank (virtual pipeline)")] = 1
     dp: Annotated[Size, Field(description="data parallelism")] = 1
     sequence_parallel: Annotated[
         bool, Field(description="split along the sequence what tensor parallelism leaves whole")
@@ -129,14 +128,14 @@ class TrainFields(Strict):
     node: Annotated[Size, Field(description="GPUs a node")] = 8
     sequence: Annotated[Count, Field(description="tokens of a sample")]
     micro_batch: Annotated[Size, Field(description="samples of a micro-batch")] = 1
-    global_batch: Annotated[Count, Field(description="samples of a step, on all replicas")]
+    batch: Annotated[Count, Field(description="samples of a step, on all replicas")]
     recompute: Annotated[
         Literal["none", "selective", "full"],
         Field(description="selective: attention's inside; full: each layer"),
     ] = "none"
-    precision: Annotated[Literal["bf16", "fp16", "fp8"], Field(description="of the products")] = "bf16"
+    dtype: Annotated[Literal["bf16", "fp16", "fp8"], Field(description="of the products")] = "bf16"
     gradients: Annotated[Literal["fp32", "bf16"], Field(description="in which gradients are summed")] = "fp32"
-    optimizer_bytes: Annotated[Count, Field(description="optimizer state of a parameter")] = 12
+    optimizer_state: Annotated[Count, Field(description="optimizer state of a parameter")] = 12
     overlap: Annotated[bool, Field(description="reduce gradients beside the backward")] = False
     flash: Annotated[bool, Field(description="attention keeps no scores")] = True
     dropout: Annotated[bool, Field(description="dropout, with its masks")] = False
@@ -154,9 +153,7 @@ class TrainFields(Strict):
     pad_to_capacity: Annotated[bool, Field(description="ranks fill up what they send to the capacity")] = (
         False
     )
-    stage_layers: Annotated[list[Size] | None, Field(description="layers of each stage; default: even")] = (
-        None
-    )
+    partition: Annotated[list[Size] | None, Field(description="layers of each stage; default: even")] = None
     memory: Annotated[Bytes | None, Field(description="of a GPU, instead of the calibration's")] = None
 
 
@@ -179,7 +176,7 @@ class Train(Workload):
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return the schedule that is meant where a scenario names none."""
-        return {"name": default_schedule(self.train.parallel.vpp)}
+        return {"name": default_schedule(self.train.parallel.chunks)}
 
     def misfit(self, document: Document, policy: PolicyFields) -> str | None:
         """Return why sizes do not fit one another; what else is wrong is said by a run."""
@@ -262,7 +259,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
     with located("model"):
         model = _architecture(fields.model)
     with located("calibration"):
-        calibration = calibration_of(fields.calibration, document, fields.precision, fields.gradients)
+        calibration = calibration_of(fields.calibration, document, fields.dtype, fields.gradients)
     parallel = fields.parallel
     with located("parallel"):
         layout = ParallelLayout(
@@ -271,7 +268,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
             pp=parallel.pp,
             dp=_replicas(fields),
             ep=parallel.ep,
-            chunks=parallel.vpp,
+            chunks=parallel.chunks,
             sequence_parallel=parallel.sequence_parallel,
             sharding=parallel.sharding,
             shard=parallel.shard,
@@ -284,12 +281,12 @@ def _training(fields: TrainFields, document: Document) -> Training:
         calibration=calibration,
         sequence=fields.sequence,
         micro_batch=fields.micro_batch,
-        global_batch=fields.global_batch,
+        batch=fields.batch,
         recompute=fields.recompute,
         gradient_bytes=4 if fields.gradients == "fp32" else 2,
-        optimizer_bytes=fields.optimizer_bytes,
+        optimizer_state=fields.optimizer_state,
         overlap=fields.overlap,
-        stage_layers=tuple(fields.stage_layers or ()),
+        partition=tuple(fields.partition or ()),
         context=parallel.context,
         flash=fields.flash,
         dropout=fields.dropout,
@@ -327,8 +324,7 @@ def _routes(fields: TrainFields, document: Document) -> UnplacedRouting | None:
             if getattr(fields, key):
                 raise InputError("has no effect without routing", path=(key,))
         return None
-    origin = Origin(document.directory, allow_outside=document.allow_outside)
-    return UnplacedRouting(fields.routing, fields.capacity_factor, fields.pad_to_capacity, origin)
+    return UnplacedRouting(fields.routing, fields.capacity_factor, fields.pad_to_capacity, document.origin)
 
 
 def _architecture(fields: ModelFields) -> Architecture:

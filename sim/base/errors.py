@@ -26,9 +26,9 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Final, Self
 
 
 class SimError(Exception):
@@ -269,15 +269,57 @@ class InvariantError(SimError):
     """A trace breaks an invariant of the simulator."""
 
 
+RENAMED: Final[Mapping[str, str]] = {
+    "allgather_bucket_size": "bucket_size",
+    "attention_backward": "attention",
+    "attention_forward": "attention",
+    "bucket": "bucket_size",
+    "bucket_cap": "bucket_size",
+    "bytes_per_ns": "bandwidth",
+    "default_dtype": "dtype",
+    "dispatch": "issue_cost",
+    "edge_probability": "probability",
+    "every_steps": "every",
+    "experts_per_token": "top_k",
+    "first_kinds": "kinds",
+    "flop_per_ns": "peak",
+    "for_weight_grad": "kept_for_weight_grad",
+    "global_batch": "batch",
+    "hiding": "overlap",
+    "host_work": "host",
+    "items": "batch",
+    "launch_cost": "issue_cost",
+    "optimiser": "optimizer",
+    "optimizer_bytes": "optimizer_state",
+    "overlap_comm": "overlap",
+    "overlap_grad_reduce": "overlap",
+    "pinned": "pin_memory",
+    "precision": "dtype",
+    "rounding": "alignment",
+    "reduce_bucket_size": "bucket_size",
+    "sharded": "sharding",
+    "stage_layers": "partition",
+    "straggler_factor": "stragglers",
+    "straggler_probability": "stragglers",
+    "tensor_bandwidth": "bandwidth",
+    "tensor_parallel": "tp",
+    "use_distributed_optimizer": "sharding",
+    "vpp": "chunks",
+}
+"""Keys of older versions → what they are called now. Where the new one is known, it is the nearest."""
+
+
 def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
     """Return the known name most like `name`, or None when none is as near as `likeness` (0 to 1).
 
     Examples
     --------
-    >>> nearest("redy-queue", ["in-order", "ready-queue"])
-    'ready-queue'
+    >>> nearest("redy-queue", ["in-order", "ready-queue"]), nearest("optimiser", ["order", "optimizer"])
+    ('ready-queue', 'optimizer')
     """
     names = list(known)
+    if RENAMED.get(name) in names:
+        return RENAMED[name]
     begun = [each for each in names if name and each.startswith(f"{name}-")]  # h100-sxm, not mi100, for h100
     found = difflib.get_close_matches(name, begun or names, n=1, cutoff=0.0 if begun else likeness)
     return found[0] if found else None

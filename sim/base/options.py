@@ -23,9 +23,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, get_args, get_origin
 
 from sim.base.errors import InputError, UnknownOptionError, located, nearest
-from sim.base.units import parse_bytes, parse_duration
+from sim.base.units import parse_bandwidth, parse_bytes, parse_duration, parse_flop_rate
 
-SUFFIXES: Final[Mapping[str, Callable[..., int]]] = {"_ns": parse_duration, "_bytes": parse_bytes}
+SUFFIXES: Final[Mapping[str, Callable[..., int]]] = {
+    "_ns": parse_duration,
+    "_bytes": parse_bytes,
+    "_bytes_per_s": parse_bandwidth,
+    "_flop_per_s": parse_flop_rate,
+}
 """Endings of a parameter that carry its unit, and how such a quantity is read."""
 
 
@@ -56,15 +61,13 @@ def parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def spelling(parameter: str) -> str:
     """Return how a parameter is written in a file, where values carry their units: without its own.
 
-    A rate is none of these quantities, and keeps its name.
-
     Examples
     --------
-    >>> spelling("time_limit_ns"), spelling("window"), spelling("bytes_per_ns")
-    ('time_limit', 'window', 'bytes_per_ns')
+    >>> spelling("time_limit_ns"), spelling("window"), spelling("bandwidth_bytes_per_s")
+    ('time_limit', 'window', 'bandwidth')
     """
     for suffix in SUFFIXES:
-        if parameter.endswith(suffix) and not parameter.endswith(f"_per{suffix}"):
+        if parameter.endswith(suffix):
             return parameter.removesuffix(suffix)
     return parameter
 

@@ -128,6 +128,24 @@ def lookup(
     raise UnknownNameError(_what(group), name, names(group))
 
 
+class Allowed(NamedTuple):
+    """What a scenario may do only if its user says so.
+
+    Attributes
+    ----------
+    code : bool
+        Whether it may name ``module:attribute``, which is imported then.
+    outside : bool
+        Whether it may name files outside its folder.
+    """
+
+    code: bool = False
+    outside: bool = False
+
+
+NOTHING: Final = Allowed()
+
+
 class Origin(NamedTuple):
     """Who names plugins: what may be loaded, and from where.
 

@@ -22,9 +22,6 @@ from sim.explain.sentences import blame, row_text
 UNEXPLAINED: Final = "unexplained"
 """In a recording: nothing that was recorded held the op up any more."""
 
-OF_NO_RECORDING: Final = ("event", "policy", "resources")
-"""What the rest of a wait would be put down to in a simulated run."""
-
 
 class Blocker(NamedTuple):
     """Why a row did not start.
@@ -124,11 +121,9 @@ def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
         return
     at, since, until = np.array([row]), np.array([there]), np.array([start])
     pieces = [(reason, int(begin[0]), int(ns[0])) for reason, begin, ns in held_up(f, at, since, until)]
-    for reason, begin, ns in pieces:
-        if schedule.recorded and reason in OF_NO_RECORDING:
-            reason = UNEXPLAINED
+    for k, (reason, begin, ns) in enumerate(pieces):
         # Issuers were busy for a part of the same stretch, and the policy counts for the rest of it.
-        yield reason, begin if reason != "policy" else begin + pieces[0][2], ns
+        yield reason, begin + (pieces[0][2] if k == 1 else 0), ns
 
 
 def _in_the_way(f: DerivedColumns, row: int, at_ns: int, reason: str) -> int:

@@ -226,7 +226,7 @@ def schedule_of(
         trace.of_rows("end_ns"),
         np.concatenate((trace.executed & ~filler, np.ones(n_moved, bool))),
         trace.makespan_ns,
-        DerivedColumns(trace, policy),
+        DerivedColumns(trace, policy, recorded),
         None,
         recorded,
         trace.frames,

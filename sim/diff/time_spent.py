@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from sim.diff.blockers import OF_NO_RECORDING, UNEXPLAINED
+from sim.diff.blockers import UNEXPLAINED
 from sim.diff.differences import Differences
 from sim.diff.schedule import FILLERS, OpSchedule
 from sim.explain.idle import idle_reasons
@@ -22,16 +22,12 @@ class PathChange(NamedTuple):
 
     Attributes
     ----------
-    parts : dict of str to (int, int)
-        What a path consists of -> ns in A and in B: ``task``, ``transfer``, ``issue``, ``wait: reason``,
-        ``unexplained``. They add up to the makespans.
     only_a, only_b : list of int
         Rows of ops that are on the path in one of them only, the longest first.
     both : int
         How many ops are on both.
     """
 
-    parts: dict[str, Both]
     only_a: list[int]
     only_b: list[int]
     both: int
@@ -67,11 +63,11 @@ def _idle(schedule: OpSchedule, plain: bool) -> dict[str, dict[str, int]]:
     filled = any(kind in schedule.kinds for kind in FILLERS)
     found = {}
     for (name, why), ns in zip(reasons.items(), busy, strict=True):
-        left = sum(why.pop(reason, 0) for reason in OF_NO_RECORDING) if schedule.recorded else 0
         if filled:
             why.pop(UNEXPLAINED, None)
             left = makespan - ns - sum(why.values())
-        found[name] = why | ({UNEXPLAINED: left} if left else {})
+            why |= {UNEXPLAINED: left} if left else {}
+        found[name] = why
     return found
 
 
@@ -79,37 +75,22 @@ def path_change(d: Differences) -> PathChange | None:
     """Return how the critical paths differ; None where one of the two is a table, whose path nobody knows."""
     if d.a.facts is None or d.b.facts is None:
         return None
-    parts_a, rows_a = _path(d.a)
-    parts_b, rows_b = _path(d.b)
-    every = dict.fromkeys((*parts_a, *parts_b))
-    parts = {what: (parts_a.get(what, 0), parts_b.get(what, 0)) for what in every}
+    rows_a, rows_b = _path(d.a), _path(d.b)
     partner = dict(zip(d.pairs.a.tolist(), d.pairs.b.tolist(), strict=True))
     on_b = set(rows_b)
     common = {row for row in rows_a if partner.get(row, -1) in on_b}
     also = {partner[row] for row in common}
     return PathChange(
-        parts,
         [row for row in rows_a if row not in common],
         [row for row in rows_b if row not in also],
         len(common),
     )
 
 
-def _path(schedule: OpSchedule) -> tuple[dict[str, int], list[int]]:
-    """Return what the path consists of, and the rows of its ops, the longest first."""
+def _path(schedule: OpSchedule) -> list[int]:
+    """Return the ops of the path, the longest first."""
     facts = schedule.facts
     assert facts is not None
-    parts: dict[str, int] = {}
-    rows: dict[int, int] = {}
-    for step in executed_path(facts.trace, facts):
-        ns = step.end_ns - step.start_ns
-        what = f"wait: {step.reason}" if step.kind == "wait" else step.kind
-        if schedule.recorded and step.reason in OF_NO_RECORDING:
-            what = UNEXPLAINED
-        if step.kind == "task":
-            if schedule.compared[step.row]:
-                rows[step.row] = ns
-            else:
-                what = UNEXPLAINED
-        parts[what] = parts.get(what, 0) + ns
-    return parts, sorted(rows, key=lambda row: (-rows[row], row))
+    steps = executed_path(facts.trace, facts)
+    rows = {step.row: step.end_ns - step.start_ns for step in steps if step.kind == "task"}
+    return sorted((row for row in rows if schedule.compared[row]), key=lambda row: (-rows[row], row))

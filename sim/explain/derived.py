@@ -114,11 +114,12 @@ class DerivedColumns:
     """Derived columns of a trace, one entry per task unless they say otherwise; computed when asked for.
 
     Rows count tasks first, then transfers, as in `sim.record.dependencies`. Sentences call the policy
-    `policy`; by default that is the name of its class.
+    `policy`; by default that is the name of its class. Of a trace whose times were `recorded` nobody knows
+    what a policy, an event or a shortage held up.
     """
 
-    def __init__(self, trace: Record, policy: str | None = None) -> None:
-        self.trace, self.job = trace, trace.job
+    def __init__(self, trace: Record, policy: str | None = None, recorded: bool = False) -> None:
+        self.trace, self.job, self.recorded = trace, trace.job, recorded
         self.policy = policy or trace.policy
         self.idle_pieces: dict[Any, Any] = {}  # by place, as `sim.explain.idle` found them
         self.machine = trace.job.machine

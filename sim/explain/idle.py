@@ -86,6 +86,10 @@ _SAID: Final = (Wait.MEMORY, Wait.RESOURCES, Wait.COMMUNICATOR)
 """Those of which the trace itself says that it was the last."""
 
 
+_OF_NO_RECORDING: Final = ("event", "policy", "resources")
+"""What the rest of a wait is put down to in a simulated run; in a recording nothing says so."""
+
+
 class IdlePieces(NamedTuple):
     """Stretches of idle time with one reason each.
 
@@ -210,6 +214,13 @@ def held_up(
     reason, begin_ns, length_ns
         They follow one another; every bound is moved into the time, so that the lengths add up.
     """
+    for reason, begin, length in _held_up(f, row, since, end):
+        yield "unexplained" if f.recorded and reason in _OF_NO_RECORDING else reason, begin, length
+
+
+def _held_up(
+    f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray
+) -> Iterator[tuple[str, IntArray, IntArray]]:
     worker, wait = f.by_worker[row], f.wait[row]
     cursor = since
 

@@ -1,246 +1,403 @@
-"""What the makespan consists of, followed back over data: the last input, its last input, and so on.
+"""What the makespan consists of, and why two runs of the same work differ: one device's time, by reason.
 
-::
+The device is the one that computes most; of those that compute about as much, the one that ends last. Its
+makespan divides into computing, exposed communication, and idle time by reason, as `sim.explain.time_use` and
+`sim.explain.idle` say for every device::
 
-    gpu0   ▇▇▇x▇▇▇▇▇▇y▇▇▇▇▇▇▇▇▇d▇▇▇     d was ready when c had ended: it stands behind x and y on its stream
-    gpu1   ▇▇c▇▇
-           └───┘└─ stream ────┘└──┘
-           executing           executing
+    gpu1   ├─ policy ─┤▇▇▇c▇▇▇├ for gpu0 ┤▇▇▇d▇▇▇┤      it computes 14, in-order holds it back for 10, and
+    gpu0   ▇▇▇▇▇a▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇b▇▇▇▇┤               it waits for gpu0 for 10
 
-Each step back splits the time between an input and the start of its reader as `sim.explain.idle.held_up`
-does, with two differences. While a launched task's own stream executes others, it waits for the stream,
-whether the policy has put it there yet or not. And while its device communicates and computes nothing, be it
-the task itself or one that its stream executes before it, that is ``communication``.
+The same work on the same device takes the same time to compute, so that a difference between two runs is one
+of waits. A pipeline's rank is idle in its bubble, whatever the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cached_property
-from typing import Final, NamedTuple
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
-from sim.base.intervals import Cover, union
-from sim.explain.communication import communicates, computes_until_ns
+from sim.base.arrays import UNSET, IntArray
+from sim.base.intervals import in_use
+from sim.base.units import format_duration
+from sim.explain.bounds import bounds
 from sim.explain.derived import DerivedColumns
-from sim.explain.idle import held_up
-from sim.explain.path import executed_path
+from sim.explain.idle import REASONS, idle_pieces, idle_reasons
+from sim.explain.time_use import time_use
+from sim.record.record import Wait
 
-_Until = Callable[[IntArray], FloatArray]
-"""A time for each task of the chain -> how much there was until then."""
+_WORDS: Final[Mapping[str, tuple[str, str]]] = {
+    "compute": ("computing", "{device} computes longer"),
+    "communicate": ("exposed communication", "more communication of {device} is exposed"),
+    "bubble": ("bubble", "its bubble is larger"),
+    "dependency": ("waiting for inputs", "{device} waits for inputs"),
+    "transfer": ("waiting for transfers", "{device} waits for transfers"),
+    "issue": ("waiting for the host", "the host launches too slowly for {device}: it is launch-bound"),
+    "policy": ("held back by {policy}", "{policy} holds ready ops back"),
+    "stream": ("queued on a stream", "ops queue on their streams"),
+    "launch": ("launching", "launch latency is exposed"),
+    "event": ("waiting for an event", "ops wait for events"),
+    "resources": ("waiting for resources of the device", "ops wait for resources of the device"),
+    "memory": ("waiting for memory", "ops wait for memory"),
+    "communicator": ("queued on a communicator", "collectives queue on their communicators"),
+    "late rank": ("waiting for a late rank", "collectives wait for late ranks"),
+    "unexplained": ("idle, and nothing recorded says why", "more of a recording is unexplained"),
+    "recovery": ("starting anew after a failure", "parts of the machine fail"),
+    "finished": ("after its last op", "{device} has no work left"),
+    "unused": ("unused", "{device} has no work"),
+}
+"""Part -> what it is called, and why a run is slower when the largest increase is in it."""
 
-_FOR_OTHERS: Final = ("resources", "communicator", "late rank")
-"""Reasons to wait, beside an order, for which tasks of other lanes have to end."""
+PARTS: Final = tuple(part for part in _WORDS if part != "bubble")
+"""What a device's makespan divides into: computing, communicating, and the reasons of `sim.explain.idle`."""
+
+_FOR_OTHERS: Final = ("dependency", "finished")
+"""Reasons to be idle that are put down to what ran elsewhere."""
+_ABOUT_AS_MUCH: Final = 0.9
+_OTHERS: Final = "other devices"
 
 
-class _Piece(NamedTuple):
-    """A part of the makespan, for some tasks of the chain at once.
+class Breakdown(NamedTuple):
+    """Where a device's time went.
 
     Attributes
     ----------
-    part : str
-    ns : array of int
-        For each task.
-    begin_ns, length_ns : array of int
-        When each has that part, among others.
-    lanes : bool
-        Whether it lasts while the task's lane executes,
-    others : bool
-        and whether while the lane is idle, until tasks elsewhere have ended.
+    device : str
+        Its name; empty where nothing ran.
+    parts : dict of str to int
+        Those of `PARTS` that occur, in ns; they add up to the makespan. Where a policy holds back what an
+        idle worker could run while others of its device work, a share of that time is its part.
+    waits_for : dict of str to int
+        What ran elsewhere while it waited for inputs, or had no work left, most first: a device, ``stage 2``
+        of a pipeline, ``transfer gpu0<->gpu1``, or where nothing ran ``policy`` or ``launch``. In a pipeline
+        this is all of its idle time.
     """
 
-    part: str
-    ns: IntArray
-    begin_ns: IntArray
-    length_ns: IntArray
-    lanes: bool = False
-    others: bool = False
+    device: str
+    parts: dict[str, int]
+    waits_for: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``--json`` of `sim explain` and `sim compare` has of it."""
+        return {"parts_of": self.device, "parts_ns": self.parts, "waits_for_ns": self.waits_for}
 
 
-class Chain:
-    """The tasks and transfers that lead to the end of a run, each the last input of the next.
+def breakdown(f: DerivedColumns, device: str | None = None) -> Breakdown:
+    """Divide the makespan of a run.
 
     Parameters
     ----------
-    facts : Facts
+    f : DerivedColumns
+    device : str, optional
+        Whose time; by default of the device that computes most.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.program_order import InOrder
+    >>> b = GraphBuilder("b holds c up")
+    >>> for name, inputs, ns, device in (("a", [], 40, 0), ("b", ["a"], 10, 1), ("c", [], 30, 1)):
+    ...     _ = b.op(name, inputs=inputs, duration_ns=ns, device=f"gpu{device}")
+    >>> trace = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), InOrder())
+    >>> breakdown(DerivedColumns(trace))
+    Breakdown(device='gpu1', parts={'compute': 40, 'policy': 40}, waits_for={})
+    """
+    if not f.trace.makespan_ns:
+        return Breakdown("", {}, {})
+    reasons = idle_reasons(f.trace, f)
+    use = time_use(f.trace, reasons)
+    if device is None:
+        device = _busiest(f, {name: own["compute"] for name, own in use.items()})
+    d = f.machine.device_index(device)
+    own, idle = use[device], reasons[device]
+    parts = {"compute": own["compute"], "communicate": own["communicate"] - idle.get("transfer", 0), **idle}
+    held = min(_held_beside_others(f, d), parts["compute"])
+    parts["policy"] = parts.get("policy", 0) + held
+    parts["compute"] -= held
+    return Breakdown(device, {part: parts[part] for part in PARTS if parts.get(part)}, _waits_for(f, d))
+
+
+def _busiest(f: DerivedColumns, compute: Mapping[str, int]) -> str:
+    least = _ABOUT_AS_MUCH * max(compute.values())
+    last = np.zeros(len(f.devices), np.int64)
+    np.maximum.at(last, f.device, f.end)
+    near = [d for d, device in enumerate(f.devices) if compute.get(device.name, 0) >= least]
+    return f.devices[max(near, key=lambda d: last[d])].name
+
+
+def _held_beside_others(f: DerivedColumns, d: int) -> int:
+    """Return for how much of the time workers could run what the policy holds back while others work.
+
+    Of two workers that could work one does: half of that time.
+    """
+    if f.devices[d].workers < 2:
+        return 0
+    rows = np.flatnonzero((f.device == d) & (f.lane >= 0))
+    spans = [(f.begins, f.end), (f.taken, f.let_go), (f.data[: f.n], f.taken)]
+    levels = [in_use(start[rows], end[rows], np.ones(len(rows), np.int64)) for start, end in spans]
+    times = np.unique(np.concatenate([times for times, _ in levels]))
+    executing, working, held = (at[np.searchsorted(t, times, side="right") - 1] for t, at in levels)
+    could = np.where(executing > 0, np.minimum(held, f.devices[d].workers - working), 0)[:-1]
+    return round(float((np.diff(times) * could / np.maximum(could + working[:-1], 1)).sum()))
+
+
+def is_pipeline(f: DerivedColumns) -> bool:
+    """Whether the graph has stages."""
+    return bool(f.job.graph.stage.max(initial=UNSET) > 0)
+
+
+def _waits_for(f: DerivedColumns, d: int) -> dict[str, int]:
+    graph = f.job.graph
+    names = [device.name for device in f.devices]
+    label = f.device
+    if is_pipeline(f):
+        stage = graph.stage[f.trace.tasks["op"]]
+        label = np.where(stage >= 0, len(names) + stage, label)
+        names += [f"stage {number}" for number in range(int(graph.stage.max()) + 1)]
+    walk = WaitWalk(f, names, label)
+    pieces = idle_pieces(f.trace, f)
+    counted = REASONS if is_pipeline(f) else _FOR_OTHERS
+    here = (pieces.device == d) & np.isin(pieces.reason, [REASONS.index(reason) for reason in counted])
+    mine = np.flatnonzero(f.device == d)
+    mine = mine[np.argsort(f.begins[mine], kind="stable")]
+    last = int(f.row_end.argmax())
+    found: Counter[str] = Counter()
+    for start, ns, row in zip(
+        *(column[here].tolist() for column in pieces[1:3]), pieces.row[here].tolist(), strict=True
+    ):
+        if is_pipeline(f) and row != UNSET:  # for the slot that comes next, whichever could have
+            row = int(mine[np.searchsorted(f.begins[mine], start + ns)])
+        walk.back(last if row == UNSET else row, start, start + ns, found)
+    return dict(
+        sorted(((name, ns) for name, ns in found.items() if ns), key=lambda item: (-item[1], item[0]))
+    )
+
+
+class WaitWalk:
+    """Puts time in which a task had not started down to what ran meanwhile.
+
+    ::
+
+        rank 0   F4 ┊····idle····┊ B0       B0 waits for the gradient of 1B0,
+        rank 1      ┊   ┌─ 1B0 ─┐┊          which ran for a part of that time: stage 1's share,
+        rank 2      ┊2B0┘        ┊          and waited for 2B0 before: stage 2's share
+
+    The chain is followed back to whatever ended last of what each needed (an input, its way here, the task
+    before it on its lane). A slow stage or a slow link is thus named by every device that stands still
+    because of it, however far away.
+
+    Parameters
+    ----------
+    f : DerivedColumns
+    names : list of str
+        What tasks can be called.
+    label : array of int64
+        Of each task the index of its name.
     """
 
-    def __init__(self, facts: DerivedColumns) -> None:
-        self.f = f = facts
-        rows = []
-        row = int(f.row_end.argmax()) if len(f.row_end) else UNSET
-        while row != UNSET:
-            rows.append(row)
-            row = int(f.last_producer[row])
-        chain = np.array(rows, dtype=np.int64)
-        self.tasks, self.moves = chain[chain < f.n], chain[chain >= f.n]
-        self.on_lane: BoolArray = f.lane[self.tasks] >= 0
-        lanes = f.lane[self.tasks[self.on_lane]]
-        self.lanes, first, which = np.unique(lanes, return_index=True, return_inverse=True)
-        self.device_of_lane = f.device[self.tasks[self.on_lane]][first]
-        self.which = np.zeros(len(self.tasks), np.int64)
-        self.which[self.on_lane] = which
+    def __init__(self, f: DerivedColumns, names: list[str], label: IntArray) -> None:
+        moved = f.trace.transfers
+        self.start, self.end = f.row_start.tolist(), f.row_end.tolist()
+        self.producer = f.last_producer.tolist()
+        self.before = np.concatenate((f.before_on_lane, np.full(len(moved["start_ns"]), UNSET))).tolist()
+        pair = np.minimum(moved["source"], moved["destination"]) * len(f.devices)
+        pairs, which = np.unique(
+            pair + np.maximum(moved["source"], moved["destination"]), return_inverse=True
+        )
+        self.label = np.concatenate((label, len(names) + which)).tolist()
+        ends = (tuple(f.devices[end].name for end in divmod(each, len(f.devices))) for each in pairs.tolist())
+        self.names = names + [f"transfer {a}<->{b}" for a, b in ends]
+        self.held_back = (f.wait == Wait.POLICY).tolist() + [False] * len(which)
 
-    def parts(self) -> dict[str, int]:
-        """Return the ns of each part; they add up to the makespan."""
-        f, found = self.f, dict[str, int]()
-        started = f.trace.transfers["start_ns"][self.moves - f.n]
-        found["transfer"] = int((f.row_end[self.moves] - started).sum())
-        found["link"] = int((started - f.data[self.moves]).sum())
-        for piece in self._pieces:
-            found[piece.part] = found.get(piece.part, 0) + int(piece.ns.sum())
-        return {part: ns for part, ns in found.items() if ns}
+    def back(self, row: int, from_ns: int, to_ns: int, found: Counter[str]) -> None:
+        """Put a stretch of time before the start of `row`, or up to its end, down to what it waited for."""
+        at = to_ns
+        if self.start[row] < to_ns:  # the last one of all, which runs
+            since = max(self.start[row], from_ns)
+            found[self.names[self.label[row]]] += to_ns - since
+            at = since
+        while at > from_ns:
+            input_, lane = self.producer[row], self.before[row]
+            cause = lane if input_ < 0 or (lane >= 0 and self.end[lane] > self.end[input_]) else input_
+            over = min(self.end[cause], to_ns) if cause >= 0 else from_ns
+            if over < at:
+                found["policy" if self.held_back[row] else "launch"] += at - max(over, from_ns)
+                at = over
+            if cause < 0 or at <= from_ns:
+                return
+            since = min(max(self.start[cause], from_ns), at)
+            found[self.names[self.label[cause]]] += at - since
+            at, row = since, cause
 
-    def longer(self, other: DerivedColumns) -> dict[str, int]:
-        """Return how much of each part is there because the same ops last longer than in another run, in ns.
 
-        While a task's lane executes, these are its ops. While it is idle, for an order in which another task
-        comes first, say, they are those of the executed critical path.
+# ----------------------------------------------------------------------------------------------------------
+# Two runs of the same work.
 
-        What an op took there counts, on average over its executions; of one that communicates nothing does.
-        In another graph no op is the same: stages of the same name may have other layers.
-        """
-        longer = self._longer_than_in(other)
-        if not longer.any():
-            return {}
-        by_lanes = self._by_lanes(longer)
-        waits = any(piece.others and piece.length_ns.any() for piece in self._pieces)
-        by_others = self._by_others(longer) if waits else None
-        found: dict[str, int] = {}
-        for piece in self._pieces:
-            stretch = piece.begin_ns, piece.begin_ns + piece.length_ns
-            ns = 0.0
-            if piece.lanes:
-                ns += float((by_lanes(stretch[1]) - by_lanes(stretch[0])).sum())
-            if piece.others and by_others is not None:
-                ns += float((by_others(stretch[1]) - by_others(stretch[0])).sum())
-            found[piece.part] = found.get(piece.part, 0) + round(ns)
-        return {part: ns for part, ns in found.items() if ns}
 
-    @cached_property
-    def _pieces(self) -> list[_Piece]:
-        return list(self._cut())
+class MakespanChange(NamedTuple):
+    """How the makespans of two runs differ.
 
-    def _cut(self) -> Iterator[_Piece]:
-        f, tasks = self.f, self.tasks
-        begins, lasted = f.begins[tasks], f.end[tasks] - f.begins[tasks]
-        exposed = self._exposed(begins, lasted)
-        yield _Piece("executing", lasted - exposed, begins, lasted, lanes=True)
-        yield _Piece("communication", exposed, begins, lasted)
-        launched = ~f.by_worker[tasks] & self.on_lane
-        for reason, begin, ns in held_up(f, tasks, f.data[tasks], begins):
-            if reason == "policy" and ns.any():
-                behind = np.where(launched, self._busy.between(begin, begin + ns, self.which), 0)
-                exposed = np.where(launched, self._exposed(begin, ns), 0)
-                yield _Piece("policy", ns - behind, begin, ns, others=True)
-                yield _Piece("stream", behind - exposed, begin, np.where(launched, ns, 0), lanes=True)
-                yield _Piece("communication", exposed, begin, ns)
-            elif reason == "stream" and ns.any():
-                exposed = self._exposed(begin, ns)
-                yield _Piece("stream", ns - exposed, begin, ns, lanes=True, others=True)
-                yield _Piece("communication", exposed, begin, ns)
-            elif reason == "issue":
-                yield _Piece("issuer", ns, begin, np.where(launched, 0, ns), lanes=True)
-            else:
-                yield _Piece(reason, ns, begin, ns, others=reason in _FOR_OTHERS)
+    Attributes
+    ----------
+    a, b : Breakdown
+        Of the same device, or of the one that computes most in each: whichever differ by less that cancels.
+    parts : dict of str to int
+        By how many ns each part is longer in A; they add up to the difference of the makespans.
+    """
 
-    # -- what the lanes of the chain do meanwhile --------------------------------------------------------
+    a: Breakdown
+    b: Breakdown
+    parts: dict[str, int]
 
-    @cached_property
-    def _on_these(self) -> tuple[IntArray, IntArray]:
-        """Tasks that execute on the lanes of the chain, by time, and the index of the lane of each."""
-        f = self.f
-        rows = np.flatnonzero(f.trace.executed & (f.end > f.begins) & np.isin(f.lane, self.lanes))
-        lane = np.searchsorted(self.lanes, f.lane[rows])
-        order = np.lexsort((f.begins[rows], lane))
-        return rows[order], lane[order]
 
-    @cached_property
-    def _busy(self) -> Cover:
-        rows, lane = self._on_these
-        return Cover(union(self.f.begins[rows], self.f.end[rows], lane), self.f.trace.makespan_ns)
+def change(a: DerivedColumns, b: DerivedColumns) -> MakespanChange:
+    """Return why A takes longer, or shorter, than B.
 
-    @cached_property
-    def _computing(self) -> tuple[Cover, Cover] | None:
-        """When the device of each lane computes, and when it or the lane executes; None: all computes."""
-        f = self.f
-        until, moves = computes_until_ns(f.trace), communicates(f.trace)
-        if until is f.end and not moves.any():
-            return None
-        compute = np.flatnonzero(f.trace.executed & ~moves & ~f.trace.is_delay & (until > f.begins))
-        of_device = [compute[f.device[compute] == device] for device in self.device_of_lane.tolist()]
-        rows = np.concatenate([np.zeros(0, np.int64), *of_device])
-        lane = np.repeat(np.arange(len(of_device)), [len(each) for each in of_device])
-        start, end = f.begins[rows], until[rows]
-        own, own_lane = self._on_these
-        either = (np.append(start, f.begins[own]), np.append(end, f.end[own]), np.append(lane, own_lane))
-        horizon = f.trace.makespan_ns
-        return Cover(union(start, end, lane), horizon), Cover(union(*either), horizon)
+    Parameters
+    ----------
+    a, b : DerivedColumns
+    """
+    first, second = breakdown(a), breakdown(b)
+    pairs = [(first, second)]
+    for device in (first.device, second.device):
+        if first.device != second.device and all(device in _used(f) for f in (a, b)):
+            pairs.append((breakdown(a, device), breakdown(b, device)))
+    changes = [MakespanChange(x, y, _minus(x.parts, y.parts)) for x, y in pairs]
+    return min(changes, key=lambda one: sum(map(abs, one.parts.values())))
 
-    def _exposed(self, begin: IntArray, ns: IntArray) -> IntArray:
-        """Return how long the lane of each task of the chain executes while its device computes nothing."""
-        if self._computing is None:
-            return np.zeros(len(self.tasks), np.int64)
-        alone, either = self._computing
-        stretch = (begin, begin + ns, self.which)
-        return np.where(self.on_lane, either.between(*stretch) - alone.between(*stretch), 0)
 
-    # -- what they would do if ops took what they take in another run ------------------------------------
+def _used(f: DerivedColumns) -> set[str]:
+    return {f.devices[d].name for d in np.unique(f.device).tolist()}
 
-    def _longer_than_in(self, other: DerivedColumns) -> FloatArray:
-        """Return for each task how much longer it lasts than in another run, in ns."""
-        names, longer = self.f.job.graph.op_names, np.zeros(self.f.n)
-        if sorted(names) != sorted(other.job.graph.op_names):
-            return longer
-        lasted, times = (np.zeros(len(other.job.graph)) for _ in range(2))
-        ran = np.flatnonzero(other.trace.executed)
-        np.add.at(lasted, other.trace.tasks["op"][ran], (other.end - other.begins)[ran])
-        np.add.at(times, other.trace.tasks["op"][ran], 1)
-        number = {name: op for op, name in enumerate(other.job.graph.op_names)}
-        there = np.array([number[name] for name in names], np.int64)[self.f.trace.tasks["op"]]
-        counts = self.f.trace.executed & ~communicates(self.f.trace) & (times[there] > 0)
-        took = self.f.end - self.f.begins
-        longer[counts] = took[counts] - lasted[there[counts]] / times[there[counts]]
-        return longer
 
-    def _by_lanes(self, longer: FloatArray) -> _Until:
-        """Return how much of that the lanes of the chain's tasks have spent until a time, of each."""
-        rows, lane = self._on_these
-        apart = self.f.trace.makespan_ns + 1
-        knots = np.stack((self.f.begins[rows], self.f.end[rows]), axis=1) + (lane * apart)[:, None]
-        total = np.cumsum(longer[rows])
-        values = np.stack((total - longer[rows], total), axis=1)
+def _minus(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+    return {part: ns for part in dict.fromkeys((*a, *b)) if (ns := a.get(part, 0) - b.get(part, 0))}
 
-        def until(time: IntArray) -> FloatArray:
-            found = np.interp(time + self.which * apart, knots.ravel(), values.ravel())
-            return np.where(self.on_lane, found, 0.0)
 
-        return until
+# ----------------------------------------------------------------------------------------------------------
+# In words.
 
-    def _by_others(self, longer: FloatArray) -> _Until:
-        """Return how much of it the executed path has spent until a time while the lane of each was idle."""
-        steps = [step for step in executed_path(self.f.trace, self.f) if step.kind == "task"]
-        row, start, end = np.array([(step.row, step.start_ns, step.end_ns) for step in steps]).T
-        lasted = (self.f.end - self.f.begins)[row]
-        total = np.cumsum(longer[row] * (end - start) / lasted)
-        knots = np.stack((start, end), axis=1).ravel()
-        values = np.stack((np.append(0.0, total[:-1]), total), axis=1).ravel()
 
-        def on_path(time: IntArray) -> FloatArray:
-            spent: FloatArray = np.interp(time, knots, values)
-            return spent
+def breakdown_line(f: DerivedColumns) -> str:
+    """Say in one line what the makespan consists of, the three largest parts by name."""
+    own = breakdown(f)
+    terms = _terms(f, own)
+    largest = sorted(terms, key=lambda part: -terms[part])[:3]
+    told = [f"{format_duration(terms[part])} {_noun(part, f)}" for part in largest if terms[part]]
+    if "bubble" in terms:
+        whom = next(iter(own.waits_for), "")
+        told = [term + f" (most of it waiting for {whom})" * (term.endswith("bubble")) for term in told]
+    rest = f.trace.makespan_ns - sum(terms[part] for part in largest)
+    used = [device for device in f.devices if device.name in _used(f)]
+    of = f"{own.device}: " if len(used) > 1 else ""
+    host = [device.workers for device in used if device.name == own.device] > [0]
+    if host and any(not device.workers for device in used):
+        of = f"host-bound: {of}"
+    return of + (", ".join(told + [f"{format_duration(rest)} other"] * bool(rest)) or "takes no time")
 
-        rows, lane = self._on_these
-        busy, apart = union(self.f.begins[rows], self.f.end[rows], lane), self.f.trace.makespan_ns + 1
-        begins = busy.start + busy.group * apart
-        spent = np.append(0.0, np.cumsum(on_path(busy.end) - on_path(busy.start)))
 
-        def until(time: IntArray) -> FloatArray:
-            at = np.maximum(np.searchsorted(begins, time + self.which * apart, side="right") - 1, 0)
-            within = np.where(busy.group[at] == self.which, np.minimum(time, busy.end[at]), busy.end[at])
-            beside = spent[at] + on_path(np.maximum(within, busy.start[at])) - on_path(busy.start[at])
-            return np.where(self.on_lane, on_path(time) - beside, 0.0)
+def breakdown_text(f: DerivedColumns, bound_ns: int | None = None) -> str:
+    """Say besides how near a run comes to the lower bound.
 
-        return until
+    Parameters
+    ----------
+    f : DerivedColumns
+    bound_ns : int, optional
+        A bound that other runs have too; by default the run's own.
+    """
+    limits, makespan = bounds(f.trace), f.trace.makespan_ns
+    bound = limits.lower_bound_ns if bound_ns is None else bound_ns
+    if limits.loops_counted_once or not bound:
+        return breakdown_line(f)
+    binding = f" ({limits.binding})" if bound == limits.lower_bound_ns else ""
+    above = "at" if makespan == bound else f"{100 * (makespan / bound - 1):.1f}% above"
+    return f"{above} the lower bound{binding}: {breakdown_line(f)}"
+
+
+def change_text(a: DerivedColumns, b: DerivedColumns) -> str:
+    """Say in one line why A takes longer, or shorter, than B: the largest increase is the main cause.
+
+    Parameters
+    ----------
+    a, b : DerivedColumns
+    """
+    found = change(a, b)
+    total = a.trace.makespan_ns - b.trace.makespan_ns
+    if not total:
+        return "equally fast" if found.parts else "the same"
+    more = _minus(_terms(a, found.a), _terms(b, found.b))
+    others = [part for part in more if part.startswith("for ")]
+    if len({more[part] > 0 for part in others}) > 1:  # one device in place of another
+        more[f"for {_OTHERS}"] = sum(more.pop(part) for part in others)
+    speed = f"{format_duration(abs(total))} {'slower' if total > 0 else 'faster'}"
+    if total < 0:
+        return f"{speed}: {_signed_terms(more, total, a, b)}"
+    cause = max(more, key=lambda part: (more[part], part != "compute"))
+    because, ns = _because(a, b, found, cause), more.pop(cause)
+    if not any(more.values()):
+        return f"{speed} because {because}"
+    return f"{speed}, mainly because {because} ({_signed(ns)}); {_signed_terms(more, total - ns, a, b)}"
+
+
+def _terms(f: DerivedColumns, own: Breakdown) -> dict[str, int]:
+    """Return the parts as a line tells them: waits by what for (``for gpu1``), or all of them as bubble."""
+    if is_pipeline(f):
+        bubble = sum(ns for part, ns in own.parts.items() if part in REASONS)
+        kept = {part: ns for part, ns in own.parts.items() if part not in REASONS}
+        return kept | ({"bubble": bubble} if bubble else {})
+    kept = Counter({part: ns for part, ns in own.parts.items() if part not in _FOR_OTHERS})
+    for name, ns in own.waits_for.items():
+        what = name.partition(" ")[0]
+        kept[what if what in _WORDS else f"for {name}"] += ns
+    return kept
+
+
+def _noun(part: str, f: DerivedColumns) -> str:
+    return _WORDS[part][0].format(policy=f.policy) if part in _WORDS else f"waiting {part}"
+
+
+def _signed_terms(more: Mapping[str, int], total: int, a: DerivedColumns, b: DerivedColumns) -> str:
+    """Name the three largest parts; sum up the rest, and what is below a twentieth of the largest."""
+    largest = sorted((part for part in more if more[part]), key=lambda part: -abs(more[part]))
+    shown = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
+    terms = [f"{_signed(more[part])} {_noun(part, a if more[part] > 0 else b)}" for part in shown]
+    rest = total - sum(more[part] for part in shown)
+    return ", ".join(terms + [f"{_signed(rest)} other"] * (rest != 0))
+
+
+def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: str) -> str:
+    """Say what makes a part of the makespan longer."""
+    device = found.a.device
+    if part == "issue" and not _launches_ahead(a) and _launches_ahead(b):
+        return "the host waits for each kernel"
+    if part == "bubble":
+        longer = _minus(found.a.waits_for, found.b.waits_for)
+        whom = max(longer, key=lambda name: longer[name], default="")
+        return _WORDS[part][1] + f", most of it waiting for {whom}" * bool(whom)
+    if part == "compute":
+        took, before = _lasted(a, device), _lasted(b, found.b.device)
+        if len(took) != len(before):
+            return f"{device} has {'more' if len(took) > len(before) else 'other'} ops to execute"
+        most = 2 * int(took.sum() - before.sum()) >= found.parts[part]
+        return "its ops take longer to execute" if most else f"{device} executes less at once"
+    if part not in _WORDS:
+        return f"{device} waits {part}"
+    return _WORDS[part][1].format(device=device, policy=a.policy)
+
+
+def _lasted(f: DerivedColumns, device: str) -> IntArray:
+    """Return how long each task of a device lasted."""
+    here = (f.device == f.machine.device_index(device)) & f.trace.executed
+    lasted: IntArray = f.end[here] - f.begins[here]
+    return lasted
+
+
+def _launches_ahead(f: DerivedColumns) -> bool:
+    """Whether any launched task was taken before its inputs were there."""
+    return bool((~f.by_worker & (f.taken < f.data[: f.n])).any())
+
+
+def _signed(ns: int) -> str:
+    return f"{'-' if ns < 0 else '+'}{format_duration(abs(ns))}"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from sim.base.arrays import UNSET, IntArray
+from sim.base.errors import shortened
 from sim.base.units import format_duration
 from sim.explain.bounds import Bounds, bounds
 from sim.explain.communication import communicator_waits, exposed_communication
 from sim.explain.derived import DerivedColumns
 from sim.explain.failed_ops import attempt_lines, failure_text, late_lines
 from sim.explain.idle import REASONS, IdlePieces, held_up, idle_pieces, idle_reasons
+from sim.explain.makespan_breakdown import breakdown_line
 from sim.explain.path import PathStep, executed_path
 from sim.explain.sentences import blame, lives, never_came_text, step_text, task_text
 from sim.explain.time_use import WORD_OF_REASON, cores_of, time_use, unused_devices, used_core_ns
@@ -37,6 +41,10 @@ _AHEAD: Final = {"stream": "before_on_lane", "communicator": "before_in_line"}
 
 _LEAST: Final = 0.05
 """What is a smaller part of the makespan is not worth a line."""
+
+
+_NUMBER: Final = re.compile(r"_\d+$")
+"""What tells modules of one class apart."""
 
 
 class _Piece(NamedTuple):
@@ -261,7 +269,12 @@ def explain_text(
     lines += [f"Only what happens {part}."] if part else _whole_lines(f, path)
     lines += ["", *_path_lines(f, steps_in(f, path, where), longest, where)]
     reasons = idle_reasons(trace, f, where)
-    lines += ["", *_device_lines(f, where, reasons), *_exposed_lines(f, where, reasons)]
+    lines += [
+        "",
+        *_device_lines(f, where, reasons),
+        *_host_lines(f, longest, where),
+        *_exposed_lines(f, where, reasons),
+    ]
     lines += [] if part else _communicator_lines(f)
     if groups := grouped_gaps(f, where)[:gaps]:
         lines += ["", "Idle time", *(_group_line(group) for group in groups)]
@@ -330,6 +343,7 @@ def _whole_lines(f: DerivedColumns, path: list[PathStep]) -> list[str]:
     most = held_up_most(f, path)
     bound = f"{failed}; no bound." if failed else _bound_line(bounds(f.trace), f.trace.makespan_ns)
     return [
+        f"{breakdown_line(f)}.",
         *(attempt_lines(f.trace) or [bound]),
         *late_lines(f.trace),
         *([f"Held up most: {most}."] if most else []),
@@ -386,17 +400,12 @@ def _bound_line(limits: Bounds, makespan_ns: int) -> str:
 
 
 def _path_lines(f: DerivedColumns, path: list[PathStep], longest: int, where: Where) -> list[str]:
-    total: dict[str, int] = {}
-    for step in path:
-        what = f"wait: {step.reason}" if step.kind == "wait" else step.kind
-        total[what] = total.get(what, 0) + step.end_ns - step.start_ns
-    whole = where.end_ns(f) - where.from_ns
-    lines = [f"Executed critical path, {len(path)} steps{' here' if where.text(f) else ''}"]
-    for what, ns in sorted(total.items(), key=lambda item: (-item[1], item[0])):
-        lines.append(f"  {what:<20} {format_duration(ns):>10}  {_percent(ns, whole)}")
-    lines += ["  longest steps:"] * bool(path)
-    for step in sorted(path, key=lambda s: (s.start_ns - s.end_ns, s.start_ns))[:longest]:
-        lines.append(f"    {_when(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}")
+    shown = sorted(path, key=lambda step: (step.start_ns - step.end_ns, step.start_ns))[:longest]
+    here = " here" if where.text(f) else ""
+    which = f", the {len(shown)} longest" if len(shown) < len(path) else ""
+    lines = [f"Executed critical path, {len(path)} steps{here}{which}"]
+    for step in sorted(shown, key=lambda step: step.start_ns):
+        lines.append(f"  {_when(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}")
     return lines
 
 
@@ -421,6 +430,55 @@ def _device_lines(f: DerivedColumns, where: Where, reasons: _Reasons) -> list[st
     lines = ["Devices", *(f"  {_who(names)} {told}" for told, names in alike.items())]
     unused = unused_devices(f.trace) if where.device is None else []
     return [*lines, f"  unused: {', '.join(unused)}"] if unused else lines
+
+
+def names_around(path: str) -> set[str]:
+    """Return the classes of modules on a path, and other names that have no number.
+
+    Examples
+    --------
+    >>> sorted(names_around("ViT_0/Layer_3/Linear_5"))
+    ['Layer', 'Linear', 'ViT']
+    """
+    return {_NUMBER.sub("", name) for name in path.split("/")}
+
+
+def host_time(f: DerivedColumns, where: Where = EVERYWHERE) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return what the hosts of a recording spent their time on: ns and ops, the most first.
+
+    An op of the host lasts until its call returns, from the end of the one before. ``operator`` has what
+    launched, and ``module`` the classes of modules and the program's own ranges, with all that lies in each.
+
+    Parameters
+    ----------
+    f : DerivedColumns
+    where : Where
+        What counts.
+    """
+    graph, ops = f.job.graph, f.trace.tasks["op"]
+    here = where.tasks(f) & f.trace.executed & f.by_worker
+    begin, end = (np.clip(at, where.from_ns, where.end_ns(f)) for at in (f.begins, f.end))
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for key in ("operator", "module"):
+        named = graph.attribute(key)
+        of = {op: names_around(str(path)) for op, path in named.items()}
+        total, times = Counter[str](), Counter[str]()
+        for row in np.flatnonzero(here & np.isin(ops, [*of])).tolist():
+            for name in of[int(ops[row])]:
+                total[name] += int(end[row] - begin[row])
+                times[name] += 1
+        most = sorted(total, key=lambda name: (-total[name], name))
+        found |= {key: {name: (total[name], times[name]) for name in most}} if most else {}
+    return found
+
+
+def _host_lines(f: DerivedColumns, most: int, where: Where) -> list[str]:
+    lines, whole = [], where.end_ns(f) - where.from_ns
+    for key, spent in host_time(f, where).items():
+        lines += ["", f"Host time by {key}{', with all that it calls' if key == 'module' else ''}"]
+        for name, (ns, ops) in [*spent.items()][:most]:
+            lines.append(f"  {shortened(name):<40} {format_duration(ns):>10}  {_percent(ns, whole)}  {ops} x")
+    return lines
 
 
 def _communicator_lines(f: DerivedColumns) -> list[str]:

@@ -23,7 +23,7 @@ from sim.base.arrays import UNSET, FloatArray
 from sim.base.errors import InputError
 from sim.explain.path import executed_path
 from sim.graph.graph import Graph
-from sim.job.costs import cost_the_same
+from sim.job.costs import answered, cost_the_same
 from sim.machine.device import CostModel, Device
 from sim.record.record import Record
 
@@ -121,7 +121,7 @@ def uncertainty(trace: Record) -> dict[str, Any] | None:
 
 
 def _asked(model: CostModel, graph: Graph, device: Device) -> FloatArray:
-    answer = np.asarray(model.spread(graph, device), float)
+    answer = answered(graph, device, "spread", lambda: np.asarray(model.spread(graph, device), float))
     if answer.shape != (len(graph),):
         whose = f"{type(model).__name__}.spread"
         raise InputError(f"{whose} should return {len(graph)} number(s), one an op; found {answer.size}")

@@ -114,6 +114,12 @@ def task_table(trace: Record, *, transfers: bool = False) -> pd.DataFrame:
         "flops": column(graph.flops[op], 0),
         "wait": words(column(final_waits(trace), 0), WAITS),
     }
+    for key in ("operator", "module"):  # of a recording
+        if own := graph.attribute(key):
+            known = dict.fromkeys(map(str, own.values()))
+            code = np.full(len(graph), UNSET)
+            code[[*own]] = pd.Categorical(list(map(str, own.values())), categories=[*known]).codes
+            columns[key] = words(column(code[op]), known)
     if "frame" in tasks:
         columns["frame"] = words(column(tasks["frame"]), trace.frames)
         columns["dead"] = column(tasks["dead"], 0) != 0

@@ -63,7 +63,6 @@ def make_job(
     seed: int = 0,
     may_fail: bool = True,
     faults: Faults | None = None,
-    like: Job | None = None,
 ) -> Job:
     """Place the ops and put everything together that is known before time 0.
 
@@ -91,9 +90,6 @@ def make_job(
         Whether ops fail that say so (`sim.graph.failures`). Whoever makes decisions does not know it.
     faults : Faults, optional
         Which parts of the machine fail or become slow. Nobody knows that before, either.
-    like : Job, optional
-        What this function returned for the same arguments and another seed: costs and placement are taken
-        from it, unless the seed draws what is known of them (``estimate``).
 
     Raises
     ------
@@ -104,32 +100,32 @@ def make_job(
     """
     if iterations < 1:
         raise InputError(f"iterations must be at least 1, found {iterations}")
-    if like is not None and knowledge != "estimate":
-        job = replace(like, machine=machine, seed=seed, noisy_ns=None, drawn=None, failures=None, faults=None)
-    else:
-        tasks = len(graph) * iterations
-        edges = (len(graph.inputs.indices) + len(graph.after.indices)) * iterations
-        check_room(tasks * TASK_BYTES + edges * EDGE_BYTES, f"{tasks:,} tasks with {edges:,} edges")
-        job = _placed(
-            graph, machine, placement, streams, linearize, iterations, knowledge, estimate_error, seed
-        )
-    duration_ns, device_of = job.duration_ns, job.device_of
+    tasks = len(graph) * iterations
+    edges = (len(graph.inputs.indices) + len(graph.after.indices)) * iterations
+    check_room(tasks * TASK_BYTES + edges * EDGE_BYTES, f"{tasks:,} tasks with {edges:,} edges")
+    job = _placed(graph, machine, placement, streams, linearize, iterations, knowledge, estimate_error, seed)
+    draw(job, noise, may_fail=may_fail)
+    job.faults = faults if faults is not None and faults.causes else None
+    job.machine = _with_streams(job)
+    return job
+
+
+def draw(job: Job, noise: Noise | None, *, may_fail: bool = True) -> None:
+    """Put down what the seed of a job draws before time 0: durations, and which tasks fail."""
+    graph, duration_ns, device_of = job.graph, job.duration_ns, job.device_of
     if noise is not None:
         from sim.job.noise import DrawnByTag, draw_durations
 
         if has_control_flow(graph):
-            job.drawn = DrawnByTag(noise, duration_ns, device_of, machine, seed)
+            job.drawn = DrawnByTag(noise, duration_ns, device_of, job.machine, job.seed)
         else:
             rng = job.rng("noise")
-            job.noisy_ns = draw_durations(noise, duration_ns, device_of, machine, iterations, rng)
+            job.noisy_ns = draw_durations(noise, duration_ns, device_of, job.machine, job.iterations, rng)
     if may_fail and graph.attribute("fails"):
         from sim.graph.failures import Failures
 
-        job.failures = Failures.of(graph, iterations, seed)
-    job.faults = faults if faults is not None and faults.causes else None
-    job.machine = _with_streams(job)
+        job.failures = Failures.of(graph, job.iterations, job.seed)
     _check_total(job)
-    return job
 
 
 def _placed(

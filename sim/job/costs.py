@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -13,6 +15,36 @@ from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.device import Device
 from sim.machine.machine import Machine
+
+_T = TypeVar("_T")
+
+
+_KEPT: Final = 16
+"""Answers to one question that are kept of a graph: a sweep may describe a device in thousands of ways."""
+
+_ANSWERS: WeakKeyDictionary[Graph, dict[str, list[tuple[Device, Any]]]] = WeakKeyDictionary()
+
+
+def answered(graph: Graph, device: Device, question: str, ask: Callable[[], _T]) -> _T:
+    """Return what the cost model of a device says of a graph; devices that cost the same are asked once.
+
+    Parameters
+    ----------
+    graph : Graph
+    device : Device
+    question : str
+        ``"duration"``, ``"spread"``, ...
+    ask : callable
+        Asks the model. What it returns belongs to all who ask: copy it before you change it.
+    """
+    known = _ANSWERS.setdefault(graph, {}).setdefault(question, [])
+    for other, found in known:
+        if other is device or cost_the_same(other, device):
+            answer: _T = found
+            return answer
+    answer = ask()
+    known[:] = [*known[1 - _KEPT :], (device, answer)]
+    return answer
 
 
 def costs_ns(graph: Graph, device: Device) -> IntArray:
@@ -39,11 +71,7 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
     missing = ns == UNSET
     if missing.any():
         if device.cost is not None:
-            whose = f"{type(device.cost).__name__}.durations_ns"
-            answer = device.cost.durations_ns(graph, device)
-            ns = np.where(
-                missing, whole_numbers(answer, whose, len(graph), least=UNSET, of=graph.op_names), ns
-            )
+            ns = np.where(missing, answered(graph, device, "duration", lambda: _modelled(graph, device)), ns)
         else:
             only_here = np.zeros(len(graph), dtype=bool)  # durations for other kinds of device only
             for other in graph.duration_by_kind.values():
@@ -53,6 +81,13 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
     if device.supports is not None:
         ns = np.where(graph.is_kind(*device.supports), ns, UNSET)
     return ns
+
+
+def _modelled(graph: Graph, device: Device) -> IntArray:
+    assert device.cost is not None
+    whose = f"{type(device.cost).__name__}.durations_ns"
+    answer = device.cost.durations_ns(graph, device)
+    return whole_numbers(answer, whose, len(graph), least=UNSET, of=graph.op_names)
 
 
 def cost_the_same(one: Device, other: Device, *, asks: bool = True) -> bool:

@@ -7,10 +7,11 @@ that nobody uses costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from sim.faults import Faults
     from sim.graph.failures import Failures
     from sim.job.noise import DrawnByTag
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(eq=False)
@@ -84,6 +88,9 @@ class Job:
     processes: tuple[str, ...] = ()
     process_of: IntArray | None = None
 
+    kept: dict[Hashable, Any] | None = field(default=None, init=False, repr=False)
+    """What was worked out `once`, if the job has many seeds."""
+
     def task_ns(self, op: IntArray, iteration: IntArray, frame: Sequence[str] = ()) -> IntArray:
         """Return how long tasks take when nothing else disturbs them, noise included.
 
@@ -96,6 +103,28 @@ class Job:
             return self.duration_ns[op]
         drawn: IntArray = self.noisy_ns[iteration, op]
         return drawn
+
+    def once(self, what: Hashable, work: Callable[[], _T]) -> _T:
+        """Return what follows from the job whatever its seed; if it has many, that is worked out once."""
+        if self.kept is None:
+            return work()
+        if what not in self.kept:
+            self.kept[what] = work()
+        found: _T = self.kept[what]
+        return found
+
+    def again(self, seed: int) -> Job | None:
+        """Return the job under another seed, with nothing drawn; None: its decisions asked for the seed.
+
+        What was worked out of it, and was decided, is worked out once.
+        """
+        if self.kept is None:
+            self.kept = {}
+        if _ASKED in vars(self):
+            return None
+        job = copy(self)
+        job.seed, job.noisy_ns, job.drawn, job.failures = seed, None, None, None
+        return job
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Return a generator that depends on the seed and on what it is for, and on nothing else."""
@@ -179,7 +208,7 @@ class Job:
             return self.graph.topological_order
         try:
             whose, n = f"{type(self.linearize).__name__}.order", len(self.graph)
-            order = whole_numbers(self.linearize.order(self), whose, below=n)
+            order = whole_numbers(self.linearize.order(_seen(self)), whose, below=n)
             if len(order) != len(self.graph) or not np.array_equal(np.sort(order), np.arange(len(order))):
                 raise InputError(f"{type(self.linearize).__name__} did not return every op exactly once")
         except InputError as error:
@@ -221,7 +250,9 @@ class Job:
         assert self.streams is not None
         try:
             whose = f"{type(self.streams).__name__}.assign"
-            return whole_numbers(self.streams.assign(self), whose, len(self.graph), of=self.graph.op_names)
+            return whole_numbers(
+                self.streams.assign(_seen(self)), whose, len(self.graph), of=self.graph.op_names
+            )
         except InputError as error:
             raise error if error.op is not None else error.under("streams") from None
 
@@ -229,6 +260,31 @@ class Job:
     def bottom_level_ns(self) -> IntArray:
         """Longest path from each op to the end, in known durations, without transfers."""
         return longest_path_ns(self.graph, self.known_ns)
+
+
+_ASKED: Final = "asked for the seed"
+
+
+class _SeenJob(Job):
+    """A job as decisions see it: it notes whether they ask for the seed."""
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        vars(self)[_ASKED] = True
+        seed: int = vars(self)["seed"]
+        return seed
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        vars(self)["seed"] = seed
+
+
+def _seen(job: Job) -> Job:
+    """Return the job itself, all that is worked out of it included, as decisions see it."""
+    seen = _SeenJob.__new__(_SeenJob)
+    seen.__dict__ = job.__dict__
+    return seen
 
 
 class Tried(NamedTuple):

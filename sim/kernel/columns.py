@@ -6,6 +6,7 @@ Everything here is array operations: a loop over ops in Python would cost more t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -172,7 +173,8 @@ def shared_of(job: Job) -> list[Shared] | str:
         if not isinstance(processor, ProcessorInColumns):
             out.append(None)  # there is none: `obstacle` refuses those that are not in columns
             continue
-        found = processor.columns(device, job)
+        columns_of = partial(processor.columns, device, job)
+        found = job.once(("shared", device.name), columns_of)
         if isinstance(found, str):
             return found
         if isinstance(found, SharedCores) and job.meets[found.op].any():
@@ -231,6 +233,20 @@ def columns(
     memory: MemoryAfterwards | None = None,
 ) -> Columns:
     """Return the columns of a run, by the names of `sim.kernel.loop.Run`'s attributes."""
+    what = ("columns", policy.synchronisation, policy.scope)
+    out = job.once(what, lambda: _fixed(job, flow, policy, shared))
+    if job.kept is not None:  # the kernel writes into them
+        out = {name: each.copy() if isinstance(each, np.ndarray) else each for name, each in out.items()}
+    out["ns"] = _durations(job, flow)
+    out |= journal_columns(memory, int(out["n_tasks"]))
+    queues = _queues(job, flow, order)
+    return out | {
+        name: np.asarray(each, np.int32) if name in _NARROW else each for name, each in queues.items()
+    }
+
+
+def _fixed(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Columns:
+    """Return the columns that neither seed nor order change, as they are at time 0."""
     n, n_tasks = flow.n_nodes, flow.n_nodes * job.iterations
     out: Columns = {
         "n": n,
@@ -241,13 +257,12 @@ def columns(
     }
     out |= _nodes(job, flow)
     out |= _edges(job, flow, policy.synchronisation)
-    out |= _tasks(n_tasks) | journal_columns(memory, n_tasks)
+    out |= _tasks(n_tasks)
     out |= _devices(job) | _hosts(job, flow)
     out |= _partitions(job, shared) | _cores(flow, shared) | communicator_columns(job)
     # Streams to be woken are numbered after the tasks.
     out["start"] = np.full(n_tasks + int(out["n_lanes"]), -1)
     out["turn"] = np.concatenate((np.zeros(n_tasks, np.int64), np.arange(int(out["n_lanes"]))))
-    out |= _queues(job, flow, order)
     n_transfers = n_tasks - flow.n_ops * job.iterations
     n_events = 2 * int(out["n_lanes"]) + int(out["n_issuers"]) + n_transfers
     for name, size in (
@@ -265,9 +280,7 @@ def columns(
     counters = ("n_touched", "n_asked", "n_events", "n_ended", "n_paid", "n_rows", "n_done")
     for name in (*counters, "now", "round", "something"):
         out[name] = 0
-    for name in _NARROW:
-        out[name] = np.asarray(out[name], np.int32)
-    return out
+    return {name: np.asarray(each, np.int32) if name in _NARROW else each for name, each in out.items()}
 
 
 def _nodes(job: Job, flow: Flow) -> Columns:
@@ -281,13 +294,8 @@ def _nodes(job: Job, flow: Flow) -> Columns:
     executed, holds = ~job.launched, np.zeros(flow.n_ops, bool)
     holds[list(holding_ops(job))] = True
     cost, no = issue_costs_ns(job), np.zeros(1, np.int64)
-    if job.noisy_ns is None:
-        ns = padded(job.duration_ns)
-    else:
-        ns = np.concatenate((job.noisy_ns, np.zeros((job.iterations, more), np.int64)), axis=1).ravel()
     return {
         "drawn": job.noisy_ns is not None,
-        "ns": ns,
         "device": padded(device, len(devices)),
         "charged": bool(cost.any()),
         "cost": padded(cost) if cost.any() else no,
@@ -297,6 +305,13 @@ def _nodes(job: Job, flow: Flow) -> Columns:
         "holding": bool(holds.any()),
         "holds": padded(holds) if holds.any() else no,
     }
+
+
+def _durations(job: Job, flow: Flow) -> IntArray:
+    """Return how long each task takes; of transfers the network says it."""
+    ns = job.duration_ns[None] if job.noisy_ns is None else job.noisy_ns
+    transfers = np.zeros((len(ns), flow.n_nodes - flow.n_ops), np.int64)
+    return np.concatenate((ns.astype(np.int64), transfers), axis=1).ravel()
 
 
 def _edges(job: Job, flow: Flow, synchronisation: str) -> Columns:

@@ -218,7 +218,7 @@ def run_job(
         raise UnknownNameError("engine", engine, ENGINES)
     check_attributes(policy)
     observers = list(observers)
-    flow = make_flow(job)
+    flow = job.once("flow", lambda: make_flow(job))
     which = "simpy"
     if engine == "auto" and not compiled() and not source_is_wanted():
         which = "simpy: the kernel is not compiled here"

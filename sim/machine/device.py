@@ -45,8 +45,6 @@ class Details:
         Kernels resident at once (CUDA C++ Programming Guide, concurrent kernels: 128 from 7.0 on).
     blocks_per_sm : int
         Blocks of a kernel that fit on one SM.
-    fitted_grids : bool
-        Whether a matrix product that gives no grid has the one of the fitted cost model.
     legacy_stream : bool
         Whether the first stream is CUDA's legacy default stream.
     graph_launch_ns, graph_gap_ns : int or None
@@ -83,7 +81,6 @@ class Details:
     stream_priorities: tuple[int, ...] = ()
     max_resident: int = 128
     blocks_per_sm: int = 1
-    fitted_grids: bool = True
     legacy_stream: bool = False
     graph_launch_ns: int | None = None
     graph_gap_ns: int | None = None

@@ -2,13 +2,13 @@
 
 ::
 
-    python -m studies.collectives.fit --data DIR [--out devices/collectives/nccl/fitted.json]
+    python -m studies.collectives.fit --data DIR [--out devices/collectives/nccl_fitted.json]
 
-DIR has ``h200/nccl_2.29.2.csv.gz`` and ``cluster/nccl_a100_h100.csv.gz``. On all rows of the first the rates
-of an H200 node are fitted, without looking at the second. These, times one factor for all, are what the rates
-of the other machines start from and are drawn to, as a fifth of their rows leaves some of them open
-(`studies.collectives.split`). The loss is the mean relative error, by least squares that are weighted anew.
-The table goes to stdout.
+DIR has ``h200/nccl_2.29.2.csv.gz``, ``cluster/nccl_a100_h100.csv.gz`` and ``kernels/nccl_blackwell.csv.gz``.
+On all rows of the first the rates of an H200 node are fitted, without looking at the others. These, times one
+factor for all, are what the rates of the other machines start from and are drawn to, as a fifth of their rows
+leaves some of them open (`studies.collectives.split`). The loss is the mean relative error, by least squares
+that are weighted anew. The table goes to stdout.
 
 Only rows of NCCL are judged: two fifths of the second file are all-reduce kernels of other libraries.
 """
@@ -31,12 +31,15 @@ from devices.collectives.nccl_model import RATES, amounts
 from devices.collectives.nccl_tuner import NcclChoice, NcclTuner
 from studies.collectives.split import drawn_fifth
 
-__all__ = ["A100_H100_FILE", "H200_FILE", "SETUPS", "error_table", "fitted", "main", "read_measured"]
+__all__ = ["SETUPS", "SHIPPED", "error_table", "fitted", "main", "read_measured"]
 
 FloatArray = npt.NDArray[np.float64]
 
 H200_FILE: Final = "h200/nccl_2.29.2.csv.gz"
 A100_H100_FILE: Final = "cluster/nccl_a100_h100.csv.gz"
+B300_FILE: Final = "kernels/nccl_blackwell.csv.gz"
+
+_WIDTH: Final = {"half": 2, "int8": 1}
 
 _DRAWN_TO: Final = 1.5
 """How much rates are drawn to what they start from; found by leaving out parts of the fifth."""
@@ -63,27 +66,42 @@ SETUPS: Final = (
     Setup("A100, NCCL 2.27", "a100", "a100_sxm", ("2.27.3",), (2, 27)),
     Setup("H100, NCCL 2.23", "h100", "h100_sxm", ("2.23",), (2, 23)),
     Setup("H100, NCCL 2.27 and 2.29", "h100", "h100_sxm", ("2.27.3", "2.29.2"), (2, 29)),
+    Setup("B300, NCCL 2.29", "b200", "b300_sxm", ("2.29.2",), (2, 29)),
 )
 _H200: Final = Setup("H200, NCCL 2.29", "h200", "NVIDIA H200", ("2.29.2",), (2, 29))
-_SHIPPED: Final = {"a100": SETUPS[0].name, "h100": SETUPS[2].name}
+SHIPPED: Final = {
+    "a100": (SETUPS[0].name, "a fifth of the A100's rows, NCCL 2.27.3"),
+    "h100": (SETUPS[2].name, "a fifth of the H100's rows, NCCL 2.27.3 and 2.29.2"),
+    "h200": ("h200", "all rows of the H200, NCCL 2.29.2"),
+    "b200": (SETUPS[3].name, "a fifth of the rows of a B300, which has the B200's NVLinks, NCCL 2.29.2"),
+}
+
+_LARGE: Final = 10**6
+"""Bytes from which on errors are given apart: what training sends."""
 
 
 def read_measured(data: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the H200 table and that of A100 and H100, both with kind, gpus, dtype, bytes and us.
+    """Return the H200 table and that of the others, both with kind, gpus, dtype, bytes and us.
 
-    In the first ``message_size`` counts elements. In the second ``learn`` says which rows were drawn.
+    In the second ``learn`` says which rows were drawn.
     """
-    h200 = pd.read_csv(data / H200_FILE)
-    width = h200.nccl_dtype.map({"half": 2, "int8": 1})
-    h200 = h200.assign(gpus=h200.num_gpus, dtype=h200.nccl_dtype, bytes=h200.message_size * width)
-    h200 = h200.assign(us=h200.latency * 1000, kind=h200.op_name.replace("alltoall", "all_to_all"))
-    rest = pd.read_csv(data / A100_H100_FILE).rename(columns={"latency_us": "us"})
+    h200, b300 = _by_elements(data / H200_FILE), _by_elements(data / B300_FILE)
+    h200 = h200.assign(us=h200.latency * 1000, kind=h200.op.replace("alltoall", "all_to_all"))
+    b300 = b300.assign(system=b300.gpu, version="2.29.2", library="nccl", kernel="nccl")
+    rest = pd.concat([pd.read_csv(data / A100_H100_FILE).rename(columns={"latency_us": "us"}), b300])
+    rest = rest.reset_index(drop=True)
     groups = zip(rest.system.tolist(), rest.op.tolist(), rest.gpus.tolist(), strict=True)
     rest = rest.assign(
         learn=drawn_fifth(zip(groups, rest.bytes.tolist(), strict=True)),
         kind=rest.op.replace("alltoall", "all_to_all"),
     )
     return h200, rest
+
+
+def _by_elements(path: Path) -> pd.DataFrame:
+    """Return a table whose ``message_size`` counts elements, with op, gpus, dtype and bytes."""
+    found = pd.read_csv(path).rename(columns={"op_name": "op", "num_gpus": "gpus", "nccl_dtype": "dtype"})
+    return found.assign(bytes=found.message_size * found.dtype.map(_WIDTH))
 
 
 def _calls(rows: pd.DataFrame) -> Iterator[tuple[str, int, int, str]]:
@@ -194,12 +212,14 @@ def _beside(rows: pd.DataFrame, rule: Baseline) -> FloatArray:
     return np.asarray(found[rows.index[~rows.learn]], dtype=float)
 
 
-def _line(name: str, us: FloatArray, predictions: Mapping[str, FloatArray]) -> dict[str, Any]:
+def _line(name: str, rows: pd.DataFrame, predictions: Mapping[str, FloatArray]) -> dict[str, Any]:
+    us = rows.us.to_numpy()
     errors = {rule: predicted / us - 1 for rule, predicted in predictions.items()}
     first = next(iter(errors.values()))
     return {
         "rows": name,
         "judged": len(us),
+        "1 MB and more %": round(100 * float(np.abs(first[rows.bytes.to_numpy() >= _LARGE]).mean()), 1),
         **{f"{rule} %": round(100 * float(np.abs(error).mean()), 1) for rule, error in errors.items()},
         "bias %": round(100 * float(first.mean()), 1),
         "worst %": round(100 * float(np.abs(first).max()), 0),
@@ -213,9 +233,9 @@ def _estimates(rows: pd.DataFrame, setup: Setup) -> FloatArray:
 def _lines(
     h200: pd.DataFrame, rest: pd.DataFrame, rates: Mapping[str, FloatArray]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each machine: mean relative errors; bias and worst are of the first predictor."""
+    """Yield a line for each machine: mean relative errors; large, bias and worst are of the first rule."""
     tuner = _estimates(h200, _H200)
-    yield _line("H200, NCCL 2.29 (nothing fitted)", h200.us.to_numpy(), {"tuner": tuner})
+    yield _line("H200, NCCL 2.29 (nothing fitted)", h200, {"tuner": tuner})
     parts = []
     for setup in SETUPS:
         rows = _of(rest, setup)
@@ -225,14 +245,14 @@ def _lines(
             "tuner": _estimates(judged, setup),
             **{name: _beside(rows, rule) for name, rule in _BASELINES.items()},
         }
-        parts.append((judged.us.to_numpy(), predictions))
+        parts.append((judged, predictions))
         yield _line(setup.name, *parts[-1])
     together = {name: np.concatenate([predictions[name] for _, predictions in parts]) for name in parts[0][1]}
-    yield _line("A100 and H100 together", np.concatenate([us for us, _ in parts]), together)
+    yield _line("all that were fitted", pd.concat([judged for judged, _ in parts]), together)
     others = rest[rest.library != "nccl"]
     for system, rows in others.groupby("system"):
         predictions = {name: _beside(rows, rule) for name, rule in _BASELINES.items()}
-        yield _line(f"{system}, kernels of others", rows.us[~rows.learn].to_numpy(), predictions)
+        yield _line(f"{system}, kernels of others", rows[~rows.learn], predictions)
 
 
 def error_table(data: Path) -> pd.DataFrame:
@@ -262,11 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         name: float(f"{rate:.5g}") for name, rate in zip(RATES, rates[key], strict=True)
                     },
                 }
-                for gpu, key, what in (
-                    ("a100", _SHIPPED["a100"], "a fifth of the A100's rows, NCCL 2.27.3"),
-                    ("h100", _SHIPPED["h100"], "a fifth of the H100's rows, NCCL 2.27.3 and 2.29.2"),
-                    ("h200", "h200", "all rows of the H200, NCCL 2.29.2"),
-                )
+                for gpu, (key, what) in SHIPPED.items()
             },
         }
         given.out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")

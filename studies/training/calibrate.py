@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from devices.collectives.groups import Fabric, NodeFabrics
+from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.step import step_ns
 from studies.training.published import Published
 
@@ -30,9 +31,14 @@ _ERROR: Final = 0.04
 """Error of a row that is expected anyhow."""
 
 
-def _reach(reach: Reach, factor: float) -> Reach:
-    base = reach.efficiency or {"default": 1.0}
-    return replace(reach, efficiency={kind: value * factor for kind, value in base.items()})
+def _scaled(calibration: TrainingCalibration, name: str, factor: float) -> TrainingCalibration:
+    fabrics = calibration.collectives
+    assert isinstance(fabrics, NodeFabrics)
+    fabric: Fabric = getattr(fabrics, name)
+    base = fabric.efficiency or {"default": 1.0}
+    scaled = replace(fabric, efficiency={kind: value * factor for kind, value in base.items()})
+    changed: dict[str, Any] = {name: scaled}
+    return replace(calibration, collectives=replace(fabrics, **changed))
 
 
 FREE: Final[Mapping[str, Callable[[TrainingCalibration, float], TrainingCalibration]]] = {
@@ -49,8 +55,8 @@ FREE: Final[Mapping[str, Callable[[TrainingCalibration, float], TrainingCalibrat
     "sustained": lambda c, x: replace(c, sustained=c.sustained * x),
     "contention": lambda c, x: replace(c, contention=c.contention * x),
     "disturbance": lambda c, x: replace(c, hiding=max(0.0, 1 - (1 - c.hiding) * x)),
-    "node": lambda c, x: replace(c, node=_reach(c.node, x)),
-    "between": lambda c, x: replace(c, between=_reach(c.between, x)),
+    "node": lambda c, x: _scaled(c, "node", x),
+    "between": lambda c, x: _scaled(c, "between", x),
 }
 """A number of a calibration, multiplied."""
 

@@ -79,11 +79,10 @@ def sheet(hardware: str) -> TrainingCalibration:
     given = {
         "device": of.device,
         "product": 0.75,
-        "attention_forward": 0.5,
-        "attention_backward": 0.5,
+        "attention": {"forward": 0.5, "backward": 0.5},
         "passes": {"elementwise": 0.8},
         "gap": "2us",
-        "hiding": 0.7,
+        "overlap": 0.7,
         "node": {
             "bandwidth": f"{of.node}GB/s",
             "efficiency": {"default": of.ring},

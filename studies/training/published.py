@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from scenarios.builders.train.architecture import MODELS, Architecture
-from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.layout import ORDER, ParallelLayout
 from scenarios.builders.train.training import Training
 from sim.base.errors import InputError
@@ -45,7 +45,7 @@ vTrain's steps were measured with Megatron-DeepSpeed (its data/README.md): DeepS
 (axes pipe, data, model, the last one fastest).
 """
 
-_PLACEHOLDER: Final = TrainingCalibration("none", 1.0, 1.0, Reach(1.0), Reach(1.0))
+_PLACEHOLDER: Final = TrainingCalibration("none", 1.0, 1.0)
 
 _MPT: Final[Mapping[str, tuple[int, int, int]]] = {
     "125m": (12, 768, 12),

@@ -157,9 +157,9 @@ def _row(line: Mapping[str, str], name: str, group: int) -> Measured:
             input_grad=i,
             weight_grad=w,
             transfer=transfer,
-            activation=held.full,
-            for_weight_grad=held.kept,
-            memory_limit=(1 if name == "ZB-1p" else 2) * ranks * held.full,
+            kept=held.full,
+            kept_for_weight_grad=held.kept,
+            in_flight=(1 if name == "ZB-1p" else 2) * ranks,
             **shape,
         )
     per_device = Fraction(OPTIMIZER_BYTES * model.parameters * 1_000_000_000, ranks * BANDWIDTH_BYTES_PER_S)

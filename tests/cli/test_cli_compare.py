@@ -80,7 +80,7 @@ def test_an_entry_that_cannot_be_built_is_a_row_that_names_the_way_out(tmp_path:
 name: one stage a rank
 workload:
   train: {model: {layers: 8, hidden: 256, heads: 4, vocabulary: 1000}, calibration: h100-sxm,
-          parallel: {pp: 2}, sequence: 256, global_batch: 4}
+          parallel: {pp: 2}, sequence: 256, batch: 4}
 policy: 1f1b
 compare: [1f1b, zb-v, interleaved-1f1b]
 """
@@ -88,11 +88,11 @@ compare: [1f1b, zb-v, interleaved-1f1b]
     assert result.exit_code == 1, result.output
     rows = [line.split() for line in result.stdout.splitlines()]
     assert rows[3] == ["zb-v", "cannot", "be", "built"]
-    assert "zb-v has 4 stages on 2 ranks, and pp·vpp = 2; set parallel.vpp: 2" in result.stdout
+    assert "zb-v has 4 stages on 2 ranks, and pp·chunks = 2; set parallel.chunks: 2" in result.stdout
     assert "interleaved-1f1b (3 of 3):\n" in result.stderr
     none = sim("compare", write(tmp_path, text.replace("[1f1b, zb-v", "[zb-v")))
     assert none.exit_code == 2
-    assert none.stderr.count("set parallel.vpp: 2") == 1
+    assert none.stderr.count("set parallel.chunks: 2") == 1
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:

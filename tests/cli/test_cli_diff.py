@@ -52,6 +52,7 @@ def test_one_scenario_under_two_policies(tmp_path: Path) -> None:
         "A  head of line: in-order",
         "B  head of line: window 4",
         "makespan 80 us in A, 50 us in B: 30 us (37.5%) shorter",
+        "A is 30 us slower, mainly because in-order holds ready ops back (+20 us); +10 us computing",
         "4 ops are in both (by name)",
         "of those in both 2 start at another time, 2 of them by themselves; 0 last longer or shorter; "
         "1 run on another lane",
@@ -64,8 +65,10 @@ def test_one_scenario_under_two_policies(tmp_path: Path) -> None:
         "moved most      kind  lane     start in A  start in B   moved",
         "'c' and 1 more  op    cpu0/w1       40 us        0 ns  -40 us",
         "",
-        "critical path   in A   in B  difference",
-        "task           80 us  50 us      -30 us",
+        "makespan of cpu0   in A   in B  difference",
+        "compute           60 us  50 us      -10 us",
+        "policy            20 us   0 ns      -20 us",
+        "",
         "2 ops are on the critical path of both; 1 in A only: 'd'",
     ]
     assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
@@ -87,7 +90,10 @@ def test_json(tmp_path: Path) -> None:
     assert first["a"] == {"op": "c", "lane": "cpu0/w1", "start_ns": 40_000}
     assert first["waited_ns"] == {"a": {"policy": 40_000}, "b": {}}
     assert told["moved_most"] == [{"by_ns": -40_000, "ops": 2, "first": told["moved_most"][0]["first"]}]
-    assert told["critical_path"]["parts"] == {"task": {"a_ns": 80_000, "b_ns": 50_000}}
+    assert told["makespan"] == {
+        "parts_of": {"a": "cpu0", "b": "cpu0"},
+        "parts": {"compute": {"a_ns": 60_000, "b_ns": 50_000}, "policy": {"a_ns": 20_000, "b_ns": 0}},
+    }
     assert told["critical_path"]["only_a"] == ["d"]
 
 
@@ -153,6 +159,31 @@ policy: {name: in-order}
     faster = answer(ops, path, "--set-b", "machine.links.0.bandwidth=2GB/s")
     assert faster["changed_duration"] == 1
     assert faster["first_moved"]["a"]["op"] == "b"
+
+
+@pytest.mark.parametrize("name", ["quickstart", "head_of_line", "gpipe", "fsdp2"])
+def test_compare_explain_and_diff_say_the_same(root: Path, name: str) -> None:
+    """One decomposition: what the parts of two runs are in one verb, they are in all of them."""
+    path = root / "scenarios" / "examples" / f"{name}.yaml"
+    fast, *_, slow = json.loads(sim("compare", path, "--json").stdout)["results"]
+    told = answer(path, "--policy", slow["policy"], "--policy", fast["policy"])
+    parts = told["makespan"]["parts"]
+    for side, one in (("a", slow), ("b", fast)):
+        assert {part: both[f"{side}_ns"] for part, both in parts.items() if both[f"{side}_ns"]} == one[
+            "parts_ns"
+        ]
+        explained = json.loads(sim("explain", path, "--policy", one["policy"], "--json").stdout)
+        assert [explained[key] for key in ("parts_of", "parts_ns", "waits_for_ns")] == [
+            one[key] for key in ("parts_of", "parts_ns", "waits_for_ns")
+        ]
+    differ = {part: both["a_ns"] - both["b_ns"] for part, both in parts.items()}
+    assert {part: ns for part, ns in differ.items() if ns} == slow["slower_by_ns"]
+    assert sum(differ.values()) == slow["makespan_ns"] - fast["makespan_ns"]
+    assert slow["why"].startswith(
+        sim("diff", path, "--policy", slow["policy"], "--policy", fast["policy"])
+        .stdout.splitlines()[3]
+        .removeprefix("A is ")
+    )
 
 
 def test_a_plan(tmp_path: Path) -> None:
@@ -239,7 +270,7 @@ def test_real_recordings(data_dir: Path, name: str) -> None:
     assert told["changed_duration"] == 0
     assert told["matched"] == told["a"]["ops"]
     for side in ("a_ns", "b_ns"):
-        parts = told["critical_path"]["parts"]
+        parts = told["makespan"]["parts"]
         assert sum(both[side] for both in parts.values()) == told[side[0]]["makespan_ns"]
 
 

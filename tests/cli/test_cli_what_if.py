@@ -11,6 +11,7 @@ import pytest
 from cli_runner import sim
 from cuda_programs import ran
 from import_helpers import recorded
+from scenario_texts import TWO_RANKS
 
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.recorded.select import Names
@@ -32,8 +33,8 @@ matmul twice as fast                 {scale: {matmul: x0.5}}         122 us     
 copies between host and device gone  {remove: [transfers]}           124 us     43 us  25.7%
 host twice as fast                   {host: x0.5}                  146.5 us   20.5 us  12.3%
 elementwise twice as fast            {scale: {elementwise: x0.5}}    152 us     15 us   9.0%
-launch calls take no time            {launch_cost: x0}               155 us     12 us   7.2%
-launch calls twice as fast           {launch_cost: x0.5}             161 us      6 us   3.6%
+launch calls take no time            {issue_cost: x0}                155 us     12 us   7.2%
+launch calls twice as fast           {issue_cost: x0.5}              161 us      6 us   3.6%
 CUDA graphs                          {cuda_graph: true}            162.5 us  4.494 us   2.7%
 no gaps between kernels              {gap: x0}                       167 us      0 ns   0.0%
 no gaps between kernels: gap: changes nothing in 'step'
@@ -282,24 +283,10 @@ def test_one_more_stream_shares_the_sms_of_a_gpu(tmp_path: Path) -> None:
         assert outcome.makespan_ns == two.trace.makespan_ns > 2_000_000
 
 
-COMPILED = """\
-machine:
-  devices: {gpu: {kind: gpu, count: 2, cost: {fixed: 1us}}}
-  collectives: {model: formula, bandwidth: 1GB/s}
-workload:
-  inputs: {x: 4kB}
-  parameters: {w: 40kB, v: 40kB}
-  ops:
-    a: {kind: matmul, inputs: [x, w], output: 4kB, duration: 50us}
-    b: {kind: matmul, inputs: [a, v], output: 4kB, duration: 50us}
-policy: {name: in-order, compile: [training, {name: ddp, ranks: 2}]}
-"""
-
-
 def test_kernels_and_communication_of_a_compiled_step_are_tried(tmp_path: Path) -> None:
     """Each of two ranks does everything in turn on one stream, so that all that is saved counts."""
     path = tmp_path / "s.yaml"
-    path.write_text(COMPILED)
+    path.write_text(TWO_RANKS)
     base = base_of(str(path))
     _, *found = try_all(base, machine_trials(base.trace))
     took = {each.label: each.makespan_ns for each in found}

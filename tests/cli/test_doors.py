@@ -231,7 +231,7 @@ def test_times_that_do_not_fit_64_bits(tmp_path: Path) -> None:
         assert done.exit_code == 2
         assert "all tasks take 1.8e+10 s together, more than the 4.61e+09 s (146 years)" in done.stderr
         assert "'a'" in done.stderr
-    noisy = PLAIN + "noise: {straggler_probability: 1, straggler_factor: 1e30}\n"
+    noisy = PLAIN + "noise: {stragglers: {probability: 1, factor: 1e30}}\n"
     done = sim("run", write(tmp_path, noisy))
     assert done.exit_code == 2
     assert "noise: makes a task longer than 146 years" in done.stderr

@@ -75,18 +75,17 @@ def test_options_are_those_that_a_scenario_may_write() -> None:
         "policy: {placement: heft}",
     ]
     assert "limit" in {option.name for option in known_as("bfc")[0].options}
-    assert {option.name for option in known_as("zero-2")[0].options} >= {"ranks", "overlap_comm"}
+    assert {option.name for option in known_as("zero-2")[0].options} >= {"ranks", "overlap"}
     hidden = {
         option.name for name in ("replay", "auto-tune") for one in known_as(name) for option in one.options
     }
     assert not hidden & {"plan", "evaluate"}, "only Python code can give them"
 
 
-def test_a_rate_keeps_its_name(tmp_path: object) -> None:
-    """`bytes_per_ns` is no duration, although it ends as one."""
+def test_a_rate_is_written_with_its_unit(tmp_path: object) -> None:
     (fusion,) = known_as("fusion")
-    assert [option.name for option in fusion.options] == ["patterns", "bytes_per_ns", "flop_per_ns", "launch"]
-    fused = "{name: fusion, bytes_per_ns: 4.8, flop_per_ns: 60, launch: 2us}"
+    assert [option.name for option in fusion.options] == ["patterns", "bandwidth", "peak", "issue_cost"]
+    fused = "{name: fusion, bandwidth: 4.8GB/s, peak: 60GFLOP/s, issue_cost: 2us}"
     text = f"policy: {{name: ready-queue, compile: [{fused}]}}"
     file = write(tmp_path, changed("policy: {name: ready-queue}", text))  # type: ignore[arg-type]
     (step,) = load_scenario(file).case().decisions.compile

@@ -12,14 +12,12 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from scenario_texts import write
+from runs import checked, run_text
 
 from devices.collectives.flows import Flows
 from devices.collectives.formulas import Formula, ring_order
 from devices.machine import make_machine
 from policies.issue.program_order import InOrder
-from scenarios.run.execute import run_scenario
-from scenarios.run.load import load_scenario
 from sim import GraphBuilder, Machine, Trace, simulate
 from sim.base.errors import InputError, InvariantError
 from sim.export.timeline import Timeline
@@ -52,9 +50,7 @@ def call(kind: str, nbytes: int, n: int, on: Machine, **more: object) -> Trace:
     for r in range(n):
         attributes = {"communicator": "c", "nbytes": nbytes, **more}
         b.op(f"a{r}", kind=kind, device=f"gpu{r}", attributes=attributes)
-    trace = simulate(b.build(), on, InOrder())
-    trace.check()
-    return trace
+    return checked(b.build(), on, InOrder())
 
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "barrier")
@@ -131,9 +127,7 @@ def two_communicators(model: str) -> Trace:
         for r in ranks:
             attributes = {"communicator": name, "nbytes": 2_000_000}
             b.op(f"{name}{r}", kind="all_gather", device=f"gpu{r}", attributes=attributes)
-    trace = simulate(b.build(), on, InOrder())
-    trace.check()
-    return trace
+    return checked(b.build(), on, InOrder())
 
 
 def test_two_communicators_over_one_link_slow_one_another_down() -> None:
@@ -154,8 +148,7 @@ def test_transfers_slow_collectives_down() -> None:
             attributes={"communicator": "c", "nbytes": 2_000_000},
         )
     b.op("y", device="gpu1", inputs=["x"])
-    trace = simulate(b.build(), on, InOrder(synchronisation="issue"))
-    trace.check()
+    trace = checked(b.build(), on, InOrder(synchronisation="issue"))
     assert trace.tasks["end_ns"].max() == 2_000_700
 
 
@@ -216,7 +209,7 @@ workload:
   build: {model: data-parallel, replicas: 4, layers: [{forward: 1ms, backward: 2ms, gradients: 4MB}]}
 policy: {name: ready-queue, streams: recorded}
 """
-    assert run_scenario(load_scenario(write(tmp_path, text)), check=True).trace.makespan_ns == 9_000_000
+    assert run_text(text, tmp_path).trace.makespan_ns == 9_000_000
 
 
 def test_flows_are_plain_data() -> None:

@@ -19,7 +19,7 @@ from devices.machine import make_machine
 from policies.issue.program_order import InOrder
 from policies.streams import Recorded
 from sim import Device, GraphBuilder, Machine, simulate
-from sim.base.errors import InputError, UnknownNameError
+from sim.base.errors import InputError
 from sim.base.plugins import Origin
 from sim.machine.communicators import Call
 
@@ -73,8 +73,6 @@ def test_fitted_times_hold_within_a_node() -> None:
         fitted.time_ns(all_reduce(1 << 20, 16), node(16))
     with pytest.raises(InputError, match="nobody measured a broadcast by ring"):
         fitted.time_ns(Call("broadcast", 8, (0, 1), 0), node())
-    with pytest.raises(UnknownNameError, match="b200"):
-        Nccl(gpu="b200", times="fitted")
 
 
 def test_gpus_on_pcie_are_not_taken_for_those_on_nvswitches() -> None:

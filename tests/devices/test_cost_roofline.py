@@ -48,14 +48,7 @@ def test_efficiency_is_the_decimal_that_was_written() -> None:
     assert roofline_ns(0, 3, bandwidth_bytes_per_s=10**9, memory_efficiency=0.3) == 10
 
 
-def test_half_of_the_rate_is_reached_at_the_half_size() -> None:
-    # Hockney: t = (x + n_half) / r. At x = n_half it takes twice the ideal; an op without flops pays nothing.
-    took = roofline_ns([0, 1000, 9000], 0, peak_flop_per_s=10**9, half_flops=1000)
-    assert took.tolist() == [0, 2000, 10000]
-    assert roofline_ns(0, 1000, bandwidth_bytes_per_s=10**9, half_bytes=1000) == 2000
-
-
-@given(SIZES, SIZES, RATES, RATES, EFFICIENCIES, EFFICIENCIES, st.integers(0, 10**9), st.integers(0, 10**9))
+@given(SIZES, SIZES, RATES, RATES, EFFICIENCIES, EFFICIENCIES, st.integers(0, 10**9))
 def test_agrees_with_rational_arithmetic(
     flops: int,
     nbytes: int,
@@ -63,7 +56,6 @@ def test_agrees_with_rational_arithmetic(
     bandwidth: int,
     efficiency: float,
     memory: float,
-    half: int,
     overhead: int,
 ) -> None:
     found = roofline_ns(
@@ -73,10 +65,9 @@ def test_agrees_with_rational_arithmetic(
         bandwidth_bytes_per_s=bandwidth,
         efficiency=efficiency,
         memory_efficiency=memory,
-        half_flops=half,
         overhead_ns=overhead,
     )
-    compute = Fraction((flops + half) * 10**9) / (peak * Fraction(str(efficiency))) if flops else Fraction(0)
+    compute = Fraction(flops * 10**9) / (peak * Fraction(str(efficiency)))
     move = Fraction(nbytes * 10**9) / (bandwidth * Fraction(str(memory)))
     assert int(found) == half_up(max(compute, move)) + overhead
 
@@ -96,10 +87,8 @@ def test_an_array_is_its_elements(flops: list[int], peak: int) -> None:
         ({"flops": 1, "nbytes": 0, "peak_flop_per_s": 0}, "positive"),
         ({"flops": 1, "nbytes": 0, "efficiency": 0.0}, "efficiency"),
         ({"flops": 1, "nbytes": 0, "memory_efficiency": 1.5}, "efficiency"),
-        ({"flops": 1, "nbytes": 0, "half_flops": -1}, "half size"),
         ({"flops": 1, "nbytes": 0, "overhead_ns": -1}, "overhead"),
         ({"flops": 2**62, "nbytes": 0, "peak_flop_per_s": 1}, "292 years"),
-        ({"flops": 2**62, "nbytes": 0, "half_flops": 2**62, "peak_flop_per_s": 1}, "64 bits"),
         ({"flops": 2**62, "nbytes": 0, "peak_flop_per_s": 10**9, "overhead_ns": 2**62}, "64 bits"),
     ],
 )

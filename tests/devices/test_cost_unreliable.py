@@ -218,16 +218,6 @@ def test_arrays_of_any_shape_are_taken() -> None:
 # -- data types --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["fp8", "fp32", "int8"])
-def test_a_loss_measured_in_other_data_types_is_told(dtype: str) -> None:
-    large = {"kind": "matmul", "flops": 2 * 8192**3, "bytes_read": 2**27, "dtype": dtype}
-    told = rf"h200-sxm: 1 of 2 ops has no measured cost \(1 matmul in {dtype}\)"
-    h200 = {"preset": "h200-sxm", "efficiency": {"matmul": 0.8}, "measured_dtypes": ["bf16"]}
-    with pytest.warns(PlainRooflineWarning, match=told):
-        warn_of_plain_rooflines(job(h200, large, {**large, "dtype": "bf16"}))
-    warn_of_plain_rooflines(job({**h200, "measured_dtypes": [dtype, "bf16"]}, large))
-
-
 @pytest.mark.parametrize(
     ("device", "where"),
     [

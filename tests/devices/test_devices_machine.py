@@ -110,13 +110,6 @@ def test_a_mapping_over_a_scalar_keeps_the_scalar_for_the_others() -> None:
     assert (device.issue_ns, device.issue_ns_by_kind) == (5000, {"copy": 9000})
 
 
-def test_memory_fraction_is_exact() -> None:
-    device = make_device("gpu0", {"kind": "gpu", "memory": "10B", "memory_fraction": 0.7})
-    assert device.memory_bytes == 7  # 10 * 0.7 is 7.000000000000001 in binary, or 6.99...
-    with pytest.raises(InputError, match="a fraction of what"):
-        make_device("gpu0", {"kind": "gpu", "memory_fraction": "50%"})
-
-
 def test_fewer_sms_are_slower() -> None:
     b = GraphBuilder("one")
     b.op("a", flops=10**9)

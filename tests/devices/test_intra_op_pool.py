@@ -11,6 +11,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.kinds.cpu import speedup
 from devices.machine import make_device
@@ -30,9 +31,7 @@ def run(ops: list[tuple[int, int]], **spec: Any) -> Trace:
         after = [b.op(f"until{i}", duration_ns=ready_ns, device="clock")] if ready_ns else []
         b.op(f"op{i}", duration_ns=duration_ns, device="cpu0", after=after)
     cpu = make_device("cpu0", {"kind": "cpu", **spec})
-    trace = simulate(b.build(), Machine((cpu, Device("clock", "clock", workers=len(ops)))), ReadyQueue())
-    trace.check()
-    return trace
+    return checked(b.build(), Machine((cpu, Device("clock", "clock", workers=len(ops)))), ReadyQueue())
 
 
 def ends(trace: Trace) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run_text
 from scenario_texts import write
 
 from devices.kinds.launches import as_cuda_graphs, launched, with_legacy_streams
@@ -270,7 +271,7 @@ workload:
 policy: {name: in-order, synchronisation: issue, streams: round-robin}
 expect: {start.next: 10us, issue.next: 10us}
 """
-    assert run_scenario(load_scenario(write(tmp_path, text)), check=True).passed
+    assert run_text(text, tmp_path).passed
 
 
 def test_events_cost_the_host_their_calls(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from network_helpers import GB, Transfer, arrivals, machine_of, max_min, moved, run
+from runs import checked
 
 from devices.describe.links import found, make_links, pairs
 from devices.machine import make_machine
@@ -203,8 +204,7 @@ def test_messages_of_one_connection_share_it_on_independent_links(
     for k in range(2):
         b.op(f"make{k}", outputs=100_000, duration_ns=0, device="a")
         b.op(f"use{k}", inputs=[f"make{k}"], duration_ns=0, device="b")
-    trace = simulate(b.build(), machine, ReadyQueue(), engine=engine)
-    trace.check()
+    trace = checked(b.build(), machine, ReadyQueue(), engine=engine)
     assert trace.transfers["end_ns"].tolist() == expected
 
 
@@ -223,8 +223,7 @@ def test_the_host_copies_what_tcp_sends(engine: str, transport: str, expected: i
     b.op("make", outputs=10**6, duration_ns=0, device="gpu0")
     b.op("use", inputs=["make"], duration_ns=0, device="gpu1")
     b.op("next", inputs=["make"], duration_ns=100, device="gpu0")
-    trace = simulate(b.build(), machine, InOrder(), engine=engine)
-    trace.check()
+    trace = checked(b.build(), machine, InOrder(), engine=engine)
     assert trace.tasks["end_ns"][trace.tasks["op"] == 2].tolist() == [expected]
 
 

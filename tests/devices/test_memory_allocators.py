@@ -253,7 +253,7 @@ def test_virtual_devices_are_apart() -> None:
 
 
 def test_counted_counts_what_the_engine_charges() -> None:
-    counted = CountedAllocator(1100, rounding=256, malloc_synchronises=True)
+    counted = CountedAllocator(1100, alignment=256, malloc_synchronises=True)
     blocks = [counted.alloc(n) for n in (1, 256, 257)]
     assert [block.nbytes for block in blocks] == [256, 256, 512]
     with pytest.raises(OutOfMemoryError, match="180 B more memory"):  # 76 B are left, and 1 B takes 256
@@ -376,8 +376,8 @@ def test_options_of_allocators_are_checked() -> None:
         make_allocator("planned")
     with pytest.raises(InputError, match="alignment of 0"):
         make_allocator("pool", alignment=0)
-    with pytest.raises(InputError, match="rounding to 0"):
-        make_allocator("counted", rounding=0)
+    with pytest.raises(InputError, match="alignment of 0"):
+        make_allocator("counted", alignment=0)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.memory.buffers import events_in_order, make_buffers
 from devices.memory.registry import MemorySpec
 from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
 from policies.issue.program_order import InOrder
-from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
+from sim import Device, Graph, GraphBuilder, Link, Machine
 from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
 
@@ -83,5 +84,4 @@ def test_no_run_in_program_order_finds_a_place_taken(
         {name: MemorySpec("planned", options={"planner": planner}) for name in ("gpu0", "gpu1")},
         lifetime="execution",
     )
-    trace = simulate(builder.build(), two_gpus(bandwidth), InOrder(), memory=memory)
-    trace.check()
+    checked(builder.build(), two_gpus(bandwidth), InOrder(), memory=memory)

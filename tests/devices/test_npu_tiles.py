@@ -14,6 +14,7 @@ import pytest
 from cli_runner import sim
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.cost.npu_tiles import TileStages, best_tiles, blockings, tiled_ns
 from devices.machine import make_device
@@ -274,13 +275,12 @@ def test_two_queues_of_a_core_run_at_once_on_different_units() -> None:
     b.op("r", kind="relu", duration_ns=15)
     b.op("g", kind="gemm", duration_ns=10)
     machine = Machine((make_device("npu0", {"kind": "npu", "queues_per_core": 2}),))
-    trace = simulate(
+    trace = checked(
         b.build(),
         machine,
         InOrder(synchronisation="issue"),
         streams=PerKind({"matmul": 0, "relu": 1, "gemm": 1}),
     )
-    trace.check()
     rows = trace.to_pandas().set_index("op")
     assert rows.start_ns.to_dict() == {"m0": 0, "m1": 10, "r": 0, "g": 20}
     assert rows.wait["g"] == "resources"

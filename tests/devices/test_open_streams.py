@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from policy_helpers import same_times, spans
-from scenario_texts import write
+from runs import checked, run_text
 
 from devices.machine import make_machine
 from policies.issue.program_order import InOrder
 from policies.issue.replay import Planned, ReplayPlan
 from policies.streams import PerBranch, PerKind, Recorded
-from scenarios.run.execute import run_scenario
-from scenarios.run.load import load_scenario
 from sim import Graph, GraphBuilder, Trace, simulate
 from sim.base.errors import InputError, ScenarioError
 
@@ -35,9 +33,7 @@ def graph(ops: dict[str, tuple[str, int]], device: str = "gpu0") -> Graph:
 
 def run(spec: dict[str, Any], of: Graph, streams: Any = None) -> Trace:
     machine = make_machine({"devices": {"gpu0" if spec["kind"] != "npu" else "npu0": spec}})
-    trace = simulate(of, machine, InOrder(synchronisation="issue"), streams=streams or Recorded())
-    trace.check()
-    return trace
+    return checked(of, machine, InOrder(synchronisation="issue"), streams=streams or Recorded())
 
 
 OPS = {"a": ("main", 100), "b": (7, 100), "c": ("main", 50), "sum": ("comm", 400)}
@@ -108,17 +104,17 @@ policy:
 
 @pytest.mark.filterwarnings("ignore:.*ops have no measured cost")
 def test_a_rewrite_on_a_preset_needs_no_streams(tmp_path: Path) -> None:
-    plain = run_scenario(load_scenario(write(tmp_path, DDP % ""))).trace
-    said = run_scenario(load_scenario(write(tmp_path, DDP % ", devices: {gpu: {streams: 2}}"))).trace
+    plain = run_text(DDP % "", tmp_path).trace
+    said = run_text(DDP % ", devices: {gpu: {streams: 2}}", tmp_path).trace
     assert all(np.array_equal(plain.tasks[name], said.tasks[name]) for name in plain.tasks)
     assert plain.job.machine == replace(said.job.machine, devices=plain.job.machine.devices)
     with pytest.raises(ScenarioError, match=r"s\.yaml:9:3: policy\.streams: the ops of gpu0 name 2 streams"):
-        run_scenario(load_scenario(write(tmp_path, DDP % ", devices: {gpu: {streams: 1}}")))
+        run_text(DDP % ", devices: {gpu: {streams: 1}}", tmp_path)
     # A key that counts for several streams only has its effect; where there is one, it is refused.
     shares = DDP % ", devices: {gpu: {max_resident: 3}}"
-    run_scenario(load_scenario(write(tmp_path, shares)))
+    run_text(shares, tmp_path)
     with pytest.raises(ScenarioError, match="max_resident: has no effect"):
-        run_scenario(load_scenario(write(tmp_path, shares + "  streams: per-branch\n")))
+        run_text(shares + "  streams: per-branch\n", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -137,4 +133,4 @@ def test_a_rewrite_on_a_preset_needs_no_streams(tmp_path: Path) -> None:
 def test_ranks_on_devices_that_there_are_not(tmp_path: Path, rewrites: str, says: str) -> None:
     text = (DDP % "").replace("[training, ddp]", f"[training, {rewrites}]")
     with pytest.raises(ScenarioError, match=says):
-        run_scenario(load_scenario(write(tmp_path, text)))
+        run_text(text, tmp_path)

@@ -15,6 +15,7 @@ from drawn_runs import draw_graph, draw_machine
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.machine import make_device, make_machine
 from policies.issue.program_order import InOrder
@@ -22,7 +23,7 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.placement.problem import Problem
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
+from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace
 from sim.base.errors import InputError, InvariantError
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import final_waits
@@ -57,8 +58,7 @@ def there_and_back() -> Graph:
 
 
 def run(graph: Graph, machine: Any, policy: Policy) -> Trace:
-    trace = simulate(graph, machine, policy)
-    trace.check()
+    trace = checked(graph, machine, policy)
     assert executed_path(trace)[-1].end_ns == trace.makespan_ns
     return trace
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from runs import checked
 
 from devices.processor.cpu_cores import CorunSlowdown
 from policies.issue.ready_queue import ReadyQueue
-from sim import Device, GraphBuilder, Machine, simulate
+from sim import Device, GraphBuilder, Machine
 from sim.machine.device import Details
 
 
@@ -16,8 +17,7 @@ def makespan(kinds: list[str], workers: int, factors: list[float]) -> int:
         b.op(f"o{i}", kind=kind, duration_ns=100)
     details = Details(corun_slowdown=factors, corun_exempt=frozenset({"copy"}))
     cpu = Device("cpu0", "cpu", workers=workers, processor=CorunSlowdown, details=details)
-    trace = simulate(b.build(), Machine((cpu,)), ReadyQueue())
-    trace.check()
+    trace = checked(b.build(), Machine((cpu,)), ReadyQueue())
     return trace.makespan_ns
 
 

@@ -10,6 +10,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
@@ -33,9 +34,7 @@ def run(
             attributes=(attributes or {}).get(i),
         )
     cpu = make_device("cpu0", {"kind": "cpu", **spec})
-    trace = simulate(b.build(), Machine((cpu, Device("clock", "clock", workers=len(ops)))), ReadyQueue())
-    trace.check()
-    return trace
+    return checked(b.build(), Machine((cpu, Device("clock", "clock", workers=len(ops)))), ReadyQueue())
 
 
 def spans(trace: Trace) -> list[tuple[int, int]]:

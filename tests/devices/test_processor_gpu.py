@@ -15,6 +15,7 @@ from gpu_blocks import raise_together
 from gpu_kernels import Launch, kernels, run, spans
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.machine import make_device
 from devices.preset_overlay import described_devices
@@ -140,8 +141,7 @@ def test_noise_reaches_kernels_that_share() -> None:
         b.op(name, duration_ns=10_000)
     for sharing in ("sm", "sm+dram"):
         gpu = make_device("gpu0", {"kind": "gpu", "sharing": sharing, "sms": 4, "bandwidth": "1GB/s"})
-        trace = simulate(b.build(), Machine((gpu,)), ReadyQueue(), noise=Noise(0.3), seed=1)
-        trace.check()
+        trace = checked(b.build(), Machine((gpu,)), ReadyQueue(), noise=Noise(0.3), seed=1)
         assert trace.job.noisy_ns is not None
         lasted = trace.tasks["end_ns"] - trace.tasks["start_ns"]
         assert lasted.tolist() == trace.job.noisy_ns[0][trace.tasks["op"]].tolist()
@@ -402,15 +402,14 @@ def test_products_without_a_grid_have_that_of_the_fitted_model() -> None:
         return [(one.loads, one.waves) for _, one in sorted(demands(machine.devices[0], job, None).items())]
 
     assert asked() == [(4, 1), (4, 1), (2048, 16), (2048, 16), (66, 1), (4, 1)]
-    assert asked(fitted_grids=False) == [(132, 0)] * 4 + [(66, 1), (132, 0)]
+    assert asked(cost="roofline") == [(132, 0)] * 4 + [(66, 1), (132, 0)]
 
-    small = GraphBuilder("small")
-    for i in range(2):
-        small.op(f"{i}", kind="matmul", dtype="bf16", attributes={"m": 64, "n": 64, "k": 64})
     ends = []
-    for fitted in (True, False):
-        machine = Machine((make_device("gpu0", {**h200, "fitted_grids": fitted}),))
-        trace = simulate(small.build(), machine, ReadyQueue(), streams=RoundRobinStreams())
-        trace.check()
+    for own in ({}, {"grid": 132}):
+        small = GraphBuilder("small")
+        for i in range(2):
+            small.op(f"{i}", kind="matmul", dtype="bf16", attributes={"m": 64, "n": 64, "k": 64, **own})
+        machine = Machine((make_device("gpu0", h200),))
+        trace = checked(small.build(), machine, ReadyQueue(), streams=RoundRobinStreams())
         ends.append(trace.makespan_ns)
     assert ends[1] == 2 * ends[0]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.memory.buffers import events_in_order, make_buffers
 from devices.memory.registry import MemorySpec, read_allocator
@@ -158,8 +159,7 @@ def test_memory_freed_at_issue_wakes_who_waits_for_it(allocator: str, issue_ns: 
         (Device("gpu0", memory_bytes=100, streams=2),), hosts=(Host("host", ("gpu0",), threads=2),)
     )
     memory = tensor_memory({"gpu0": MemorySpec(allocator)}, lifetime="issue", when_full="wait")
-    trace = simulate(builder.build(), machine, ReadyQueue(), streams=TwoStreams(), memory=memory)
-    trace.check()
+    trace = checked(builder.build(), machine, ReadyQueue(), streams=TwoStreams(), memory=memory)
     issued = dict(zip(trace.tasks["op"].tolist(), trace.tasks["issue_ns"].tolist(), strict=True))
     assert issued == {0: 0, 1: issue_ns, 2: 10}
 
@@ -235,8 +235,7 @@ def test_who_executes_pays_where_memory_is_taken_at_the_start(kind: str) -> None
     """
     device = Device("gpu0", kind, workers=1 if kind == "cpu" else 0)
     memory = tensor_memory({"gpu0": MemorySpec("counted", malloc_ns=5, free_ns=3)})
-    trace = simulate(chain(8, 8, 8), Machine((device,)), ReadyQueue(), memory=memory)
-    trace.check()
+    trace = checked(chain(8, 8, 8), Machine((device,)), ReadyQueue(), memory=memory)
     assert trace.tasks["start_ns"].tolist() == [5, 20, 38]
     assert trace.makespan_ns == 48
 
@@ -331,8 +330,10 @@ def test_parameters_lie_beside_a_static_plan_and_count() -> None:
 
 
 def test_allocators_are_described_in_words() -> None:
-    spec = read_allocator({"name": "counted", "rounding": "2MiB", "free": "10us", "free_synchronises": False})
-    assert spec == MemorySpec("counted", 0, 10_000, 0, {"rounding": 2 << 20, "free_synchronises": False})
+    spec = read_allocator(
+        {"name": "counted", "alignment": "2MiB", "free": "10us", "free_synchronises": False}
+    )
+    assert spec == MemorySpec("counted", 0, 10_000, 0, {"alignment": 2 << 20, "free_synchronises": False})
     assert read_allocator("bfc") == MemorySpec("bfc")
     with pytest.raises(
         InputError, match=r"the bfc allocator has no option 'allow_grow'; did you mean 'allow_growth'"
@@ -368,8 +369,7 @@ def test_a_task_that_cannot_have_all_its_outputs_has_none_of_them() -> None:
     builder.op("b", outputs=50, duration_ns=20)
     builder.op("c", outputs=[30, 30], duration_ns=10)
     memory = tensor_memory(when_full="wait")
-    trace = simulate(builder.build(), gpu(100, streams=2), ReadyQueue(), streams=TwoStreams(), memory=memory)
-    trace.check()
+    trace = checked(builder.build(), gpu(100, streams=2), ReadyQueue(), streams=TwoStreams(), memory=memory)
     assert trace.tasks["start_ns"].tolist() == [0, 20]
     assert peak(trace) == 60
     assert trace.memory is not None

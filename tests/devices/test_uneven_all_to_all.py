@@ -12,6 +12,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.collectives.flows import Flows
 from devices.collectives.formulas import Formula
@@ -45,9 +46,7 @@ def star(n: int, model: Any) -> Machine:
 
 def run(sends: Sends, model: Any, engine: str = "auto", order: tuple[int, ...] = (0, 1, 2)) -> Trace:
     graph = exchange(sends, order)
-    trace = simulate(graph, star(len(sends), model), InOrder(synchronisation="issue"), engine=engine)
-    trace.check()
-    return trace
+    return checked(graph, star(len(sends), model), InOrder(synchronisation="issue"), engine=engine)
 
 
 @pytest.mark.parametrize("model", [Formula(), Flows()])

@@ -9,7 +9,12 @@ from import_helpers import recorded
 from scenarios.importers import load_graph
 from scenarios.importers.kineto.kineto import load
 from scenarios.importers.kineto.kineto_tensors import kind_of
+from scenarios.recorded.select import Names
+from scenarios.recorded.setup import run_recorded
 from sim.base.errors import InputError
+from sim.explain.derived import DerivedColumns
+from sim.explain.makespan_breakdown import breakdown_line
+from sim.explain.narration import explain_text, host_time
 
 LARGE = "a100_training_rank3"
 RECORDED = {
@@ -118,6 +123,55 @@ def edges(graph):
         (graph.op_names[a], graph.op_names[b])
         for a, b in zip(graph.edges.producer.tolist(), graph.edges.consumer.tolist(), strict=True)
     }
+
+
+def test_operators_and_modules_of_host_and_kernels(trace):
+    """Two layers; the host's time begins with the first call, and what comes before a call counts with it."""
+
+    def inside(name, ts, dur, category="python_function"):
+        return operator(name, ts, dur) | {"cat": category}
+
+    graph = trace(
+        inside("ProfilerStep#3", 0, 100, "user_annotation"),
+        inside("forward", 0, 60, "user_annotation"),
+        inside("nn.Module: Net_0", 0, 60),
+        inside("nn.Module: Layer_0", 5, 20),
+        inside("nn.Module: Layer_1", 30, 20),
+        inside("torch/nn/functional.py(12): relu", 30, 20),
+        operator("aten::mm", 8, 12),
+        operator("aten::relu", 32, 12),
+        host("cudaLaunchKernel", 1, 10, 4),
+        host("cudaLaunchKernel", 2, 34, 4),
+        host("cudaDeviceSynchronize", 3, 70, 10),
+        gpu("gemm", 1, 16, 5),
+        gpu("relu", 2, 40, 30),
+    )
+    mm, relu = (
+        {"operator": f"aten::{op}", "module": f"forward/Net_0/Layer_{n}"}
+        for n, op in enumerate(("mm", "relu"))
+    )
+    found = {
+        name: {key: own[key] for key in ("operator", "module") if key in own}
+        for name, own in ((graph.op_names[op], own) for op, own in graph.attributes.items())
+    }
+    assert found == {
+        "launch.0": mm,
+        "gemm.0": mm,
+        "launch.1": relu,
+        "relu.1": relu,
+        "host.2": {},
+        "synchronize.2": {},
+    }
+    words = ("aten::mm", "Layer", "Layer_1", "Net", "forward", "*Layer_0*")
+    assert [int(Names(graph).find(word).sum()) for word in words] == [2, 4, 2, 4, 4, 2]
+    f = DerivedColumns(run_recorded(graph))
+    assert host_time(f) == {
+        "operator": {"aten::relu": (24_000, 1), "aten::mm": (4_000, 1)},
+        "module": {"Layer": (28_000, 2), "Net": (28_000, 2), "forward": (28_000, 2)},
+    }
+    assert breakdown_line(f).startswith("host-bound: cpu: ")
+    text = explain_text(f.trace)
+    assert "Host time by module, with all that it calls\n  Layer " in text
 
 
 def test_launches_streams_and_synchronisation(trace):

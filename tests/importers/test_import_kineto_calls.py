@@ -115,7 +115,7 @@ def test_a_launch_inside_another_call_is_one_launch(trace: Callable[..., Graph])
     graph = trace(*events)
     assert [name for name in graph.op_names if name.startswith("launch")] == [f"launch.{n}" for n in range(3)]
     assert starts(graph)["k.2"] == 50
-    assert starts(graph, launch_cost="2us")["k.2"] == 2 + 2 * 12
+    assert starts(graph, issue_cost="2us")["k.2"] == 2 + 2 * 12
 
 
 @pytest.mark.parametrize("gap", [0, 2])

@@ -18,15 +18,18 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from import_helpers import recorded
+from runs import checked
 from scenario_texts import write
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams import Recorded
+from scenarios.file.document import Document
 from scenarios.importers import load_graph
 from scenarios.recorded.setup import run_recorded
-from scenarios.variants.sweep_files import points_of, stamps
-from sim import Graph, simulate
+from scenarios.variants.sweep import stamps
+from scenarios.variants.variant import points_of
+from sim import Graph
 from sim.base.errors import InputError
 from sim.explain.idle import idle_reasons
 from sim.job.noise import Noise
@@ -82,9 +85,7 @@ def simulated(graph: Graph, ranks: int, noise: Noise | None = None) -> Trace:
         "cpu": {"kind": "cpu", "count": ranks, "cores": 2},
     }
     policy = ReadyQueue(synchronisation="issue")
-    trace = simulate(graph, make_machine({"devices": devices}), policy, streams=Recorded(), noise=noise)
-    trace.check()
-    return trace
+    return checked(graph, make_machine({"devices": devices}), policy, streams=Recorded(), noise=noise)
 
 
 def starts(trace: Trace) -> dict[str, int]:
@@ -359,7 +360,7 @@ def test_a_changed_rank_is_not_resumed(tmp_path: Path) -> None:
     found = []
     for transfer in (8, 8, 9):
         record(folder, together(TWO, [[10, 0], [10, 0]], [transfer]))
-        found.append(stamps(str(path), points, [], False))
+        found.append(stamps(Document.read(path), points))
     assert found[0] == found[1] != found[2]
 
 

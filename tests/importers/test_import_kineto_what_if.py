@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_programs import Gpu, Run, gpu, host, operator, ran, sync
+from cuda_programs import BLOCKING_COPY, Gpu, Run, gpu, host, operator, ran, sync
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,14 +161,7 @@ def tasks_of(graph: Graph, run: Run) -> dict[int, int]:
 
 def test_a_blocking_copy_waits(trace: Load) -> None:
     """1 ms of kernel, a copy to the host, 1 ms of kernel: with a GPU 100 times faster all takes 0.05 ms."""
-    graph = trace(
-        host("cudaLaunchKernel", 1, 0, 5),
-        gpu("a", 1, 5, 1000),
-        host("cudaMemcpy", 2, 10, 1010),
-        gpu("Memcpy DtoH (Device -> Pinned)", 2, 1005, 10, category="gpu_memcpy"),
-        host("cudaLaunchKernel", 3, 1030, 5),
-        gpu("b", 3, 1035, 1000),
-    )
+    graph = trace(*BLOCKING_COPY)
     _, end = starts_and_ends(graph)
     assert end["b.2"] == 2_035_000
     start, end = starts_and_ends(faster(graph, 100))

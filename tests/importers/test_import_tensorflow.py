@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 from import_helpers import recorded
+from runs import checked
 
 from devices.machine import make_machine
 from policies.issue.tensorflow_executor import TensorFlowExecutor
 from scenarios.importers import load_graph
 from scenarios.importers.tensorflow_json import import_tensorflow_json, kind_of
-from sim import simulate
 from sim.base.errors import InputError
 from sim.graph.frames import frame_structure
 from sim.graph.graph import Role
@@ -217,8 +217,7 @@ def test_a_partitioned_graph_meets_by_key(imported):
             "links": [{"from": "cpu0", "to": "gpu0", "bandwidth": "1GB/s"}],
         }
     )
-    trace = simulate(graph, machine, TensorFlowExecutor())
-    trace.check()
+    trace = checked(graph, machine, TensorFlowExecutor())
     assert trace.transfers["nbytes"].tolist() == [16]
 
 

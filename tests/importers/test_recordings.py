@@ -17,6 +17,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from import_helpers import recorded
+from runs import run_text
 from scenario_texts import write
 
 from devices.machine import make_machine
@@ -24,11 +25,12 @@ from scenarios.importers import load_graph, write_graph
 from scenarios.recorded.as_recorded import residue
 from scenarios.recorded.many_ranks import as_scenario
 from scenarios.recorded.setup import recorded_setup, run_recorded, with_facts
-from scenarios.report.compare import makespan_parts
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim.base.errors import InputError, ScenarioError
+from sim.explain.derived import DerivedColumns
 from sim.explain.idle import idle_reasons
+from sim.explain.makespan_breakdown import breakdown
 from sim.explain.path import executed_path
 from sim.explain.time_use import time_use
 from sim.metrics import device_use
@@ -176,7 +178,7 @@ def test_a_delay_is_idle_time_with_a_reason(trace: Write) -> None:
     assert (use.busy_ns, use.idle_ns) == (220_000, 52_000)
     steps = [step for step in executed_path(run) if step.reason == "unexplained"]
     assert [(step.start_ns, step.end_ns) for step in steps] == [(214_000, 250_000)]
-    assert makespan_parts(run) == {"executing": 224_000, "launch": 12_000, "unexplained": 36_000}
+    assert breakdown(DerivedColumns(run)).parts == {"compute": 220_000, **idle_reasons(run)["gpu"]}
 
 
 def test_a_recording_without_residue_says_so(tmp_path: Path, trace: Write) -> None:
@@ -353,9 +355,9 @@ def test_a_graph_file_keeps_what_was_recorded(tmp_path: Path, trace: Write) -> N
 def test_what_is_no_recording_needs_a_machine(tmp_path: Path) -> None:
     write(tmp_path, json.dumps({"schema": "sim.graph/1", "name": "g", "ops": [{"name": "a"}]}), "g.json")
     with pytest.raises(ScenarioError, match=r"s\.yaml: machine: is missing|s\.yaml:1:1: machine: is missing"):
-        run_scenario(load_scenario(write(tmp_path, "workload: {graph: g.json}\n")))
+        run_text("workload: {graph: g.json}\n", tmp_path)
     preset = "machine: {preset: recorded}\nworkload: {graph: g.json}\n"
     with pytest.raises(ScenarioError, match=r"s\.yaml:1:19: machine\.preset: 'g' is no recording"):
-        run_scenario(load_scenario(write(tmp_path, preset)))
+        run_text(preset, tmp_path)
     with pytest.raises(InputError, match="is no recording; known"):
         as_scenario(tmp_path / "g.json")

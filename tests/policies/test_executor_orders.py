@@ -12,6 +12,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
+from runs import checked
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
@@ -270,8 +271,7 @@ def test_what_runs_does_not_depend_on_who_decides(g: Graph) -> None:
     runs = []
     for machine in (CPU, CPUS, GPU):
         for policy in (TensorFlowExecutor(), ReadyQueue("lifo"), Sequential(), KeepFirst(), StreamStacks()):
-            trace = simulate(g, machine, policy)
-            trace.check()
+            trace = checked(g, machine, policy)
             runs.append(Counter(trace.tasks["op"][trace.tasks["dead"] == 0].tolist()))
     assert all(ran == runs[0] for ran in runs)
 
@@ -291,8 +291,7 @@ def test_an_asynchronous_kernel_holds_no_thread(how: dict[str, object]) -> None:
     b.op("next", duration_ns=15, **how)  # type: ignore[arg-type]
     for name in ("u0", "u1"):
         b.op(name, inputs=["next"], duration_ns=1)
-    trace = simulate(b.build(), CPU, TensorFlowExecutor())
-    trace.check()
+    trace = checked(b.build(), CPU, TensorFlowExecutor())
     table = trace.to_pandas()
     assert list(zip(table["op"], table["start_ns"], table["end_ns"], table["stream"], strict=True)) == [
         ("next", 0, 15, "cpu0/async"),
@@ -323,8 +322,7 @@ def test_pictures_and_tables_of_what_runs_on_no_thread(tmp_path: Path) -> None:
     for name in ("q0", "q1"):
         b.op(name, kind="queue_dequeue", duration_ns=15)
     b.op("work", inputs=["q0"], duration_ns=5)
-    trace = simulate(b.build(), CPU, TensorFlowExecutor())
-    trace.check()
+    trace = checked(b.build(), CPU, TensorFlowExecutor())
     assert {lane.tid for lane in Timeline(trace).lanes} == {1, 2, 3}
     for name in ("t.json", "t.pftrace"):
         (write_chrome if name == "t.json" else write_perfetto)(trace, tmp_path / name)
@@ -352,31 +350,27 @@ def condition_across_devices(send_ns: int = 0, recv_ns: int = 0) -> Graph:
 
 def test_a_dead_send_goes_inline_as_all_that_is_dead() -> None:
     """First, before dead f, which became ready later; what its Recv makes ready goes to the pool's front."""
-    trace = simulate(condition_across_devices(), CPU, TensorFlowExecutor())
-    trace.check()
+    trace = checked(condition_across_devices(), CPU, TensorFlowExecutor())
     assert lines(trace) == "x p s (send) (recv) (f) (g) live"
 
 
 def test_a_dead_send_and_a_dead_recv_take_their_time() -> None:
     """Their kernels run, to transmit that they are dead; one core, so live waits for both but the Recv's."""
-    trace = simulate(condition_across_devices(30, 500), CPU, TensorFlowExecutor())
-    trace.check()
+    trace = checked(condition_across_devices(30, 500), CPU, TensorFlowExecutor())
     table = trace.to_pandas().set_index("op")
     times = {
         op: (int(table.start_ns[op]), int(table.end_ns[op])) for op in ("send", "f", "live", "recv", "g")
     }
     assert times == {"send": (2, 32), "f": (32, 32), "live": (32, 33), "recv": (32, 532), "g": (532, 532)}
     assert summary(trace)["devices"]["cpu0"]["busy_ns"] == 33
-    linear = simulate(condition_across_devices(30, 500), CPU, ReadyQueue())
-    linear.check()
+    linear = checked(condition_across_devices(30, 500), CPU, ReadyQueue())
     assert linear.makespan_ns == 3
 
 
 def test_a_dead_send_needs_a_core() -> None:
     """Two threads, one core: the dead Send and what lives share it."""
     machine = make_machine({"devices": {"cpu0": {"kind": "cpu", "cores": 1, "inter_op": 2}}})
-    trace = simulate(condition_across_devices(30), machine, TensorFlowExecutor())
-    trace.check()
+    trace = checked(condition_across_devices(30), machine, TensorFlowExecutor())
     assert trace.makespan_ns == 33  # 3 of live ops and 30 of the Send's, on one core
 
 
@@ -395,8 +389,7 @@ def test_devices_of_a_process_do_not_serialise_its_pool_does(workers: int, makes
     for k, device in enumerate(("cpu0", "cpu1", "cpu1", "cpu1")):
         b.op(f"op{k}", duration_ns=10, device=device)
     for policy in (TensorFlowExecutor(), ReadyQueue(), KeepFirst()):
-        trace = simulate(b.build(), process(workers), policy)
-        trace.check()
+        trace = checked(b.build(), process(workers), policy)
         assert trace.makespan_ns == makespan
         assert set(trace.to_pandas()["issuer"]) <= {f"process/w{w}" for w in range(workers)}
     with pytest.raises(InputError, match="threads of a host run the ops of several CPUs"):
@@ -423,8 +416,7 @@ def test_a_send_between_devices_of_a_process() -> None:
     b.op("b", inputs=["a"], duration_ns=1, device="cpu1")
     b.op("c", duration_ns=1, device="cpu1")
     cut = Partition(rendezvous=True).apply(b.build())
-    trace = simulate(cut, process(1), TensorFlowExecutor())
-    trace.check()
+    trace = checked(cut, process(1), TensorFlowExecutor())
     names = [cut.op_names[op] for op in trace.tasks["op"].tolist()]
     assert names == ["a", "a/to_cpu1/send", "log", "c", "a/to_cpu1/recv", "b"]
 
@@ -441,8 +433,7 @@ def fan() -> Graph:
 @pytest.mark.parametrize("threads", ["pool", "caller"])
 def test_runs_of_a_session_follow_one_another(workers: int, threads: str) -> None:
     machine = Machine((Device("cpu0", "cpu", workers=workers),))
-    trace = simulate(fan(), machine, TensorFlowExecutor(threads), iterations=3)
-    trace.check()
+    trace = checked(fan(), machine, TensorFlowExecutor(threads), iterations=3)
     started, ended = trace.tasks["start_ns"].reshape(3, 3), trace.tasks["end_ns"].reshape(3, 3)
     assert trace.tasks["iteration"].tolist() == [0] * 3 + [1] * 3 + [2] * 3
     assert (started[1:].min(axis=1) == ended[:-1].max(axis=1)).all()
@@ -468,8 +459,7 @@ def test_a_run_on_a_gpu_is_over_when_the_gpu_is(policy: Callable[..., Policy], o
     b = GraphBuilder("gpu")
     for name in ("a", "b"):
         b.op(name, duration_ns=100)
-    trace = simulate(b.build(), GPU, policy(runs="in-turn"), iterations=2)
-    trace.check()
+    trace = checked(b.build(), GPU, policy(runs="in-turn"), iterations=2)
     assert trace.tasks["start_ns"][2] >= trace.tasks["end_ns"][:2].max()
     assert (trace.tasks["ready_ns"][2:] == 203).all()  # 1 to issue, 2 to launch, 100 each
     assert trace.engine == "simpy: runs follow one another (runs: in-turn)"
@@ -514,8 +504,7 @@ def test_runs_with_loops_and_recvs_follow_one_another() -> None:
         }
     )
     cut = Partition(rendezvous=True).apply(b.build())
-    trace = simulate(cut, linked, TensorFlowExecutor(), iterations=3)
-    trace.check()
+    trace = checked(cut, linked, TensorFlowExecutor(), iterations=3)
     run = trace.tasks["iteration"]
     ends = [trace.tasks["end_ns"][run == k].max() for k in range(3)]
     assert all(trace.tasks["start_ns"][run == k + 1].min() >= ends[k] for k in range(2))
@@ -582,8 +571,7 @@ def test_each_device_has_its_own_window_of_iterations() -> None:
             "links": [{"from": "cpu0", "to": "cpu1", "latency": "30ns"}],
         }
     )
-    trace = simulate(Partition(rendezvous=True).apply(b.build()), machine, TensorFlowExecutor())
-    trace.check()
+    trace = checked(Partition(rendezvous=True).apply(b.build()), machine, TensorFlowExecutor())
     table = trace.to_pandas()
     live = table[table["dead"] == 0]
     assert live[live["op"] == "step"]["end_ns"].tolist() == [5, 10, 15]

@@ -214,7 +214,7 @@ def trained(**more: Any) -> Records:
     last = layer(b, router, "ffn0", gated=True)
     add = b.op("add", kind="add", inputs=[last, router], outputs=80, duration_ns=8)
     b.op("head", kind="matmul", inputs=[add, "h"], outputs=80, duration_ns=8)
-    return read(parallel(TrainingRewrite(optimiser="momentum").apply(b.build()), **more))
+    return read(parallel(TrainingRewrite(optimizer="momentum").apply(b.build()), **more))
 
 
 def test_the_backward_travels_the_other_way() -> None:

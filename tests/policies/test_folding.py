@@ -99,18 +99,18 @@ def same(path: Path, content: dict[str, Any]) -> Result:
 
 REWRITES: list[dict[str, Any]] = [
     {"name": "ddp"},
-    {"name": "ddp", "bucket_cap": "1kB"},
+    {"name": "ddp", "bucket_size": "1kB"},
     {"name": "ddp", "overlap": False},
     {"name": "fsdp2"},
     {"name": "fsdp2", "shard": 2},
     {"name": "fsdp2", "shard": 3, "separate_all_gather": True},
-    {"name": "zero-1", "reduce_bucket_size": 150},
-    {"name": "zero-2", "reduce_bucket_size": 150, "overlap_comm": True},
+    {"name": "zero-1", "bucket_size": 150},
+    {"name": "zero-2", "bucket_size": 150, "overlap": True},
     {"name": "zero-3", "param_persistence_threshold": 150},
     {
         "name": "megatron-ddp",
         "bucket_size": 150,
-        "use_distributed_optimizer": True,
+        "sharding": "zero-1",
         "overlap_param_gather": True,
     },
 ]
@@ -239,8 +239,8 @@ def test_nccls_channels_hold_sms_of_folded_ranks_too(tmp_path: Path) -> None:
     [
         ({"noise": {"sigma": 0.1}}, "noise.sigma draws the durations of each rank"),
         (
-            {"noise": {"straggler_probability": 0.1, "straggler_factor": 2}},
-            "noise.straggler_probability draws the stragglers of each rank",
+            {"noise": {"stragglers": {"probability": 0.1, "factor": 2}}},
+            "noise.stragglers draws the stragglers of each rank",
         ),
         ({"knowledge": "estimate"}, "knowledge: estimate is of the ops of all ranks together"),
         ({"machine.collectives": {"model": "flows"}}, "the messages of its collectives share links"),

@@ -14,12 +14,12 @@ from test_folding import same
 pytestmark = pytest.mark.filterwarnings("ignore::policies.parallel.tensor_parallel.WholeWarning")
 
 DATA: list[dict[str, Any]] = [
-    {"name": "ddp", "bucket_cap": "40kB"},
+    {"name": "ddp", "bucket_size": "40kB"},
     {"name": "fsdp2", "wrap": r"layer\d+"},
-    {"name": "zero-1", "reduce_bucket_size": 9000},
-    {"name": "zero-2", "reduce_bucket_size": 9000},
+    {"name": "zero-1", "bucket_size": 9000},
+    {"name": "zero-2", "bucket_size": 9000},
     {"name": "zero-3", "param_persistence_threshold": 100},
-    {"name": "megatron-ddp", "bucket_size": 9000, "use_distributed_optimizer": True},
+    {"name": "megatron-ddp", "bucket_size": 9000, "sharding": "zero-1"},
 ]
 
 

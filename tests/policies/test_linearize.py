@@ -109,7 +109,7 @@ def test_priorities() -> None:
     b.op("d", inputs=["b"], attributes={"priority": -5})
     graph = b.build()
     assert linear(Priority(), graph) == "cbda"
-    assert linear(Priority(first_kinds=()), graph) == "bdac"
+    assert linear(Priority(kinds=()), graph) == "bdac"
     assert linear(Topological(), graph) == "abcd"
 
 

@@ -14,6 +14,7 @@ import pytest
 from cli_runner import sim
 from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_machine, draw_policy
 from examples import seeds
+from runs import checked
 
 from devices.network import make_network
 from policies.cp_sat import translate
@@ -175,8 +176,7 @@ def test_window_by_window_runs_get_shorter_and_the_same_each_time(
         ends = [best.makespan_ns]
         for _ in range(2):
             follow = Follow(timetable, synchronisation, by_start=True)
-            trace = simulate(graph, machine, follow, linearize=follow, streams=follow)
-            trace.check()
+            trace = checked(graph, machine, follow, linearize=follow, streams=follow)
             if trace.makespan_ns < best.makespan_ns:
                 best = trace
                 ends.append(trace.makespan_ns)

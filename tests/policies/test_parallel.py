@@ -69,7 +69,7 @@ def test_buckets_of_resnet50(limits: tuple[int, ...], resnet: TrainingStep) -> N
     assert (len(sizes), sum(sizes)) == (161, 102_228_128)
     found = closed_when_full(sizes, limits)
     assert [(sum(sizes[k] for k in row), len(row)) for row in found] == GOLDEN[limits]
-    ddp = DistributedDataParallel(8, bucket_cap_bytes=None if len(limits) == 2 else limits[0])
+    ddp = DistributedDataParallel(8, bucket_size_bytes=None if len(limits) == 2 else limits[0])
     real = [(sum(each.nbytes for each in row), len(row)) for row in ddp.buckets(resnet)]
     assert real == GOLDEN[limits]
 
@@ -122,7 +122,7 @@ def test_buckets_that_never_overflow(sizes: list[int], limit: int) -> None:
 
 def test_a_step_worked_by_hand() -> None:
     """Three layers, 100 ns each way and for the loss; a sum takes 2 ns a byte. Buckets: {w2, w1}, {w0}."""
-    trace = run(DistributedDataParallel(2, bucket_cap_bytes=60).apply(layers([40, 40, 40])), 2)
+    trace = run(DistributedDataParallel(2, bucket_size_bytes=60).apply(layers([40, 40, 40])), 2)
     found = by_stream(trace)
     assert found["all_reduce"] == [(800, 960, "all_reduce0"), (960, 1040, "all_reduce1")]
     assert [name for _, _, name in found["compute"]] == [
@@ -156,7 +156,7 @@ def test_a_bucket_waits_for_the_one_before() -> None:
 
 
 def test_without_overlap_sums_follow_the_backward() -> None:
-    graph = DistributedDataParallel(2, bucket_cap_bytes=60, overlap=False).apply(layers([40, 40, 40]))
+    graph = DistributedDataParallel(2, bucket_size_bytes=60, overlap=False).apply(layers([40, 40, 40]))
     found = by_stream(run(graph, 2))
     assert found["all_reduce"] == [(900, 1060, "all_reduce0"), (1060, 1140, "all_reduce1")]
 

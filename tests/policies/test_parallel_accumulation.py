@@ -20,7 +20,7 @@ THREE = layers([40, 40, 40])
 
 def test_replicas_sum_after_the_last_micro_batch() -> None:
     """A micro-batch is 900 ns; buckets {w2, w1} and {w0} of 160 and 80 ns, as with one micro-batch."""
-    graph = DistributedDataParallel(2, bucket_cap_bytes=60).apply(GradientAccumulation(3).apply(THREE))
+    graph = DistributedDataParallel(2, bucket_size_bytes=60).apply(GradientAccumulation(3).apply(THREE))
     found = by_stream(run(graph, 2))
     assert found["all_reduce"] == [(2600, 2760, "all_reduce0"), (2760, 2840, "all_reduce1")]
     order = [name for _, _, name in found["compute"]]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli_runner import sim
 from parallel_helpers import by_stream, layers, run
+from runs import checked
 
 from devices.cost.cost_models import FixedCost
 from devices.machine import make_machine
@@ -16,7 +17,7 @@ from policies.parallel.ddp import MegatronDDP
 from policies.parallel.parameter_server import ParameterServer
 from policies.parallel.training_step import TrainingStep
 from policies.rewrite.training_step import TrainingRewrite
-from sim import Device, GraphBuilder, Machine, simulate
+from sim import Device, GraphBuilder, Machine
 from sim.base.errors import InputError
 from sim.explain.training import staleness
 from sim.job.noise import Noise
@@ -32,8 +33,8 @@ def test_buckets_by_elements_from_the_last_parameter() -> None:
     found = MegatronDDP(2, bucket_size=20).buckets(step)
     assert [[each.name for each in row] for row in found] == [["w3", "w2"], ["w1"], ["w0"]]
     for one in (
-        MegatronDDP(2, bucket_size=20, overlap_grad_reduce=False),
-        MegatronDDP(2, bucket_size=20, pipeline_rank=1),
+        MegatronDDP(2, bucket_size=20, overlap=False),
+        MegatronDDP(2, bucket_size=20).on_stage(1),
     ):
         assert [len(row) for row in one.buckets(step)] == [4]
     assert MegatronDDP(8).bucket_size == 40_000_000
@@ -57,7 +58,7 @@ def test_a_ready_bucket_is_not_held_back() -> None:
 
 def test_the_distributed_optimizer_gathers_in_the_next_forward() -> None:
     """Waiting for the first bucket's gather launches the second's, which runs beside layers 0 and 1."""
-    options = {"use_distributed_optimizer": True, "overlap_param_gather": True}
+    options = {"sharding": "zero-1", "overlap_param_gather": True}
     found = by_stream(run(MegatronDDP(2, bucket_size=20, **options).apply(FOUR), 2))
     assert found["all_gather"] == [(0, 80, "all_gather1"), (80, 160, "all_gather0")]
     assert found["compute"][0] == (80, 180, "l0")
@@ -65,7 +66,7 @@ def test_the_distributed_optimizer_gathers_in_the_next_forward() -> None:
 
 
 def test_without_overlap_gathers_end_the_step() -> None:
-    graph = MegatronDDP(2, bucket_size=20, use_distributed_optimizer=True).apply(FOUR)
+    graph = MegatronDDP(2, bucket_size=20, sharding="zero-1").apply(FOUR)
     found = by_stream(run(graph, 2))
     assert [name for _, _, name in found["compute"]][-2:] == ["all_gather1", "all_gather0"]
 
@@ -98,9 +99,7 @@ def serve(
             }
         )
     noise = Noise(devices={f"gpu{r}": factor for r, factor in enumerate(times) if factor != 1})
-    trace = simulate(graph, machine, ReadyQueue(), iterations=iterations, noise=noise, engine="simpy")
-    trace.check()
-    return trace
+    return checked(graph, machine, ReadyQueue(), iterations=iterations, noise=noise, engine="simpy")
 
 
 def test_synchronous_workers_wait_for_the_slowest() -> None:

@@ -42,15 +42,15 @@ SPLITS: dict[str, list[OnRanks]] = {
     "tp-cp-pp": [TensorParallel(2), ContextParallel(2), PipelineParallel(2, 2)],
 }
 REPLICAS: dict[str, DataParallel] = {
-    "ddp": DistributedDataParallel(2, bucket_cap_bytes=5000),
+    "ddp": DistributedDataParallel(2, bucket_size_bytes=5000),
     "megatron-ddp": MegatronDDP(2, bucket_size=4000),
-    "distributed optimiser": MegatronDDP(2, 4000, use_distributed_optimizer=True, overlap_param_gather=True),
+    "distributed optimizer": MegatronDDP(2, 4000, sharding="zero-1", overlap_param_gather=True),
     "fsdp2": FullyShard(2, r"layer\d+"),
     "fsdp2, synchronised once": FullyShard(2, r"layer\d+", requires_gradient_sync=False),
     "hsdp": FullyShard(4, r"layer\d+", shard=2),
     "zero-1": ZeroOne(2, 4000),
-    "zero-2": ZeroTwo(2, 4000, overlap_comm=True),
-    "zero-3": ZeroThree(2, param_persistence_threshold=40, reduce_bucket_size=4000),
+    "zero-2": ZeroTwo(2, 4000, overlap=True),
+    "zero-3": ZeroThree(2, param_persistence_threshold=40, bucket_size=4000),
 }
 EACH = ("fsdp2", "hsdp", "zero-2", "zero-3")
 """Who sums the gradients of every micro-batch."""

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from parallel_helpers import by_stream
+from runs import checked
 
 from devices.cost.cost_models import FixedCost
 from policies.issue.program_order import InOrder
@@ -18,7 +19,7 @@ from policies.rewrite.records import read, write
 from policies.rewrite.training_step import TrainingRewrite
 from policies.streams import Recorded
 from scenarios.builders.gpt import Transformer, gpt_graph
-from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
+from sim import Device, Graph, GraphBuilder, Machine, Trace
 from sim.base.errors import GraphError, InputError
 from sim.machine.communicators import Call
 
@@ -36,9 +37,7 @@ class Messages:
 def run(graph: Graph, ranks: int, ns: int = 0) -> Trace:
     devices = tuple(Device(f"gpu{r}", streams=12, cost=FixedCost(0)) for r in range(ranks))
     machine = Machine(devices, collectives=Messages(ns))
-    trace = simulate(graph, machine, InOrder(synchronisation="issue"), streams=Recorded(), engine="simpy")
-    trace.check()
-    return trace
+    return checked(graph, machine, InOrder(synchronisation="issue"), streams=Recorded(), engine="simpy")
 
 
 def chain(n: int) -> Graph:
@@ -137,7 +136,7 @@ def test_tensor_data_and_pipeline_parallelism_in_megatrons_order() -> None:
             TrainingRewrite().apply(StageCut(["layer2"]).apply(gpt_graph(GPT)))
         )
     )
-    for rewrite in (DistributedDataParallel(2), MegatronDDP(2, use_distributed_optimizer=True)):
+    for rewrite in (DistributedDataParallel(2), MegatronDDP(2, sharding="zero-1")):
         graph = rewrite.apply(split)
         members: dict[str, set[str]] = {}
         for op in graph.in_communicators:

@@ -137,7 +137,7 @@ def test_hybrid_sharding_sums_over_groups() -> None:
 
 def test_parts_and_their_updates() -> None:
     """Adam: parameters and both moments in thirds, rounded up to whole elements; updates cost a third."""
-    step = layers([44], optimiser="adam")
+    step = layers([44], optimizer="adam")
     graph = FullyShard(3).apply(step)
     sizes = {
         name: int(nbytes)
@@ -190,12 +190,12 @@ def names_on(graph: Graph, rank: str = "gpu0") -> list[str]:
 
 
 def test_zero_1_sums_after_the_backward_in_the_order_of_registration() -> None:
-    graph = ZeroOne(2, reduce_bucket_size=20).apply(layers(FOUR))
+    graph = ZeroOne(2, bucket_size=20).apply(layers(FOUR))
     found = picture(by_stream(run(graph, 2)))
     assert list(found) == ["compute"]
     assert found["compute"].partition("l0/weight_grad")[2] == (
         "@1100-1200 reduce0@1200-1360 reduce1@1360-1520 w0/update@1520-1521 w1/update@1521-1522 "
-        "w2/update@1522-1523 w3/update@1523-1524 all_gather0@1524-1684"
+        "w2/update@1522-1523 w3/update@1523-1524 all_gather0@1524-1604 all_gather1@1604-1684"
     )
     first = {graph.op_names[op] for op in graph.predecessors.lists()[graph.index("gpu0/reduce0")]}
     assert first == {"gpu0/l0/weight_grad", "gpu0/l1/weight_grad"}
@@ -203,7 +203,7 @@ def test_zero_1_sums_after_the_backward_in_the_order_of_registration() -> None:
 
 def test_zero_2_sums_within_the_backward() -> None:
     """The bucket of w3 and w2 is full when w1's gradient is there; without a stream of its own it blocks."""
-    found = picture(by_stream(run(ZeroTwo(2, reduce_bucket_size=20).apply(layers(FOUR)), 2)))
+    found = picture(by_stream(run(ZeroTwo(2, bucket_size=20).apply(layers(FOUR)), 2)))
     assert (
         found["compute"]
         .partition("l1/weight_grad")[2]
@@ -211,7 +211,7 @@ def test_zero_2_sums_within_the_backward() -> None:
             "@1000-1100 reduce0@1100-1260 l0/weight_grad@1260-1360 reduce1@1360-1520 w0/update@1520-1521"
         )
     )
-    overlapped = ZeroTwo(2, reduce_bucket_size=20, overlap_comm=True).apply(layers(FOUR))
+    overlapped = ZeroTwo(2, bucket_size=20, overlap=True).apply(layers(FOUR))
     found = picture(by_stream(run(overlapped, 2)))
     assert found["reduce"] == "reduce0@1100-1260 reduce1@1260-1420"
     assert "l0/weight_grad@1100-1200 w0/update@1420-1421" in found["compute"]
@@ -219,7 +219,7 @@ def test_zero_2_sums_within_the_backward() -> None:
 
 def test_zero_2_computes_on_when_the_sum_before_is_over() -> None:
     """A gradient a bucket: launching r(k) makes what computes next wait for r(k-1)."""
-    graph = ZeroTwo(2, reduce_bucket_size=10, overlap_comm=True).apply(layers([40] * 4, ns=30))
+    graph = ZeroTwo(2, bucket_size=10, overlap=True).apply(layers([40] * 4, ns=30))
     found = by_stream(run(graph, 2))
     ends = {name: end for _, end, name in found["reduce"]}
     starts = {name: start for start, _, name in found["compute"]}
@@ -229,7 +229,7 @@ def test_zero_2_computes_on_when_the_sum_before_is_over() -> None:
 
 def test_zero_1_sums_at_the_last_of_several_micro_batches() -> None:
     """Forward and backward of two layers take 600 ns; gradients are added up as they come."""
-    graph = ZeroOne(2, reduce_bucket_size=10).apply(accumulated([40] * 2, 2))
+    graph = ZeroOne(2, bucket_size=10).apply(accumulated([40] * 2, 2))
     found = [name for _, _, name in by_stream(run(graph, 2))["compute"]]
     assert found[5:7] == ["micro0/l0/weight_grad", "micro1/l0"]
     assert found[11:15] == [
@@ -238,13 +238,13 @@ def test_zero_1_sums_at_the_last_of_several_micro_batches() -> None:
         "micro1/w0/accumulate",
         "reduce0",
     ]
-    hooked = ZeroOne(2, reduce_bucket_size=10, overlap_comm=True).apply(accumulated([40] * 2, 2))
+    hooked = ZeroOne(2, bucket_size=10, overlap=True).apply(accumulated([40] * 2, 2))
     assert [name for _, _, name in by_stream(run(hooked, 2))["reduce"]] == ["reduce0", "reduce1"]
 
 
 def test_zero_2_sums_in_every_micro_batch() -> None:
     """80 ns for each of two sums, and 1 ns for the part that is kept, in both."""
-    graph = ZeroTwo(2, reduce_bucket_size=10).apply(accumulated([40] * 2, 2))
+    graph = ZeroTwo(2, bucket_size=10).apply(accumulated([40] * 2, 2))
     found = by_stream(run(graph, 2))["compute"]
     assert found[6:10] == [
         (600, 680, "micro0/reduce0"),
@@ -261,7 +261,7 @@ def test_zero_2_sums_in_every_micro_batch() -> None:
     assert records.ops["gpu0/micro1/keep_part"].outputs == (20, 20)
     assert records.ops["gpu0/w1/update"].inputs[0] == ("gpu0/micro1/keep_part:1", 0)
     assert not [name for name in records.ops if "accumulate" in name]
-    overlapped = ZeroTwo(2, reduce_bucket_size=10, overlap_comm=True).apply(accumulated([40] * 2, 3))
+    overlapped = ZeroTwo(2, bucket_size=10, overlap=True).apply(accumulated([40] * 2, 3))
     assert [name for _, _, name in by_stream(run(overlapped, 2))["reduce"]] == [
         f"micro{k}/reduce{i}" for k in range(3) for i in range(2)
     ]
@@ -292,7 +292,7 @@ def accumulated(weights: list[int], n: int) -> Graph:
 
 def test_updated_parameters_are_gathered_in_whole_buckets() -> None:
     """40 elements in buckets of 15: two pieces, of 10 elements a rank each."""
-    graph = ZeroTwo(2, allgather_bucket_size=15).apply(layers(FOUR))
+    graph = ZeroTwo(2, bucket_size=15).apply(layers(FOUR))
     sizes = [
         graph.attributes[graph.index(f"gpu0/all_gather{k}")]["nbytes"]
         for k in range(sum("gpu0/all_gather" in name for name in graph.op_names))
@@ -303,7 +303,7 @@ def test_updated_parameters_are_gathered_in_whole_buckets() -> None:
 def test_zero_3_with_room_for_one_layer_ahead() -> None:
     """Parameters leave at once (no reuse); one layer is gathered ahead, and compute holds no gather back."""
     options = {"param_persistence_threshold": 0, "prefetch_bucket_size": 10, "max_reuse_distance": 0}
-    graph = ZeroThree(2, reduce_bucket_size=20, **options).apply(layers(FOUR))
+    graph = ZeroThree(2, bucket_size=20, **options).apply(layers(FOUR))
     assert picture(by_stream(run(graph, 2))) == {
         "all_gather": (
             "all_gather0@0-40 all_gather0/concat@40-43 all_gather1@43-83 all_gather1/concat@83-86 "
@@ -354,5 +354,5 @@ def test_zero_3_keeps_to_what_may_be_live() -> None:
 
 
 def test_zero_3_without_streams_of_its_own() -> None:
-    graph = ZeroThree(2, param_persistence_threshold=0, overlap_comm=False).apply(layers(FOUR))
+    graph = ZeroThree(2, param_persistence_threshold=0, overlap=False).apply(layers(FOUR))
     assert list(by_stream(run(graph, 2))) == ["compute"]

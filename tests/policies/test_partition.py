@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
 from rendezvous_helpers import rendezvous_keys
+from rewrite_helpers import ancestors
+from runs import checked
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
@@ -118,24 +120,12 @@ def graphs(draw: st.DrawFn, control: bool = True) -> Graph:
     return b.build()
 
 
-def before(g: Graph, op: int) -> set[str]:
-    """Return all ops that come before one."""
-    seen: set[int] = set()
-    stack = [op]
-    while stack:
-        for p in g.predecessors.row(stack.pop()).tolist():
-            if p not in seen:
-                seen.add(p)
-                stack.append(p)
-    return {g.op_names[p] for p in seen}
-
-
 @given(g=graphs())
 def test_no_dependency_is_lost_and_no_tensor_is_sent_twice(g: Graph) -> None:
     cut = Partition().apply(g)
     assert set(g.op_names) <= set(cut.op_names)
-    for op, name in enumerate(g.op_names):
-        assert before(cut, cut.index(name)) & set(g.op_names) == before(g, op)
+    for name in g.op_names:
+        assert ancestors(cut, name) & set(g.op_names) == ancestors(g, name)
     sent: Counter[tuple[int, str]] = Counter()
     for p, c, tensor in zip(cut.edges.producer, cut.edges.consumer, cut.edges.tensor, strict=True):
         if device(cut, p) != device(cut, c):
@@ -270,8 +260,7 @@ def test_programs_over_a_cpu_and_two_gpus_under_threads_and_a_linear_runtime(
     placed = pinned(g, mixed, np.array([where[op % len(where)] for op in range(len(g))]))
     runs = []
     for policy in (Sequential(), TensorFlowExecutor(), ReadyQueue()):
-        trace = simulate(placed, mixed, policy)
-        trace.check()
+        trace = checked(placed, mixed, policy)
         runs.append(Counter(trace.tasks["op"][trace.tasks["dead"] == 0].tolist()))
     assert runs[0] == runs[1] == runs[2]
     simulate(Partition().apply(placed), mixed, TensorFlowExecutor()).check()

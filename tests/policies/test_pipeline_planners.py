@@ -14,6 +14,7 @@ from cli_runner import sim
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run_text
 from scenario_texts import write
 
 from policies.pipeline.planners import (
@@ -195,7 +196,7 @@ workload:
   pipeline: {profile: vgg16.txt, partition: pipedream, stages: 4, bandwidth: 1GB/s, micro_batches: 12}
 policy: pipedream
 """
-    found = run_scenario(load_scenario(write(tmp_path, text)), check=True).summary["pipeline"]
+    found = run_text(text, tmp_path).summary["pipeline"]
     assert (found["ranks"], found["stages"]) == (4, 2)
     assert found["weight_versions"] == [2, 2, 2, 1]
     again = load_scenario(tmp_path / "s.yaml", sets=["workload.pipeline.partition=pipedream-optimizer"])

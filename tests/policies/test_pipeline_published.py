@@ -42,8 +42,8 @@ def searched(
         input_grad=input_grad,
         weight_grad=weight_grad,
         transfer=transfer,
-        activation=held.full,
-        for_weight_grad=held.kept,
+        kept=held.full,
+        kept_for_weight_grad=held.kept,
         memory_limit=micro_batches_held * held.full,
         **sizes,
     )

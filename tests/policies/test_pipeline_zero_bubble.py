@@ -66,8 +66,8 @@ def test_a_searched_order_is_valid_and_keeps_to_its_memory(
         input_grad=input_grad,
         weight_grad=weight_grad,
         transfer=transfer,
-        activation=full,
-        for_weight_grad=left,
+        kept=full,
+        kept_for_weight_grad=left,
         memory_limit=limit,
         objective=objective,
     )
@@ -160,8 +160,8 @@ def test_the_search_is_not_behind_the_authors(
         chunks=chunks,
         **dict(zip(("forward", "input_grad", "weight_grad"), times, strict=True)),
         transfer=transfer,
-        activation=2,
-        for_weight_grad=1,
+        kept=2,
+        kept_for_weight_grad=1,
         memory_limit=2 * limit,
     )
     assert found.meta["objective"] <= span
@@ -197,7 +197,7 @@ def test_the_search_is_not_behind_a_fixed_order_that_fits(
 
 def test_equal_times_leave_no_bubble() -> None:
     sizes = {"ranks": 4, "micro_batches": 16}
-    wide = generate("zb-auto", **sizes, memory_limit=7)
+    wide = generate("zb-auto", **sizes, in_flight=7)
     assert wide.meta["objective"] == 16 * 3
     assert generate("zb-auto", **sizes, chunks=2).meta["objective"] == 16 * 6
 
@@ -221,8 +221,8 @@ def test_a_lean_v_takes_over_where_memory_is_short() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="rank 0 may hold 1 of activations and would need 2"):
-        generate("zb-auto", ranks=2, micro_batches=4, activation=2, memory_limit=1)
-    with pytest.raises(InfeasibleError, match="raise memory_limit"):
+        generate("zb-auto", ranks=2, micro_batches=4, kept=2, memory_limit=1)
+    with pytest.raises(InfeasibleError, match="raise in_flight or memory_limit"):
         generate("zb-auto", ranks=6, micro_batches=12, chunks=2, memory_limit=3)
 
 
@@ -233,10 +233,11 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"forward": [1, 2, 3]}, "forward has 3 numbers for 2 stages"),
         ({"weight_grad": -1}, "weight_grad must be whole numbers of at least 0"),
         ({"forward": 1.5}, "forward: should be a whole number or a list"),
-        ({"for_weight_grad": 2}, "cannot exceed"),
+        ({"kept_for_weight_grad": 2}, "cannot exceed"),
         ({"solver": "greedi"}, "did you mean 'greedy'"),
         ({"objective": "spann"}, "did you mean 'span'"),
         ({"memory_limt": 2}, "did you mean 'memory_limit'"),
+        ({"memory_limit": 2, "in_flight": 2}, "both say what a rank may hold"),
     ],
 )
 def test_wrong_options_are_refused(wrong: dict[str, Any], said: str) -> None:
@@ -325,7 +326,7 @@ def test_the_optimum_bounds_the_search(chunks: int, limit: int, micro_batches: i
 @NEEDS_ORTOOLS
 def test_the_solver_says_what_cannot_fit() -> None:
     with pytest.raises(InfeasibleError, match="too small"):
-        generate("zb-auto", ranks=2, micro_batches=2, activation=2, memory_limit=1, solver="cp-sat")
+        generate("zb-auto", ranks=2, micro_batches=2, kept=2, memory_limit=1, solver="cp-sat")
 
 
 def test_a_rank_runs_all_its_forwards_where_the_one_before_does() -> None:
@@ -338,7 +339,7 @@ def test_a_rank_runs_all_its_forwards_where_the_one_before_does() -> None:
         2                F0 14-15, I0 15-19, W0 19-20, F1 21-22, I1 22-26, W1 26-27
     """
     times = {"forward": [7, 7, 1], "input_grad": [8, 5, 4], "weight_grad": [2, 6, 1], "transfer": 0}
-    memory = {"activation": 1, "for_weight_grad": 0, "memory_limit": 3}
+    memory = {"kept": 1, "kept_for_weight_grad": 0, "memory_limit": 3}
     schedule = generate("zb-auto", ranks=3, micro_batches=2, solver="greedy", **times, **memory)
     second = [f"{action.phase}{action.micro_batch}" for action in schedule.programs[1]]
     assert second == ["F0", "F1", "I0", "I1", "W0", "W1"]

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 from placement_helpers import Independent, problem_of, published_graph, require_valid, three_processors
+from runs import checked
 
 from devices.network import make_network
 from policies.issue.program_order import InOrder
@@ -88,8 +89,7 @@ def test_the_simulator_agrees_when_transfers_never_meet(placement: ListPlacement
 def test_serial_links_make_it_longer() -> None:
     """One link per direction and pair, each for one transfer at a time: HEFT did not count on that."""
     machine = three_processors(network=make_network)
-    heft = simulate(published_graph(), machine, InOrder(), placement=Heft(), linearize=Heft())
-    heft.check()
+    heft = checked(published_graph(), machine, InOrder(), placement=Heft(), linearize=Heft())
     assert heft.makespan_ns == 91
 
 

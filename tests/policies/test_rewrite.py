@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -16,32 +13,18 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
+from rewrite_helpers import graph, shape
 
 from policies.issue.ready_queue import ReadyQueue
 from policies.rewrite.dependencies import DependencyPruning
 from policies.rewrite.fusion import Fusion
 from policies.rewrite.layout import Layout
-from policies.rewrite.prune import Prune
 from policies.rewrite.records import read, write
 from policies.rewrite.simplify import Arithmetic, CommonSubexpressions, ConstantFolding
 from scenarios.importers import load_graph
 from scenarios.importers.tensorflow_json import kind_of
 from sim import Device, Graph, GraphBuilder, Machine, simulate
-from sim.base.errors import GraphError, InputError, UnknownNameError
-
-
-def graph(ops: dict[str, dict[str, Any]], inputs: tuple[str, ...] = ("x",)) -> Graph:
-    builder = GraphBuilder("test")
-    for name in inputs:
-        builder.input(name, 1000)
-    for name, fields in ops.items():
-        builder.op(name, **{"outputs": 1000, **fields})
-    return builder.build()
-
-
-def shape(g: Graph) -> dict[str, tuple[str, list[str]]]:
-    """Return {op: (kind, inputs)}."""
-    return {r.name: (r.kind, [t for t, _ in r.inputs]) for r in read(g).ops.values()}
+from sim.base.errors import InputError
 
 
 def test_records_round_trip() -> None:
@@ -70,150 +53,6 @@ def test_records_round_trip() -> None:
     assert [c.tolist() for c in before.edges] == [c.tolist() for c in after.edges]
     assert before.attributes == after.attributes
     assert (before.pins, before.dtypes, before.phases) == (after.pins, after.dtypes, after.phases)
-
-
-# -- prune -----------------------------------------------------------------------------------------
-
-
-def test_prune_keeps_ancestors_over_data_and_control_edges() -> None:
-    g = graph(
-        {
-            "a": {"inputs": ["x"]},
-            "init": {},
-            "b": {"inputs": ["a"], "after": ["init"]},
-            "summary": {"inputs": ["a"]},
-            "loss": {"inputs": ["b"]},
-        }
-    )
-    assert list(shape(Prune(["loss"]).apply(g))) == ["a", "init", "b", "loss"]
-
-
-def test_a_feed_cuts_the_graph() -> None:
-    g = graph({"a": {"inputs": ["x"]}, "b": {"inputs": ["a"]}})
-    assert shape(Prune(["b"], ["a"]).apply(g)) == {"b": ("op", ["feed of a"])}
-    with pytest.raises(GraphError, match="everything that is fetched is fed"):
-        Prune(["a"], ["a"]).apply(g)
-    with pytest.raises(UnknownNameError, match="did you mean 'b'"):
-        Prune(["bb"]).apply(g)
-
-
-def test_explicit_nodes_stand_where_the_graph_is_cut() -> None:
-    g = graph(
-        {
-            "a": {"inputs": ["x"]},
-            "init": {},
-            "b": {"inputs": ["a"], "after": ["init"]},
-            "check": {"inputs": ["b"]},
-            "summary": {"inputs": ["a"]},
-            "loss": {"inputs": ["b"]},
-        }
-    )
-    cut = Prune(["loss:0"], ["a:0"], targets=["check"], explicit=True, device="cpu0").apply(g)
-    records = read(cut).ops
-    assert {
-        r.name: (r.kind, [t for t, _ in r.inputs], [n for n, _ in r.after]) for r in records.values()
-    } == {
-        "_source": ("no_op", [], []),
-        "arg/a": ("arg", [], ["_source"]),
-        "init": ("op", [], ["_source"]),
-        "b": ("op", ["arg/a"], ["init"]),
-        "check": ("op", ["b"], []),
-        "loss": ("op", ["b"], []),
-        "retval/loss": ("retval", ["loss"], []),
-        "_sink": ("control_trigger", [], ["check", "retval/loss"]),
-    }
-    assert [records[n].device for n in ("_source", "arg/a", "b", "retval/loss")] == [
-        "cpu0",
-        "cpu0",
-        None,
-        "cpu0",
-    ]
-    assert records["arg/a"].outputs == (1000,)
-    assert records["arg/a"].attributes == records["retval/loss"].attributes == {"index": 0}
-    with pytest.raises(GraphError, match="has an op '_source' already"):
-        Prune(explicit=True).apply(cut)
-
-
-def test_a_fed_input_is_an_arg_too_and_an_unread_feed_is_none() -> None:
-    g = graph({"a": {"inputs": ["x"]}, "b": {"inputs": ["y"]}}, inputs=("x", "y"))
-    cut = Prune(["a"], ["x", "y"], explicit=True).apply(g)
-    assert cut.op_names == ["_source", "arg/x", "a", "retval/a", "_sink"]
-    assert cut.external_names == []
-
-
-def test_only_the_output_that_is_fed_is_cut() -> None:
-    """A split with two outputs, of which one is fed and the other fetched, still runs."""
-    g = graph({"s": {"inputs": ["x"], "outputs": (1, 2)}, "b": {"inputs": ["s", "s:1"]}})
-    assert shape(Prune(["b", "s:1"], ["s"]).apply(g)) == {
-        "s": ("op", ["x"]),
-        "b": ("op", ["feed of s", "s:1"]),
-    }
-
-
-def ancestors(g: Graph, op: str) -> set[str]:
-    """Return all ops that come before one."""
-    seen: set[int] = set()
-    stack = [g.index(op)]
-    while stack:
-        for p in g.predecessors.row(stack.pop()).tolist():
-            if p not in seen:
-                seen.add(p)
-                stack.append(p)
-    return {g.op_names[p] for p in seen}
-
-
-@given(data=st.data(), n=st.integers(1, 12), explicit=st.booleans())
-def test_pruning_loses_no_dependency(data: st.DataObject, n: int, explicit: bool) -> None:
-    """What is fetched is there, after all that it needs and follows; explicit nodes tie all ends."""
-    names: list[str] = []
-    b = GraphBuilder("random")
-    b.input("x", 4)
-    for i in range(n):
-        some = st.lists(st.sampled_from([*names, "x"]), max_size=3, unique=True)
-        follows = st.lists(st.sampled_from(names), max_size=2, unique=True) if names else st.just([])
-        names.append(b.op(f"op{i}", inputs=data.draw(some), after=data.draw(follows), outputs=4))
-    g = b.build()
-    subset = st.lists(st.sampled_from(names), max_size=3, unique=True)
-    feeds, fetches = data.draw(subset), data.draw(subset)
-    fetches = [name for name in fetches if name not in feeds] or [n for n in names if n not in feeds][-1:]
-    if not fetches:
-        return
-    cut = Prune(fetches, feeds, explicit=explicit).apply(g)
-    kept = set(cut.op_names) & set(names)
-    given = read(g).ops
-    for name in kept:
-        record, before = read(cut).ops[name], given[name]
-        assert set(before.after) <= set(record.after)  # no control dependency is lost
-        for (now, _), (was, _) in zip(record.inputs, before.inputs, strict=True):
-            assert now == (was if was not in feeds else f"arg/{was}" if explicit else f"feed of {was}")
-    needed: set[str] = set()
-    stack = list(fetches)
-    while stack:
-        name = stack.pop()
-        if name in needed or name == "x":
-            continue
-        needed.add(name)
-        stack += [t for t, _ in given[name].inputs if t not in feeds] + [n for n, _ in given[name].after]
-    assert kept == needed
-    if explicit:
-        assert set(cut.op_names) - kept - {"_source", "_sink"} == {
-            *(f"retval/{name}" for name in fetches),
-            *(f"arg/{t}" for name in kept for t, _ in given[name].inputs if t in feeds),
-        }
-        assert ancestors(cut, "_sink") == {*cut.op_names} - {"_sink"}
-        assert all("_source" in ancestors(cut, name) for name in cut.op_names if name != "_source")
-
-
-@examples(40)
-@given(g=programs())
-def test_explicit_nodes_around_loops_and_conditions_change_nothing(g: Graph) -> None:
-    there = Machine((Device("cpu0", "cpu", workers=4),))
-    plain, explicit = (simulate(x, there, ReadyQueue()) for x in (g, Prune(["end"], explicit=True).apply(g)))
-    explicit.check()
-    assert explicit.makespan_ns == plain.makespan_ns
-    live = [Counter(t.job.graph.op_names[op] for op in t.tasks["op"][t.tasks["dead"] == 0].tolist())
-            for t in (plain, explicit)]  # fmt: skip
-    assert live[1] - live[0] == Counter(["_source", "retval/end", "_sink"])
 
 
 # -- constant folding ------------------------------------------------------------------------------
@@ -664,175 +503,9 @@ def test_a_residual_sum_lets_transposes_through() -> None:
     assert sum(kind == "transpose" for kind, _ in after.values()) == 3  # x twice, y once
 
 
-# -- fusion ----------------------------------------------------------------------------------------
-
-
-def test_remapper_patterns() -> None:
-    g = graph(
-        {
-            "m": {"kind": "matmul", "inputs": ["x", "w"], "flops": 100, "duration_ns": 50},
-            "b": {"kind": "bias_add", "inputs": ["m", "v"], "flops": 1, "duration_ns": 5},
-            "r": {"kind": "relu", "inputs": ["b"], "flops": 1, "duration_ns": 5},
-        },
-        ("x", "w", "v"),
-    )
-    after = Fusion("remapper").apply(g)
-    assert shape(after) == {"r": ("matmul", ["x", "w", "v"])}
-    assert after.attributes[0]["fused"] == ["matmul", "bias_add", "relu"]
-    assert (after.flops[0], after.duration_ns[0]) == (102, 60)
-    assert (after.bytes_read[0], after.bytes_written[0]) == (3000, 1000)  # not the two tensors in between
-
-
-def test_two_readers_prevent_fusion() -> None:
-    g = graph(
-        {
-            "m": {"kind": "matmul", "inputs": ["x"]},
-            "b": {"kind": "bias_add", "inputs": ["m"]},
-            "other": {"kind": "softmax", "inputs": ["m"]},
-        }
-    )
-    assert len(Fusion().apply(g)) == 3
-
-
-def test_fusion_never_makes_a_cycle() -> None:
-    """a → b → c and a → c: fusing a with c would make it wait for b, which waits for a."""
-    g = graph(
-        {
-            "a": {"kind": "exp", "inputs": ["x"], "outputs": (1000,)},
-            "b": {"kind": "softmax", "inputs": ["x"], "after": ["a"]},
-            "c": {"kind": "add", "inputs": ["a", "b"]},
-        }
-    )
-    assert len(Fusion().apply(g)) == 3
-
-
-def test_elementwise_chains_fuse_and_traffic_falls() -> None:
-    g = graph({f"e{i}": {"kind": "exp", "inputs": [f"e{i - 1}" if i else "x"]} for i in range(5)})
-    after = Fusion("elementwise").apply(g)
-    assert shape(after) == {"e4": ("elementwise", ["x"])}
-    assert after.bytes_read.tolist() == [1000]
-
-
-@pytest.mark.parametrize(("flops", "names"), [(10, ["b", "c"]), (10**6, ["a", "b", "c"])])
-def test_an_op_is_computed_again_where_that_is_cheaper(flops: int, names: list[str]) -> None:
-    """a writes 1000 bytes that b and c read: 3000 ns at 1 byte a ns, or `flops` ns to compute it again."""
-    g = graph(
-        {
-            "a": {"kind": "exp", "inputs": ["x"], "flops": flops},
-            "b": {"kind": "relu", "inputs": ["a"], "flops": 10},
-            "c": {"kind": "mul", "inputs": ["a", "x"], "flops": 10},
-        }
-    )
-    after = Fusion("elementwise", bytes_per_ns=1, flop_per_ns=1).apply(g)
-    assert after.op_names == names
-    assert Fusion("elementwise").apply(g).op_names == ["a", "b", "c"]
-    if len(names) == 2:
-        assert shape(after) == {"b": ("elementwise", ["x"]), "c": ("elementwise", ["x", "x"])}
-        assert after.flops.tolist() == [20, 20]
-        assert after.attributes[0]["fused"] == ["exp", "relu"]
-
-
-def test_what_reads_its_own_last_iteration_is_not_fused() -> None:
-    fields = {"kind": "add", "inputs": ["a", ("c", 1)]}
-    g = graph({"a": {"kind": "exp", "inputs": ["x"]}, "b": fields, "c": {"kind": "softmax", "inputs": ["b"]}})
-    assert len(Fusion().apply(g)) == 3
-    fields["inputs"] = ["a", ("a2", 1)]
-    g = graph(
-        {"a": {"kind": "exp", "inputs": ["x"]}, "a2": {"kind": "softmax", "inputs": ["x"]}, "b": fields}
-    )
-    assert Fusion().apply(g).op_names == ["a2", "b"]
-
-
-def instructions(function: Callable[[], object]) -> int:
-    """Return how many instructions of Python a call executes."""
-    executed = 0
-
-    def count(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal executed
-        frame.f_trace_opcodes = True
-        executed += event == "opcode"
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return executed
-
-
-def pairs(n: int) -> Graph:
-    """n ops that fuse two by two."""
-    return graph({f"e{i}": {"kind": "exp", "inputs": [f"e{i - 1}" if i % 2 else "x"]} for i in range(n)})
-
-
-def one_chain(n: int) -> Graph:
-    """n ops that all become one."""
-    return graph({f"e{i}": {"kind": "exp", "inputs": [f"e{i - 1}" if i else "x"]} for i in range(n)})
-
-
-def forks(n: int) -> Graph:
-    """n / 3 ops that both of their readers compute again."""
-    read_by = {i: f"e{i - i % 3}" if i % 3 else "x" for i in range(n)}
-    return graph({f"e{i}": {"kind": "exp", "inputs": [tensor]} for i, tensor in read_by.items()})
-
-
-@pytest.mark.parametrize("ops", [pairs, one_chain, forks])
-def test_fusion_takes_work_in_proportion_to_the_graph(ops: Callable[[int], Graph]) -> None:
-    step = Fusion(bytes_per_ns=1, flop_per_ns=1)
-    small, large = ops(60), ops(240)
-    assert len(step.apply(large)) == 4 * len(step.apply(small)) or len(step.apply(large)) == 1
-    assert instructions(lambda: step.apply(large)) < 4.4 * instructions(lambda: step.apply(small))
-
-
-def sums(n: int) -> Graph:
-    """n / 2 sums of three equal terms, each of two ops."""
-    return graph({f"e{i}": {"kind": "add", "inputs": [f"e{i - 1}" if i % 2 else "x", "x"]} for i in range(n)})
-
-
-def unused_constants(n: int) -> Graph:
-    """A constant through n ops, the last of which is too large to be one."""
-    last = {"kind": "fill", "inputs": [f"e{n - 1}"], "outputs": 1 << 30}
-    fold = {f"e{i}": {"kind": "neg" if i else "const", "inputs": [f"e{i - 1}"] * bool(i)} for i in range(n)}
-    return graph({**fold, "last": last})
-
-
-def mixed_sum(n: int) -> Graph:
-    """n sums in a chain that begins with another tensor: none is a product."""
-    ops = {f"e{i}": {"kind": "add", "inputs": [f"e{i - 1}" if i else "y", "x"]} for i in range(n)}
-    return graph(ops, ("x", "y"))
-
-
-def convolutions(n: int) -> Graph:
-    """n / 2 convolutions in a format that is not preferred, each with an op that does not care."""
-    conv = {"kind": "conv", "attributes": {"data_format": "NHWC"}}
-    return graph(
-        {
-            f"e{i}": {"inputs": [f"e{i - 1}" if i else "x"], **({"kind": "relu"} if i % 2 else conv)}
-            for i in range(n)
-        }
-    )
-
-
-@pytest.mark.parametrize(
-    ("step", "ops"),
-    [
-        (Layout(), convolutions),
-        (Arithmetic(), sums),
-        (Arithmetic(), mixed_sum),
-        (ConstantFolding(), unused_constants),
-    ],
-)
-def test_simplifying_takes_work_in_proportion_to_the_graph(step: Any, ops: Callable[[int], Graph]) -> None:
-    small, large = ops(60), ops(240)
-    assert len(step.apply(large)) < 1.1 * len(large)
-    assert instructions(lambda: step.apply(large)) < 4.4 * instructions(lambda: step.apply(small))
-
-
 def test_wrong_words() -> None:
-    with pytest.raises(InputError, match="bytes_per_ns and flop_per_ns are rates > 0, given together"):
-        Fusion(bytes_per_ns=3)
+    with pytest.raises(InputError, match="bandwidth and peak are rates > 0, given together"):
+        Fusion(bandwidth_bytes_per_s=3)
     with pytest.raises(InputError, match="patterns must be one of remapper, elementwise, all; found 'some'"):
         Fusion("some")
     with pytest.raises(InputError, match="prefer must be one of NHWC, NCHW; found 'CHWN'"):
@@ -923,7 +596,7 @@ def test_a_step_keeps_what_is_fetched_and_what_has_effects(step: Any, g: Graph) 
 @given(g=graphs())
 def test_fusion_with_a_cost_is_never_slower(g: Graph) -> None:
     """By the cost that it is given, over all ops; and what has effects is never done twice."""
-    step = Fusion("elementwise", bytes_per_ns=1, flop_per_ns=0.5, launch_ns=3)
+    step = Fusion("elementwise", bandwidth_bytes_per_s=10**9, peak_flop_per_s=5 * 10**8, issue_cost_ns=3)
 
     def total(x: Graph) -> float:
         return float((3 + np.maximum(x.bytes_read + x.bytes_written, x.flops / 0.5)).sum())

@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Callable[[Graph], Graph], Graph, str]] = {
     "partition": (Partition().apply, TWO, "b"),
     "pipeline-parallel": (PipelineParallel(2, 2).apply, STAGED, "embed"),
     "tensor-parallel": (TensorParallel(2, sequence_parallel=True).apply, STEP, "layer0.gelu"),
-    "training": (TrainingRewrite(optimiser="adam").apply, GPT, "embed"),
+    "training": (TrainingRewrite(optimizer="adam").apply, GPT, "embed"),
 }
 
 

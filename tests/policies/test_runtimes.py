@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from policy_helpers import FRAMEWORKS, cpu
+from runs import checked
 
 from policies.issue.virtual_machine import Sequential
 from policies.issue.work_queues import KeepFirst, StreamStacks
@@ -85,8 +86,7 @@ def test_every_runtime_is_made_of_registered_parts_and_runs(name: str, machine: 
     )
     streams = plugins.lookup("sim.streams", choices["streams"])()
     linearize = plugins.lookup("sim.linearizers", choices["linearize"])() if "linearize" in choices else None
-    trace = simulate(graph(TREE), machine, policy, streams=streams, linearize=linearize)
-    trace.check()
+    trace = checked(graph(TREE), machine, policy, streams=streams, linearize=linearize)
     assert sorted(order(trace)) == sorted(TREE)
 
 

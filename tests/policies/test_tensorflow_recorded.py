@@ -11,11 +11,12 @@ import json
 from typing import Any
 
 import pytest
+from runs import checked
 from tensorflow_orders import RECORDED
 
 from policies.issue.tensorflow_executor import TensorFlowExecutor
 from scenarios.importers.tensorflow_json import kind_of
-from sim import Device, Graph, GraphBuilder, Host, Machine, simulate
+from sim import Device, Graph, GraphBuilder, Host, Machine
 from sim.machine.task import Task
 
 CASES: dict[str, Any] = json.loads(RECORDED.read_text())["cases"]
@@ -67,8 +68,7 @@ def test_every_task_comes_where_tensorflow_ran_it(name: str) -> None:
     cpus = tuple(Device(cpu, "cpu", workers=1) for cpu in ("cpu0", "cpu1"))
     machine = Machine(cpus, hosts=(Host("process", ("cpu0", "cpu1")),))
     watch = InOrder()
-    trace = simulate(g, machine, TensorFlowExecutor(case["threads"]), observers=[watch])
-    trace.check()
+    checked(g, machine, TensorFlowExecutor(case["threads"]), observers=[watch])
     # A Recv that was sent a dead token is dead for us; TensorFlow's log calls it live.
     mine = [f"{g.op_names[op]}{' dead' * (dead and g.kind(op) != 'recv')}" for op, dead in watch.order]
     real = [case["nodes"][at][0] if at >= 0 else f"{case['nodes'][-1 - at][0]} dead" for at in case["order"]]

@@ -11,9 +11,10 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from policies.issue.work_queues import INPUT, StreamStacks, assigned_streams
-from sim import Device, GraphBuilder, Machine, simulate
+from sim import Device, GraphBuilder, Machine
 from sim.base.errors import InputError
 from sim.job.build_job import make_job
 
@@ -79,8 +80,7 @@ def fan_out(**attributes: int) -> int:
     for k in range(6):
         builder.op(f"leaf{k}", inputs=["root"], duration_ns=1000, attributes=dict(attributes))
     machine = Machine((Device("cpu0", "cpu", workers=4),))
-    trace = simulate(builder.build(), machine, StreamStacks())
-    trace.check()
+    trace = checked(builder.build(), machine, StreamStacks())
     return trace.makespan_ns
 
 

@@ -11,6 +11,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
@@ -21,7 +22,7 @@ from policies.rewrite.simplify import BatchNorm
 from policies.rewrite.training_step import TrainingRewrite
 from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.importers import load_graph
-from sim import Graph, GraphBuilder, simulate
+from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError, InputError, UnknownNameError
 from studies.placements import CPU_AND_TWO_GPUS, compare_placements, training_step
 
@@ -125,12 +126,12 @@ def test_a_weight_that_is_used_twice_is_updated_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimiser", "states", "flops"),
+    ("optimizer", "states", "flops"),
     [("sgd", [], 2), ("momentum", ["velocity"], 4), ("adam", ["first_moment", "second_moment"], 14)],
 )
-def test_what_an_optimiser_keeps(optimiser: str, states: list[str], flops: int) -> None:
+def test_what_an_optimizer_keeps(optimizer: str, states: list[str], flops: int) -> None:
     g = layers({"y": {"kind": "matmul", "inputs": ["x", "w"], "flops": 10}}, {"w": 400})
-    step = TrainingRewrite(optimiser=optimiser).apply(g)
+    step = TrainingRewrite(optimizer=optimizer).apply(g)
     update = records(step)["w/update"]
     assert [t for t, _ in update.inputs] == ["y/weight_grad", *(f"w/{s}" for s in states), "w"]
     assert (update.flops, update.bytes_read) == (100 * flops, 400 * (2 + len(states)))
@@ -180,8 +181,8 @@ def test_what_cannot_be_trained(graph: Graph, options: dict[str, Any], message: 
 
 def test_unknown_words() -> None:
     g = layers({"y": {"inputs": ["w"]}}, {"w": 4})
-    with pytest.raises(InputError, match="optimiser must be one of sgd, momentum, adam; found 'lamb'"):
-        TrainingRewrite(optimiser="lamb")
+    with pytest.raises(InputError, match="optimizer must be one of sgd, momentum, adam; found 'lamb'"):
+        TrainingRewrite(optimizer="lamb")
     with pytest.raises(UnknownNameError, match="did you mean 'w'"):
         TrainingRewrite(frozen=["ww"]).apply(g)
     with pytest.raises(UnknownNameError, match="unknown op or tensor 'loss'"):
@@ -231,10 +232,7 @@ def test_every_parameter_that_leads_to_the_loss_is_updated_once(data: st.DataObj
     for record in records(step).values():  # a gradient has the size of what it is a gradient of
         if record.kind == "sgd":
             assert read(step).nbytes(record.inputs[0][0]) == read(g).nbytes(record.inputs[-1][0])
-    trace = simulate(
-        step, make_machine({"devices": {"gpu0": {"preset": "h200-sxm"}}}), ReadyQueue(), iterations=2
-    )
-    trace.check()
+    checked(step, make_machine({"devices": {"gpu0": {"preset": "h200-sxm"}}}), ReadyQueue(), iterations=2)
 
 
 # -- against what others have made ----------------------------------------------------------------------
@@ -276,7 +274,7 @@ def test_a_decoder_that_was_built_for_training() -> None:
     """Our GPT builder's step, made from its forward; the builder fuses Adam by layer, and sums with add."""
     small = Transformer(layers=2, hidden=64, heads=4, sequence=16, vocabulary=100, micro_batch=2)
     built, forward = gpt_graph(small, training=True), gpt_graph(small)
-    step = TrainingRewrite(optimiser="adam").apply(forward)
+    step = TrainingRewrite(optimizer="adam").apply(forward)
     ours, theirs = by_kind(step), by_kind(built)
     same = ["matmul", "gelu_grad", "layer_norm_grad", "bias_add_grad", "embedding_grad", "reduce_sum"]
     assert {kind: ours[kind] for kind in same} == {kind: theirs[kind] for kind in same}

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from import_helpers import columns
+from runs import run_text
 from scenario_texts import write
 
+from devices.collectives.groups import Fabric
 from scenarios.builders.builder import Builder
 from scenarios.builders.data_loaders import DataLoadingFields
-from scenarios.builders.data_parallel import DataParallelFields, LayerFields, buckets, ring_all_reduce_ns
+from scenarios.builders.data_parallel import DataParallelFields, LayerFields, buckets
 from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.builders.random_dag import Branchy, RandomDag
-from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from scenarios.workloads.built import BUILDERS
 from sim import Graph
@@ -39,7 +40,7 @@ def output_flops(model: Transformer) -> int:
 def run(folder: Path, build: str, rest: str = "") -> Trace:
     """Run a built workload on the machine that it brings."""
     text = f"workload: {{build: {{{build}}}}}\npolicy: {{name: ready-queue, streams: recorded}}\n{rest}"
-    return run_scenario(load_scenario(write(folder, text)), check=True).trace
+    return run_text(text, folder).trace
 
 
 def refused(folder: Path, build: str) -> str:
@@ -62,7 +63,7 @@ def refused(folder: Path, build: str) -> str:
         ("prefetch: 1, workers: 4", 5 * (2 + 3) + 4),  # no more than one batch is made ahead
         ("prefetch: 0, copy: 1ms", 5 * (2 + 3 + 1 + 4)),
         ("prefetch: 9, copy: 1ms", 2 + 3 + 1 + 5 * 4),
-        ("prefetch: 9, copy: 1ms, pinned: false", 2 + 3 + 5 * (1 + 4)),
+        ("prefetch: 9, copy: 1ms, pin_memory: false", 2 + 3 + 5 * (1 + 4)),
         ("prefetch: 9, copy: 5ms", 2 + 3 + 5 * 5 + 4),  # the copies are the bottleneck
         ("prefetch: 9, replicas: 2", 2 + 3 + 5 * 4),
         ("prefetch: 9, replicas: 2, all_reduce: 2ms", 2 + 3 + 5 * (4 + 2)),
@@ -100,7 +101,7 @@ def test_a_deeper_buffer_is_never_worse(
     def makespan(depth: int) -> int:
         load, prepare, copy, train = times
         ns = {"load": load, "preprocess": prepare, "train": train, "copy": copy}
-        sizes: dict[str, Any] = {"prefetch": depth, "workers": workers, "pinned": pinned}
+        sizes: dict[str, Any] = {"prefetch": depth, "workers": workers, "pin_memory": pinned}
         of = DataLoadingFields(model="data-loading", **{key: f"{n}ns" for key, n in ns.items()}, **sizes)
         return unrolled_ns(of.graph(), 6)
 
@@ -133,8 +134,8 @@ STEP = f"model: data-parallel, replicas: 2, layers: [{THREE}], repeat: 3, bandwi
     [
         ("overlap: true", 15),  # F 0-3; B 3-9; sums 5-8, 8-11, 11-14; optimizer
         ("overlap: false", 19),  # sums from 9
-        ("bucket: 60MB", 17),  # two layers full at 7: 6 ms to 13, the third to 16
-        ("bucket: 61MB", 19),  # all three, at 9
+        ("bucket_size: 60MB", 17),  # two layers full at 7: 6 ms to 13, the third to 16
+        ("bucket_size: 61MB", 19),  # all three, at 9
     ],
 )
 def test_gradients_of_three_layers(tmp_path: Path, options: str, makespan_ms: int) -> None:
@@ -159,7 +160,7 @@ def test_the_slowest_replica_decides(tmp_path: Path) -> None:
 def test_edges_are_as_many_as_ops() -> None:
     """Each replica has its own, so that a thousand of them are a thousand times as many as one has."""
     layer: Any = {"forward": "1ns", "backward": "2ns", "gradients": "8B"}
-    of = {"model": "data-parallel", "layers": [layer] * 4, "bucket": "0B", "optimizer": "1ns"}
+    of = {"model": "data-parallel", "layers": [layer] * 4, "bucket_size": "0B", "optimizer": "1ns"}
     one, many = (DataParallelFields(**of, replicas=n).graph() for n in (1, 50))
     assert many.n_edges == 50 * one.n_edges
 
@@ -183,9 +184,10 @@ def test_buckets_hold_every_layer_once_and_are_full(sizes: list[int], least: int
 
 
 def test_ring() -> None:
-    assert ring_all_reduce_ns(8_000, 8, 10**9, 0) == 2 * 7 * 1_000
-    assert ring_all_reduce_ns(3, 3, 3 * 10**9, 5) == 4 * 5 + 1  # 4 / 3 ns of sending, rounded once
-    assert ring_all_reduce_ns(3, 3, None, 5) == 20
+    assert Fabric(10**9).time_ns("all_reduce", 8_000, 8) == 2 * 7 * 1_000
+    slow = Fabric(3 * 10**9, latency_ns={"default": 5})
+    assert slow.time_ns("all_reduce", 3, 3) == 4 * 5 + 4 / 3
+    assert Fabric(latency_ns={"default": 5}).time_ns("all_reduce", 3, 3) == 20
 
 
 # -- branches and random graphs -------------------------------------------------------------------
@@ -210,7 +212,7 @@ def test_random_graphs_keep_their_ranges(seed: int, layers: int, probability: fl
         return random_dag(
             layers=layers,
             width=[2, 5],
-            edge_probability=probability,
+            probability=probability,
             duration=["10ns", "20ns"],
             output=["0B", "7B"],
             seed=seed,
@@ -228,9 +230,9 @@ def test_random_graphs_keep_their_ranges(seed: int, layers: int, probability: fl
 
 
 def test_extremes_of_the_edge_probability() -> None:
-    every = random_dag(layers=4, width=3, edge_probability=1)
+    every = random_dag(layers=4, width=3, probability=1)
     assert len(every.edges.producer) == 3 * 3 + 3 * 6 + 3 * 9
-    assert len(random_dag(layers=4, width=3, edge_probability=0).edges.producer) == 9
+    assert len(random_dag(layers=4, width=3, probability=0).edges.producer) == 9
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def test_extremes_of_the_edge_probability() -> None:
         ("width: [0, 2]", "workload.build.width.0: should be greater than or equal to 1"),
         ("duration: [-1us, 2us]", "workload.build.duration.0: '-1us' is negative"),
         ("layers: 0", "workload.build.layers: should be greater than or equal to 1"),
-        ("edge_probability: 1.5", "workload.build.edge_probability: should be less than or equal to 1"),
+        ("probability: 1.5", "workload.build.probability: should be less than or equal to 1"),
     ],
 )
 def test_wrong_random_graphs(options: str, message: str, tmp_path: Path) -> None:
@@ -373,7 +375,7 @@ def test_mistakes(tmp_path: Path, build: str, says: str) -> None:
     machine = "machine: {devices: {gpu0: {kind: gpu}}}\n"
     text = f"workload: {{build: {{{build}}}}}\n{machine}"
     with pytest.raises(ScenarioError) as caught:
-        run_scenario(load_scenario(write(tmp_path, text)))
+        run_text(text, tmp_path)
     assert says in str(caught.value)
 
 

@@ -108,7 +108,6 @@ CASES: list[tuple[str, str, str]] = [
     *device("sharing", "kind: cpu, cores: 2, sharing: cores", "kind: cpu, inter_op: 2, sharing: cores"),
     *device("max_resident", "kind: gpu, streams: 2, max_resident: 1", f"{SM}, max_resident: 1"),
     *device("blocks_per_sm", "kind: gpu, sms: 8, blocks_per_sm: 2", f"{SM}, blocks_per_sm: 2"),
-    *device("fitted_grids", "kind: gpu, sms: 8, fitted_grids: false", f"{SM}, fitted_grids: false"),
     *device(
         "oversubscription_cost",
         "kind: cpu, cores: 2, oversubscription_cost: 0.1",
@@ -124,12 +123,6 @@ CASES: list[tuple[str, str, str]] = [
         "intra_op_pool",
         "kind: cpu, cores: 4, inter_op: 1, intra_op_pool: 4",
         "kind: cpu, cores: 4, intra_op_pool: 4",
-    ),
-    *device(
-        "measured_dtypes",
-        "kind: gpu, measured_dtypes: [bf16]",
-        "kind: gpu, peak: 1TFLOP/s, efficiency: {matmul: 0.5}, measured_dtypes: [fp32]",
-        work=TIMED,
     ),
     *(
         (
@@ -154,13 +147,11 @@ CASES: list[tuple[str, str, str]] = [
             ("gpu", "l2", "1MiB", f", cost: fitted, {SHEET.replace('l2: 1MiB', 'clock: 1GHz')}"),
             ("gpu", "generation", "hopper", f", cost: fitted, clock: 1GHz, {SHEET}"),
             ("gpu", "sustained", "90%", f", cost: fitted, clock: 1GHz, {SHEET}"),
-            ("gpu", "default_dtype", "bf16", ", peak: 1TFLOP/s"),
+            ("gpu", "dtype", "bf16", ", peak: 1TFLOP/s"),
             ("gpu", "op_overhead", "1us", ""),
             ("gpu", "bandwidth", "1TB/s", ""),
             ("gpu", "efficiency", "0.5", ", peak: 1TFLOP/s"),
-            ("gpu", "half_flops", "1GFLOP", ", peak: 1TFLOP/s"),
             ("gpu", "memory_efficiency", "0.5", ", bandwidth: 1TB/s"),
-            ("gpu", "half_bytes", "1MB", ", bandwidth: 1TB/s"),
             ("cpu", "core_bandwidth", "1GB/s", ", bandwidth: 2GB/s"),
             ("cpu", "serial_fraction", "0.1", ", peak: 1TFLOP/s, cores: 2, intra_op: 2"),
             ("cpu", "speedup", "{2: 1.5}", ", peak: 1TFLOP/s, cores: 2, intra_op: 2"),
@@ -214,14 +205,9 @@ CASES: list[tuple[str, str, str]] = [
         on("kind: gpu", more="estimate_error: 0.1\nknowledge: estimate"),
     ),
     (
-        "noise.straggler_factor",
-        on("kind: gpu", more="noise: {straggler_factor: 2}"),
-        on("kind: gpu", more="noise: {straggler_factor: 2, straggler_probability: 1%}"),
-    ),
-    (
-        "noise.straggler_probability",
-        on("kind: gpu", more="noise: {straggler_probability: 1%}"),
-        on("kind: gpu", more="noise: {straggler_probability: 1%, straggler_factor: 2}"),
+        "noise.stragglers",
+        on("kind: gpu", more="noise: {stragglers: {factor: 2, probability: 0}}"),
+        on("kind: gpu", more="noise: {stragglers: {factor: 2, probability: 1%}}"),
     ),
     (
         "memory.allocator",
@@ -439,9 +425,9 @@ CASES: list[tuple[str, str, str]] = [
         ]
     ),
     (
-        "workload.pipeline.model.tensor_bandwidth",
-        pipeline(f"{MODEL}, tensor_bandwidth: 1GB/s}}"),
-        pipeline(f"{MODEL}, tensor_bandwidth: 1GB/s, tensor_parallel: 2}}"),
+        "workload.pipeline.model.bandwidth",
+        pipeline(f"{MODEL}, bandwidth: 1GB/s}}"),
+        pipeline(f"{MODEL}, bandwidth: 1GB/s, tp: 2}}"),
     ),
 ]
 

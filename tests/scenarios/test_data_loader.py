@@ -12,11 +12,11 @@ from cli_runner import sim
 from examples import examples
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from runs import run_text
 from scenario_texts import write
 
 from scenarios.builders.data_loaders import DataLoaderFields, TfDataFields
-from scenarios.run.execute import Result, run_scenario
-from scenarios.run.load import load_scenario
+from scenarios.run.execute import Result
 from sim.base.errors import ScenarioError
 from sim.trace import Trace
 
@@ -26,7 +26,7 @@ RECORDED = json.loads((Path(__file__).parents[1] / "data" / "data_loader_orders.
 def run(folder: Path, build: dict[str, Any], rest: str = "") -> Result:
     """Run a built workload on the machine, and under the policy, that it brings."""
     text = f"workload: {{build: {json.dumps(build)}}}\n{rest}"
-    return run_scenario(load_scenario(write(folder, text)), check=True)
+    return run_text(text, folder)
 
 
 def times(trace: Trace, kind: str) -> list[tuple[int, int]]:
@@ -246,7 +246,7 @@ def test_edges_on_the_kernel_and_queues_on_simpy_agree(tmp_path: Path) -> None:
     build = {
         "model": "data-loader",
         "batches": 60,
-        "items": 3,
+        "batch": 3,
         "load": "2us",
         "jitter": 0.5,
         "size": "1kB",
@@ -336,7 +336,7 @@ def test_run_and_explain_say_what_limits_it(tmp_path: Path) -> None:
 
 
 def test_jitter_keeps_the_mean_and_one_seed_the_same_items() -> None:
-    sizes: dict[str, Any] = {"batches": 4000, "items": 4, "load": "1us", "train": "1us", "num_workers": 1}
+    sizes: dict[str, Any] = {"batches": 4000, "batch": 4, "load": "1us", "train": "1us", "num_workers": 1}
 
     def drawn(**more: Any) -> list[int]:
         return DataLoaderFields(model="data-loader", **sizes, **more).drawn(0)[0]

@@ -10,13 +10,14 @@ from cli_runner import sim
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run_text
 from scenario_texts import GOOD, changed, write
 
 from scenarios.expectations import read_relative, resolved
 from scenarios.fields.results import RATES, RESULTS, holds
 from scenarios.regression import check_file
 from scenarios.run import execute
-from scenarios.run.execute import Result, run_case, run_scenario
+from scenarios.run.execute import Result, run_case
 from scenarios.run.load import load_scenario
 from scenarios.run.prepare_job import job_of
 from sim.base.errors import ScenarioError
@@ -25,7 +26,7 @@ from sim.base.errors import ScenarioError
 def run(folder: Path, expect: str, text: str = GOOD) -> Result:
     """Run the scenario `text` with other expectations."""
     head, _, _ = text.partition("expect:")
-    return run_scenario(load_scenario(write(folder, f"{head}expect: {{{expect}}}\n")), check=True)
+    return run_text(f"{head}expect: {{{expect}}}\n", folder)
 
 
 HOLDS = [

@@ -141,7 +141,7 @@ def test_causes_that_were_counted_are_the_same_as_their_mtbf(tmp_path: Path) -> 
         ("{failures: {x: {device: gpu0, count: 3}}}", r"over and devices go with count or causes"),
         ("{slow_downs: {x: {device: gpu0, at: [1ns], factor: 0.5}}}", r"x.factor: should be greater than"),
         (
-            "{failures: {x: {device: gpu0, at: [1ns]}}, checkpoint: {every_steps: 2}}",
+            "{failures: {x: {device: gpu0, at: [1ns]}}, checkpoint: {every: 2}}",
             r"faults.checkpoint: has no effect: nothing restarts; give restart",
         ),
         ("{failures: {x: {device: gpu0, at: [1ns]}}, health_check: 0s}", r"should be greater than 0"),

@@ -19,8 +19,8 @@ from cli_runner import sim
 
 from scenarios.fields.goals import Goal, read_goal
 from scenarios.run.load import load_scenario
-from scenarios.variants.sweep import Interrupted, fitting, run_point, sweep
-from scenarios.variants.sweep_files import points_of
+from scenarios.variants.sweep import Interrupted, sweep
+from scenarios.variants.variant import Variants, points_of
 
 SCENARIO = """\
 name: eight GPUs
@@ -31,13 +31,13 @@ workload:
     gpus: 8
     parallel: {sharding: zero-1}
     sequence: 256
-    global_batch: 16
+    batch: 16
 """
 OF = "workload.train"
 VARY = [
     f"{OF}.parallel.tp=1,2,8",
     f"{OF}.parallel.pp=1,2,3",
-    f"{OF}.parallel.vpp=1,2",
+    f"{OF}.parallel.chunks=1,2",
     f"{OF}.micro_batch=1,4",
 ]
 
@@ -58,20 +58,20 @@ def test_what_does_not_fit_is_counted_by_hand(scenario: str) -> None:
     """Worked by hand, in the order in which sizes are looked at; each of the 36 points is counted once."""
     expected: Counter[str] = Counter()
     kept = []
-    for tp, pp, vpp, micro in itertools.product((1, 2, 8), (1, 2, 3), (1, 2), (1, 4)):
+    for tp, pp, chunks, micro in itertools.product((1, 2, 8), (1, 2, 3), (1, 2), (1, 4)):
         if 8 % (tp * pp):
             expected["tp·cp·pp does not fill the GPUs"] += 1
-        elif vpp > 1 and pp == 1:
-            expected["vpp without a pipeline"] += 1
+        elif chunks > 1 and pp == 1:
+            expected["chunks without a pipeline"] += 1
         elif 16 % (8 // (tp * pp) * micro):
             expected["dp·micro_batch does not divide the global batch"] += 1
         elif 4 % tp:
             expected["tp does not divide the heads"] += 1
-        elif vpp == 1 and 16 // (8 // (tp * pp) * micro) < pp:
+        elif chunks == 1 and 16 // (8 // (tp * pp) * micro) < pp:
             expected["1f1b has fewer micro-batches than stages"] += 1
         else:
-            kept.append((str(tp), str(pp), str(vpp), str(micro)))
-    points, left_out = fitting(scenario, points_of(VARY))
+            kept.append((str(tp), str(pp), str(chunks), str(micro)))
+    points, left_out = Variants(scenario).fitting(points_of(VARY))
     assert left_out == expected
     assert len(expected) == 5
     assert [tuple(value for _, value in point.settings) for point in points] == kept
@@ -79,17 +79,17 @@ def test_what_does_not_fit_is_counted_by_hand(scenario: str) -> None:
 
 def test_what_is_left_out_is_refused_by_itself_and_the_rest_runs(scenario: str) -> None:
     everything = points_of(VARY)
-    points, _ = fitting(scenario, everything)
+    points, _ = Variants(scenario).fitting(everything)
     for point in everything:
         if point in points:
-            row = run_point(scenario, point)
+            row = Variants(scenario).row(point)
             assert row["error"] is None
             assert row["train.step_ns"] == row["makespan_ns"]
             assert row["train.peak_bytes"] == max(
                 row[key] for key in row if key.endswith("peak_memory_bytes")
             )
         else:
-            assert run_point(scenario, point)["error"].startswith("left out: ")
+            assert Variants(scenario).row(point)["error"].startswith("left out: ")
 
 
 def test_dp_is_what_is_left_of_the_gpus(scenario: str) -> None:
@@ -128,7 +128,12 @@ def test_best_and_runner_up_are_those_of_the_table(scenario: str, tmp_path: Path
     assert told["answers"] == len(told["rows"]) == len(rows)
     assert sum(told["left_out"].values()) + len(rows) == 36
     lines = done.stdout.splitlines()
-    names = {"tp": "parallel.tp", "pp": "parallel.pp", "vpp": "parallel.vpp", "micro_batch": "micro_batch"}
+    names = {
+        "tp": "parallel.tp",
+        "pp": "parallel.pp",
+        "chunks": "parallel.chunks",
+        "micro_batch": "micro_batch",
+    }
     for word, row in (("best", rows[order[0]]), ("runner-up", rows[order[1]])):
         called = ", ".join(f"{name}={row[f'{OF}.{key}']}" for name, key in names.items())
         (line,) = (line for line in lines if line.startswith(f"{word}: "))
@@ -196,7 +201,7 @@ def test_only_wrong_values_are_no_sweep(scenario: str, tmp_path: Path) -> None:
 
 
 def test_another_goal_does_not_run_points_again_that_have_its_results(scenario: str, tmp_path: Path) -> None:
-    points, _ = fitting(scenario, points_of(VARY))
+    points, _ = Variants(scenario).fitting(points_of(VARY))
     out = tmp_path / "t.csv"
 
     def begun(results: tuple[str, ...], last: int) -> list[int]:
@@ -208,7 +213,7 @@ def test_another_goal_does_not_run_points_again_that_have_its_results(scenario: 
                 raise KeyboardInterrupt
 
         with pytest.raises(Interrupted):
-            sweep(scenario, points, results=results, out=out, done=stop)
+            sweep(Variants(scenario, results=results), points, out=out, done=stop)
         return told
 
     assert begun(("step_time",), 2) == [0, 1, 2]

@@ -22,6 +22,7 @@ from scenarios.regression import is_scenario
 from scenarios.run.execute import run_case
 from scenarios.run.scenario import scenario_of
 from sim.base.errors import InputError
+from sim.base.plugins import Allowed
 
 EXAMPLES = Path(__file__).parents[2] / "scenarios/examples"
 FILES = [path for path in sorted(EXAMPLES.rglob("*.yaml")) if is_scenario(path)]
@@ -72,12 +73,12 @@ def misspelt(node: Node, loc: Loc, above: Loc = ()) -> Node:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_misspelt_key_is_refused(file: Path) -> None:
-    document = Document.read(file, allow_outside=True)
-    scenario_of(document, allow_code=True)
+    document = Document.read(file, Allowed(code=True, outside=True))
+    scenario_of(document)
     passed = []
     for loc in list(keys(document.root))[FILES.index(file) % STEP :: STEP]:
         try:
-            scenario = scenario_of(replace(document, root=misspelt(document.root, loc)), allow_code=True)
+            scenario = scenario_of(replace(document, root=misspelt(document.root, loc)))
             run_case(scenario.entry(int(loc[1])) if loc[0] == "compare" else scenario.cases()[0])
         except InputError:
             continue
@@ -86,9 +87,7 @@ def test_a_misspelt_key_is_refused(file: Path) -> None:
 
 
 PIPELINE = "workload: {pipeline: {stages: 4, micro_batches: 8, forward: 1ms, backward: 2ms}}\n"
-TRAIN = (
-    "workload: {train: {model: llama3-8b, sequence: 4096, global_batch: 8, calibration: %s, precision: %s}}\n"
-)
+TRAIN = "workload: {train: {model: llama3-8b, sequence: 4096, batch: 8, calibration: %s, dtype: %s}}\n"
 SCHEDULES = ["1f1b", "zb-auto", "custom", "pipedream"]
 
 
@@ -142,9 +141,9 @@ def test_a_precision_that_a_calibration_cannot_tell_apart(tmp_path: Path) -> Non
     assert sim("run", path).exit_code in (0, 1)
 
 
-def test_a_memory_limit_of_350_digits_is_a_number(tmp_path: Path) -> None:
+def test_a_limit_of_350_digits_is_a_number(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
-    path.write_text(f"{PIPELINE}policy: {{name: zb-auto, memory_limit: {'9' * 350}}}\n", encoding="utf-8")
+    path.write_text(f"{PIPELINE}policy: {{name: zb-auto, in_flight: {'9' * 350}}}\n", encoding="utf-8")
     result = sim("check", path)
     assert result.exit_code == 0, result.output
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from cli_runner import sim
 from pipeline_runs import block
+from runs import run_text
 from scenario_texts import write
 
-from scenarios.run.execute import Result, run_scenario
-from scenarios.run.load import load_scenario
+from scenarios.run.execute import Result
 from sim.base.errors import ScenarioError
 
 MODEL = "model: {layers: 8, hidden: 1024, heads: 16, sequence: 512}"
@@ -38,7 +38,7 @@ policy: 1f1b
 
 
 def run(folder: Path, text: str, *sets: str) -> Result:
-    return run_scenario(load_scenario(write(folder, text), sets=sets), check=True)
+    return run_text(text, folder, *sets)
 
 
 def forwards(result: Result) -> dict[str, int]:

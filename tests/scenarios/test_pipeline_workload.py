@@ -63,7 +63,7 @@ def test_memory_is_what_the_order_says(name: str, chunks: int) -> None:
     trace = run(schedule, [stage] * schedule.stages, 0)
     peaks = peak_bytes(trace)
     assert list(peaks.values()) == list(
-        peak_activations(schedule, StageActivations(full=3, for_weight_grad=2))
+        peak_activations(schedule, StageActivations(full=3, kept_for_weight_grad=2))
     )
 
 

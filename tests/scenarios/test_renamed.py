@@ -14,6 +14,10 @@ from scenarios.run.load import load_scenario
 from sim.base.errors import ScenarioError
 
 DEVICE = "machine: {devices: {d: {%s}}}\n%s\nworkload: {ops: {a: {duration: 10us, output: 1MB}}}\n"
+RUN = DEVICE % (
+    "kind: gpu",
+    "training_run: {steps: 2, workers: 1, recovery: [restart-job], checkpoint: {every: 1, %s}}",
+)
 
 CASES = {
     "policy.allocator": (
@@ -51,6 +55,14 @@ CASES = {
         "machine: {devices: {d: {kind: gpu, sms: 8, sharing: sm, streams: 2, peak: 1TFLOP/s, "
         "use_sms: 50%}}}\n"
         "workload: {ops: {a: {kind: matmul, flops: 1GFLOP, dtype: fp32}}}\n",
+    ),
+    "training_run.checkpoint.restore_bandwidth": (
+        RUN % "size: 1GB, bandwidth: 1GB/s, restore_bandwidth: 2GB/s",
+        RUN % "size: 1GB, bandwidth: 1GB/s",
+    ),
+    "machine.devices.*.memory_fraction": (
+        DEVICE % ("kind: gpu, memory: 1GB, memory_fraction: 50%", ""),
+        DEVICE % ("kind: gpu, memory: 500MB", ""),
     ),
     "machine.links.*.source": (
         DEVICE.replace("}}}", "}, e: {kind: cpu}}, links: [{from: d, to: e, source: x}]}", 1)

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scenario_texts import write
+from runs import run_text
 
-from scenarios.run.execute import run_scenario
-from scenarios.run.load import load_scenario
 from sim.base.errors import OutOfMemoryError, ScenarioError
 
 CPU = "machine: {devices: {cpu0: {kind: cpu, cores: 4}}}\nworkload:\n  ops:\n" + "".join(
@@ -31,7 +29,7 @@ policy: {name: in-order, synchronisation: issue, streams: round-robin}
 
 
 def makespan(folder: Path, text: str, *sets: str) -> int:
-    return run_scenario(load_scenario(write(folder, text), sets=sets), check=True).trace.makespan_ns
+    return run_text(text, folder, *sets).trace.makespan_ns
 
 
 @pytest.mark.parametrize(
@@ -64,11 +62,11 @@ def test_a_part_of_the_sms(tmp_path: Path, setting: str, expected: int) -> None:
 
 def test_a_part_of_the_memory(tmp_path: Path) -> None:
     """One after the other each is freed when it ends (nobody reads it): 60 MB at the peak."""
-    assert makespan(tmp_path, GPU, "machine.devices.gpu0.memory_fraction=0.95") == 20_000
+    assert makespan(tmp_path, GPU, "machine.devices.gpu0.memory=95MB") == 20_000
     with pytest.raises(
         OutOfMemoryError, match=r"'a' asks for 57.22 MiB.*before time 0\n  limit            47.68 MiB"
     ):
-        makespan(tmp_path, GPU, "machine.devices.gpu0.memory_fraction=0.5")
+        makespan(tmp_path, GPU, "machine.devices.gpu0.memory=50MB")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +75,6 @@ def test_a_part_of_the_memory(tmp_path: Path) -> None:
         (CPU, "machine.devices.cpu0.intra_op=8", "an op cannot use 8 of 4 cores"),
         (GPU, "machine.devices.gpu0.use_sms=200", "there are only 100 SMs, not 200"),
         (GPU, "machine.devices.gpu0.use_sms=150%", "use_sms"),
-        (GPU, "machine.devices.gpu0.memory_fraction=0", "must be more than 0"),
     ],
 )
 def test_more_than_there_is(tmp_path: Path, text: str, setting: str, says: Any) -> None:

@@ -7,30 +7,17 @@ from pathlib import Path
 
 import pytest
 from cli_runner import sim
-from scenario_texts import write
+from runs import run_text
+from scenario_texts import THREE_BLOCKS, write
 
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import load_scenario
 from sim.base.errors import OutOfMemoryError, ScenarioError, StuckError
 
-TEXT = """\
-name: three blocks
-machine:
-  devices:
-    gpu0: {kind: gpu, memory: 100MB}
-workload:
-  ops:
-    embedding: {kind: gather, duration: 10us, output: 50MB}
-    block1: {kind: matmul, duration: 10us, inputs: [embedding], output: 20MB}
-    block2: {kind: matmul, duration: 10us, inputs: [embedding, block1], output: 20MB}
-policy: {name: in-order}
-"""
-"""Most is in use from 20 to 30 us: 50 + 20 + 20 = 90 of 100 MB."""
-
 
 def run(folder: Path, *sets: str) -> Result:
     """Run the scenario with settings; the invariants of its trace hold."""
-    return run_scenario(load_scenario(write(folder, TEXT), sets=sets), check=True)
+    return run_text(THREE_BLOCKS, folder, *sets)
 
 
 def test_what_fits_is_not_simulated(tmp_path: Path) -> None:
@@ -59,7 +46,7 @@ def test_what_does_not_fit_ends_with_the_story(tmp_path: Path) -> None:
 
 def test_a_preset_has_an_end(tmp_path: Path) -> None:
     """An H200 has 143,156 MiB; parameters of 160 GB do not fit, whatever runs."""
-    text = TEXT.replace("{kind: gpu, memory: 100MB}", "{preset: h200-sxm}").replace(
+    text = THREE_BLOCKS.replace("{kind: gpu, memory: 100MB}", "{preset: h200-sxm}").replace(
         "workload:\n", "workload:\n  parameters: {w: 160GB}\n"
     )
     text = text.replace("embedding: {kind: gather,", "embedding: {kind: gather, inputs: [w],")
@@ -116,7 +103,7 @@ workload:
 policy: {name: in-order, synchronisation: issue, streams: round-robin}
 memory: {lifetime: execution, when_full: wait}
 """
-    result = run_scenario(load_scenario(write(tmp_path, text)), check=True)
+    result = run_text(text, tmp_path)
     assert result.trace.makespan_ns == 20_000
     stuck = "memory={when_full: wait}", "machine.devices.gpu0.memory=80MB"
     with pytest.raises(StuckError, match="1 task remains") as error:
@@ -141,7 +128,7 @@ policy: in-order
 memory: {allocator: pool, lifetime: execution, when_full: wait}
 """
     with pytest.raises(StuckError) as error:
-        run_scenario(load_scenario(write(tmp_path, text)))
+        run_text(text, tmp_path)
     assert str(error.value).endswith(
         "d waits for memory: 3 KiB on gpu0, of whose 5 KiB 1 KiB are in use by 'b' 1 KiB; "
         "the largest free block is 2 KiB"
@@ -202,20 +189,20 @@ policy: ready-queue
 
 
 def test_the_command_line_shows_it(tmp_path: Path) -> None:
-    path, picture = write(tmp_path, TEXT), tmp_path / "memory.png"
+    path, picture = write(tmp_path, THREE_BLOCKS), tmp_path / "memory.png"
     result = sim("run", path, "--set", "memory.allocator=pool", "--memory", picture)
     assert result.exit_code == 0
     assert "embedding 47.68 MiB, block1 19.07 MiB" in result.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     nothing = write(
-        tmp_path, TEXT.replace("MB}", "B}").replace("output: 50B", "output: 0B").replace("20B", "0B")
+        tmp_path, THREE_BLOCKS.replace("MB}", "B}").replace("output: 50B", "output: 0B").replace("20B", "0B")
     )
     result = sim("run", nothing, "--memory", picture)
     assert (result.exit_code, "nothing is ever held" in result.stderr) == (2, True)
 
 
 def test_json_has_it(tmp_path: Path) -> None:
-    result = sim("run", write(tmp_path, TEXT), "--set", "memory.allocator=pool", "--json")
+    result = sim("run", write(tmp_path, THREE_BLOCKS), "--set", "memory.allocator=pool", "--json")
     assert json.loads(result.stdout)["memory"]["gpu0"]["allocations"] == 3
 
 

@@ -10,10 +10,13 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, write
 
-from scenarios.run.execute import run_scenario
+from scenarios.run.execute import run_case, run_scenario, trace_of
 from scenarios.run.load import load_scenario
+from scenarios.run.prepare_job import Jobs
+from scenarios.run.scenario import Case
 from scenarios.variants.repeat import repeat
 from sim.base.errors import InputError, ScenarioError
+from sim.job.job import Job
 
 SMS = """\
 machine:
@@ -45,7 +48,7 @@ def test_a_slow_device_is_slower_by_its_factor(tmp_path: Path) -> None:
 
 
 def test_every_task_may_be_a_straggler(tmp_path: Path) -> None:
-    sets = ("noise={straggler_probability: 100%, straggler_factor: 3}",)
+    sets = ("noise={stragglers: {probability: 100%, factor: 3}}",)
     assert makespan(write(tmp_path), *sets) == 135_000
 
 
@@ -153,7 +156,7 @@ def test_the_command_line_repeats(tmp_path: Path) -> None:
         ("noise={sigma: -1}", "noise.sigma: should be greater than or equal to 0, not -1"),
         ("noise={devices: {cpu0: 0}}", "noise.devices.cpu0: should be greater than 0, not 0"),
         ("noise={devices: {gpu7: 2}}", r"^--set noise=.*: noise.devices.gpu7: unknown device 'gpu7'"),
-        ("noise={straggler_probability: 2}", "noise.straggler_probability"),
+        ("noise={stragglers: {probability: 2, factor: 2}}", "noise.stragglers.probability"),
         ("noise={sigmma: 0.1}", "did you mean 'sigma'"),
         ("estimate_error=much", "estimate_error: should be a number, not 'much'"),
     ],
@@ -161,3 +164,37 @@ def test_the_command_line_repeats(tmp_path: Path) -> None:
 def test_mistakes_have_a_place(tmp_path: Path, setting: str, says: str) -> None:
     with pytest.raises(ScenarioError, match=says):
         makespan(write(tmp_path), setting)
+
+
+class Shuffled:
+    """A program order that the seed draws."""
+
+    def order(self, job: Job) -> list[int]:
+        """Return the ops in a random order."""
+        return [int(op) for op in job.rng("order").permutation(len(job.graph))]
+
+
+@pytest.mark.parametrize("seeded", [True, False], ids=["drawn", "given"])
+def test_what_no_seed_changes_is_made_once_and_changes_nothing(tmp_path: Path, seeded: bool) -> None:
+    """Each seed gives what a run of its own gives, also where a decision asks for the seed."""
+    path = tmp_path / "s.yaml"
+    ops = ", ".join(f"o{k}: {{duration: {k + 1}us, output: 1MB}}" for k in range(6))
+    path.write_text(
+        f"machine: {{devices: {{gpu0: {{kind: gpu}}}}}}\nworkload: {{ops: {{{ops}}}}}\n"
+        "policy: in-order\nnoise: {sigma: 0.3}\nengine: kernel\n"
+    )
+
+    def case(seed: int) -> Case:
+        found = load_scenario(path, sets=[f"seed={seed}"]).case()
+        return found.deciding(linearize=Shuffled()) if seeded else found
+
+    alone = [run_case(case(seed)).trace for seed in range(5)]
+    job_with = Jobs(case(0))
+    for trace, job in zip(alone, map(job_with, range(5)), strict=True):
+        again = trace_of(case(0), job)
+        assert {name: column.tolist() for name, column in again.tasks.items()} == {
+            name: column.tolist() for name, column in trace.tasks.items()
+        }
+    orders = {tuple(trace.tasks["op"].tolist()) for trace in alone}
+    assert (len(orders) > 1) == seeded
+    assert repeat(case(0), 5).makespan_ns == [trace.makespan_ns for trace in alone]

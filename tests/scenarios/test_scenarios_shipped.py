@@ -98,7 +98,7 @@ def test_head_of_line_blocking_is_told_in_words() -> None:
         ("window 1", 80_000),
     ]
     why = {one["policy"]: one["why"] for one in found["results"]}
-    assert why["in-order"].startswith("30 us slower, mainly because the policy holds ready ops back (+40 us)")
+    assert why["in-order"].startswith("30 us slower, mainly because in-order holds ready ops back (+20 us)")
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def test_what_ships_keeps_the_schema_that_editors_use() -> None:
 def test_an_editor_is_offered_names_and_the_options_of_each() -> None:
     kinds = SCHEMA["$defs"]
     assert "out-of-order" in kinds["PolicyFields"]["properties"]["name"]["anyOf"][0]["enum"]
-    assert "zb-h1" in kinds["Variant"]["properties"]["name"]["anyOf"][0]["enum"]
+    assert "zb-h1" in kinds["VariantFields"]["properties"]["name"]["anyOf"][0]["enum"]
     assert "h200-sxm" in kinds["Device"]["properties"]["preset"]["anyOf"][0]["enum"]
     meanings = {
         each["if"]["properties"]["name"]["const"]: each["then"]["properties"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from cli_runner import sim
+from runs import checked
 
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
@@ -47,8 +48,7 @@ def lanes(trace: Trace) -> dict[str, set[int]]:
 
 def test_batches_of_a_session_run_one_after_another_and_sessions_do_not_wait() -> None:
     g = side_by_side("two", {"a": Session(chain(), batches=3), "b": Session(chain())})
-    trace = simulate(g, cpu(4), ReadyQueue())
-    trace.check()
+    trace = checked(g, cpu(4), ReadyQueue())
     end = dict(zip((g.op_names[op] for op in trace.tasks["op"]), trace.tasks["end_ns"].tolist(), strict=True))
     assert [end[f"a/{i}/op1"] for i in range(3)] == [20, 40, 60]
     assert end["b/op1"] == 20
@@ -87,8 +87,7 @@ def test_batches_follow_one_another_through_loops_and_dead_branches() -> None:
     b.op("p", duration_ns=1, attributes={"outcome": True})
     b.op("s", kind="switch", inputs=["zero", "p"], outputs=(0, 0), duration_ns=0)
     b.op("never", inputs=["s"], duration_ns=1000)
-    trace = simulate(side_by_side("twice", {"a": Session(b.build(), batches=2)}), cpu(4), ReadyQueue())
-    trace.check()
+    trace = checked(side_by_side("twice", {"a": Session(b.build(), batches=2)}), cpu(4), ReadyQueue())
     assert trace.makespan_ns == 2 * 2 * 50
     assert set(trace.frames) == {"", *(f"a/{batch}/loop:{i}" for batch in (0, 1) for i in (0, 1, 2))}
 
@@ -142,8 +141,7 @@ def test_sessions_do_not_meet_by_the_same_words() -> None:
     model = b.build()
     machine = Machine((Device("gpu0", streams=2), Device("gpu1", streams=2)))
     both = {"a": Session(model, batches=2), "b": Session(model)}
-    trace = simulate(side_by_side("two", both), machine, ReadyQueue())
-    trace.check()
+    trace = checked(side_by_side("two", both), machine, ReadyQueue())
     assert trace.job.collectives is not None
     assert trace.job.collectives.names == ("a/dp", "b/dp")
     keys = {given["key"] for given in trace.job.graph.attributes.values() if "key" in given}

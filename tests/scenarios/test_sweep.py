@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from scenarios.cli import app
-from scenarios.variants.sweep import Interrupted, run_point, sweep
-from scenarios.variants.sweep_files import Point, points_of
+from scenarios.variants.sweep import Interrupted, sweep
+from scenarios.variants.variant import Variant, Variants, points_of
 from scenarios.workloads.inline_ops import InlineOps
 from sim.base.errors import InputError
 
@@ -40,7 +40,7 @@ VARY = ["machine.devices.cpu0.cores=1,2", "workload.ops.b.duration=20us,50us"]
 
 
 def test_every_combination_in_order(scenario: Path) -> None:
-    rows = sweep(str(scenario), points_of(VARY))
+    rows = sweep(Variants(str(scenario)), points_of(VARY))
     got = [(*(str(row[k.partition("=")[0]]) for k in VARY), row["makespan_ns"]) for row in rows]
     assert got == [("1", "20us", 60_000), ("1", "50us", 90_000), ("2", "20us", 40_000), ("2", "50us", 50_000)]
 
@@ -51,22 +51,22 @@ def test_what_points_share_is_made_once_and_changes_nothing(
     """In this process and in threads, as any `concurrent.futures.Executor` may have them."""
     scenario.write_text(SCENARIO + f"description: {'no file has so long a name ' * 20}\n", encoding="utf-8")
     points = points_of([VARY[1], "policy=in-order,ready-queue", "name=one,two"])
-    fresh = [run_point(str(scenario), point) for point in points]
+    fresh = [Variants(str(scenario)).row(point) for point in points]
     made: list[InlineOps] = []
     make = InlineOps._made
     monkeypatch.setattr(InlineOps, "_made", lambda ops, *given: made.append(ops) or make(ops, *given))
-    assert sweep(str(scenario), points_of([VARY[0], "policy=in-order,ready-queue"]))
+    assert sweep(Variants(str(scenario)), points_of([VARY[0], "policy=in-order,ready-queue"]))
     assert len(made) == 1
-    assert sweep(str(scenario), points) == fresh
+    assert sweep(Variants(str(scenario)), points) == fresh
     with ThreadPoolExecutor(4) as executor:
-        assert sweep(str(scenario), points, executor=executor) == fresh
+        assert sweep(Variants(str(scenario)), points, executor=executor) == fresh
 
 
 def test_a_changed_file_is_another_one_to_the_same_process(scenario: Path) -> None:
     point = points_of(["machine.devices.cpu0.cores=1"])
-    assert sweep(str(scenario), point)[0]["makespan_ns"] == 60_000
+    assert sweep(Variants(str(scenario)), point)[0]["makespan_ns"] == 60_000
     scenario.write_text(SCENARIO.replace("30us", "31us"))
-    assert sweep(str(scenario), point)[0]["makespan_ns"] == 61_000
+    assert sweep(Variants(str(scenario)), point)[0]["makespan_ns"] == 61_000
 
 
 def test_processes_give_the_same_table(scenario: Path, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_dask_cluster_gives_the_same_table(scenario: Path, tmp_path: Path) -> 
         for path, where in ((out[0], []), (out[1], ["--dask", cluster.scheduler_address])):
             done = CliRunner().invoke(app, [*arguments, *where, "--out", str(path)])
             assert done.exit_code == 0, done.output
-        assert cluster.scheduler.task_prefixes["run_point"].state_counts["memory"] == 4  # ran there
+        assert cluster.scheduler.task_prefixes["run_variant"].state_counts["memory"] == 4  # ran there
         assert set(cluster.scheduler.clients) == {"fire-and-forget"}  # Dask's own: ours is closed
     assert out[0].read_bytes() == out[1].read_bytes()
 
@@ -129,12 +129,12 @@ def test_an_interrupted_sweep_goes_on_where_it_was(scenario: Path, tmp_path: Pat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(str(scenario), points, out=out, done=stop)
+        sweep(Variants(str(scenario)), points, out=out, done=stop)
     partial = Path(f"{out}.points")
     assert len(partial.read_text().splitlines()) == 2
     partial.write_text(partial.read_text().replace("60000", "61000") + '{"cut off', encoding="utf-8")
     told: list[int] = []
-    rows = sweep(str(scenario), points, out=out, done=lambda k, n: told.append(k))
+    rows = sweep(Variants(str(scenario)), points, out=out, done=lambda k, n: told.append(k))
     assert told == [2, 3, 4]
     assert [row["makespan_ns"] for row in rows] == [
         61_000,
@@ -193,13 +193,13 @@ compare: [gpipe, {name: zb-h1, label: zero bubble}]
 )
 @pytest.mark.parametrize("ending", ["csv", "json"])
 def test_what_a_sweep_is_over_does_not_matter_to_resuming_and_repeating_it(
-    tmp_path: Path, text: str, points: list[Point], ending: str
+    tmp_path: Path, text: str, points: list[Variant], ending: str
 ) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(text, encoding="utf-8")
     whole = tmp_path / f"whole.{ending}"
-    sweep(str(path), points, out=whole)
-    sweep(str(path), points, out=whole)  # the same table again
+    sweep(Variants(str(path)), points, out=whole)
+    sweep(Variants(str(path)), points, out=whole)  # the same table again
     for done_before in range(1, len(points)):
         out = tmp_path / f"{done_before}.{ending}"
 
@@ -208,9 +208,9 @@ def test_what_a_sweep_is_over_does_not_matter_to_resuming_and_repeating_it(
                 raise KeyboardInterrupt
 
         with pytest.raises(Interrupted, match=f"{done_before} of {len(points)} points are done"):
-            sweep(str(path), points, out=out, done=stop)
+            sweep(Variants(str(path)), points, out=out, done=stop)
         told: list[int] = []
-        sweep(str(path), points, out=out, done=lambda k, n: told.append(k))  # noqa: B023
+        sweep(Variants(str(path)), points, out=out, done=lambda k, n: told.append(k))  # noqa: B023
         assert told == list(range(done_before, len(points) + 1))
         assert out.read_bytes() == whole.read_bytes()
 
@@ -251,7 +251,7 @@ def test_a_file_that_has_changed_is_not_resumed(
 
     def results() -> list[Any]:
         begun.clear()
-        return [row["makespan_ns"] for row in sweep(str(path), points, sets=sets, out=out, done=stop)]
+        return [row["makespan_ns"] for row in sweep(Variants(str(path), sets), points, out=out, done=stop)]
 
     out = tmp_path / "t.csv"
     written(40_000)
@@ -282,11 +282,11 @@ def test_another_point_is_not_run_again_because_of_a_file_of_its_own(tmp_path: P
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted):
-        sweep(str(path), points, out=out, done=stop)
+        sweep(Variants(str(path)), points, out=out, done=stop)
     changed = json.dumps(GRAPH | {"ops": [{"name": "a", "duration_ns": 9}]})
     (tmp_path / "other.json").write_text(changed, encoding="utf-8")
     told: list[int] = []
-    rows = sweep(str(path), points, out=out, done=lambda k, n: told.append(k))
+    rows = sweep(Variants(str(path)), points, out=out, done=lambda k, n: told.append(k))
     assert told == [1, 2]
     assert [row["makespan_ns"] for row in rows] == [7, 9]
 
@@ -298,7 +298,7 @@ def test_a_changed_scenario_is_not_resumed(scenario: Path, tmp_path: Path) -> No
         json.dumps({"scenario": "another", "point": points_of(VARY)[0].key, "row": {}}) + "\n",
         encoding="utf-8",
     )
-    assert sweep(str(scenario), points_of(VARY), out=out)[0]["makespan_ns"] == 60_000
+    assert sweep(Variants(str(scenario)), points_of(VARY), out=out)[0]["makespan_ns"] == 60_000
 
 
 def test_the_table_on_a_terminal(scenario: Path) -> None:

@@ -12,7 +12,7 @@ from threading import Thread
 
 import pytest
 
-from scenarios.variants.sweep import process_executor, without_interrupts
+from scenarios.variants.executors import process_executor, without_interrupts
 
 
 def _fail_on_two() -> None:

@@ -11,7 +11,7 @@ from cli_runner import sim
 from scenario_texts import GOOD, write
 
 from scenarios.variants.sweep import Interrupted, sweep
-from scenarios.variants.sweep_files import points_of
+from scenarios.variants.variant import Variants, points_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
 
@@ -66,7 +66,7 @@ def test_a_sweep_that_goes_on_says_what_was_done_before(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted):
-        sweep(path, points_of(["seed=1,2,3"]), out=out, done=stop)
+        sweep(Variants(path), points_of(["seed=1,2,3"]), out=out, done=stop)
     done = sim("sweep", path, "--vary", "seed=1,2,3", "--out", out)
     told = f"1 of 3 points were done before ({out}.points); what was warned of them is not said again\n"
     assert done.stderr == f"{told}wrote {out}\n"

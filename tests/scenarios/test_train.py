@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from devices.collectives.groups import Fabric, NodeFabrics, RankGroup
 from devices.machine import make_device
 from policies.issue.program_order import InOrder
 from scenarios.builders.train.architecture import MODELS, Architecture
-from scenarios.builders.train.calibration import Reach, TrainingCalibration, kernels_graph
+from scenarios.builders.train.calibration import TrainingCalibration, kernels_graph
 from scenarios.builders.train.kernels import Attention, Collective, Pass, Product, Timed
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
-from scenarios.builders.train.layout import ParallelLayout, RankGroup
+from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.step import peaks_of, step_ns
 from scenarios.builders.train.training import Training
 from scenarios.recorded.changes import WhatIf, applied
@@ -42,14 +43,14 @@ from sim.explain.derived import DerivedColumns
 from sim.job.costs import costs_ns
 
 GPT = Architecture(layers=8, hidden=1024, heads=16, vocabulary=51200)
-FREE = Reach(1e30)
-PLAIN = TrainingCalibration("plain", peak=1e12, memory_bandwidth=1e30, node=FREE, between=FREE)
+FREE = Fabric(1e30)
+PLAIN = TrainingCalibration("plain", peak=1e12, memory_bandwidth=1e30, collectives=NodeFabrics(FREE, FREE))
 """Products take flop / (1 TFLOP/s); nothing else takes time."""
 
 
 def training(layout: ParallelLayout | None = None, **changes: object) -> Training:
     """Return a small training on plain GPUs."""
-    sizes = {"sequence": 512, "micro_batch": 1, "global_batch": 8 * (layout or ParallelLayout()).dp}
+    sizes = {"sequence": 512, "micro_batch": 1, "batch": 8 * (layout or ParallelLayout()).dp}
     return Training(GPT, layout or ParallelLayout(), PLAIN, **{**sizes, **changes})  # type: ignore[arg-type]
 
 
@@ -169,7 +170,7 @@ def test_gpt3_needs_what_the_paper_prints() -> None:
     """arXiv 2205.05198, figure 1: 66.8 GiB of activations as they are, 12.4 with both ways to save."""
     gpt3 = Architecture(**MODELS["gpt3-175b"])
     layout = ParallelLayout(tp=8, pp=8, chunks=3)
-    sizes = {"sequence": 2048, "micro_batch": 1, "global_batch": 64, "flash": False, "dropout": True}
+    sizes = {"sequence": 2048, "micro_batch": 1, "batch": 64, "flash": False, "dropout": True}
 
     def activations(**changes: object) -> float:
         of = Training(gpt3, changes.pop("layout", layout), PLAIN, **{**sizes, **changes})  # type: ignore[arg-type]
@@ -236,8 +237,8 @@ def test_a_pipeline_of_equal_stages_takes_its_closed_form(p: int, m: int) -> Non
 
 def test_collectives_by_formula() -> None:
     """A ring: 2(n−1)/n · S/B + 2(n−1)·α for an all-reduce, half of it for its two halves."""
-    node = Reach(100e9, latency_ns={"default": 1000.0}, fixed_ns={"all_to_all/4": 7.0})
-    of = replace(PLAIN, node=node, between=Reach(10e9))
+    node = Fabric(100e9, latency_ns={"default": 1000.0}, fixed_ns={"all_to_all/4": 7.0})
+    of = replace(PLAIN, collectives=NodeFabrics(node, Fabric(10e9)))
     one = RankGroup(4, 1)
     assert of.collective_ns("all_reduce", 400_000, one) == pytest.approx(6_000 + 6_000)
     assert of.collective_ns("all_gather", 400_000, one) == pytest.approx(3_000 + 3_000)
@@ -246,13 +247,11 @@ def test_collectives_by_formula() -> None:
     assert of.collective_ns("all_reduce", 400_000, RankGroup(1, 1)) == 0
     # two nodes of four: the ring crosses the network with the bandwidth of four ranks; six hops stay in nodes
     assert of.collective_ns("all_gather", 800_000, RankGroup(8, 2)) == pytest.approx(6_000 + 17_500)
-    replaced = replace(of, collective=lambda kind, nbytes, per_node, nodes, dtype: float(per_node * nodes))
-    assert replaced.collective_ns("all_gather", 800_000, RankGroup(8, 2)) == 8
 
 
 def test_a_collective_beside_a_kernel_costs_what_is_left() -> None:
     kernel = Product(1000, 1000, 1000)  # 2 ms at 1 TFLOP/s
-    of = replace(PLAIN, node=Reach(1e9))
+    of = replace(PLAIN, collectives=NodeFabrics(Fabric(1e9)))
     hidden = Collective("all_gather", 2_000_000, "tp", kernel)
     assert of.exposed_ns(hidden, RankGroup(2, 1)) == (pytest.approx(1e6), 0.0)
     assert replace(of, hiding=0.25).exposed_ns(hidden, RankGroup(2, 1)) == (
@@ -384,7 +383,7 @@ workload:
     calibration: h100-sxm
     parallel: {tp: 2, pp: 2, dp: 4}
     sequence: 4096
-    global_batch: 32
+    batch: 32
 """
 
 
@@ -404,7 +403,7 @@ workload:
     parallel: {pp: 2, dp: 1}
     sequence: 512
     micro_batch: 1
-    global_batch: 32
+    batch: 32
 """
 
 
@@ -479,7 +478,7 @@ def test_kernels_and_communication_are_changed_apart() -> None:
 
 def test_the_schedule_may_be_left_out_or_chosen(tmp_path: Path) -> None:
     assert "train: 1f1b" in run(tmp_path)[1]
-    assert "interleaved-1f1b" in run(tmp_path, "--set", "workload.train.parallel.vpp=2")[1]
+    assert "interleaved-1f1b" in run(tmp_path, "--set", "workload.train.parallel.chunks=2")[1]
     assert json.loads(run(tmp_path, "--json", "--policy", "gpipe")[1])["train"]["schedule"] == "gpipe"
     assert json.loads(run(tmp_path, "--json", "--policy", "zb-h1")[1])["train"]["schedule"] == "zb-h1"
 
@@ -511,7 +510,7 @@ def test_the_change_that_is_offered_fits_and_the_notch_before_it_does_not() -> N
 
 def test_what_is_offered_fits_under_the_policy_that_stays() -> None:
     """GPipe holds all 32 micro-batches: what 1F1B needs with other settings is no way out of it."""
-    gpipe = replace(training(ParallelLayout(pp=4, dp=2), global_batch=64), policy="gpipe")
+    gpipe = replace(training(ParallelLayout(pp=4, dp=2), batch=64), policy="gpipe")
     lean = replace(gpipe, policy="1f1b")
     most = {of.policy: max(each.nbytes for each in peaks_of(of, of.schedule)) for of in (gpipe, lean)}
     assert most["1f1b"] < most["gpipe"]
@@ -538,8 +537,8 @@ def test_nothing_fits_on_a_gpu_without_memory() -> None:
         ("calibration=none.json", "no such file"),
         ("calibration={node: {bandwidth: 1GB/s}, between: {bandwidth: 1GB/s}}", "peak (of bf16) is missing"),
         ("parallel.tp=3", "3 ranks cannot share 32 heads"),
-        ("global_batch=33", "cannot be shared by 4 replicas"),
-        ("stage_layers=[1, 2]", "2 stages of 3 layers, and there are 2 of 8"),
+        ("batch=33", "cannot be shared by 4 replicas"),
+        ("partition=[1, 2]", "2 stages of 3 layers, and there are 2 of 8"),
         ("parallel.dpp=3", "no such key; did you mean 'pp'"),
         ("parallel.pp=16", "8 layers cannot be shared by 16 stages"),
         ("recompute=ful", "'none', 'selective'"),
@@ -588,29 +587,37 @@ def test_calibrations_of_the_project_can_be_read() -> None:
         assert of.peak > 1e14
 
 
+def _fabrics(given: dict[str, object]) -> NodeFabrics:
+    found = to_calibration(CalibrationFields.model_validate(given), "c").collectives
+    assert isinstance(found, NodeFabrics)
+    return found
+
+
 def test_messages_between_nodes_take_nccls_latencies_unless_told() -> None:
-    def reach(**more: object) -> Reach:
-        between = {"bandwidth": "50GB/s", "efficiency": {"default": 0.8}, **more}
+    def fabrics(**more: object) -> NodeFabrics:
+        between = {"bandwidth": "50GB/s", "efficiency": {"default": 0.744}, **more}
         node = {"bandwidth": "1GB/s", "latency": {"default": "1us"}}
         given = {"device": "h100-sxm", "node": node, "between": between}
-        return to_calibration(CalibrationFields.model_validate(given), "c").between
+        return _fabrics(given)
 
     fixed = {"default": "3us"}
-    assert reach() == reach(latency="nccl") == named_calibration("h100-sxm").between
-    none = reach(latency={"default": "0us"}, fixed=fixed)
-    assert (none.nccl, none.hop_ns("send"), none.call_ns("send", 2)) == (False, 0.0, 3000.0)
+    assert fabrics() == fabrics(latency="nccl")
+    assert fabrics().between == named_calibration("h100-sxm").collectives.between  # type: ignore[attr-defined]
+    assert fabrics().nccl
+    none = fabrics(latency={"default": "0us"}, fixed=fixed)
+    assert (none.nccl, none.between.hop_ns("send"), none.between.call_ns("send", 2)) == (False, 0.0, 3000.0)
     with pytest.raises(ValidationError, match="give fixed together with latency"):
-        reach(fixed=fixed)
+        fabrics(fixed=fixed)
     with pytest.raises(ValidationError, match="give fixed together with latency"):
-        reach(latency="nccl", fixed=fixed)
+        fabrics(latency="nccl", fixed=fixed)
     with pytest.raises(
         ValidationError, match="latency: unknown kind of collective 'defalt'; did you mean 'default'"
     ):
-        reach(latency={"defalt": "4us"})
+        fabrics(latency={"defalt": "4us"})
     with pytest.raises(
         ValidationError, match="fixed: unknown kind of collective 'sent'; did you mean 'send'"
     ):
-        reach(latency={"default": "4us"}, fixed={"sent/4": "1us"})
+        fabrics(latency={"default": "4us"}, fixed={"sent/4": "1us"})
 
 
 def test_a_node_without_latency_says_so() -> None:
@@ -618,9 +625,9 @@ def test_a_node_without_latency_says_so() -> None:
     with pytest.warns(
         UserWarning, match="c: node has no latency, so that messages inside a node are counted"
     ):
-        assert to_calibration(CalibrationFields.model_validate(given), "c").node.hop_ns("send") == 0
+        assert _fabrics(given).node.hop_ns("send") == 0
     given["node"]["latency"] = {"default": "0us"}  # type: ignore[index]
-    assert to_calibration(CalibrationFields.model_validate(given), "c").node.hop_ns("send") == 0
+    assert _fabrics(given).node.hop_ns("send") == 0
 
 
 def test_a_calibration_file_says_where_it_is_wrong(tmp_path: Path) -> None:
@@ -674,7 +681,7 @@ def test_fsdp_in_a_pipeline_says_what_it_is(tmp_path: Path) -> None:
     path = tmp_path / "step.yaml"
     path.write_text(
         "workload: {train: {model: llama2-7b, calibration: h100-sxm, sequence: 4096, micro_batch: 1, "
-        "global_batch: 64, parallel: {tp: 2, pp: 2, dp: 16, sharding: fsdp}}}\n"
+        "batch: 64, parallel: {tp: 2, pp: 2, dp: 16, sharding: fsdp}}}\n"
     )
     told = json.loads(sim("run", path, "--json").stdout)["train"]
     zero_1 = ["--set", "workload.train.parallel.sharding=zero-1"]
@@ -690,8 +697,10 @@ def test_a_shipped_calibration_with_other_numbers() -> None:
     fields = {"from": "h100-sxm", "between": {"bandwidth": "100GB/s"}, "gap": "3us"}
     of = to_calibration(CalibrationFields.model_validate(fields), "mine")
     shipped = named_calibration("h100-sxm")
-    assert of.between == replace(shipped.between, bandwidth=100e9)
-    assert of == replace(shipped, name="mine", between=of.between, gap_ns=of.gap_ns)
+    assert isinstance(shipped.collectives, NodeFabrics)
+    faster = replace(shipped.collectives.between, bandwidth=100e9)
+    collectives = replace(shipped.collectives, between=faster)
+    assert of == replace(shipped, name="mine", collectives=collectives, gap_ns=of.gap_ns)
     assert of.gap_ns == 3_000
     with pytest.raises(ValueError, match="there is no calibration 'h100'; did you mean 'h100-sxm'"):
         CalibrationFields.model_validate({"from": "h100"})

@@ -8,25 +8,24 @@ from typing import Any
 import pytest
 from cli_runner import sim
 
+from devices.collectives.groups import Fabric, NodeFabrics
 from policies.parallel.expert_routing import UnplacedRouting
 from scenarios.builders.train.architecture import Architecture
-from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import Collective, Product
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.training import Training
 from sim.base.errors import InputError
 
-MOE = Architecture(
-    layers=2, hidden=256, heads=4, vocabulary=1000, experts=8, experts_per_token=2, expert_middle=512
-)
-FREE = Reach(1e30)
-WIRES = Reach(1e9)
-PLAIN = TrainingCalibration("plain", peak=1e12, memory_bandwidth=1e30, node=WIRES, between=WIRES)
+MOE = Architecture(layers=2, hidden=256, heads=4, vocabulary=1000, experts=8, top_k=2, expert_middle=512)
+FREE = Fabric(1e30)
+WIRES = Fabric(1e9)
+PLAIN = TrainingCalibration("plain", peak=1e12, memory_bandwidth=1e30, collectives=NodeFabrics(WIRES, WIRES))
 
 
 def training(ep: int = 4, **changes: object) -> Training:
     """Return a training of 512 tokens a rank, which choose two of eight experts each."""
-    sizes = {"sequence": 512, "micro_batch": 1, "global_batch": 4, **changes}
+    sizes = {"sequence": 512, "micro_batch": 1, "batch": 4, **changes}
     return Training(MOE, ParallelLayout(ep=ep, dp=4), PLAIN, **sizes)  # type: ignore[arg-type]
 
 
@@ -74,7 +73,7 @@ def test_both_or_neither_are_refused() -> None:
         ({"imbalance": 2.0}, "imbalance"),
         ({"routes": UnplacedRouting("balanced")}, "routing"),
     ):
-        more: dict[str, Any] = {"sequence": 512, "micro_batch": 1, "global_batch": 4, **changes}
+        more: dict[str, Any] = {"sequence": 512, "micro_batch": 1, "batch": 4, **changes}
         with pytest.raises(InputError, match=f"{key}: has no effect: the model has no experts"):
             _ = Training(dense, ParallelLayout(dp=4), PLAIN, **more).work
 
@@ -86,7 +85,7 @@ workload:
     calibration: h100-sxm
     parallel: {ep: 8, dp: 8}
     sequence: 1024
-    global_batch: 8
+    batch: 8
     routing: one-hot
 """
 

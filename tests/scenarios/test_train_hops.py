@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 import pytest
 
+from devices.collectives.groups import Fabric, NodeFabrics, RankGroup
 from devices.collectives.nccl_constants import GENERATIONS, PROTOCOLS
 from devices.collectives.nccl_tuner import NcclTuner
 from scenarios.builders.train.architecture import MODELS, Architecture
-from scenarios.builders.train.calibration import Reach, TrainingCalibration, nccl_ways
-from scenarios.builders.train.layout import ParallelLayout, RankGroup
+from scenarios.builders.train.calibration import TrainingCalibration
+from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.step import peaks_of, step_ns
 from scenarios.builders.train.training import Training
 from scenarios.workloads.calibrations import named_calibration
 from scenarios.workloads.train_report import changes_that_fit, fastest_shard, latency_note, shards
 
-NODE, BETWEEN = Reach(inf, latency_ns={"default": 1e3}), Reach(inf, latency_ns={"default": 10e3})
-WIRES = TrainingCalibration("wires", peak=1e12, memory_bandwidth=1e12, node=NODE, between=BETWEEN)
+HOPS = NodeFabrics(*(Fabric(latency_ns={"default": ns}) for ns in (1e3, 10e3)))
+WIRES = TrainingCalibration("wires", peak=1e12, memory_bandwidth=1e12, collectives=HOPS)
 
 
 def test_a_ring_crosses_the_network_once_a_node() -> None:
@@ -39,7 +39,8 @@ def test_a_ring_crosses_the_network_once_a_node() -> None:
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_latencies_are_those_of_nccls_tuner(kind: str) -> None:
-    """The tuner is another formulation: it searches a topology, and takes nodes of up to eight."""
+    """Without bytes the way with the least latency is taken."""
+    of = NodeFabrics(Fabric(450e9), Fabric(48e9), nccl=True)
     for per_node, nodes in ((8, 2), (8, 100), (8, 800), (4, 3), (1, 16)):
         tuner = NcclTuner(GENERATIONS["h100"], (per_node,) * nodes)
         expected = [
@@ -47,15 +48,15 @@ def test_latencies_are_those_of_nccls_tuner(kind: str) -> None:
             for way in (("ring", "tree") if kind == "all_reduce" else ("ring",))
             for protocol in PROTOCOLS
         ]
-        ways = nccl_ways(kind, RankGroup(per_node * nodes, nodes))  # type: ignore[arg-type]
-        assert [way.latency_ns for way in ways] == pytest.approx(expected)
+        ns = of.time_ns(kind, 0, RankGroup(per_node * nodes, nodes))  # type: ignore[arg-type]
+        assert ns == pytest.approx(min(expected))
     choice = NcclTuner(GENERATIONS["h100"], (1, 1)).choose("send", 0)
-    assert nccl_ways("send", RankGroup(16, 2))[0].latency_ns == pytest.approx(1000 * choice.estimate_us)
+    assert of.time_ns("send", 0, RankGroup(16, 2)) == pytest.approx(1000 * choice.estimate_us)
 
 
 def test_a_gather_over_800_nodes_takes_what_nccl_expects() -> None:
     """At the bandwidth that NCCL counts with: 8 cards of 48 GB/s."""
-    of = replace(WIRES, between=Reach(48e9, nccl=True), node=Reach(450e9))
+    of = replace(WIRES, collectives=NodeFabrics(Fabric(450e9), Fabric(48e9), nccl=True))
     nbytes, group = 1_711_308_800, RankGroup(6400, 800)
     expected = NcclTuner(GENERATIONS["h100"], (8,) * 800).choose("all_gather", nbytes)
     assert expected.protocol == "ll128"
@@ -73,7 +74,7 @@ def training(sequence: int = 2048, **layout: object) -> Training:
         calibration=calibration,
         sequence=sequence,
         micro_batch=1,
-        global_batch=6400,
+        batch=6400,
         memory=calibration.memory,
     )
 

@@ -8,11 +8,9 @@ from typing import get_args
 import pytest
 from cli_runner import sim
 
+from devices.collectives.groups import CollectiveKind, NcclGroups, RankGroup
 from devices.collectives.nccl_model import Nccl
-from scenarios.builders.train.kernels import CollectiveKind
-from scenarios.builders.train.layout import RankGroup
 from scenarios.run.load import load_scenario
-from scenarios.workloads.calibrations import nccl_times
 from scenarios.workloads.train_workload import Train, training_of
 from sim import Device, Machine
 from sim.base.errors import InputError
@@ -25,12 +23,11 @@ MACHINE = Machine(tuple(Device(f"gpu{k}") for k in range(32)))
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 def test_times_are_those_of_the_model_of_machines(gpu: str, kind: str) -> None:
     assert kind in get_args(CollectiveKind)
-    fitted = "tuner" if gpu == "b200" else "fitted"
     for nbytes in (2**10, 2**20, 2**28):
         for per_node, nodes in ((2, 1), (8, 1), (8, 4), (1, 4)):
-            model = Nccl(gpu, times=fitted if nodes == 1 else "tuner")  # type: ignore[arg-type]
+            model = Nccl(gpu, times="fitted" if nodes == 1 else "tuner")  # type: ignore[arg-type]
             ranks = tuple(8 * node + rank for node in range(nodes) for rank in range(per_node))
-            found = nccl_times(gpu)(kind, nbytes, per_node, nodes, "bf16")  # type: ignore[arg-type]
+            found = NcclGroups(gpu).time_ns(kind, nbytes, RankGroup(per_node * nodes, nodes))  # type: ignore[arg-type]
             assert found == pytest.approx(model.time_ns(Call(kind, nbytes, ranks), MACHINE), abs=0.51)
 
 
@@ -38,12 +35,14 @@ def test_a_message_is_of_two_ranks() -> None:
     near = Nccl("h100", times="fitted").time_ns(Call("send", 2**20, (0, 1)), MACHINE)
     far = Nccl("h100").time_ns(Call("send", 2**20, (0, 8)), MACHINE)
     for per_node, nodes, ns in ((8, 1, near), (2, 4, far)):
-        assert nccl_times("h100")("send", 2**20, per_node, nodes, "bf16") == pytest.approx(ns, abs=0.51)
+        assert NcclGroups("h100").time_ns("send", 2**20, RankGroup(per_node * nodes, nodes)) == pytest.approx(
+            ns, abs=0.51
+        )
 
 
 def test_more_than_eight_on_a_node_are_refused() -> None:
     with pytest.raises(InputError, match="a group has 16 on one"):
-        nccl_times("h100")("all_gather", 2**20, 16, 1, "bf16")
+        NcclGroups("h100").time_ns("all_gather", 2**20, RankGroup(16, 1))
 
 
 SCENARIO = """\
@@ -53,7 +52,7 @@ workload:
     calibration: {device: h100-sxm, nccl: h100}
     parallel: {tp: 4, dp: 4}
     sequence: 512
-    global_batch: 16
+    batch: 16
 """
 
 
@@ -65,7 +64,7 @@ def test_a_calibration_with_nccl(tmp_path: Path) -> None:
     training = training_of(workload.train, load_scenario(path).document)
     assert training.groups["dp"] == RankGroup(4, 2)
     found = training.calibration.collective_ns("all_gather", 2**20, training.groups["dp"])
-    assert found == 2 * nccl_times("h100")("all_gather", 2**20, 2, 2, "bf16")
+    assert found == 2 * NcclGroups("h100").time_ns("all_gather", 2**20, RankGroup(4, 2))
     assert sim("run", path).exit_code == 0
 
 

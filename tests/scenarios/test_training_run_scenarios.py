@@ -24,7 +24,7 @@ training_run:
   steps: 5
   workers: 2
   spares: 1
-  checkpoint: {every_steps: 2, save: 3s}
+  checkpoint: {every: 2, save: 3s}
   restart: 6s
   restart_worker: 2s
   failures:
@@ -88,7 +88,7 @@ def test_the_step_is_the_scenarios(tmp_path: Path) -> None:
 
 
 def test_sizes_and_counts_stand_for_times(tmp_path: Path) -> None:
-    size = "training_run.checkpoint={every_steps: 2, size: 30GB, bandwidth: 10GB/s, restore: 0}"
+    size = "training_run.checkpoint={every: 2, size: 30GB, bandwidth: 10GB/s, restore: 0}"
     assert told(tmp_path, RUN, size) == told(tmp_path)
     (tmp_path / "causes.csv").write_text("component,category,count\ngpu,GPU,30\nnic,Host,10\nfan,Host,0\n")
     base = ["training_run.steps=20000", "training_run.devices=8"]
@@ -112,7 +112,7 @@ def test_another_seed_other_failures(tmp_path: Path) -> None:
 def test_no_interval_is_best_where_the_formula_does_not_hold(tmp_path: Path) -> None:
     assert told(tmp_path)["interval"] is None
     chance = "training_run.failures={gpu: {of: device, mtbf: 5h}}"
-    later = "training_run.checkpoint={every_steps: 2, save: 3s, asynchronous: true}"
+    later = "training_run.checkpoint={every: 2, save: 3s, asynchronous: true}"
     assert told(tmp_path, RUN, chance)["interval"] is not None
     assert told(tmp_path, RUN, chance, later)["interval"] is None
 
@@ -157,7 +157,7 @@ def test_goodput_may_be_expected(tmp_path: Path) -> None:
 
 def test_a_sweep_has_goodput(tmp_path: Path) -> None:
     out = tmp_path / "sweep.csv"
-    vary = "training_run.checkpoint.every_steps=1,2"
+    vary = "training_run.checkpoint.every=1,2"
     result = sim("sweep", write(tmp_path, RUN), "--vary", vary, "--out", out, "--jobs", 1)
     assert result.exit_code == 0, result.stderr
     assert "restart-job.goodput" in result.stdout
@@ -229,7 +229,10 @@ def test_lanes_of_the_picture() -> None:
             ["training_run.failures={gpu: {causes: no.csv, over: 3h, devices: 1}}"],
             "training_run.failures.gpu",
         ),
-        (["training_run.checkpoint.every=3s"], "checkpoint: needs one of every and every_steps"),
+        (
+            ["training_run.checkpoint.every=0"],
+            "every: should be a duration, or a number of steps of at least 1, not 0",
+        ),
         (["training_run.checkpoint.size=3GB"], "checkpoint: needs one of save and size"),
         (["training_run.checkpoint.pause=3s"], "pause goes with asynchronous: true"),
         (["training_run.replica=3"], "2 workers are no whole number of replicas of 3"),

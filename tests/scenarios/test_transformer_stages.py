@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scenario_texts import write
+from runs import run_text
 
 from scenarios.builders.pipeline_stage import PipelineStage
 from scenarios.builders.train.architecture import Architecture
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.run.execute import Result, run_scenario
-from scenarios.run.load import load_scenario, read_scenario
+from scenarios.run.load import read_scenario
 from scenarios.workloads.pipeline_fields import PipelineFields
 from scenarios.workloads.pipeline_model import model_stages
 from sim.base.errors import OutOfMemoryError, ScenarioError, SimError
@@ -37,9 +37,9 @@ def test_activations_of_a_layer() -> None:
         return stages_of(96, **{"flash": False, "dropout": True, **model})[1].activation_nbytes
 
     sbh, scores, norms = 2048 * 12288, 5 * 96 * 2048 * 2048, 8 * 2048
-    assert kept(tensor_parallel=8) == sbh * 13 + scores // 8 + norms
-    assert kept(tensor_parallel=8, recompute="selective") == sbh * 13 + norms
-    assert kept(tensor_parallel=8, recompute="full") == 2 * sbh
+    assert kept(tp=8) == sbh * 13 + scores // 8 + norms
+    assert kept(tp=8, recompute="selective") == sbh * 13 + norms
+    assert kept(tp=8, recompute="full") == 2 * sbh
     assert kept() == sbh * 34 + scores + norms
     # one kernel of attention keeps a number of each row of the scores, and no mask where nothing is dropped
     assert kept(flash=True, dropout=False) == sbh * 32 + norms + 4 * 96 * 2048
@@ -80,10 +80,10 @@ workload:
     model: {layers: 8, hidden: 2048, heads: 16, sequence: 1024, vocabulary: 50304, rate: 150TFLOP/s}
 policy: 1f1b
 """
-    by_rate = run_scenario(load_scenario(write(tmp_path, text)), check=True)
+    by_rate = run_text(text, tmp_path)
     machine = "machine: {devices: {gpu: {preset: a100-sxm-80, count: 4}}}\n"
     text = machine + text.replace(", rate: 150TFLOP/s", "")
-    by_device = run_scenario(load_scenario(write(tmp_path, text)), check=True)
+    by_device = run_text(text, tmp_path)
     assert 0.3 < by_device.trace.makespan_ns / by_rate.trace.makespan_ns < 3
     bands = by_device.summary["pipeline"]["memory_bytes"]
     assert bands[0]["optimizer state"] == 6 * bands[0]["weights"] == 3 * bands[0]["gradients"]
@@ -97,7 +97,7 @@ policy: 1f1b
     [
         ({"layers": 6}, "6 layers cannot be shared evenly by 4 stages"),
         ({"heads": 7}, "no multiple of 7 heads"),
-        ({"tensor_parallel": 5}, "96 heads cannot be shared by 5 devices"),
+        ({"tp": 5}, "96 heads cannot be shared by 5 devices"),
         ({"rate": None}, "nothing tells how long its products take"),
         ({"calibration": "h100-sxm"}, "has rate and calibration"),
         ({"rate": None, "calibration": "h100"}, "there is no calibration 'h100'"),
@@ -110,8 +110,8 @@ def test_sizes_that_do_not_fit(sets: dict[str, Any], said: str) -> None:
 
 def test_devices_that_share_a_layer_send_each_other_its_output() -> None:
     """Two sums forward, two backward; a ring of t sends 2(t-1)/t of 2sbh bytes for each."""
-    silent = stages_of(tensor_parallel=8)[1].times
-    heard = stages_of(tensor_parallel=8, tensor_bandwidth="300GB/s")[1].times
+    silent = stages_of(tp=8)[1].times
+    heard = stages_of(tp=8, bandwidth="300GB/s")[1].times
     one = 2 * 7 / 8 * 2 * 2048 * 12288 / 300
     assert heard.of("F") - silent.of("F") == pytest.approx(12 * 2 * one, rel=1e-5)
     assert heard.of("B") - silent.of("B") == pytest.approx(12 * 2 * one, rel=1e-5)
@@ -135,7 +135,7 @@ def by_pipeline(ranks: int, micro_batches: int, more: str = "") -> Result:
 def by_train(ranks: int, micro_batches: int) -> Result:
     return ran(
         f"policy: 1f1b\nworkload: {{train: {{model: {{{SIZES}, positions: 2048}}, calibration: h100-sxm, "
-        f"sequence: 2048, micro_batch: 4, global_batch: {4 * micro_batches}, parallel: {{pp: {ranks}}}}}}}"
+        f"sequence: 2048, micro_batch: 4, batch: {4 * micro_batches}, parallel: {{pp: {ranks}}}}}}}"
     )
 
 

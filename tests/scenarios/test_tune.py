@@ -14,12 +14,12 @@ import pytest
 from cli_runner import sim
 
 from scenarios.fields.goals import read_goal
-from scenarios.file.document import Document
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
 from scenarios.variants.optimum import find_optimum
 from scenarios.variants.search_methods import METHODS, Ask
 from scenarios.variants.tune import Tuner
+from scenarios.variants.variant import Variants
 from sim.base import plugins
 from sim.base.errors import InputError, MissingExtraError
 
@@ -93,7 +93,7 @@ compare: [in-order]
 def tuner(path: Path, **more: Any) -> Tuner:
     goal = read_goal("makespan", None)
     assert goal is not None
-    return Tuner(Document.read(path), goal, **more)
+    return Tuner(Variants(str(path), results=goal.results, whole=False), goal, **more)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ BY_KIND = "unknown kind of op "
 WRONG: list[tuple[dict[str, str], str]] = [
     ({"op": "kind: matmull"}, f"s.yaml:2:28: .*a.kind: {BY_KIND}'matmull'; did you mean 'matmul'"),
     ({"op": "dtype: bf61"}, "workload.ops.a.dtype: unknown dtype 'bf61'; did you mean 'bf16'"),
-    ({"device": ", default_dtype: fp23"}, "default_dtype: unknown dtype 'fp23'; did you mean 'fp32'"),
+    ({"device": ", dtype: fp23"}, "dtype: unknown dtype 'fp23'; did you mean 'fp32'"),
     ({"device": ", efficiency: {matmull: 50%}"}, f"efficiency.matmull: {BY_KIND}'matmull'; did you mean"),
     ({"device": ", issue_cost: {convv: 1us}"}, f"issue_cost.convv: {BY_KIND}'convv'; did you mean 'conv'"),
     ({"device": ", op_overhead: {matmul: 1us, relo: 1us}"}, f"op_overhead.relo: {BY_KIND}'relo'"),

@@ -7,21 +7,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from runs import checked
 
+from devices.collectives.groups import Fabric, NodeFabrics
 from policies.issue.program_order import InOrder
 from scenarios.builders.pipeline_graph import AsWritten, CommunicationStream
 from scenarios.builders.train.architecture import Architecture
-from scenarios.builders.train.calibration import Reach, TrainingCalibration
+from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.step import peaks_of, step_graph, step_ns
 from scenarios.builders.train.training import Training
-from sim import simulate
 from sim.base.errors import MisfitError
 from sim.base.intervals import union
 from sim.trace import Trace
 
-SLOW = Reach(100e9, latency_ns={"default": 1000.0})
-SIZES = {"sequence": 64, "micro_batch": 1, "global_batch": 16}
+SLOW = Fabric(100e9, latency_ns={"default": 1000.0})
+SIZES = {"sequence": 64, "micro_batch": 1, "batch": 16}
 HUGE = Architecture(layers=2, hidden=32768, heads=64, vocabulary=1000)
 """Each product has more than the 10⁹ elements that may be live (3h², h², 4h², 4h²); the words have 3·10⁷."""
 SMALL = Architecture(layers=2, hidden=1024, heads=16, vocabulary=1000)
@@ -29,19 +30,17 @@ SMALL = Architecture(layers=2, hidden=1024, heads=16, vocabulary=1000)
 
 
 def training(
-    model: Architecture, *, sharding: str = "zero-3", reach: Reach = SLOW, **changes: object
+    model: Architecture, *, sharding: str = "zero-3", fabric: Fabric = SLOW, **changes: object
 ) -> Training:
     """Return a step on two nodes."""
-    of = TrainingCalibration("plain", 1e15, 1e30, node=reach, between=reach)
+    of = TrainingCalibration("plain", 1e15, 1e30, NodeFabrics(fabric, fabric))
     return Training(model, ParallelLayout(dp=16, sharding=sharding), of, **{**SIZES, **changes})  # type: ignore[arg-type]
 
 
 def run(of: Training) -> Trace:
     """Run a step, every invariant checked."""
     graph, machine = step_graph(of, of.schedule)
-    trace = simulate(graph, machine, InOrder(), streams=CommunicationStream(), linearize=AsWritten())
-    trace.check()
-    return trace
+    return checked(graph, machine, InOrder(), streams=CommunicationStream(), linearize=AsWritten())
 
 
 def kinds(trace: Trace) -> Counter[str]:
@@ -65,7 +64,7 @@ def test_what_is_gathered_of_huge_layers_is_counted_by_hand(
 
     Nine gradients are larger than a bucket, or would not fit behind one that is: 10 with norms and biases.
     """
-    of = training(HUGE, recompute=recompute, global_batch=16 * micro_batches)
+    of = training(HUGE, recompute=recompute, batch=16 * micro_batches)
     found = kinds(run(of))
     assert found["all_gather"] == gathers + 1  # what stays, behind the updates
     assert found["concat"] == gathers
@@ -99,9 +98,9 @@ def test_a_small_model_is_gathered_once() -> None:
 
 
 def test_without_messages_it_is_the_step_of_fsdp() -> None:
-    free = Reach(1e30)
+    free = Fabric(1e30)
     for model in (SMALL, HUGE):
-        steps = [step_ns(training(model, sharding=name, reach=free)) for name in ("zero-3", "fsdp")]
+        steps = [step_ns(training(model, sharding=name, fabric=free)) for name in ("zero-3", "fsdp")]
         assert steps[0] == pytest.approx(steps[1], rel=1e-6)
 
 

@@ -13,6 +13,7 @@ from communicator_helpers import draw_collectives, draw_ranks, recomputed
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.machine import make_machine
 from policies.issue.program_order import InOrder
@@ -67,8 +68,7 @@ def spans(trace: Trace) -> dict[str, tuple[int, int]]:
 
 
 def run(b: GraphBuilder, machine: Machine, policy: Policy | None = None, **more: object) -> Trace:
-    trace = simulate(b.build(), machine, policy or Launch(), streams=Recorded(), engine="simpy", **more)
-    trace.check()
+    trace = checked(b.build(), machine, policy or Launch(), streams=Recorded(), engine="simpy", **more)
     assert sum(step.end_ns - step.start_ns for step in executed_path(trace)) == trace.makespan_ns
     for use in time_use(trace).values():
         assert sum(use.values()) == trace.makespan_ns
@@ -378,7 +378,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
 def test_a_receive_before_an_independent_forward_is_named() -> None:
     """PyTorch issue 172668: with one queue for everything the second forward waits for the other rank."""
     text = sim("explain", EXAMPLES / "recv_blocks_forward.yaml").stdout
-    assert text.splitlines()[2] == (
+    assert text.splitlines()[3] == (
         "Held up most: '0F1' is issued and queued behind '2RECV_F0' on rank0/0, for 22 us; '2RECV_F0' waits "
         "on communicator 'pp' for rank1, whose '1SEND_F0' is the last to start, for 10 us."
     )
@@ -391,7 +391,7 @@ def test_a_receive_before_an_independent_forward_is_named() -> None:
 def test_one_communicator_for_two_streams_is_named() -> None:
     """Torchtitan issue 2368: the gather stands behind the scatter, although it has a stream of its own."""
     text = sim("explain", EXAMPLES / "one_communicator.yaml").stdout
-    assert text.splitlines()[2] == (
+    assert text.splitlines()[3] == (
         "Held up most: 'AG1@0' is queued behind 'RS3@0' on communicator 'fsdp', for 14 us."
     )
     assert "in line 44 us, most 'AG1@0', 14 us behind 'RS3@0'" in text
@@ -405,7 +405,7 @@ def test_one_communicator_for_two_streams_is_named() -> None:
 def test_a_host_that_is_late_is_named() -> None:
     """PyTorch issue 163153: all_gathers do not overlap, as the host issues them late."""
     text = sim("explain", EXAMPLES / "fsdp2.yaml").stdout
-    first = text.splitlines()[2]
+    first = text.splitlines()[3]
     assert first.startswith("Held up most: ")
     assert re.search(r"is ready, and gpu0/host issues '\S+' and \d+ more first \(\S+ us\), for ", first)
     ahead = sim("explain", EXAMPLES / "fsdp2.yaml", "--policy", "host ahead").stdout
@@ -439,8 +439,7 @@ def test_runs_are_what_the_rules_say(seed: int, synchronisation: str) -> None:
     if synchronisation == "issue":
         machine = Machine(tuple(_without_hops(device) for device in machine.devices))
     policy = Launch() if synchronisation == "issue" else InOrder()
-    trace = simulate(graph, machine, policy, streams=Recorded(), iterations=iterations, engine="simpy")
-    trace.check()
+    trace = checked(graph, machine, policy, streams=Recorded(), iterations=iterations, engine="simpy")
     start, end = recomputed(trace)
     assert trace.tasks["start_ns"].tolist() == start
     assert trace.tasks["end_ns"].tolist() == end

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from policy_helpers import cpu
+from runs import checked
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
@@ -377,8 +378,7 @@ def test_a_branch_on_another_device_gets_the_bytes() -> None:
             "links": [{"from": "cpu0", "to": "cpu1", "bandwidth": "1GB/s"}],
         }
     )
-    trace = simulate(b.build(), linked, ReadyQueue())
-    trace.check()
+    trace = checked(b.build(), linked, ReadyQueue())
     live = trace.transfers["end_ns"] > trace.transfers["start_ns"]
     assert trace.transfers["nbytes"][live].tolist() == [1000, 10]
     assert trace.makespan_ns == 1 + 1000 + 1 + 10 + 1

@@ -14,6 +14,7 @@ from drawn_programs import draw_program, flowing, unrolled
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.memory.registry import MemorySpec
 from devices.memory.run_memory import tensor_memory
@@ -38,9 +39,7 @@ def cpu(nbytes: int | None = None, workers: int = 8) -> Machine:
 
 
 def run(graph: Graph, machine: Machine | None = None, policy: Any = None, **memory: Any) -> Trace:
-    trace = simulate(graph, machine or cpu(), policy or ReadyQueue(), memory=tensor_memory(**memory))
-    trace.check()
-    return trace
+    return checked(graph, machine or cpu(), policy or ReadyQueue(), memory=tensor_memory(**memory))
 
 
 def rows(trace: Trace) -> list[Row]:
@@ -287,8 +286,7 @@ def test_a_plan_is_refused_and_told_why() -> None:
 
 
 def test_repetitions_have_memory_of_their_own() -> None:
-    trace = simulate(condition(True), cpu(), ReadyQueue(), iterations=3, memory=tensor_memory())
-    trace.check()
+    trace = checked(condition(True), cpu(), ReadyQueue(), iterations=3, memory=tensor_memory())
     assert trace.memory is not None
     assert peak(trace) == 3 * 170
     assert sorted(set(trace.memory["iteration"].tolist())) == [0, 1, 2]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from runs import checked
 
 from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
@@ -360,8 +361,7 @@ def test_an_edge_that_leads_past_the_last_iteration_costs_no_memory(synchronisat
     b.op("a", duration_ns=10)
     b.op("b", duration_ns=10, inputs=["a", ("a", 2**40)], after=[("b", 2**61)])
     policy = ReadyQueue(synchronisation=synchronisation)
-    trace = simulate(b.build(), Machine((Device("gpu0"),)), policy, iterations=2, engine="simpy")
-    trace.check()
+    trace = checked(b.build(), Machine((Device("gpu0"),)), policy, iterations=2, engine="simpy")
     assert trace.makespan_ns == 40
 
 

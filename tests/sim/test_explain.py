@@ -19,10 +19,10 @@ from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.placement.simple import DeviceKind
 from scenarios.ops.control_flow import cond, while_loop
-from scenarios.report.compare import makespan_parts
 from sim import Device, GraphBuilder, Job, Link, Machine, Policy, Trace, simulate
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import final_waits, idle_pieces, idle_reasons
+from sim.explain.makespan_breakdown import breakdown
 from sim.explain.narration import explain_text, largest_gaps
 from sim.explain.path import PathStep, executed_path
 from sim.metrics import device_use
@@ -240,7 +240,7 @@ def test_calls_of_an_allocator_are_no_decision_of_the_policy() -> None:
         (7, 17, "task a"),
         (17, 27, "task b"),
     ]
-    assert makespan_parts(trace) == {"executing": 20, "memory": 5, "issuer": 2}
+    assert breakdown(DerivedColumns(trace)).parts == {"compute": 20, "memory": 5, "issue": 2}
 
 
 def test_calls_of_an_allocator_before_a_worker_executes() -> None:
@@ -252,7 +252,7 @@ def test_calls_of_an_allocator_before_a_worker_executes() -> None:
     trace = simulate(b.build(), machine, ReadyQueue(), memory=memory)
     assert idle_reasons(trace)["cpu0"] == {"memory": 5, "issue": 2}
     assert steps(trace) == [(0, 5, "wait memory a"), (5, 7, "issue a"), (7, 17, "task a")]
-    assert makespan_parts(trace) == {"executing": 10, "memory": 5, "issuer": 2}
+    assert breakdown(DerivedColumns(trace)).parts == {"compute": 10, "memory": 5, "issue": 2}
 
 
 def test_no_column_of_calls_where_they_cost_nothing() -> None:

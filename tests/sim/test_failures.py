@@ -13,6 +13,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
+from runs import checked
 from test_order_of_ties import LooksAway
 
 from devices.memory.run_memory import tensor_memory
@@ -373,8 +374,7 @@ def test_an_iteration_in_which_an_op_fails_never_ends() -> None:
     b.op("result", inputs=[results["v"]])
     machine = Machine((cpu(workers=4),))
     for policy in (TensorFlowExecutor(), ReadyQueue(), StreamStacks()):
-        trace = simulate(b.build(), machine, policy, seed=7)
-        trace.check()
+        trace = checked(b.build(), machine, policy, seed=7)
         (failed,) = failed_tasks(trace)
         assert (failed.op, failed.frame) == ("step", "loop:3")  # everybody meets the same luck
         assert "result" in missing(trace)
@@ -398,8 +398,7 @@ def test_a_dead_op_does_not_fail() -> None:
         return write
 
     cond(b, "if", "p", ["x"], side("taken", False), side("not_taken", True))
-    trace = simulate(b.build(), Machine((cpu(),)), TensorFlowExecutor())
-    trace.check()
+    trace = checked(b.build(), Machine((cpu(),)), TensorFlowExecutor())
     assert not trace.failed
     assert failure_text(trace) == ""
 
@@ -434,8 +433,7 @@ def test_failures_follow_from_the_seed_the_name_and_the_step() -> None:
 )
 def test_each_form_says_in_which_steps(value: Any, steps: Sequence[int]) -> None:
     ops = {"a": {"ns": 1, "fails": value}, "b": {"ns": 1}}
-    trace = simulate(graph_of(ops), Machine((cpu(),)), ReadyQueue(), iterations=3)
-    trace.check()
+    trace = checked(graph_of(ops), Machine((cpu(),)), ReadyQueue(), iterations=3)
     assert [task.step for task in failed_tasks(trace)] == steps
     assert (trace.on_failure is None) == (value is False)
     assert (summary(trace).get("failures", {"failed": 0})["failed"], "status" in task_table(trace)) == (
@@ -581,8 +579,7 @@ def with_status(trace: Trace, op: str, status: str) -> Trace:
 
 
 def test_the_check_finds_what_breaks_the_rule() -> None:
-    trace = simulate(graph_of(DIAMOND), Machine((cpu(workers=2),)), TensorFlowExecutor())
-    trace.check()
+    trace = checked(graph_of(DIAMOND), Machine((cpu(workers=2),)), TensorFlowExecutor())
     with pytest.raises(InvariantError, match="op 'w' of iteration 0 never ran, and nothing kept"):
         without(trace, "w").check()
     two = simulate(graph_of({**DIAMOND, "x": {"fails": True}}), trace.job.machine, TensorFlowExecutor())
@@ -614,15 +611,13 @@ def test_the_check_finds_what_an_aborted_step_still_sent() -> None:
         "p": {"ns": 40, "device": "cpu0", "outputs": 1000},
         "y": {"ns": 5, "inputs": ["p"], "device": "cpu1"},
     }
-    sent = simulate(graph_of(ops), two_cpus(latency_ns=100), ReadyQueue())
-    sent.check()
+    sent = checked(graph_of(ops), two_cpus(latency_ns=100), ReadyQueue())
     with pytest.raises(InvariantError, match="was ready when its step had been aborted"):
         replace(sent, on_failure="abort").check()
     kept = simulate(graph_of(ops), two_cpus(latency_ns=100), TensorFlowExecutor())
     with pytest.raises(InvariantError, match="'p' of iteration 0 was never sent to cpu1"):
         replace(kept, on_failure="skip").check()
-    met = simulate(sending(40), two_cpus(latency_ns=100), ReadyQueue())
-    met.check()
+    met = checked(sending(40), two_cpus(latency_ns=100), ReadyQueue())
     with pytest.raises(InvariantError, match="aborted"):
         replace(met, on_failure="abort").check()
 

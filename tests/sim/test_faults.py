@@ -11,6 +11,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.machine import make_device
 from devices.memory.run_memory import tensor_memory
@@ -34,9 +35,7 @@ GPUS = (Device("gpu0"), Device("gpu1"))
 
 def run(graph: Graph, machine: Machine, faults: Faults, **more: Any) -> Trace:
     """Simulate, and hold every invariant."""
-    trace = simulate(graph, machine, more.pop("policy", None) or ReadyQueue(), faults=faults, **more)
-    trace.check()
-    return trace
+    return checked(graph, machine, more.pop("policy", None) or ReadyQueue(), faults=faults, **more)
 
 
 def once(name: str, at_ns: int, **more: Any) -> Cause:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import checked
 
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.virtual_machine import VirtualMachine
@@ -90,8 +91,7 @@ def test_calls_nest_and_use_one_function_twice() -> None:
 
 def test_a_call_in_a_frame_of_its_own() -> None:
     call = use("call", "x y", body="two", own_frame=True)
-    trace = simulate(graph({"x": {}, "y": {}, "c": call, "out": {"inputs": ["c"]}}, TWO), CPU, ReadyQueue())
-    trace.check()
+    trace = checked(graph({"x": {}, "y": {}, "c": call, "out": {"inputs": ["c"]}}, TWO), CPU, ReadyQueue())
     assert trace.makespan_ns == 40
     names = trace.job.graph.op_names
     frames = dict(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from drawn_runs import draw_policy, draw_run
 from examples import seeds
+from runs import checked
 
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
@@ -269,8 +270,7 @@ def test_control_flow_keeps_the_invariants(seed: int) -> None:
         Device("d1", streams=1, issue_ns=int(rng.integers(0, 3)), launch_latency_ns=int(rng.integers(0, 4))),
     )
     machine = Machine(devices, wires if links else (), network=make_network if links else None)
-    trace = simulate(graph, machine, draw_policy(rng, ordered=False), iterations=int(rng.integers(1, 3)))
-    trace.check()
+    trace = checked(graph, machine, draw_policy(rng, ordered=False), iterations=int(rng.integers(1, 3)))
     body = trace.tasks["op"] == graph.index("body")
     trace.tasks["start_ns"][body] = 0  # before there is anything to work on
     with pytest.raises(InvariantError):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from drawn_runs import DrawnPlacement, DrawnStreams, draw_graph, draw_machine, draw_policy, draw_run
 from examples import seeds
+from runs import checked
 
 from devices.memory.registry import MemorySpec
 from devices.memory.run_memory import tensor_memory
@@ -220,8 +221,7 @@ def test_views_agree_with_an_exact_allocator(seed: int) -> None:
         b.op(f"op{i}", inputs=inputs, outputs=size, duration_ns=ns, device=device, attributes=attributes)
     link = Link("l", "gpu0", "gpu1", 3, 10**10, "shared"), Link("k", "gpu1", "gpu0", 3, 10**10, "shared")
     machine = Machine((Device("gpu0"), Device("gpu1", streams=2)), link, network=make_network)
-    trace = simulate(b.build(), machine, ReadyQueue(), memory=tensor_memory(), iterations=2)
-    trace.check()
+    trace = checked(b.build(), machine, ReadyQueue(), memory=tensor_memory(), iterations=2)
     assert trace.memory is not None
     for d, use in enumerate(memory_use(trace).values()):
         mine = trace.memory["device"] == d

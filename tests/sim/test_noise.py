@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import checked
 
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
@@ -29,8 +30,7 @@ MACHINE = Machine((Device("gpu0"), Device("gpu1")))
 
 
 def lasted(**options: Any) -> Any:
-    trace = simulate(wide(2000), MACHINE, ReadyQueue(), **options)
-    trace.check()
+    trace = checked(wide(2000), MACHINE, ReadyQueue(), **options)
     return (trace.tasks["end_ns"] - trace.tasks["start_ns"])[np.argsort(trace.tasks["id"])]
 
 
@@ -60,8 +60,7 @@ def test_a_slow_device_and_stragglers() -> None:
 def test_every_iteration_is_drawn_anew() -> None:
     builder = GraphBuilder("step")
     builder.op("a", inputs=[("a", 1)], duration_ns=1_000_000)
-    trace = simulate(builder.build(), Machine((Device("g"),)), ReadyQueue(), iterations=50, noise=Noise(0.2))
-    trace.check()
+    trace = checked(builder.build(), Machine((Device("g"),)), ReadyQueue(), iterations=50, noise=Noise(0.2))
     assert len(set((trace.tasks["end_ns"] - trace.tasks["start_ns"]).tolist())) == 50
 
 
@@ -99,8 +98,7 @@ def test_control_flow_with_noise_meets_the_same_luck_under_every_policy() -> Non
     machine = Machine((Device("cpu0", "cpu", workers=3),))
 
     def lasted(policy: Any, sigma: float, seed: int = 0) -> dict[tuple[int, int], int]:
-        trace = simulate(g, machine, policy, noise=Noise(sigma=sigma), seed=seed)
-        trace.check()
+        trace = checked(g, machine, policy, noise=Noise(sigma=sigma), seed=seed)
         assert trace.makespan_ns >= bounds(trace).lower_bound_ns
         tasks = trace.tasks
         keys = zip(tasks["op"].tolist(), tasks["frame"].tolist(), strict=True)

@@ -11,9 +11,10 @@ import pytest
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
-from scenarios.report.compare import Comparison, FailedRun
+from scenarios.report.compare import Comparison
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
+from scenarios.variants.variant import VariantRun
 from sim import Device, GraphBuilder, Machine, simulate
 from sim.base.errors import StuckError
 from sim.notebook import card
@@ -128,14 +129,15 @@ def test_a_run_shows_what_sim_run_prints(tmp_path: Path) -> None:
 
 def test_a_comparison_shows_why(tmp_path: Path) -> None:
     results = [run_case(case) for case in a_scenario(tmp_path).cases()]
-    comparison = Comparison(results, [FailedRun("hopeless", StuckError("nobody can go on:\nat all"))])
+    comparison = Comparison(results, [VariantRun("hopeless", None, StuckError("nobody can go on:\nat all"))])
     (table,) = seen(comparison).tables
     assert [row[0] for row in table[1:]] == ["in-order", "ready-queue", "sequential", "hopeless"]
     assert table[-1][1] == "stuck"
     assert [row[-1] for row in table[1:]] == [
-        "at the lower bound (critical path): 40 us executing",
+        "at the lower bound (critical path): 40 us computing",
         "the same",
-        "20 us slower because the policy holds ready ops back",
+        "20 us slower, mainly because sequential holds ready ops back (+10 us); +10 us computing; "
+        "at 10 us 'right' is ready and an issuer is free, but sequential holds it back",
         "nobody can go on",
     ]
     assert repr(comparison) == "<Comparison of 4 runs: fastest 'in-order'>"

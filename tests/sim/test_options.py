@@ -110,8 +110,8 @@ def test_a_word_is_not_taken_for_true_nor_for_a_list_of_letters(tmp_path: Path) 
 
     with pytest.raises(ScenarioError, match=r"soft: should be true or false, not 'maybe'"):
         load("{name: ready-queue, placement: {name: device-kind, soft: maybe}}")
-    with pytest.raises(ScenarioError, match=r"first_kinds: should be a list, not 'matmul'"):
-        load("{name: ready-queue, linearize: {name: priority, first_kinds: matmul}}")
+    with pytest.raises(ScenarioError, match=r"kinds: should be a list, not 'matmul'"):
+        load("{name: ready-queue, linearize: {name: priority, kinds: matmul}}")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,10 @@ def test_the_search_ends_at_its_time_limit() -> None:
         ("{name: 1f1b, micro_batches: 3}", "the workload says it"),
         ("{name: zb-v, chunks: x}", "chunks must be a whole number"),
         ("{name: looped-bfs, chunks: 1000000000000000000000}", "more than the 10,000,000 slots"),
-        ("{name: zb-auto, memory_limit: .nan}", "memory_limit should be a size or a number"),
+        (
+            "{name: zb-auto, memory_limit: 4}",
+            "memory_limit should be a size, not 4; a number of micro-batches is in_flight",
+        ),
         ("{name: pipedream, replicas: x}", "replicas: should be a list"),
         ("{name: custom, file: 3}", "file: should be text"),
     ],

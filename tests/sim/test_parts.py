@@ -11,6 +11,7 @@ from drawn_programs import draw_program, flowing
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
@@ -94,8 +95,7 @@ def test_a_loop_keeps_what_does_not_change_until_it_is_over_on_that_device(
 ) -> None:
     """The three trips take d0 3 ns, whatever the window: what it sent, and d1, come later."""
     graph, machine = uneven(parallel), two_cpus(latency_ns=latency_ns)
-    trace = simulate(graph, machine, make(), memory=tensor_memory())
-    trace.check()
+    trace = checked(graph, machine, make(), memory=tensor_memory())
     explain_text(trace)
     assert set(parts(trace.job)) == {0, 1}
     op, live = trace.tasks["op"], trace.tasks["dead"] == 0
@@ -124,11 +124,9 @@ def test_the_trace_alone_says_how_long_tensors_of_each_part_live(
 ) -> None:
     """Which run of an op fed which follows from frames, though those of both parts bear the same names."""
     graph, workers = drawn(seed)
-    bare = simulate(graph, two_cpus(workers), make(), iterations=iterations)
-    bare.check()
+    bare = checked(graph, two_cpus(workers), make(), iterations=iterations)
     explain_text(bare)
-    trace = simulate(graph, two_cpus(workers), make(), iterations=iterations, memory=tensor_memory())
-    trace.check()
+    trace = checked(graph, two_cpus(workers), make(), iterations=iterations, memory=tensor_memory())
     assert all(np.array_equal(bare.tasks[name], trace.tasks[name]) for name in bare.tasks)
     assert as_told(bare) == as_told(trace) == as_allocated(trace)
 
@@ -139,8 +137,7 @@ def test_what_is_sent_over_links_is_given_back(
     seed: int, make: Callable[[], Policy], latency_ns: int
 ) -> None:
     graph, workers = drawn(seed)
-    trace = simulate(graph, two_cpus(workers, latency_ns), make(), iterations=2, memory=tensor_memory())
-    trace.check()
+    trace = checked(graph, two_cpus(workers, latency_ns), make(), iterations=2, memory=tensor_memory())
     explain_text(trace), lifetimes(trace)
     for device in range(2):
         log = trace.log_of(device)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scenario_texts import write
+from scenario_texts import THREE_BLOCKS, write
 
 from devices.memory.registry import MemorySpec
 from devices.memory.run_memory import tensor_memory
@@ -408,21 +408,14 @@ def test_one_scale_for_devices_of_a_kind() -> None:
     assert scales == {"gpu": (300, 1, "B")}
 
 
-SCENARIO = """\
-name: three blocks
-machine:
-  devices:
-    gpu0: {kind: gpu, memory: 100MB}
-workload:
-  ops:
-    embedding: {kind: gather, duration: 10us, output: 50MB}
-    block1: {kind: matmul, duration: 10us, inputs: [embedding], output: 20MB}
-    block2: {kind: matmul, duration: 10us, inputs: [embedding, block1], output: 20MB}
-policy: {name: in-order}
+SCENARIO = (
+    THREE_BLOCKS
+    + """\
 compare:
   - {label: managed, name: in-order, set: {memory.allocator: pool}}
   - {label: unlimited, name: in-order}
 """
+)
 
 
 def test_the_command_line_draws_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from drawn_runs import draw_graph
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import checked
 
 from devices.machine import make_machine
 from policies.issue.out_of_order import OutOfOrder
@@ -56,8 +57,7 @@ TWO = {"a": Session(ops(f=1000, g=1000)), "b": Session(ops(f=1000, g=1000))}
 @pytest.mark.parametrize("policy", [Sequential(), InOrder(synchronisation="issue"), ReadyQueue()])
 def test_each_process_launches_for_itself(policy: Policy) -> None:
     """A launch takes 10 us; the kernels of the two processes get half of the GPU each."""
-    trace = simulate(side_by_side("two", TWO), gpu(issue_cost="10us"), policy)
-    trace.check()
+    trace = checked(side_by_side("two", TWO), gpu(issue_cost="10us"), policy)
     assert times(trace) == {
         "a/f": (10_000, 12_000),
         "b/f": (10_000, 12_000),
@@ -73,8 +73,7 @@ def test_each_process_launches_for_itself(policy: Policy) -> None:
 def test_processes_take_turns_on_a_gpu() -> None:
     """b's two kernels of 10 ns run at half speed beside a's; the rest of it at full speed."""
     sessions = {"a": Session(ops(f=40)), "b": Session(ops(f=10, g=10))}
-    trace = simulate(side_by_side("two", sessions), gpu(), Sequential())
-    trace.check()
+    trace = checked(side_by_side("two", sessions), gpu(), Sequential())
     assert times(trace) == {"a/f": (0, 60), "b/f": (0, 20), "b/g": (20, 40)}
     assert trace.job.machine.stream_name(int(trace.tasks["stream"][1])) == "gpu0/1"
 
@@ -92,8 +91,7 @@ def test_streams_that_share_sms_share_them_among_processes() -> None:
     b.op("f", duration_ns=10, attributes={"sms": 2})
     sessions = {"a": Session(b.build()), "b": Session(b.build()), "c": Session(b.build())}
     machine = gpu(streams=2, sharing="sm", sms=4)
-    trace = simulate(side_by_side("three", sessions), machine, Sequential())
-    trace.check()
+    trace = checked(side_by_side("three", sessions), machine, Sequential())
     assert times(trace) == {"a/f": (0, 10), "b/f": (0, 10), "c/f": (10, 20)}
     assert trace.job.machine.devices[0].streams == 6
 
@@ -146,8 +144,7 @@ def test_a_process_waits_for_its_own_copies_only() -> None:
     b.input("x", 100, device="cpu0")
     b.op("f", inputs=["x"], duration_ns=10, device="gpu0"), b.op("g", duration_ns=10, device="gpu0")
     sessions = {"a": Session(b.build()), "b": Session(ops(f=10, g=10))}
-    trace = simulate(side_by_side("two", sessions), machine, Sequential())
-    trace.check()
+    trace = checked(side_by_side("two", sessions), machine, Sequential())
     assert times(trace) == {"b/f": (10, 20), "b/g": (20, 30), "a/f": (110, 120), "a/g": (120, 130)}
     one = simulate(side_by_side("two", sessions, "one"), machine, Sequential())
     assert times(one)["b/f"] == (130, 140)  # one thread: it copies, launches both of a, then b's first
@@ -268,8 +265,7 @@ def test_processes_on_gpus_of_their_own_do_not_notice_one_another(seed: int, kin
     devices = tuple(Device(d, issue_ns=7, launch_latency_ns=5, gap_ns=1, streams=2) for d in ("d0", "d1"))
     machine = Machine(devices, hosts=(Host("host", ("d0", "d1")),))
     sessions = {name: Session(graph) for name, graph in graphs.items()}
-    both = simulate(side_by_side("two", sessions), machine, kind(), streams=RoundRobinStreams())
-    both.check()
+    both = checked(side_by_side("two", sessions), machine, kind(), streams=RoundRobinStreams())
     found = times(both)
     for name, graph in graphs.items():
         alone = simulate(graph, machine, kind(), streams=RoundRobinStreams())

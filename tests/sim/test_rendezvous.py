@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program_helpers import programs
 from rendezvous_helpers import rendezvous_keys
+from runs import checked
 
 from devices.machine import make_machine
 from devices.memory.registry import MemorySpec
@@ -84,8 +85,7 @@ def test_the_first_send_meets_the_first_recv(links: bool) -> None:
     """Sends end at 30, 10, 20 and Recvs ask at 1, 50, 5: (10, 1), (20, 5), (30, 50)."""
     b = GraphBuilder("fifo")
     pair(b, "k", 3, [30, 10, 20], [1, 50, 5])
-    trace = simulate(b.build(), machine(links=links, sharing="shared"), ReadyQueue())
-    trace.check()
+    trace = checked(b.build(), machine(links=links, sharing="shared"), ReadyQueue())
     assert met(trace) == [("k.send1", "k.recv0"), ("k.send2", "k.recv2"), ("k.send0", "k.recv1")]
     if not links:  # at once, when both are there
         assert [time(trace, f"k.recv{i}") for i in range(3)] == [10, 50, 20]
@@ -107,8 +107,7 @@ def test_between_processes_the_request_travels_first(made_ns: int, asked_ns: int
     """The bytes leave when the tensor is there and the request, which takes the latency, has arrived."""
     b = GraphBuilder("one")
     pair(b, "k", 1, [made_ns], [asked_ns])
-    trace = simulate(b.build(), machine(on_request=True), ReadyQueue())
-    trace.check()
+    trace = checked(b.build(), machine(on_request=True), ReadyQueue())
     assert trace.transfers["start_ns"].tolist() == [due_ns]
     assert time(trace, "k.recv0") == due_ns + 5 + 10
 
@@ -120,8 +119,7 @@ def test_a_send_never_blocks() -> None:
     for i in range(2):
         b.op(f"more{i}", kind="send", duration_ns=3 + i, outputs=7, device="cpu0", attributes={"key": "k"})
     b.op("alone", kind="send", device="cpu0", duration_ns=1, attributes={"key": "nobody asks"})
-    trace = simulate(b.build(), machine(), ReadyQueue())
-    trace.check()
+    trace = checked(b.build(), machine(), ReadyQueue())
     assert met(trace) == [("more0", "k.recv0")]
     assert trace.transfers["nbytes"].tolist() == [7]
     assert time(trace, "k.send0", "end_ns") == 10
@@ -142,8 +140,7 @@ def test_the_nth_meets_the_nth(
     pair(b, "k", 2, made[:2], asked[:2])
     pair(b, "m", 2, made[2:], asked[2:])
     there = machine(links=links, on_request=request, sharing="shared")
-    trace = simulate(b.build(), there, ReadyQueue(), iterations=repetitions)
-    trace.check()
+    trace = checked(b.build(), there, ReadyQueue(), iterations=repetitions)
     graph, n = trace.job.graph, trace.flow.n_nodes
     ends = {
         (int(i), graph.op_names[op]): int(e)
@@ -252,8 +249,7 @@ def test_pairs_of_send_and_recv_are_dependencies_and_stand_in_the_plan() -> None
 def test_an_allocator_gives_back_what_was_received() -> None:
     b = GraphBuilder("memory")
     pair(b, "k", 2, [10, 20], [1, 2])
-    trace = simulate(b.build(), machine(), ReadyQueue(), memory=tensor_memory())
-    trace.check()
+    trace = checked(b.build(), machine(), ReadyQueue(), memory=tensor_memory())
     assert trace.memory is not None
     assert trace.memory["change"].sum() == 0
 
@@ -325,8 +321,7 @@ def test_any_program_cut_anyhow_runs_the_same_ops(g: Graph, where: list[int], li
         assert device[p] == device[c]  # graphs of their own
     ops = [name for op, name in enumerate(g.op_names) if g.kind(op) == "op"]
     for policy in (ReadyQueue(), TensorFlowExecutor()):
-        trace = simulate(cut, there, policy)
-        trace.check()
+        trace = checked(cut, there, policy)
         assert runs(trace, ops) == runs(simulate(placed, there, policy), ops)
         for sends, recvs in rendezvous_keys(trace).values():
             assert (len(sends), len(recvs)) == (1, 1)
@@ -340,8 +335,7 @@ def test_programs_over_a_cpu_and_two_gpus(g: Graph) -> None:
     cut = Partition(rendezvous=True).apply(placed)
     ops = [name for op, name in enumerate(g.op_names) if g.kind(op) == "op"]
     for policy in (ReadyQueue(), TensorFlowExecutor()):
-        trace = simulate(cut, mixed, policy)
-        trace.check()
+        trace = checked(cut, mixed, policy)
         assert runs(trace, ops) == runs(simulate(placed, mixed, policy), ops)
 
 
@@ -354,8 +348,7 @@ def test_dead_tokens_are_carried() -> None:
          lambda b, w: [b.op("f", inputs=[w["x"]], duration_ns=10, outputs=100, device="cpu0")],
          lambda b, w: [b.op("g", inputs=[w["x"]], duration_ns=10, outputs=100, device="cpu1")],
          device="cpu2")  # fmt: skip
-    trace = simulate(Partition(rendezvous=True).apply(b.build()), machine(), TensorFlowExecutor())
-    trace.check()
+    trace = checked(Partition(rendezvous=True).apply(b.build()), machine(), TensorFlowExecutor())
     dead = {trace.job.graph.op_names[op] for op in trace.tasks["op"][trace.tasks["dead"] != 0].tolist()}
     assert {"g", "g/to_cpu2/send", "g/to_cpu2/recv"} <= dead
     assert not {"f", "f/to_cpu2/recv"} & dead
@@ -373,8 +366,7 @@ def test_iterations_do_not_mix(repetitions: int) -> None:
     b.op("zero", outputs=10, duration_ns=1, device="cpu0")
     while_loop(b, "loop", {"i": "zero"}, body, trips=4, device="cpu0")
     cut = Partition(rendezvous=True).apply(b.build())
-    trace = simulate(cut, machine(), TensorFlowExecutor(), iterations=repetitions)
-    trace.check()
+    trace = checked(cut, machine(), TensorFlowExecutor(), iterations=repetitions)
     assert runs(trace, ["count"])["count"] == 4 * repetitions
     keys = rendezvous_keys(trace)
     if repetitions == 1:
@@ -386,8 +378,7 @@ def test_a_linear_runtime_meets_in_program_order() -> None:
     b = GraphBuilder("linear")
     pair(b, "k", 2, [30, 10], [1, 2])
     for policy in (InOrder(), Sequential()):
-        trace = simulate(b.build(), machine(cores=1), policy)
-        trace.check()
+        trace = checked(b.build(), machine(cores=1), policy)
         assert met(trace) == [("k.send0", "k.recv0"), ("k.send1", "k.recv1")]
 
 
@@ -463,8 +454,7 @@ def test_a_recv_takes_its_turn(first: str, threads: str, expected: str) -> None:
     for name in ("b0", "b1"):
         b.op(name, inputs=["recv"], duration_ns=1, device="cpu0")
     process = make_machine({"devices": {"cpu0": {"kind": "cpu", "cores": 1}}})
-    trace = simulate(b.build(), process, TensorFlowExecutor(threads))
-    trace.check()
+    trace = checked(b.build(), process, TensorFlowExecutor(threads))
     names = [trace.job.graph.op_names[op] for op in trace.tasks["op"].tolist()]
     assert " ".join(names) == expected
 
@@ -484,8 +474,7 @@ def test_a_recv_that_waits_on_a_gpu_takes_no_place_and_is_not_its_own_cause() ->
             "links": [{"from": "gpu0", "to": "gpu1", "latency": "5ns", "duplex": True}],
         }
     )
-    trace = simulate(b.build(), machine, TensorFlowExecutor())
-    trace.check()
+    trace = checked(b.build(), machine, TensorFlowExecutor())
     by_name = dict(
         zip(
             (trace.job.graph.op_names[op] for op in trace.tasks["op"]),
@@ -510,8 +499,7 @@ def test_a_recv_on_a_gpu_starts_when_what_it_follows_there_has_ended(hop_ns: int
     b.op("y", inputs=["r"], duration_ns=1, device="gpu0")
     gpu = {"kind": "gpu", "event_hop": f"{hop_ns}ns"}
     both = make_machine({"devices": {"cpu0": {"kind": "cpu", "cores": 1}, "gpu0": gpu}})
-    trace = simulate(b.build(), both, TensorFlowExecutor())
-    trace.check()
+    trace = checked(b.build(), both, TensorFlowExecutor())
     assert time(trace, "r") == 10 + hop_ns
     assert time(trace, "y") == 10 + hop_ns + duration_ns
 
@@ -562,8 +550,7 @@ def test_recvs_on_gpus_keep_the_invariants(g: Graph, hop: int, streams: int, lin
     devices = make_machine(spec)
     memory = tensor_memory({device.name: MemorySpec("counted") for device in devices.devices})
     with suppress(StuckError):  # Sends may follow, by way of other ops, the Recvs that they are for
-        trace = simulate(g, devices, TensorFlowExecutor(), iterations=runs, memory=memory)
-        trace.check()
+        trace = checked(g, devices, TensorFlowExecutor(), iterations=runs, memory=memory)
         for d, use in enumerate(memory_use(trace).values() if not links else ()):  # a copy is taken early
             log, at = trace.log_of(d), np.arange(trace.makespan_ns + 1)
             levels = [(log["time_ns"], log["in_use"]), (use.times_ns, use.in_use_bytes)]

@@ -48,7 +48,7 @@ def test_the_verb_forces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("two_gb")
 def test_edges_of_a_random_graph_are_counted_before_they_are_made() -> None:
-    build = RandomDag(model="random-dag", layers=1000, width=100, edge_probability=0.02)
+    build = RandomDag(model="random-dag", layers=1000, width=100, probability=0.02)
     with pytest.raises(
         InputError, match=r"99,999,000 edges take about 9.0 GB of memory, and 2.0 GB are free"
     ):

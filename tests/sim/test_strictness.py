@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_helpers import FRAMEWORKS, cpu, gpu, same_times, spans
 from program_helpers import programs
+from runs import checked
 
 from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
@@ -69,8 +70,7 @@ def join(strict: bool = False, *, after: str | None = None, sizes: bool = False)
 def test_a_join_starts_after_the_fast_branch_and_the_slow_one_is_still_computed(
     policy: Callable[[], Policy],
 ) -> None:
-    trace = simulate(join(), cpu(3), policy())
-    trace.check()
+    trace = checked(join(), cpu(3), policy())
     assert spans(trace) == {
         "fast": (0, 10), "slow": (0, 50), "gate": (0, 30), "join": (10, 20), "last": (20, 30)
     }  # fmt: skip
@@ -80,8 +80,7 @@ def test_a_join_starts_after_the_fast_branch_and_the_slow_one_is_still_computed(
 @every_policy
 @pytest.mark.parametrize(("after", "start_ns"), [("gate", 30), ("fast", 10), ("slow", 50)])
 def test_a_control_edge_is_always_waited_for(policy: Callable[[], Policy], after: str, start_ns: int) -> None:
-    trace = simulate(join(after=after), cpu(3), policy())
-    trace.check()
+    trace = checked(join(after=after), cpu(3), policy())
     assert spans(trace)["join"] == (start_ns, start_ns + 10)
 
 
@@ -90,8 +89,7 @@ def test_every_runtime_runs_it_once(name: str) -> None:
     beside = ("streams", "linearize", "launch", "allocator")
     choices = {k: v for k, v in FRAMEWORKS[name].items() if k not in beside}
     policy: Policy = plugins.lookup("sim.policies", choices.pop("name"))(**choices)
-    trace = simulate(join(), cpu(3), policy, iterations=2)
-    trace.check()
+    trace = checked(join(), cpu(3), policy, iterations=2)
     assert np.bincount(trace.tasks["op"]).tolist() == [2] * 5
 
 
@@ -102,8 +100,7 @@ def test_control_edges_alone_do_not_start_it(policy: Callable[[], Policy]) -> No
     for name, ns in {"gate": 5, "a": 10, "b": 20}.items():
         b.op(name, duration_ns=ns)
     b.op("join", inputs=["a", "b"], after=["gate"], duration_ns=1, attributes=LOOSE)
-    trace = simulate(b.build(), cpu(3), policy())
-    trace.check()
+    trace = checked(b.build(), cpu(3), policy())
     assert spans(trace)["join"] == (10, 11)
 
 
@@ -114,8 +111,7 @@ def test_an_input_that_is_there_from_the_start_is_the_first(policy: Callable[[],
     b.op("a", duration_ns=10)
     b.op("gate", duration_ns=4)
     b.op("join", inputs=["a", "w"], after=["gate"], duration_ns=1, attributes=LOOSE)
-    trace = simulate(b.build(), cpu(3), policy())
-    trace.check()
+    trace = checked(b.build(), cpu(3), policy())
     assert spans(trace)["join"] == (4, 5)
     assert bounds(trace).critical_path_ns == 10
 
@@ -124,8 +120,7 @@ def test_what_reads_one_tensor_twice_runs_once() -> None:
     b = GraphBuilder("twice")
     b.op("a", duration_ns=10)
     b.op("join", inputs=["a", "a"], duration_ns=1, attributes=LOOSE)
-    trace = simulate(b.build(), cpu(1), ReadyQueue())
-    trace.check()
+    trace = checked(b.build(), cpu(1), ReadyQueue())
     assert spans(trace)["join"] == (10, 11)
 
 
@@ -139,8 +134,7 @@ def test_iterations() -> None:
     b.op("fast", inputs=[("join", 1)], duration_ns=10)
     b.op("slow", inputs=[("slow", 1)], duration_ns=50)
     b.op("join", inputs=["fast", ("slow", 1)], duration_ns=5, attributes=LOOSE)
-    trace = simulate(b.build(), cpu(3), ReadyQueue(), iterations=3)
-    trace.check()
+    trace = checked(b.build(), cpu(3), ReadyQueue(), iterations=3)
     start = {op: trace.tasks["start_ns"][trace.tasks["op"] == k].tolist() for k, op in enumerate("fsj")}
     assert start == {"f": [0, 5, 20], "s": [0, 50, 100], "j": [0, 15, 30]}
     assert bounds(trace).critical_path_ns == trace.makespan_ns == 150
@@ -154,8 +148,7 @@ def test_the_first_arrival_over_a_link_counts() -> None:
     b.op("join", inputs=["near", "far"], duration_ns=1, device="d0", attributes=LOOSE)
     devices = (Device("d0", "cpu", workers=2), Device("d1", "cpu", workers=1))
     machine = Machine(devices, (Link("d1->d0", "d1", "d0", 5, None),), network=make_network)
-    trace = simulate(b.build(), machine, ReadyQueue())
-    trace.check()
+    trace = checked(b.build(), machine, ReadyQueue())
     assert spans(trace)["join"] == (15, 16)
     plan = trace.plan()
     assert [plan[k].op for k in plan[2].waits] == ["far"]
@@ -269,8 +262,7 @@ def runs(trace: Trace, name: str) -> list[tuple[int, bool]]:
 def test_the_first_live_input_counts(
     policy: Callable[[], Policy], outcome: bool, options: dict[str, str], expected: tuple[int, bool]
 ) -> None:
-    trace = simulate(branch(outcome, **options), cpu(4), policy())
-    trace.check()
+    trace = checked(branch(outcome, **options), cpu(4), policy())
     assert runs(trace, "join") == [expected]
     assert bounds(trace).critical_path_ns <= trace.makespan_ns
 
@@ -283,8 +275,7 @@ def test_when_all_inputs_are_dead_so_is_the_op() -> None:
         b.op(name, inputs=["s:0"], duration_ns=9)
     b.op("join", inputs=["f", "g"], duration_ns=9, attributes=LOOSE)
     b.op("end", kind="merge", inputs=["join", "s:1"], duration_ns=0)
-    trace = simulate(b.build(), cpu(4), ReadyQueue())
-    trace.check()
+    trace = checked(b.build(), cpu(4), ReadyQueue())
     assert runs(trace, "join") == [(1, True)]
 
 
@@ -301,8 +292,7 @@ def test_in_a_loop_it_runs_once_in_each_iteration(policy: str, parallel: int) ->
     b = GraphBuilder("loop")
     b.op("zero", duration_ns=0)
     while_loop(b, "loop", {"i": "zero"}, body, trips=3, parallel_iterations=parallel)
-    trace = simulate(b.build(), cpu(4), POLICIES[policy]())
-    trace.check()
+    trace = checked(b.build(), cpu(4), POLICIES[policy]())
     step = 15 if parallel == 1 else 11  # one at a time: the next begins when slow has ended
     assert [start for start, dead in runs(trace, "join") if not dead] == [10 + step * k for k in range(3)]
     assert [dead for _, dead in runs(trace, "join")] == [False] * 3 + [True]
@@ -317,8 +307,7 @@ def test_programs_run_the_same_ops_strict_or_not(g: Graph, loose: list[bool], co
     changed = dataclasses.replace(g, attributes={**g.attributes, **attributes})
     counts = []
     for graph in (g, changed):
-        trace = simulate(graph, cpu(cores), TensorFlowExecutor())
-        trace.check()
+        trace = checked(graph, cpu(cores), TensorFlowExecutor())
         assert bounds(trace).critical_path_ns <= trace.makespan_ns
         counts.append(np.bincount(trace.tasks["op"][trace.tasks["dead"] == 0], minlength=len(g)).tolist())
     assert counts[0] == counts[1]
@@ -330,8 +319,7 @@ def test_programs_run_the_same_ops_strict_or_not(g: Graph, loose: list[bool], co
 @pytest.mark.parametrize("iterations", [1, 2])
 def test_what_nobody_waited_for_is_given_back(iterations: int) -> None:
     """Fast is held until join has read it (10..20); slow until it is made (50): its reader is through."""
-    trace = simulate(join(sizes=True), cpu(3), ReadyQueue(), memory=tensor_memory(), iterations=iterations)
-    trace.check()
+    trace = checked(join(sizes=True), cpu(3), ReadyQueue(), memory=tensor_memory(), iterations=iterations)
     assert trace.memory is not None
     log = trace.memory
     assert log["change"].sum() == 0
@@ -360,7 +348,7 @@ def test_memory_comes_back_whatever_is_not_strict(seed: int, iterations: int) ->
             return device_of
 
     for lifetime in ("execution", "issue"):
-        trace = simulate(
+        trace = checked(
             dataclasses.replace(graph, attributes=loose),
             machine,
             ReadyQueue(synchronisation="issue"),
@@ -368,7 +356,6 @@ def test_memory_comes_back_whatever_is_not_strict(seed: int, iterations: int) ->
             memory=tensor_memory(lifetime=lifetime),
             iterations=iterations,
         )
-        trace.check()
         assert trace.memory is not None
         here = trace.memory["iteration"] >= 0  # not what is there from the beginning
         assert trace.memory["change"][here].sum() == 0

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import checked
 
 from devices.cost.calibration import Calibration, load_calibration
 from devices.processor.cpu_cores import CorunSlowdown, Waking
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
+from sim import Device, Graph, GraphBuilder, Machine, Trace
 from sim.job.build_job import make_job
 from sim.machine.device import Details
 from validation.calibrate import DisturbedError, machine_state, session
@@ -54,9 +55,7 @@ def graph() -> Graph:
 
 
 def run(device: Device = WORKERS) -> Trace:
-    trace = simulate(graph(), Machine((device,)), InOrder())
-    trace.check()
-    return trace
+    return checked(graph(), Machine((device,)), InOrder())
 
 
 def times(trace: Trace) -> dict[str, tuple[int, int]]:

@@ -22,7 +22,7 @@ class CountedAllocator(Allocator):
     ----------
     capacity : int, DeviceMemory or None
         Bytes of the device; None: unlimited.
-    rounding : int
+    alignment : int
         Every allocation takes a multiple of so many bytes.
     free_synchronises, malloc_synchronises : bool
         Whether the caller waits for an idle device.
@@ -43,15 +43,15 @@ class CountedAllocator(Allocator):
         self,
         capacity: int | DeviceMemory | None = None,
         *,
-        rounding: Bytes = 1,
+        alignment: Bytes = 1,
         malloc_synchronises: bool = False,
         free_synchronises: bool = True,
         name: str = "device",
     ) -> None:
         super().__init__(capacity, name)
-        if rounding < 1:
-            raise InputError(f"{name}: rounding to {rounding} bytes makes no sense; give 1 or more")
-        self.rounding = rounding
+        if alignment < 1:
+            raise InputError(f"{name}: an alignment of {alignment} bytes makes no sense; give 1 or more")
+        self.alignment = alignment
         self._malloc_synchronises = malloc_synchronises
         self._free_synchronises = free_synchronises
         self.may_synchronise = malloc_synchronises or free_synchronises
@@ -59,7 +59,7 @@ class CountedAllocator(Allocator):
 
     def rounded(self, nbytes: int) -> int:
         """Return `nbytes` rounded up."""
-        return round_up(nbytes, self.rounding)
+        return round_up(nbytes, self.alignment)
 
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Ask the device, or return None; see `Allocator.alloc`."""

@@ -49,9 +49,10 @@ def zb_auto(
     input_grad: int | Sequence[int] = 1,
     weight_grad: int | Sequence[int] = 1,
     transfer: int = 0,
+    in_flight: int | None = None,
     memory_limit: int | None = None,
-    activation: int | Sequence[int] = 1,
-    for_weight_grad: int | Sequence[int] | None = None,
+    kept: int | Sequence[int] = 1,
+    kept_for_weight_grad: int | Sequence[int] | None = None,
     objective: Objective = "span",
     solver: Solver = "best",
     time_limit_ns: int = 60 * NS_PER_S,
@@ -69,12 +70,15 @@ def zb_auto(
         transfer, and what is held.
     transfer : int
         Time between two ranks, in the same unit.
+    in_flight : int, optional
+        Micro-batches that a rank may hold, each of the stage that keeps most; by default as many as 1F1B
+        holds on its first rank, ``ranks * chunks``.
     memory_limit : int, optional
-        The most activations a rank may hold, in the unit of `activation`. By default what 1F1B holds
-        on its first rank: that of ``ranks * chunks`` micro-batches.
-    activation : int or sequence of int
+        Instead: the most that a rank may hold, in the unit of `kept`. In a scenario a size, of all that a
+        rank holds: parameters, gradients and optimizer state, too.
+    kept : int or sequence of int
         What a micro-batch holds on a stage from F to I.
-    for_weight_grad : int or sequence of int, optional
+    kept_for_weight_grad : int or sequence of int, optional
         What is left of that from I to W; by default all of it. For a transformer layer see
         `policies.pipeline.evaluate.transformer_activations`.
     objective : {"span", "makespan"}
@@ -101,7 +105,7 @@ def zb_auto(
 
     Examples
     --------
-    >>> schedule = zb_auto(4, 12, 1, forward=5, input_grad=6, weight_grad=4, memory_limit=8)
+    >>> schedule = zb_auto(4, 12, 1, forward=5, input_grad=6, weight_grad=4, in_flight=8)
     >>> schedule.meta["objective"] - 12 * (5 + 6 + 4)
     6
     """
@@ -114,11 +118,21 @@ def zb_auto(
     require_positive(time_limit=time_limit_ns)
     stages = ranks * chunks
     (transfer,) = per_stage("transfer", transfer, 1)
-    require_positive(memory_limit=stages if memory_limit is None else memory_limit)
-    sizes = per_stage("activation", activation, stages, least=1)
-    kept = sizes if for_weight_grad is None else per_stage("for_weight_grad", for_weight_grad, stages)
-    if any(left > size for left, size in zip(kept, sizes, strict=True)):
-        raise InputError("for_weight_grad is a part of activation and cannot exceed it")
+    if in_flight is not None and memory_limit is not None:
+        raise InputError("in_flight and memory_limit both say what a rank may hold; give one of them")
+    sizes = per_stage("kept", kept, stages, least=1)
+    require_positive(in_flight=stages if in_flight is None else in_flight)
+    limit = (
+        (stages if in_flight is None else in_flight) * max(sizes) if memory_limit is None else memory_limit
+    )
+    require_positive(memory_limit=limit)
+    left = (
+        sizes
+        if kept_for_weight_grad is None
+        else per_stage("kept_for_weight_grad", kept_for_weight_grad, stages)
+    )
+    if any(part > size for part, size in zip(left, sizes, strict=True)):
+        raise InputError("kept_for_weight_grad is a part of kept and cannot exceed it")
     times = zip(
         per_stage("forward", forward, stages),
         per_stage("input_grad", input_grad, stages),
@@ -131,8 +145,8 @@ def zb_auto(
         micro_batches=micro_batches,
         times=tuple(StageTimes(forward=f, input_grad=i, weight_grad=w) for f, i, w in times),
         transfer=transfer,
-        held=tuple(StageActivations(full, left) for full, left in zip(sizes, kept, strict=True)),
-        limit=stages * max(sizes) if memory_limit is None else memory_limit,
+        held=tuple(StageActivations(full, part) for full, part in zip(sizes, left, strict=True)),
+        limit=limit,
         objective=objective,
     )
     if solver != "cp-sat":

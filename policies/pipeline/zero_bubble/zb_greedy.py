@@ -161,7 +161,7 @@ class GreedyRanks:
             if not self.pending[rank]:
                 raise InfeasibleError(
                     f"no order fits: rank {rank} may hold {self.problem.limit} of activations and would need "
-                    f"{self.memory[rank] + size} for its next micro-batch; raise memory_limit"
+                    f"{self.memory[rank] + size} for its next micro-batch; raise in_flight or memory_limit"
                 )
             self.run_weight_grad(rank)
 
@@ -381,7 +381,7 @@ class _VSearch(GreedyRanks):
                     self.run_leg(leg, rank)
             if sum(map(len, self.program)) == before:
                 raise InfeasibleError(
-                    f"the greedy search got stuck under memory_limit {self.problem.limit}; raise it"
+                    f"the greedy search is stuck within {self.problem.limit}; raise in_flight or memory_limit"
                 )
         return self
 

@@ -6,7 +6,7 @@ Every action is an interval of fixed length with a free start; then
 * F, I and W wait for their inputs, with the transfer time between ranks;
 * each rank starts with F of micro-batch 0, as early as it can: no order is better for waiting;
 * what a rank holds never exceeds its limit: a micro-batch holds ``full`` from the start of F to the
-  end of I, and ``for_weight_grad`` from there to the end of W;
+  end of I, and ``kept_for_weight_grad`` from there to the end of W;
 * micro-batches are alike, so each phase of a stage takes them in order (no solution is lost).
 
 The greedy order is the first hint, and the sum of a rank's actions a lower bound of its span, without
@@ -201,7 +201,7 @@ def optimal_programs(
     found = times.solve(time_limit_ns)
     if found.values is None and found.finished:
         raise InfeasibleError(
-            f"no order fits: the memory limit {problem.limit} is too small; raise memory_limit"
+            f"no order fits: the memory limit {problem.limit} is too small; raise in_flight or memory_limit"
         )
     if found.values is None:
         raise InfeasibleError(

@@ -49,7 +49,7 @@ class Architecture:
     rotary : bool
     biases : bool
         Products and norms have biases.
-    experts, experts_per_token, expert_middle, shared_middle, dense_layers : int
+    experts, top_k, expert_middle, shared_middle, dense_layers : int
         Mixture of experts: the first ``dense_layers`` layers have none.
     q_rank, kv_rank, rotary_head, value_head : int
         Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); kv_rank 0: none.
@@ -78,7 +78,7 @@ class Architecture:
     rotary: bool = False
     biases: bool = True
     experts: int = 0
-    experts_per_token: int = 0
+    top_k: int = 0
     expert_middle: int = 0
     shared_middle: int = 0
     dense_layers: int = 0
@@ -105,8 +105,8 @@ class Architecture:
                 object.__setattr__(self, name, value)
         if self.heads % self.kv_heads:
             raise InputError(f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values")
-        if self.experts and not 0 < self.experts_per_token <= self.experts:
-            raise InputError(f"a token cannot go to {self.experts_per_token} of {self.experts} experts")
+        if self.experts and not 0 < self.top_k <= self.experts:
+            raise InputError(f"a token cannot go to {self.top_k} of {self.experts} experts")
         if self.dense_layers > self.layers:
             raise InputError(f"{self.dense_layers} dense layers are more than the {self.layers} there are")
 
@@ -192,7 +192,7 @@ class Architecture:
         if not self.is_dense(layer):
             one = sum(k * n for k, n in self.middle_weights(self.expert_middle))
             beside = sum(k * n for k, n in self.middle_weights(self.shared_middle))
-            products += self.experts_per_token * one + beside + self.hidden * self.experts
+            products += self.top_k * one + beside + self.hidden * self.experts
         scores = self.heads * (self.query_head + self.value_head) * tokens * sequence
         return 2 * tokens * products + (scores if causal else 2 * scores)
 
@@ -265,7 +265,7 @@ def _latent(
 
 
 def _experts(experts: int, chosen: int, middle: int) -> dict[str, Any]:
-    return {"experts": experts, "experts_per_token": chosen, "expert_middle": middle}
+    return {"experts": experts, "top_k": chosen, "expert_middle": middle}
 
 
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {

@@ -7,16 +7,9 @@
                 flop / (peak · measured · sustained)                         where its shape was measured
     Attention   alone / sustained; of another kernel than the measured, flop / (peak · part · sustained)
     Pass        the longer of alone and bytes / (memory · part)
-    Collective  by formula, or what `collective_ns` is replaced by
+    Collective  contention · what `devices.collectives.groups` says of it alone
 
     each kernel takes the gap to the next besides
-
-A collective of n ranks, S bytes as nccl-tests count them, takes steps · latency + S · share / bandwidth: a
-ring passes 2(n−1) messages of S/n for an all-reduce, n−1 for an all-gather and a reduce-scatter; an
-all-to-all sends (n−1)/n of S. Over several nodes the ring's bytes wait for the slower of NVLink and a node's
-network, which the groups that run side by side share: each of p ranks of a group on a node has p of the
-node's g shares of it; of its hops only those between nodes take the network's latency
-(`scenarios.builders.train.calibration`).
 
 A calibration is a YAML or JSON file in these fields, a preset, or the system file of SimuMax
 (`scenarios.workloads.calibrations`).
@@ -25,14 +18,12 @@ A calibration is a YAML or JSON file in these fields, a preset, or the system fi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
-from devices.collectives.nccl_constants import BASE_US, HARDWARE_US, NETWORK_LL, PROTOCOLS
-from scenarios.builders.train.kernels import Attention, Collective, CollectiveKind, Pass, Product, Timed
-from scenarios.builders.train.layout import RankGroup
+from devices.collectives.groups import CollectiveKind, Fabric, GroupCollectives, NodeFabrics, RankGroup
+from scenarios.builders.train.kernels import Attention, Collective, Pass, Product, Timed
 from scenarios.ops.attributes import check_dtype, nbytes
 from scenarios.ops.op_costs import op_arguments
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
@@ -41,113 +32,6 @@ from sim.base.errors import InputError
 from sim.base.units import NS_PER_S
 from sim.graph.graph import Graph
 from sim.job.costs import costs_ns
-
-# ----------------------------------------------------------------------------------------------------------
-# Collectives over several nodes: most hops of a ring stay in a node, and one a node crosses the network.
-#
-#     ring of 4 nodes of 8    all-gather    28 hops in nodes + 3 between them; (n-1)/n S over what is slower
-#     tree of the nodes       all-reduce    2 (7 in the node + log2 4 between); 2 S / 0.92
-#     directly                all-to-all    7 messages in the node, 24 to others
-#
-# What a hop takes is given, or NCCL's own: then each of its protocols has latencies and a part of the
-# bandwidth, and of ways and protocols the fastest is taken, as NCCL does. Source: NVIDIA/nccl 2.30,
-# ``src/graph/tuning.cc`` (``ncclTopoTuneModel``); without latencies, the ring is that of
-# `scenarios.builders.train.calibration`.
-
-
-class Hops(NamedTuple):
-    """What is waited for: before the first message, for a hop in a node and for one between nodes, in ns."""
-
-    start_ns: float
-    inside_ns: float
-    between_ns: float
-
-
-class CollectiveWay(NamedTuple):
-    """A way to carry out a collective: its latency, and the bandwidth that it reaches.
-
-    Attributes
-    ----------
-    latency_ns : float
-    part : float
-        Of the bandwidth that there is.
-    most : float
-        Bytes/s that it carries at most.
-    """
-
-    latency_ns: float
-    part: float
-    most: float = math.inf
-
-    def time_ns(self, nbytes: float, rate: float) -> float:
-        """Return what it takes where `rate` bytes/s pass."""
-        return self.latency_ns + nbytes / min(self.part * rate, self.most) * NS_PER_S
-
-
-_TREE: Final = 0.92
-"""What a tree reaches of the bandwidth of a ring."""
-
-_PARTS: Final[Mapping[str, Mapping[str, float]]] = {
-    "ring": {"ll": 0.5, "ll128": 0.92, "simple": 1.0},
-    "tree": {"ll": _TREE / 3.8, "ll128": _TREE * 120 / 128, "simple": _TREE},
-}
-
-
-@lru_cache(maxsize=4096)
-def ways(kind: CollectiveKind, group: RankGroup, hops: Hops) -> tuple[CollectiveWay, ...]:
-    """Return the ways of a group over several nodes, each hop of which takes as long.
-
-    Examples
-    --------
-    >>> ways("all_reduce", RankGroup(32, 4), Hops(0.0, 1000.0, 10_000.0))
-    (CollectiveWay(latency_ns=116000.0, part=1.0, most=inf), CollectiveWay(latency_ns=54000.0, part=0.92,
-    most=inf))
-    """
-    ring = CollectiveWay(latency_of("ring", kind, group, hops), 1.0)
-    if kind != "all_reduce":
-        return (ring,)
-    return ring, CollectiveWay(latency_of("tree", kind, group, hops), _TREE)
-
-
-@lru_cache(maxsize=4096)
-def nccl_ways(kind: CollectiveKind, group: RankGroup) -> tuple[CollectiveWay, ...]:
-    """Return NCCL's ways of a group over several nodes, by its own latencies.
-
-    Examples
-    --------
-    >>> [round(way.latency_ns) for way in nccl_ways("all_gather", RankGroup(6400, 800))]
-    [7763900, 13850000, 30234400]
-    """
-    if kind in ("all_to_all", "send"):  # directly, to all at once
-        return (CollectiveWay(1000 * (BASE_US["ring"][-1] + HARDWARE_US["net"]["ring"][-1]), 1.0),)
-    found = []
-    for way in ("ring", "tree") if kind == "all_reduce" else ("ring",):
-        for p, protocol in enumerate(PROTOCOLS):
-            # With one rank on each node, messages of a ring are as exposed as those of a tree.
-            net = HARDWARE_US["net"]["tree" if group.per_node == 1 else way][p]
-            inside = HARDWARE_US["nvlink"][way][p]
-            if way == "ring":  # a message to the network is posted meanwhile
-                inside = max(inside, 3.0 if protocol == "simple" else 1.0)
-            hops = Hops(1000 * BASE_US[way][p], 1000 * inside, 1000 * net)
-            most = 1e9 * NETWORK_LL[False][min(group.nodes, 3) - 2] if protocol == "ll" else math.inf
-            found.append(CollectiveWay(latency_of(way, kind, group, hops), _PARTS[way][protocol], most))
-    return tuple(found)
-
-
-def latency_of(way: str, kind: CollectiveKind, group: RankGroup, hops: Hops) -> float:
-    """Return what a way takes without any bytes: its hops, one after another."""
-    n, nodes, here = group.size, group.nodes, group.per_node
-    if kind == "send":
-        inside, between = 0, 1
-    elif kind == "all_to_all":
-        inside, between = here - 1, n - here
-    elif way == "tree":
-        inside, between = 2 * (here - 1), 2 * (nodes.bit_length() - 1)
-    else:
-        rounds = 2 if kind == "all_reduce" else 1
-        inside, between = rounds * (n - nodes), rounds * (nodes - 1)
-    return hops.start_ns + inside * hops.inside_ns + between * hops.between_ns
-
 
 # ----------------------------------------------------------------------------------------------------------
 # Kernels alone, as the cost model of a device times them: what `workload: {build: ...}` asks, too.
@@ -241,70 +125,6 @@ def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
 
 # ----------------------------------------------------------------------------------------------------------
 
-CollectiveTime = Callable[[CollectiveKind, int, int, int, str], float]
-"""``time(kind, nbytes, ranks_per_node, nodes, dtype)`` in ns: what a model of collectives offers."""
-
-STEPS: Final[Mapping[str, Callable[[int], int]]] = {
-    "all_reduce": lambda n: 2 * (n - 1),
-    "all_gather": lambda n: n - 1,
-    "reduce_scatter": lambda n: n - 1,
-    "all_to_all": lambda n: n - 1,
-    "send": lambda n: 1,
-}
-"""Messages that a rank sends one after the other."""
-
-SHARE: Final[Mapping[str, Callable[[int], float]]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "send": lambda n: 1.0,
-}
-"""Part of the buffer that passes a rank's link."""
-
-
-@dataclass(frozen=True)
-class Reach:
-    """Bandwidth and latency of collectives inside a node, or between nodes.
-
-    Attributes
-    ----------
-    bandwidth : float
-        Of a rank, in bytes/s each way.
-    efficiency : mapping
-        Part of it that is reached, by kind; ``default`` for the others.
-    latency_ns : mapping
-        Of a message, by kind.
-    fixed_ns : mapping
-        Of a call, by kind, or by kind and ranks (``all_to_all/4``).
-    nccl : bool
-        Of collectives over several nodes: latencies are NCCL's, by protocol, and not `latency_ns`.
-    """
-
-    bandwidth: float
-    efficiency: Mapping[str, float] = field(default_factory=dict)
-    latency_ns: Mapping[str, float] = field(default_factory=dict)
-    fixed_ns: Mapping[str, float] = field(default_factory=dict)
-    nccl: bool = False
-
-    def hop_ns(self, kind: CollectiveKind) -> float:
-        """Return the latency of a message."""
-        return self.latency_ns.get(kind, self.latency_ns.get("default", 0.0))
-
-    def call_ns(self, kind: CollectiveKind, ranks: int) -> float:
-        """Return what a call takes besides its messages."""
-        by_kind = self.fixed_ns.get(kind, self.fixed_ns.get("default", 0.0))
-        return self.fixed_ns.get(f"{kind}/{ranks}", by_kind)
-
-    def rate(self, kind: CollectiveKind) -> float:
-        """Return how many bytes/s of a rank pass."""
-        return self.bandwidth * self.efficiency.get(kind, self.efficiency.get("default", 1.0))
-
-    def time_ns(self, kind: CollectiveKind, nbytes: int, ranks: int) -> float:
-        """Return the time of a collective."""
-        latency = STEPS[kind](ranks) * self.hop_ns(kind) + self.call_ns(kind, ranks)
-        return latency + nbytes * SHARE[kind](ranks) / self.rate(kind) * NS_PER_S
-
 
 @dataclass(frozen=True)
 class TrainingCalibration:
@@ -337,19 +157,16 @@ class TrainingCalibration:
         Time of a collective among the kernels of a step / time of the collective alone.
     hiding : float
         The part of a collective that passes unnoticed while a kernel runs beside it; the rest slows both.
-    node, between : Reach
-        Inside a node, and between nodes (a rank's part of the node's network).
+    collectives : GroupCollectives
+        How long a collective alone takes.
     measured : mapping
         Efficiency of single shapes.
-    collective : callable, optional
-        Replaces the formula: see `CollectiveTime`.
     """
 
     name: str
     peak: float
     memory_bandwidth: float
-    node: Reach
-    between: Reach
+    collectives: GroupCollectives = field(default_factory=NodeFabrics)
     memory: int | None = None
     alone: KernelPrices | None = None
     product: float = 1.0
@@ -362,7 +179,6 @@ class TrainingCalibration:
     contention: float = 1.0
     hiding: float = 1.0
     measured: Mapping[Product | Attention, float] = field(default_factory=dict)
-    collective: CollectiveTime | None = None
 
     def kernel_ns(self, kernel: Timed) -> float:
         """Return the time of a kernel."""
@@ -404,34 +220,11 @@ class TrainingCalibration:
         """Return the time of reading and writing so many bytes."""
         return self.kernel_ns(Pass(nbytes, of))
 
-    def collective_ns(
-        self, kind: CollectiveKind, nbytes: int, group: RankGroup, dtype: str = "bf16"
-    ) -> float:
-        """Return the time of a collective of a group: the one place that knows how long one takes."""
+    def collective_ns(self, kind: CollectiveKind, nbytes: int, group: RankGroup) -> float:
+        """Return the time of a collective of a group."""
         if group.size == 1 or not nbytes:
             return 0.0
-        if self.collective is not None:
-            return self.contention * self.collective(kind, nbytes, group.per_node, group.nodes, dtype)
-        return self.contention * self._by_formula(kind, nbytes, group)
-
-    def _by_formula(self, kind: CollectiveKind, nbytes: int, group: RankGroup) -> float:
-        if group.nodes == 1:
-            return self.node.time_ns(kind, nbytes, group.size)
-        n, between = group.size, self.between
-        carried, rate = nbytes * SHARE[kind](n), between.rate(kind)
-        if kind == "all_to_all":  # what stays in the node does not cross the network
-            carried *= (n - group.per_node) / (n - 1)
-        elif kind != "send":
-            rate *= group.per_node
-        if kind != "all_to_all":
-            rate = min(rate, self.node.rate(kind))
-        if between.nccl:
-            found = nccl_ways(kind, group)
-        else:
-            found = ways(
-                kind, group, Hops(between.call_ns(kind, n), self.node.hop_ns(kind), between.hop_ns(kind))
-            )
-        return min(way.time_ns(carried, rate) for way in found)
+        return self.contention * self.collectives.time_ns(kind, nbytes, group)
 
     def exposed_ns(self, kernel: Collective, group: RankGroup) -> tuple[float, float]:
         """Return the time of a collective, and how much of it no kernel hides."""
@@ -477,13 +270,11 @@ def at_rate(rate: int, bandwidth: int | None = None) -> TrainingCalibration:
     bandwidth : int, optional
         Between the devices that share a layer, in bytes/s; None: messages take no time.
     """
-    reach = Reach(float(bandwidth or math.inf))
     return TrainingCalibration(
         name="rate",
         peak=float(rate),
         memory_bandwidth=math.inf,
-        node=reach,
-        between=reach,
+        collectives=_one_fabric(bandwidth),
         attention_backward=5 / 4,  # its five products (kernels.Attention.flops) as four
         hiding=0.0,
     )
@@ -505,14 +296,17 @@ def on_device(device: Device, dtype: str, bandwidth: int | None = None) -> Train
     InputError
         The device has no cost model, or (when a kernel is timed) one that does not know it.
     """
-    reach = Reach(float(bandwidth or math.inf))
     return TrainingCalibration(
         device.name,
         math.inf,
         math.inf,
-        node=reach,
-        between=reach,
+        collectives=_one_fabric(bandwidth),
         alone=KernelPrices(device, dtype),
         gap_ns=float(device.gap_ns),
         hiding=0.0,
     )
+
+
+def _one_fabric(bandwidth: int | None) -> NodeFabrics:
+    fabric = Fabric(bandwidth or math.inf)
+    return NodeFabrics(fabric, fabric)

@@ -29,12 +29,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from devices.collectives.groups import CollectiveKind
 from policies.parallel.expert_routing import UnplacedRouting
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.kernels import (
     Attention,
     Collective,
-    CollectiveKind,
     Kernel,
     LayerPiece,
     Pass,
@@ -349,14 +349,14 @@ class RankWork:
         if b.routes is None:
             # one copy of a token for each expert that it goes to; each sender pads to an equal number for
             # each expert
-            each = -(-self.few * m.experts_per_token // m.experts)
+            each = -(-self.few * m.top_k // m.experts)
             copies = each * m.experts
             return ExpertLoad(
                 copies, round(each * ep * b.imbalance), round(copies * b.imbalance), b.imbalance
             )
         if b.imbalance != 1.0:
             raise InputError("has no effect beside routing, which says it", path=("imbalance",))
-        made = b.routes.of(ranks=ep, experts=m.experts, tokens=self.few, top_k=m.experts_per_token)
+        made = b.routes.of(ranks=ep, experts=m.experts, tokens=self.few, top_k=m.top_k)
         return ExpertLoad(
             int(made.sent.sum(axis=1).max()),
             -(-int(made.arrived.max()) * ep // m.experts),

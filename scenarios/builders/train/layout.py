@@ -20,8 +20,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
+from devices.collectives.groups import RankGroup
 from policies.parallel.rank_grid import Grid
 from sim.base.errors import InputError, MisfitError, hint
 
@@ -30,18 +31,6 @@ ORDER: Final = ("tp", "cp", "pp", "dp")
 Sharding = Literal["none", "zero-1", "zero-2", "fsdp", "zero-3"]
 SHARDINGS: Final[tuple[Sharding, ...]] = ("none", "zero-1", "zero-2", "fsdp", "zero-3")
 """What data-parallel ranks share: nothing; optimizer state; gradients too; parameters too (two ways)."""
-
-
-class RankGroup(NamedTuple):
-    """Ranks that communicate: how many, on how many nodes; other groups beside them share the nodes."""
-
-    size: int
-    nodes: int
-
-    @property
-    def per_node(self) -> int:
-        """Ranks on a node, of the fullest one."""
-        return -(-self.size // self.nodes)
 
 
 @dataclass(frozen=True)
@@ -112,8 +101,8 @@ class ParallelLayout:
             )
         if self.chunks > 1 and self.pp == 1:
             raise MisfitError(
-                f"vpp: {self.chunks} stages a rank need a pipeline, and pp is 1",
-                reason="vpp without a pipeline",
+                f"chunks: {self.chunks} stages a rank need a pipeline, and pp is 1",
+                reason="chunks without a pipeline",
             )
 
     @property

@@ -24,6 +24,7 @@ from functools import cached_property, lru_cache
 from operator import add
 from typing import Any, Final, Literal, NamedTuple
 
+from devices.collectives.groups import RankGroup
 from policies.parallel.expert_routing import UnplacedRouting
 from policies.pipeline import Schedule, StageTimes, generate
 from scenarios.builders.pipeline_stage import Around, PipelineStage
@@ -31,7 +32,7 @@ from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import Attention, Collective, Kernel, LayerPiece, Product
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
-from scenarios.builders.train.layout import ParallelLayout, RankGroup
+from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.memory import (
     CheckpointUnit,
     Peak,
@@ -109,15 +110,15 @@ class Training:
     model : Architecture
     layout : Layout
     calibration : Calibration
-    sequence, micro_batch, global_batch : int
+    sequence, micro_batch, batch : int
         Tokens of a sample; samples of a micro-batch of a replica; samples of a step.
     recompute : {"none", "selective", "full"}
         selective: attention's inside; full: each layer.
-    gradient_bytes, parameter_bytes, optimizer_bytes : int
+    gradient_bytes, parameter_bytes, optimizer_state : int
         A parameter's.
     overlap : bool
         Gradients are reduced, and parameters gathered, beside the computation.
-    stage_layers : tuple of int
+    partition : tuple of int
         Layers of each stage; empty: as even as possible, the last and then the first having one less.
     context, flash, dropout, fused_loss, imbalance, routes
         As in `scenarios.builders.train.layers.ReplicaBatch`.
@@ -136,13 +137,13 @@ class Training:
     calibration: TrainingCalibration
     sequence: int
     micro_batch: int
-    global_batch: int
+    batch: int
     recompute: Recompute = "none"
     gradient_bytes: int = 4
     parameter_bytes: int = 2
-    optimizer_bytes: int = 12
+    optimizer_state: int = 12
     overlap: bool = False
-    stage_layers: tuple[int, ...] = ()
+    partition: tuple[int, ...] = ()
     context: str = "all-to-all"
     flash: bool = True
     dropout: bool = False
@@ -157,20 +158,20 @@ class Training:
     def __post_init__(self) -> None:
         """Refuse batches and stages that do not come out even."""
         replicas = self.layout.dp
-        if self.global_batch % (replicas * self.micro_batch):
+        if self.batch % (replicas * self.micro_batch):
             raise MisfitError(
-                f"a global batch of {self.global_batch} cannot be shared by {replicas} replicas in "
+                f"a global batch of {self.batch} cannot be shared by {replicas} replicas in "
                 f"micro-batches of {self.micro_batch}",
                 reason="dp·micro_batch does not divide the global batch",
             )
-        if self.stage_layers and (sum(self.stage_layers), len(self.stage_layers)) != (
+        if self.partition and (sum(self.partition), len(self.partition)) != (
             self.model.layers,
             self.stages,
         ):
             raise MisfitError(
-                f"stage_layers has {len(self.stage_layers)} stages of {sum(self.stage_layers)} layers, and "
+                f"partition has {len(self.partition)} stages of {sum(self.partition)} layers, and "
                 f"there are {self.stages} of {self.model.layers}",
-                reason="stage_layers has other stages or layers",
+                reason="partition has other stages or layers",
             )
         if self.stages > self.model.layers + 2:  # the first and the last may have none
             raise MisfitError(
@@ -193,23 +194,23 @@ class Training:
     @property
     def micro_batches(self) -> int:
         """Micro-batches of a replica."""
-        return self.global_batch // (self.layout.dp * self.micro_batch)
+        return self.batch // (self.layout.dp * self.micro_batch)
 
     @property
     def tokens(self) -> int:
         """Tokens of a step."""
-        return self.global_batch * self.sequence
+        return self.batch * self.sequence
 
     @property
     def flops(self) -> int:
         """The model's own flop of a step, all scores counted: what MFU counts."""
-        return self.model.flops(self.global_batch, self.sequence)
+        return self.model.flops(self.batch, self.sequence)
 
     @property
     def layers_of(self) -> tuple[int, ...]:
         """Layers of each stage."""
-        if self.stage_layers:
-            return self.stage_layers
+        if self.partition:
+            return self.partition
         most, last = -(-self.model.layers // self.stages), self.stages - 1
         less = [last, *range(last)][: most * self.stages - self.model.layers]
         return tuple(most - (s in less) for s in range(self.stages))
@@ -396,9 +397,9 @@ class Training:
         if schedule.stages != self.stages:
             ranks = self.layout.pp
             raise MisfitError(
-                f"{name} has {schedule.stages} stages on {ranks} ranks, and pp·vpp = {self.stages}; "
-                f"set parallel.vpp: {schedule.stages // ranks}",
-                reason=f"{name} has other stages than pp·vpp",
+                f"{name} has {schedule.stages} stages on {ranks} ranks, and pp·chunks = {self.stages}; "
+                f"set parallel.chunks: {schedule.stages // ranks}",
+                reason=f"{name} has other stages than pp·chunks",
             )
         return schedule
 
@@ -489,7 +490,7 @@ class Training:
         return {
             "parameters": self.parameter_bytes * held,
             "gradients": self.gradient_bytes * self.gradients_held(stage),
-            "optimizer state": self.optimizer_bytes * share,
+            "optimizer state": self.optimizer_state * share,
         }
 
     def peaks(self, schedule: Schedule) -> list[Peak]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.cli.shared_options import AllowCode, AllowOutside, Json
+from scenarios.cli.shared_options import Json
+from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
     from scenarios.regression import Checked
@@ -36,8 +37,7 @@ def check(
         typer.Option("--format", help="Text, JSON, or text whose failures are annotations on GitHub."),
     ] = CheckFormat.text,
     json: Json = False,
-    allow_code: AllowCode = False,
-    allow_outside: AllowOutside = False,
+    allowed: Allowed = NOTHING,
 ) -> None:
     """Check every `expect:` of these scenarios and the invariants of each run.
 
@@ -52,9 +52,7 @@ def check(
     done: list[Checked] = []
     for path in scenario_files(paths):
         with progress(f"checking {path}"):
-            results = list(
-                check_file(path, allow_code=allow_code, allow_outside=allow_outside, new_values=update)
-            )
+            results = list(check_file(path, allowed, new_values=update))
         done += results
         if format is not CheckFormat.json:
             for one in results:

@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 from scenarios.cli.shared_options import (
-    AllowCode,
-    AllowOutside,
     Arrows,
     CriticalPath,
     Gantt,
@@ -22,6 +20,7 @@ from scenarios.cli.shared_options import (
     TraceFile,
     Tuning,
 )
+from sim.base.plugins import NOTHING, Allowed
 
 Pareto = Annotated[
     str | None,
@@ -45,8 +44,7 @@ def compare(
     tuning: Tuning = None,
     pareto: Pareto = None,
     json: Json = False,
-    allow_code: AllowCode = False,
-    allow_outside: AllowOutside = False,
+    allowed: Allowed = NOTHING,
 ) -> None:
     """Run the same work under several policies: those of `--policy`, or of the scenario's `compare:`.
 
@@ -64,7 +62,7 @@ def compare(
     charts = Charts(arrows, critical_path, open_page)
     charts.check(files)
     check_outputs({**files, "pareto": None if pareto is None else [pareto]})
-    comparison = compare_all(cases_of(scenario, policy, sets, allow_code, allow_outside, compare=True))
+    comparison = compare_all(cases_of(scenario, policy, sets, allowed, compare=True))
     if pareto is not None:
         draw_pareto(comparison.results, pareto)
         typer.echo(f"wrote {pareto}", err=True)
@@ -73,7 +71,7 @@ def compare(
     else:
         print_comparison(comparison)
     if comparison.failures and any(files.values()):
-        failed = ", ".join(failure.policy for failure in comparison.failures)
+        failed = ", ".join(failure.label for failure in comparison.failures)
         typer.echo(f"not in the files that are written, as there is no result: {failed}", err=True)
     finish(comparison.results, files, charts)
     if comparison.failures:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import AllowCode, AllowOutside, Json, Sets, settings
+from scenarios.cli.shared_options import Json, Sets, settings
+from sim.base.plugins import NOTHING, Allowed
 
 
 def diff(
@@ -52,8 +53,7 @@ def diff(
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with status 1 if anything differs.")
     ] = False,
-    allow_code: AllowCode = False,
-    allow_outside: AllowOutside = False,
+    allowed: Allowed = NOTHING,
 ) -> None:
     """Show what differs between two runs: which ops moved, the first that did and why, idle time by reason.
 
@@ -75,7 +75,7 @@ def diff(
         check_path("gantt", path, PICTURES)
     given = (policy or (), sets or (), sets_a or (), sets_b or ())
     paths = [file] if other is None else [file, other]
-    sides = two_sides(Asked(paths, *given, allow_code=allow_code, allow_outside=allow_outside))
+    sides = two_sides(Asked(paths, *given, allowed=allowed))
     schedules = []
     for letter, side in zip("AB", sides, strict=True):
         with progress(f"{letter}: {side.title}"):

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import AllowCode, AllowOutside, Json, Policies, ScenarioPath, Sets
+from scenarios.cli.shared_options import Json, Policies, ScenarioPath, Sets
+from sim.base.plugins import NOTHING, Allowed
 
 
 def explain(
@@ -35,8 +36,7 @@ def explain(
         int, typer.Option("--most", min=0, help="How many of the longest steps and idle gaps to show.")
     ] = 10,
     json: Json = False,
-    allow_code: AllowCode = False,
-    allow_outside: AllowOutside = False,
+    allowed: Allowed = NOTHING,
 ) -> None:
     """Show what the makespan consists of, the critical path that led to it, and why devices were idle.
 
@@ -53,7 +53,7 @@ def explain(
 
     from_ns = parse_duration(begin, what="--from")
     to_ns = None if end is None else parse_duration(end, what="--to")
-    results = run_all(cases_of(scenario, policy, sets, allow_code, allow_outside))
+    results = run_all(cases_of(scenario, policy, sets, allowed))
     places = [
         Where.named(
             result.trace.job.machine,

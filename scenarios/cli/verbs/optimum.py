@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import AllowCode, AllowOutside, Json, Policies, ScenarioPath, Sets
+from scenarios.cli.shared_options import Json, Policies, ScenarioPath, Sets
+from sim.base.plugins import NOTHING, Allowed
 
 
 def optimum(
@@ -25,8 +26,7 @@ def optimum(
         typer.Option("--out", metavar="FILE", help="Write the best as a scenario (.yaml), beside this one."),
     ] = None,
     json: Json = False,
-    allow_code: AllowCode = False,
-    allow_outside: AllowOutside = False,
+    allowed: Allowed = NOTHING,
 ) -> None:
     """Search for the order of ops, and their streams, with the shortest makespan, and prove how good it is.
 
@@ -40,8 +40,9 @@ def optimum(
     from scenarios.cli.output import print_json
     from scenarios.cli.running import compare_all, progress
     from scenarios.cli.search_tables import print_optimum
-    from scenarios.run.load import load_scenario
+    from scenarios.file.document import Document
     from scenarios.run.prepare_job import job_of
+    from scenarios.run.scenario import scenario_of
     from scenarios.variants.optimum import find_optimum
     from scenarios.variants.tune_report import check_winner, write_found
     from sim.base.errors import InputError
@@ -52,13 +53,15 @@ def optimum(
         raise InputError("--limit: should be more than 0")
     if out is not None:
         check_winner(out, scenario)
-    loaded = load_scenario(scenario, sets=sets or (), allow_code=allow_code, allow_outside=allow_outside)
+    loaded = scenario_of(Document.read(scenario, allowed).with_settings(sets or ()))
     cases = [loaded.case(name) for name in policy] if policy else [loaded.case(), *loaded.cases()]
     refuse_unmodelled(job_of(cases[0]), not devices)
     comparison = compare_all(list({case.label: case for case in reversed(cases)}.values())[::-1])
     results = comparison.results
     if results[0].policy != cases[0].label:
-        raise comparison.failures[0].error
+        first = comparison.failures[0].error
+        assert first is not None
+        raise first
     with progress("searching for the optimum"):
         found = find_optimum(results, limit_ns=limit_ns, placed=not devices, seed=seed)
     if json:
@@ -72,7 +75,7 @@ def optimum(
         written = write_found(
             out,
             best.case.scenario.document,
-            None if follows is None else best.trace,
+            best.trace,
             follows,
             expect={"makespan": makespan},
             head="Found by sim optimum: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from scenarios.cli import shared_options as shared
+from sim.base.plugins import NOTHING, Allowed
 
 
 def run(
@@ -28,8 +29,7 @@ def run(
     repeat: shared.Repeat = None,
     json: shared.Json = False,
     show_graph: shared.ShowGraph = None,
-    allow_code: shared.AllowCode = False,
-    allow_outside: shared.AllowOutside = False,
+    allowed: Allowed = NOTHING,
 ) -> None:
     """Run a scenario under its own policy, or under those given by `--policy`.
 
@@ -55,7 +55,7 @@ def run(
         from scenarios.report.outputs import check_outputs
 
         check_outputs(all_files)
-    cases = cases_of(scenario, policy, sets, allow_code, allow_outside)
+    cases = cases_of(scenario, policy, sets, allowed)
     if plan and len(cases) > 1:
         raise InputError(f"--plan {plan[0]}: holds the plan of one run; name one --policy")
     if show_graph and len(cases) > 1:  # which may compile it differently

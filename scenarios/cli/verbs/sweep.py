@@ -7,8 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from scenarios.cli.shared_options import (
-    AllowCode,
-    AllowOutside,
     Json,
     Maximise,
     Minimise,
@@ -17,9 +15,7 @@ from scenarios.cli.shared_options import (
     Sets,
     SubjectTo,
 )
-
-_QUIET_S = 10
-"""Between two lines of progress, where there is no terminal on which to write one anew."""
+from sim.base.plugins import NOTHING, Allowed
 
 
 def sweep(
@@ -63,8 +59,7 @@ def sweep(
         bool, typer.Option("--force", help="Replace a table of another sweep, or one with other results.")
     ] = False,
     json: Json = False,
-    allow_code: AllowCode = False,
-    allow_outside: AllowOutside = False,
+    allowed: Allowed = NOTHING,
 ) -> None:
     """Run a scenario at every combination of settings and policies; one row each.
 
@@ -75,19 +70,15 @@ def sweep(
     memory, say, or settings that make no scenario); its row says why. With --minimise or --maximise the best
     point and its runner-up are named, and exit status 1 means that there is none.
     """
-    import sys
-    from concurrent.futures import Executor
-    from contextlib import ExitStack
-    from time import monotonic
-
     from scenarios.cli.output import print_json
+    from scenarios.cli.running import Ticker
     from scenarios.cli.search_tables import print_answer, print_left_out, print_rows
-    from scenarios.cli.terminal import show_warnings, unescaped
+    from scenarios.cli.terminal import show_warnings
     from scenarios.fields.goals import read_goal
     from scenarios.report.outputs import PICTURES, check_path
     from scenarios.variants import sweep as sweeps
-    from scenarios.variants.sweep import dask_executor, process_executor
-    from scenarios.variants.sweep_files import column_of, points_of
+    from scenarios.variants.executors import executor_of
+    from scenarios.variants.variant import Variants, column_of, points_of
     from sim.base.errors import InputError
 
     if out is not None:
@@ -97,30 +88,17 @@ def sweep(
     if dask is not None and jobs > 1:
         raise InputError("give --jobs or --dask, not both")
     goal = read_goal(minimise, maximise, subject_to or ())
-    how: dict[str, Any] = {"sets": sets or (), "allow_code": allow_code, "allow_outside": allow_outside}
-    points, left_out = sweeps.fitting(scenario, points_of(vary, policy or [None]), **how)
+    variants = Variants(scenario, sets or (), allowed, () if goal is None else goal.results)
+    points, left_out = variants.fitting(points_of(vary, policy or [None]))
     settings = [column_of(key) for key, _ in points[0].settings]
 
-    before: int | None = None
-    told_s = begun_s = monotonic()
+    tick = Ticker("points")
 
     def done(k: int, n: int) -> None:
-        nonlocal before, told_s
-        if before is None:
-            before = k
-            if k:
-                told = f"{k:,} of {n:,} points were done before"
-                typer.echo(f"{told} ({out}.points); what was warned of them is not said again", err=True)
-        now_s = monotonic()
-        left = ""
-        if k > before and now_s - begun_s > 1:
-            left_s = (now_s - begun_s) / (k - before) * (n - k)
-            left = f", {left_s:.0f} s left" if left_s < 100 else f", {left_s / 60:.0f} min left"
-        if sys.stderr.isatty():
-            typer.echo(f"\r{k} of {n} points{left}\x1b[K", nl=k == n, file=unescaped(sys.stderr))
-        elif now_s - told_s > _QUIET_S and k < n:
-            told_s = now_s
-            typer.echo(f"{k} of {n} points{left}", err=True)
+        if tick.before is None and k:
+            told = f"{k:,} of {n:,} points were done before"
+            typer.echo(f"{told} ({out}.points); what was warned of them is not said again", err=True)
+        tick(k, n)
 
     def show(rows: list[dict[str, Any]]) -> None:
         if json:
@@ -133,27 +111,13 @@ def sweep(
             print_rows(rows, settings)
             print_left_out(left_out)
 
-    with ExitStack() as stack:
-        executor: Executor | None = None
-        if dask is not None:
-            executor = stack.enter_context(dask_executor(dask))
-        elif jobs > 1:
-            executor = stack.enter_context(process_executor(min(jobs, len(points)), show_warnings))
+    with executor_of(min(jobs, len(points)), show_warnings, dask) as executor:
         try:
-            rows = sweeps.sweep(
-                scenario,
-                points,
-                **how,
-                results=() if goal is None else goal.results,
-                executor=executor,
-                out=out,
-                force=force,
-                done=done,
-            )
+            rows = sweeps.sweep(variants, points, executor=executor, out=out, force=force, done=done)
         except sweeps.Interrupted as stopped:
             show(stopped.rows)
             raise
-    sweeps.warn_of_unlike_points(scenario, points, **how)
+    variants.warn_of_unlike_costs(points)
     if plot is not None:
         from scenarios.report.pictures import sweep_plot
         from sim.plot.figure import save

@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 from scenarios.cli.shared_options import (
-    AllowCode,
-    AllowOutside,
     Json,
     Maximise,
     Minimise,
@@ -17,6 +15,7 @@ from scenarios.cli.shared_options import (
     Sets,
     SubjectTo,
 )
+from sim.base.plugins import NOTHING, Allowed
 
 
 def tune(
@@ -87,8 +86,7 @@ def tune(
         ),
     ] = None,
     json: Json = False,
-    allow_code: AllowCode = False,
-    allow_outside: AllowOutside = False,
+    allowed: Allowed = NOTHING,
 ) -> None:
     """Search for the best settings of a scenario, or for its best schedule; best is the shortest makespan.
 
@@ -97,22 +95,17 @@ def tune(
     `sim run` does it; any number of processes finds the same. --minimise or --maximise seeks another result.
     Ctrl-C ends the search and keeps the best so far. Exit status 1 means that no trial kept the limits.
     """
-    from contextlib import ExitStack
-    from functools import partial
-
     from scenarios.cli.output import print_json
-    from scenarios.cli.search_tables import Ticker, print_tuning
+    from scenarios.cli.running import Ticker
+    from scenarios.cli.search_tables import print_tuning
     from scenarios.cli.terminal import show_warnings
     from scenarios.fields.goals import read_goal
-    from scenarios.file.document import Document
+    from scenarios.fields.results import shown_result
     from scenarios.report.outputs import PICTURES, check_path
-    from scenarios.run.load import Scenarios
-    from scenarios.variants.attempts import begin_there
-    from scenarios.variants.incomparable_runs import cases_at, warn_of_unlike_costs
-    from scenarios.variants.sweep import process_executor
-    from scenarios.variants.sweep_files import axes_of
-    from scenarios.variants.tune import Tuner, results_of
+    from scenarios.variants.executors import executor_of
+    from scenarios.variants.tune import Tuner, Tuning
     from scenarios.variants.tune_report import check_winner, trial_table, tuning_report, write_winner
+    from scenarios.variants.variant import Variants, axes_of
     from sim.base.errors import InputError
     from sim.export.tables import TABLE_ENDINGS, write_table
 
@@ -129,29 +122,28 @@ def tune(
     if against is not None:
         read_goal(against, None)
     levels = None if level is None else next(iter(axes_of([level], "--level").items()))
-    document = Document.read(scenario, allow_outside=allow_outside).with_settings(sets or ())
-    more = [] if against is None else [against]
-    stack = ExitStack()
-    executor = None
-    if jobs > 1:
-        begin = partial(begin_there, show_warnings, document, allow_code, results_of(goal, more))
-        executor = stack.enter_context(process_executor(min(jobs, budget), begin))
+    results = tuple(dict.fromkeys([*goal.results, *([] if against is None else [against])]))
+    variants = Variants(scenario, sets or (), allowed, results, whole=False)
+    tick = Ticker("trials")
+
+    def tell(tuning: Tuning) -> None:
+        best = None if tuning.best is None else tuning.trials[tuning.best].row[goal.column]
+        shown = "none yet" if best is None else shown_result(goal.what, best)
+        tick(len(tuning.trials), budget, f", best {shown}")
+
     tuner = Tuner(
-        document,
+        variants,
         goal,
         axes=axes_of(vary or []),
         policies=policy or [None],
-        results=more,
         levels=levels,
         seed=seed,
-        allow_code=allow_code,
-        tell=Ticker(budget),
-        executor=executor,
+        tell=tell,
         jobs=jobs,
     )
     interrupted: KeyboardInterrupt | None = None
     try:
-        with stack:
+        with executor_of(min(jobs, budget), show_warnings) as tuner.executor:
             if vary:
                 tuner.settings(method, budget if not schedules else max(1, budget // 2))
             if schedules or not vary:
@@ -162,8 +154,7 @@ def tune(
         interrupted = stopped
     tuning = tuner.tuning
     if vary:
-        scenarios = Scenarios(document, allow_code)
-        warn_of_unlike_costs(cases_at(scenarios, [trial.settings for trial in tuning.trials]))
+        variants.warn_of_unlike_costs(trial.variant for trial in tuning.trials)
     written = []
     if out is not None and tuning.best is not None:
         written += write_winner(tuning, out)

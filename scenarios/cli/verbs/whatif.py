@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.cli.shared_options import AllowCode, AllowOutside, Json, Sets
+from scenarios.cli.shared_options import Json, Sets
+from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +44,7 @@ def whatif(
         str | None, typer.Option("--plot", metavar="FILE", help="Draw what is saved (.png, .svg, .pdf).")
     ] = None,
     json: Json = False,
-    allow_code: AllowCode = False,
-    allow_outside: AllowOutside = False,
+    allowed: Allowed = NOTHING,
 ) -> None:
     """Simulate a recording as it is and with changes, and print how much time each change saves.
 
@@ -62,7 +62,7 @@ def whatif(
         check_path("plot", plot, PICTURES)
     asked = [_asked(text) for text in also or ()]  # before anything is read: it may be wrong
     with progress(f"reading {file}"):
-        base = base_of(file, sets=sets or (), allow_code=allow_code, allow_outside=allow_outside)
+        base = base_of(file, sets=sets or (), allowed=allowed)
     with progress(f"simulating {base.name}"):
         known = standard_trials(base.graph)
         if not base.recorded_ns:  # what only recordings have is not missed

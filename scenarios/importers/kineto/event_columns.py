@@ -285,6 +285,9 @@ _FACTS: Final = {
     "grid": "grid", "block": "block", "registers": "registers per thread", "shared_memory": "shared memory",
 }  # fmt: skip
 """Our names of what is recorded about a kernel."""
+_MODULE: Final = "nn.Module: "
+"""How a module's call begins in the profiler's stack of Python functions."""
+_STEP: Final = "ProfilerStep#"
 _PEERS: Final = {"send": "Dst Rank", "recv": "Src Rank"}
 """Who is on the other side (PyTorch, torch/csrc/profiler/util.cpp, ``saveNcclMeta``)."""
 _TOGETHER: Final = 1024
@@ -304,6 +307,8 @@ class EventColumns:
         By correlation of the call.
     operators, collectives : Operators
         All, and the ranges of process groups with the bytes that they take as their numbers.
+    modules : Operators
+        Calls of modules, and ranges that the program named.
     sized : Operators
         Those whose inputs tell sizes (`execution_operators.SIZED`), with their places in `inputs`.
     inputs : list of (str, bytes, bytes)
@@ -320,6 +325,7 @@ class EventColumns:
         self.noted: list[Noted] = []
         self.host_waits: dict[int, HostWait] = {}
         self.operators, self.collectives, self.sized = Operators(), Operators(), Operators()
+        self.modules = Operators()
         self.inputs: list[tuple[str, bytes, bytes]] = []
         self.inside: Spans = defaultdict(list)
         self.external: dict[int, int] = {}
@@ -372,7 +378,12 @@ class EventColumns:
                 self.host_waits[call] = HostWait(whole(args, "device"), stream, call)
 
     def _look_at_ranges(self, events: Sequence[Event]) -> None:
-        """Look at ranges of process groups, among others."""
+        """Look at ranges of process groups, modules, and what the program named."""
+        named = [event for event in events if _is_named(event) and _ends(event)]
+        if named:
+            threads = self.threads.of(_thread_of(event.pid, event.tid) for event in named)
+            names = [str(event.name).removeprefix(_MODULE) for event in named]
+            self.modules.add(threads, *_spans(named), names, np.full(len(named), UNNUMBERED))
         ranges = [event for event in events if is_collective(str(event.name))]
         for event, args in zip(ranges, _noted(ranges, {}), strict=True):
             thread = self.threads[_thread_of(event.pid, event.tid)]
@@ -455,6 +466,14 @@ class EventColumns:
 def is_collective(name: str) -> bool:
     """Whether an operator, or range, of this name is one in which a process group launches its kernels."""
     return name.startswith(_COLLECTIVE)
+
+
+def _is_named(event: Event) -> bool:
+    """Whether an event is the call of a module, or a range of the program's own."""
+    name = str(event.name)
+    if event.cat == "user_annotation":
+        return not name.startswith(_STEP) and not is_collective(name)
+    return name.startswith(_MODULE)
 
 
 def _names(events: Sequence[Event]) -> Sequence[str]:

@@ -95,6 +95,23 @@ class Operators:
             found.update(zip(calls.correlation[own].tolist(), ((names[w], n) for w, n in what), strict=True))
         return found
 
+    def nested(self) -> Operators:
+        """Return them named by all that they lie in, the outermost first: ``ViT_0/Layer_3/Linear_5``."""
+        thread, start_ns, end_ns, word, number = self.columns()
+        order = np.lexsort((-end_ns, start_ns, thread))
+        names, paths = [*self.words], []
+        around: list[tuple[int, int, str]] = []
+        for code, start, end, own in zip(
+            *(column[order].tolist() for column in (thread, start_ns, end_ns, word)), strict=True
+        ):
+            while around and (around[-1][0] != code or around[-1][1] <= start):
+                around.pop()
+            paths.append(f"{around[-1][2]}/{names[own]}" if around else names[own])
+            around.append((code, end, paths[-1]))
+        found = Operators()
+        found.add(thread[order], start_ns[order], end_ns[order], paths, number[order])
+        return found
+
     def numbered(self) -> dict[int, str]:
         """Return the names of all operators that have a number."""
         _, _, _, word, number = self.columns()

@@ -281,6 +281,8 @@ class _Process:
             "kernel": task.name,
             "recorded_start_ns": task.start_ns - begin_ns,
         }
+        if (module := self.rank.trace.around.get(task.correlation, {}).get("module")) is not None:
+            attributes["module"] = module
         if (operator := self.rank.trace.operators[i]) is not None:
             attributes["operator"] = operator
         if task.group is not None and task.communicates:

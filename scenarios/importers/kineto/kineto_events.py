@@ -150,6 +150,7 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
         waits,
         operators,
         host_waits,
+        _around(found, calls, np.flatnonzero(matter)),
         {threads[thread]: threads[whose] for thread, whose in waits_for.items()},
         [threads[thread] for thread in uncalled],
         merged,
@@ -200,6 +201,15 @@ def _operators_of(
         numbered = found.operators.numbered()
         known |= {n: numbered[external] for n, external in lost.items() if external in numbered}
     return [known.get(task.correlation) for task in tasks]
+
+
+def _around(found: EventColumns, calls: Calls, which: IntArray) -> dict[int, dict[str, str]]:
+    """Return the operator and the module of calls, by correlation."""
+    around: dict[int, dict[str, str]] = defaultdict(dict)
+    for key, spans in (("operator", found.operators), ("module", found.modules.nested())):
+        for correlation, (name, _) in spans.around(calls, which).items():
+            around[correlation][key] = name
+    return around
 
 
 def _launches(tasks: Sequence[GpuTask], calls: Calls) -> IntArray:

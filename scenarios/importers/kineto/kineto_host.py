@@ -296,6 +296,8 @@ class HostOps:
             attributes["rest_of_call_ns"] = rest_ns
         if kind not in ("host", "before"):
             attributes["call"] = call.name
+        if kind != "before":
+            attributes |= self._trace.around.get(call.correlation, {})
         if more:
             attributes |= more
         after = [self._last[thread]] if thread in self._last else []

@@ -167,6 +167,8 @@ class RecordedTrace:
         What launched each task (``"aten::addmm"``), if the trace says.
     host_waits : dict
         By correlation of the call.
+    around : dict
+        ``operator`` and ``module`` (with all that it lies in) of calls, by correlation.
     callers : dict
         Thread that only runs gradients → the thread that waits for it meanwhile.
     uncalled : list
@@ -186,6 +188,7 @@ class RecordedTrace:
     waits: list[StreamWait] = field(default_factory=list)
     operators: list[str | None] = field(default_factory=list)
     host_waits: dict[int, HostWait] = field(default_factory=dict)
+    around: dict[int, dict[str, str]] = field(default_factory=dict)
     callers: dict[Thread, Thread] = field(default_factory=dict)
     uncalled: list[Thread] = field(default_factory=list)
     inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))

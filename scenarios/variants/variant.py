@@ -1,0 +1,478 @@
+"""A variant of a scenario: what changes of it, its run, and its row in a table, or why it has none.
+
+::
+
+    Variant   settings, policy, schedule ──► Case ──► VariantRun: result, error ──► row: settings, policy,
+                                             here, or on an executor             results, error
+
+`sim compare`, `sweep`, `tune`, `whatif` and `optimum` run what they run as attempts: what cannot be built,
+runs out of memory or gets stuck is an answer, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future
+from contextlib import suppress
+from functools import lru_cache
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple
+
+from policies.issue.out_of_order import OutOfOrder
+from scenarios.fields.results import RATES, Value, column_of_result, result_of_run
+from scenarios.file.document import Document
+from scenarios.run.execute import Result, run_case
+from scenarios.run.load import Scenarios
+from scenarios.run.scenario import Case
+from scenarios.variants.executors import without_interrupts
+from scenarios.variants.incomparable_runs import may_change_costs, warn_of_unlike_costs
+from scenarios.variants.schedules import ListedOrder, SearchSchedule
+from scenarios.workloads.workload import Workload
+from sim.base.arrays import MOST_RUNS, at_most
+from sim.base.errors import InputError, MisfitError, OutOfMemoryError, RunError, SimError, StuckError
+from sim.base.plugins import NOTHING, Allowed
+from sim.explain.failed_ops import failure_text
+
+Row = dict[str, Any]
+
+
+class Variant(NamedTuple):
+    """What changes of a scenario.
+
+    Attributes
+    ----------
+    settings : tuple of (str, str)
+        Key and value, as for ``--set``.
+    policy : str or None
+        See `scenarios.run.scenario.Scenario.case`.
+    schedule : SearchSchedule, optional
+        What runs in place of the policy's own.
+    """
+
+    settings: tuple[tuple[str, str], ...] = ()
+    policy: str | None = None
+    schedule: SearchSchedule | None = None
+
+    @property
+    def key(self) -> str:
+        """What tells this point of a sweep from the others."""
+        return json.dumps([list(map(list, self.settings)), self.policy])
+
+    @property
+    def texts(self) -> list[str]:
+        """The settings as ``KEY=VALUE``."""
+        return [f"{key}={value}" for key, value in self.settings]
+
+    def __str__(self) -> str:
+        """Return ``workload.batch=8, ready-queue``."""
+        return ", ".join([*self.texts, *([self.policy] if self.policy else [])])
+
+
+class VariantRun(NamedTuple):
+    """What came of running a case.
+
+    Attributes
+    ----------
+    label : str
+        What the run is called.
+    result : Result or None
+        None: it could not begin or go on.
+    error : SimError or None
+        Why not; or why what came out is no answer: memory is short when all is over, or an op failed, so that
+        it is not the same work.
+    """
+
+    label: str
+    result: Result | None = None
+    error: SimError | None = None
+
+    @property
+    def what(self) -> str:
+        """What went wrong, in two words or one."""
+        if isinstance(self.error, InputError):
+            return "cannot be built"
+        if isinstance(self.error, OutOfMemoryError):
+            return "out of memory"
+        return "stuck" if isinstance(self.error, StuckError) else "an op failed"
+
+    @property
+    def line(self) -> str:
+        """The first line of the error; empty: there is none."""
+        return "" if self.error is None else str(self.error).partition("\n")[0]
+
+
+def attempt(case: Case, *, advise: bool = False, **how: Any) -> VariantRun:
+    """Run a case; whatever is wrong with it, or happens to it, is what came of it.
+
+    Parameters
+    ----------
+    case : Case
+    advise : bool
+        Whether to say what would help where memory is short when all is over.
+    **how
+        As for `scenarios.run.execute.run_case`.
+    """
+    result = None
+    try:
+        result = run_case(case, fits=advise, **how)
+        if not advise:
+            case.work.fits(result.trace, False)
+        if failed := failure_text(result.trace):
+            raise RunError(failed)
+    except SimError as error:
+        return VariantRun(case.label, result, error)
+    return VariantRun(case.label, result)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_RESULTS: Final = ("policy", "makespan_ns", "lower_bound_ns", "gap", "no_gap", "error")
+
+_OF_TRAINING: Final = (
+    "step_ns",
+    "tokens_per_s",
+    "mfu",
+    "peak_bytes",
+    "capacity_bytes",
+    "bubble",
+    "exposed_ns",
+)
+
+_INVALID: Final = "invalid: "
+"""Before what is wrong with the settings of a variant."""
+
+
+def column_of(key: str) -> str:
+    """Return the name of the column that holds the values of a varied key.
+
+    Examples
+    --------
+    >>> column_of("workload.batch"), column_of("policy")
+    ('workload.batch', 'varied policy')
+    """
+    return f"varied {key}" if key in _RESULTS else key
+
+
+class Variants:
+    """The variants of one scenario: the case of each, and its row.
+
+    What variants share is read, checked and built once.
+
+    Parameters
+    ----------
+    path : str
+        The scenario.
+    sets : sequence of str
+        ``KEY=VALUE`` for all of them.
+    allowed : Allowed
+        What it may name.
+    results : sequence of str
+        What rows tell besides, by the names of ``expect:``.
+    whole : bool
+        Whether rows tell what a sweep shows of every run; else `results` alone.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        sets: Sequence[str] = (),
+        allowed: Allowed = NOTHING,
+        results: Sequence[str] = (),
+        *,
+        whole: bool = True,
+    ) -> None:
+        self._made_of = (path, tuple(sets), allowed, tuple(results), whole)
+        self.document = Document.read(path, allowed).with_settings(sets)
+        self.scenarios = Scenarios(self.document)
+        self.results, self.whole = tuple(results), whole
+        self._last: tuple[Variant, Case] | None = None
+
+    def case(self, variant: Variant) -> Case:
+        """Return the run that is meant.
+
+        Raises
+        ------
+        InputError
+            Settings that make no scenario.
+        """
+        schedule, of = variant.schedule, variant._replace(schedule=None)
+        last = self._last  # threads of an executor may be here at once
+        if last is None or last[0] != of:
+            self._last = last = of, self.scenarios.at(of.texts).case(of.policy)
+        case = last[1]
+        if schedule is None:
+            return case
+        return case.deciding(
+            policy=OutOfOrder(synchronisation=case.decisions.policy.synchronisation),
+            linearize=ListedOrder(schedule.order),
+            streams=schedule,
+            placement=schedule.placement,
+        )
+
+    def row(self, variant: Variant) -> Row:
+        """Run a variant; return its settings and its numbers, and what went wrong: with settings or the run.
+
+        Raises
+        ------
+        InputError
+            Its run has no such result as is wanted.
+        """
+        try:
+            case = self.case(variant)
+        except InputError as error:
+            return self.row_of(variant, VariantRun(variant.policy or "", None, error))
+        return self.row_of(variant, attempt(case))
+
+    def row_of(self, variant: Variant, found: VariantRun) -> Row:
+        """Return the row of what came of a variant; numbers too if memory is short at the end."""
+        row: Row = {column_of(key): value for key, value in variant.settings} | {"policy": found.label}
+        if (result := found.result) is not None:
+            row |= _numbers(result) if self.whole else {}
+            row |= {column_of_result(name): _result(name, result) for name in self.results}
+            if self.whole:
+                row["unused_devices"] = ", ".join(result.numbers["unused_devices"])
+        error = found.line or None
+        if isinstance(found.error, InputError):
+            cause = found.error.__cause__
+            error = f"left out: {cause.reason}" if isinstance(cause, MisfitError) else f"{_INVALID}{error}"
+        return row | {"error": error}
+
+    def rows(
+        self,
+        variants: Sequence[Variant],
+        executor: Executor | None = None,
+        ahead: int | None = None,
+        stamp: str = "",
+    ) -> Generator[tuple[Variant, Row], None, None]:
+        """Yield variants with their rows, as they end.
+
+        Parameters
+        ----------
+        variants : sequence of Variant
+        executor : concurrent.futures.Executor, optional
+            Where they run (processes, a Dask cluster); by default here, one after another.
+        ahead : int, optional
+            How many run at once; their rows come in order then. By default all do.
+        stamp : str
+            What the files are that they need: an executor that has seen it does not read the scenario again.
+
+        Raises
+        ------
+        InputError
+            As for `row`.
+        RunError
+            A process ended by itself.
+        """
+        if executor is None:
+            for variant in variants:
+                yield variant, self.row(variant)
+            return
+        left = iter(variants)
+        running: dict[Future[Row], Variant] = {}
+        ended: SimpleQueue[Future[Row]] = SimpleQueue()  # an interrupt leaves no lock of it taken
+
+        def submit(most: int | None) -> None:
+            with without_interrupts():  # which processes that start now inherit: Ctrl-C is for this one alone
+                for variant in itertools.islice(left, most):
+                    future = executor.submit(run_variant, stamp, self._made_of, variant)
+                    running[future] = variant
+                    future.add_done_callback(ended.put)
+
+        try:
+            submit(ahead)
+            while running:
+                future = ended.get() if ahead is None else next(iter(running))
+                row, variant = future.result(), running.pop(future)
+                submit(0 if ahead is None else 1)
+                yield variant, row
+        except BrokenExecutor:
+            raise RunError("a process ended by itself; the machine may have run out of memory") from None
+        finally:
+            for future in running:
+                future.cancel()
+
+    def fitting(self, variants: Sequence[Variant]) -> tuple[list[Variant], dict[str, int]]:
+        """Return the variants whose sizes fit one another, and how many do not, by reason.
+
+        Nothing is run or built. Workloads that do not know such sizes are asked for one variant alone.
+
+        Raises
+        ------
+        InputError
+            None of them fits.
+        """
+        found: list[Variant] = []
+        reasons: dict[str, int] = {}
+        for i, variant in enumerate(variants):
+            try:
+                case = self.case(variant)
+                reason = case.misfit()
+            except InputError:  # its row will say so
+                found.append(variant)
+                continue
+            if not i and type(case.scenario.content.workload).misfit is Workload.misfit:
+                return list(variants), {}
+            if reason is None:
+                found.append(variant)
+            else:
+                reasons[reason] = reasons.get(reason, 0) + 1
+        if variants and not found:
+            raise InputError(f"none of the {len(variants):,} points fits: {_counted(reasons)}")
+        return found, reasons
+
+    def warn_of_unlike_costs(self, variants: Iterable[Variant]) -> None:
+        """Warn if variants put presets side by side whose costs do not compare.
+
+        One is asked for each way in which they describe their devices.
+        """
+        ways: dict[tuple[tuple[str, str], ...], Variant] = {}
+        for variant in variants:
+            ways.setdefault(tuple(one for one in variant.settings if may_change_costs(one[0])), variant)
+        cases: list[tuple[Case, None]] = []
+        for variant in ways.values() if len(ways) > 1 else ():
+            with suppress(SimError):  # its row says it
+                cases.append((self.case(variant._replace(schedule=None)), None))
+        warn_of_unlike_costs(cases)
+
+
+def run_variant(stamp: str, made_of: tuple[Any, ...], variant: Variant) -> Row:
+    """Run a variant in another process or thread; return its row."""
+    return _there(stamp, made_of).row(variant)
+
+
+@lru_cache(maxsize=1)
+def _there(stamp: str, made_of: tuple[Any, ...]) -> Variants:
+    """Return the variants of which this process has some: the `stamp` says what their files are."""
+    *given, whole = made_of
+    return Variants(*given, whole=whole)
+
+
+def refuse_all_invalid(rows: Sequence[Row]) -> None:
+    """Refuse settings with which no variant makes a scenario: it is not their values.
+
+    Raises
+    ------
+    InputError
+        What is wrong with the first.
+    """
+    if rows and all(str(row["error"]).startswith(_INVALID) for row in rows):
+        raise InputError(str(rows[0]["error"]).removeprefix(_INVALID))
+
+
+def _numbers(result: Result) -> Row:
+    """Return what a table tells of every run."""
+    summary = result.numbers
+    row: Row = {key: summary[key] for key in ("makespan_ns", "lower_bound_ns", "gap")}
+    if summary["no_gap"]:
+        row["no_gap"] = summary["no_gap"]
+    for name, device in summary["devices"].items():
+        for number in ("utilisation", "bubble", "peak_memory_bytes"):
+            row[f"{name}.{number}"] = device[number]
+    for name, link in summary["links"].items():
+        row[f"{name}.utilisation"] = link["utilisation"]
+    for name, life in summary.get("training_run", {}).get("recovery", {}).items():
+        row[f"{name}.goodput"] = life["goodput"]
+    if (pipeline := summary.get("pipeline")) is not None:
+        row["pipeline.bubble"] = pipeline["bubble"]
+    row |= {rate: summary[rate] for rate in RATES if rate in summary}
+    for number in _OF_TRAINING if "train" in summary else ():
+        row[f"train.{number}"] = summary["train"][number]
+    return row
+
+
+def _result(name: str, result: Result) -> Value:
+    if name == "makespan":  # without all the numbers of a summary
+        return result.trace.makespan_ns
+    with suppress(InputError):  # it is one of the causes
+        return result_of_run(name, result.numbers, result.trace)
+    return result_of_run(name, result.summary, result.trace)
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    """Return reasons with their numbers, the most frequent first."""
+    ranked = sorted(reasons.items(), key=lambda item: -item[1])
+    return "; ".join(f"{count:,} {reason}" for reason, count in ranked)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Points of a sweep: every combination of the values of some keys.
+#
+#     --vary workload.batch=1,8,32 --vary machine.devices.gpu0.streams=1,4     6 points, the last key fastest
+
+
+def points_of(vary: Sequence[str], policies: Sequence[str | None] = (None,)) -> list[Variant]:
+    """Return every combination of values and policies, the last key varying fastest.
+
+    Parameters
+    ----------
+    vary : sequence of str
+        ``KEY=V1,V2,...``; commas inside brackets, braces or quotes belong to a value. ``1..8`` is all whole
+        numbers from 1 to 8, ``1..64 x2`` 1, 2, 4 and so on, each twice the one before.
+    policies : sequence of str
+
+    Raises
+    ------
+    InputError
+        No ``=``, no value, or a key given twice.
+
+    Examples
+    --------
+    >>> [str(point) for point in points_of(["a=1,2", "b=[3,4],5"])]
+    ['a=1, b=[3,4]', 'a=1, b=5', 'a=2, b=[3,4]', 'a=2, b=5']
+    >>> [str(point) for point in points_of(["a=1..3,8..64 x4"])]
+    ['a=1', 'a=2', 'a=3', 'a=8', 'a=32']
+    """
+    axes = axes_of(vary)
+    at_most(MOST_RUNS, math.prod(map(len, axes.values())) * len(policies), "points")
+    combinations = itertools.product(*([(key, value) for value in values] for key, values in axes.items()))
+    return [Variant(tuple(settings), policy) for settings in combinations for policy in policies]
+
+
+def axes_of(vary: Sequence[str], option: str = "--vary") -> dict[str, list[str]]:
+    """Return the values of each key of ``KEY=V1,V2,...``; see `points_of`."""
+    axes: dict[str, list[str]] = {}
+    for text in vary:
+        key, equals, values = text.partition("=")
+        if not equals or not key or not values:
+            raise InputError(f"{option} {text!r}: give KEY=V1,V2,... as in workload.batch=1,8,32")
+        if key in axes:
+            raise InputError(f"{option} {key} is given twice; put all its values behind one")
+        axes[key] = [value for part in _split(values) for value in _range(part)]
+        if "" in axes[key]:
+            raise InputError(f"{option} {text!r}: a value is empty")
+    return axes
+
+
+def _range(value: str) -> Sequence[str]:
+    """Return the whole numbers of ``1..8`` or ``1..64 x2``; any other value is itself."""
+    if (found := re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})(?: ?x(\d{1,18}))?", value)) is None:
+        return (value,)
+    first, last, factor = (int(part or 0) for part in found.groups())
+    if last < first or (found[3] and (factor < 2 or not first)):
+        raise InputError(f"{value!r}: give FIRST..LAST, or FIRST..LAST x2 from 1 on, with FIRST the least")
+    if not factor:
+        at_most(MOST_RUNS, last - first + 1, "values")
+        return [str(n) for n in range(first, last + 1)]
+    return [str(first * factor**i) for i in range(64) if first * factor**i <= last]
+
+
+def _split(text: str) -> Iterator[str]:
+    """Split at commas outside brackets and quotes."""
+    depth, quote, start = 0, "", 0
+    for i, c in enumerate(text):
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "'\"":
+            quote = c
+        elif c in "[{(":
+            depth += 1
+        elif c in "]})":
+            depth -= 1
+        elif c == "," and not depth:
+            yield text[start:i].strip()
+            start = i + 1
+    yield text[start:].strip()

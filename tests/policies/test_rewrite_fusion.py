@@ -1,0 +1,179 @@
+"""Fusion: which ops become one kernel; and that no step takes more than its graph has of work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from rewrite_helpers import graph, shape
+
+from policies.rewrite.fusion import Fusion
+from policies.rewrite.layout import Layout
+from policies.rewrite.simplify import Arithmetic, ConstantFolding
+from sim import Graph
+
+
+def test_remapper_patterns() -> None:
+    g = graph(
+        {
+            "m": {"kind": "matmul", "inputs": ["x", "w"], "flops": 100, "duration_ns": 50},
+            "b": {"kind": "bias_add", "inputs": ["m", "v"], "flops": 1, "duration_ns": 5},
+            "r": {"kind": "relu", "inputs": ["b"], "flops": 1, "duration_ns": 5},
+        },
+        ("x", "w", "v"),
+    )
+    after = Fusion("remapper").apply(g)
+    assert shape(after) == {"r": ("matmul", ["x", "w", "v"])}
+    assert after.attributes[0]["fused"] == ["matmul", "bias_add", "relu"]
+    assert (after.flops[0], after.duration_ns[0]) == (102, 60)
+    assert (after.bytes_read[0], after.bytes_written[0]) == (3000, 1000)  # not the two tensors in between
+
+
+def test_two_readers_prevent_fusion() -> None:
+    g = graph(
+        {
+            "m": {"kind": "matmul", "inputs": ["x"]},
+            "b": {"kind": "bias_add", "inputs": ["m"]},
+            "other": {"kind": "softmax", "inputs": ["m"]},
+        }
+    )
+    assert len(Fusion().apply(g)) == 3
+
+
+def test_fusion_never_makes_a_cycle() -> None:
+    """a → b → c and a → c: fusing a with c would make it wait for b, which waits for a."""
+    g = graph(
+        {
+            "a": {"kind": "exp", "inputs": ["x"], "outputs": (1000,)},
+            "b": {"kind": "softmax", "inputs": ["x"], "after": ["a"]},
+            "c": {"kind": "add", "inputs": ["a", "b"]},
+        }
+    )
+    assert len(Fusion().apply(g)) == 3
+
+
+def test_elementwise_chains_fuse_and_traffic_falls() -> None:
+    g = graph({f"e{i}": {"kind": "exp", "inputs": [f"e{i - 1}" if i else "x"]} for i in range(5)})
+    after = Fusion("elementwise").apply(g)
+    assert shape(after) == {"e4": ("elementwise", ["x"])}
+    assert after.bytes_read.tolist() == [1000]
+
+
+@pytest.mark.parametrize(("flops", "names"), [(10, ["b", "c"]), (10**6, ["a", "b", "c"])])
+def test_an_op_is_computed_again_where_that_is_cheaper(flops: int, names: list[str]) -> None:
+    """a writes 1000 bytes that b and c read: 3000 ns at 1 byte a ns, or `flops` ns to compute it again."""
+    g = graph(
+        {
+            "a": {"kind": "exp", "inputs": ["x"], "flops": flops},
+            "b": {"kind": "relu", "inputs": ["a"], "flops": 10},
+            "c": {"kind": "mul", "inputs": ["a", "x"], "flops": 10},
+        }
+    )
+    after = Fusion("elementwise", bandwidth_bytes_per_s=10**9, peak_flop_per_s=10**9).apply(g)
+    assert after.op_names == names
+    assert Fusion("elementwise").apply(g).op_names == ["a", "b", "c"]
+    if len(names) == 2:
+        assert shape(after) == {"b": ("elementwise", ["x"]), "c": ("elementwise", ["x", "x"])}
+        assert after.flops.tolist() == [20, 20]
+        assert after.attributes[0]["fused"] == ["exp", "relu"]
+
+
+def test_what_reads_its_own_last_iteration_is_not_fused() -> None:
+    fields = {"kind": "add", "inputs": ["a", ("c", 1)]}
+    g = graph({"a": {"kind": "exp", "inputs": ["x"]}, "b": fields, "c": {"kind": "softmax", "inputs": ["b"]}})
+    assert len(Fusion().apply(g)) == 3
+    fields["inputs"] = ["a", ("a2", 1)]
+    g = graph(
+        {"a": {"kind": "exp", "inputs": ["x"]}, "a2": {"kind": "softmax", "inputs": ["x"]}, "b": fields}
+    )
+    assert Fusion().apply(g).op_names == ["a2", "b"]
+
+
+def instructions(function: Callable[[], object]) -> int:
+    """Return how many instructions of Python a call executes."""
+    executed = 0
+
+    def count(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal executed
+        frame.f_trace_opcodes = True
+        executed += event == "opcode"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return executed
+
+
+def pairs(n: int) -> Graph:
+    """n ops that fuse two by two."""
+    return graph({f"e{i}": {"kind": "exp", "inputs": [f"e{i - 1}" if i % 2 else "x"]} for i in range(n)})
+
+
+def one_chain(n: int) -> Graph:
+    """n ops that all become one."""
+    return graph({f"e{i}": {"kind": "exp", "inputs": [f"e{i - 1}" if i else "x"]} for i in range(n)})
+
+
+def forks(n: int) -> Graph:
+    """n / 3 ops that both of their readers compute again."""
+    read_by = {i: f"e{i - i % 3}" if i % 3 else "x" for i in range(n)}
+    return graph({f"e{i}": {"kind": "exp", "inputs": [tensor]} for i, tensor in read_by.items()})
+
+
+@pytest.mark.parametrize("ops", [pairs, one_chain, forks])
+def test_fusion_takes_work_in_proportion_to_the_graph(ops: Callable[[int], Graph]) -> None:
+    step = Fusion(bandwidth_bytes_per_s=10**9, peak_flop_per_s=10**9)
+    small, large = ops(60), ops(240)
+    assert len(step.apply(large)) == 4 * len(step.apply(small)) or len(step.apply(large)) == 1
+    assert instructions(lambda: step.apply(large)) < 4.4 * instructions(lambda: step.apply(small))
+
+
+def sums(n: int) -> Graph:
+    """n / 2 sums of three equal terms, each of two ops."""
+    return graph({f"e{i}": {"kind": "add", "inputs": [f"e{i - 1}" if i % 2 else "x", "x"]} for i in range(n)})
+
+
+def unused_constants(n: int) -> Graph:
+    """A constant through n ops, the last of which is too large to be one."""
+    last = {"kind": "fill", "inputs": [f"e{n - 1}"], "outputs": 1 << 30}
+    fold = {f"e{i}": {"kind": "neg" if i else "const", "inputs": [f"e{i - 1}"] * bool(i)} for i in range(n)}
+    return graph({**fold, "last": last})
+
+
+def mixed_sum(n: int) -> Graph:
+    """n sums in a chain that begins with another tensor: none is a product."""
+    ops = {f"e{i}": {"kind": "add", "inputs": [f"e{i - 1}" if i else "y", "x"]} for i in range(n)}
+    return graph(ops, ("x", "y"))
+
+
+def convolutions(n: int) -> Graph:
+    """n / 2 convolutions in a format that is not preferred, each with an op that does not care."""
+    conv = {"kind": "conv", "attributes": {"data_format": "NHWC"}}
+    return graph(
+        {
+            f"e{i}": {"inputs": [f"e{i - 1}" if i else "x"], **({"kind": "relu"} if i % 2 else conv)}
+            for i in range(n)
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "ops"),
+    [
+        (Layout(), convolutions),
+        (Arithmetic(), sums),
+        (Arithmetic(), mixed_sum),
+        (ConstantFolding(), unused_constants),
+    ],
+)
+def test_simplifying_takes_work_in_proportion_to_the_graph(step: Any, ops: Callable[[int], Graph]) -> None:
+    small, large = ops(60), ops(240)
+    assert len(step.apply(large)) < 1.1 * len(large)
+    assert instructions(lambda: step.apply(large)) < 4.4 * instructions(lambda: step.apply(small))

@@ -1,0 +1,52 @@
+"""Keys of scenarios: few, each explained in a page, and none that was renamed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sim.base.errors import RENAMED, hint
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_NAMES = 388
+"""Different names of keys, options of policies and rewrites among them. Use a word that there is."""
+
+
+def keys(node: Any, *, named: bool = False) -> Iterator[str]:
+    """Yield the properties of a JSON Schema, however deep."""
+    if isinstance(node, dict):
+        if not named and isinstance(node.get("properties"), dict):
+            yield from node["properties"]
+        for key, value in node.items():
+            yield from keys(value, named=key == "properties" and not named)
+    elif isinstance(node, list):
+        for value in node:
+            yield from keys(value)
+
+
+NAMES = set(keys(json.loads((ROOT / "scenarios/scenario.schema.json").read_text(encoding="utf-8"))))
+
+
+def test_there_are_not_many() -> None:
+    assert len(NAMES) <= MOST_NAMES
+
+
+def test_each_stands_in_a_page() -> None:
+    """As code, not as a word of a sentence."""
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))]
+    code = [
+        part
+        for page in pages
+        for part in re.findall(r"^```.*?^```|^ {4}.*?$|`[^`]+`", page, re.DOTALL | re.M)
+    ]
+    assert sorted(NAMES - set(re.findall(r"[\w$]+", " ".join(code)))) == []
+
+
+def test_an_old_name_leads_to_the_new_one() -> None:
+    assert [name for name in RENAMED if name in NAMES] == []
+    for old, new in RENAMED.items():
+        assert new in NAMES
+        assert hint(old, NAMES) == f"; did you mean {new!r}?"
