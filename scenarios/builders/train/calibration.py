@@ -244,7 +244,7 @@ def _longer(one: float, other: float) -> float:
     Examples
     --------
     >>> _longer(10.0, 0.0), round(_longer(10.0, 9.0), 3), round(_longer(10.0, 10.0), 3)
-    (10.0, 10.033, 10.293)
+    (10.0, 10.032, 10.293)
     """
     most = max(one, other)
     if not most:
