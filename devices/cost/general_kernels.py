@@ -16,11 +16,11 @@ from devices.cost.kernel_model import ELEMENT_BYTES, Family, KernelWork, Paramet
 from devices.cost.language_kernels import columns, log2
 from sim.base.arrays import FloatArray
 
-# ---- products in fp32 on vector units
-# ------------------------------------------------------------------------ # The library's tiles, columns (n)
-# by rows (m) of the output. A step over k loads tile_n + tile_m operands from shared # memory for tile_n *
-# tile_m multiply-adds, which costs OPERANDS * (1 / tile_n + 1 / tile_m) of the arithmetic: measured #
-# efficiencies of six tiles on an A100 lie on that line.
+# ---- products in fp32 on vector units ----------------------------------------------------------------------
+
+# The library's tiles, columns (n) by rows (m) of the output. A step over k loads tile_n + tile_m operands
+# from shared memory for tile_n * tile_m multiply-adds, which costs OPERANDS * (1 / tile_n + 1 / tile_m) of
+# the arithmetic: measured efficiencies of six tiles on an A100 lie on that line.
 OPERANDS: Final = 10.0
 _BATCHED_TILES: Final = {
     "pascal": [(128, 64)],
@@ -150,8 +150,7 @@ LINEAR: Final = Family(
     (*_VECTOR_FREE[:-1], "join_ns", "overlap"),
 )
 
-# ---- what memory bounds: elementwise, softmax, norms
-# -----------------------------------------------------------
+# ---- what memory bounds: elementwise, softmax, norms -------------------------------------------------------
 
 ELEMENT_FLOPS: Final = {
     "pow": 80.0,
@@ -172,18 +171,24 @@ ELEMENT_FLOPS: Final = {
 """Flop an element of transcendental functions, as instructions of the fp32 pipes (a pow is about 40
 multiply-adds); 2 for others."""
 _THREADS, _PER_THREAD = 128, 4
+_INDEX_BYTES: Final = 40.0
+"""What working out an element's place in a tensor of other shape or order costs, as bytes from L2: such
+kernels pass 300 to 390 elements a ns on an H100, in fp32 and bf16 alike, where DRAM would allow 400 and 800.
+"""
 
 
 def elementwise_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
-    """Return what an elementwise kernel asks: `elements` written, `operands` tensors read, each element
-    once.
+    """Return what an elementwise kernel asks: `elements` written, `operands` tensors read, each element once.
+
+    `indexed` is 1 where operands differ in shape or order.
     """
     n, operands = columns(s, "elements operands")
     return KernelWork(
+        load_bytes=_INDEX_BYTES * np.asarray(s.get("indexed", 0.0)) * n,
         flops=np.asarray(s.get("element_flops", 2.0)) * n,
         warm_bytes=n * (operands + 1) * ELEMENT_BYTES[dtype],
         blocks=np.ceil(n / (_THREADS * _PER_THREAD)) / 16,
-        dtype=dtype,
+        dtype="fp32",  # narrower numbers are widened
     )
 
 
@@ -222,19 +227,27 @@ ELEMENTWISE: Final = Family(
 )
 
 
+_IN_REGISTERS: Final = 1024  # columns of a row that a warp keeps
+_UNALIGNED_ROWS: Final = 3.3
+"""How many times as long PyTorch takes for longer rows in 16 bits that begin at no multiple of 16 bytes:
+softmax of 3,137 columns on an H100 3.6, of 5,185 3.0. In fp32 it makes no difference."""
+
+
 def rows_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return what a kernel asks that reduces rows and writes them back (softmax, layer norm): in and out
     once each.
 
     A row is a warp's or a thread block's, so short rows leave threads idle and long ones are read more than
-    once, from L2.
+    once, from L2. Rows of less than a warp share it.
     """
     rows, width = columns(s, "rows columns")
     n = rows * width
+    nbytes = n * np.asarray(s.get("tensors", 2.0), float) * ELEMENT_BYTES[dtype]
+    split = (width > _IN_REGISTERS) & (width % 8 > 0) & (ELEMENT_BYTES[dtype] < 4)
     return KernelWork(
         flops=np.asarray(s.get("element_flops", 20.0)) * n,
-        warm_bytes=n * np.asarray(s.get("tensors", 2.0), float) * ELEMENT_BYTES[dtype],
-        blocks=rows / 8,
+        warm_bytes=np.where(split, _UNALIGNED_ROWS, 1.0) * nbytes,
+        blocks=rows * np.minimum(1, width / 32) / 8,
         steps=np.ceil(width / 256),
         dtype=dtype,
     )
@@ -247,8 +260,8 @@ def rows_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     return {
         "rows": log2(rows),
         "columns": log2(width),
-        "long": np.where(width > 1024, 1.0, 0.0),
-        "rows_per_sm": log2(rows / sheet.sms),
+        "long": np.where(width > _IN_REGISTERS, 1.0, 0.0),
+        "rows_per_sm": log2(rows * np.minimum(1, width / 32) / sheet.sms),
         "l2": log2(nbytes / sheet.l2_bytes),
         "bytes": log2(nbytes),
     }
@@ -308,12 +321,12 @@ LLM_ROWS: Final = Family(
     ridge=0.2,
 )
 
-# ---- convolutions
-# ---------------------------------------------------------------------------------------------- # Winograd
-# F(2x2, 3x3) multiplies 2.25 times less, fused in one kernel; F(4x4, 3x3) 4 times less, with its transforms
-# as # kernels of their own that pass (4 + 2)^2 numbers for 16 pixels and for 9 weights through memory (Lavin
-# and Gray, # arXiv:1509.09308). Of 5x5 and more, a Fourier transform leaves about a tenth of a
-# multiplication an element of the # kernel. Columns: tile_n, tile_m, may split k, side of Winograd's cell
+# ---- convolutions ------------------------------------------------------------------------------------------
+
+# Winograd F(2x2, 3x3) multiplies 2.25 times less, fused in one kernel; F(4x4, 3x3) 4 times less, with its
+# transforms as kernels of their own that pass (4 + 2)^2 numbers for 16 pixels and for 9 weights through
+# memory (Lavin and Gray, arXiv:1509.09308). Of 5x5 and more, a Fourier transform leaves about a tenth of a
+# multiplication an element of the kernel. Columns: tile_n, tile_m, may split k, side of Winograd's cell
 # (5: Fourier).
 _CONV_TILES: Final = ((128, 128), (128, 32), (32, 128), (8, 128), (1, 128))
 _WAYS: Final = (
@@ -449,10 +462,10 @@ CONV_ANY: Final = Family(
 
 GENERAL_FAMILIES: Final = (BMM, LINEAR, ELEMENTWISE, SOFTMAX, LAYER_NORM, LLM_ROWS, CONV, CONV_ANY)
 
-# ---- kinds that no table measures
-# -------------------------------------------------------------------------------- # Numbers that are no
-# plain counts were read off the recorded ops of two models on five GPUs, forward and backward, as #
-# multiples of an elementwise kernel of the same size.
+# ---- kinds that no table measures --------------------------------------------------------------------------
+
+# Numbers that are no plain counts were read off the recorded ops of two models on five GPUs, forward and
+# backward, as multiples of an elementwise kernel of the same size.
 
 SLOWER: Final = {
     "transpose": 0.3,
@@ -482,6 +495,9 @@ ROWS: Final = {
     "group_norm_grad": ("layer_norm", 4.0),
 }
 """Kinds that work on rows -> their table, and tensors read and written, as the kernel's time counts them."""
+STRETCHING: Final = frozenset(["add", "sub", "mul", "div", "pow", "maximum", "minimum", "where"])
+REORDERING: Final = frozenset(["transpose", "permute"])
+"""Kinds that index each element: if an operand is smaller than the result; always."""
 BACKWARD: Final = {
     "dropout": (5.0,),
     "embedding": (10.0,),
@@ -505,7 +521,7 @@ def by_bytes(
     --------
     >>> [one] = by_bytes("add", np.array([8.0]), np.array([4.0]), "fp32")
     >>> {name: column.tolist() for name, column in one.items()}
-    {'elements': [1.0], 'operands': [2.0], 'element_flops': [2.0]}
+    {'elements': [1.0], 'element_flops': [2.0], 'indexed': [0.0], 'operands': [2.0]}
     """
     width = ELEMENT_BYTES.get(dtype, 4.0)
     reduces = nbytes_read > 4 * nbytes_written
@@ -516,4 +532,8 @@ def by_bytes(
     else:
         operands = [(nbytes_read + nbytes_written) / most - 1 + SLOWER.get(kind, 0.0)]
     flops = ELEMENT_FLOPS.get(forward, 2.0) + 0 * most
-    return [{"elements": most / width, "operands": each, "element_flops": flops} for each in operands]
+    beside = nbytes_read - most  # of the smaller operand, where one is stretched to the other's shape
+    stretched = (beside > 8) & (beside < 0.9 * most) & (forward in STRETCHING)
+    indexed = np.where(stretched | (forward in REORDERING), 1.0, 0.0)
+    sizes = {"elements": most / width, "element_flops": flops, "indexed": indexed}
+    return [{**sizes, "operands": each} for each in operands]

@@ -16,16 +16,20 @@ An op that does nothing is unknown to it, and so is one of a kind whose loss the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from devices.cost.general_kernels import ELEMENT_FLOPS, ROWS, by_bytes
-from devices.cost.kernel_fits import KernelFits, fits
+from devices.cost.kernel_fits import KernelFits, MeasuredKernel, fits
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, take
 from devices.cost.language_kernels import EXCHANGE, LANGUAGE_FAMILIES
+from devices.cost.own_kernels import read_kernels
 from devices.describe.field_reading import read_fields
 from devices.describe.field_types import DEFAULT, dtype_name
 from devices.describe.fields import DEVICE_FIELDS
@@ -64,6 +68,12 @@ _GUESSED_WIDTH: Final = 0.3  # half width (log) that a guessed shape adds: assum
 _BACKWARD_FLOPS: Final = (
     2.5  # of attention, times forward's: five products in place of two (arXiv:2307.08691, 2.3)
 )
+_EAGER_START_NS: Final = 2700.0
+"""What a product takes more in an eager program than among copies of itself: its code and weights are cold.
+Median of eleven products of three programs on an H100 (2.4 us in three others; 1.3 to 2 us on a B200)."""
+_AMPERE_SHARE: Final = 0.62
+"""Of Hopper's peak that instructions of Ampere reach (arXiv:2402.13499), as FlashAttention-2 has them:
+PyTorch's attention."""
 _ON_VECTOR_UNITS: Final = frozenset(("fp32", "fp64", "int32", "int64", "uint32", "uint64", "complex64"))
 
 
@@ -95,6 +105,19 @@ class Ops:
     flops: FloatArray
     nbytes_read: FloatArray
     nbytes_written: FloatArray
+
+    @property
+    def eager(self) -> BoolArray:
+        """Which ops PyTorch launches one by one: those that name its operator, as ``aten: mm`` of a graph or
+        ``operator: aten::mm`` of a recording.
+        """
+        return np.array(
+            [
+                "aten" in each or str(each.get("operator", "")).startswith("aten::")
+                for each in self.attributes
+            ],
+            bool,
+        )
 
     def column(self, name: str, default: float | FloatArray = np.nan) -> FloatArray:
         """Return an attribute as numbers; `default` where it is not given, or is no number > 0."""
@@ -261,8 +284,8 @@ def _rows(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     sizes = ops.columns("rows columns")
     known = _known(sizes)
     forward = ops.kind.removesuffix("_grad")
-    if ops.kind == "rms_norm" and ELEMENT_BYTES[ops.dtype] == 2:
-        table, tensors = "rms_norm", 2.0
+    if forward in ("rms_norm", "layer_norm") and ELEMENT_BYTES[ops.dtype] == 2:
+        table, tensors = "rms_norm", 2.0 * tensors / ROWS[forward][1]
     more = {
         "tensors": tensors + 0 * ops.flops,
         "element_flops": 0 * ops.flops + ELEMENT_FLOPS.get(forward, 20.0),
@@ -332,6 +355,7 @@ def _way(kind: str) -> Callable[[Ops, Sheet], list[KernelAsk]]:
     return {"attention": _attention}.get(forward, _product if forward in PRODUCTS else _any)
 
 
+_ATTENTION: Final = frozenset(("prefill", "encoder"))
 _BACK_TO_BACK: Final = frozenset(family.name for family in LANGUAGE_FAMILIES if family is not EXCHANGE)
 
 
@@ -397,25 +421,63 @@ class FittedCost(CostModel):
         """Return nanoseconds and log half widths; NaN where unknown.
 
         Kernels of language models were timed back to back in CUDA graphs, the gap between two included,
-        which the device adds to each op; those in fp32, and the rows of norms, alone.
+        which the device adds to each op; those in fp32, and the rows of norms, alone. Products that PyTorch
+        launches one by one start cold.
         """
         total, spread = np.full(len(graph), np.nan), np.full(len(graph), np.nan)
         for rows, ops in self._groups(graph):
-            ns, weighted = np.zeros(len(rows)), np.zeros(len(rows))
+            ns, weighted, eager = np.zeros(len(rows)), np.zeros(len(rows)), ops.eager
             for way in (_way(ops.kind), _any):  # what has neither sizes nor flops moves bytes all the same
                 if (ns > 0).all():
                     break
-                for ask in [a._replace(ops=a.ops & (ns == 0)) for a in way(ops, self.fits.sheet)]:
-                    here = np.flatnonzero(ask.ops)
+                asks = [a._replace(ops=a.ops & (ns == 0)) for a in way(ops, self.fits.sheet)]
+                for ask, one_by_one in product(asks, (False, True)):
+                    here = np.flatnonzero(ask.ops & (eager == one_by_one))
                     if len(here):
-                        found, width = self.fits.predict(ask.table, ask.dtype, **take(ask.sizes, here))
+                        fitted = self._older if one_by_one and ask.table in _ATTENTION else self.fits
+                        found, width = fitted.predict(ask.table, ask.dtype, **take(ask.sizes, here))
                         whole = self.fits.model(ask.table, ask.dtype).family.name in _BACK_TO_BACK
-                        found = np.maximum(found - gap_ns, 1) if whole else np.maximum(found, self.least_ns)
+                        if one_by_one and ask.table == "products":
+                            found = found + _EAGER_START_NS
+                        else:
+                            found = np.maximum(found - gap_ns * whole, 1 if whole else self.least_ns)
                         ns[here] += ask.times * found
                         weighted[here] += ask.times * found * np.hypot(width, ask.width)
             does = ns > 0
             total[rows[does]], spread[rows[does]] = ns[does], weighted[does] / ns[does]
         return total, spread
+
+    @cached_property
+    def _older(self) -> KernelFits:
+        """What attention takes whose instructions are those of the generation before Hopper."""
+        sheet = self.fits.sheet
+        if sheet.generation != "hopper":
+            return self.fits
+        peak = {dtype: _AMPERE_SHARE * rate for dtype, rate in sheet.peak.items()}
+        return KernelFits(replace(sheet, peak=peak), "a100-sxm-80")
+
+    def measured(self, graph: Graph, ns: Sequence[float], gap_ns: int) -> Iterator[MeasuredKernel]:
+        """Return ops that took `ns`, the gap included, as kernels of their tables, each of which must be one.
+
+        Raises
+        ------
+        InputError
+            An op that is no kernel, or several, or whose sizes are missing.
+        """
+        for rows, ops in self._groups(graph):
+            asks = [ask for ask in _way(ops.kind)(ops, self.fits.sheet) if ask.ops.any()]
+            for i, row in enumerate(rows.tolist()):
+                mine = [ask for ask in asks if ask.ops[i]]
+                if len(mine) != 1 or mine[0].width or mine[0].times != 1:
+                    what = "several kernels" if len(mine) > 1 else "not one kernel whose sizes are given"
+                    raise InputError(f"{graph.op_names[row]}: a {ops.kind} with this is {what}")
+                [ask] = mine
+                alone = self.fits.model(ask.table, ask.dtype).family.name not in _BACK_TO_BACK
+                sizes = tuple(
+                    (name, x if isinstance(x, str) else float(np.broadcast_to(x, len(rows))[i]))
+                    for name, x in ask.sizes.items()
+                )
+                yield MeasuredKernel(ask.table, ask.dtype, sizes, max(ns[row] - gap_ns * alone, 1.0))
 
     def _groups(self, graph: Graph) -> list[tuple[IntArray, Ops]]:
         """Return the ops of each kind and data type."""
@@ -488,21 +550,30 @@ def fitted_cost(
     values: Mapping[str, Any],
     like: str | None = None,
     *,
+    kernels: str | Path | None = None,
     peak_share: float = 1.0,
     by_others: frozenset[str] = frozenset(),
 ) -> FittedCost:
     """Return the cost of a described device: with the fits of its preset, or of the GPU `like`.
 
+    With `kernels`, a file of `devices.cost.own_kernels`, these are moved towards what was measured.
+
     Raises
     ------
     UnknownNameError
         `like` is no fitted GPU.
+    InputError
+        A measured kernel that the model does not know as one.
     """
     if like is not None and like not in fits():
         raise UnknownNameError("fitted device", like, fits())
-    fitted = KernelFits(sheet_of(values, peak_share), values.get("preset", "") if like is None else like)
+    sheet, like = sheet_of(values, peak_share), values.get("preset", "") if like is None else like
     least_ns = max(1, values.get("kernel_floor") or 0)
-    return FittedCost(fitted, values.get("dtype", "fp32"), by_others, least_ns)
+    made = FittedCost(KernelFits(sheet, like), values.get("dtype", "fp32"), by_others, least_ns)
+    if kernels is None:
+        return made
+    measured = tuple(made.measured(*read_kernels(kernels), values.get("gap") or 0))
+    return replace(made, fits=KernelFits(sheet, like, measured))
 
 
 def load_fits(preset: str) -> KernelFits:

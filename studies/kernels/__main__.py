@@ -26,7 +26,7 @@ POOLED: Final = tuple(name for generation, name in GENERATIONS.items() if genera
 
 def fits_of(table: Table) -> dict[str, Model]:
     """Return the fits of a table by the file where they go: a GPU, its generation, or all unmeasured ones."""
-    found = {gpu: alone(own(table, gpu, rows)) for gpu, rows in table.rows.items()}
+    found = {gpu: alone(own(table, gpu, rows), gpu) for gpu, rows in table.rows.items()}
     if table.lenders is None:
         for generation in POOLED:
             gpus = [g for g in table.rows if device_preset(g)["generation"] == generation]

@@ -57,6 +57,62 @@ def test_ops_that_do_nothing_are_left_to_the_next_model() -> None:
     assert ns_of("matmul", bytes_read=10**6) > 0  # a product of which only the bytes are known
 
 
+def test_a_product_that_pytorch_launches_starts_cold() -> None:
+    """2.7 us more than among copies of itself, however it is said who launches it; not so other kernels."""
+    sizes = {"m": 512, "n": 4096, "k": 4096}
+    warm = ns_of("matmul", sizes=sizes)
+    for says in ({"operator": "aten::mm"}, {"aten": "aten.mm.default"}):
+        assert ns_of("matmul", sizes=sizes | says) - warm == pytest.approx(2700, abs=1)
+    assert ns_of("matmul", sizes=sizes | {"operator": "trt::gemm"}) == warm
+    norm = {"rows": 4096, "columns": 4096}
+    assert ns_of("layer_norm", sizes=norm | {"operator": "aten::layer_norm"}) == ns_of(
+        "layer_norm", sizes=norm
+    )
+
+
+def test_pytorchs_attention_on_hopper_has_the_instructions_of_ampere() -> None:
+    sizes = {"batch": 1, "seq_len": 16384, "heads": 16, "head_dim": 128, "causal": False}
+    asked = {"sizes": sizes, "gpu": "h100-sxm"}
+    eager = {"sizes": sizes | {"operator": "aten::_flash_attention_forward"}}
+    assert ns_of("attention", **eager) / ns_of("attention", **asked) == pytest.approx(1 / 0.62, rel=0.05)
+    assert ns_of("attention", gpu="b200-sxm", **eager) == ns_of("attention", gpu="b200-sxm", sizes=sizes)
+
+
+@pytest.mark.parametrize("size", [{"n": 30522}, {"k": 30522}])
+def test_a_product_whose_rows_are_not_aligned_takes_longer(size: dict[str, int]) -> None:
+    sizes = {"m": 4096, "n": 4096, "k": 4096} | size
+    even = {name: 30528 if value == 30522 else value for name, value in sizes.items()}
+    assert ns_of("matmul", sizes=sizes) / ns_of("matmul", sizes=even) == pytest.approx(2.5, rel=0.1)
+    wide = ns_of("matmul", dtype="fp32", sizes=sizes) / ns_of("matmul", dtype="fp32", sizes=even)
+    assert wide == pytest.approx(1, abs=0.05)  # vector units load numbers one by one
+
+
+def test_many_small_products_share_sms_as_one_tile_does() -> None:
+    """Eight times as many products of an eighth of the rows move twice the bytes, and start no block more."""
+    few, many = ({"batch": b, "m": 32768 // b, "n": 64, "k": 64} for b in (512, 4096))
+    assert ns_of("bmm", sizes=many) < 4 * ns_of("bmm", sizes=few)
+
+
+def test_rows_shorter_than_a_warp_share_it() -> None:
+    one, four = ({"rows": 2**22 // c, "columns": c} for c in (32, 8))
+    assert ns_of("softmax", sizes=four) == pytest.approx(ns_of("softmax", sizes=one), rel=0.25)
+
+
+def test_long_rows_in_16_bits_that_are_not_aligned_take_longer() -> None:
+    even, odd = ({"rows": 65536, "columns": c} for c in (3136, 3137))
+    assert ns_of("softmax", sizes=odd) > 2.5 * ns_of("softmax", sizes=even)
+    assert ns_of("softmax", "fp32", sizes=odd) < 1.1 * ns_of("softmax", "fp32", sizes=even)
+
+
+def test_operands_of_unlike_shape_are_bound_by_their_indices() -> None:
+    """A row that is added to each of a matrix; a number that is added to all has no index to work out."""
+    whole = 2**28
+    moved = {"bytes_written": whole}
+    scalar = ns_of("add", bytes_read=whole + 2, **moved)
+    assert ns_of("add", bytes_read=whole + 8192, **moved) > 1.5 * scalar
+    assert ns_of("transpose", bytes_read=whole, **moved) > 1.5 * scalar
+
+
 def test_the_gap_of_the_device_is_taken_off_where_it_was_measured() -> None:
     """Kernels of language models were timed back to back; what memory bounds alone, and it has a floor."""
     b = GraphBuilder("g")

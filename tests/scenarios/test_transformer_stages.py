@@ -159,7 +159,10 @@ def test_a_pipeline_is_the_step_of_train(ranks: int, micro_batches: int) -> None
 
 
 def test_a_pipeline_of_one_is_the_step_of_build() -> None:
-    """By one cost model: all but the optimizer within 2 %; memory within 8 %: gradients are always there."""
+    """By one cost model: all but the optimizer within 5 %: norms are plain passes over memory in a pipeline.
+
+    Memory within 8 %: gradients are always there.
+    """
     pipeline = by_pipeline(1, 1, ", gradients: bf16")
     build = ran(
         "machine: {devices: {gpu0: {preset: h100-sxm}}}\npolicy: {runtime: pytorch-eager}\nworkload: {build: "
@@ -171,7 +174,7 @@ def test_a_pipeline_of_one_is_the_step_of_build() -> None:
         steps = graph.is_kind("adam", "optimizer")[tasks["op"]]
         return int(result.trace.makespan_ns - (tasks["end_ns"] - tasks["start_ns"])[steps].sum())
 
-    assert without_optimizer(pipeline) == pytest.approx(without_optimizer(build), rel=0.02)
+    assert without_optimizer(pipeline) == pytest.approx(without_optimizer(build), rel=0.05)
     assert pipeline.trace.makespan_ns == pytest.approx(build.trace.makespan_ns, rel=0.06)  # it clips, too
     assert max(peaks(pipeline)) == pytest.approx(max(peaks(build)), rel=0.08)
     assert "as for `build`" in pipeline.summary["note"]

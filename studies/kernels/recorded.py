@@ -1,0 +1,93 @@
+"""Kernels of recorded programs beside what their sizes cost: cold caches, small shapes, PyTorch's choices.
+
+::
+
+    python -m studies.kernels.recorded --gpu h100-sxm --dtype bf16 TRACE.json.gz ...
+
+Of each kernel whose sizes the profiler noted (products, attention, norms, ...), by operator and sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from devices.cost.kernel_costs import FittedCost, load_fits
+from devices.presets import device_preset
+from scenarios.importers import load_graph
+from sim import Device, GraphBuilder
+from sim.base.units import parse_duration
+
+SIZES: Final = (
+    *("m", "n", "k", "batch", "transposed", "rows", "columns"),
+    *("seq_len", "kv_len", "heads", "kv_heads", "head_dim", "window", "causal"),
+    *("in_channels", "out_channels", "group", "input_shape", "kernel_shape", "strides", "pads", "dilations"),
+)
+SIZED: Final = frozenset(("matmul", "gemm", "attention", "layer_norm", "rms_norm", "softmax", "conv"))
+
+
+class Recorded(NamedTuple):
+    """Kernels of one operator and sizes: how often, their mean time as recorded, and as their sizes cost."""
+
+    kind: str
+    operator: str
+    sizes: str
+    times: int
+    recorded_ns: float
+    predicted_ns: float
+
+
+def compare(path: str, gpu: str, dtype: str) -> list[Recorded]:
+    """Return the kernels of a recording that have sizes."""
+    graph, took = load_graph(path), defaultdict(list)
+    names = [graph.kinds[code] for code in graph.kind_code]
+    for op, given in graph.attributes.items():
+        if "kernel" in given and names[op] in SIZED:
+            sizes = {name: given[name] for name in SIZES if name in given}
+            if sizes:
+                took[names[op], given.get("operator", ""), repr(sizes)].append(op)
+    builder = GraphBuilder("sizes")
+    for at, ((kind, operator, _), ops) in enumerate(took.items()):
+        sizes = {name: graph.attributes[ops[0]][name] for name in SIZES if name in graph.attributes[ops[0]]}
+        builder.op(f"{at}", kind=kind, dtype=dtype, attributes={**sizes, "operator": operator})
+    floor, gap = (parse_duration(device_preset(gpu)[key]) for key in ("kernel_floor", "gap"))
+    cost = FittedCost(load_fits(gpu), dtype, least_ns=floor)
+    costs = cost.durations_ns(builder.build(), Device("gpu0", gap_ns=gap))
+    return [
+        Recorded(*key, len(ops), float(graph.duration_ns[ops].mean()), float(ns))
+        for (key, ops), ns in zip(took.items(), costs, strict=True)
+    ]
+
+
+def errors(found: Sequence[Recorded]) -> tuple[float, float, float]:
+    """Return the error of the total, the mean relative error of a shape, and that of a kernel."""
+    count, real, ours = (np.array([r[i] for r in found], float) for i in (3, 4, 5))
+    off = np.abs(ours / real - 1)
+    return (
+        float((count * ours).sum() / (count * real).sum() - 1),
+        float(off.mean()),
+        float(np.average(off, weights=count)),
+    )
+
+
+def main() -> None:
+    """Print a row for each operator and sizes, and the errors of all."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("traces", nargs="+", metavar="TRACE")
+    parser.add_argument("--gpu", required=True, metavar="PRESET")
+    parser.add_argument("--dtype", default="bf16", help="in which the program computes")
+    given = parser.parse_args()
+    found = [row for path in given.traces for row in compare(path, given.gpu, given.dtype)]
+    for row in sorted(found, key=lambda r: -r.times * r.recorded_ns):
+        off = row.predicted_ns / row.recorded_ns - 1
+        print(f"{row.times:5} x {row.recorded_ns / 1e3:10.1f} us, {off:+5.0%}  {row.operator} {row.sizes}")
+    total, shape, kernel = errors(found)
+    print(f"{len(found)} shapes: total {total:+.1%}, mean error {shape:.1%} a shape, {kernel:.1%} a kernel")
+
+
+if __name__ == "__main__":
+    main()
