@@ -9,6 +9,7 @@
       order: [a, b, c]                                these ops start in this order
       order.gpu0: [a, c]                              ... on this device
       schedule: golden.csv                            as in a table that `sim run --ops` wrote
+      outcome: out of memory                          that it cannot begin or go on
       1f1b: {makespan: {at_most: 1.0 x gpipe}}        of an entry of compare, beside another one
 
 `scenarios.fields.results.RESULTS` lists what may be expected. Values have the units of the result, a
@@ -27,9 +28,11 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from scenarios.fields.policy_fields import Condition
 from scenarios.fields.results import (
+    DONE,
     FILE,
     FLAG,
     ORDER,
+    OUTCOME,
     RESULTS,
     SHARE,
     WORD,
@@ -38,13 +41,14 @@ from scenarios.fields.results import (
     Value,
     check_named,
     holds,
+    outcome_of,
     row_names,
 )
 from scenarios.file.document import Document, Loc
 from scenarios.file.yaml_read import Place
-from sim.base.errors import InputError, ScenarioError, hint
+from sim.base.errors import InputError, ScenarioError, SimError, hint
 from sim.base.files import read_bytes
-from sim.base.units import format_bytes, format_duration, round_half_up
+from sim.base.units import format_bytes, format_duration, parse_duration, round_half_up
 from sim.diff.blockers import held_at
 from sim.diff.schedule import schedule_of
 from sim.explain.memory_use import memory_use
@@ -362,6 +366,14 @@ class Expectation(NamedTuple):
                 told += f"`sim diff golden.csv {unrecorded}`"
         return Outcome(self, condition, actual, passed, told, references)
 
+    def of_failure(self, error: SimError) -> Outcome | None:
+        """Return what becomes of it in a run that did not begin or go on; None: it is of another result."""
+        if self.what != "outcome":
+            return None
+        actual, wanted = outcome_of(error), str(self.condition["equals"])
+        told = f"outcome is {actual!r}, expected {wanted!r}: {error}"
+        return Outcome(self, {"equals": wanted}, actual, actual == wanted, told)
+
     def _why(self, actual: Any, condition: Mapping[str, Any], run: FinishedRun) -> str:
         """Say what held up an op, or was in memory, on further lines."""
         kind, name = self._split()
@@ -403,7 +415,9 @@ class Expectation(NamedTuple):
         with self.document.placing(*self.loc):
             if new_tables and not has_run(self.table, run.policy):
                 return Outcome(self, {"equals": golden}, "", False, f"{self.what} is not in {golden} yet")
-            differs = against_table(run.trace, self.table, run.policy)
+            within_ns = self.condition.get("tolerance", 0)
+            assert isinstance(within_ns, int)
+            differs = against_table(run.trace, self.table, run.policy, over_ns=within_ns)
         told = "\n  ".join([f"{self.what} is not that of {golden}", *differs])
         actual = "; ".join(line.strip() for line in differs) or golden
         return Outcome(self, {"equals": golden}, actual, not differs, told)
@@ -461,10 +475,14 @@ def read_expectations(
     ScenarioError
         An unknown result or run, a value without its unit, no condition, or two that contradict each other.
     """
-    return tuple(
+    found = tuple(
         Expectation(what, _read(what, condition, document, (*loc, what), runs), document, (*loc, what))
         for what, condition in expect.items()
     )
+    for each in found:
+        if each.what == "outcome" and each.condition["equals"] != DONE and len(found) > 1:
+            raise document.error(each.loc, "such a run has no other results; expect nothing else of it")
+    return found
 
 
 def _read(
@@ -488,6 +506,8 @@ def _read(
 
 def _value(key: str, given: Any, what: str, runs: Sequence[str]) -> Given:
     result = RESULTS[what.partition(".")[0]]
+    if key == "tolerance" and result.unit is FILE:
+        return parse_duration(given, what="")
     if key == "tolerance" and isinstance(given, str) and given.strip().endswith("%"):
         share = SHARE.read(given)
         assert isinstance(share, float)
@@ -510,10 +530,10 @@ def _check_consistent(values: Mapping[str, Any], unit: Unit) -> None:
         raise InputError("needs equals", path=("tolerance",))
     if unit is ORDER and set(values) != {"equals"}:
         raise InputError("is a list of ops and nothing else")
-    if unit is WORD and set(values) != {"equals"}:
+    if unit in (WORD, OUTCOME) and set(values) != {"equals"}:
         raise InputError("is a name; it equals one or does not")
-    if unit is FILE and set(values) != {"equals"}:
-        raise InputError("is a file, and equals it or does not")
+    if unit is FILE and not {"equals"} <= set(values) <= {"equals", "tolerance"}:
+        raise InputError("is a file, and equals it or does not; a tolerance is a duration")
     if unit is FLAG and set(values) != {"equals"}:
         raise InputError("is true or false, and equals one of them")
     least, most = values.get("at_least", 0), values.get("at_most", float("inf"))

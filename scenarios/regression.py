@@ -467,8 +467,11 @@ def check_case(case: Case, *, new_values: bool = False) -> Checked:
         result.share()
         updated = tuple(update(result)) if new_values else None
         return Checked(path, case.label, result.outcomes, None, tuple(unused_devices(result.trace)), updated)
-    except (InputError, RunError, InvariantError) as error:
+    except InvariantError as error:
         return Checked(path, case.label, error=error)
+    except (InputError, RunError) as error:
+        outcomes = tuple(filter(None, (each.of_failure(error) for each in case.expectations)))
+        return Checked(path, case.label, outcomes, None if outcomes else error)
 
 
 def scenario_files(paths: Iterable[str | Path]) -> list[Path]:

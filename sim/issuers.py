@@ -156,7 +156,7 @@ def refuse_wrong(policy: Policy, graph: Graph, n_nodes: int, issuer: Issuer, tas
 #     two processes    gpu0/host/a       a0 a1        ──►  gpu0/0        each launches for itself; how the
 #                      gpu0/host/b       b0 b1        ──►  gpu0/1        device serves both is the device's
 #
-# An op says by its attribute ``process`` which one it is of (`scenarios.builders.side_by_side`); one that a
+# An op says by its attribute ``process`` which one it is of (`scenarios.workloads.sessions`); one that a
 # rewrite made is of the process of its neighbours. Workers of a CPU are its cores, which processes share, and
 # so are the threads of a host whose threads are such workers.
 

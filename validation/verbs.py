@@ -27,7 +27,8 @@ def calibrate(
 ) -> None:
     """Measure a backend; if the machine was disturbed, write nothing and exit with status 1.
 
-    A scenario uses the file's tables with `cost: {table: FILE}`.
+    A scenario uses the file's tables with `cost: {table: FILE}`. On a GPU, `cost: [{fitted: FILE}, roofline]`
+    moves the model of all kernels towards it.
     """
     from devices.cost.calibration import save_calibration
     from scenarios.cli.running import progress

@@ -7,6 +7,7 @@
     cost: {table: gemm.json.gz}       measured (`devices.cost.cost_table`); a list of files is allowed
     cost: fitted                      a GPU's kernels, from measured ones (`devices.cost.kernel_costs`)
     cost: {fitted: h200-sxm}          the same with the fits of another preset and the device's own numbers
+    cost: {fitted: kernels.csv}       the same, moved towards kernels that you measured
     cost: tiles                       an NPU with scratchpads, see `devices.cost.npu_tiles`; its default
     cost: {my-model: {...}}           a plugin of the group sim.costs: factory(parameters, device's values)
     cost: [fitted, roofline]          the first that knows an op
@@ -101,7 +102,7 @@ def make_cost(
             return TableCost(tuple(table for tables in found for table in tables))
         if name == "fitted":
             with located("fitted"):
-                return _fitted(values, parameters, peak_share)
+                return _fitted(values, parameters, peak_share, origin)
         return _plugin(name, parameters, values, origin)
 
     with located("cost"):
@@ -120,7 +121,9 @@ def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugi
     return made
 
 
-def _fitted(values: Mapping[str, Any], like: object, peak_share: Fraction) -> FittedCost:
+def _fitted(
+    values: Mapping[str, Any], like: object, peak_share: Fraction, origin: plugins.Origin
+) -> FittedCost:
     """Return a GPU's kernels; kinds whose loss the description gives are left to the roofline."""
     from devices.cost.kernel_costs import fitted_cost
 
@@ -128,13 +131,17 @@ def _fitted(values: Mapping[str, Any], like: object, peak_share: Fraction) -> Fi
         raise InputError("it is for GPUs")
     if isinstance(like, Mapping):
         raise InputError(
-            "takes the name of a GPU, as in {fitted: h200-sxm}; single parameters are fitted, and not set"
+            "takes the name of a GPU, as in {fitted: h200-sxm}, or a file of measured kernels; single "
+            "parameters are fitted, and not set"
         )
-    if like is not None:
-        like = TYPES["word"].read(like)
-    own = frozenset(kind for name in _LOSSES for kind in values.get(name) or {})
+    name = None if like is None else str(TYPES["word"].read(like))
+    file = name if name is not None and name.endswith((".csv", ".csv.gz", ".json")) else None
     return fitted_cost(
-        values, None if like is None else str(like), peak_share=float(peak_share), by_others=own
+        values,
+        None if file else name,
+        kernels=None if file is None else origin.file(file),
+        peak_share=float(peak_share),
+        by_others=frozenset(kind for name in _LOSSES for kind in values.get(name) or {}),
     )
 
 

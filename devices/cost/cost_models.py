@@ -13,7 +13,6 @@ what a description says of them::
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -133,35 +132,15 @@ class RooflineCost(CostModel):
         bandwidth = self.bandwidth_bytes_per_s
         return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth))
 
-    def plain(self, graph: Graph) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Return which ops have nothing but a roofline, and which of them real kernels may exceed twofold.
-
-        They are those for whose kind no loss is given; `devices.cost.unreliable` says which may be exceeded.
-        """
-        found, twice = np.zeros(len(graph), np.bool_), np.zeros(len(graph), np.bool_)
+    def plain(self, graph: Graph) -> npt.NDArray[np.bool_]:
+        """Return which ops have nothing but a roofline: those for whose kind no loss is given."""
         if self.by_kind.get(DEFAULT, IDEAL) != IDEAL:
-            return found, twice
-        from devices.cost.unreliable import may_take_twice
-
-        nbytes = graph.bytes_read + graph.bytes_written
-        for rows, kind, _, peak in self._roofs(graph):
-            if kind in self.by_kind:
-                continue
-            found[rows] = (graph.flops[rows] > 0) | (nbytes[rows] > 0)
-            arithmetic_ns, traffic_ns = (
-                np.zeros(len(rows)) if rate is None else sizes[rows] / rate * 1e9
-                for sizes, rate in ((graph.flops, peak), (nbytes, self.bandwidth_bytes_per_s))
-            )
-            twice[rows] = may_take_twice(kind, arithmetic_ns, traffic_ns)
-        return found, twice
-
-    def called(self, graph: Graph, ops: npt.NDArray[np.intp]) -> Counter[str]:
-        """Count ops by kind."""
-        found: Counter[str] = Counter()
-        for rows, kind, _, _ in self._roofs(graph):
-            count = int(np.isin(rows, ops).sum())
-            found.update({kind: count} if count else {})
-        return found
+            return np.zeros(len(graph), np.bool_)
+        does = (graph.flops > 0) | (graph.bytes_read + graph.bytes_written > 0)
+        known = np.zeros(len(graph), np.bool_)
+        for rows, *_ in self._roofs(graph):
+            known[rows] = True
+        return does & known & ~graph.is_kind(*self.by_kind)
 
     def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
         """Return the ops that compute in no time or at another data type's rate, by their own and how.

@@ -2,8 +2,7 @@
 
 A roofline is a lower bound: it knows no share of the peak that kernels reach, and of launches no more than
 the shortest kernel. A preset's numbers pretend to be those of a real GPU, so ops that take them without any
-loss are counted, once for all devices of a preset, and those that may take more than twice as long
-(`devices.cost.unreliable` has the criterion) besides::
+loss are counted, once for all devices of a preset::
 
     machine: 8 x a100-sxm-80   60 ops on each, 50 of them by plain rooflines      one warning: 400 of 480 ops
 
@@ -19,6 +18,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -113,7 +113,6 @@ class _Counts:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.plain: dict[str, Counter[str]] = {}
-        self.twice: Counter[str] = Counter()
         self.total: Counter[str] = Counter()
         self.borrowed: Counter[tuple[str, str, str]] = Counter()
 
@@ -128,17 +127,20 @@ class _Counts:
         roofline = model if isinstance(model, RooflineCost) and model.hardware else None
         if roofline:
             self.total[roofline.hardware] += int(here.sum())
-        plain, twice = roofline.plain(graph) if roofline else (np.zeros_like(free),) * 2
+        plain = roofline.plain(graph) if roofline else np.zeros_like(free)
         lent = model.borrowed(graph) if model.peak_flop_per_s or device.details.preset else {}
         if not ((free & plain).any() or lent):
             return
-        timed = free & (
-            model.durations_ns(graph, device) == duration_ns
-        )  # another model has another duration
+        timed = free & (model.durations_ns(graph, device) == duration_ns)
+        if timed.any() and isinstance(
+            device.cost, FirstCost
+        ):  # others may say the same: the shortest kernel, say
+            for one in takewhile(lambda one: one is not model, device.cost.models):
+                timed &= one.durations_ns(graph, device) == UNSET
         if roofline:
             found = self.plain.setdefault(roofline.hardware, Counter())
-            found.update(roofline.called(graph, np.flatnonzero(plain & timed)))
-            self.twice[roofline.hardware] += int((twice & timed).sum())
+            codes, counts = np.unique(graph.kind_code[plain & timed], return_counts=True)
+            found.update({graph.kinds[c]: n for c, n in zip(codes.tolist(), counts.tolist(), strict=True)})
         for (dtype, how), ops in lent.items():
             self.borrowed[device.details.preset or device.kind, dtype, how] += int(timed[ops].sum())
 
@@ -148,7 +150,7 @@ class _Counts:
 
         for hardware, found in self.plain.items():
             if found:
-                message = _message(hardware, found, self.twice[hardware], self.total[hardware], op)
+                message = _message(hardware, found, self.total[hardware], op)
                 warnings.warn(PlainRooflineWarning(message, hardware), stacklevel=3)
         for (where, dtype, how), count in self.borrowed.items():
             if count:
@@ -163,7 +165,7 @@ def _roofline(model: CostModel | None) -> RooflineCost | TiledCost | None:
     return next((one for one in models if isinstance(one, RooflineCost | TiledCost)), None)
 
 
-def _message(hardware: str, found: Counter[str], twice: int, total: int, op: str) -> str:
+def _message(hardware: str, found: Counter[str], total: int, op: str) -> str:
     # "1 more kind" is as long as its name.
     shown = len(found) if len(found) == _KINDS_SHOWN + 1 else _KINDS_SHOWN
     kinds = ", ".join(f"{count} {kind}" for kind, count in found.most_common(shown))
@@ -171,13 +173,9 @@ def _message(hardware: str, found: Counter[str], twice: int, total: int, op: str
         kinds += f" and {len(found) - shown} more kinds"
     ops = op if total == 1 else op.replace("op", "ops", 1)
     have = "has" if found.total() == 1 else "have"
-    bound = "which are lower bounds"
-    if twice:
-        which = "" if twice == found.total() else f"for {twice} of them "
-        bound = f"{which}often more than 2x too fast"
     return (
         f"{hardware}: {found.total()} of {total} {ops} {have} no measured cost ({kinds}); data-sheet "
-        f"rooflines were used, {bound}. See docs/costs.md."
+        "rooflines were used, which are lower bounds. See docs/costs.md."
     )
 
 
@@ -239,7 +237,7 @@ def _bounded(model: CostModel, graph: Graph, device: Device) -> BoolArray:
             missing &= ~answered
         return found
     if isinstance(model, RooflineCost):
-        return model.plain(graph)[0]
+        return model.plain(graph)
     if isinstance(model, TiledCost):
         lossy = {kind for kind, loss in model.by_kind.items() if loss != IDEAL}
         every = np.full(len(graph), DEFAULT not in lossy)

@@ -16,18 +16,20 @@ An op that does nothing is unknown to it, and so is one of a kind whose loss the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from devices.cost.general_kernels import ELEMENT_FLOPS, ROWS, by_bytes
-from devices.cost.kernel_fits import KernelFits, fits
+from devices.cost.kernel_fits import KernelFits, MeasuredKernel, fits
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, take
 from devices.cost.language_kernels import EXCHANGE, LANGUAGE_FAMILIES
+from devices.cost.own_kernels import read_kernels
 from devices.describe.field_reading import read_fields
 from devices.describe.field_types import DEFAULT, dtype_name
 from devices.describe.fields import DEVICE_FIELDS
@@ -452,7 +454,30 @@ class FittedCost(CostModel):
         if sheet.generation != "hopper":
             return self.fits
         peak = {dtype: _AMPERE_SHARE * rate for dtype, rate in sheet.peak.items()}
-        return KernelFits(replace(sheet, peak=peak), "a100-sxm-80")
+        return KernelFits(replace(sheet, peak=peak), "a100-sxm-80", self.fits.measured)
+
+    def measured(self, graph: Graph, ns: Sequence[float], gap_ns: int) -> Iterator[MeasuredKernel]:
+        """Return ops that took `ns`, the gap included, as kernels of their tables, each of which must be one.
+
+        Raises
+        ------
+        InputError
+            An op that is no kernel, or several, or whose sizes are missing.
+        """
+        for rows, ops in self._groups(graph):
+            asks = [ask for ask in _way(ops.kind)(ops, self.fits.sheet) if ask.ops.any()]
+            for i, row in enumerate(rows.tolist()):
+                mine = [ask for ask in asks if ask.ops[i]]
+                if len(mine) != 1 or mine[0].width or mine[0].times != 1:
+                    what = "several kernels" if len(mine) > 1 else "not one kernel whose sizes are given"
+                    raise InputError(f"{graph.op_names[row]}: a {ops.kind} with this is {what}")
+                [ask] = mine
+                alone = self.fits.model(ask.table, ask.dtype).family.name not in _BACK_TO_BACK
+                sizes = tuple(
+                    (name, x if isinstance(x, str) else float(np.broadcast_to(x, len(rows))[i]))
+                    for name, x in ask.sizes.items()
+                )
+                yield MeasuredKernel(ask.table, ask.dtype, sizes, max(ns[row] - gap_ns * alone, 1.0))
 
     def _groups(self, graph: Graph) -> list[tuple[IntArray, Ops]]:
         """Return the ops of each kind and data type."""
@@ -525,21 +550,30 @@ def fitted_cost(
     values: Mapping[str, Any],
     like: str | None = None,
     *,
+    kernels: str | Path | None = None,
     peak_share: float = 1.0,
     by_others: frozenset[str] = frozenset(),
 ) -> FittedCost:
     """Return the cost of a described device: with the fits of its preset, or of the GPU `like`.
 
+    With `kernels`, a file of `devices.cost.own_kernels`, these are moved towards what was measured.
+
     Raises
     ------
     UnknownNameError
         `like` is no fitted GPU.
+    InputError
+        A measured kernel that the model does not know as one.
     """
     if like is not None and like not in fits():
         raise UnknownNameError("fitted device", like, fits())
-    fitted = KernelFits(sheet_of(values, peak_share), values.get("preset", "") if like is None else like)
+    sheet, like = sheet_of(values, peak_share), values.get("preset", "") if like is None else like
     least_ns = max(1, values.get("kernel_floor") or 0)
-    return FittedCost(fitted, values.get("dtype", "fp32"), by_others, least_ns)
+    made = FittedCost(KernelFits(sheet, like), values.get("dtype", "fp32"), by_others, least_ns)
+    if kernels is None:
+        return made
+    measured = tuple(made.measured(*read_kernels(kernels), values.get("gap") or 0))
+    return replace(made, fits=KernelFits(sheet, like, measured))
 
 
 def load_fits(preset: str) -> KernelFits:

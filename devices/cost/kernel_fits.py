@@ -19,13 +19,13 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from devices.cost.general_kernels import GENERAL_FAMILIES
-from devices.cost.kernel_model import Family, Model, Sheet
-from devices.cost.language_kernels import LANGUAGE_FAMILIES, linked
+from devices.cost.kernel_model import Family, Model, Sheet, shifted
+from devices.cost.language_kernels import LANGUAGE_FAMILIES
 from devices.cost.measured import read_record
 from sim.base.arrays import FloatArray
 from sim.base.errors import InputError
@@ -98,6 +98,15 @@ def fits() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
+class MeasuredKernel(NamedTuple):
+    """A kernel that was measured on the GPU itself: sizes by name, and ns as its table has them."""
+
+    table: str
+    dtype: str
+    sizes: tuple[tuple[str, Any], ...]
+    ns: float
+
+
 class KernelFits:
     """The models of one GPU.
 
@@ -107,6 +116,8 @@ class KernelFits:
         Its data sheet.
     like : str
         Preset whose fits it takes; empty: those of unmeasured GPUs.
+    measured : tuple of MeasuredKernel
+        Towards which the models of their tables move.
 
     Examples
     --------
@@ -117,13 +128,15 @@ class KernelFits:
     True
     """
 
-    def __init__(self, sheet: Sheet, like: str = "") -> None:
-        self.sheet, self.like = sheet, like
+    def __init__(self, sheet: Sheet, like: str = "", measured: tuple[MeasuredKernel, ...] = ()) -> None:
+        self.sheet, self.like, self.measured = sheet, like, measured
         self._models: dict[tuple[str, str], Model] = {}
 
     def __eq__(self, other: object) -> bool:
         """Two are equal that answer alike."""
-        return isinstance(other, KernelFits) and (self.sheet, self.like) == (other.sheet, other.like)
+        if not isinstance(other, KernelFits):
+            return False
+        return (self.sheet, self.like, self.measured) == (other.sheet, other.like, other.measured)
 
     def __hash__(self) -> int:
         """Return a number that equal ones share."""
@@ -132,7 +145,7 @@ class KernelFits:
     def model(self, table: str, dtype: str) -> Model:
         """Return the model of a table, such as ``products``, in a data type."""
         if (table, dtype) not in self._models:
-            self._models[table, dtype] = self._found(table, dtype)
+            self._models[table, dtype] = self._moved(table, dtype, self._found(table, dtype))
         return self._models[table, dtype]
 
     def predict(self, table: str, dtype: str, **sizes: Any) -> tuple[FloatArray, FloatArray]:
@@ -151,8 +164,18 @@ class KernelFits:
             k: v if isinstance(v, str) else np.broadcast_to(np.asarray(v, float), rows)
             for k, v in sizes.items()
         }
-        sheet = linked(self.sheet) if table.startswith("deepep") else self.sheet
-        return self.model(table, dtype).predict(wide, sheet)
+        return self.model(table, dtype).predict(wide, self.sheet)
+
+    def _moved(self, table: str, dtype: str, model: Model) -> Model:
+        """Return a model moved towards the measured kernels of its table; 16 bits count for both formats."""
+        formats = {"bf16", "fp16"} if dtype in ("bf16", "fp16") else {dtype}
+        mine = [each for each in self.measured if each.table == table and each.dtype in formats]
+        if not mine:
+            return model
+        rows = [dict(each.sizes) for each in mine]
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        sizes = {n: x[0] if isinstance(x[0], str) else np.array(x) for n, x in columns.items()}
+        return shifted(model, sizes, self.sheet, np.array([each.ns for each in mine]))
 
     def _found(self, table: str, dtype: str) -> Model:
         alike = (dtype, *_ALIKE.get(dtype, ("fp32", "bf16", "fp16")))

@@ -476,19 +476,16 @@ LINK_BYTES_PER_S: Final = {"ampere": 300e9, "hopper": 450e9, "blackwell": 900e9}
 """NVLink of a GPU in one direction: data sheets of the A100 (third generation), H100 (fourth), B200."""
 
 
-def linked(sheet: Sheet) -> Sheet:
-    """Return the sheet of a GPU's link, in place of DRAM: what sending is bound by."""
-    return replace(sheet, dram_bytes_per_s=LINK_BYTES_PER_S.get(sheet.generation, 300e9))
-
-
 def exchange_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return the work of DeepEP: tokens sent to the ranks of their experts (or back), by the SMs that it is
-    given.
+    given. They go at the rate of the GPU's link, and count as what DRAM moves in that time.
     """
     tokens, hidden, topk, nodes, given = columns(s, "tokens hidden topk nodes sms")
     ranks = 8 * nodes
     sent = tokens * hidden * 2 * ranks * (1 - (1 - 1 / ranks) ** topk)
-    return KernelWork(dram_bytes=sent, load_bytes=sent, blocks=given, dtype=dtype)
+    link = np.vectorize(LINK_BYTES_PER_S.get, otypes=[float])(sheet.generation, 300e9)
+    as_dram = sent * sheet.dram_bytes_per_s / link
+    return KernelWork(dram_bytes=as_dram, load_bytes=sent, blocks=given, dtype=dtype)
 
 
 def exchange_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:

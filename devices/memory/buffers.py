@@ -12,7 +12,7 @@ is made once, before time 0; `devices.memory.run_memory` lets it live.
 A view (`sim.graph.views`) has no buffer: who reads it reads the buffer that it is a view of. What a
 non-strict op reads (`sim.readiness.eligibility`) counts as read by its maker, too, so that it stays until it
 is made and read. What a switch or another op of control flow passes on (`sim.graph.views`) has no buffer,
-either; who reads it is told by tokens (`devices.memory.token_lifetimes`).
+either; who reads it is told by tokens (`devices.memory.run_memory`).
 
 A buffer of one iteration has the key ``iteration * n_buffers + buffer``, and a read at distance d the
 offset ``buffer - d * n_buffers`` to the reader's iteration, whatever that is (as edges have in

@@ -11,7 +11,7 @@ When a task acquires and when it reads is said in `devices.memory.run_memory`; w
 
 What a task writes and reads has a key: on a static graph, where each buffer lives once in an iteration, it is
 ``iteration * n_buffers + buffer``; under control flow, where ops run as often as tokens come, see
-`devices.memory.token_lifetimes`.
+`devices.memory.run_memory`.
 """
 
 from __future__ import annotations

@@ -171,6 +171,11 @@ def held_sms(device: Device, job: Job) -> dict[int, int]:
 
 def demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict[int, Demand]:
     """Return what each op that is placed on `device` asks for, those of communicators left out."""
+    what = ("demands", device.name, bandwidth_bytes_per_s)
+    return job.once(what, lambda: _demands(device, job, bandwidth_bytes_per_s))
+
+
+def _demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict[int, Demand]:
     graph, attributes = job.graph, job.graph.attributes
     grids = _fitted_grids(device, job)
     here = job.ops_on.row(job.machine.device_index(device.name))

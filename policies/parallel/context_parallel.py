@@ -231,7 +231,7 @@ class ContextParallel(OnRanks):
     ----------
     ranks : int or list of str
         How many, or which devices; a number means accelerators of the machine, in machine order.
-    method : {"ring", "all-gather", "all-to-all"}
+    context : {"ring", "all-gather", "all-to-all"}
         How attention gets what others have.
     chunks : {"balanced", "contiguous"}
         Which tokens a rank has: one early and one late chunk, or neighbours.
@@ -239,7 +239,7 @@ class ContextParallel(OnRanks):
     Raises
     ------
     InputError
-        Another method or other chunks.
+        Another way or other chunks.
     GraphError
         There is no op of kind attention, a product of two tensors that are no parameters, heads that ranks
         cannot share, or there are stages or replicas already (when applied).
@@ -255,9 +255,9 @@ class ContextParallel(OnRanks):
     (['gpu0/a/send0', 'gpu0/a/recv0', 'gpu0/a/block0', 'gpu0/a'], [0, 0, 2000, 2000])
     """
 
-    def __init__(self, ranks: int | list[str], method: str = "ring", chunks: str = "balanced") -> None:
+    def __init__(self, ranks: int | list[str], context: str = "ring", chunks: str = "balanced") -> None:
         self.ranks = Ranks.of("context-parallel", ranks)
-        self.method = one_of("context-parallel", "method", method, tuple(_METHODS))
+        self.context = one_of("context-parallel", "context", context, tuple(_METHODS))
         self.balanced = one_of("context-parallel", "chunks", chunks, _CHUNKS) == "balanced"
 
     def ranked(self, there: Ranked) -> Ranked:
@@ -276,4 +276,4 @@ class ContextParallel(OnRanks):
         c = grid.sizes["cp"]
         if c == 1:
             return graph
-        return write(_METHODS[self.method](graph, c, at["cp"], balanced=self.balanced).records)
+        return write(_METHODS[self.context](graph, c, at["cp"], balanced=self.balanced).records)

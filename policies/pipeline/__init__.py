@@ -13,7 +13,7 @@ order and has to come to the same times as `evaluate`.
 """
 
 from policies.pipeline.action import PHASES, Action, Overlap, Phase, Slot, parse_action, parse_slot
-from policies.pipeline.clock_cycles import clock_cycles, clock_table
+from policies.pipeline.custom import parse_csv, picture, read_csv, to_csv, write_csv
 from policies.pipeline.evaluate import (
     ClosedForm,
     Evaluation,
@@ -24,11 +24,11 @@ from policies.pipeline.evaluate import (
     peak_activations,
     transformer_activations,
 )
+from policies.pipeline.gpipe import clock_cycles, clock_table
 from policies.pipeline.pipedream import Staleness, staleness
 from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.recompute import with_recompute
 from policies.pipeline.registry import default_chunks, generate, options, schedules
-from policies.pipeline.schedule_text import parse_csv, picture, read_csv, to_csv, write_csv
 from policies.pipeline.validate import Dependencies, problems, validate
 
 __all__ = [

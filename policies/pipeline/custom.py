@@ -3,18 +3,26 @@
     0F0,0F1,,,0B0,0B1          rank 0 holds stage 0, because its row has the actions of stage 0
     ,1F0,1B0,1F1,1B1           rank 1 holds stage 1; empty cells are idle ticks and mean nothing
 
-The form is torch's (`policies.pipeline.schedule_text`). Sizes follow from the table: as many ranks as
+The form is torch's (`policies.pipeline.custom`). Sizes follow from the table: as many ranks as
 rows, as many stages and micro-batches as the largest numbers say. A wrong order is refused with the reason
 (`policies.pipeline.validate`).
 """
 
 from __future__ import annotations
 
-from policies.pipeline.action import Action
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from policies.pipeline.action import Action, Slot, is_communication, parse_slot
+from policies.pipeline.evaluate import Evaluation, StageTimes, evaluate
 from policies.pipeline.pipeline_schedule import Schedule
-from policies.pipeline.schedule_text import Rows, parse_csv, read_csv
 from policies.pipeline.validate import validate
 from sim.base.errors import InputError
+from sim.base.files import read_bytes
 
 
 def custom(
@@ -112,3 +120,218 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
         replica_of=tuple(number[column] for column in columns),
         meta={"communication_skipped": rows.communication_skipped},
     )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Schedules as text: torch's CSV form, written and read.
+#
+# One row a rank, one cell a slot, an empty cell for an idle tick::
+#
+#     0F0,0F1,,,0B0,0B1
+#     ,1F0,1B0,1F1,1B1
+#
+# ``torch.distributed.pipelining`` writes this with ``_dump_csv`` and loads it with ``_load_csv``. Its
+# *lowered* form has communication in the same rows (``2SEND_F1``, ``0UNSHARD``); reading leaves those
+# cells out, since transfers follow from where the stages live, and counts them in
+# ``meta["communication_skipped"]``.
+#
+# The rank whose row has a stage's actions holds that stage.
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a table of actions says before anything is checked.
+
+    Attributes
+    ----------
+    programs : tuple of tuple of Slot
+        One program a row, idle cells left out.
+    communication_skipped : int
+        How many cells of communication were left out.
+    """
+
+    programs: tuple[tuple[Slot, ...], ...]
+    communication_skipped: int
+
+
+def to_csv(schedule: Schedule) -> str:
+    r"""Write a schedule as torch's CSV, one row a rank, without idle cells.
+
+    Recompute actions (``1R2``) are written too; torch has no such action and refuses them.
+
+    Examples
+    --------
+    >>> from policies.pipeline import generate
+    >>> to_csv(generate("1f1b", ranks=2, micro_batches=2))
+    '0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n'
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerows([str(slot) for slot in program] for program in schedule.programs)
+    return out.getvalue()
+
+
+def write_csv(schedule: Schedule, path: str | Path) -> None:
+    """Write `to_csv` into a file."""
+    Path(path).write_text(to_csv(schedule), encoding="utf-8")
+
+
+def parse_csv(text: str, *, source: str = "the order") -> Rows:
+    r"""Read the table of one program a row.
+
+    A row without commas may separate its cells by blanks. Empty rows at the end are left out.
+
+    Parameters
+    ----------
+    text : str
+        The table.
+    source : str
+        What to call it in messages, such as a file's name.
+
+    Raises
+    ------
+    InputError
+        A cell is no action, or there is no row.
+
+    Examples
+    --------
+    >>> rows = parse_csv("0F0,,0B0\n1F0 1B0")
+    >>> [" ".join(map(str, program)) for program in rows.programs]
+    ['0F0 0B0', '1F0 1B0']
+    """
+    lines = text.rstrip().splitlines()
+    if not lines:
+        raise InputError(f"{source} is empty; it needs one row of actions a rank, such as 0F0,0B0")
+    skipped = 0
+    programs: list[tuple[Slot, ...]] = []
+    for rank, line in enumerate(lines):
+        program: list[Slot] = []
+        for column, cell in enumerate(_cells(line), start=1):
+            if not cell:
+                continue
+            if is_communication(cell):
+                skipped += 1
+                continue
+            try:
+                program.append(parse_slot(cell))
+            except InputError as error:
+                raise InputError(f"{source}, row {rank + 1} (rank {rank}), cell {column}: {error}") from None
+        programs.append(tuple(program))
+    return Rows(tuple(programs), skipped)
+
+
+def read_csv(path: str | Path) -> Rows:
+    """Read a file by `parse_csv`.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or is no such table.
+    """
+    try:
+        text = read_bytes(path, unpack=False).decode("utf-8-sig")  # spreadsheets begin with a mark
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not UTF-8 text") from None
+    first = next((cell for line in text.splitlines() for cell in _cells(line) if cell), "0F0")
+    if not is_communication(first):
+        try:
+            parse_slot(first)
+        except InputError:  # some other file: none of it is shown
+            raise InputError(f"{path}: is no table of actions: its first cell is none, such as 0F3") from None
+    return parse_csv(text, source=str(path))
+
+
+def _cells(line: str) -> Iterable[str]:
+    cells = next(csv.reader([line]), []) if "," in line else line.split()
+    return (cell.strip() for cell in cells)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A schedule as a picture in text: one row a rank, one column a tick.
+#
+#     rank 0  F0 F1 .  .  B0 -- .  B1 --     a slot's name stands at its first tick, -- at the others,
+#     rank 1  .  F0 B0 -- F1 B1 -- .  .      and . where the rank has nothing to do
+#
+# A tick is the greatest common divisor of all times. A name is phase and micro-batch. On ranks with two
+# stages the second one's names are small (``f0``): the second chunk, or the way up where two pipelines
+# cross. With more stages a rank, names are in full, as in torch's form (``4F0``). A compound slot is
+# ``F5&b1``.
+
+_MOST_TICKS = 4000
+"""Wider pictures are refused: they show nothing, and say so."""
+
+
+def unit_times() -> StageTimes:
+    """Return the times of the textbook pictures: F=I=W=R=1, and so B=2.
+
+    A compound slot takes 3, the sum of its parts.
+
+    >>> unit_times().of("B")
+    2
+    """
+    return StageTimes(forward=1, input_grad=1, weight_grad=1)
+
+
+def picture(schedule: Schedule, evaluation: Evaluation | None = None) -> str:
+    """Draw the grid rank × time.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        What to draw.
+    evaluation : Evaluation, optional
+        When its slots run; by default `evaluate` with `unit_times`.
+
+    Raises
+    ------
+    InputError
+        The picture would be wider than anyone can read.
+
+    Examples
+    --------
+    >>> from policies.pipeline import generate
+    >>> print(picture(generate("1f1b", ranks=2, micro_batches=2)))
+    rank 0  F0 F1 .  .  B0 -- .  B1 --
+    rank 1  .  F0 B0 -- F1 B1 -- .  .
+    """
+    run = evaluation if evaluation is not None else evaluate(schedule, unit_times())
+    tick = math.gcd(*(time for rank in (*run.starts, *run.ends) for time in rank)) or 1
+    ticks = run.makespan // tick
+    if ticks > _MOST_TICKS:
+        raise InputError(
+            f"a picture of {ticks} ticks cannot be read; draw fewer micro-batches, "
+            f"or times with a larger common divisor"
+        )
+    name = _namer(schedule)
+    rows = [["."] * ticks for _ in range(schedule.ranks)]
+    for rank, (program, starts, ends) in enumerate(zip(schedule.programs, run.starts, run.ends, strict=True)):
+        for slot, start, end in zip(program, starts, ends, strict=True):
+            first, last = start // tick, end // tick
+            if first < last:
+                rows[rank][first:last] = ["&".join(map(name, slot.parts)), *["--"] * (last - first - 1)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    label = len(str(schedule.ranks - 1))
+    lines = []
+    for rank, row in enumerate(rows):
+        cells = " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append(f"rank {rank:>{label}}  {cells}".rstrip())
+    return "\n".join(lines)
+
+
+def _namer(schedule: Schedule) -> Callable[[Action], str]:
+    """Choose how to write an action: as short as can be told apart on its rank."""
+    lanes: list[set[tuple[int, int]]] = [set() for _ in range(schedule.ranks)]
+    for number, placement in enumerate(schedule.placements):
+        for stage, rank in enumerate(placement):
+            lanes[rank].add((number, stage))
+    if all(len({stage for _, stage in own}) <= 1 for own in lanes):
+        return lambda a: f"{a.phase}{a.micro_batch}"
+    if max(map(len, lanes)) > 2:
+        return str
+    second = {max(own) for own in lanes if len(own) == 2}
+
+    def two_lanes(a: Action) -> str:
+        lane = (schedule.replica_of[a.micro_batch], a.stage)
+        return f"{a.phase.lower() if lane in second else a.phase}{a.micro_batch}"
+
+    return two_lanes

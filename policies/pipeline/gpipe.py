@@ -19,6 +19,7 @@ Sources: Huang et al., "GPipe", arXiv 1811.06965; kakaobrain/torchgpipe, ``torch
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from policies.option_checks import one_of
@@ -53,3 +54,53 @@ def gpipe(ranks: int, micro_batches: int, *, order: Literal["lifo", "fifo"] = "l
     walk += [("B", k) for k in backwards]
     programs = ((Action(rank, phase, k) for phase, k in walk) for rank in range(ranks))
     return one_pipeline("gpipe", programs, ranks=ranks, micro_batches=micro_batches)
+
+
+def clock_cycles(micro_batches: int, stages: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield, cycle by cycle, the pairs (i, j): micro-batch i runs on stage j in GPipe's forward.
+
+    ::
+
+        m = 4 micro-batches            cycle 0   (0,0)
+        n = 3 stages                   cycle 1   (1,0) (0,1)
+                                       cycle 2   (2,0) (1,1) (0,2)
+        (i, j) runs in                 cycle 3   (3,0) (2,1) (1,2)
+        cycle i + j                    cycle 4         (3,1) (2,2)
+                                       cycle 5               (3,2)
+
+    Issuing by cycles keeps one host thread from running ahead on one device while others wait for
+    their launches (torchgpipe, arXiv 2004.09910, section 3.2.1; ``clock_cycles`` in its ``pipeline.py``).
+
+    Parameters
+    ----------
+    micro_batches, stages : int
+        Sizes; there are ``micro_batches + stages - 1`` cycles.
+
+    Examples
+    --------
+    >>> list(clock_cycles(2, 2))
+    [[(0, 0)], [(1, 0), (0, 1)], [(1, 1)]]
+    """
+    for cycle in range(micro_batches + stages - 1):
+        first = max(0, cycle - micro_batches + 1)
+        yield [(cycle - stage, stage) for stage in range(first, min(cycle, stages - 1) + 1)]
+
+
+def clock_table(micro_batches: int, stages: int) -> str:
+    """Write the cycles as the table of `clock_cycles`: one row a cycle, one column a stage.
+
+    Examples
+    --------
+    >>> print(clock_table(2, 2))
+    cycle 0   (0,0)
+    cycle 1   (1,0) (0,1)
+    cycle 2         (1,1)
+    """
+    width = len(f"({micro_batches - 1},{stages - 1})") + 1
+    number = len(str(micro_batches + stages - 2))
+    lines = []
+    for cycle, pairs in enumerate(clock_cycles(micro_batches, stages)):
+        cells = {stage: f"({i},{stage})" for i, stage in pairs}
+        row = "".join(cells.get(stage, "").ljust(width) for stage in range(stages))
+        lines.append(f"cycle {cycle:<{number}}   {row}".rstrip())
+    return "\n".join(lines)

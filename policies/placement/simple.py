@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policies.placement.feasible import colocation_groups, feasible_devices, soft_devices
+from policies.placement.problem import colocation_groups, feasible_devices, soft_devices
 from sim import Graph, Machine
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError

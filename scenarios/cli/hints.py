@@ -1,4 +1,4 @@
-"""What commands say beside results: unused devices, bounds that say nothing, memory that is nearly full."""
+"""What commands say beside results: unused devices, bounds that say nothing, streams that nobody uses."""
 
 from __future__ import annotations
 
@@ -52,25 +52,6 @@ def no_gap_notes(reasons: Iterable[str | None]) -> list[str]:
     ['no lower bound: an op failed']
     """
     return [f"no lower bound: {reason}" for reason in dict.fromkeys(filter(None, reasons))]
-
-
-def little_room(peak: int, limit: int) -> str:
-    """Return what to know where a peak of tensors leaves less than a twentieth of memory free; else nothing.
-
-    PyTorch's caching allocator needed a device 3 % larger than the tensors of a ResNet-50, TensorFlow's 9 %
-    (docs/memory.md); a CUDA context and NCCL's buffers come on top.
-
-    Examples
-    --------
-    >>> little_room(70, 100), little_room(98, 100)[:24]
-    ('', ', too little to rely on:')
-    """
-    if limit - peak >= limit / 20:
-        return ""
-    return (
-        ", too little to rely on: an allocator leaves gaps between tensors (PyTorch's needed 3% more, "
-        "docs/memory.md), CUDA and NCCL take some"
-    )
 
 
 def _named(devices: Sequence[str]) -> str:

@@ -205,7 +205,7 @@ class NoiseFields(Strict):
 #       lifetime: issue
 #       when_full: wait
 #
-# What it all does is in `scenarios.run.run_memory`.
+# What it all does is in `scenarios.run.execute`.
 
 
 class MemoryFields(Strict):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from sim.base.errors import InputError, hint
+from sim.base.errors import InputError, OutOfMemoryError, SimError, StuckError, hint
 from sim.base.units import (
     NS_PER_S,
     format_bytes,
@@ -78,6 +78,26 @@ def _file(value: Any) -> str:
     return value
 
 
+DONE: Final = "done"
+OUTCOMES: Final = (DONE, "out of memory", "stuck", "an op failed", "cannot be built")
+"""How a run may end, or that it does not begin."""
+
+
+def outcome_of(error: SimError) -> str:
+    """Return the one of `OUTCOMES` that an error is."""
+    if isinstance(error, InputError):
+        return "cannot be built"
+    if isinstance(error, OutOfMemoryError):
+        return "out of memory"
+    return "stuck" if isinstance(error, StuckError) else "an op failed"
+
+
+def _outcome(value: Any) -> str:
+    if value not in OUTCOMES:
+        raise InputError(f"unknown outcome {value!r}{hint(str(value), OUTCOMES)}")
+    return str(value)
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{value!r} is neither true nor false")
@@ -105,6 +125,7 @@ _NUMBER = Unit(
 FLAG = Unit(_flag, lambda value: str(value).lower())
 WORD = Unit(str, str)
 FILE = Unit(_file, str)
+OUTCOME = Unit(_outcome, str)
 ORDER = Unit(_names, lambda value: f"[{', '.join(value)}]")
 
 
@@ -130,7 +151,7 @@ class _Result(NamedTuple):
     @property
     def is_amount(self) -> bool:
         """Whether one of it is more than another."""
-        return self.unit not in (FILE, ORDER, WORD, FLAG)
+        return self.unit not in (FILE, ORDER, WORD, OUTCOME, FLAG)
 
     def read_text(self, text: str) -> Value:
         """Return a value that is written as text, in base units.
@@ -147,6 +168,8 @@ class _Result(NamedTuple):
         """Return what came out; None: the run has no such result."""
         if self.unit is ORDER:
             return row_names(trace, name)
+        if self.unit is OUTCOME:
+            return "an op failed" if trace.failed else DONE
         if self.unit is FILE:
             return None
         if self.of == "op":
@@ -164,6 +187,7 @@ class _Result(NamedTuple):
 
 
 RESULTS: Final[Mapping[str, _Result]] = {
+    "outcome": _Result(OUTCOME, "", ""),
     "makespan": _Result(_DURATION, "", "makespan_ns"),
     "lower_bound": _Result(_DURATION, "", "lower_bound_ns"),
     "gap": _Result(_GAP, "", "gap"),

@@ -261,7 +261,7 @@ def load(
     path: StrPath | Sequence[StrPath],
     *,
     batch: int | None = None,
-    dangling: Literal["warn", "error"] = "warn",
+    unknown: Literal["warn", "error"] = "warn",
 ) -> Graph:
     """Return the graph of a trace, or of those of all ranks of a job.
 
@@ -271,7 +271,7 @@ def load(
         Of one trace, or of those of all ranks; a folder stands for the traces in it.
     batch : int, optional
         Not possible: the times were measured at one batch size.
-    dangling : {"warn", "error"}
+    unknown : {"warn", "error"}
         What to do about dependencies on nodes that are not in the file.
 
     Returns
@@ -286,21 +286,21 @@ def load(
     Raises
     ------
     InputError
-        No trace, `batch` given, ranks that do not belong together, or dangling dependencies with
-        ``dangling="error"``.
+        No trace, `batch` given, ranks that do not belong together, or dependencies on unknown nodes with
+        ``unknown="error"``.
     GraphError
         Two nodes of one id, or a cycle.
 
     Warns
     -----
     UserWarning
-        The number of dangling dependencies, and some of the ids.
+        The number of dependencies on unknown nodes, and some of the ids.
     """
     paths = all_files(path, "chakra")
     fixed_batch(paths[0], batch, "its times were measured at one batch size")
-    choice("dangling", dangling, ("warn", "error"))
+    choice("unknown", unknown, ("warn", "error"))
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
-    traces = [_Trace(path, None if one else rank, dangling) for rank, path in _ranks(paths, one)]
+    traces = [_Trace(path, None if one else rank, unknown) for rank, path in _ranks(paths, one)]
     if not one:
         _meet(traces)
         _send(traces)
@@ -333,14 +333,14 @@ def _ranks(paths: Sequence[StrPath], one: bool) -> list[tuple[int, StrPath]]:
 class _Trace:
     """The trace of a rank, as ops."""
 
-    def __init__(self, path: StrPath, rank: int | None, dangling: str) -> None:
+    def __init__(self, path: StrPath, rank: int | None, unknown: str) -> None:
         self.path, self.rank = path, rank
         self.nodes = nodes = read_nodes(path)
         place = {node.id: i for i, node in enumerate(nodes)}
         if len(place) < len(nodes):
             raise GraphError(f"{path}: {len(nodes) - len(place)} node id(s) are there twice")
         self.pytorch = any(name in node.attributes for node in nodes for name in _OF_PYTORCH)
-        _report(path, nodes, place, dangling)
+        _report(path, nodes, place, unknown)
         self.parent = [
             [place[other] for other in node.ctrl_deps if other in place and other != node.id]
             for node in nodes
@@ -487,7 +487,7 @@ def _kind(node: ChakraNode, on_cpu: bool) -> str:
     return kind_of(node.name) if node.type == "comp" else node.type
 
 
-def _report(path: StrPath, nodes: list[ChakraNode], place: Mapping[int, int], dangling: str) -> None:
+def _report(path: StrPath, nodes: list[ChakraNode], place: Mapping[int, int], unknown: str) -> None:
     """Warn of, or refuse, dependencies on nodes that are not there."""
     for what in ("data_deps", "ctrl_deps"):
         missing = [(node.id, other) for node in nodes for other in getattr(node, what) if other not in place]
@@ -498,8 +498,8 @@ def _report(path: StrPath, nodes: list[ChakraNode], place: Mapping[int, int], da
             f"{path}: {len(missing)} {what} name nodes that are not in the file ({some}"
             f"{', ...' if len(missing) > 4 else ''})"
         )
-        if dangling == "error":
-            raise InputError(f"{message}; import without them by dangling='warn'")
+        if unknown == "error":
+            raise InputError(f"{message}; import without them by unknown='warn'")
         warnings.warn(f"{message}; the ops do not wait for them", stacklevel=4)
 
 

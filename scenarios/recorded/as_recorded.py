@@ -85,7 +85,7 @@ def as_recorded(graph: Graph) -> RecordedTimes:
 #     stream 20   [c                ][ delay.2 ][d]          says what; the path goes back from d: delay.2, c
 #
 # A *delay* is idle time of a stream that no launch, no task and no event explains, beyond what the GPU itself
-# takes (`scenarios.importers.kineto.overheads`). The executed path (`sim.explain.path`) leads from time 0 to
+# takes (`scenarios.importers.kineto.kineto`). The executed path (`sim.explain.path`) leads from time 0 to
 # the end of the run without a hole: delays on it are part of the makespan, those beside it held nothing up.
 
 

@@ -135,7 +135,7 @@ class WhatIf(Strict):
 
     def steps(self) -> Iterator[tuple[tuple[str | int, ...], Callable[[Graph], Graph]]]:
         """Yield what is done, with the path of its key."""
-        from scenarios.recorded import cuda_graph, durations, fuse, streams
+        from scenarios.recorded import durations, fuse, launches
         from scenarios.recorded import fuse as remove
         from scenarios.recorded import other_gpu as device
 
@@ -157,17 +157,17 @@ class WhatIf(Strict):
         if (cost := self.issue_cost) is not None:
             yield ("issue_cost",), lambda g: durations.issue_cost(g, cost)
         if (graphs := self.cuda_graph) is not None:
-            launch_ns = cuda_graph.LAUNCH_NS if graphs.launch is None else graphs.launch
-            node_ns = cuda_graph.NODE_NS if graphs.node is None else graphs.node
+            launch_ns = launches.LAUNCH_NS if graphs.launch is None else graphs.launch
+            node_ns = launches.NODE_NS if graphs.node is None else graphs.node
             yield (
                 ("cuda_graph",),
-                lambda g: cuda_graph.with_cuda_graphs(g, launch_ns=launch_ns, node_ns=node_ns),
+                lambda g: launches.with_cuda_graphs(g, launch_ns=launch_ns, node_ns=node_ns),
             )
             if graphs.gap is not None:
                 within = Change(value_ns=graphs.gap)
                 yield ("cuda_graph", "gap"), lambda g: durations.other_gap(g, within)
         if "streams" in self.model_fields_set:
-            yield ("streams",), lambda g: streams.on_more_streams(g, self.streams)
+            yield ("streams",), lambda g: launches.on_more_streams(g, self.streams)
 
 
 def _fused_by(fused: Callable[..., Graph], one: Fuse) -> Callable[[Graph], Graph]:

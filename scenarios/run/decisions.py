@@ -64,6 +64,8 @@ class Decisions(NamedTuple):
         Whether the ops of a device are launched as one.
     intra_op_threads : int or None
         Threads of the pool that ops of all CPUs share, 0: as many as cores; None: there is none.
+    said : PolicyFields or None
+        What they were made of; None: something else, too.
     allocators : mapping of str to mapping
         Kind of device → its allocator, as the runtime names them; nothing without a runtime that does.
     """
@@ -79,6 +81,7 @@ class Decisions(NamedTuple):
     cuda_graph: bool = False
     allocators: Mapping[str, Mapping[str, Any]] = {}
     intra_op_threads: int | None = None
+    said: PolicyFields | None = None
 
 
 def overlay(base: PolicyFields, over: PolicyFields) -> PolicyFields:
@@ -155,6 +158,7 @@ def resolve(
             cuda_graph=spec.launch == "cuda-graph",
             allocators=allocators,
             intra_op_threads=spec.intra_op_parallelism_threads,
+            said=spec,
         )
 
 

@@ -139,6 +139,10 @@ def job_of(case: Case) -> Job:
     return Jobs(case)()
 
 
+_FEW_TASKS: Final = 100_000
+"""Of a job of more nothing is kept for a case like it: it would take as much memory again."""
+
+
 class Jobs:
     """The jobs of a case, one a seed; what a seed does not change is worked out, and checked, once."""
 
@@ -150,27 +154,48 @@ class Jobs:
     def __call__(self, seed: int | None = None) -> Job:
         """Return the job with a seed, by default the scenario's; raises as `job_of` does."""
         case = self.case
-        decisions, policy = case.decisions, case.decisions.policy
         case.work  # noqa: B018 (a workload that cannot be made says so itself)
         try:
-            seed = case.scenario.content.seed if seed is None else seed
-            if self.last is not None and (job := self.last.again(seed)) is not None:
-                draw(job, self._noise(job.machine))
-                return job
-            made = self._made(seed)
-            job = made if policy.one_process else with_processes(made)
+            job = self._job(case.scenario.content.seed if seed is None else seed)
             if not self.checked:
                 self._check(job)
                 self.checked = True
-            job = launched(job, policy.synchronisation, as_graph=decisions.cuda_graph)
-            if decisions.knowledge != "estimate" and job.graph is made.graph:  # else the seed draws more
-                self.last = job
             return job
         except ScenarioError:
             raise
         except (InfeasibleError, InputError) as error:
             # Nothing has run yet: it is the scenario that asks for what cannot be.
             raise placed(error, case) from error
+
+    def _job(self, seed: int) -> Job:
+        case, decisions = self.case, self.case.decisions
+        key, work = self._key, (case.work.graph, case.work.machine)
+        of, like, known = case.scenario.checked.get("job", (None, None, None))
+        if self.last is None and key is not None and key == like and _same(of, work):
+            self.last = known
+        if self.last is not None and (job := self.last.again(seed)) is not None:
+            draw(job, self._noise(job.machine))
+            return job
+        made = self._made(seed)
+        job = made if decisions.policy.one_process else with_processes(made)
+        job = launched(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
+        if decisions.knowledge != "estimate" and job.graph is made.graph:  # else the seed draws more
+            self.last = job
+            if key is not None and len(job.graph) * job.iterations <= _FEW_TASKS:
+                case.scenario.checked["job"] = work, key, job
+        return job
+
+    @cached_property
+    def _key(self) -> tuple[Any, ...] | None:
+        """What the job follows from besides its work, seed and noise; None: from something else, too."""
+        case, decisions, content = self.case, self.case.decisions, self.case.scenario.content
+        if (said := decisions.said) is None or case.make is not None:
+            return None
+        policy = decisions.policy
+        decided = (said.placement, said.streams, said.linearize, said.compile, decisions.cuda_graph)
+        how = (policy.synchronisation, policy.one_process, decisions.knowledge, decisions.intra_op_threads)
+        of = (content.iterations, content.estimate_error, content.faults, content.fold)
+        return (*decided, *how, *of)
 
     def _made(self, seed: int) -> Job:
         scenario, decisions = self.case.scenario, self.case.decisions

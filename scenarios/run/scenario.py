@@ -8,29 +8,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
+from devices.machine import make_machine
 from devices.preset_overlay import described_devices
+from devices.presets import machine_preset
 from scenarios.expectations import Expectation, check_runs, read_expectations
 from scenarios.fields.policy_fields import PolicyFields
 from scenarios.file.document import Document, Loc
 from scenarios.file.faults import refuse_renamed, scenario_error
 from scenarios.file.yaml_read import Node, Place
-from scenarios.recorded.setup import AS_RECORDED, POLICY
+from scenarios.recorded.setup import AS_RECORDED, POLICY, as_recorded_machine, with_facts
 from scenarios.run.decisions import Decisions, overlay, resolve, resolve_schedule
-from scenarios.run.scenario_machine import build_machine, given_machine, meant_machine, with_intra_op_threads
 from scenarios.schema import ScenarioFile, model_for
 from scenarios.workloads.workload import Work
 from sim.base import plugins
-from sim.base.errors import hint, shortened
+from sim.base.errors import InputError, hint, shortened
 from sim.graph.graph import Graph
-from sim.machine.machine import Machine
+from sim.machine.machine import Host, Machine
 from sim.notebook import card
+
+if TYPE_CHECKING:
+    from scenarios.file.document import Document
+    from scenarios.schema import ScenarioFile
+    from sim.base.plugins import Origin
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,7 +364,7 @@ class Case:
 
     def deciding(self, **decisions: Any) -> Case:
         """Return the same case with other decisions."""
-        return replace(self, decisions=self.decisions._replace(**decisions))
+        return replace(self, decisions=self.decisions._replace(**{"said": None} | decisions))
 
 
 def scenario_of(document: Document, like: Scenario | None = None) -> Scenario:
@@ -412,3 +418,107 @@ def _read(document: Document, like: Scenario | None) -> Scenario:
 
 def _own_label(policy: PolicyFields) -> str:
     return policy.name or policy.runtime or "policy"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The machine of a scenario: what its file says, what its workload or recording adds, and what is built.
+
+
+def given_machine(content: ScenarioFile) -> dict[str, Any]:
+    """Return what a scenario says of its machine, or its workload of the one that is meant."""
+    if content.machine is None:
+        return dict(content.workload.default_machine() or {})
+    return content.machine.model_dump(by_alias=True, exclude_unset=True)
+
+
+def meant_machine(spec: dict[str, Any], content: ScenarioFile, document: Document) -> dict[str, Any]:
+    """Return a description in which the machine of a recording, where that is meant, is written out.
+
+    Raises
+    ------
+    ScenarioError
+        The machine of a recording is asked for, and the graph is none.
+    """
+    if spec.get("preset") != AS_RECORDED["preset"]:
+        return spec
+    recording = content.workload.recording(document)
+    if recording is None:
+        return spec
+    try:
+        return as_recorded_machine(spec, recording)
+    except InputError as error:
+        if content.machine is None:  # of a graph that is no recording
+            return {}
+        raise document.wrong(error) from error
+
+
+def build_machine(spec: dict[str, Any], content: ScenarioFile, document: Document) -> Machine:
+    """Return the machine of a description, with the scenario's cost model and what its recording knows.
+
+    Raises
+    ------
+    ScenarioError
+        There is no description, or it contradicts itself.
+    """
+    if not spec:
+        raise document.error((), "machine: is missing")
+    recording, origin = content.workload.recording(document), document.origin
+    try:
+        # Kinds of op are checked where those of the graph are known (`scenarios.run.prepare_job`).
+        spec = _with_cost(spec, content.cost, origin)
+        spec = spec if recording is None else with_facts(spec, recording, origin)
+        return make_machine(spec, origin=origin, kinds=None)
+    except InputError as error:
+        if error.path[3:4] == ("cost",) and document.at(error.path[:4]) is None:
+            error.path = error.path[3:]  # it is the scenario's
+        raise document.wrong(error) from error
+
+
+def _with_cost(spec: dict[str, Any], cost: Any, origin: Origin) -> dict[str, Any]:
+    """Give the scenario's cost model to every device for which it names none, those of a preset included."""
+    if cost is None:
+        return spec
+    preset = machine_preset(spec["preset"], origin).get("devices", {}) if "preset" in spec else {}
+    given = {**{name: {} for name in preset}, **spec.get("devices", {})}
+    return {**spec, "devices": {name: {"cost": cost, **device} for name, device in given.items()}}
+
+
+def with_intra_op_threads(
+    spec: Mapping[str, Any],
+    described: Mapping[str, Mapping[str, Any]],
+    hosts: Iterable[Host],
+    threads: int,
+    document: Document,
+) -> dict[str, Any]:
+    """Return a description in which every CPU has an intra-op pool of so many threads; 0: as many as cores.
+
+    Parameters
+    ----------
+    spec : mapping
+    described : mapping
+        What `spec` says of each device: see `devices.preset_overlay.described_devices`.
+    hosts : iterable of Host
+        The processes of the machine.
+    threads : int
+    document : Document
+        For messages.
+
+    Raises
+    ------
+    ScenarioError
+        A CPU with an ``intra_op_pool`` already, or several CPUs of one process.
+    """
+    cpus = [name for name, values in described.items() if values.get("kind") == "cpu"]
+    for host in hosts:
+        pooled = [name for name in host.serves if name in cpus]
+        if len(pooled) > 1:
+            message = f"serves {' and '.join(pooled)}: that CPUs share one intra-op pool is not modelled"
+            raise document.error(("machine", "hosts", host.name), message)
+    devices = dict(spec.get("devices", {}))
+    for name in cpus:
+        if "intra_op_pool" in described[name]:
+            message = "intra_op_parallelism_threads is the size of this pool, too; give one of them"
+            raise document.error(("machine", "devices", name, "intra_op_pool"), message)
+        pool = {"intra_op_pool": threads or described[name].get("cores", 1)}
+        devices[name] = {**devices.get(name, {}), **pool}
+    return {**spec, "devices": devices}

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from policies.issue.out_of_order import OutOfOrder
-from scenarios.fields.results import RATES, Value, column_of_result, result_of_run
+from scenarios.fields.results import DONE, RATES, Value, column_of_result, outcome_of, result_of_run
 from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
 from scenarios.run.load import Scenarios
@@ -33,7 +33,7 @@ from scenarios.variants.incomparable_runs import may_change_costs, warn_of_unlik
 from scenarios.variants.schedules import ListedOrder, SearchSchedule
 from scenarios.workloads.workload import Workload
 from sim.base.arrays import MOST_RUNS, at_most
-from sim.base.errors import InputError, MisfitError, OutOfMemoryError, RunError, SimError, StuckError
+from sim.base.errors import InputError, MisfitError, RunError, SimError
 from sim.base.plugins import NOTHING, Allowed
 from sim.explain.failed_ops import failure_text
 
@@ -92,12 +92,8 @@ class VariantRun(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What went wrong, in two words or one."""
-        if isinstance(self.error, InputError):
-            return "cannot be built"
-        if isinstance(self.error, OutOfMemoryError):
-            return "out of memory"
-        return "stuck" if isinstance(self.error, StuckError) else "an op failed"
+        """What became of it: one of `scenarios.fields.results.OUTCOMES`."""
+        return DONE if self.error is None else outcome_of(self.error)
 
     @property
     def line(self) -> str:

@@ -16,8 +16,9 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from devices.collectives.groups import CollectiveKind, Fabric, NcclGroups, NodeFabrics
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, fault
 from devices.describe.quantities import Count, Name, Strict
+from devices.machine import make_device
 from devices.presets import device_preset
-from scenarios.builders.train.calibration import TrainingCalibration
+from scenarios.builders.train.calibration import KernelPrices, TrainingCalibration
 from scenarios.builders.train.kernels import Attention, Product
 from scenarios.file.document import Document
 from scenarios.file.faults import scenario_error
@@ -108,8 +109,8 @@ class MeasuredShape(Strict):
 class AttentionShares(Strict):
     """What part of the peak attention reaches."""
 
-    forward: Annotated[Share, Field(description="... forward")] = 1.0
-    backward: Annotated[Share, Field(description="... backward")] = 1.0
+    forward: Annotated[Share | None, Field(description="... forward")] = None
+    backward: Annotated[Share | None, Field(description="... backward")] = None
 
 
 class CalibrationFields(Strict):
@@ -126,10 +127,14 @@ class CalibrationFields(Strict):
     peak: Annotated[FlopRate | None, Field(description="of the products, in the training's precision")] = None
     bandwidth: Annotated[Bandwidth | None, Field(description="of the memory")] = None
     memory: Annotated[Bytes | None, Field(description="of a GPU")] = None
-    product: Annotated[Share, Field(description="part of the peak that large products reach")] = 1.0
+    product: Annotated[Share, Field(description="part of the peak that a step leaves products at most")] = 1.0
     attention: Annotated[
         AttentionShares,
-        Field(default_factory=AttentionShares, description="part of the peak that attention reaches"),
+        Field(
+            default_factory=AttentionShares,
+            description="part of the peak that attention reaches, where its kernel is another than the cost "
+            "model of the device has; default: that one, without a device the peak",
+        ),
     ]
     passes: Annotated[
         Kinds,
@@ -273,7 +278,6 @@ def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> Trai
                 for name, of in passes.items()
             },
             measured=measured,
-            roofline=False,
             collectives=NodeFabrics(_simumax_fabric(inside, 1), _simumax_fabric(outside, node)),
         )
     except (KeyError, TypeError, ValueError, StopIteration) as error:
@@ -427,10 +431,13 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
     """
     preset = device_preset(fields.device) if fields.device is not None else {}
     peak, bandwidth, memory = fields.peak, fields.bandwidth, fields.memory
+    others = "fp16" if precision == "fp16" else "bf16"
+    attention_peak = None
     if peak is not None:
         _refuse_precision(precision, f"{name} has one peak")
-    elif precision in preset.get("peak", {}):
-        peak = parse_flop_rate(preset["peak"][precision])
+    elif precision in (peaks := preset.get("peak", {})):
+        peak = parse_flop_rate(peaks[precision])
+        attention_peak = float(parse_flop_rate(peaks[others])) if others in peaks else None
     if bandwidth is None and "bandwidth" in preset:
         bandwidth = parse_bandwidth(preset["bandwidth"])
     if memory is None and "memory" in preset:
@@ -461,10 +468,12 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         peak=float(peak),
         memory_bandwidth=float(bandwidth),
         memory=memory,
+        alone=_alone(fields.device, precision, others, fields.peak, fields.bandwidth),
         collectives=_collectives(fields),
         product=fields.product,
         attention_forward=fields.attention.forward,
         attention_backward=fields.attention.backward,
+        attention_peak=attention_peak,
         pass_efficiency=fields.passes,
         gap_ns=float(fields.gap),
         sustained=fields.sustained,
@@ -472,6 +481,19 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         hiding=fields.overlap,
         measured=measured,
     )
+
+
+@cache
+def _alone(
+    device: str | None, products: str, others: str, peak: int | None, bandwidth: int | None
+) -> KernelPrices | None:
+    """Return what the cost model of a preset says of kernels, with these numbers in place of its own."""
+    if device is None:
+        return None
+    changed: dict[str, Any] = {} if bandwidth is None else {"bandwidth": f"{bandwidth}B/s"}
+    if peak is not None:
+        changed["peak"] = dict.fromkeys({products, others}, f"{peak}FLOP/s")
+    return KernelPrices(make_device(device, {"preset": device, **changed}), others, products)
 
 
 def _refuse_precision(precision: str, why: str) -> None:

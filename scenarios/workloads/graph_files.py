@@ -217,7 +217,7 @@ class ChakraTrace(ImportedFile):
             "(trace.0.et, trace.1.et, ...), or their folder"
         ),
     ]
-    dangling: Annotated[
+    unknown: Annotated[
         Literal["warn", "error"],
         Field(description="what to do about dependencies on nodes that are not in the file"),
     ] = "warn"

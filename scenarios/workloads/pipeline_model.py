@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scenarios.builders.builder import at_rate, on_device
 from scenarios.builders.pipeline_stage import PipelineStage
 from scenarios.builders.train.architecture import Architecture
-from scenarios.builders.train.calibration import TrainingCalibration
+from scenarios.builders.train.calibration import TrainingCalibration, at_rate, on_device
 from scenarios.builders.train.kernels import Attention, Product
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.training import Training

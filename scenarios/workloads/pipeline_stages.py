@@ -10,9 +10,9 @@ from math import prod
 
 from policies.pipeline import Schedule, StageTimes
 from policies.pipeline.planners import Level, Rule, plan_pipedream
-from scenarios.builders.builder import kernels_graph
 from scenarios.builders.pipeline_layers import balance_of, cut, graph_layers, layer_costs, profile_layers
 from scenarios.builders.pipeline_stage import Around, PipelineStage
+from scenarios.builders.train.calibration import kernels_graph
 from scenarios.builders.train.kernels import Attention, Product
 from scenarios.file.document import Document
 from scenarios.workloads.pipeline_fields import PipelineFields, StageFields

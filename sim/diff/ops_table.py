@@ -227,7 +227,7 @@ _MOST: Final = 5
 """Names of ops that are new or gone."""
 
 
-def against_table(trace: Record, path: StrPath, policy: str | None = None) -> list[str]:
+def against_table(trace: Record, path: StrPath, policy: str | None = None, *, over_ns: int = 0) -> list[str]:
     """Say what differs between a run and the table of an earlier one, a line each; no line if nothing does.
 
     Parameters
@@ -237,6 +237,8 @@ def against_table(trace: Record, path: StrPath, policy: str | None = None) -> li
         A table that `sim run --ops` wrote.
     policy : str, optional
         What the run is called. If the table has several runs, it is the one of that name.
+    over_ns : int
+        Starts, durations and makespans that differ by no more count as equal.
 
     Raises
     ------
@@ -246,13 +248,14 @@ def against_table(trace: Record, path: StrPath, policy: str | None = None) -> li
     table = read_ops_table(path)
     several = len(runs_in(table)) > 1
     golden = schedule_of_table(path, table, policy if several else None)
-    d = differences(golden, schedule_of(trace, "", policy=policy))
+    d = differences(golden, schedule_of(trace, "", policy=policy), over_ns=over_ns)
     return [] if d.same else [*_counts(d), *_first(d, Path(path).name)]
 
 
 def _counts(d: Differences) -> list[str]:
     makespan = told_apart(d.b.makespan_ns, d.a.makespan_ns)
-    found = [f"the makespan is {makespan[0]}, not {makespan[1]}"] * (d.b.makespan_ns != d.a.makespan_ns)
+    longer = abs(d.b.makespan_ns - d.a.makespan_ns) > d.over_ns
+    found = [f"the makespan is {makespan[0]}, not {makespan[1]}"] * longer
     changes = [
         (int(d.moved.sum()), "starts", "start", " at another time"),
         (int(d.resized.sum()), "lasts", "last", " longer or shorter"),

@@ -168,6 +168,8 @@ def _placed(
             + (f": {reason}" if reason else "")
         ).about(graph.op_names[op])
     of_devices_ns = duration_ns if known_ns is cost_ns else _of_devices(known_ns, device_of)
+    device_of = device_of.view()
+    device_of.flags.writeable = False  # a policy reads it
     job = Job(graph, machine, device_of, duration_ns, of_devices_ns, iterations, seed, linearize, streams)
     job.known_costs_ns = known_ns
     if job.collectives is not None:

@@ -237,7 +237,7 @@ def columns(
     out = job.once(what, lambda: _fixed(job, flow, policy, shared))
     if job.kept is not None:  # the kernel writes into them
         out = {name: each.copy() if isinstance(each, np.ndarray) else each for name, each in out.items()}
-    out["ns"] = _durations(job, flow)
+    out |= {"drawn": job.noisy_ns is not None, "ns": _durations(job, flow)}
     out |= journal_columns(memory, int(out["n_tasks"]))
     queues = _queues(job, flow, order)
     return out | {
@@ -295,7 +295,6 @@ def _nodes(job: Job, flow: Flow) -> Columns:
     holds[list(holding_ops(job))] = True
     cost, no = issue_costs_ns(job), np.zeros(1, np.int64)
     return {
-        "drawn": job.noisy_ns is not None,
         "device": padded(device, len(devices)),
         "charged": bool(cost.any()),
         "cost": padded(cost) if cost.any() else no,

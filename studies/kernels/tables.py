@@ -18,7 +18,6 @@ from devices.cost import general_kernels as general
 from devices.cost import language_kernels as language
 from devices.cost.kernel_costs import load_fits
 from devices.cost.kernel_model import Family, Sheet, Sizes
-from devices.cost.language_kernels import linked
 from sim.base.arrays import FloatArray
 
 PRESETS: Final = {
@@ -96,9 +95,8 @@ class Table:
         return language.PRODUCTS_FINE if gpu in self.fine else self.family
 
     def sheet(self, gpu: str) -> Sheet:
-        """Return a GPU's data sheet, of its link where that is what the family is bound by."""
-        sheet = load_fits(gpu).sheet
-        return linked(sheet) if self.name.startswith("deepep") else sheet
+        """Return a GPU's data sheet."""
+        return load_fits(gpu).sheet
 
 
 def _rows(d: pd.DataFrame, columns: tuple[str, ...], layer: tuple[str, ...], text: str = "") -> Rows:

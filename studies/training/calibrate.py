@@ -44,7 +44,9 @@ def _scaled(calibration: TrainingCalibration, name: str, factor: float) -> Train
 FREE: Final[Mapping[str, Callable[[TrainingCalibration, float], TrainingCalibration]]] = {
     "product": lambda c, x: replace(c, product=c.product * x),
     "attention": lambda c, x: replace(
-        c, attention_forward=c.attention_forward * x, attention_backward=c.attention_backward * x
+        c,
+        attention_forward=(c.attention_forward or 1.0) * x,
+        attention_backward=(c.attention_backward or 1.0) * x,
     ),
     "elementwise": lambda c, x: replace(
         c, pass_efficiency={kind: value * x for kind, value in c.pass_efficiency.items()}
@@ -70,7 +72,7 @@ def fit(
     base: TrainingCalibration,
     free: Sequence[str],
     *,
-    steps: int = 4,
+    steps: int = 6,
     known: dict[tuple[str, bytes], float] | None = None,
 ) -> TrainingCalibration:
     """Return the calibration whose free numbers fit the rows.
@@ -96,12 +98,14 @@ def fitted(
                 known[row.id, at] = predicted_ms(row, calibration)
         return np.array([np.log(known[row.id, at] / row.step_ms) for row in rows])
 
+    def loss(at: np.ndarray, logs: np.ndarray) -> float:
+        return float(np.abs(at).sum() / _ERROR + (logs**2).sum() / _SPREAD**2 / 2)
+
     logs = np.zeros(len(free))
     if not rows:
         return [0.0] * len(free)
-    jacobian = np.zeros((len(rows), len(free)))
+    jacobian, at = np.zeros((len(rows), len(free))), errors(logs)
     for step in range(steps):
-        at = errors(logs)
         if step % 2 == 0:
             for k in range(len(free)):
                 moved = logs.copy()
@@ -110,7 +114,12 @@ def fitted(
         weight = 1 / (_ERROR * np.maximum(np.abs(at), 0.01))
         normal = jacobian.T @ (weight[:, None] * jacobian) + np.eye(len(free)) / _SPREAD**2
         gradient = jacobian.T @ (weight * at) + logs / _SPREAD**2
-        logs = logs - np.clip(np.linalg.solve(normal, gradient), -0.7, 0.7)
+        move = -np.clip(np.linalg.solve(normal, gradient), -0.7, 0.7)
+        for part in (1, 1 / 2, 1 / 4, 1 / 8):  # too far, where rates end to bind
+            there = errors(logs + part * move)
+            if loss(there, logs + part * move) < loss(at, logs):
+                logs, at = logs + part * move, there
+                break
     found: list[float] = logs.tolist()
     return found
 

@@ -22,10 +22,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from devices.collectives.groups import Fabric, NodeFabrics
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.layout import ORDER
-from scenarios.workloads.calibrations import read_calibration
+from scenarios.workloads.calibrations import CalibrationFields, read_calibration, to_calibration
 from studies.training.calibrate import fit, folds, predicted_ms, predictions, scaled
 from studies.training.published import Published, read_published
 
@@ -44,68 +43,61 @@ STEPS_FILE: Final = "cluster/training_steps.csv.gz"
 SIMUMAX_FILE: Final = "cluster/simumax_b200_system.json.gz"
 
 
-def _sheet(
-    peak: float, memory: float, node: float, between: float, ring: float = 0.75
-) -> TrainingCalibration:
-    """Return a calibration of data-sheet numbers, and of efficiencies that any GPU might have.
+class Sheet(NamedTuple):
+    """Which preset a GPU of the rows is, and its NVLink and network, each way, in GB/s."""
 
-    `ring` is the part of NVLink that an all-gather of 512 MB reaches on eight GPUs: measured of A100 and H100
-    (cluster/nccl_a100_h100.csv.gz).
-    """
-    return TrainingCalibration(
-        "data sheet",
-        peak=peak * 1e12,
-        memory_bandwidth=memory * 1e12,
-        collectives=NodeFabrics(
-            Fabric(node * 1e9, {"default": ring}, {"default": 5e3}),
-            Fabric(between * 1e9, {"default": 0.8}),
-            nccl=True,
-        ),
-        product=0.75,
-        attention_forward=0.5,
-        attention_backward=0.5,
-        pass_efficiency={"elementwise": 0.8},
-        gap_ns=2000.0,
-        hiding=0.7,
-    )
+    device: str
+    node: int
+    between: int
+    ring: float = 0.75
+    """Part of NVLink that an all-gather of 512 MB reaches on eight GPUs: measured of A100 and H100
+    (cluster/nccl_a100_h100.csv.gz)."""
 
 
-_H100, _A100 = _sheet(989.4, 3.35, 450, 50, 0.73), _sheet(312.0, 2.039, 300, 25, 0.68)
-
-
-def _other_precision(of: TrainingCalibration, factor: float) -> TrainingCalibration:
-    """Return a calibration for products of a higher peak; attention stays as fast as it was."""
-    return replace(
-        of,
-        peak=of.peak * factor,
-        attention_forward=of.attention_forward / factor,
-        attention_backward=of.attention_backward / factor,
-    )
-
-
-SHEETS: Final[Mapping[str, TrainingCalibration]] = {
-    "A100": _A100,
-    "a100_80gb": _A100,
-    "a100_40gb": _sheet(312.0, 1.555, 300, 25, 0.68),
-    "h100_80gb": _H100,
-    "H100": _H100,
-    "H200": _sheet(989.4, 4.8, 450, 50, 0.73),
-    "B200": _sheet(2250.0, 8.0, 900, 50),
-    "B300": _sheet(2250.0, 8.0, 900, 100),
-    "GB200": _sheet(2500.0, 8.0, 900, 50),
-    "GB300": _sheet(2500.0, 8.0, 900, 100),
+SHEETS: Final[Mapping[str, Sheet]] = {
+    "A100": Sheet("a100-sxm-80", 300, 25, 0.68),
+    "a100_80gb": Sheet("a100-sxm-80", 300, 25, 0.68),
+    "a100_40gb": Sheet("a100-sxm-40", 300, 25, 0.68),
+    "h100_80gb": Sheet("h100-sxm", 450, 50, 0.73),
+    "H100": Sheet("h100-sxm", 450, 50, 0.73),
+    "H200": Sheet("h200-sxm", 450, 50, 0.73),
+    "B200": Sheet("b200-sxm", 900, 50),
+    "B300": Sheet("b300-sxm", 900, 100),
+    "GB200": Sheet("gb200", 900, 50),
+    "GB300": Sheet("gb300", 900, 100),
 }
-"""Peak in bf16, memory, NVLink and network of a GPU, each way, by NVIDIA's data sheets (dense rates)."""
-
-_FP4: Final = {"B200": 4.0, "B300": 6.0, "GB200": 4.0, "GB300": 6.0}
 
 
+@cache
 def sheet(hardware: str) -> TrainingCalibration:
-    """Return the data sheet of a GPU in a precision: ``h100_80gb bf16``."""
+    """Return what is known of a GPU in a precision (``h100_80gb bf16``) before any step: its kernels alone.
+
+    Besides there are parts of the peak and of the bandwidth that any GPU might keep in a long run.
+    """
     gpu, _, precision = hardware.rpartition(" ")
-    name = next(name for name in sorted(SHEETS, key=len, reverse=True) if gpu.startswith(name))
-    factor = {"bf16": 1.0, "fp8": 2.0, "fp4": _FP4.get(name, 4.0)}[precision]
-    return _other_precision(SHEETS[name], factor)
+    of = next(SHEETS[name] for name in sorted(SHEETS, key=len, reverse=True) if gpu.startswith(name))
+    given = {
+        "device": of.device,
+        "product": 0.75,
+        "attention": {"forward": 0.5, "backward": 0.5},
+        "passes": {"elementwise": 0.8},
+        "gap": "2us",
+        "overlap": 0.7,
+        "node": {
+            "bandwidth": f"{of.node}GB/s",
+            "efficiency": {"default": of.ring},
+            "latency": {"default": "5us"},
+        },
+        "between": {"bandwidth": f"{of.between}GB/s", "efficiency": {"default": 0.8}, "latency": "nccl"},
+    }
+    fields = CalibrationFields.model_validate(given)
+    return to_calibration(fields, hardware, {"fp4": "nvfp4"}.get(precision, precision))
+
+
+def _in_precision(of: TrainingCalibration, hardware: str) -> TrainingCalibration:
+    """Return a calibration for products in another precision; all else stays as fast as it was."""
+    other = sheet(hardware)
+    return replace(of, peak=other.peak, attention_peak=other.attention_peak, alone=other.alone)
 
 
 class Judged(NamedTuple):
@@ -253,7 +245,7 @@ class Judge:
             rows = [row for row in self.of("mosaicml-llm-foundry") if row.hardware == hardware]
             judged += _judged(rows, predictions(rows, sheet(hardware), _MOSAIC_FREE), 5)
         rows = [row for row in self.of("mosaicml-llm-foundry") if row.hardware == "h100_80gb fp8"]
-        base = _other_precision(self.mosaic_h100(), 2.0)
+        base = _in_precision(self.mosaic_h100(), "h100_80gb fp8")
         judged += _judged(rows, predictions(rows, base, ("product",)), 5)
         how = "data sheets; six numbers from other groups (five folds); fp8: its products alone"
         return Judgement("MosaicML, FSDP, A100 and H100", how, tuple(judged))
@@ -269,14 +261,14 @@ class Judge:
         return Judgement("Megatron-LM, A100", how, tuple(judged), _beside(rows, other))
 
     def torchtitan(self) -> Judgement:
-        """Torchtitan, with what MosaicML's rows say of an H100; the speed of products from other groups."""
+        """Torchtitan, with what MosaicML's rows say of an H100; its compiled passes from other groups."""
         rows = self.of("torchtitan-2024-12") + self.of("torchtitan-trainy-h200-2025-06")
         judged: list[Judged] = []
-        for precision, factor in (("bf16", 1.0), ("fp8", 2.0)):
+        for precision in ("bf16", "fp8"):
             mine = [row for row in rows if row.hardware.endswith(precision)]
-            base = _other_precision(self.mosaic_h100(), factor)
-            judged += _judged(mine, predictions(mine, base, ("product",), most_folds=20), 20)
-        how = "MosaicML's H100 rows; speed of products from the other groups"
+            base = _in_precision(self.mosaic_h100(), f"h100_80gb {precision}")
+            judged += _judged(mine, predictions(mine, base, ("elementwise",), most_folds=20), 20)
+        how = "MosaicML's H100 rows; speed of passes, which it compiles, from the other groups"
         return Judgement("torchtitan, H100 and H200", how, tuple(judged))
 
     def llama(self) -> Judgement:

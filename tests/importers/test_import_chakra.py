@@ -79,8 +79,8 @@ def test_the_recorded_trace():
         292,
     ]  # by the file's edges alone 15 to 46
     assert trace.makespan_ns == 301_181_000  # the last one is exposed; copies and the optimizer wait for it
-    with pytest.raises(InputError, match=r"1277 ctrl_deps name nodes .*\(216 on 3, .*dangling='warn'"):
-        load(path, dangling="error")
+    with pytest.raises(InputError, match=r"1277 ctrl_deps name nodes .*\(216 on 3, .*unknown='warn'"):
+        load(path, unknown="error")
 
 
 # -- small traces ---------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_dangling_dependencies_are_reported(trace):
     ]
     assert graph.after.lists() == [[], [0]]
     with pytest.raises(InputError, match="2 data_deps name nodes that are not in the file"):
-        load(path, dangling="error")
+        load(path, unknown="error")
 
 
 def test_wrong_traces_are_told(trace, tmp_path):

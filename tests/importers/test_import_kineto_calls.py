@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from scenarios.importers.kineto.kineto import load
 from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.changes import WhatIf, applied
 from scenarios.recorded.setup import run_recorded
-from scenarios.variants.recording_trials import WhatIfTrial, base_of, try_all
+from scenarios.variants.recording_trials import WhatIfTrial, base_of, standard_trials, try_all
 from sim import Graph
 
 US = 1000
@@ -325,6 +326,47 @@ def test_a_saving_that_rests_on_inferred_waits_is_a_range(tmp_path: Path, hidden
     else:
         assert gone.other_saved_ns is not None
         assert gone.other_saved_ns > base.trace.makespan_ns - gone.makespan_ns
+
+
+@pytest.mark.parametrize("name", ["hta_alexnet", "hta_event_sync", "hta_event_sync_streams"])
+@pytest.mark.filterwarnings("ignore:.*do not say for which stream")
+def test_what_is_inferred_of_a_recording_answers_as_what_was_noted(
+    root: Path, tmp_path: Path, name: str
+) -> None:
+    """Of recordings with notes of the profiler, with the notes hidden: every standard what-if saves as much.
+
+    The recordings are of Holistic Trace Analysis, tests/data/critical_path (MIT, Copyright (c) Meta
+    Platforms, Inc. and affiliates).
+    """
+    with gzip.open(root / "tests" / "data" / f"{name}.json.gz") as file:
+        whole = json.load(file)
+    saved: list[dict[str, int]] = []
+    for hidden in (False, True):
+        events = [event for event in whole["traceEvents"] if not hidden or event.get("cat") != "cuda_sync"]
+        (tmp_path / "trace.json").write_text(json.dumps({**whole, "traceEvents": events}))
+        base = base_of(str(tmp_path / "trace.json"))
+        more = [WhatIfTrial(f"gpu {by}", {"scale": {"gpu": by}}) for by in ("x0.01", "x5")]
+        found = try_all(base, [*standard_trials(base.graph), *more])
+        was = base.trace.makespan_ns
+        saved.append({each.label: was - each.makespan_ns for each in found if each.makespan_ns})
+    noted, inferred = saved
+    assert noted.keys() == inferred.keys()
+    for label in noted:
+        assert abs(noted[label] - inferred[label]) <= 2e-6 * was, label
+
+
+def test_an_event_that_is_asked_for_is_not_waited_for(trace: Callable[..., Graph]) -> None:
+    """PyTorch's allocator asks for events; the profiler notes that as it notes a wait."""
+    graph = trace(
+        host("cudaLaunchKernel", 1, 0, 5),
+        gpu("a", 1, 5, 20),
+        host("cudaEventRecord", 2, 5, 5),
+        host("cudaEventQuery", 3, 30, 5),
+        sync("Event Sync", 3, -1, wait_on_stream=7, wait_on_cuda_event_record_corr_id=2),
+        host("cudaLaunchKernel", 4, 35, 5),
+        gpu("b", 4, 40, 10, stream=8),
+    )
+    assert starts(graph, scale={"a": "x10"})["b.1"] == 40
 
 
 def test_a_call_returns_as_long_after_what_it_waits_for_as_others(trace: Callable[..., Graph]) -> None:

@@ -103,8 +103,8 @@ def test_chakra(tmp_path: Path) -> None:
         trace = run(tmp_path, source, kind="chakra", streams=4, threads=8)
     trace.check()
     assert len(trace) == 3664
-    with pytest.raises(ScenarioError, match=r"workload\.chakra: .*import without them by dangling='warn'"):
-        run(tmp_path, source, kind="chakra", more=", dangling: error")
+    with pytest.raises(ScenarioError, match=r"workload\.chakra: .*import without them by unknown='warn'"):
+        run(tmp_path, source, kind="chakra", more=", unknown: error")
 
 
 TINY = {

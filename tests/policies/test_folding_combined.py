@@ -44,7 +44,7 @@ def split(tp: int = 1, cp: int = 1, pp: int = 1, **how: Any) -> list[Any]:
     if tp > 1:
         steps.append({"name": "tensor-parallel", "ranks": tp, "sequence_parallel": how.get("sequence", True)})
     if cp > 1:
-        steps.append({"name": "context-parallel", "ranks": cp, "method": how.get("method", "ring")})
+        steps.append({"name": "context-parallel", "ranks": cp, "context": how.get("method", "ring")})
     if pp > 1:
         steps.append({"name": "pipeline-parallel", "ranks": pp, "micro_batches": how.get("micro_batches", 3)})
     return steps

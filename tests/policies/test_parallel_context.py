@@ -273,7 +273,9 @@ def test_gradients_that_nobody_sums_are_told() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(InputError, match="method must be one of ring, all-gather, all-to-all; found 'rings'"):
+    with pytest.raises(
+        InputError, match="context must be one of ring, all-gather, all-to-all; found 'rings'"
+    ):
         ContextParallel(2, "rings")
     b = GraphBuilder("products")
     b.input("q", 80), b.input("k", 80)

@@ -138,6 +138,6 @@ def test_a_source_reaches_its_goal_and_the_page_says_what_came_out(
 
 def test_a_data_sheet_is_found_by_the_longest_name() -> None:
     assert sheet("a100_40gb bf16").memory_bandwidth == 1.555e12
-    assert sheet("H100-96GB HBM2e 500W fp8").peak == 2 * 989.4e12
+    assert sheet("H100-96GB HBM2e 500W fp8").peak == 1978.9e12
     assert sheet("GB200 fp4").peak == 4 * 2500e12
     assert isinstance(sheet("H200 bf16"), TrainingCalibration)

@@ -14,7 +14,7 @@ from runs import run_text
 from scenario_texts import GOOD, changed, write
 
 from scenarios.expectations import read_relative, resolved
-from scenarios.fields.results import RATES, RESULTS, holds
+from scenarios.fields.results import OUTCOMES, RATES, RESULTS, holds
 from scenarios.regression import check_file
 from scenarios.run import execute
 from scenarios.run.execute import Result, run_case
@@ -292,3 +292,55 @@ def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
             value = row.get(result.summary, result.trace, names[row.of])
             others = (*RATES, *OF_PIPELINES, *OF_TRAINING, *OF_FAILURES, *OF_PARALLEL, "peak_reserved")
             assert value is not None or kind in others
+
+
+FULL = """\
+machine: {devices: {gpu0: {kind: gpu, memory: 10MB}}}
+workload: {ops: {a: {duration: 10us, output: 20MB}}}
+policy: in-order
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        (("", ""), "out of memory"),
+        (("20MB", "2MB"), "done"),
+        (("duration: 10us", "duration: {npu: 1us}"), "cannot be built"),
+    ],
+)
+def test_how_a_run_ends_can_be_expected(tmp_path: Path, change: tuple[str, str], outcome: str) -> None:
+    text = FULL.replace(*change) if change[0] else FULL
+    for expected in OUTCOMES:
+        path = write(tmp_path, f"{text}expect: {{outcome: {expected}}}\n")
+        (one,) = check_file(path)
+        assert one.error is None
+        assert (one.exit_status == 0) == (expected == outcome)
+        assert one.outcomes[0].to_json() == {
+            "what": "outcome",
+            "equals": expected,
+            "actual": outcome,
+            "passed": expected == outcome,
+        }
+
+
+def test_an_outcome_stands_alone_and_is_a_known_one(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{FULL}expect: {{outcome: out of memory, tasks: 1}}\n")
+    (one,) = check_file(path)
+    assert "expect.outcome: such a run has no other results; expect nothing else of it" in str(one.error)
+    (one,) = check_file(write(tmp_path, f"{FULL}expect: {{outcome: out of memry}}\n"))
+    assert "expect.outcome.equals: unknown outcome 'out of memry'; did you mean 'out of memory'?" in str(
+        one.error
+    )
+
+
+def test_a_golden_schedule_has_a_tolerance(tmp_path: Path) -> None:
+    text = FULL.replace("20MB", "2MB")
+    assert sim("run", write(tmp_path, text), "--ops", tmp_path / "golden.csv").exit_code == 0
+    later = text.replace("10us", "12us")
+    for tolerance, status in (("1us", 1), ("2us", 0)):
+        held = f"expect: {{schedule: {{equals: golden.csv, tolerance: {tolerance}}}}}\n"
+        assert [one.exit_status for one in check_file(write(tmp_path, later + held))] == [status]
+    wrong = "expect: {schedule: {equals: golden.csv, tolerance: 1%}}\n"
+    (one,) = check_file(write(tmp_path, later + wrong))
+    assert one.exit_status == 2

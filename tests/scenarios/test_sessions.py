@@ -11,10 +11,10 @@ from runs import checked
 
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
-from scenarios.builders.side_by_side import Session, side_by_side
 from scenarios.ops.control_flow import while_loop
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from scenarios.workloads.sessions import Session, side_by_side
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 from sim.base.errors import InputError, ScenarioError
 

@@ -51,6 +51,10 @@ def test_what_points_share_is_made_once_and_changes_nothing(
     """In this process and in threads, as any `concurrent.futures.Executor` may have them."""
     scenario.write_text(SCENARIO + f"description: {'no file has so long a name ' * 20}\n", encoding="utf-8")
     points = points_of([VARY[1], "policy=in-order,ready-queue", "name=one,two"])
+    points += points_of(
+        ["noise=null,{sigma: 0.2}", "iterations=1,3", "policy=in-order,ready-queue", "seed=1,2"]
+    )
+    points += points_of(["knowledge=exact,estimate,none", "policy.synchronisation=issue,completion"])
     fresh = [Variants(str(scenario)).row(point) for point in points]
     made: list[InlineOps] = []
     make = InlineOps._made

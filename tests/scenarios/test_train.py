@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from devices.collectives.groups import Fabric, NodeFabrics, RankGroup
+from devices.machine import make_device
 from policies.issue.program_order import InOrder
 from scenarios.builders.train.architecture import MODELS, Architecture
-from scenarios.builders.train.calibration import TrainingCalibration
-from scenarios.builders.train.kernels import Attention, Collective, Pass, Product
+from scenarios.builders.train.calibration import TrainingCalibration, kernels_graph
+from scenarios.builders.train.kernels import Attention, Collective, Pass, Product, Timed
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.step import peaks_of, step_ns
@@ -39,12 +40,11 @@ from sim import Device, GraphBuilder, Machine, simulate
 from sim.base.errors import InputError, OutOfMemoryError
 from sim.explain.communication import exposed_communication
 from sim.explain.derived import DerivedColumns
+from sim.job.costs import costs_ns
 
 GPT = Architecture(layers=8, hidden=1024, heads=16, vocabulary=51200)
 FREE = Fabric(1e30)
-PLAIN = TrainingCalibration(
-    "plain", peak=1e12, memory_bandwidth=1e30, collectives=NodeFabrics(FREE, FREE), roofline=False
-)
+PLAIN = TrainingCalibration("plain", peak=1e12, memory_bandwidth=1e30, collectives=NodeFabrics(FREE, FREE))
 """Products take flop / (1 TFLOP/s); nothing else takes time."""
 
 
@@ -264,16 +264,63 @@ def test_a_collective_beside_a_kernel_costs_what_is_left() -> None:
     )
 
 
-def test_kernels_take_a_smooth_roofline_or_what_was_measured() -> None:
+def test_kernels_take_the_longer_of_arithmetic_and_bytes_or_what_was_measured() -> None:
     product, attention = Product(100, 100, 100), Attention(1, 64, 2, 1, 16, 16)
     of = TrainingCalibration(
         "c", 1e12, 1e9, FREE, FREE, product=0.5, gap_ns=10.0, sustained=0.8, pass_efficiency={"x": 0.1}
     )
-    assert of.kernel_ns(product) == pytest.approx(2e6 / 0.4e12 * 1e9 + 60_000 + 10)
+    assert of.kernel_ns(product) == pytest.approx(60_000 + 10)  # its bytes; its flop take 5 us
+    assert replace(of, memory_bandwidth=1e12).kernel_ns(product) == pytest.approx(2e6 / 0.4e12 * 1e9 + 10)
     assert replace(of, measured={product: 0.25}).kernel_ns(product) == pytest.approx(2e6 / 0.2e12 * 1e9 + 10)
     assert attention._replace(backward=True).flops == 5 * attention.flops // 2
     assert of.kernel_ns(Pass(1000)) == pytest.approx(1010)
     assert of.kernel_ns(Pass(1000, "x")) == pytest.approx(10_010)
+
+
+@pytest.mark.parametrize(
+    "kernel", [Product(8192, 4096, 12288), Pass(2**28), Attention(1, 4096, 32, 8, 128, 128)]
+)
+def test_a_kernel_takes_what_the_cost_model_says_and_a_step_only_slows_it(kernel: Timed) -> None:
+    """A calibration of a device takes the times of its preset; its numbers are what a step leaves."""
+    plain = CalibrationFields(
+        device="h100-sxm",
+        node={"bandwidth": "1GB/s", "latency": {"default": "0us"}},
+        between={"bandwidth": "1GB/s"},
+    )  # type: ignore[arg-type]
+    of, device = to_calibration(plain, "c"), make_device("gpu0", {"preset": "h100-sxm"})
+    (alone,) = costs_ns(kernels_graph([kernel], "bf16"), device).tolist()
+    assert of.kernel_ns(kernel) == pytest.approx(alone, rel=0.002)
+    slow = replace(of, product=0.1, attention_forward=0.1, pass_efficiency={"elementwise": 0.1})
+    if isinstance(kernel, Pass):
+        assert slow.kernel_ns(kernel) == pytest.approx(kernel.nbytes / 335, rel=0.001)
+    else:
+        assert slow.kernel_ns(kernel) == pytest.approx(kernel.flops / 98.94e3, rel=0.001)
+    fast = replace(of, product=2.0, pass_efficiency={"elementwise": 2.0})
+    assert fast.kernel_ns(kernel) == pytest.approx(alone, rel=0.002)
+
+
+def test_products_in_fp8_leave_attention_as_it_was() -> None:
+    attention, product = Attention(1, 4096, 32, 32, 128, 128), Product(8192, 8192, 8192)
+    wide, narrow = (named_calibration("h100-sxm", precision) for precision in ("bf16", "fp8"))
+    assert narrow.kernel_ns(attention) == wide.kernel_ns(attention)
+    assert narrow.kernel_ns(product) < 0.7 * wide.kernel_ns(product)
+
+
+def test_attention_that_writes_its_scores_runs_products() -> None:
+    """One head at a time: two products forward and four backward; a kernel that keeps none has five."""
+    sizes = {"samples": 1, "sequence": 512}
+    fused, apart = (
+        RankWork(GPT, ParallelLayout(), ReplicaBatch(**sizes, flash=flash)).layer(0)
+        for flash in (True, False)
+    )
+    work = {}
+    for pieces in (fused, apart):
+        (piece,) = (piece for piece in pieces if piece.name == "attention")
+        for way in ("forward", "backward"):
+            kernels = [k for k in getattr(piece, way) if isinstance(k, Product | Attention)]
+            work.setdefault(way, []).append(sum(kernel.flops for kernel in kernels))
+    assert work["forward"][0] == work["forward"][1]
+    assert 4 * work["backward"][0] == 5 * work["backward"][1]
 
 
 # -- groups -----------------------------------------------------------------------------------------------
@@ -548,7 +595,7 @@ def _fabrics(given: dict[str, object]) -> NodeFabrics:
 
 def test_messages_between_nodes_take_nccls_latencies_unless_told() -> None:
     def fabrics(**more: object) -> NodeFabrics:
-        between = {"bandwidth": "50GB/s", "efficiency": {"default": 0.8}, **more}
+        between = {"bandwidth": "50GB/s", "efficiency": {"default": 0.744}, **more}
         node = {"bandwidth": "1GB/s", "latency": {"default": "1us"}}
         given = {"device": "h100-sxm", "node": node, "between": between}
         return _fabrics(given)

@@ -20,9 +20,7 @@ from sim.base.errors import InputError
 MOE = Architecture(layers=2, hidden=256, heads=4, vocabulary=1000, experts=8, top_k=2, expert_middle=512)
 FREE = Fabric(1e30)
 WIRES = Fabric(1e9)
-PLAIN = TrainingCalibration(
-    "plain", peak=1e12, memory_bandwidth=1e30, collectives=NodeFabrics(WIRES, WIRES), roofline=False
-)
+PLAIN = TrainingCalibration("plain", peak=1e12, memory_bandwidth=1e30, collectives=NodeFabrics(WIRES, WIRES))
 
 
 def training(ep: int = 4, **changes: object) -> Training:

@@ -33,7 +33,7 @@ def training(
     model: Architecture, *, sharding: str = "zero-3", fabric: Fabric = SLOW, **changes: object
 ) -> Training:
     """Return a step on two nodes."""
-    of = TrainingCalibration("plain", 1e15, 1e30, NodeFabrics(fabric, fabric), roofline=False)
+    of = TrainingCalibration("plain", 1e15, 1e30, NodeFabrics(fabric, fabric))
     return Training(model, ParallelLayout(dp=16, sharding=sharding), of, **{**SIZES, **changes})  # type: ignore[arg-type]
 
 

@@ -25,9 +25,9 @@ from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.issue.virtual_machine import Sequential, VirtualMachine
 from policies.issue.work_queues import KeepFirst, StreamStacks
 from policies.rewrite.partition import Partition
-from scenarios.builders.side_by_side import Session, side_by_side
 from scenarios.ops.control_flow import while_loop
 from scenarios.run.rewriting import pinned
+from scenarios.workloads.sessions import Session, side_by_side
 from sim import Device, Graph, GraphBuilder, Link, Machine, Policy, Trace, simulate
 from sim.base.errors import GraphError, InputError, InvariantError, StuckError
 from sim.explain.failed_ops import failed_tasks, failure_report, failure_text, never_ran

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from scenarios.run.execute import memory_of
 from scenarios.run.load import load_scenario
 from scenarios.run.prepare_job import job_of
-from scenarios.run.run_memory import memory_of
 from sim.engine.engine import Engine
 from sim.kernel.run import run
 from sim.trace import Trace

@@ -21,9 +21,9 @@ from policies.issue.replay import Planned, ReplayPlan
 from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.issue.virtual_machine import Sequential
 from policies.streams import PerBranch, RoundRobinStreams
-from scenarios.builders.side_by_side import Session, side_by_side
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from scenarios.workloads.sessions import Session, side_by_side
 from sim import Device, Graph, GraphBuilder, Host, Machine, Policy, Trace, simulate
 from sim.base.errors import InputError, ScenarioError
 from sim.kernel.run import NotOnKernelError

@@ -24,8 +24,8 @@ class CountedAllocator(Allocator):
         Bytes of the device; None: unlimited.
     alignment : int
         Every allocation takes a multiple of so many bytes.
-    free_synchronises, malloc_synchronises : bool
-        Whether the caller waits for an idle device.
+    free_synchronises : bool
+        Whether who frees waits for an idle device.
     name : str
         The device, in error messages.
 
@@ -44,7 +44,6 @@ class CountedAllocator(Allocator):
         capacity: int | DeviceMemory | None = None,
         *,
         alignment: Bytes = 1,
-        malloc_synchronises: bool = False,
         free_synchronises: bool = True,
         name: str = "device",
     ) -> None:
@@ -52,9 +51,8 @@ class CountedAllocator(Allocator):
         if alignment < 1:
             raise InputError(f"{name}: an alignment of {alignment} bytes makes no sense; give 1 or more")
         self.alignment = alignment
-        self._malloc_synchronises = malloc_synchronises
         self._free_synchronises = free_synchronises
-        self.may_synchronise = malloc_synchronises or free_synchronises
+        self.may_synchronise = free_synchronises
         self._live: dict[int, Block] = {}
 
     def rounded(self, nbytes: int) -> int:
@@ -71,7 +69,6 @@ class CountedAllocator(Allocator):
             return None
         block = self._live[address] = Block(address, need, nbytes, stream, owner, LIVE, None)
         self.device_mallocs += 1
-        self.synchronisations += self._malloc_synchronises
         self._reserve(need)
         self._took(block)
         return block

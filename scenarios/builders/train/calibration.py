@@ -1,31 +1,129 @@
-"""How long kernels take on one kind of GPU: peak rates, efficiencies, bandwidths, measured shapes.
+"""How long kernels take in a training step on one kind of GPU.
 
 ::
 
-    Product     flop / (peak · efficiency)  +  bytes / (memory · efficiency)  +  gap      a smooth roofline
-                flop / (peak · measured)    +  gap                                where its shape was measured
-    Attention   the same, with efficiencies of its own forward and backward
-    Pass        bytes / (memory · efficiency)  +  gap
+    alone       what the cost model of the GPU says; without one, bytes / (memory · part)
+    Product     the longer of alone and flop / (peak · part · sustained)     at the clock of a long run
+                flop / (peak · measured · sustained)                         where its shape was measured
+    Attention   alone / sustained; of another kernel than the measured, flop / (peak · part · sustained)
+    Pass        the longer of alone and bytes / (memory · part)
     Collective  contention · what `devices.collectives.groups` says of it alone
 
-    all of it   / sustained                 clock under a long load / clock of the short measurements
+    each kernel takes the gap to the next besides
 
 A calibration is a YAML or JSON file in these fields, a preset, or the system file of SimuMax
-(`scenarios.workloads.calibrations`). The cost model of a device can stand in the place of the formulas of
-kernels (`scenarios.builders.builder`).
+(`scenarios.workloads.calibrations`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from devices.collectives.groups import CollectiveKind, GroupCollectives, NodeFabrics, RankGroup
-from scenarios.builders.train.kernels import Attention, Collective, Pass, Product
+from devices.collectives.groups import CollectiveKind, Fabric, GroupCollectives, NodeFabrics, RankGroup
+from scenarios.builders.train.kernels import Attention, Collective, Pass, Product, Timed
+from scenarios.ops.attributes import check_dtype, nbytes
+from scenarios.ops.op_costs import op_arguments
+from scenarios.ops.op_formulas import OpFacts, TensorFacts
+from sim import Device, GraphBuilder
+from sim.base.errors import InputError
 from sim.base.units import NS_PER_S
+from sim.graph.graph import Graph
+from sim.job.costs import costs_ns
 
-KernelTime = Callable[[Product | Attention | Pass], float]
-"""``time(kernel)`` in ns, gap included: what the cost model of a device offers."""
+# ----------------------------------------------------------------------------------------------------------
+# Kernels alone, as the cost model of a device times them: what `workload: {build: ...}` asks, too.
+#
+#     Product     a matmul with its shape          Attention   attention, or attention_grad, with its shape
+#     Pass        an op that reads and writes
+#
+# The facts of an op are those of `scenarios.builders.gpt`, so that a layer costs the same whether its ops run
+# one by one or stand behind the time of a stage.
+
+
+class KernelPrices:
+    """What the cost model of a device says of kernels, gaps between them left out; each is asked once.
+
+    Parameters
+    ----------
+    device : Device
+    dtype : str
+        Of weights and activations.
+    products : str, optional
+        In which products are computed; default: `dtype`.
+
+    Raises
+    ------
+    InputError
+        The device has no cost model, or (when a kernel is timed) one that does not know it.
+    """
+
+    def __init__(self, device: Device, dtype: str, products: str | None = None) -> None:
+        if device.cost is None:
+            raise InputError(
+                "nothing tells how long its products take: give the model a rate (150TFLOP/s) or a "
+                "calibration, or the scenario a machine whose devices have a cost model"
+            )
+        self.device, self.dtype, self.products = device, dtype, products or dtype
+        check_dtype(dtype)
+        self.known: dict[Timed, float] = {}
+
+    def ns(self, kernels: Iterable[Timed]) -> list[float]:
+        """Return how long each kernel takes; those that are new are priced together."""
+        kernels = list(kernels)
+        new = list(dict.fromkeys(kernel for kernel in kernels if kernel not in self.known))
+        if new:
+            graph = kernels_graph(new, self.dtype, self.products)
+            for kernel, op, ns in zip(new, graph.kind_code, costs_ns(graph, self.device), strict=True):
+                if ns < 0:
+                    raise InputError(
+                        f"the cost model of {self.device.name} does not know {graph.kinds[op]}; give the "
+                        "model a rate"
+                    )
+                self.known[kernel] = float(ns) / getattr(kernel, "parts", 1)
+        return [self.known[kernel] for kernel in kernels]
+
+
+def kernels_graph(kernels: Iterable[Timed], dtype: str, products: str | None = None) -> Graph:
+    """Return a graph with an op for each kernel, which a cost model can be asked about.
+
+    Attention of which several ranks have a part stands there whole.
+    """
+    builder = GraphBuilder("kernels")
+    for number, kernel in enumerate(kernels):
+        name = f"{type(kernel).__name__.lower()} {number}"
+        if isinstance(kernel, Pass):
+            read = kernel.nbytes // 2
+            builder.op(name, kind="add", bytes_read=read, bytes_written=kernel.nbytes - read, dtype=dtype)
+        else:
+            of = products or dtype if isinstance(kernel, Product) else dtype
+            facts = _facts(kernel, of)
+            builder.op(name, **op_arguments(facts, name, facts.attributes), dtype=of)
+    return builder.build()
+
+
+def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
+    def tensor(*shape: int) -> TensorFacts:
+        return TensorFacts(shape, nbytes(shape, dtype))
+
+    if isinstance(kernel, Product):
+        groups = (kernel.groups,) if kernel.groups > 1 else ()
+        left, right = tensor(*groups, kernel.m, kernel.k), tensor(*groups, kernel.k, kernel.n)
+        return OpFacts("matmul", (left, right), (tensor(*groups, kernel.m, kernel.n),), {})
+    q = tensor(kernel.batch, kernel.heads, kernel.sequence, kernel.query_head)
+    k = tensor(kernel.batch, kernel.kv_heads, kernel.sequence, kernel.query_head)
+    v = tensor(kernel.batch, kernel.kv_heads, kernel.sequence, kernel.value_head)
+    o = tensor(kernel.batch, kernel.heads, kernel.sequence, kernel.value_head)
+    if not kernel.backward:
+        return OpFacts("attention", (q, k, v), (o,), {"is_causal": True})
+    # of queries, keys, values, the output's gradient and the output; it writes three gradients
+    made = tensor(kernel.batch, kernel.sequence, 3 * kernel.heads * kernel.query_head)
+    return OpFacts("attention_grad", (q, k, v, o, o), (made,), {"is_causal": True})
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -41,10 +139,16 @@ class TrainingCalibration:
         In bytes/s.
     memory : int or None
         Bytes that a rank may use.
-    product, attention_forward, attention_backward : float
-        Efficiency of what was not measured.
+    alone : KernelPrices or None
+        What kernels take alone; None: they are not known but by rates.
+    product : float
+        Part of the peak that a step leaves products at most.
+    attention_forward, attention_backward : float or None
+        Part of the peak that attention reaches, where its kernel is not the one that `alone` knows.
+    attention_peak : float or None
+        That of which attention reaches its part; None: as products.
     pass_efficiency : mapping
-        Part of the memory's bandwidth, by what a pass is for; ``elementwise`` for the others.
+        Part of the memory's bandwidth, at most, by what a pass is for; ``elementwise`` for the others.
     gap_ns : float
         Between two kernels, and for the first one to fill the GPU.
     sustained : float
@@ -57,8 +161,6 @@ class TrainingCalibration:
         How long a collective alone takes.
     measured : mapping
         Efficiency of single shapes.
-    kernel : callable, optional
-        Replaces the formulas of kernels: see `KernelTime`.
     """
 
     name: str
@@ -66,46 +168,57 @@ class TrainingCalibration:
     memory_bandwidth: float
     collectives: GroupCollectives = field(default_factory=NodeFabrics)
     memory: int | None = None
+    alone: KernelPrices | None = None
     product: float = 1.0
-    attention_forward: float = 1.0
-    attention_backward: float = 1.0
+    attention_forward: float | None = None
+    attention_backward: float | None = None
+    attention_peak: float | None = None
     pass_efficiency: Mapping[str, float] = field(default_factory=dict)
     gap_ns: float = 0.0
     sustained: float = 1.0
     contention: float = 1.0
     hiding: float = 1.0
     measured: Mapping[Product | Attention, float] = field(default_factory=dict)
-    roofline: bool = True
-    kernel: KernelTime | None = None
 
-    def kernel_ns(self, kernel: Product | Attention | Pass) -> float:
+    def kernel_ns(self, kernel: Timed) -> float:
         """Return the time of a kernel."""
-        if self.kernel is not None:
-            return self.kernel(kernel)
+        return self.kernels_ns([kernel])[0]
+
+    def kernels_ns(self, kernels: Sequence[Timed]) -> list[float]:
+        """Return the times of kernels."""
+        alone = [0.0] * len(kernels) if self.alone is None else self.alone.ns(kernels)
+        return [self._in_a_step(kernel, ns) + self.gap_ns for kernel, ns in zip(kernels, alone, strict=True)]
+
+    def _in_a_step(self, kernel: Timed, alone: float) -> float:
+        """Return what a kernel that takes so long alone takes at the rates that a step leaves."""
         if isinstance(kernel, Pass):
-            return self.pass_ns(kernel.nbytes, kernel.of)
+            return _longer(alone, self._traffic_ns(kernel.nbytes, kernel.of))
         found = self.measured.get(kernel)
         if found is not None:
-            return kernel.flops / (self.peak * found * self.sustained) * NS_PER_S + self.gap_ns
+            return self._arithmetic_ns(kernel, self.peak * found)
         if isinstance(kernel, Product):
-            efficiency, nbytes = self.product, 2 * kernel.elements
-        else:
-            efficiency = self.attention_backward if kernel.backward else self.attention_forward
-            rows = kernel.batch * kernel.sequence // kernel.parts
-            nbytes = 4 * rows * (kernel.heads + kernel.kv_heads) * kernel.query_head * (1 + kernel.backward)
-        moved = (
-            nbytes / (self.memory_bandwidth * self._pass_efficiency("elementwise")) if self.roofline else 0.0
-        )
-        return (kernel.flops / (self.peak * efficiency * self.sustained) + moved) * NS_PER_S + self.gap_ns
+            known = alone if self.alone is not None else self._traffic_ns(2 * kernel.elements)
+            return _longer(known, self._arithmetic_ns(kernel, self.peak * self.product))
+        part = self.attention_backward if kernel.backward else self.attention_forward
+        if part is None and self.alone is not None:
+            return alone / self.sustained
+        rows = kernel.batch * kernel.sequence // kernel.parts
+        nbytes = 4 * rows * (kernel.heads + kernel.kv_heads) * kernel.query_head * (1 + kernel.backward)
+        rate = (self.attention_peak or self.peak) * (1.0 if part is None else part)
+        return _longer(self._arithmetic_ns(kernel, rate), self._traffic_ns(nbytes))
+
+    def _arithmetic_ns(self, kernel: Product | Attention, rate: float) -> float:
+        return kernel.flops / (rate * self.sustained) * NS_PER_S
+
+    def _traffic_ns(self, nbytes: int, of: str = "elementwise") -> float:
+        return nbytes / (self.memory_bandwidth * self._pass_efficiency(of)) * NS_PER_S
 
     def _pass_efficiency(self, of: str) -> float:
         return self.pass_efficiency.get(of, self.pass_efficiency.get("elementwise", 1.0))
 
     def pass_ns(self, nbytes: int, of: str = "elementwise") -> float:
         """Return the time of reading and writing so many bytes."""
-        if self.kernel is not None:
-            return self.kernel(Pass(nbytes, of))
-        return nbytes / (self.memory_bandwidth * self._pass_efficiency(of)) * NS_PER_S + self.gap_ns
+        return self.kernel_ns(Pass(nbytes, of))
 
     def collective_ns(self, kind: CollectiveKind, nbytes: int, group: RankGroup) -> float:
         """Return the time of a collective of a group."""
@@ -119,3 +232,81 @@ class TrainingCalibration:
         if kernel.hidden_by is None:
             return whole, whole
         return whole, whole - self.hiding * min(whole, self.kernel_ns(kernel.hidden_by))
+
+
+_SHARP: Final = 24
+"""Exponent of the longer of two times: high enough to be the longer one, low enough that a fit sees both."""
+
+
+def _longer(one: float, other: float) -> float:
+    """Return the longer time; of nearly equal ones a little more.
+
+    Examples
+    --------
+    >>> _longer(10.0, 0.0), round(_longer(10.0, 9.0), 3), round(_longer(10.0, 10.0), 3)
+    (10.0, 10.032, 10.293)
+    """
+    most = max(one, other)
+    if not most:
+        return 0.0
+    total: float = (one / most) ** _SHARP + (other / most) ** _SHARP
+    return most * float(total ** (1 / _SHARP))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Calibrations of a device alone, which adds nothing that a step does; messages take a ring at one bandwidth.
+
+
+def at_rate(rate: int, bandwidth: int | None = None) -> TrainingCalibration:
+    """Return what a device reaches that does the model's own flop at `rate`, and all else in no time.
+
+    Attention's backward counts twice its forward, as in MFU (`scenarios.builders.train.architecture`): what a
+    kernel computes again is in the rate.
+
+    Parameters
+    ----------
+    rate : int
+        In flop/s.
+    bandwidth : int, optional
+        Between the devices that share a layer, in bytes/s; None: messages take no time.
+    """
+    return TrainingCalibration(
+        name="rate",
+        peak=float(rate),
+        memory_bandwidth=math.inf,
+        collectives=_one_fabric(bandwidth),
+        attention_backward=5 / 4,  # its five products (kernels.Attention.flops) as four
+        hiding=0.0,
+    )
+
+
+def on_device(device: Device, dtype: str, bandwidth: int | None = None) -> TrainingCalibration:
+    """Return what the cost model of a device says of kernels, each as if alone.
+
+    Parameters
+    ----------
+    device : Device
+    dtype : str
+        Of weights and activations.
+    bandwidth : int, optional
+        As in `at_rate`.
+
+    Raises
+    ------
+    InputError
+        The device has no cost model, or (when a kernel is timed) one that does not know it.
+    """
+    return TrainingCalibration(
+        device.name,
+        math.inf,
+        math.inf,
+        collectives=_one_fabric(bandwidth),
+        alone=KernelPrices(device, dtype),
+        gap_ns=float(device.gap_ns),
+        hiding=0.0,
+    )
+
+
+def _one_fabric(bandwidth: int | None) -> NodeFabrics:
+    fabric = Fabric(bandwidth or math.inf)
+    return NodeFabrics(fabric, fabric)

@@ -20,13 +20,14 @@ from devices.collectives.groups import CollectiveKind
 class Product(NamedTuple):
     """A product of matrices (m, k) and (k, n), `groups` times with m rows each where experts share a kernel.
 
-    `part` is F, I (gradient of the input) or W (gradient of the weight, added to what is there).
+    `part` is F, I (gradient of the input), W (gradient of the weight, added to what is there) or S (of
+    attention that writes its scores; a group is a head).
     """
 
     m: int
     k: int
     n: int
-    part: Literal["F", "I", "W"] = "F"
+    part: Literal["F", "I", "W", "S"] = "F"
     groups: int = 1
 
     @property
@@ -88,7 +89,10 @@ class Collective(NamedTuple):
     hidden_by: Product | Attention | None = None
 
 
-Kernel = Product | Attention | Pass | Collective
+Timed = Product | Attention | Pass
+"""A kernel that a device runs by itself."""
+
+Kernel = Timed | Collective
 
 
 @dataclass(frozen=True)

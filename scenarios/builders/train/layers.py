@@ -237,15 +237,16 @@ class RankWork:
         out = o if by_heads else 0  # saved before it is sent, besides what proj saves
         lse = 4 * self.tokens * heads if b.flash else 0
         scores = 0
-        if not b.flash:  # products, softmax and dropout read and write all of them, one after the other
+        runs, runs_back = self._attended(forward), self._attended(backward)
+        if not b.flash:  # softmax and dropout read and write all of them, one after the other
             each = b.samples * b.sequence**2 * heads // c
             scores = each * (2 * e + b.dropout)
-            before = [*before, Pass(each * (6 * e + b.dropout))]
-            before_back = [*before_back, Pass(each * (9 * e + b.dropout))]
+            before = [*before, Pass(each * (4 * e + b.dropout))]
+            before_back = [*before_back, Pass(each * (5 * e + b.dropout))]
         return LayerPiece(
             "attention",
-            (*around, *before, forward, *output),
-            (*before_back, backward, *inputs, *back),
+            (*around, *before, *runs, *output),
+            (*before_back, *runs_back, *inputs, *back),
             saved=q + k + v + lse + o + out + scores,
             made=o,
             took=q + k + v,
@@ -254,6 +255,16 @@ class RankWork:
             again=True,
             dropped=scores + lse,
         )
+
+    def _attended(self, of: Attention) -> tuple[Kernel, ...]:
+        """Return the one kernel of attention, or the products of which its scores are written and read."""
+        if self.batch.flash:
+            return (of,)
+        rows, keys, query, value = of.sequence // of.parts, of.sequence, of.query_head, of.value_head
+        sizes = [(rows, query, keys), (rows, keys, value)]
+        if of.backward:  # of values, scores, queries, keys
+            sizes = [(keys, rows, value), (rows, value, keys), (rows, keys, query), (keys, rows, query)]
+        return tuple(Product(*size, "S", of.batch * of.heads) for size in sizes)
 
     def _shared_scores(
         self, forward: Attention, backward: Attention, kv_bytes: int

@@ -240,14 +240,15 @@ class Training:
     def spent(self, kernels: tuple[Kernel, ...]) -> Spent:
         """Return where the time of kernels goes."""
         sums = [0.0] * 5
-        for kernel in kernels:
-            if isinstance(kernel, Collective):
-                whole, exposed = self.calibration.exposed_ns(kernel, self.groups[kernel.group])
+        timed = [kernel for kernel in kernels if not isinstance(kernel, Collective)]
+        for kernel, ns in zip(timed, self.calibration.kernels_ns(timed), strict=True):
+            attends = isinstance(kernel, Attention) or (isinstance(kernel, Product) and kernel.part == "S")
+            sums[1 if attends else 0 if isinstance(kernel, Product) else 2] += ns
+        for each in kernels:
+            if isinstance(each, Collective):
+                whole, exposed = self.calibration.exposed_ns(each, self.groups[each.group])
                 sums[3] += exposed
                 sums[4] += whole - exposed
-            else:
-                where = 0 if isinstance(kernel, Product) else 1 if isinstance(kernel, Attention) else 2
-                sums[where] += self.calibration.kernel_ns(kernel)
         return Spent(*sums)
 
     def _units(self, stage: int) -> list[CheckpointUnit]:

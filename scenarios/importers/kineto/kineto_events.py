@@ -44,6 +44,9 @@ _MATTERS: Final = re.compile(
 )
 """Calls that may wait, or that others wait for; of those that launch nothing, two of three are others."""
 
+_ASKS: Final = re.compile(r"(cuda|hip|cu)\w*Query")
+"""Calls that ask whether something is over and never wait; the profiler notes those of events as others."""
+
 _WRONG: Final = (KeyError, TypeError, ValueError)
 
 
@@ -138,9 +141,13 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
     inside = found.inside
     for thread, spans in found.operators.spans(is_collective).items():
         inside[thread] += spans
+    asks = {*calls.correlation[calls.named(_ASKS)].tolist()}
+    host_waits = {call: wait for call, wait in host_waits.items() if call not in asks}
     records = np.sort(calls.correlation[calls.named(RECORD)]).tolist()
     for wait in resolved(found.noted, records):
         recorded = wait.recorded if wait.recorded >= 0 else wait.asked
+        if wait.call in asks:
+            continue
         if wait.stream < 0:
             host_waits[wait.call] = HostWait(wait.device, wait.on_stream, recorded)
         else:

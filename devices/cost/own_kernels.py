@@ -1,0 +1,142 @@
+"""A few kernels that somebody measured on a GPU of their own, towards which the fitted model moves.
+
+::
+
+    kind,dtype,m,n,k,bytes_read,bytes_written,us
+    matmul,bf16,4096,4096,4096,,,212.4                 ──►  MeasuredKernel("products", "bf16", {m, n, k}, ns)
+    add,bf16,,,,64MB,32MB,41.0                         ──►  MeasuredKernel("elementwise", ...)
+
+    cost: [{fitted: kernels.csv}, roofline]            the fits of the device's preset, moved
+    cost: [{fitted: calibration.json}, roofline]       ... by what `sim calibrate` measured
+
+A column is the kind of op, its data type, its bytes, its flop, or an attribute by the name that it has in a
+graph (``kernel_shape`` as ``3x3``); an empty cell is not given. ``us`` is the time of one run of many back to
+back, the gap between two included, as `sim calibrate` takes it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from devices.cost.calibration import load_calibration
+from devices.cost.kernel_model import ELEMENT_BYTES
+from devices.describe.field_types import dtype_name
+from sim.base.errors import InputError, hint
+from sim.base.files import read_bytes
+from sim.base.units import parse_bytes
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+
+_NEEDED: Final = {"kind", "dtype", "us"}
+_COLUMNS: Final = """
+    kind dtype us flops bytes_read bytes_written m n k batch transposed rows columns seq_len kv_len heads
+    kv_heads head_dim window causal in_channels out_channels input_shape kernel_shape strides pads dilations
+    group tokens hidden intermediate topk experts tp ep channels sms nodes
+"""
+_TRAFFIC: Final = {"elementwise": 2, "copy": 1}
+"""Kinds of a calibration that move square matrices, and how many they read; they write one."""
+
+
+def read_kernels(path: str | Path) -> tuple[Graph, list[float]]:
+    """Return measured kernels as ops, named by where they stand, and the ns of each.
+
+    Raises
+    ------
+    InputError
+        No such file, a column that is missing, or a row that is no measurement.
+    """
+    builder, ns = GraphBuilder(str(path)), []
+    for each in _calibrated(path) if str(path).endswith(".json") else _written(path):
+        builder.op(
+            each.place,
+            kind=each.kind,
+            dtype=each.dtype,
+            flops=each.flops,
+            bytes_read=each.bytes_read,
+            bytes_written=each.bytes_written,
+            attributes=each.attributes,
+        )
+        ns.append(each.ns)
+    if not ns:
+        raise InputError(f"{path}: has no kernel that was measured alone")
+    return builder.build(), ns
+
+
+class _Row(NamedTuple):
+    place: str
+    kind: str
+    dtype: str
+    ns: float
+    attributes: Mapping[str, Any]
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+def _written(path: str | Path) -> Iterator[_Row]:
+    try:
+        lines = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"))))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: is no CSV file: {error}") from None
+    header = [name.strip() for name in lines[0]] if lines else []
+    for name in header:
+        if name not in _COLUMNS.split():
+            raise InputError(f"{path}:1: a kernel has no {name!r}{hint(name, _COLUMNS.split(), shown=40)}")
+    if missing := _NEEDED - set(header):
+        raise InputError(f"{path}:1: the column {min(missing)} is missing")
+    for number, line in enumerate(lines[1:], start=2):
+        if line:
+            yield _read_line(f"{path}:{number}", header, line)
+
+
+def _read_line(place: str, header: Sequence[str], line: Sequence[str]) -> _Row:
+    if len(line) != len(header):
+        raise InputError(f"{place}: {len(line)} values under {len(header)} columns")
+    row = {name: cell.strip() for name, cell in zip(header, line, strict=True) if cell.strip()}
+    if missing := _NEEDED - set(row):
+        raise InputError(f"{place}: {min(missing)} is not given")
+    us = row.pop("us")
+    try:
+        ns, kind, dtype = 1000 * float(us), row.pop("kind"), dtype_name(row.pop("dtype"))
+        nbytes = [parse_bytes(row.pop(name, "0")) for name in ("bytes_read", "bytes_written")]
+        flops = int(float(row.pop("flops", "0")))
+    except (ValueError, InputError) as error:
+        raise InputError(f"{place}: {error}") from None
+    if not (isfinite(ns) and ns > 0):
+        raise InputError(f"{place}: {us} us is no time")
+    return _Row(place, kind, dtype, ns, {name: _value(cell) for name, cell in row.items()}, flops, *nbytes)
+
+
+def _value(cell: str) -> Any:
+    """Return a number, a truth value, numbers (``3x3``), or else the text."""
+    words: Mapping[str, Any] = {"true": True, "false": False}
+    if cell.lower() in words:
+        return words[cell.lower()]
+    try:
+        numbers = [int(part) for part in cell.split("x")]
+    except ValueError:
+        return cell
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _calibrated(path: str | Path) -> Iterator[_Row]:
+    """Return the products, copies and elementwise kernels of a calibration that ran once in an op."""
+    calibration = load_calibration(path)
+    if calibration.backend != "cuda":
+        raise InputError(f"{path}: is a calibration of {calibration.device}, and no GPU's")
+    for table in calibration.tables:
+        kind, context = table["kind"], table["context"]
+        if not (context == "warm" or context.startswith("warm, ")) or [*table["axes"]] != ["size", "repeat"]:
+            continue
+        dtype = dtype_name(calibration.measured(context).dtypes[0])
+        for size, repeat, ns in table["rows"]:
+            place, nbytes = f"{path}: {kind} {size} in {dtype}", int(size * size * ELEMENT_BYTES[dtype])
+            if repeat == 1 and kind == "matmul":
+                yield _Row(place, kind, dtype, ns, {"m": size, "n": size, "k": size})
+            elif repeat == 1 and kind in _TRAFFIC:
+                yield _Row(place, kind, dtype, ns, {}, 0, _TRAFFIC[kind] * nbytes, nbytes)

@@ -1,0 +1,314 @@
+"""What is told of a run below its devices, as lines and rows: a terminal and a notebook show the same.
+
+::
+
+    lines            33 ranks, 4 stages, ...        what `sim.export.tables` has for every run comes before:
+    rows             rank   span   ...              a line about the makespan, a row a device
+    notes            ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from scenarios.training_run.plan import TrainingPlan
+from sim.base.units import format_duration
+from sim.export.tables import largest, percent, size
+from sim.job.job import Tried
+from sim.notebook import Rows
+
+_MOST_LINKS: Final = 20
+"""How many links are shown."""
+_MOST_LAYERS: Final = 20
+"""How many layers of experts are shown."""
+_MOST_STALENESS: Final = 12
+"""How many rows the table of staleness has."""
+_MOST_FOLDED: Final = 10
+"""Of how many devices is told what they stand for."""
+_HOUR_NS: Final = 3_600_000_000_000
+
+
+class Section(NamedTuple):
+    """A part of what is told.
+
+    Attributes
+    ----------
+    lines : sequence of str
+        Above its tables.
+    tables : sequence of rows
+        Each row with its cells by column.
+    notes : sequence of str
+        Below them.
+    """
+
+    lines: Sequence[str] = ()
+    tables: Sequence[Rows] = ()
+    notes: Sequence[str] = ()
+
+
+def sections(summary: Mapping[str, Any], plan: TrainingPlan | None = None) -> Iterator[Section]:
+    """Yield what a run has besides its devices: memory, links, a pipeline, experts, a training, ...
+
+    Parameters
+    ----------
+    summary : mapping
+        As `scenarios.run.execute.Result` has it.
+    plan : TrainingPlan, optional
+        Of a run of many steps.
+    """
+    for part in (_memory(summary.get("memory", {})), _links(summary["links"])):
+        if any(part.tables):
+            yield part
+    if summary["pipeline"]:
+        yield _pipeline(summary["pipeline"])
+    if (experts := summary.get("experts", {})).get("layers"):
+        yield _experts(experts)
+    if staleness := summary.get("staleness"):
+        yield _staleness(staleness)
+    if told := summary.get("data_loading"):
+        from scenarios.builders.input_pipeline import limit_line
+
+        yield Section([limit_line(told)])
+    if "train" in summary:
+        yield _train(summary["train"])
+    if plan is not None:
+        yield _training(plan, summary["training_run"])
+
+
+def _memory(devices: Mapping[str, Mapping[str, Any]]) -> Section:
+    rows = [
+        {
+            "memory of": name,
+            "peak in use": size(use["peak_in_use_bytes"]),
+            "at": format_duration(use["peak_ns"]),
+            "reserved": size(use["peak_reserved_bytes"]),
+            "fragmentation": size(use["fragmentation_bytes"]),
+            "largest holders at the peak": ", ".join(
+                f"{holder['tensor']} {size(holder['nbytes'])}" for holder in use["holders"][:3]
+            ),
+        }
+        for name, use in devices.items()
+        if use["allocations"]
+    ]
+    return Section([], [rows])
+
+
+def _left_out(n: int, what: str) -> list[str]:
+    return [f"\n{n} more {what}; --json has them all"] if n > 0 else []
+
+
+def _training(plan: TrainingPlan, told: Mapping[str, Any]) -> Section:
+    """Return a line about machines and intervals, and a row for each recovery policy."""
+    machines = f"{plan.workers:,} worker{'s' * (plan.workers > 1)}"
+    machines += f", {plan.spares:,} spare" if plan.spares else ""
+    return Section(
+        [f"training run: {machines}{_intervals(told['interval'])}"],
+        [
+            [
+                {
+                    "recovery": name,
+                    "goodput": percent(life["goodput"]),
+                    "steps": f"{life['steps']:,}",
+                    "end": _long(life["end_ns"]),
+                    **{
+                        state: percent(ns / life["end_ns"] if life["end_ns"] else 0.0)
+                        for state, ns in life["time_ns"].items()
+                    },
+                    "lost": percent(life["lost_ns"] / life["end_ns"] if life["end_ns"] else 0.0),
+                    "interruptions": f"{life['interruptions']:,}",
+                    "fewest workers": f"{life['fewest_workers']:,}",
+                    "by cause": _causes(life["interruptions_by_cause"]),
+                }
+                for name, life in told["recovery"].items()
+            ]
+        ],
+    )
+
+
+def _experts(experts: Mapping[str, Any]) -> Section:
+    """Return how tokens fell on ranks that share experts; of many layers the least balanced."""
+    layers: Mapping[str, Mapping[str, Any]] = experts.get("layers", {})
+    shown = sorted(layers, key=lambda name: -layers[name]["imbalance"])[:_MOST_LAYERS]
+    rows = [
+        {
+            "experts": name,
+            "imbalance": f"{layer['imbalance']:.2f}",
+            "fullest": layer["fullest"],
+            "its tokens": f"{layer['tokens'][layer['fullest']]:,}",
+            "dropped": f"{layer['dropped']:,}",
+        }
+        for name, layer in layers.items()
+        if name in shown
+    ]
+    return Section([], [rows], _left_out(len(layers) - len(shown), "layers are better balanced"))
+
+
+def _staleness(told: Mapping[str, Any]) -> Section:
+    """Return how many updates came with which staleness; the rarest and largest in one row."""
+    counts = told["counts"]
+    few = counts if len(counts) <= _MOST_STALENESS else counts[: _MOST_STALENESS - 1]
+    rows = [(str(stale), n) for stale, n in enumerate(few)]
+    if len(few) < len(counts):
+        rows.append((f"{len(few)} to {len(counts) - 1}", sum(counts[len(few) :])))
+    shown = [
+        {"staleness": stale, "updates": f"{n:,}", "share": percent(n / told["updates"])} for stale, n in rows
+    ]
+    return Section([], [shown], [f"mean {told['mean']:.2f}, at most {told['max']}"])
+
+
+def _links(links: Mapping[str, Mapping[str, Any]]) -> Section:
+    """Return how links were used; of many those that were contended and busy longest."""
+    links = {name: use for name, use in links.items() if use["bytes"]}
+    shown = sorted(links, key=lambda name: (-links[name]["contended_ns"], -links[name]["busy_ns"]))[
+        :_MOST_LINKS
+    ]
+    rows = [
+        {
+            "link": name,
+            "bytes": size(use["bytes"]),
+            "busy": format_duration(use["busy_ns"]),
+            "utilisation": percent(use["utilisation"]),
+            "contended": format_duration(use["contended_ns"]),
+            "bandwidth used": "" if (part := use["bandwidth_utilisation"]) is None else percent(part),
+        }
+        for name, use in links.items()
+        if name in shown
+    ]
+    return Section([], [rows], _left_out(len(links) - len(shown), "links were used"))
+
+
+def _pipeline(told: Mapping[str, Any]) -> Section:
+    """Return sizes, bubble and formula of a pipeline in one line, and a row for each rank."""
+    formula = (
+        ""
+        if told["bubble_formula"] is None
+        else f"; formula {100 * told['bubble_formula']:.2f}% ({told['formula']})"
+    )
+    line = (
+        f"{told['ranks']} ranks, {told['stages']} stages, {told['micro_batches']} micro-batches: "
+        f"bubble {100 * told['bubble']:.2f}% of the makespan, {100 * told['span_bubble']:.2f}% of the "
+        f"longest span{formula}"
+    )
+    return Section(
+        [line],
+        [
+            [
+                {
+                    "rank": f"{rank} ({device})",
+                    "span": format_duration(told["span_ns"][rank]),
+                    "computes nothing": format_duration(told["idle_ns"][rank]),
+                    "activations": str(told["peak_activations"][rank]),
+                    "waits for": largest(told["waits_for"][rank]),
+                    "memory at the peak": largest(told["memory_bytes"][rank], size),
+                }
+                for rank, device in enumerate(told["devices"])
+            ]
+        ],
+    )
+
+
+def _train(told: Mapping[str, Any]) -> Section:
+    """Return time and rate of a training step, and for each rank where its time and its memory go."""
+    limit, peak, same = told["capacity_bytes"], told["peak_bytes"], told["folded"]["each_stands_for"]
+    fits = ""
+    if limit is not None:
+        free = f"{size(limit - peak)} ({percent(1 - peak / limit)}) free"
+        fits = f"; fits {size(limit)}, {free}{little_room(peak, limit)}"
+    folded = (
+        f"; each rank below stands for {same:,} GPUs that do the same at the same time" if same > 1 else ""
+    )
+    lines = [
+        f"step {format_duration(told['step_ns'])} on {told['gpus']:,} GPUs: "
+        f"{told['tokens_per_s']:,.0f} tokens/s, {told['tokens_per_s_per_gpu']:,.0f} a GPU, "
+        f"MFU {percent(told['mfu'])}{fits}\n{told['parameters'] / 1e9:.4g} billion parameters; "
+        f"{told['schedule']}, {told['micro_batches']:,} micro-batches{folded}",
+        *told["notes"],
+    ]
+    if told.get("imbalance", 1.0) != 1.0 or told.get("dropped"):
+        lines.append(
+            f"the fullest rank's experts have {told['imbalance']:.2f} times the mean; "
+            f"{percent(told['dropped'])} of the choices are dropped"
+        )
+    return Section(
+        lines,
+        [
+            [
+                {
+                    "rank": str(rank),
+                    **{part.replace("_", " "): format_duration(ns) for part, ns in of["time_ns"].items()},
+                }
+                for rank, of in enumerate(told["ranks"])
+            ],
+            [
+                {
+                    "rank": str(rank),
+                    "peak memory": size(of["peak_bytes"]),
+                    **{part: size(nbytes) for part, nbytes in of["memory_bytes"].items()},
+                }
+                for rank, of in enumerate(told["ranks"])
+            ],
+        ],
+    )
+
+
+def tuned(tried: Sequence[Tried]) -> str:
+    """Say in one line what a placement that searches began with, and what it found."""
+    first = next(one for one in tried if one.makespan_ns is not None)
+    assert first.makespan_ns is not None
+    assert tried[-1].best_ns is not None
+    found = (
+        f"from {format_duration(first.makespan_ns)} ({first.what}) to {format_duration(tried[-1].best_ns)}"
+    )
+    return f"placement: {len(tried):,} tried, {found}"
+
+
+def folded(told: Mapping[str, Any]) -> str:
+    """Say which devices are shown for how many, and what sets them apart."""
+    into = told["into"]
+    lines = [
+        f"{told['devices']:,} devices folded into {len(into):,}; figures of each hold for all it stands for"
+    ]
+    for name, each in list(into.items())[:_MOST_FOLDED]:
+        why = f": {each['differs']}" if each["differs"] else ""
+        lines.append(f"  {name} stands for {each['stands_for']:,}{why}")
+    if len(into) > _MOST_FOLDED:
+        lines.append(f"  ... and {len(into) - _MOST_FOLDED:,} more; --json has them all")
+    return "\n".join(lines)
+
+
+def _intervals(found: Mapping[str, int] | None) -> str:
+    if found is None:
+        return ""
+    mtbf, young, daly, best = (_long(found[f"{key}_ns"]) for key in ("mtbf", "young", "daly", "best"))
+    return f"; a failure every {mtbf}: best saved every {best} (Daly {daly}, Young {young})"
+
+
+def _long(ns: int) -> str:
+    """Return a duration, from two hours on in hours."""
+    return format_duration(ns) if ns < 2 * _HOUR_NS else f"{ns / _HOUR_NS:.4g} h"
+
+
+def _causes(counts: Mapping[str, int]) -> str:
+    """Return the three causes that interrupted most."""
+    ranked = sorted((item for item in counts.items() if item[1]), key=lambda item: -item[1])
+    return ", ".join(f"{cause} {count:,}" for cause, count in ranked[:3])
+
+
+def little_room(peak: int, limit: int) -> str:
+    """Return what to know where a peak of tensors leaves less than a twentieth of memory free; else nothing.
+
+    PyTorch's caching allocator needed a device 3 % larger than the tensors of a ResNet-50, TensorFlow's 9 %
+    (docs/memory.md); a CUDA context and NCCL's buffers come on top.
+
+    Examples
+    --------
+    >>> little_room(70, 100), little_room(98, 100)[:24]
+    ('', ', too little to rely on:')
+    """
+    if limit - peak >= limit / 20:
+        return ""
+    return (
+        ", too little to rely on: an allocator leaves gaps between tensors (PyTorch's needed 3% more, "
+        "docs/memory.md), CUDA and NCCL take some"
+    )
