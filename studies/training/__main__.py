@@ -1,7 +1,7 @@
 """``python -m studies.training DATA [PAGE]``: judge published training steps; print the page, or write it.
 
 A source takes up to a few minutes. With a page, what is done is kept beside it, source by source, and the
-same command goes on there; ``--only`` prints the errors of single sources.
+same command goes on there; ``--only`` prints the errors of single sources, layout by layout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from studies.training.judge import SOURCES, STEPS_FILE, Judge, Judgement, memory_errors
 from studies.training.kept import Kept
-from studies.training.page import page, summary
+from studies.training.page import page, source_rows, summary
 from studies.training.published import read_published
 
 
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
             print(f"{name}: {len(found.judged)} rows, as kept", file=sys.stderr)
         judgements.append(found)
     if given.only:
-        print(summary(judgements), end="")
+        print(summary(judgements), *map(source_rows, judgements), sep="", end="")
     elif given.page is None:
         print(page(judgements, rows, memory_errors(rows)), end="")
     else:

@@ -19,12 +19,15 @@ This page is for users who want to know how far to trust `workload: {train: ...}
 (`cluster/training_steps.csv.gz`); `tests/project/test_training_judged.py` holds the goals.
 
 No row was calibrated on itself: rows of one layout (the file's `group`) are left out together, and predicted
-from what the others say. *Constant MFU* is the median MFU of the same other rows; *formula* is that with the
-pipeline's bubble, 1 + (p − 1)/(v·m). Errors are predicted / measured − 1.
+from what the others say. Below the first tables stand the layouts that are off by more than 10 % on average.
+*Constant MFU* is the median MFU of the same other rows; *formula* is that with the pipeline's bubble,
+1 + (p − 1)/(v·m). Errors are predicted / measured − 1.
 
 """
 
 
+_FAR = 0.1
+"""Layouts that are further off than this stand in the page; ``--only`` prints all of a source."""
 _FAR_OFF = """## What is far off, and why
 
 - **ZeRO-3 in Megatron's paper** is predicted a quarter to three fifths too fast. Its steps do not get
@@ -35,8 +38,9 @@ _FAR_OFF = """## What is far off, and why
   reason: of the 1,535 hops of NCCL's ring 191 are.
 - **Megatron-LM's steps of 2021** are predicted 3 to 8 % too fast by what vTrain's rows say. Of GPT-3 175B
   on the same GPU the two sources are 6 % apart, whatever calibrates them.
-- **Megatron Bridge in fp8 and fp4**: times of products in these include a kernel that quantizes, which a
-  training step fuses with its passes. But for one factor nothing was fitted to these steps.
+- **Megatron Bridge in fp8 and fp4**: probably because times of products in these include a kernel that
+  quantizes, which a training step fuses with its passes; this was not tested. But for one factor nothing was
+  fitted to these steps.
 - **DeepSeek-V2 on B200** is predicted 7 to 9 % too fast. Routing with a capacity sorts and scatters tokens in
   kernels that the system file has no times of. Its memory is short of 0.3 GiB for each micro-batch in flight;
   one more copy of a layer's queries would explain it.
@@ -55,7 +59,7 @@ def page(
 ) -> str:
     """Return the page as Markdown."""
     parts = [_HEAD, summary(judgements), _memory(memory)]
-    parts += [source_rows(each) for each in judgements]
+    parts += [source_rows(each, _FAR) for each in judgements]
     parts.append(_FAR_OFF)
     parts.append(_undescribed(rows))
     return "".join(parts)
@@ -123,8 +127,8 @@ def _memory(found: Sequence[tuple[Published, int, float, float]]) -> str:
     )
 
 
-def source_rows(judgement: Judgement) -> str:
-    """Return the rows of a judgement, by group."""
+def source_rows(judgement: Judgement, least: float = 0.0) -> str:
+    """Return the rows of a judgement, by group: of groups whose mean error is at least this."""
     groups: dict[str, list[float]] = {}
     for one in judgement.judged:
         label = one.row.group.partition("|")[2] or one.row.group
@@ -132,6 +136,7 @@ def source_rows(judgement: Judgement) -> str:
     rows = [
         [label, str(len(off)), ", ".join(_percent(each, True) for each in off)]
         for label, off in groups.items()
+        if sum(map(abs, off)) >= least * len(off)
     ]
     text = f"## {judgement.title}\n\nCalibrated on: {judgement.how}.\n"
     sources = sorted({one.row.source for one in judgement.judged})
@@ -139,7 +144,9 @@ def source_rows(judgement: Judgement) -> str:
         if source in ASSUMED:
             text += f"Assumed: {ASSUMED[source]}.\n"
     text += f"{judgement.beside}.\n" if judgement.beside else ""
-    return text + "\n" + _table(("group", "rows", "errors"), rows)
+    if not rows:
+        return text + f"No layout is off by more than {100 * least:.0f} % on average.\n\n"
+    return text + "\n" + _table(("layout", "rows", "errors"), rows)
 
 
 def _undescribed(rows: Sequence[Published]) -> str:

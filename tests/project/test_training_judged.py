@@ -132,7 +132,7 @@ def test_a_source_reaches_its_goal_and_the_page_says_what_came_out(
     if source == "simumax":
         assert abs(error.bias) <= 0.02
     text = PAGE.read_text(encoding="utf-8")
-    assert source_rows(found).rstrip("\n") in text, "python -m tests.training_fits DATA fits anew"
+    assert source_rows(found, 0.1).rstrip("\n") in text, "python -m tests.training_fits DATA fits anew"
     assert summary([found]).splitlines()[4] in text
 
 
