@@ -252,13 +252,16 @@ def format_of(path: StrPath) -> str | None:
     Raises
     ------
     InputError
-        A packed file that is damaged: no scenario is packed.
+        A packed file that is damaged (no scenario is packed), or a report of Nsight Systems that was not
+        exported.
     """
     from scenarios.importers import chakra, graph_json
     from scenarios.importers.kineto import kineto
 
     if os.path.isdir(path):
         return "kineto" if any(name.endswith(_ENDINGS) for name in os.listdir(path)) else None
+    if os.fspath(path).endswith((".nsys-rep", ".qdrep")):
+        raise InputError(f"{path}: is not read as it is; `nsys export --type sqlite` writes what is")
     if not os.fspath(path).endswith(_ENDINGS):
         return None
     try:

@@ -233,6 +233,23 @@ def test_fills_and_graphs_that_were_recorded_as_a_whole(tmp_path: Path) -> None:
     assert int(graph.bytes_written[tasks[0]]) == 64
 
 
+def test_unified_memory_that_moves_is_left_out(tmp_path: Path) -> None:
+    rows = rows_of(TWO_THREADS)
+    move = {"start": 20_000, "end": 30_000, "deviceId": 0, "streamId": 13, "correlationId": 0, "bytes": 4096}
+    rows["CUPTI_ACTIVITY_KIND_MEMCPY"] = [move | {"copyKind": 11, "srcKind": 4, "dstKind": 4}]
+    path = written(tmp_path / "report.sqlite", rows)
+    with pytest.warns(UserWarning, match=r"report.sqlite: 1 move\(s\) of unified memory are left out"):
+        graph = load(path)
+    assert "copy" not in graph.kinds
+
+
+def test_a_report_that_was_not_exported(tmp_path: Path) -> None:
+    (tmp_path / "report.nsys-rep").write_bytes(b"NVIDIA")
+    done = sim("run", tmp_path / "report.nsys-rep")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "`nsys export --type sqlite` writes what is" in done.stderr
+
+
 @pytest.mark.parametrize("named", [True, False], ids=["ranks of MPI", "by their order"])
 def test_ranks_in_a_folder(tmp_path: Path, named: bool) -> None:
     program = [("launch", 7), ("collective", 20), ("launch", 20)]

@@ -115,7 +115,7 @@ def read_report(path: StrPath) -> Report:
     with in_file(path):
         try:
             with closing(sqlite3.connect(address, uri=True)) as database:
-                return _read(_Tables(database, nbytes // _ROW_BYTES))
+                return _read(_Tables(path, database, nbytes // _ROW_BYTES))
         except (sqlite3.Error, UnicodeDecodeError) as error:  # names in messages may be no text
             raise InputError(f"a damaged SQLite database ({error})") from None
 
@@ -123,8 +123,8 @@ def read_report(path: StrPath) -> Report:
 class _Tables:
     """The tables of a database: of each, columns that are asked for by name."""
 
-    def __init__(self, database: sqlite3.Connection, most_rows: int) -> None:
-        self._database, self._most_rows = database, most_rows
+    def __init__(self, path: StrPath, database: sqlite3.Connection, most_rows: int) -> None:
+        self.path, self._database, self._most_rows = path, database, most_rows
         database.text_factory = lambda text: sys.intern(text.decode("utf-8", "replace"))
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
         database.execute("PRAGMA trusted_schema = OFF")
@@ -176,10 +176,11 @@ class _Tables:
                 raise InputError(f"{table}, row {n + 1}: from {start[n]} to {end[n]} ns is no span of time")
         return found
 
-    def texts(self, table: str, column: str, ids: IntArray) -> list[str]:
-        """Return the names of which a column has the numbers."""
-        found = [self._strings.get(number) for number in ids.tolist()]
-        for n, name in enumerate(found):
+    def texts(self, table: str, column: str, ids: IntArray, rows: Sequence[int] | None = None) -> list[str]:
+        """Return the names of which a column has the numbers, in all rows or in some."""
+        rows = range(len(ids)) if rows is None else rows
+        found = [self._strings.get(ids[n]) for n in rows]
+        for n, name in zip(rows, found, strict=True):
             if not isinstance(name, str):
                 raise InputError(f"{table}, row {n + 1}: {column}: no string has the number {ids[n]}")
         return found  # type: ignore[return-value]
@@ -213,7 +214,8 @@ def _read(tables: _Tables) -> Report:
             "no kernel, copy or fill of a GPU in the recording (`nsys profile --trace=cuda,nvtx`)"
         )
     calls = tables.numbers(f"{_CUPTI}RUNTIME", (*_SPAN, "correlationId", "globalTid", "nameId"))
-    if processes == {UNSET}:  # as in older recordings
+    processes.discard(UNSET)
+    if not processes:  # as in older recordings
         launched = np.isin(calls[2], [task.correlation for task in found.tasks])
         processes = {*_process(calls[3][launched]).tolist()} or {UNSET}
     if len(processes) > 1:
@@ -258,8 +260,8 @@ def _tasks(tables: _Tables, table: str) -> tuple[list[GpuTask], set[int]]:
     moved = more[1] >= _MIGRATION if kind == "MEMCPY" else np.zeros(len(start), bool)
     if moved.any():
         warnings.warn(
-            f"{moved.sum()} moves of unified memory are left out: kernels that waited for them have that in "
-            "their time",
+            f"{tables.path}: {moved.sum()} move(s) of unified memory are left out: kernels that waited for "
+            "them have that in their time",
             stacklevel=2,
         )
     tasks = [GpuTask(*row) for row, left_out in zip(rows, moved.tolist(), strict=True) if not left_out]
@@ -338,7 +340,7 @@ def _add_ranges(found: EventColumns, tables: _Tables, process: int) -> None:
         at = [n for n in np.flatnonzero(own).tolist() if texts[n] is not None or number[n] != UNSET]
         named = [n for n in at if texts[n] is None]
         names = {n: str(texts[n]) for n in at}
-        names |= dict(zip(named, tables.texts(table, "textId", number[named]), strict=True))
+        names |= dict(zip(named, tables.texts(table, "textId", number, named), strict=True))
         threads = found.threads.of(_threads(thread[at]))
         found.modules.add(threads, start[at], end[at], [names[n] for n in at], np.full(len(at), UNNUMBERED))
 
