@@ -183,15 +183,15 @@ class OnnxFile(ImportedFile):
 
 
 class KinetoTrace(ImportedFile):
-    """Traces of the PyTorch profiler: one process, its host threads and its GPUs; or all ranks of a job."""
+    """Traces of the PyTorch profiler, or of Nsight Systems: a process and its GPUs; or all ranks of a job."""
 
     further_files = frozenset({"execution_graph"})
 
     kineto: Annotated[
         Files,
         Field(
-            description="a trace (.json, .json.gz), relative to this file; of all ranks of a job a list of "
-            "them, or their folder"
+            description="a trace (.json, .json.gz; .sqlite of Nsight Systems), relative to this file; of all "
+            "ranks of a job a list of them, or their folder"
         ),
     ]
     host: Annotated[

@@ -419,9 +419,20 @@ class EventColumns:
     def _look_at_calls(self, events: Sequence[Event]) -> None:
         pid = wholes([event.pid for event in events], "pid").tolist()
         tid = wholes([event.tid for event in events], "tid").tolist()
-        numbers = self._names.of(_names(events)), self.threads.of(zip(pid, tid, strict=True))
         correlation = wholes([own["correlation"] for own in _noted(events)], "correlation")
-        self._calls.append(np.stack((*numbers, correlation, *_spans(events))))
+        self.add_calls(_names(events), zip(pid, tid, strict=True), correlation, *_spans(events))
+
+    def add_calls(
+        self,
+        names: Iterable[str],
+        threads: Iterable[Thread],
+        correlation: IntArray,
+        start_ns: IntArray,
+        end_ns: IntArray,
+    ) -> None:
+        """Keep calls, in any order."""
+        numbers = self._names.of(names), self.threads.of(threads)
+        self._calls.append(np.stack((*numbers, correlation, start_ns, end_ns)))
 
     def _look_at_tasks(self, events: Sequence[Event]) -> None:
         args, (start_ns, end_ns) = _noted(events), _spans(events)

@@ -1,4 +1,4 @@
-"""PyTorch profiler traces (Kineto .json): host calls and GPU tasks of a process, or of all ranks of a job.
+"""Traces of the PyTorch profiler (Kineto .json) and Nsight Systems (.sqlite), of a process or a job's ranks.
 
 Every kernel, copy and fill is an op with its measured duration, pinned to the GPU; every call that
 launches one, or waits for the GPU, is an op of the host. Edges say what had to come first::
@@ -38,6 +38,7 @@ from scenarios.importers.kineto.kineto_host import HostOps, Record
 from scenarios.importers.kineto.kineto_ranks import Rank, process_group, together
 from scenarios.importers.kineto.kineto_rows import GpuTask, RecordedTrace
 from scenarios.importers.kineto.kineto_tensors import add_told, kind_of, short_name, told_of
+from scenarios.importers.kineto.nsight_systems import MAGIC
 from scenarios.importers.kineto.simulated_trace import is_simulated
 from scenarios.importers.kineto.simulated_trace import load as load_simulated
 from scenarios.importers.kineto.stream_waits import STREAM_WAIT, Streams
@@ -54,7 +55,12 @@ _Place = tuple[int, int, int, int]
 
 
 def recognises(name: str, head: bytes) -> bool:
-    """Whether `head` looks like Kineto's (a trace, what it writes before the events), or a list of events."""
+    """Whether `head` looks like Kineto's (a trace, what it writes before the events), or a list of events.
+
+    Nsight Systems' recordings, which become the same graphs, are SQLite databases.
+    """
+    if head.startswith(MAGIC):
+        return True
     keys = rb'"(traceEvents|deviceProperties|displayTimeUnit)"\s*:'
     return re.search(keys + rb'|\A\s*\[\s*\{[^{}]*"ph"\s*:', head) is not None
 
@@ -120,12 +126,12 @@ def _load(
     execution_graph: StrPath | Sequence[StrPath] | None,
 ) -> Graph:
     """Return the graph of one process, or of several together."""
-    name = stem(paths[0], ".json") if one else job_name(path)
+    name = stem(paths[0], ".json", ".sqlite") if one else job_name(path)
     if simulated := [each for each in paths if is_simulated(each)]:
         if len(simulated) < len(paths):
             raise InputError(f"{simulated[0]}: was written by a simulation, and not all others were")
         return load_simulated(paths, name, host=host == "calls")
-    traces = [read_events(each) for each in paths]
+    traces = [read_events(each, n) for n, each in enumerate(paths)]
     for each, trace in zip(paths, traces, strict=True):
         if not trace.tasks:
             raise InputError(f"{each}: no kernel, copy or fill of a GPU in the trace{what_it_is(each)}")

@@ -32,6 +32,7 @@ from scenarios.importers.kineto.event_columns import EventColumns, given, is_col
 from scenarios.importers.kineto.event_fields import ABSENT
 from scenarios.importers.kineto.gradients import NODE, callers, turns
 from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, HostWait, RecordedTrace, StreamWait
+from scenarios.importers.kineto.nsight_systems import is_report, read_report
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
 from sim.base.files import StrPath
@@ -49,14 +50,26 @@ _ASKS: Final = re.compile(r"(cuda|hip|cu)\w*Query")
 _WRONG: Final = (KeyError, TypeError, ValueError)
 
 
-def read_events(path: StrPath) -> RecordedTrace:
+def read_events(path: StrPath, number: int = 0) -> RecordedTrace:
     """Return the tasks, calls and waits of a trace, in order of time.
+
+    Parameters
+    ----------
+    path : path
+    number : int
+        Which of the files of a job it is: the rank of a recording of Nsight Systems that names none.
 
     Raises
     ------
     InputError
-        No such file, not JSON, no ``traceEvents``, or an event without what it must have (with its index).
+        No such file, not JSON, no ``traceEvents``, or an event without what it must have (with its index);
+        for an SQLite database as `nsight_systems.read_report`.
     """
+    if is_report(path):
+        report = read_report(path)
+        with in_file(path):
+            of_job = number if report.rank is None else report.rank
+            return replace(_trace(report.events, of_job, None), gpus=report.gpus)
     others: dict[str, Any] = {}
     found = EventColumns()
     try:

@@ -319,7 +319,8 @@ def _files_of_ranks(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -
         if len({task.device for task in trace.tasks}) > 1:
             raise InputError(f"{path}: has tasks of several GPUs; a rank of a job has one")
         found[trace.rank] = file
-    missing = [*islice((rank for rank in count() if rank not in found), min(9, (size or 0) - len(found)))]
+    size = size or max(found) + 1
+    missing = [*islice((rank for rank in count() if rank not in found), min(9, size - len(found)))]
     if missing:
         shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         raise InputError(f"{paths[0]}: is of a job of {size} ranks; missing: {shown}")

@@ -1,0 +1,363 @@
+"""What Nsight Systems recorded: the tables that ``nsys export --type sqlite`` writes, as columns of events.
+
+::
+
+    CUPTI_ACTIVITY_KIND_                     becomes
+    RUNTIME                                  calls, by thread (``globalTid`` holds process and thread)
+    KERNEL, MEMCPY, MEMSET, GRAPH_TRACE      tasks of a GPU, each of the call with its ``correlationId``
+    SYNCHRONIZATION                          what calls and streams wait for: all, a stream, an event
+      └─ CUDA_EVENT                          where that event was recorded last (``eventId``, ``eventSyncId``)
+    NVTX_EVENTS, MPI_*_EVENTS                ranges around calls
+    StringIds                                names, by their numbers
+
+Tables that would be empty are left out of an export, and columns came and went: an older one has no
+``SYNCHRONIZATION`` or ``eventSyncId``. What is not there is inferred, as for other recordings. All times are
+ns. A graph that was recorded as a whole (``--cuda-graph-trace=graph``) is one task.
+
+The file is somebody else's: it is opened read-only, only plain tables are read, by names that stand here, and
+no more rows than it can hold.
+
+Sources: Nsight Systems, "SQLite Schema Reference"; CUPTI, ``CUpti_ActivitySynchronizationType``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import re
+import sqlite3
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from scenarios.importers.files import in_file
+from scenarios.importers.kineto.event_columns import EventColumns, Noted
+from scenarios.importers.kineto.event_fields import wholes
+from scenarios.importers.kineto.gradients import UNNUMBERED
+from scenarios.importers.kineto.kineto_rows import GpuTask, HostWait, Thread
+from sim.base.arrays import LATEST_NS, UNSET, IntArray
+from sim.base.errors import InputError
+from sim.base.files import MOST_BYTES, FileTooLargeError, StrPath, read_bytes
+
+MAGIC: Final = b"SQLite format 3\0"
+"""How every SQLite database begins."""
+
+_STRINGS, _CUPTI = "StringIds", "CUPTI_ACTIVITY_KIND_"
+_MPI: Final = ("MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS", "MPI_START_WAIT_EVENTS", "MPI_OTHER_EVENTS")
+_PUSH_POP: Final = (59, 70)
+"""Event types of NVTX ranges that nest on their thread."""
+_MPI_RANK: Final = re.compile(r"MPI Rank (\d{1,6})")
+"""How Nsight Systems named a rank's thread before there was a table."""
+_SPAN: Final = ("start", "end")
+_PLACE: Final = (*_SPAN, "deviceId", "streamId", "correlationId")
+_SHAPE: Final = (
+    *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
+    *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
+)
+_COPIES: Final = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
+"""Kinds of copies, from 1 on."""
+_MIGRATION: Final = 11
+"""The first kind of copy with which unified memory moves by itself."""
+_MEMORY: Final = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
+_OF_EVENT, _STREAM_WAIT, _OF_STREAM, _OF_CONTEXT = 1, 2, 3, 4
+"""Types of synchronisation."""
+_HOST, _ALL = -1, -1
+"""No stream that waits, and no stream that is waited for alone."""
+
+_VERSION: Final = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
+"""What Nsight Systems writes behind the name of a call: ``cudaMemcpy_v3020``."""
+_ROW_BYTES: Final = 4
+"""No row takes less."""
+_LONGEST: Final = 2**24
+"""Longest row, in bytes."""
+
+
+class Report(NamedTuple):
+    """What is known of the process that was recorded."""
+
+    events: EventColumns
+    rank: int | None
+    """By what MPI says."""
+    gpus: dict[int, str]
+    """What the driver calls each GPU, by its number."""
+
+
+def is_report(path: StrPath) -> bool:
+    """Whether a file is an SQLite database."""
+    return read_bytes(path, head=len(MAGIC), unpack=False) == MAGIC
+
+
+def read_report(path: StrPath) -> Report:
+    """Return what was recorded of the process that used a GPU.
+
+    Raises
+    ------
+    InputError
+        A database of something else, or a damaged one; a row without what it must have; no task of a GPU, or
+        tasks of several processes.
+
+    Warns
+    -----
+    UserWarning
+        Unified memory moved by itself, which is left out.
+    """
+    nbytes = os.path.getsize(path)
+    if nbytes > MOST_BYTES:
+        raise FileTooLargeError(f"{path}: is larger than {MOST_BYTES // 2**30} GiB")
+    address = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
+    with in_file(path):
+        try:
+            with closing(sqlite3.connect(address, uri=True)) as database:
+                return _read(_Tables(database, nbytes // _ROW_BYTES))
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # names in messages may be no text
+            raise InputError(f"a damaged SQLite database ({error})") from None
+
+
+class _Tables:
+    """The tables of a database: of each, columns that are asked for by name."""
+
+    def __init__(self, database: sqlite3.Connection, most_rows: int) -> None:
+        self._database, self._most_rows = database, most_rows
+        database.text_factory = lambda text: sys.intern(text.decode("utf-8", "replace"))
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+        database.execute("PRAGMA trusted_schema = OFF")
+        self.columns_of: dict[str, set[str]] = defaultdict(set)
+        for table, column in database.execute(
+            "SELECT one.name, each.name FROM sqlite_master AS one, pragma_table_info(one.name) AS each "
+            "WHERE one.type = 'table' AND one.rootpage > 0"  # no view, and no virtual table
+        ):
+            self.columns_of[table].add(column)
+        if _STRINGS not in self.columns_of:
+            found = ", ".join(sorted(self.columns_of)[:5]) or "no table"
+            raise InputError(
+                f"is no export of Nsight Systems (`nsys export --type sqlite`): no table {_STRINGS}, but "
+                f"{found:.80}"
+            )
+        ids, texts = self.values(_STRINGS, ("id", "value"))
+        self._strings = dict(zip(ids, texts, strict=True))
+
+    def values(
+        self, table: str, required: Sequence[str], optional: Sequence[str] = ()
+    ) -> list[Sequence[Any]]:
+        """Return columns: without rows if the table is not there, of None where an optional column is not."""
+        known = self.columns_of.get(table)
+        if known is None:
+            return [[]] * (len(required) + len(optional))
+        if missing := [column for column in required if column not in known]:
+            raise InputError(f"{table} has no column {missing[0]}")
+        read = ", ".join(f'"{each}"' if each in known else "NULL" for each in (*required, *optional))
+        cursor = self._database.execute(f'SELECT {read} FROM "{table}"')
+        rows: list[tuple[Any, ...]] = []
+        while more := cursor.fetchmany(2**14):
+            rows += more
+            if len(rows) > self._most_rows:
+                raise InputError(f"a damaged SQLite database ({table} has more rows than its bytes hold)")
+        return [*zip(*rows, strict=True)] or [[]] * (len(required) + len(optional))
+
+    def numbers(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> list[IntArray]:
+        """Return columns of whole numbers from 0 on; of an optional one, -1 is none."""
+        columns = self.values(table, required, optional)
+        for n in range(len(required), len(columns)):
+            columns[n] = [UNSET if value is None else value for value in columns[n]]
+        found = [
+            _wholes(table, column, values, UNSET if n >= len(required) else 0)
+            for n, (column, values) in enumerate(zip((*required, *optional), columns, strict=True))
+        ]
+        if required[:2] == _SPAN:
+            start, end = found[:2]
+            for n in np.flatnonzero((end < start) | (end > LATEST_NS))[:1].tolist():
+                raise InputError(f"{table}, row {n + 1}: from {start[n]} to {end[n]} ns is no span of time")
+        return found
+
+    def texts(self, table: str, column: str, ids: IntArray) -> list[str]:
+        """Return the names of which a column has the numbers."""
+        found = [self._strings.get(number) for number in ids.tolist()]
+        for n, name in enumerate(found):
+            if not isinstance(name, str):
+                raise InputError(f"{table}, row {n + 1}: {column}: no string has the number {ids[n]}")
+        return found  # type: ignore[return-value]
+
+
+def _wholes(table: str, column: str, values: Sequence[Any], least: int) -> IntArray:
+    """Return whole numbers that are not too small."""
+    with suppress(ValueError):
+        if ((found := wholes(values, column)) >= least).all():
+            return found
+    for n, value in enumerate(values):
+        if not isinstance(value, int) or not least <= value < 2**63:
+            raise InputError(f"{table}, row {n + 1}: {column}: {value!r:.40} is no whole number from 0 on")
+    return np.array(values, np.int64)
+
+
+def _process(serial: IntArray) -> IntArray:
+    """Return the process of global numbers of processes or threads; -1: not recorded."""
+    return np.where(serial < 0, UNSET, serial >> 24 & 0xFFFFFF)
+
+
+def _read(tables: _Tables) -> Report:
+    found = EventColumns()
+    processes: set[int] = set()
+    for table in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"):
+        tasks, of = _tasks(tables, _CUPTI + table)
+        found.tasks += tasks
+        processes |= of
+    if not found.tasks:
+        raise InputError(
+            "no kernel, copy or fill of a GPU in the recording (`nsys profile --trace=cuda,nvtx`)"
+        )
+    calls = tables.numbers(f"{_CUPTI}RUNTIME", (*_SPAN, "correlationId", "globalTid", "nameId"))
+    if processes == {UNSET}:  # as in older recordings
+        launched = np.isin(calls[2], [task.correlation for task in found.tasks])
+        processes = {*_process(calls[3][launched]).tolist()} or {UNSET}
+    if len(processes) > 1:
+        several = ", ".join(map(str, sorted(processes)[:5]))
+        raise InputError(
+            f"has GPU tasks of {len(processes)} processes ({several}); record each by itself "
+            "(`mpirun ... nsys profile ...`), and give the folder"
+        )
+    (process,) = processes
+    names = [_VERSION.sub("", name) for name in tables.texts(f"{_CUPTI}RUNTIME", "nameId", calls[4])]
+    _add_calls(found, names, calls, process)
+    _add_waits(found, tables)
+    _add_ranges(found, tables, process)
+    return Report(found, _rank(tables, process), _gpus(tables))
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+
+def _tasks(tables: _Tables, table: str) -> tuple[list[GpuTask], set[int]]:
+    """Return the tasks of a table, and their processes."""
+    own = {"KERNEL": ("demangledName",), "MEMCPY": ("bytes", "copyKind"), "MEMSET": ("bytes",)}
+    kind = table.removeprefix(_CUPTI)
+    required = (*_PLACE, *own.get(kind, ("graphId",)))
+    optional = {"KERNEL": _SHAPE, "MEMCPY": ("srcKind", "dstKind")}.get(kind, ())
+    start, end, device, stream, correlation, *more = tables.numbers(table, required, ("globalPid", *optional))
+    process, *facts = more[len(required) - len(_PLACE) :]
+    nbytes = np.zeros(len(start), np.int64)
+    shapes: list[dict[str, Any]] = [{} for _ in nbytes]
+    if kind == "KERNEL":
+        names = tables.texts(table, "demangledName", more[0])
+        shapes = [*map(_shape, *(fact.tolist() for fact in facts))]
+    elif kind == "MEMCPY":
+        names = [*map(_copy, *(column.tolist() for column in (more[1], *facts)))]
+        nbytes = more[0]
+    elif kind == "MEMSET":
+        names, nbytes = ["Memset (Device)"] * len(start), more[0]
+    else:
+        names = [f"CUDA graph {number}" for number in more[0].tolist()]
+    columns = (device, stream, correlation, start, end - start, nbytes)
+    rows = zip(names, *(column.tolist() for column in columns), shapes, strict=True)
+    moved = more[1] >= _MIGRATION if kind == "MEMCPY" else np.zeros(len(start), bool)
+    if moved.any():
+        warnings.warn(
+            f"{moved.sum()} moves of unified memory are left out: kernels that waited for them have that in "
+            "their time",
+            stacklevel=2,
+        )
+    tasks = [GpuTask(*row) for row, left_out in zip(rows, moved.tolist(), strict=True) if not left_out]
+    return tasks, {*_process(process[~moved]).tolist()}
+
+
+def _copy(kind: int, source: int, target: int) -> str:
+    """Return what a copy is called: ``Memcpy HtoD (Pageable -> Device)``."""
+    name = _COPIES[kind - 1] if 0 < kind <= len(_COPIES) else "of unknown kind"
+    known = {source, target} <= {*range(len(_MEMORY))}
+    return f"Memcpy {name}" + (f" ({_MEMORY[source]} -> {_MEMORY[target]})" if known else "")
+
+
+def _shape(*facts: int) -> dict[str, Any]:
+    """Return grid, block, registers and shared memory of a kernel, if they are recorded."""
+    if UNSET in facts:
+        return {}
+    registers, *shared = facts[6:]
+    grid, block = [*facts[:3]], [*facts[3:6]]
+    return {"grid": grid, "block": block, "registers": registers, "shared_memory": sum(shared)}
+
+
+# -- the host -------------------------------------------------------------------------------------
+
+
+def _add_calls(found: EventColumns, names: Sequence[str], calls: Sequence[IntArray], process: int) -> None:
+    """Add the calls of a process: of those inside one another with one number, the outer."""
+    order = np.lexsort((-calls[1], calls[0], calls[2], calls[3]))
+    start, end, correlation, thread, _ = (column[order] for column in calls)
+    own = _process(thread) == process
+    same = (thread[1:] == thread[:-1]) & (correlation[1:] == correlation[:-1])
+    own[1:] &= ~(same & (start[1:] < end[:-1]))
+    threads = _threads(thread[own])
+    named = [names[n] for n in order[own].tolist()]
+    found.add_calls(named, threads, correlation[own], start[own], end[own])
+
+
+def _threads(serial: IntArray) -> list[Thread]:
+    return [*zip(_process(serial).tolist(), (serial & 0xFFFFFF).tolist(), strict=True)]
+
+
+def _add_waits(found: EventColumns, tables: _Tables) -> None:
+    """Add what calls and streams wait for, of those of which it is recorded."""
+    records = tables.numbers(
+        f"{_CUPTI}CUDA_EVENT", ("correlationId", "contextId", "streamId", "eventId"), ("eventSyncId",)
+    )
+    recorded: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    by_sync: dict[int, tuple[int, int]] = {}
+    for call, context, stream, event, sync in _rows(*(column[np.argsort(records[0])] for column in records)):
+        recorded[context, event].append((call, stream))
+        by_sync[sync] = call, stream
+    columns = tables.numbers(
+        f"{_CUPTI}SYNCHRONIZATION",
+        ("syncType", "deviceId", "contextId", "streamId"),
+        ("correlationId", "eventId", "eventSyncId"),
+    )
+    for kind, device, context, stream, call, event, sync in _rows(*columns):
+        if kind in (_OF_STREAM, _OF_CONTEXT):
+            found.host_waits[call] = HostWait(device, stream if kind == _OF_STREAM else _ALL, call)
+        elif kind in (_OF_EVENT, _STREAM_WAIT):
+            known = recorded[context, event]
+            before = known[: bisect.bisect_left(known, (call,))][-1:]  # recorded again, it is another one
+            for record, on_stream in [by_sync[sync]] if sync > 0 and sync in by_sync else before:
+                waits = stream if kind == _STREAM_WAIT else _HOST
+                found.noted.append(Noted(call, device, waits, on_stream, record, event, call))
+
+
+def _add_ranges(found: EventColumns, tables: _Tables, process: int) -> None:
+    """Add what the program and its libraries named, and calls of MPI."""
+    for table in ("NVTX_EVENTS", *_MPI):
+        start, end, thread, number, kind = tables.numbers(
+            table, ("start",), ("end", "globalTid", "textId", "eventType")
+        )
+        (texts,) = tables.values(table, (), ("text",))
+        own = (end >= start) & (_process(thread) == process) & np.isin(kind, (UNSET, *_PUSH_POP))
+        at = [n for n in np.flatnonzero(own).tolist() if texts[n] is not None or number[n] != UNSET]
+        named = [n for n in at if texts[n] is None]
+        names = {n: str(texts[n]) for n in at}
+        names |= dict(zip(named, tables.texts(table, "textId", number[named]), strict=True))
+        threads = found.threads.of(_threads(thread[at]))
+        found.modules.add(threads, start[at], end[at], [names[n] for n in at], np.full(len(at), UNNUMBERED))
+
+
+def _rank(tables: _Tables, process: int) -> int | None:
+    """Return the rank that MPI gave to a process."""
+    threads, ranks = tables.numbers("MPI_RANKS", ("globalTid", "rank"))
+    known = ranks[_process(threads) == process].tolist()
+    (texts,) = tables.values("NVTX_EVENTS", (), ("text",))
+    named = (_MPI_RANK.fullmatch(text) for text in texts if isinstance(text, str))
+    return next(chain(known, (int(found[1]) for found in named if found)), None)
+
+
+def _gpus(tables: _Tables) -> dict[int, str]:
+    """Return what each GPU is called."""
+    columns = tables.values("TARGET_INFO_GPU", ("name",), ("id", "cuDevice"))
+    found = {(own if device is None else device): name for name, own, device in zip(*columns, strict=True)}
+    return {n: name for n, name in found.items() if isinstance(n, int) and isinstance(name, str)}
+
+
+def _rows(*columns: IntArray) -> Iterator[list[int]]:
+    yield from np.stack(columns, axis=1).tolist()
