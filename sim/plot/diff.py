@@ -78,7 +78,7 @@ def diff_gantt(differences: Differences) -> Figure:
     ...     return schedule_of(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()), title)
     >>> figure = diff_gantt(differences(run("before", 1500), run("after", 2500)))
     >>> [ax.get_title(loc="left") for ax in figure.axes]
-    ['A  before: 1.5 µs', 'B  after: 2.5 µs']
+    ['A  before: 1.5 us', 'B  after: 2.5 us']
     """
     d = differences
     until = max(d.a.makespan_ns, d.b.makespan_ns, 1)

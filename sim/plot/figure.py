@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SECOND: Final = 1_000_000_000
 _UNITS: Final = (
     *((86_400 * _SECOND, "d"), (3_600 * _SECOND, "h"), (60 * _SECOND, "min"), (_SECOND, "s")),
-    *((1_000_000, "ms"), (1_000, "µs"), (1, "ns")),
+    *((1_000_000, "ms"), (1_000, "us"), (1, "ns")),
 )
 _LONGEST_NAME: Final = 30
 """Letters of a name beside a plot; longer ones would leave the plot no room."""
@@ -101,7 +101,7 @@ def time_unit(longest_ns: int) -> tuple[int, str]:
     Examples
     --------
     >>> time_unit(25_000), time_unit(999)
-    ((1000, 'µs'), (1, 'ns'))
+    ((1000, 'us'), (1, 'ns'))
     """
     return next((unit for unit in _UNITS if longest_ns >= 2 * unit[0]), _UNITS[-1])
 
@@ -112,7 +112,7 @@ def told_time(ns: int, longest_ns: int) -> str:
     Examples
     --------
     >>> told_time(1_576_200, 1_576_200), told_time(500, 10_000), told_time(3, 3), told_time(7, 10**9)
-    ('1,576 µs', '0.5 µs', '3 ns', '7 ns')
+    ('1,576 us', '0.5 us', '3 ns', '7 ns')
     """
     scale, unit = time_unit(longest_ns)
     if 100 * ns < scale:

@@ -3,13 +3,13 @@
 ::
 
     ▪conv ▪pool              a legend that shows and hides kinds      ☑ critical path  ◐ dark
-    in-order: 65 µs
+    in-order: 65 us
     gpu0/0     ▇▇conv▇▇▇▇pool▇▇   ▇▇            ┊
     gpu0/1                                      ┊         one time axis under all runs
     memory     ▁▂▃▃▅▅▅▇▇▇▅▅▅▅▅▃▃▃▂▂▁            ┊         ┌───────────────────────────┐
     links      ░░▒▒▒▓▓▓░░░░░▒▒▒▒▒░░░            ┊  at a bar │ block/conv1 (conv)        │
-               0     10     20     30  time (µs)          │ ready, issued, start, end │
-    why it took so long · longest idle stretches          │ waited 2 µs for: stream   │
+               0     10     20     30  time (us)          │ ready, issued, start, end │
+    why it took so long · longest idle stretches          │ waited 2 us for: stream   │
     ops        a table that sorts and filters             └───────────────────────────┘
 
 The file is data (`gantt_data`: the lanes, bars and colours of `sim.plot.gantt`) and a page that draws them

@@ -94,7 +94,7 @@ def test_a_strip_shares_the_time_axis_of_its_chart() -> None:
     above, below = figure.axes
     assert below in above.get_shared_x_axes().get_siblings(above)
     assert above.get_xlim() == below.get_xlim() == (0.0, 30.0)
-    assert (above.get_xlabel(), below.get_xlabel()) == ("", "time (µs)")
+    assert (above.get_xlabel(), below.get_xlabel()) == ("", "time (us)")
     assert below.get_ylabel() == "gpu0\n(B)"
     figure.canvas.draw()
     left, right = above.get_window_extent(), below.get_window_extent()
@@ -260,7 +260,7 @@ def test_of_many_devices_those_with_the_highest_peaks_are_shown_and_the_rest_is_
     assert [ax.get_ylabel() for ax in below] == [f"gpu{k}\n(KiB)" for k in range(3, 11)]
     note = "memory: the 8 of 11 devices with the highest peaks; without gpu0, gpu1, gpu2"
     assert [ax.get_title(loc="left") for ax in below] == [note] + [""] * 7
-    assert [row["title"] for row in gantt_data({"": trace})["rows"]] == ["10 µs", note] + [""] * 7
+    assert [row["title"] for row in gantt_data({"": trace})["rows"]] == ["10 us", note] + [""] * 7
     assert Strips([], [f"gpu{k}" for k in range(9)]).note.endswith("gpu4, gpu5 and 3 more")
     assert strips_of([on_devices(8)])[0].note == ""
 

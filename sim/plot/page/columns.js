@@ -42,7 +42,7 @@ function firstAtLeast(rising, value) {
 
 /** A time with all its digits. */
 function exact(ns) {
-  const [unit, word] = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]].find(([each]) => ns >= each) || [1, "ns"];
+  const [unit, word] = [[1e9, "s"], [1e6, "ms"], [1e3, "us"]].find(([each]) => ns >= each) || [1, "ns"];
   const digits = unit > 1 ? String(ns % unit).padStart(String(unit).length - 1, "0").replace(/0+$/, "") : "";
   return Math.floor(ns / unit) + (digits ? "." + digits : "") + " " + word;
 }
