@@ -176,3 +176,20 @@ _TUTORIAL = {"first": "synchronous"}
 def test_every_block_says_its_language() -> None:
     assert {language for _, language, _ in BLOCKS} <= {"yaml", "python", "toml", "console"}
     assert len(BLOCKS) > 15
+
+
+def test_every_file_of_the_source_that_a_page_names_is_there() -> None:
+    """As `sim/engine/engine.py`, or a folder of it."""
+    root, rooms = DOCS.parent, "sim|devices|policies|scenarios|studies"
+    path = re.compile(rf"`((?:{rooms})/[a-z_0-9/]+(?:\.\w+)?)`")
+    pages = [
+        *DOCS.glob("*.md"),
+        *root.glob("*.md"),
+        root / "benchmarks/README.md",
+        root / "validation/README.md",
+    ]
+    named = {(page.name, found) for page in pages for found in path.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 50
+    assert not sorted(
+        each for each in named if not ((root / each[1]).exists() or (root / f"{each[1]}.py").exists())
+    )
