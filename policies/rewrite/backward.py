@@ -212,13 +212,16 @@ class Backward:
     # -- rules ------------------------------------------------------------------------------------
 
     def _contraction(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        tensors = [tensor for tensor, _ in op.inputs]
+        tensors, named = [tensor for tensor, _ in op.inputs], set[str]()
         for k, tensor in wanted:
             if k > 1:
                 self._give(op, tensor, self._sum(op, "bias_grad", "bias_add_grad", dy[:1], tensor, "W"))
                 continue
             weight = self.records.producer(tensor) is None or self._is_parameter(tensor)
             what = "weight_grad" if weight else "input_grad" if k == 0 else "other_grad"
+            if k and weight and what in named:  # both are parameters
+                what = "other_weight_grad"
+            named.add(what)
             kind, phase = CONTRACTIONS[op.kind][k], "W" if weight else "I"
             size = (self.records.nbytes(tensor),)
             reads = [dy[0], tensors[1 - k]]

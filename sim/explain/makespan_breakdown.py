@@ -265,7 +265,9 @@ def change(a: DerivedColumns, b: DerivedColumns) -> MakespanChange:
         if first.device != second.device and all(device in _used(f) for f in (a, b)):
             pairs.append((breakdown(a, device), breakdown(b, device)))
     changes = [MakespanChange(x, y, _minus(x.parts, y.parts)) for x, y in pairs]
-    return min(changes, key=lambda one: sum(map(abs, one.parts.values())))
+    return min(
+        changes, key=lambda one: (sum(map(abs, one.parts.values())), *sorted((one.a.device, one.b.device)))
+    )
 
 
 def _used(f: DerivedColumns) -> set[str]:
@@ -388,8 +390,8 @@ def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: 
 
 
 def _lasted(f: DerivedColumns, device: str) -> IntArray:
-    """Return how long each task of a device lasted."""
-    here = (f.device == f.machine.device_index(device)) & f.trace.executed
+    """Return how long each task of a device lasted; of no device, none."""
+    here = f.trace.executed & (f.device == (f.machine.device_index(device) if device else UNSET))
     lasted: IntArray = f.end[here] - f.begins[here]
     return lasted
 
