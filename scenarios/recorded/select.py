@@ -30,12 +30,6 @@ from sim.graph.graph import Graph
 # By attributes that importers of recordings write: ``stream`` for what ran on a GPU, ``thread`` for what the
 # host did. A ``delay`` on either is neither: it stands for idle time that nothing explains.
 
-COLLECTIVES: Final = frozenset(
-    {"all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
-     "barrier", "send", "recv", "collective"}
-)  # fmt: skip
-"""Kinds of op that communicate between ranks, where they are a communicator's, or a library's kernels."""
-
 _BETWEEN: Final = re.compile(
     r"Memcpy (?!DtoD)|Device -> (Pinned|Pageable|Host)|(Pinned|Pageable|Host) -> Device"
     r"|Copy(DeviceToHost|HostToDevice)"
