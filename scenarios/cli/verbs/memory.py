@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.cli.shared_options import Json, settings
+from scenarios.cli.shared_options import Json, option, settings
 
 
 def memory(
@@ -20,25 +20,19 @@ def memory(
     ],
     allocator: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allocator",
-            metavar="NAME",
-            help="pool, bfc, caching, counted, planned or scratchpad; may be given several times. "
-            "Default: all that need no capacity.",
+        option(
+            "--allocator NAME",
+            "pool, bfc, caching, counted, planned or scratchpad; may be given several times. Default: all"
+            " that need no capacity.",
         ),
     ] = None,
-    capacity: Annotated[
-        str | None, typer.Option("--capacity", metavar="SIZE", help="Memory of the device, such as 80GiB.")
-    ] = None,
+    capacity: Annotated[str | None, option("--capacity SIZE", "Memory of the device, such as 80GiB.")] = None,
     sets: Annotated[
         list[str] | None, settings("An option of the allocator, such as allow_growth=true.")
     ] = None,
-    device: Annotated[
-        int | None, typer.Option("--device", min=0, help="The device, if a snapshot has several.")
-    ] = None,
+    device: Annotated[int | None, option("--device", "The device, if a snapshot has several.", min=0)] = None,
     ops: Annotated[
-        str | None,
-        typer.Option("--ops", metavar="FILE", help="Write one row per event (.csv, .parquet, .json)."),
+        str | None, option("--ops FILE", "Write one row per event (.csv, .parquet, .json).")
     ] = None,
     json: Json = False,
 ) -> None:

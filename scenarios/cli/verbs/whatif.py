@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.cli.shared_options import Json, Sets
+from scenarios.cli.shared_options import Json, Sets, option
 from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
@@ -24,25 +24,21 @@ def whatif(
     ],
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            "--only",
-            metavar="WORD",
-            help="Only what-ifs with this word or key, such as cuda_graph; may be given several times.",
+        option(
+            "--only WORD",
+            "Only what-ifs with this word or key, such as cuda_graph; may be given several times.",
         ),
     ] = None,
     also: Annotated[
         list[str] | None,
-        typer.Option(
-            "--also",
-            metavar="WHAT-IF",
-            help="One more what-if, written as in a scenario: 'remove: [softmax]', "
-            "'{host: x0.5, cuda_graph: true}'.",
+        option(
+            "--also WHAT-IF",
+            "One more what-if, written as in a scenario: 'remove: [softmax]', '{host: x0.5, cuda_graph: "
+            "true}'.",
         ),
     ] = None,
     sets: Sets = None,
-    plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Draw what is saved (.png, .svg, .pdf).")
-    ] = None,
+    plot: Annotated[str | None, option("--plot FILE", "Draw what is saved (.png, .svg, .pdf).")] = None,
     json: Json = False,
     allowed: Allowed = NOTHING,
 ) -> None:
