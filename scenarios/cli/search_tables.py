@@ -7,12 +7,12 @@ from typing import Any, Final, NamedTuple
 
 import typer
 
-from scenarios.cli.hints import no_gap_notes, unused_notes
 from scenarios.cli.text_tables import print_table, strong
 from scenarios.fields.goals import Goal, alike
 from scenarios.fields.results import column_of_result, shown_result
 from scenarios.run.execute import Result
 from scenarios.run.result_sections import little_room
+from scenarios.run.run_notes import no_gap_notes, unused_notes
 from scenarios.variants.optimum import Optimum
 from scenarios.variants.tune import Trial, Tuning
 from scenarios.variants.tune_report import improvements

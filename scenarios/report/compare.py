@@ -11,6 +11,8 @@ import numpy as np
 
 from scenarios.report.pipeline_compare import is_pipelines, pipeline_rows
 from scenarios.run.execute import Result
+from scenarios.run.result_sections import model_notes, outcome_sections
+from scenarios.run.run_notes import no_gap_notes, stream_notes, unused_notes
 from scenarios.variants.variant import VariantRun
 from sim.base.units import format_duration
 from sim.diff.differences import differences
@@ -20,7 +22,7 @@ from sim.explain.derived import DerivedColumns
 from sim.explain.makespan_breakdown import breakdown, breakdown_text, change, change_text
 from sim.explain.uncertainty import OnPath, difference_ns
 from sim.export.tables import percent, size
-from sim.notebook import card
+from sim.notebook import Section, card_of
 
 COMPARISON_SCHEMA: Final = "sim.comparison/1"
 """What ``"schema"`` says in the output of ``sim compare --json``."""
@@ -130,10 +132,38 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: what ``sim compare`` prints."""
-        more = pipeline_rows(self.ranked) if is_pipelines(self.ranked) else []
-        rows = [{**row, "why": why} for row, (_, why) in zip(self.rows, self.reasons, strict=True)]
-        unequal = [f"the runs use different numbers of devices ({self.unequal})"] if self.unequal else []
-        return card(self.fastest.scenario, unequal, rows, more)
+        return card_of(self.title, self.sections)
+
+    @property
+    def title(self) -> str:
+        """The scenario, and whether its runs use different numbers of devices."""
+        unequal = f": the runs use different numbers of devices ({self.unequal})" if self.unequal else ""
+        return self.fastest.scenario + unequal
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        """What there is to tell: one table for all runs, the fastest first, and a line each on why."""
+        ranked, loops = self.ranked, self.loops_counted_once
+        width = max(len(policy) for policy, _ in self.reasons)
+        lines = [f"{policy:{width}}  {why}" for policy, why in self.reasons]
+        if self.lower_bound_ns:
+            once = " (chains through loops counted once)" * loops
+            lines.append(f"Lower bound of all runs: {format_duration(self.lower_bound_ns)}{once}.")
+        if self.too_close:
+            close = ", ".join(self.too_close)
+            lines.append(f"Nearer to {self.fastest.policy} than the costs of ops are sure: {close}")
+        notes = [
+            *no_gap_notes(result.summary["no_gap"] for result in ranked if not loops),
+            *unused_notes({result.policy: result.summary["unused_devices"] for result in ranked}),
+            *stream_notes({result.policy: result.trace for result in ranked}),
+            *model_notes(result.summary for result in ranked),
+        ]
+        return [
+            Section([], [self.rows]),
+            *([Section([], [pipeline_rows(ranked)])] if is_pipelines(ranked) else []),
+            Section(lines, [], notes),
+            *outcome_sections([outcome for result in ranked for outcome in result.outcomes]),
+        ]
 
     def why(self, result: Result) -> str:
         """Return one line: why it is as fast as it is, or why it is slower than the fastest."""

@@ -9,14 +9,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
+from scenarios.expectations import Outcome
 from scenarios.training_run.plan import TrainingPlan
 from sim.base.units import format_duration
 from sim.export.tables import largest, percent, size
 from sim.job.job import Tried
-from sim.notebook import Rows
+from sim.notebook import Section
 
 _MOST_LINKS: Final = 20
 """How many links are shown."""
@@ -27,24 +28,6 @@ _MOST_STALENESS: Final = 12
 _MOST_FOLDED: Final = 10
 """Of how many devices is told what they stand for."""
 _HOUR_NS: Final = 3_600_000_000_000
-
-
-class Section(NamedTuple):
-    """A part of what is told.
-
-    Attributes
-    ----------
-    lines : sequence of str
-        Above its tables.
-    tables : sequence of rows
-        Each row with its cells by column.
-    notes : sequence of str
-        Below them.
-    """
-
-    lines: Sequence[str] = ()
-    tables: Sequence[Rows] = ()
-    notes: Sequence[str] = ()
 
 
 def sections(summary: Mapping[str, Any], plan: TrainingPlan | None = None) -> Iterator[Section]:
@@ -250,6 +233,18 @@ def _train(told: Mapping[str, Any]) -> Section:
             ],
         ],
     )
+
+
+def outcome_sections(outcomes: Sequence[Outcome]) -> list[Section]:
+    """Return what is not as expected, or that all is; nothing when nothing was expected."""
+    failed = [f"not as expected: {outcome.message}" for outcome in outcomes if not outcome.passed]
+    return [Section(failed or ["all as expected"])] if outcomes else []
+
+
+def model_notes(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what times rest on where nobody chose it: the model of collectives, what kernels take."""
+    told = (summary.get(key) for summary in summaries for key in ("collectives", "note"))
+    return list(dict.fromkeys(line for line in told if line))
 
 
 def tuned(tried: Sequence[Tried]) -> str:

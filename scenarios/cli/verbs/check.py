@@ -63,8 +63,8 @@ def check(
 
 def _print(one: Checked, format: CheckFormat) -> None:
     """Print what became of one run, and below it what did not hold."""
-    from scenarios.cli.hints import unused_notes
     from scenarios.regression import annotation
+    from scenarios.run.run_notes import unused_notes
 
     name = f"{one.path}: {one.label}" if one.label else one.path
     if one.exit_status:

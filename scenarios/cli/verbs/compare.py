@@ -38,7 +38,7 @@ def compare(
     stuck or has an op that fails gets a row that says so. Exit status 1 if there is such a run, or if a
     result that the file expects (`expect:`) did not come out.
     """
-    from scenarios.cli.output import print_comparison, print_json
+    from scenarios.cli.output import print_json, print_told
     from scenarios.cli.running import Charts, cases_of, compare_all, finish
     from scenarios.report.outputs import check_outputs
     from scenarios.report.pipeline_compare import draw_pareto
@@ -54,7 +54,7 @@ def compare(
     if json:
         print_json(comparison.to_json())
     else:
-        print_comparison(comparison)
+        print_told(comparison)
     if comparison.failures and any(files.values()):
         failed = ", ".join(failure.label for failure in comparison.failures)
         typer.echo(f"not in the files that are written, as there is no result: {failed}", err=True)
