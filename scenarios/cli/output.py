@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scenarios.cli.text_tables import print_table, strong
-from sim.base.units import format_duration
+from sim.export.tables import titled
 
 if TYPE_CHECKING:
     from scenarios.report.compare import Comparison
@@ -33,16 +33,12 @@ def print_told(told: Result | Comparison) -> None:
 
 def print_repeats(repeats: Sequence[Repeats]) -> None:
     """Print how the makespan of each case is distributed over the seeds."""
-    print_table(
-        [
-            {
-                "policy": each.result.policy,
-                "runs": str(len(each.seeds)),
-                "min": format_duration(min(each.makespan_ns)),
-                **{f"p{p}": format_duration(each.percentile_ns(p)) for p in (5, 50, 95)},
-                "max": format_duration(max(each.makespan_ns)),
-                **({} if each.failed is None else {"failed": str(len(each.failed))}),
-            }
-            for each in repeats
-        ]
-    )
+    rows = []
+    for each in repeats:
+        low, high = min(each.makespan_ns), max(each.makespan_ns)
+        told = each.to_json()
+        row = {**told, "policy": each.result.policy, "min_ns": low, "max_ns": high}
+        rows.append(row | {"failed": None if each.failed is None else len(each.failed)})
+    columns = ["policy", "runs", "min_ns", "p5_ns", "p50_ns", "p95_ns", "max_ns"]
+    some_may = any(each.failed is not None for each in repeats)
+    print_table(titled(rows, [*columns, *(["failed"] * some_may)]))

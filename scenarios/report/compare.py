@@ -13,7 +13,7 @@ from scenarios.report.pipeline_compare import is_pipelines, pipeline_rows
 from scenarios.run.execute import Result
 from scenarios.run.result_sections import model_notes, outcome_sections
 from scenarios.run.run_notes import no_gap_notes, stream_notes, unused_notes
-from scenarios.variants.variant import VariantRun
+from scenarios.variants.variant import Row, VariantRun
 from sim.base.units import format_duration
 from sim.diff.differences import differences
 from sim.diff.propagated_delays import why_first_moved
@@ -21,7 +21,7 @@ from sim.diff.schedule import schedule_of
 from sim.explain.derived import DerivedColumns
 from sim.explain.makespan_breakdown import breakdown, breakdown_text, change, change_text
 from sim.explain.uncertainty import OnPath, difference_ns
-from sim.export.tables import percent, size
+from sim.export.tables import percent, size, titled
 from sim.notebook import Section, card_of
 
 COMPARISON_SCHEMA: Final = "sim.comparison/1"
@@ -97,28 +97,24 @@ class Comparison:
     def rows(self) -> list[dict[str, str]]:
         """A table for people: a row for each run, the fastest first, those that could not go on last."""
         fastest, bound = self.fastest.trace.makespan_ns, self.lower_bound_ns
-        rows = []
+        rows: list[Row] = []
         for result in self.ranked:
             devices, makespan = result.summary["devices"], result.trace.makespan_ns
             computes = {name: use["time_ns"]["compute"] for name, use in devices.items()}
             busiest = max(computes, key=lambda name: computes[name])
+            share = computes[busiest] / makespan if makespan else 0.0
             rows.append(
                 {
                     "policy": result.policy,
-                    "makespan": format_duration(makespan),
+                    "makespan_ns": makespan,
                     "vs fastest": f"{makespan / fastest:.3f}x" if fastest else "",
-                    "above bound": percent(makespan / bound - 1)
-                    if bound and not self.loops_counted_once
-                    else "",
-                    "most compute": f"{busiest} {percent(computes[busiest] / makespan if makespan else 0.0)}",
+                    "above bound": makespan / bound - 1 if bound and not self.loops_counted_once else None,
+                    "most compute": f"{busiest} {percent(share)}",
                     "highest peak memory": _highest_peak(result),
                 }
             )
-        nothing = dict.fromkeys(rows[0], "")
-        return [
-            *rows,
-            *({**nothing, "policy": each.label, "makespan": each.what} for each in self.failures),
-        ]
+        rows += [{"policy": each.label, "makespan_ns": each.what} for each in self.failures]
+        return titled(rows, rows[0])
 
     @cached_property
     def reasons(self) -> list[tuple[str, str]]:

@@ -11,9 +11,9 @@ from policy_helpers import gpu, job_of
 from scenario_texts import write
 
 from policies.streams import Recorded
-from scenarios.run.run_notes import stream_notes
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from scenarios.run.run_notes import stream_notes
 from sim import Device, GraphBuilder, Machine
 from sim.base.errors import InputError, ScenarioError
 from sim.trace import Trace

@@ -90,22 +90,11 @@ def memory(
 
 def _print(reports: list[dict[str, Any]]) -> None:
     from scenarios.cli.text_tables import print_table
-    from sim.export.tables import size
+    from sim.export.tables import size, titled
 
-    print_table(
-        [
-            {
-                "allocator": report["allocator"],
-                "peak asked for": size(report["peak_requested_bytes"]),
-                "peak in use": size(report["peak_in_use_bytes"]),
-                "peak reserved": size(report["peak_reserved_bytes"]),
-                "fragmentation": size(report["fragmentation_bytes"]),
-                "mallocs": f"{report['device_mallocs']:,}",
-                "frees": f"{report['device_frees']:,}",
-            }
-            for report in reports
-        ]
-    )
+    columns = ["allocator", "peak asked for: peak_requested_bytes", "peak in use: peak_in_use_bytes"]
+    columns += ["peak reserved: peak_reserved_bytes", "fragmentation_bytes"]
+    print_table(titled(reports, [*columns, "mallocs: device_mallocs", "frees: device_frees"]))
     first = reports[0]
     held = ", ".join(f"{holder['id']} {size(holder['nbytes'])}" for holder in first["holders"])
     typer.echo(f"\n{first['events']:,} events; peak after event {first['peak_event']:,}: {held}")

@@ -100,27 +100,22 @@ def _print(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> None:
     from scenarios.cli.text_tables import print_table, strong
     from scenarios.report.pictures import ranked, written
     from sim.base.units import format_duration
-    from sim.export.tables import percent
+    from sim.export.tables import percent, titled
 
     base_ns = rows[0]["makespan_ns"]
     told = format_duration(base_ns)
     if recorded_ns:
         told += f" simulated, {format_duration(recorded_ns)} recorded ({base_ns / recorded_ns - 1:+.2%})"
     print(f"{strong(name)}: {told}")
-    lines = []
-    for k, row in enumerate(ranked(rows)):
-        saved_ns = row["saved_ns"]
-        saves = {saved_ns, saved_ns if row["other_saved_ns"] is None else row["other_saved_ns"]}
-        lines.append(
-            {
-                "what if": row["label"],
-                "what_if": written(row["what_if"]),
-                "makespan": format_duration(row["makespan_ns"]),
-                "saved": "-" * (saved_ns < 0) + format_duration(abs(saved_ns)) if k else "",
-                "share": " .. ".join(percent(ns / base_ns) for ns in sorted(saves) if k and base_ns),
-            }
-        )
-    print_table(lines, left=2)
+    base, *others = ranked(rows)
+    lines = [base | {"saved_ns": None, "what_if": ""}]
+    for row in others:
+        saves = [row["saved_ns"], *([] if row["other_saved_ns"] is None else [row["other_saved_ns"]])]
+        share = " .. ".join(percent(ns / base_ns) for ns in sorted(saves) if base_ns)
+        lines.append(row | {"what_if": written(row["what_if"]), "share": share})
+    print_table(
+        titled(lines, ["what if: label", "what_if: what_if", "makespan_ns", "saved_ns", "share"]), left=2
+    )
     for tried in (True, False):
         notes: dict[str, list[str]] = {}
         for row in rows:
