@@ -10,8 +10,8 @@ search finds better orders: ZB-1p (memory limit p, that of 1F1B), ZB-2p (limit 2
     rank 1  .  .  .  F0 -- -- F1 -- -- .  .  I0 -- F2 -- -- I1 -- F3 -- -- I2 -- W0 W1 W2 I3 -- W3 .  .
     rank 2  .  .  .  .  .  .  F0 -- -- I0 -- F1 -- -- I1 -- F2 -- -- I2 -- F3 -- -- I3 -- W0 W1 W2 W3 .
 
-``solver="greedy"`` searches as the authors do (`policies.pipeline.zero_bubble.zb_greedy` and
-`policies.pipeline.zero_bubble.zb_greedy`); from the published times it gets their published bubble rates.
+``solver="greedy"`` searches as the authors do (`policies.pipeline.zb_greedy`);
+from the published times it gets their published bubble rates.
 ``solver="best"`` takes the published fixed orders of the same shape (ZB-H1, ZB-H2; ZB-V, V-Half, V-Min) into
 the choice, where they fit the limit: for some times, uneven ones above all, one of them is shorter.
 ``solver="cp-sat"`` proves the optimum of small sizes.
@@ -27,13 +27,12 @@ from typing import Literal, get_args
 
 from policies.option_checks import one_of
 from policies.pipeline.evaluate import StageActivations, StageTimes, peak_activations
+from policies.pipeline.folded_schedules import v_half, v_min, zb_v
 from policies.pipeline.pipeline_schedule import Programs, Schedule, one_pipeline
 from policies.pipeline.registry import per_stage, require_positive
-from policies.pipeline.zero_bubble.v_block import v_half, v_min
-from policies.pipeline.zero_bubble.zb_greedy import greedy_programs, greedy_v_programs
-from policies.pipeline.zero_bubble.zb_h import zb_h1, zb_h2
-from policies.pipeline.zero_bubble.zb_optimal import Objective, ZeroBubbleProblem, cost, optimal_programs
-from policies.pipeline.zero_bubble.zb_v import zb_v
+from policies.pipeline.straight_schedules import zb_h1, zb_h2
+from policies.pipeline.zb_greedy import greedy_programs, greedy_v_programs
+from policies.pipeline.zb_optimal import Objective, ZeroBubbleProblem, cost, optimal_programs
 from sim.base.errors import InfeasibleError, InputError
 from sim.base.units import NS_PER_S
 

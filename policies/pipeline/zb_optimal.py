@@ -24,9 +24,8 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from policies.cp_sat import Activities
-from policies.pipeline.action import Action, Phase
 from policies.pipeline.evaluate import StageActivations, StageTimes, evaluate
-from policies.pipeline.pipeline_schedule import Placement, Programs, Schedule, loop, vee
+from policies.pipeline.pipeline_schedule import Action, Phase, Placement, Programs, Schedule, loop, vee
 from sim.base.errors import InfeasibleError
 from sim.base.units import NS_PER_S, format_duration
 
@@ -34,9 +33,8 @@ from sim.base.units import NS_PER_S, format_duration
 # The problem of the zero-bubble authors: in which order, given times and a memory limit?
 #
 # Given F, I, W of each stage, the transfer time c and how much activation memory a rank may hold, find
-# the order of all actions with the least time. The greedy searches (`policies.pipeline.zero_bubble.zb_greedy`
-# for a straight pipeline, `policies.pipeline.zero_bubble.zb_greedy` for a V) and the exact solver
-# (`policies.pipeline.zero_bubble.zb_optimal`) take the same `ZeroBubbleProblem`, and `cost` judges them all.
+# the order of all actions with the least time. The greedy searches (`policies.pipeline.zb_greedy`)
+# and the exact solver take the same `ZeroBubbleProblem`, and `cost` judges them all.
 #
 # Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 3.
 

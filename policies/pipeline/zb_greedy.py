@@ -30,9 +30,8 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
-from policies.pipeline.action import Action
-from policies.pipeline.pipeline_schedule import Programs
-from policies.pipeline.zero_bubble.zb_optimal import ZeroBubbleProblem, those_found
+from policies.pipeline.pipeline_schedule import Action, Programs
+from policies.pipeline.zb_optimal import ZeroBubbleProblem, those_found
 from sim.base.errors import InfeasibleError
 
 # ----------------------------------------------------------------------------------------------------------
