@@ -10,8 +10,8 @@ import numpy as np
 
 from devices.memory.allocation_log import MemoryLog, Recorder
 from devices.memory.allocator import Allocator
-from devices.memory.allocators.counted import CountedAllocator
 from devices.memory.buffers import events_in_order, make_buffers
+from devices.memory.counted import CountedAllocator
 from devices.memory.memory_event import MemoryEvent
 from devices.memory.registry import MemorySpec, make_allocator
 from sim.base.errors import InputError

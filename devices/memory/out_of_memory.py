@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from devices.memory.device_memory import DeviceMemory, Owner, Span
-from devices.memory.plan_problem import ArenaPlan, fullest_step
+from devices.memory.planners import ArenaPlan, fullest_step
 from sim.base.errors import OutOfMemoryError
 from sim.base.units import format_bytes
 
@@ -99,7 +99,7 @@ def plan_too_large(
     --------
     >>> from devices.memory.device_memory import DeviceMemory
     >>> from devices.memory.planners import plan_greedy
-    >>> from devices.memory.plan_problem import Lifetime
+    >>> from devices.memory.planners import Lifetime
     >>> plan = plan_greedy([Lifetime(6144, 0, 1), Lifetime(4096, 1, 2), Lifetime(2048, 2, 2)])
     >>> print(plan_too_large(plan, ["a", "b", "c"], DeviceMemory(8192), "npu"))
     out of memory on npu (planned allocator): the plan (greedy) takes 10 KiB of 8 KiB left, before time 0

@@ -26,7 +26,7 @@ from typing import Final, TypeGuard
 import numpy as np
 
 from devices.memory.allocator import Allocator
-from devices.memory.allocators.counted import CountedAllocator
+from devices.memory.counted import CountedAllocator
 from devices.memory.device_memories import DeviceMemories, Recordings
 from devices.memory.device_memory import Block
 from devices.memory.registry import MemorySpec

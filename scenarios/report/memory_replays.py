@@ -38,7 +38,7 @@ def replay_under(
     ----------
     events : sequence of MemoryEvent
     allocator : str
-        A name in `devices.memory.allocators`.
+        A name of `devices.memory.allocators()`.
     capacity : int or None
         Bytes of the device; None: unlimited.
     options : mapping

@@ -24,7 +24,7 @@ SMALL = frozenset(
     f"{layer}/{room}"
     for layer, rooms in (
         ("sim", "export native record plot/page"),
-        ("devices", "kinds network presets"),
+        ("devices", "presets"),
         ("scenarios", "file"),
     )
     for room in rooms.split()

@@ -15,8 +15,7 @@ import pytest
 from examples import drawn
 from network_helpers import GB, Transfer, machine_of
 
-from devices.network import make_network
-from devices.network.carrier import network_columns
+from devices.network import make_network, network_columns
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
 from sim.job.build_job import make_job

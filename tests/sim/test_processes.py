@@ -164,7 +164,7 @@ def test_a_cuda_graph_is_one_launch_of_each_process(tmp_path: Path) -> None:
 
 
 def test_the_default_stream_is_that_of_a_process() -> None:
-    from devices.kinds.launches import with_legacy_streams
+    from devices.launches import with_legacy_streams
     from sim.issuers import with_processes
     from sim.job.build_job import make_job
 

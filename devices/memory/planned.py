@@ -14,8 +14,7 @@ from devices.memory.allocator import Allocator
 from devices.memory.device_memory import LIVE, Block, DeviceMemory, Owner, Span
 from devices.memory.memory_event import MemoryEvent
 from devices.memory.out_of_memory import plan_too_large
-from devices.memory.plan_problem import ArenaPlan, Lifetime
-from devices.memory.planners import PLANNERS
+from devices.memory.planners import PLANNERS, ArenaPlan, Lifetime
 from sim.base.errors import InputError, UnknownNameError, hint
 
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from devices.describe.field_types import Bytes
-from devices.memory.allocators.pool import PoolAllocator
 from devices.memory.device_memory import Block, DeviceMemory, Owner, round_up
+from devices.memory.pool import PoolAllocator
 from sim.base.errors import InfeasibleError, InputError, InvariantError
 from sim.base.units import format_bytes
 

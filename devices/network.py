@@ -40,8 +40,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 
 from devices.fair_sharing import Alarm, Route, SharedLink, VirtualQueue, fill
-from devices.network.chunks import ChunkQueues
-from devices.network.routes import Way, find_ways, way_of_message
+from devices.routes import ChunkQueues, Way, find_ways, way_of_message
 from sim.base.arrays import UNSET
 from sim.base.errors import InputError, StuckError
 from sim.base.units import NS_PER_S
@@ -551,7 +550,7 @@ class MakeNetwork:
         return Carrier(machine, context)
 
     def columns(self, job: Job, flow: Flow) -> RouteColumns | str:
-        """Return the same in columns; see `devices.network.carrier.network_columns`."""
+        """Return the same in columns; see `devices.network.network_columns`."""
         return network_columns(job, flow)
 
 

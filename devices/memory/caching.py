@@ -2,7 +2,7 @@
 
 The rules, as in `c10/cuda/CUDACachingAllocator.cpp` of the PyTorch repository (2.x):
 
-1. A request is rounded up to 512 bytes, or by `devices.memory.allocators.caching`. Up to 1 MiB it is served
+1. A request is rounded up to 512 bytes, or by `devices.memory.caching`. Up to 1 MiB it is served
    by the small pool, else by the large one; each pool is apart for each stream.
 2. Of the stream's free blocks that are large enough the first in order of (size, address) is taken.
 3. It is split when at least 512 bytes (small pool) or more than 1 MiB (large pool) would be left over; the
@@ -17,7 +17,7 @@ The rules, as in `c10/cuda/CUDACachingAllocator.cpp` of the PyTorch repository (
    it was freed, has been reached.
 8. With a `max_split_size`, blocks of that size or more are not split: they serve no smaller requests, and
    requests of that size or more only with less than 20 MiB to spare.
-9. With expandable segments, 2, 4 and what 5 gives back are as in `devices.memory.allocators.caching`, and
+9. With expandable segments, 2, 4 and what 5 gives back are as in `devices.memory.caching`, and
    blocks of the large pool, too, are split when at least 512 bytes would be left over.
 
 What takes time is only counted. After a synchronisation every outstanding event counts as reached, and the
