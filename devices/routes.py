@@ -21,9 +21,9 @@ from sim.machine.machine import Machine
 #
 # ::
 #
-#     message of 3 chunks over two links      link 1   [0][1][2]            a link sends one chunk at a time,
-#                                             link 2      [0][1][2]         first come, first served, and hands
-#                                                                           it on when it has all of it
+#     message of 3 chunks over two links    link 1   [0][1][2]            a link sends one chunk at a time,
+#                                           link 2      [0][1][2]         first come, first served, and hands
+#                                                                         it on when it has all of it
 #
 # A message gives all its chunks to its first link when it is ready, and has arrived when its last one has.
 # A link is busy with a chunk for bytes / bandwidth; the latency comes after that, and the next chunk does

@@ -23,7 +23,7 @@ LONG = {"sim/kernel/loop.py": 1010, "sim/engine/engine.py": 640}
 SMALL = frozenset(
     f"{layer}/{room}"
     for layer, rooms in (
-        ("sim", "export native record plot/page"),
+        ("sim", "export record plot/page"),
         ("devices", "presets"),
         ("scenarios", "file"),
     )

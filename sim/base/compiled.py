@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from zlib import crc32
 
-FOLDERS = ("kernel", "native")
+FOLDERS = ("base", "kernel")
 """Folders of ``sim`` in which there are modules that are compiled: those with a file of types."""
 
 _SIM = Path(__file__).parent.parent
