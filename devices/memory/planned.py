@@ -10,11 +10,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
 from devices.describe.field_types import Bytes
-from devices.memory.allocator import Allocator
+from devices.memory.allocator import Allocator, plan_too_large
 from devices.memory.device_memory import LIVE, Block, DeviceMemory, Owner, Span
-from devices.memory.memory_event import MemoryEvent
-from devices.memory.out_of_memory import plan_too_large
 from devices.memory.planners import PLANNERS, ArenaPlan, Lifetime
+from devices.memory.trace_readers import MemoryEvent
 from sim.base.errors import InputError, UnknownNameError, hint
 
 

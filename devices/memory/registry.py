@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from devices.memory.allocator import Allocator
 from devices.memory.device_memory import DeviceMemory, Groups
-from devices.memory.memory_event import MemoryEvent
 from devices.memory.pool import VirtualDevices
+from devices.memory.trace_readers import MemoryEvent
 from sim.base import plugins
 from sim.base.errors import InputError, UnknownOptionError
 from sim.base.options import arguments, parameters

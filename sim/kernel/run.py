@@ -15,8 +15,16 @@ from sim.base.compiled import load, source_is_wanted
 from sim.base.errors import InputError, UnknownNameError
 from sim.job.job import Job
 from sim.job.transfers import Flow, make_flow
-from sim.kernel.columns import columns, no_order, obstacle, routes_of, shared_of, sms_of
-from sim.kernel.memory import Journal, MemoryAfterwards
+from sim.kernel.columns import (
+    Journal,
+    MemoryAfterwards,
+    columns,
+    no_order,
+    obstacle,
+    routes_of,
+    shared_of,
+    sms_of,
+)
 from sim.policy import Policy, check_attributes, order_of
 from sim.record.record import TASK_COLUMNS, TRANSFER_COLUMNS
 from sim.trace import Trace

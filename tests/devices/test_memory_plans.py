@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_programs import Program, Step, plan_program
 
-from devices.memory.buffers import events_in_order, make_buffers
+from devices.memory.device_memories import events_in_order, make_buffers
 from devices.memory.device_memory import round_up
 from devices.memory.planned import lifetimes_of_events
 from devices.memory.planners import (

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from devices.network import make_network
 from devices.processor.cpu_cores import CorePool
-from devices.processor.leftover import LeftoverSMs
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from devices.processor.sm_processor import LeftoverSMs
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.issue.replay import ReplayPlan
 from policies.issue.tensorflow_executor import TensorFlowExecutor

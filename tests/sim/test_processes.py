@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from runs import checked
 
 from devices.machine import make_machine
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Planned, ReplayPlan
 from policies.issue.tensorflow_executor import TensorFlowExecutor

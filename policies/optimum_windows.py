@@ -33,7 +33,7 @@ from sim.base.arrays import BoolArray
 #     lane 0   [a ]····[ b  ][ d ]          as late as possible, in the same order on each lane
 #     lane 1   ···········[  c   ]
 #
-# A part of it can then be taken out (`policies.optimum.windows`): what is before it ends early, and what is
+# A part of it can then be taken out (`policies.optimum_windows`): what is before it ends early, and what is
 # after begins late, so that what saves time in between saves it in all.
 
 
