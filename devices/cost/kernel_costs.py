@@ -65,9 +65,11 @@ CONVS: Final = {
 """Kinds -> what is computed of input, weights and output."""
 _TILE: Final = 128 * 128  # elements of the output that a thread block of a batched product has
 _GUESSED_WIDTH: Final = 0.3  # half width (log) that a guessed shape adds: assumed
-_BACKWARD_FLOPS: Final = (
-    2.5  # of attention, times forward's: five products in place of two (arXiv:2307.08691, 2.3)
-)
+_BACKWARD_QUERIES, _BACKWARD_LEAST, _BACKWARD_WIDTH = 150.0, 256.0, 0.1
+"""Attention's gradients take (2.35 + head_dim / 256) (1 + 150 / queries) times forward: five products in
+place of two, smaller tiles, passes before and after. From FlashAttention-2, -3 and cuDNN
+on an H100 (arXiv:2407.08608, figures 5 and 6), 512 queries and more; 24 rows of an A5000, a B200, and others
+(flash-attention's issues 416, 1589, 2270, 2280, 2688) are 6 % off, 16 with the 2.5 that the products say."""
 _EAGER_START_NS: Final = 2700.0
 """What a product takes more in an eager program than among copies of itself: its code and weights are cold.
 Median of eleven products of three programs on an H100 (2.4 us in three others; 1.3 to 2 us on a B200)."""
@@ -85,7 +87,7 @@ class KernelAsk(NamedTuple):
     dtype: str
     sizes: Mapping[str, Any]
     width: float = 0.0
-    times: float = 1.0
+    times: Any = 1.0
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,8 @@ def _as_product(
 ) -> list[KernelAsk]:
     """Return a product on tensor cores, or on vector units where there are none for its data type.
 
-    On these a right matrix that is stored as (n, k), as torch's linear layers have it, takes other kernels.
+    On these a right matrix that is stored as (n, k), as torch's linear layers have it, takes other kernels,
+    and one by a vector those that memory bounds.
     """
     if ops.dtype not in _ON_VECTOR_UNITS and sheet.generation != "pascal":
         return [KernelAsk(rows, "products", ops.dtype, sizes, width)]
@@ -183,9 +186,13 @@ def _as_product(
     alone = sizes["batch"] == 1
     few = sizes["m"] * sizes["n"] < _TILE * sheet.sms  # these cut k as linear layers do, or leave SMs idle
     linear = alone & (stored | few | (width > 0))
+    m, n, k, batch = (sizes[name] for name in ("m", "n", "k", "batch"))
+    vector, element = (m == 1) | (n == 1), ELEMENT_BYTES[ops.dtype]
+    [moved] = by_bytes("gemv", batch * (m + n) * k * element, batch * m * n * element, ops.dtype)
     return [
-        KernelAsk(rows & ~linear, "bmm", ops.dtype, sizes, width),
-        KernelAsk(rows & linear, "linear", ops.dtype, sizes, width),
+        KernelAsk(rows & vector, "elementwise", ops.dtype, moved, width),
+        KernelAsk(rows & ~vector & ~linear, "bmm", ops.dtype, sizes, width),
+        KernelAsk(rows & ~vector & linear, "linear", ops.dtype, sizes, width),
     ]
 
 
@@ -236,12 +243,14 @@ def _attention(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     all_seen = ~masked & (sizes["window"] == 0)
     square = np.where(masked, np.maximum(queries * (2 * keys - queries), 1), queries * keys) ** 0.5
     sizes["seq_len"] = np.where(alone, keys, np.maximum(square, 1))
-    back = _BACKWARD_FLOPS if ops.kind.endswith("_grad") else 1.0
+    grad = ops.kind.endswith("_grad")
+    fewer = 1 + _BACKWARD_QUERIES / np.maximum(queries, _BACKWARD_LEAST)
+    back = (2.35 + sizes["head_dim"] / 256) * fewer if grad else 1.0
     does = known | (ops.flops > 0)
     asks = []
     for table, rows in (("decode", alone), ("encoder", all_seen), ("prefill", ~alone & ~all_seen)):
         for sure, width in ((known, 0.0), (~known, _GUESSED_WIDTH)):
-            more = float(np.hypot(width, 0.0 if back == 1 else _GUESSED_WIDTH))
+            more = float(np.hypot(width, _BACKWARD_WIDTH * grad))
             asks.append(KernelAsk(rows & sure & does, table, ops.dtype, sizes, more, back))
     return asks
 
@@ -441,8 +450,9 @@ class FittedCost(CostModel):
                             found = found + _EAGER_START_NS
                         else:
                             found = np.maximum(found - gap_ns * whole, 1 if whole else self.least_ns)
-                        ns[here] += ask.times * found
-                        weighted[here] += ask.times * found * np.hypot(width, ask.width)
+                        found = found * np.broadcast_to(ask.times, len(rows))[here]
+                        ns[here] += found
+                        weighted[here] += found * np.hypot(width, ask.width)
             does = ns > 0
             total[rows[does]], spread[rows[does]] = ns[does], weighted[does] / ns[does]
         return total, spread
@@ -468,7 +478,7 @@ class FittedCost(CostModel):
             asks = [ask for ask in _way(ops.kind)(ops, self.fits.sheet) if ask.ops.any()]
             for i, row in enumerate(rows.tolist()):
                 mine = [ask for ask in asks if ask.ops[i]]
-                if len(mine) != 1 or mine[0].width or mine[0].times != 1:
+                if len(mine) != 1 or mine[0].width or np.any(mine[0].times != 1):
                     what = "several kernels" if len(mine) > 1 else "not one kernel whose sizes are given"
                     raise InputError(f"{graph.op_names[row]}: a {ops.kind} with this is {what}")
                 [ask] = mine

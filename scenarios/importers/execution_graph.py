@@ -298,21 +298,30 @@ SIZED: Final = frozenset(
 """Operators whose sizes their inputs tell, all that a profiler notes of them."""
 
 
-def sizes_of(name: str, shapes: bytes, values: bytes) -> dict[str, Any]:
-    """Return the sizes of an operator of a profiler's trace; nothing where what is noted does not tell them.
+def sizes_of(name: str, shapes: bytes, values: bytes, types: bytes = b"") -> dict[str, Any]:
+    """Return the sizes of an operator of a profiler's trace, and its data type as ``dtype``; nothing where
+    what is noted does not tell them.
 
     Parameters
     ----------
     name : str
         One of `SIZED`.
-    shapes, values : bytes
-        Its ``Input Dims`` and ``Concrete Inputs`` as JSON; older profilers note only the former.
+    shapes, values, types : bytes
+        Its ``Input Dims``, ``Concrete Inputs`` and ``Input type`` as JSON; older profilers note only the
+        first.
 
     Examples
     --------
-    >>> sizes_of("aten::addmm", b"[[7], [3, 5], [5, 7], [], []]", b"")
-    {'m': 3, 'n': 7, 'k': 5}
+    >>> sizes_of("aten::addmm", b"[[7], [3, 5], [5, 7]]", b"", b'["float", "float", "float"]')
+    {'m': 3, 'n': 7, 'k': 5, 'dtype': 'fp32'}
     """
+    found = _sizes_of(name, shapes, values)
+    dtypes = [_DTYPES.get(str(word), "") for word in (json.loads(types) if types else [])]
+    dtype = next((dtype for dtype in dtypes if dtype.startswith(("fp", "bf"))), None)
+    return {**found, "dtype": dtype} if found and dtype else found
+
+
+def _sizes_of(name: str, shapes: bytes, values: bytes) -> dict[str, Any]:
     try:
         listed, said = json.loads(shapes), json.loads(values) if values else []
         inputs = [_noted(shape, *said[i : i + 1]) for i, shape in enumerate(listed)]

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m studies.kernels.recorded --gpu h100-sxm --dtype bf16 TRACE.json.gz ...
+    python -m studies.kernels.recorded --gpu h100-sxm TRACE.json.gz ...
 
 Of each kernel whose sizes the profiler noted (products, attention, norms, ...), by operator and sizes.
 """
@@ -41,7 +41,7 @@ class Recorded(NamedTuple):
     predicted_ns: float
 
 
-def compare(path: str, gpu: str, dtype: str) -> list[Recorded]:
+def compare(path: str, gpu: str) -> list[Recorded]:
     """Return the kernels of a recording that have sizes."""
     graph, took = load_graph(path), defaultdict(list)
     names = [graph.kinds[code] for code in graph.kind_code]
@@ -53,9 +53,10 @@ def compare(path: str, gpu: str, dtype: str) -> list[Recorded]:
     builder = GraphBuilder("sizes")
     for at, ((kind, operator, _), ops) in enumerate(took.items()):
         sizes = {name: graph.attributes[ops[0]][name] for name in SIZES if name in graph.attributes[ops[0]]}
+        dtype = graph.dtypes[code] if (code := graph.dtype_code[ops[0]]) >= 0 else None
         builder.op(f"{at}", kind=kind, dtype=dtype, attributes={**sizes, "operator": operator})
     floor, gap = (parse_duration(device_preset(gpu)[key]) for key in ("kernel_floor", "gap"))
-    cost = FittedCost(load_fits(gpu), dtype, least_ns=floor)
+    cost = FittedCost(load_fits(gpu), least_ns=floor)
     costs = cost.durations_ns(builder.build(), Device("gpu0", gap_ns=gap))
     return [
         Recorded(*key, len(ops), float(graph.duration_ns[ops].mean()), float(ns))
@@ -79,9 +80,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("traces", nargs="+", metavar="TRACE")
     parser.add_argument("--gpu", required=True, metavar="PRESET")
-    parser.add_argument("--dtype", default="bf16", help="in which the program computes")
     given = parser.parse_args()
-    found = [row for path in given.traces for row in compare(path, given.gpu, given.dtype)]
+    found = [row for path in given.traces for row in compare(path, given.gpu)]
     for row in sorted(found, key=lambda r: -r.times * r.recorded_ns):
         off = row.predicted_ns / row.recorded_ns - 1
         print(f"{row.times:5} x {row.recorded_ns / 1e3:10.1f} us, {off:+5.0%}  {row.operator} {row.sizes}")

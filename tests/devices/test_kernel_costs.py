@@ -141,9 +141,8 @@ def test_decode_reads_its_cache_and_prefill_its_pairs() -> None:
     assert windowed < long / 3
     unmasked = ns_of("attention", sizes={**HEADS, "seq_len": 4096, "causal": False})
     assert 1.2 * short < unmasked < 3 * short
-    assert ns_of("attention_grad", sizes=HEADS) == pytest.approx(
-        2.5 * ns_of("attention", sizes=HEADS), rel=1e-3
-    )
+    back, forth = (ns_of(kind, sizes={**HEADS, "seq_len": 4096}) for kind in ("attention_grad", "attention"))
+    assert 2.5 * forth < back < 3.5 * forth
 
 
 def test_gradients_of_a_product_are_two_products() -> None:

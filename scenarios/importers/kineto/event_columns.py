@@ -56,13 +56,12 @@ _ARGS: Final = (
     *("Process Group Name", "Process Group Ranks", "Group size", "Collective name", "dtype"),
     *("In msg nelems", "Out msg nelems", "Src Rank", "Dst Rank"),
 )
-_INPUTS: Final = "Input Dims", "Concrete Inputs"
-_SELDOM: Final = (*_INPUTS, "Input type")
+_INPUTS: Final = "Input Dims", "Concrete Inputs", "Input type"
 if TYPE_CHECKING:
     Args = Mapping[str, Any]
 else:
     Args = TypedDict(
-        "Args", {**dict.fromkeys(_ARGS, Any), **dict.fromkeys(_SELDOM, msgspec.Raw)}, total=False
+        "Args", {**dict.fromkeys(_ARGS, Any), **dict.fromkeys(_INPUTS, msgspec.Raw)}, total=False
     )
 """What is read of the ``args`` of an event; of some it is read of few events, and parsed then (`parsed`)."""
 
@@ -311,8 +310,8 @@ class EventColumns:
         Calls of modules, and ranges that the program named.
     sized : Operators
         Those whose inputs tell sizes (`execution_operators.SIZED`), with their places in `inputs`.
-    inputs : list of (str, bytes, bytes)
-        Of each its name, and as JSON its ``Input Dims`` and ``Concrete Inputs``, if these are noted.
+    inputs : list of (str, bytes, bytes, bytes)
+        Of each its name, and as JSON its ``Input Dims``, ``Concrete Inputs`` and ``Input type``, if noted.
     inside : Spans
         Ranges of process groups that are no operators.
     external : dict
@@ -326,7 +325,7 @@ class EventColumns:
         self.host_waits: dict[int, HostWait] = {}
         self.operators, self.collectives, self.sized = Operators(), Operators(), Operators()
         self.modules = Operators()
-        self.inputs: list[tuple[str, bytes, bytes]] = []
+        self.inputs: list[tuple[str, bytes, bytes, bytes]] = []
         self.inside: Spans = defaultdict(list)
         self.external: dict[int, int] = {}
         self._names: Codes[str] = Codes()
@@ -407,9 +406,9 @@ class EventColumns:
         sized = [n for n, name in enumerate(names) if name in SIZED and "Input Dims" in args[n]]
         if sized:
             at = np.arange(len(self.inputs), len(self.inputs) + len(sized))
-            dims, values = ([_copied(args[n].get(key)) for n in sized] for key in _INPUTS)
             of = [names[n] for n in sized]
-            self.inputs += zip(of, dims, values, strict=True)
+            noted = ([_copied(args[n].get(key)) for n in sized] for key in _INPUTS)
+            self.inputs += zip(of, *noted, strict=True)
             self.sized.add(thread[sized], start_ns[sized], end_ns[sized], of, at)
         has = [n for n, own in enumerate(args) if own.get(SEQUENCE) is not None]
         gradient = np.array([is_gradient(names[n], args[n].get(FORWARD_THREAD)) for n in has], np.int64)

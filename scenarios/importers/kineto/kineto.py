@@ -37,7 +37,7 @@ from scenarios.importers.kineto.kineto_events import read_events, what_it_is
 from scenarios.importers.kineto.kineto_host import HostOps, Record
 from scenarios.importers.kineto.kineto_ranks import Rank, process_group, together
 from scenarios.importers.kineto.kineto_rows import GpuTask, RecordedTrace
-from scenarios.importers.kineto.kineto_tensors import add_told, kind_of, short_name, told_of
+from scenarios.importers.kineto.kineto_tensors import add_told, dtype_of, kind_of, short_name, told_of
 from scenarios.importers.kineto.nsight_systems import MAGIC
 from scenarios.importers.kineto.simulated_trace import is_simulated
 from scenarios.importers.kineto.simulated_trace import load as load_simulated
@@ -194,6 +194,7 @@ def _add(builder: GraphBuilder, ops: Sequence[Record], with_tensors: bool) -> No
     builder.extend(
         names,
         kind=_coded(kinds),
+        dtype=_coded([op.get("dtype") for op in ops]),
         inputs=Csr(np.zeros(len(ops) + 1, np.int64), np.zeros(0, np.int64)),
         outputs=Csr(np.arange(len(ops) + 1), np.zeros(len(ops), np.int64)),
         duration_ns=np.array(durations_ns, np.int64),
@@ -205,11 +206,11 @@ def _add(builder: GraphBuilder, ops: Sequence[Record], with_tensors: bool) -> No
     )
 
 
-def _coded(words: Sequence[str]) -> tuple[list[str], IntArray]:
-    """Return the different words, and which of them each is."""
+def _coded(words: Sequence[str | None]) -> tuple[list[str], IntArray]:
+    """Return the different words, and which of them each is; -1 for none."""
     codes = Codes[str]()
-    numbers = codes.of(words)
-    return [*codes], numbers
+    numbers = [UNSET if word is None else codes[word] for word in words]
+    return [*codes], np.array(numbers, np.int64)
 
 
 @dataclass(frozen=True)
@@ -304,12 +305,14 @@ class _Process:
             attributes["recorded_ns"] = task.duration_ns
         kind = kind_of(task.name, task.collective)
         message = task.message if meeting is None else meeting.message
+        dtype = dtype_of(task.name) or task.facts.get("dtype")
         return {
             "kind": kind,
+            "dtype": None if task.communicates or kind in ("copy", "fill") else dtype,
             "duration_ns": duration_ns,
             "bytes_read": task.nbytes if kind == "copy" else message[0],
             "bytes_written": task.nbytes or message[1],
-            "attributes": attributes | task.facts,
+            "attributes": {**attributes, **{key: x for key, x in task.facts.items() if key != "dtype"}},
         }
 
     @cached_property

@@ -190,7 +190,7 @@ def _add_messages(tasks: list[GpuTask], taken_by: Mapping[int, tuple[str, int]])
 def _add_sizes(
     tasks: list[GpuTask],
     operators: Sequence[str | None],
-    inputs: Sequence[tuple[str, bytes, bytes]],
+    inputs: Sequence[tuple[str, bytes, bytes, bytes]],
     around: Mapping[int, tuple[str, int]],
 ) -> None:
     """Add the sizes of an operator, those of `inputs` around a launch, to the longest of its own kernels."""
@@ -203,7 +203,7 @@ def _add_sizes(
             and task.duration_ns > tasks[longest.get(n, i)].duration_ns - (n not in longest)
         ):
             longest[n] = i
-    known: dict[tuple[str, bytes, bytes], dict[str, Any]] = {}
+    known: dict[tuple[str, bytes, bytes, bytes], dict[str, Any]] = {}
     for n, i in longest.items():
         if (noted := inputs[n]) not in known:
             known[noted] = sizes_of(*noted)

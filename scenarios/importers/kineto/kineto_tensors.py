@@ -75,6 +75,32 @@ def kind_of(name: str, collective: str = "") -> str:
     return next((kind for pattern, kind in _KINDS.items() if re.search(pattern, lower)), "kernel")
 
 
+_DTYPES = {
+    r"e4m3|e5m2|float8|fp8|nvjet_(sm\d+_)?q": "fp8",
+    r"bf16|bfloat16|nvjet_(sm\d+_)?t": "bf16",
+    r"half|f16|fp16|hgemm|hmma|h(1688|884|16816)|nvjet_(sm\d+_)?h": "fp16",
+    r"tf32|s1688": "tf32",
+    r"double|dgemm": "fp64",
+    r"sgemm|scudnn|float": "fp32",
+}
+"""What the name of a kernel says about the data type that it computes in, the first pattern that is found:
+an argument of its template, or cuBLAS's word for instruction and operands (``s1688gemm`` without another type
+has tf32's)."""
+
+
+@lru_cache(maxsize=4096)
+def dtype_of(name: str) -> str | None:
+    """Return the data type in the name of a kernel; None: it says none.
+
+    Examples
+    --------
+    >>> [dtype_of(name) for name in ("ampere_sgemm_128x64_tn", "nvjet_tst_192x192", "cub::DeviceScanKernel")]
+    ['fp32', 'bf16', None]
+    """
+    lower = name.lower()
+    return next((dtype for pattern, dtype in _DTYPES.items() if re.search(pattern, lower)), None)
+
+
 @lru_cache(maxsize=4096)
 def short_name(name: str) -> str:
     """Return the name of a kernel without return type, namespaces, template and call arguments.
