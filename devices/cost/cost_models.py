@@ -278,13 +278,15 @@ class FirstCost(CostModel):
 
     def spread(self, graph: Graph, device: Device) -> FloatArray:
         """Return how sure each duration is, as the model says that gives it."""
+        says = [type(model).spread is not CostModel.spread for model in self.models]
         found = np.full(len(graph), np.nan)
         missing = np.ones(len(graph), np.bool_)
-        for model in self.models:
-            if not missing.any():
+        for n, model in enumerate(self.models):
+            if not any(says[n:]) or not missing.any():
                 break
             found = np.where(missing, model.spread(graph, device), found)
-            missing &= model.durations_ns(graph, device) == UNSET
+            if any(says[n + 1 :]):  # else nobody needs to know which ops it has answered
+                missing &= model.durations_ns(graph, device) == UNSET
         return found
 
     def roofs(self, graph: Graph, device: Device) -> Roofs:

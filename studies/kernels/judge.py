@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from devices.cost.kernel_model import KernelWork, Model, Sheet, shifted
 from devices.presets import device_preset
 from sim.base.arrays import BoolArray, FloatArray
-from studies.kernels.fitting import fit_measured, fit_model, fit_shared, predicted
+from studies.kernels.fitting import fit_measured, fit_model, fit_shared, kernel_ns, predicted
 from studies.kernels.tables import Rows, Table
 
 NEAR: Final = {
@@ -197,7 +197,7 @@ def judge(table: Table) -> Iterator[Line]:
             few = rows.take(np.random.default_rng(seed).permutation(len(rows.ns))[:20])
             seen = few.take(few.ns > 1.3 * few.floor_ns)
             if other is not None and len(seen.ns):
-                after.append(score(shifted(other, seen.sizes, sheet, seen.ns), rows)[0])
+                after.append(score(shifted(other, seen.sizes, sheet, kernel_ns(seen)), rows)[0])
         yield Line(
             table.name,
             gpu,
