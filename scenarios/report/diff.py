@@ -160,12 +160,8 @@ class Answer:
     def _pair(self, k: int) -> dict[str, Any]:
         d = self.differences
         a, b = int(d.pairs.a[k]), int(d.pairs.b[k])
-        return {
-            "kind": d.a.kind_of(a),
-            "iteration": int(d.a.iteration[a]),
-            "a": {"op": d.a.names[a], "lane": d.a.lane_of(a), "start_ns": int(d.a.start_ns[a])},
-            "b": {"op": d.b.names[b], "lane": d.b.lane_of(b), "start_ns": int(d.b.start_ns[b])},
-        }
+        both = {"kind": d.a.kind_of(a), "iteration": int(d.a.iteration[a])}
+        return {**both, "a": _start(d.a, a), "b": _start(d.b, b)}
 
     def _only(self, schedule: OpSchedule, rows: IntArray) -> dict[str, Any]:
         return {
@@ -176,6 +172,7 @@ class Answer:
                     "kind": schedule.kind_of(row),
                     "ops": ops,
                     "ns": ns,
+                    "first_lane": schedule.lane_of(row),
                     "first_start_ns": int(schedule.start_ns[row]),
                 }
                 for name, ops, ns, row in self.only(schedule, rows)
@@ -210,6 +207,15 @@ def _side(schedule: OpSchedule) -> dict[str, Any]:
         "makespan_ns": schedule.makespan_ns,
         "recorded": schedule.recorded,
         "ops": int(schedule.compared.sum()),
+    }
+
+
+def _start(schedule: OpSchedule, row: int) -> dict[str, Any]:
+    return {
+        "op": schedule.names[row],
+        "name": schedule.name_of(row),
+        "lane": schedule.lane_of(row),
+        "start_ns": int(schedule.start_ns[row]),
     }
 
 
