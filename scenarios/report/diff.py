@@ -7,15 +7,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.file.document import Document
+from scenarios.importers import load_graph
 from scenarios.importers.files import read_head
 from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.setup import run_recorded
+from scenarios.run.execute import run_case
+from scenarios.run.scenario import Case, Scenario, scenario_of
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
 from sim.base.plugins import NOTHING, Allowed
@@ -30,10 +33,6 @@ from sim.graph.graph import Graph
 from sim.record.plan import SCHEMA as PLAN
 from sim.record.record import TRANSFER_COLUMNS
 from sim.trace import Trace
-
-if TYPE_CHECKING:
-    from scenarios.run.scenario import Case, Scenario
-
 
 SCHEMA: Final = "sim.diff/1"
 """What ``"schema"`` says in the output of ``sim diff --json``."""
@@ -442,7 +441,7 @@ def _kind(path: str) -> str:
 
 def _read_side(one: _One, kind: str, other: _One) -> Side:
     if kind == "scenario" or (kind == "recording" and one.runs):
-        return _of_case(_case(_scenario(one), one.policy), one.own)
+        return _of_case(_scenario(one).case(one.policy), one.own)
     if kind == "plan":
         return _of_plan(one, other)
     if kind == "table":
@@ -456,9 +455,9 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
     """Return both sides of one file: what was recorded and its simulation, or the two runs of a table."""
     if kind == "recording":
         graph = cache(lambda: _graph(one.path))
-        run = cache(lambda: _simulated(graph()))
+        run = cache(lambda: run_recorded(graph()))
         if one.sets:
-            simulated = _of_case(_case(_scenario(one), None))
+            simulated = _of_case(_scenario(one).case())
         else:
             title = f"{_name(one.path)}, simulated"
             simulated = Side(title, lambda: schedule_of(run(), title, policy="the recorded order"))
@@ -479,8 +478,8 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
     if kind == "plan":
         raise InputError(f"{one.path}: {_NO_TIMES}")
     scenario = _scenario(one)
-    case = _case(scenario, None)
-    if _is_recorded(case):
+    case = scenario.case()
+    if case.work.graph.attribute("recorded_start_ns"):
         title = f"{case.scenario.name}, as recorded"
         return Side(title, lambda: _as_recorded(case.work.graph, one.path)), _of_case(case)
     known = ", ".join(scenario.variants)
@@ -495,25 +494,13 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
 
 
 def _scenario(one: _One) -> Scenario:
-    from scenarios.run.scenario import scenario_of
-
     return scenario_of(Document.read(one.path, one.asked.allowed).with_settings(one.sets))
-
-
-def _case(scenario: Scenario, policy: str | None) -> Case:
-    return scenario.case(policy) if policy else scenario.case()
 
 
 def _of_case(case: Case, own: Sequence[str] = (), label: str = "") -> Side:
     """Return the run of a case; `own` are the settings of this side alone, which its title names."""
-
-    def run() -> OpSchedule:
-        from scenarios.run.execute import run_case
-
-        return schedule_of(run_case(case).trace, title, policy=case.label)
-
     title = f"{case.scenario.name}: {label or case.label}" + (f" ({', '.join(own)})" if own else "")
-    return Side(title, run, case)
+    return Side(title, lambda: schedule_of(run_case(case).trace, title, policy=case.label), case)
 
 
 def _of_plan(one: _One, other: _One) -> Side:
@@ -522,14 +509,14 @@ def _of_plan(one: _One, other: _One) -> Side:
         raise InputError(f"{one.path}: {_NO_TIMES}")
     if one.policy is not None:
         raise InputError(f"--policy {one.policy}: {one.path} is a plan, which decides everything")
-    own = _case(_scenario(other), other.policy)
+    own = _scenario(other).case(other.policy)
     policy = f"{{name: replay, file: {os.path.abspath(one.path)!r}"
     policy += f", synchronisation: {own.decisions.policy.synchronisation}}}"
     outside = one.asked.allowed._replace(outside=True)  # the plan is named here, and not by the scenario
     scenario = _scenario(
         _One(other.path, None, [*one.own, f"policy={policy}"], replace(one.asked, allowed=outside))
     )
-    return _of_case(_case(scenario, None), one.own, _name(one.path))
+    return _of_case(scenario.case(), one.own, _name(one.path))
 
 
 # -- tables and recordings --------------------------------------------------------------------------
@@ -546,21 +533,8 @@ def _name(path: str) -> str:
 
 
 def _graph(path: str) -> Graph:
-    from scenarios.importers import load_graph
-
     return load_graph(path, format="kineto" if os.path.isdir(path) else None)
 
 
-def _is_recorded(case: Case) -> bool:
-    return bool(case.work.graph.attribute("recorded_start_ns"))
-
-
-def _simulated(graph: Graph) -> Trace:
-    from scenarios.recorded.setup import run_recorded
-
-    return run_recorded(graph)
-
-
 def _as_recorded(graph: Graph, path: str, run: Callable[[], Trace] | None = None) -> OpSchedule:
-
     return schedule_of(recorded_trace(graph, path, run), f"{_name(path)}, as recorded", recorded=True)
