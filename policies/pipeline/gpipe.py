@@ -1,4 +1,4 @@
-"""GPipe: all forwards, then all backwards (``gpipe``).
+"""GPipe: all forwards, then all backwards (``gpipe``); inference is the first half (``forward-only``).
 
 Rule: each rank runs F of every micro-batch in order, then B of every micro-batch, the last one
 first (``order="lifo"``, as torchgpipe's autograd graph makes it) or the first one first
@@ -54,6 +54,24 @@ def gpipe(ranks: int, micro_batches: int, *, order: Literal["lifo", "fifo"] = "l
     walk += [("B", k) for k in backwards]
     programs = ((Action(rank, phase, k) for phase, k in walk) for rank in range(ranks))
     return one_pipeline("gpipe", programs, ranks=ranks, micro_batches=micro_batches)
+
+
+def forward_only(ranks: int, micro_batches: int) -> Schedule:
+    """Generate inference over a pipeline: F of every micro-batch in order, and nothing is kept.
+
+    Parameters
+    ----------
+    ranks, micro_batches : int
+        Sizes.
+
+    Examples
+    --------
+    >>> [" ".join(map(str, program)) for program in forward_only(2, 3).programs]
+    ['0F0 0F1 0F2', '1F0 1F1 1F2']
+    """
+    programs = ((Action(rank, "F", k) for k in range(micro_batches)) for rank in range(ranks))
+    meta = {"forward_only": True}
+    return one_pipeline("forward-only", programs, ranks=ranks, micro_batches=micro_batches, meta=meta)
 
 
 def clock_cycles(micro_batches: int, stages: int) -> Iterator[list[tuple[int, int]]]:

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from policies.pipeline import Schedule
@@ -40,6 +40,8 @@ class PipelineStage:
         Resident weights, their gradients, and what the optimizer keeps.
     working_nbytes : int
         What B (or I) needs besides while it runs: gradients of activations, and what it computes again.
+    forward_nbytes : int
+        What F needs besides what it receives and sends on, where nothing is kept for a backward.
     checkpoint_nbytes : int, optional
         What a recomputed micro-batch keeps from F to R; by default the boundary activation.
     collective_ns : int
@@ -54,6 +56,7 @@ class PipelineStage:
     activation_nbytes: int = 0
     weight_grad_nbytes: int | None = None
     working_nbytes: int = 0
+    forward_nbytes: int = 0
     parameter_nbytes: int = 0
     gradient_nbytes: int = 0
     optimizer_nbytes: int = 0
@@ -65,6 +68,11 @@ class PipelineStage:
     def kept_nbytes(self) -> int:
         """What is left of the activations after I."""
         return self.activation_nbytes if self.weight_grad_nbytes is None else self.weight_grad_nbytes
+
+    def for_inference(self) -> PipelineStage:
+        """Return the stage without what only a backward and an optimizer need."""
+        none = dict.fromkeys(("gradient_nbytes", "optimizer_nbytes", "checkpoint_nbytes"), 0)
+        return replace(self, activation_nbytes=self.forward_nbytes, weight_grad_nbytes=None, **none)
 
     @property
     def input_nbytes(self) -> int:

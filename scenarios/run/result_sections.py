@@ -190,8 +190,13 @@ def _pipeline(told: Mapping[str, Any]) -> Section:
         f"bubble {100 * told['bubble']:.2f}% of the makespan, {100 * told['span_bubble']:.2f}% of the "
         f"longest span{formula}"
     )
+    lines = [line]
+    if (latency := told.get("latency_ns")) is not None:
+        median, most = (format_duration(latency[key]) for key in ("median", "max"))
+        rate = f"{told['micro_batches_per_s']:,.4g} micro-batches/s"
+        lines.append(f"{rate}; each takes {median} (median), {most} at most")
     return Section(
-        [line],
+        lines,
         [
             [
                 {
