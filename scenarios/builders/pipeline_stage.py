@@ -6,7 +6,7 @@
        │                     │                     │
      keeps                 keeps                 keeps       activations, from F (or R) to B (or W)
        └────────────────skip──────────────────────►┘         a skip connection over several stages
-    weights, gradients, optimizer state: resident            all-reduce, optimizer step: when B's are over
+    parameters, gradients, optimizer state: resident         all-reduce, optimizer step: when B's are over
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from policies.pipeline import Schedule
-from policies.pipeline.action import Action
 from policies.pipeline.evaluate import StageTimes
+from policies.pipeline.pipeline_schedule import Action
 from sim import GraphBuilder
 from sim.base.errors import InputError
 
@@ -37,9 +37,10 @@ class PipelineStage:
     weight_grad_nbytes : int, optional
         The part of it that I leaves for W; by default all of it.
     parameter_nbytes, gradient_nbytes, optimizer_nbytes : int
-        Resident weights, their gradients, and what the optimizer keeps.
-    working_nbytes : int
-        What B (or I) needs besides while it runs: gradients of activations, and what it computes again.
+        Resident parameters, their gradients, and what the optimizer keeps.
+    forward_working_nbytes, working_nbytes : int
+        What F, and B (or I), needs besides while it runs: what is not kept, gradients of activations, and
+        what B computes again.
     forward_nbytes : int
         What F needs besides what it receives and sends on, where nothing is kept for a backward.
     checkpoint_nbytes : int, optional
@@ -55,6 +56,7 @@ class PipelineStage:
     boundary_nbytes: int = 0
     activation_nbytes: int = 0
     weight_grad_nbytes: int | None = None
+    forward_working_nbytes: int = 0
     working_nbytes: int = 0
     forward_nbytes: int = 0
     parameter_nbytes: int = 0
@@ -71,8 +73,10 @@ class PipelineStage:
 
     def for_inference(self) -> PipelineStage:
         """Return the stage without what only a backward and an optimizer need."""
-        none = dict.fromkeys(("gradient_nbytes", "optimizer_nbytes", "checkpoint_nbytes"), 0)
-        return replace(self, activation_nbytes=self.forward_nbytes, weight_grad_nbytes=None, **none)
+        training = ("activation_nbytes", "gradient_nbytes", "optimizer_nbytes", "checkpoint_nbytes")
+        working = max(self.forward_working_nbytes, self.forward_nbytes)
+        nothing = dict.fromkeys(training, 0)
+        return replace(self, weight_grad_nbytes=None, forward_working_nbytes=working, **nothing)
 
     @property
     def input_nbytes(self) -> int:
@@ -120,6 +124,8 @@ class Around:
     sharded : bool
         The optimizer state is sharded over the replicas: a reduce-scatter before the step, an
         all-gather after it.
+    buffer_nbytes : tuple of int
+        What each rank holds besides the whole time, such as workspaces; empty: nothing.
     """
 
     skips: tuple[Skip, ...] = ()
@@ -132,6 +138,7 @@ class Around:
     overlap: bool = True
     buckets: int = 1
     sharded: bool = False
+    buffer_nbytes: tuple[int, ...] = ()
     portal_skips: tuple[Skip, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -176,7 +183,8 @@ class Around:
 #
 # Outputs of an op, by the phase of its action (0 bytes where nothing is kept):
 #
-#     F     0 boundary           1 what I frees (recomputed: the stage input)   2 what W frees    3.. skips
+#     F     0 boundary           1 what I frees (recomputed: the stage input)   2 what W frees    3.. skips,
+#           and what it needs while it runs: nobody reads it
 #     R     0 nothing            1 what I frees                                 2 what W frees
 #     B, I  0 boundary gradient  1.. gradients of skips, and what it needs while it runs: nobody reads it
 #     W     0 nothing
@@ -211,11 +219,12 @@ def _sizes(stages: Sequence[PipelineStage], around: Around, s: int) -> Sizes:
     checkpoint = stage.input_nbytes + copies
     skips = tuple(skip.nbytes for skip in around.portal_skips if skip.source == s)
     back = tuple(skip.nbytes for skip in around.portal_skips if skip.destination == s)
+    ahead = (stage.forward_working_nbytes,) if stage.forward_working_nbytes else ()
     working = (stage.working_nbytes,) if stage.working_nbytes else ()
     gradient = stages[s - 1].boundary_nbytes + around.carried_nbytes(s - 1) if s else 0
     return {
-        "F": (boundary, passing, kept, *skips),
-        "C": (boundary, checkpoint, 0, *skips),
+        "F": (boundary, passing, kept, *skips, *ahead),
+        "C": (boundary, checkpoint, 0, *skips, *ahead),
         # The stage input, kept to the end, is part of the activations.
         "R": (0, passing, max(0, kept - checkpoint)),
         "B": (gradient, *back, *working),
@@ -264,8 +273,17 @@ def reads_of_stages(
 BESIDE: Final = "C"
 """Phase of the collectives that run beside the computation, on the second stream of the device."""
 
-RESIDENT: Final = ("weights", "gradients", "optimizer state", "stashed weights")
+RESIDENT: Final = ("parameters", "gradients", "optimizer state", "stashed weights", "buffers")
 """What lies on a rank the whole time; the beginning of a parameter's name."""
+
+
+def resident_tensors(builder: GraphBuilder, sizes: Sequence[int], stage: int, device: str) -> list[int]:
+    """Declare what a rank holds of a stage the whole time; return it. `sizes` are bytes by `RESIDENT`."""
+    return [
+        builder.external(builder.parameter(f"{what} of stage {stage} on {device}", nbytes))
+        for what, nbytes in zip(RESIDENT, sizes, strict=True)
+        if nbytes
+    ]
 
 
 class End:
@@ -297,13 +315,10 @@ class End:
         """Declare what a rank holds of a stage the whole time."""
         of, versions = self.stages[stage], self.schedule.meta.get("weight_versions")
         stashed = (versions[rank] - 1) * of.parameter_nbytes if versions else 0
-        sizes = (of.parameter_nbytes, of.gradient_nbytes, of.optimizer_nbytes, stashed)
-        found = []
-        for what, nbytes in zip(RESIDENT, sizes, strict=True):
-            if nbytes:
-                name = f"{what} of stage {stage} on {self.devices[rank]}"
-                found.append(self.builder.external(self.builder.parameter(name, nbytes)))
-        return found
+        of_rank = self.around.buffer_nbytes and stage == self.schedule.stages_of(rank)[0]
+        buffers = self.around.buffer_nbytes[rank] if of_rank else 0
+        sizes = (of.parameter_nbytes, of.gradient_nbytes, of.optimizer_nbytes, stashed, buffers)
+        return resident_tensors(self.builder, sizes, stage, self.devices[rank])
 
     def first_reads(self, rank: int, stage: int) -> list[int]:
         """Return what the first op of a stage on a rank reads besides; later ones need not say it again."""

@@ -88,14 +88,14 @@ def is_compute(kind: str) -> bool:
 #     80 GiB ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄
 #             ▁▂▃▄▅▆▇▇▇▇▇▆▅▄▃▂▁     activations (per micro-batch, freed by its backward)
 #             ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁     send and receive buffers
-#             ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇     weights, gradients, optimizer state, stashed weights
+#             ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇     parameters, gradients, optimizer state, stashed weights, workspaces
 
-BANDS: Final = (*RESIDENT, "activations", "stage inputs", "recomputed", "skips", "buffers", "working")
-"""What memory is for. Stage inputs are what a recomputed micro-batch keeps; buffers are what is sent and
-received: boundary activations, their gradients, and copies under way; working is what a backward needs
-besides while it runs."""
+BANDS: Final = (*RESIDENT, "activations", "stage inputs", "recomputed", "skips", "working")
+"""What memory is for. Stage inputs are what a recomputed micro-batch keeps; buffers are workspaces, and what
+is sent and received: boundary activations, their gradients, what is gathered, and copies under way; working
+is what an op needs besides while it runs."""
 
-_ACTIVATIONS, _INPUTS, _RECOMPUTED, _SKIPS, _BUFFERS, _WORKING = range(len(RESIDENT), len(BANDS))
+_BUFFERS, _ACTIVATIONS, _INPUTS, _RECOMPUTED, _SKIPS, _WORKING = range(len(RESIDENT) - 1, len(BANDS))
 
 
 def band_of_tensors(trace: Trace) -> IntArray:
@@ -116,9 +116,9 @@ def band_of_tensors(trace: Trace) -> IntArray:
         if name == "F" or "+" in name:  # of an overlapped pair the forward comes first
             band[made[here & (k == 1)]] = _INPUTS
             band[made[here & (k == 2)]] = _ACTIVATIONS
-            band[made[here & (k > 2)]] = _SKIPS
+            band[made[here & (k > 2)]] = np.where(unread[made[here & (k > 2)]], _WORKING, _SKIPS)
         elif name == "R":
-            band[made[here & (k > 0)]] = _RECOMPUTED
+            band[made[here & (k > 0)]] = np.where(unread[made[here & (k > 0)]], _WORKING, _RECOMPUTED)
             again[op[here]] = True
         if "B" in name or "I" in name:  # what else these make, gradients of skips, is read
             band[made[here & (k > 0) & unread[made]]] = _WORKING
@@ -136,10 +136,10 @@ def _without_recompute(trace: Trace, band: IntArray, second: IntArray, again: In
     return band
 
 
-def memory_bands(trace: Trace, devices: Sequence[str]) -> list[dict[str, int]]:
-    """Return, for each rank, what is in memory when it holds most, by band; empty bands are left out."""
+def memory_peaks(trace: Trace, devices: Sequence[str]) -> list[tuple[int, dict[str, int]]]:
+    """Return, for each rank, when it holds most, and what then, by band; empty bands are left out."""
     lives, band = lifetimes(trace), band_of_tensors(trace)
-    return [_at_peak(lives, band, trace.job.machine.device_index(name))[1] for name in devices]
+    return [_at_peak(lives, band, trace.job.machine.device_index(name)) for name in devices]
 
 
 def bands_over_time(trace: Trace, device: str) -> tuple[IntArray, dict[str, IntArray]]:
@@ -350,7 +350,7 @@ def pipeline_report(
                 for of_rank in causes
             ],
             "devices": list(devices),
-            "memory_bytes": memory_bands(trace, devices),
+            "memory_bytes": [bands for _, bands in memory_peaks(trace, devices)],
             "reserved_bytes": reserved_bytes(trace, devices),
             **{
                 key: list(schedule.meta[key])

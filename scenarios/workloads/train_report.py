@@ -11,22 +11,24 @@ One rank a pipeline stage is simulated; the others do the same at the same time,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.pipeline import Schedule
+from policies.pipeline import PHASES, Schedule
 from scenarios.builders.train.layout import SHARDINGS, Sharding
-from scenarios.builders.train.memory import Peak
-from scenarios.builders.train.step import peaks_of, step_ns
+from scenarios.builders.train.memory import PARTS
+from scenarios.builders.train.step import step_trace
 from scenarios.builders.train.training import Spent, Training
+from scenarios.workloads.pipeline_report import memory_peaks
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError, OutOfMemoryError
 from sim.base.intervals import union
 from sim.base.units import NS_PER_S, format_bytes, format_duration, round_half_up
 from sim.explain.communication import computes_until_ns, exposed_communication
 from sim.explain.derived import DerivedColumns
+from sim.graph.graph import Graph
 from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
@@ -82,18 +84,17 @@ def latency_note(training: Training, step: int, exposed: int) -> str | None:
         f"{group.size:,} ranks on {group.nodes:,} nodes"
     )
     fewer = fastest_shard(training)
-    if fewer is None or (took := step_ns(fewer)) > (1 - _WORTH_IT) * step:
+    if fewer is None or (took := (trace := step_trace(fewer)).makespan_ns) > (1 - _WORTH_IT) * step:
         return note
-    peak = max(each.nbytes for each in peaks_of(fewer, fewer.schedule))
     return (
         f"{note}; parallel.shard: {fewer.layout.shard} (HSDP) takes {_duration(took)} a step "
-        f"({100 * (took / step - 1):+.1f}%) and {format_bytes(peak, iec=True)}"
+        f"({100 * (took / step - 1):+.1f}%) and {format_bytes(fullest(fewer, trace), iec=True)}"
     )
 
 
 def _fits(training: Training) -> bool:
     limit = training.memory
-    return limit is None or max(each.nbytes for each in peaks_of(training, training.schedule)) <= limit
+    return limit is None or fullest(training, step_trace(training)) <= limit
 
 
 def _communication_ns(training: Training) -> float:
@@ -113,13 +114,67 @@ def _duration(ns: float) -> str:
 
 # ----------------------------------------------------------------------------------------------------------
 
+
+@dataclass(frozen=True)
+class Peak:
+    """The most that a rank holds.
+
+    Attributes
+    ----------
+    parts : dict
+        Bytes by what they are for, in the order of reports.
+    when : str
+        The action of its program, and the piece of the model.
+    """
+
+    parts: dict[str, int]
+    when: str
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        return sum(self.parts.values())
+
+
+def peaks_of(training: Training, trace: Trace) -> list[Peak]:
+    """Return the most that each pipeline rank holds in a run of a step."""
+    graph, tasks, machine = trace.job.graph, trace.tasks, trace.job.machine
+    names = [device.name for device in machine.devices]
+    found = []
+    for rank, (at, bands) in enumerate(memory_peaks(trace, names)):
+        running = (trace.device == rank) & (tasks["start_ns"] <= at) & (tasks["end_ns"] > at)
+        parts = {**dict.fromkeys(PARTS, 0), **bands}
+        found.append(Peak(parts, _when(training, graph, tasks["op"][running].tolist())))
+    return found
+
+
+def _when(training: Training, graph: Graph, running: Sequence[int]) -> str:
+    """Return what runs, and which piece of it needs most: a slot, if there is one, rather than a message."""
+    found = ""
+    for op in running:
+        stage, k, kind = int(graph.stage[op]), int(graph.micro_batch[op]), graph.kind(op)
+        if kind in _MESSAGES:
+            found = found or graph.op_names[op]
+        elif k < 0 or stage < 0:
+            return graph.op_names[op]
+        else:
+            of, forward = training.memory_of_stages[stage], kind[0] == "F"
+            at = f", in {of.forward_at if forward else of.backward_at}" if kind in PHASES else ""
+            return f"{'forward' if forward else 'backward'} of micro-batch {k} on stage {stage}{at}"
+    return found
+
+
+def fullest(training: Training, trace: Trace) -> int:
+    """Return the most bytes that any rank holds in a run of a step."""
+    return max(each.nbytes for each in peaks_of(training, trace))
+
+
 _MESSAGES = ("all_reduce", "reduce_scatter", "all_gather", "concat", "synchronise")
 
 
-def train_report(
-    trace: Trace, training: Training, schedule: Schedule, peaks: Sequence[Peak]
-) -> dict[str, Any]:
+def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[str, Any]:
     """Return the key ``train`` of the summary of a run."""
+    peaks = peaks_of(training, trace)
     step, layout = trace.makespan_ns, training.layout
     seconds = step / NS_PER_S
     capacity, most = training.memory, max(peak.nbytes for peak in peaks)
@@ -319,10 +374,10 @@ def changes_that_fit(training: Training) -> list[FittingChange]:
     for ladder in _notches(training):
         for what, changed in ladder:
             try:
-                peak = max(each.nbytes for each in peaks_of(changed, changed.schedule))
-                if peak > limit:
+                trace = step_trace(changed)
+                if (peak := fullest(changed, trace)) > limit:
                     continue
-                found.append(FittingChange(what, peak, step_ns(changed)))
+                found.append(FittingChange(what, peak, trace.makespan_ns))
             except InputError:
                 continue
             break

@@ -22,12 +22,12 @@ from policies.parallel.expert_routing import UnplacedRouting
 from policies.pipeline.registry import check_options
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.layout import ORDER, ParallelLayout
-from scenarios.builders.train.step import is_layered, peaks_of, step_graph
+from scenarios.builders.train.step import is_layered, step_graph
 from scenarios.builders.train.training import Training, default_schedule
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.calibrations import CalibrationFields, Factor, calibration_of
 from scenarios.workloads.pipeline_report import pipeline_report
-from scenarios.workloads.train_report import check_fits, train_report
+from scenarios.workloads.train_report import check_fits, peaks_of, train_report
 from scenarios.workloads.workload import Work, Workload
 from sim.base import plugins
 from sim.base.errors import InputError, MisfitError, UnknownNameError, located
@@ -219,22 +219,17 @@ class Train(Workload):
                 raise document.wrong(error, loc) from error
             raise document.error(_HERE, str(error)) from error
 
-        peaks = peaks_of(training, schedule)
         names = [device.name for device in devices.devices]
 
         def report(trace: Trace) -> dict[str, Any]:
-            held = {name: {"peak_memory_bytes": at.nbytes} for name, at in zip(names, peaks, strict=True)}
-            told = {"train": train_report(trace, training, schedule, peaks), "devices": held}
+            told = {"train": train_report(trace, training, schedule)}
             if is_layered(training):
                 return told
             of = pipeline_report(trace, schedule=schedule, stages=training.pipeline_stages, devices=names)
-            of["pipeline"]["memory_bytes"] = [  # buffers included, which are no tensors of the graph
-                {part: nbytes for part, nbytes in peak.parts.items() if nbytes} for peak in peaks
-            ]
             return {**of, **told}
 
         def fits(trace: Trace, advise: bool) -> None:
-            check_fits(training, peaks, trace.makespan_ns if advise else None)
+            check_fits(training, peaks_of(training, trace), trace.makespan_ns if advise else None)
 
         return Work(graph, devices, report, fits)
 

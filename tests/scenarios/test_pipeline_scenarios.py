@@ -104,8 +104,8 @@ policy: forward-only
     assert (found["makespan_ns"], found["latency_ns"]) == (59, {"median": 32, "max": 59 - 21})
     assert found["micro_batches_per_s"] == pytest.approx(4e9 / 59)
     assert found["memory_bytes"] == [
-        {"weights": 10, "activations": 2, "buffers": 3},
-        {"weights": 20, "activations": 1},
+        {"weights": 10, "buffers": 3, "working": 2},
+        {"weights": 20, "working": 1},
     ]
 
 
@@ -205,7 +205,7 @@ policy: gpipe
 def test_memory_by_what_it_is_for(tmp_path: Path) -> None:
     found = block(run(tmp_path, policy="1f1b", text=SIZED))
     first, second = found["memory_bytes"]
-    resident = {"weights": 100 << 20, "gradients": 100 << 20, "optimizer state": 200 << 20}
+    resident = {"parameters": 100 << 20, "gradients": 100 << 20, "optimizer state": 200 << 20}
     assert {key: first[key] for key in resident} == {key: second[key] for key in resident} == resident
     assert (first["activations"], second["activations"]) == (200 << 20, 100 << 20)
 
@@ -228,7 +228,9 @@ def test_what_does_not_fit_is_explained(tmp_path: Path) -> None:
         run(tmp_path, text=SIZED)
     said = str(caught.value)
     assert said.startswith("gpipe: rank ")
-    assert "of 1 GiB at micro-batch 7: activations 800 MiB, optimizer state 200 MiB, weights 100 MiB" in said
+    assert (
+        "of 1 GiB at micro-batch 7: activations 800 MiB, optimizer state 200 MiB, parameters 100 MiB" in said
+    )
     assert (
         "it would fit with 2 fewer micro-batches in flight, or checkpoint: always (recomputation), or "
         in said

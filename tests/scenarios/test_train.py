@@ -16,17 +16,18 @@ from pydantic import ValidationError
 from devices.collectives.groups import Fabric, NodeFabrics, RankGroup
 from devices.machine import make_device
 from policies.issue.program_order import InOrder
+from policies.pipeline import Schedule
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.calibration import TrainingCalibration, kernels_graph
 from scenarios.builders.train.kernels import Attention, Collective, Pass, Product, Timed
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
 from scenarios.builders.train.layout import ParallelLayout
-from scenarios.builders.train.step import peaks_of, step_ns
+from scenarios.builders.train.step import step_ns, step_trace
 from scenarios.builders.train.training import Training
 from scenarios.recorded.changes import WhatIf, applied
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from scenarios.variants.machine_trials import machine_trials
+from scenarios.variants.machine_what_ifs import machine_trials
 from scenarios.workloads.calibrations import (
     CalibrationFields,
     calibration_names,
@@ -35,7 +36,7 @@ from scenarios.workloads.calibrations import (
     read_calibration,
     to_calibration,
 )
-from scenarios.workloads.train_report import changes_that_fit, check_fits
+from scenarios.workloads.train_report import Peak, changes_that_fit, check_fits, peaks_of
 from sim import Device, GraphBuilder, Machine, simulate
 from sim.base.errors import InputError, OutOfMemoryError
 from sim.explain.communication import exposed_communication
@@ -52,6 +53,11 @@ def training(layout: ParallelLayout | None = None, **changes: object) -> Trainin
     """Return a small training on plain GPUs."""
     sizes = {"sequence": 512, "micro_batch": 1, "batch": 8 * (layout or ParallelLayout()).dp}
     return Training(GPT, layout or ParallelLayout(), PLAIN, **{**sizes, **changes})  # type: ignore[arg-type]
+
+
+def peaks(of: Training, schedule: Schedule | None = None) -> list[Peak]:
+    """Return the most that each pipeline rank holds, when the step runs."""
+    return peaks_of(of, step_trace(of, schedule))
 
 
 # -- parameters and flop --------------------------------------------------------------------------------
@@ -187,7 +193,7 @@ def test_memory_of_mixed_precision() -> None:
     """2 + 4 + 12 bytes a parameter, the 12 shared by the data-parallel ranks (arXiv 1910.02054)."""
     for sharding, shared in (("none", 1), ("zero-1", 4)):
         of = training(ParallelLayout(dp=4, sharding=sharding))  # type: ignore[arg-type]
-        (peak,) = of.peaks(of.schedule)
+        (peak,) = peaks(of)
         p = GPT.parameters
         assert of.each_stage[0].parameters == p
         assert peak.parts["parameters"] == 2 * p
@@ -198,10 +204,10 @@ def test_memory_of_mixed_precision() -> None:
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_activations_in_flight_are_those_of_the_schedule(schedule: str) -> None:
     of = training(ParallelLayout(pp=4))
-    peaks = of.peaks(of.schedule_of(schedule))
+    found = peaks(of, of.schedule_of(schedule))
     saved = [stage.saved for stage in of.memory_of_stages]
     alive = [8, 8, 8, 8] if schedule == "gpipe" else [4, 3, 2, 1]
-    assert [peak.parts["activations"] for peak in peaks] == [n * s for n, s in zip(alive, saved, strict=True)]
+    assert [peak.parts["activations"] for peak in found] == [n * s for n, s in zip(alive, saved, strict=True)]
 
 
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
@@ -494,25 +500,25 @@ def test_what_does_not_fit_says_who_when_what_and_the_way_out(tmp_path: Path) ->
 
 def test_the_change_that_is_offered_fits_and_the_notch_before_it_does_not() -> None:
     of = training(ParallelLayout(dp=4), micro_batch=8, memory=1)
-    full = of.peaks(of.schedule)[0].nbytes
-    of = replace(of, memory=replace(of, micro_batch=2).peaks(of.schedule)[0].nbytes)
+    full = peaks(of)[0].nbytes
+    of = replace(of, memory=peaks(replace(of, micro_batch=2))[0].nbytes)
     with pytest.raises(OutOfMemoryError, match="it fits with"):
-        check_fits(of, of.peaks(of.schedule), 1)
+        check_fits(of, peaks(of), 1)
     changes = {change.what: change for change in changes_that_fit(of)}
     by_batch = next(change for what, change in changes.items() if what.startswith("micro_batch"))
     smaller = int(by_batch.what.split()[-1])
     assert smaller == 2
     assert by_batch.peak <= of.memory  # type: ignore[operator]
     before = replace(of, micro_batch=2 * smaller)
-    assert before.peaks(before.schedule)[0].nbytes > of.memory  # type: ignore[operator]
-    check_fits(replace(of, memory=full), of.peaks(of.schedule), 1)
+    assert peaks(before)[0].nbytes > of.memory  # type: ignore[operator]
+    check_fits(replace(of, memory=full), peaks(of), 1)
 
 
 def test_what_is_offered_fits_under_the_policy_that_stays() -> None:
     """GPipe holds all 32 micro-batches: what 1F1B needs with other settings is no way out of it."""
     gpipe = replace(training(ParallelLayout(pp=4, dp=2), batch=64), policy="gpipe")
     lean = replace(gpipe, policy="1f1b")
-    most = {of.policy: max(each.nbytes for each in peaks_of(of, of.schedule)) for of in (gpipe, lean)}
+    most = {of.policy: max(each.nbytes for each in peaks(of)) for of in (gpipe, lean)}
     assert most["1f1b"] < most["gpipe"]
     of = replace(gpipe, memory=most["1f1b"])
     changes = {change.what: change for change in changes_that_fit(of)}
@@ -525,7 +531,7 @@ def test_what_is_offered_fits_under_the_policy_that_stays() -> None:
 def test_nothing_fits_on_a_gpu_without_memory() -> None:
     of = training(memory=1000)
     with pytest.raises(OutOfMemoryError, match="no single change"):
-        check_fits(of, of.peaks(of.schedule), 1)
+        check_fits(of, peaks(of), 1)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,16 @@ from devices.collectives.nccl_tuner import NcclTuner
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.layout import ParallelLayout
-from scenarios.builders.train.step import peaks_of, step_ns
+from scenarios.builders.train.step import step_ns, step_trace
 from scenarios.builders.train.training import Training
 from scenarios.workloads.calibrations import named_calibration
-from scenarios.workloads.train_report import changes_that_fit, fastest_shard, latency_note, shards
+from scenarios.workloads.train_report import (
+    changes_that_fit,
+    fastest_shard,
+    fullest,
+    latency_note,
+    shards,
+)
 
 HOPS = NodeFabrics(*(Fabric(latency_ns={"default": ns}) for ns in (1e3, 10e3)))
 WIRES = TrainingCalibration("wires", peak=1e12, memory_bandwidth=1e12, collectives=HOPS)
@@ -102,6 +108,7 @@ def test_hsdp_is_a_single_change_that_fits() -> None:
     hybrid = next(change for what, change in found.items() if what.startswith("parallel: sharding: fsdp"))
     assert copies.memory is not None
     assert hybrid.peak <= copies.memory
-    sixteen = max(peak.nbytes for peak in peaks_of(training(shard=16), training().schedule))
+    of = training(shard=16)
+    sixteen = fullest(of, step_trace(of))
     small = replace(training(shard=8), memory=sixteen)  # it needs more
     assert "parallel.shard: 16" in {change.what for change in changes_that_fit(small)}

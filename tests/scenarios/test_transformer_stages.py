@@ -86,7 +86,7 @@ policy: 1f1b
     by_device = run_text(text, tmp_path)
     assert 0.3 < by_device.trace.makespan_ns / by_rate.trace.makespan_ns < 3
     bands = by_device.summary["pipeline"]["memory_bytes"]
-    assert bands[0]["optimizer state"] == 6 * bands[0]["weights"] == 3 * bands[0]["gradients"]
+    assert bands[0]["optimizer state"] == 6 * bands[0]["parameters"] == 3 * bands[0]["gradients"]
     assert "optimizer" in by_device.trace.job.graph.kinds
     assert "optimizer" not in by_rate.trace.job.graph.kinds
     assert by_rate.summary["note"].startswith("the optimizer takes no time beside a rate")

@@ -15,8 +15,9 @@ from scenarios.builders.pipeline_graph import AsWritten, CommunicationStream
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.layout import ParallelLayout
-from scenarios.builders.train.step import peaks_of, step_graph, step_ns
+from scenarios.builders.train.step import step_graph, step_ns, step_trace
 from scenarios.builders.train.training import Training
+from scenarios.workloads.train_report import peaks_of
 from sim.base.errors import MisfitError
 from sim.base.intervals import union
 from sim.trace import Trace
@@ -133,8 +134,7 @@ def test_the_host_waits_before_it_gathers() -> None:
 def test_ranks_hold_their_part_and_what_is_gathered() -> None:
     """2, 4 and 12 bytes a parameter, of which each of 16 ranks has its part; two buckets of gradients."""
     of = training(SMALL)
-    (peak,) = peaks_of(of, of.schedule)
-    (plain,) = of.peaks(of.schedule)
+    (peak,) = peaks_of(of, step_trace(of))
     share = -(-of.each_stage[0].parameters // 16)
     assert [peak.parts[name] for name in ("parameters", "gradients", "optimizer state")] == [
         2 * share,
@@ -142,7 +142,7 @@ def test_ranks_hold_their_part_and_what_is_gathered() -> None:
         12 * share,
     ]
     gathered = 2 * of.each_stage[0].parameters  # all of it is there at once
-    assert peak.parts["buffers"] - plain.parts["buffers"] == gathered + 2 * 4 * 500_000_000
+    assert peak.parts["buffers"] == of.buffers(of.schedule)[0] + gathered + 2 * 4 * 500_000_000
 
 
 def test_zero_3_takes_no_pipeline() -> None:

@@ -1,4 +1,4 @@
-"""What a rank holds: parameters, gradients, optimizer state, activations, buffers; its peak under a schedule.
+"""What a unit of layers keeps for its backward, and needs while it runs; what its weights are.
 
 ::
 
@@ -20,10 +20,8 @@ Megatron-LM, core/tensor_parallel/layers.py (the gathered input of a product lie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from policies.pipeline import Schedule
 from scenarios.builders.train.kernels import LayerPiece, Product
 
 PARTS: Final = ("parameters", "gradients", "optimizer state", "activations", "working", "buffers")
@@ -53,27 +51,6 @@ class StageMemory(NamedTuple):
     backward: int
     forward_at: str
     backward_at: str
-
-
-@dataclass(frozen=True)
-class Peak:
-    """The most that a rank holds.
-
-    Attributes
-    ----------
-    parts : dict
-        Bytes by the names of `PARTS`.
-    when : str
-        The action of its program, and the piece of the model.
-    """
-
-    parts: dict[str, int]
-    when: str
-
-    @property
-    def nbytes(self) -> int:
-        """All of it."""
-        return sum(self.parts.values())
 
 
 def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) -> StageMemory:
@@ -122,35 +99,3 @@ def weight_shapes(units: Sequence[CheckpointUnit]) -> set[tuple[int, int]]:
         for kernel in piece.backward
         if isinstance(kernel, Product) and kernel.part == "W"
     }
-
-
-def rank_peak(schedule: Schedule, rank: int, stages: Sequence[StageMemory], resident: dict[str, int]) -> Peak:
-    """Return the most that a rank holds while it runs its program.
-
-    Parameters
-    ----------
-    schedule : Schedule
-    rank : int
-    stages : sequence of StageMemory
-        Of each stage.
-    resident : dict
-        What it holds the whole time, by the names of `PARTS`.
-    """
-    held, most, what, when = 0, -1, (0, 0), ""
-    for action in schedule.actions(rank):
-        of = stages[action.stage]
-        if action.phase == "F":
-            level, activations, at = held + of.forward, held, of.forward_at
-            held += of.saved
-        elif action.phase in "BI":
-            level, activations, at = held - of.saved + of.backward, held, of.backward_at
-            held -= of.saved if action.phase == "B" else of.saved - of.for_weights
-        else:  # a weight gradient: what it read goes
-            held -= of.for_weights
-            continue
-        if level > most:
-            most, what = level, (min(activations, level), max(0, level - activations))
-            phase = "forward" if action.phase == "F" else "backward"
-            when = f"{phase} of micro-batch {action.micro_batch} on stage {action.stage}, in {at}"
-    parts = {**resident, "activations": what[0], "working": what[1]}
-    return Peak({name: parts.get(name, 0) for name in PARTS}, when)

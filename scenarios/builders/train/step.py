@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from policies.issue.program_order import InOrder
@@ -22,15 +23,19 @@ from scenarios.builders.pipeline_graph import (
     plain_machine,
     rank_name,
 )
-from scenarios.builders.pipeline_stage import BESIDE
-from scenarios.builders.train.memory import PARTS, CheckpointUnit, Peak
+from scenarios.builders.pipeline_stage import BESIDE, RESIDENT, resident_tensors
+from scenarios.builders.train.memory import CheckpointUnit, StageMemory, stage_memory
 from scenarios.builders.train.training import Spent, Training
 from sim import Graph, GraphBuilder, Machine, simulate
 from sim.base.units import round_half_up
 from sim.explain.communication import INSIDE
+from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
 # What steps that are written layer by layer have in common: ops of one rank on two streams.
+#
+# Outputs of ops are those of a pipeline's (`scenarios.builders.pipeline_stage`): a forward's third is what it
+# keeps, a backward's first are gradients that are to be scattered, and the last is what an op needs besides.
 
 
 class StepWriter:
@@ -42,6 +47,8 @@ class StepWriter:
     builder : GraphBuilder
     after : list of int
         What the optimizer waits for.
+    unread : list of int
+        What the rank holds the whole time, until the first op reads it.
     """
 
     def __init__(self, of: Training, name: str) -> None:
@@ -49,19 +56,45 @@ class StepWriter:
         self.stage = of.each_stage[0]
         self.device = rank_name(0)
         self.after: list[int] = []
+        self.unread: list[int] = []
+
+    def hold(self, buffers: int = 0) -> None:
+        """Declare what the rank holds the whole time, so many bytes of buffers among it."""
+        (plain,) = self.of.buffers(self.of.schedule)
+        held = {**self.of.resident(self.stage), "buffers": plain + buffers}
+        self.unread = resident_tensors(self.builder, [held.get(what, 0) for what in RESIDENT], 0, self.device)
+
+    def memory(self, unit: CheckpointUnit) -> StageMemory:
+        """Return what a micro-batch needs of memory for a unit."""
+        return stage_memory((unit,), selective=self.of.recompute == "selective")
+
+    def kept(self, forward: int) -> int:
+        """Return what a forward keeps for its backward."""
+        return self.builder.tensor(forward) + 2
 
     def op(
-        self, name: str, kind: str, ns: float, after: Sequence[int], k: int, phase: str, inside: float = 0.0
+        self,
+        name: str,
+        kind: str,
+        ns: float,
+        after: Sequence[int],
+        k: int,
+        phase: str,
+        inside: float = 0.0,
+        *,
+        reads: Sequence[int] = (),
+        outputs: Sequence[int] = (0,),
     ) -> int:
         """Write an op of micro-batch `k`; those of phase `BESIDE` run on the second stream.
 
         `inside` is how much of its time is communication that nothing hides.
         """
+        tensors, self.unread = [*self.unread, *reads], []
         return self.builder.append(
             f"{name}.{k}",
             kind=kind,
-            inputs=(),
-            outputs=(0,),
+            inputs=tensors,
+            outputs=outputs,
             after=after,
             duration_ns=round_half_up(ns),
             device=self.device,
@@ -79,10 +112,11 @@ class StepWriter:
         after: Sequence[int],
         k: int,
         phase: str,
+        **memory: Sequence[int],
     ) -> int:
         """Write kernels beside which messages pass: what is not hidden of these slows them."""
         slower = (1 - self.of.calibration.hiding) * min(spent.ns, sum(messages))
-        return self.op(name, kind, spent.ns + slower, after, k, phase, spent.exposed + slower)
+        return self.op(name, kind, spent.ns + slower, after, k, phase, spent.exposed + slower, **memory)
 
     def optimizer(self) -> int:
         """Write the optimizer's step."""
@@ -125,13 +159,31 @@ class _FsdpWriter(StepWriter):
         sizes = {*self.bytes, self.root}
         self.gather_ns = {n: training.gather_ns(n) for n in sizes}
         self.scatter_ns = {n: training.scatter_ns(n) for n in sizes}
+        self.held = [self.memory(unit) for unit in layers]
+        self.held_first, self.held_last = self.memory(self.first.units[0]), self.memory(self.last.units[0])
+        self.hold()
 
     def gather(self, name: str, parameters: int, after: Sequence[int], k: int) -> int:
-        return self.op(f"gather {name}", "all_gather", self.gather_ns[parameters], after, k, BESIDE)
+        whole = (self.of.parameter_bytes * parameters,)
+        ns = self.gather_ns[parameters]
+        op = self.op(f"gather {name}", "all_gather", ns, after, k, BESIDE, outputs=whole)
+        return self.builder.tensor(op)
 
-    def scatter(self, name: str, parameters: int, after: int, k: int) -> None:
+    def scatter(self, name: str, parameters: int, backwards: Sequence[int], k: int) -> None:
+        """Copy the gradients of backwards to the type in which they are summed, and scatter them."""
         scatter, replicas = self.scatter_ns[parameters]
-        last = self.op(f"scatter {name}", "reduce_scatter", scatter, (after,), k, BESIDE)
+        reads = [self.builder.tensor(op) for op in backwards]
+        copy = max(0, self.of.gradient_bytes - self.of.parameter_bytes) * parameters
+        last = self.op(
+            f"scatter {name}",
+            "reduce_scatter",
+            scatter,
+            backwards[-1:],
+            k,
+            BESIDE,
+            reads=reads,
+            outputs=(copy,),
+        )
         if replicas:
             last = self.op(f"sum {name}", "all_reduce", replicas, (last,), k, BESIDE)
         self.after.append(last)
@@ -140,7 +192,17 @@ class _FsdpWriter(StepWriter):
         """Write forward and backward of a micro-batch."""
         n = len(self.units)
         root = self.gather("root", self.root, (), k)
-        self.slot("embedding", "embedding", self.first.forward, (), (root,), k, "F")
+        embedded = self.slot(
+            "embedding",
+            "embedding",
+            self.first.forward,
+            (),
+            (),
+            k,
+            "F",
+            reads=(root,),
+            outputs=_forward(self.held_first),
+        )
         forwards: list[int] = []
         gathered = self.gather("0", self.bytes[0], (), k)
         for i, unit in enumerate(self.units):
@@ -148,9 +210,18 @@ class _FsdpWriter(StepWriter):
             if i + 1 < n:
                 gathered = self.gather(str(i + 1), self.bytes[i + 1], forwards[i - 1 : i] if i else (), k)
                 messages.append(self.gather_ns[self.bytes[i + 1]])
-            forwards.append(self.slot(f"F{i}", "layer", unit.forward, messages, (arrived,), k, "F"))
+            kept = _forward(self.held[i])
+            forwards.append(
+                self.slot(
+                    f"F{i}", "layer", unit.forward, messages, (), k, "F", reads=(arrived,), outputs=kept
+                )
+            )
         head = self.last.forward.plus(self.last.backward)
-        backwards = [self.slot("head", "head", head, (), (forwards[-1],), k, "B")]
+        width, of_head = self.of.parameter_bytes, self.last.parameters
+        most = width * of_head, max(self.held_last.forward, self.held_last.backward)
+        backwards = [
+            self.slot("head", "head", head, (), (forwards[-1],), k, "B", reads=(root,), outputs=most)
+        ]
         gathered = self.gather(f"{n - 1} again", self.bytes[-1], (forwards[-1],), k)
         for i in reversed(range(n)):
             unit, arrived, messages = self.units[i], gathered, []
@@ -159,25 +230,34 @@ class _FsdpWriter(StepWriter):
                 messages.append(self.gather_ns[self.bytes[i - 1]])
             if i + 1 < n:
                 messages.append(sum(self.scatter_ns[self.bytes[i + 1]]))
-            backwards.append(self.slot(f"B{i}", "layer", unit.backward, messages, (arrived,), k, "B"))
-            self.scatter(str(i), self.bytes[i], backwards[-1], k)
-        last = self.slot("embedding gradient", "embedding", self.first.backward, (), (), k, "B")
-        self.scatter("root", self.root, last, k)
+            whole = width * self.bytes[i], _backward(self.held[i])
+            reads = arrived, self.kept(forwards[i])
+            backwards.append(
+                self.slot(f"B{i}", "layer", unit.backward, messages, (), k, "B", reads=reads, outputs=whole)
+            )
+            self.scatter(str(i), self.bytes[i], backwards[-1:], k)
+        last = self.slot(
+            "embedding gradient",
+            "embedding",
+            self.first.backward,
+            (),
+            (),
+            k,
+            "B",
+            reads=(root, self.kept(embedded)),
+            outputs=(width * (self.root - of_head), _backward(self.held_first)),
+        )
+        self.scatter("root", self.root, (backwards[0], last), k)
 
 
-def fsdp_peak(training: Training) -> Peak:
-    """Return the most that a rank holds: as without sharding, and what is gathered and scattered meanwhile.
+def _forward(memory: StageMemory) -> tuple[int, int, int, int]:
+    """Return the outputs of a forward: what it keeps is the third, and what it needs besides the last."""
+    return 0, 0, memory.saved, memory.forward - memory.saved
 
-    Two gathered units, the unit that is computed, the root, and the input of one scatter.
-    """
-    peak = training.peaks(training.schedule)[0]
-    stage = training.each_stage[0]
-    units = [training.timed(unit).parameters for unit in stage.units if unit.boundary]
-    root = stage.parameters - sum(units)
-    gathered = training.parameter_bytes * (root + 3 * max(units)) + training.gradient_bytes * max(units)
-    return Peak(
-        {name: peak.parts[name] + (gathered if name == "buffers" else 0) for name in PARTS}, peak.when
-    )
+
+def _backward(memory: StageMemory) -> int:
+    """Return what a backward needs while it runs, besides what its forward kept."""
+    return memory.backward - memory.saved
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -215,6 +295,7 @@ class _Run(NamedTuple):
     weights: tuple[_Weight, ...]
     forward: Spent
     backward: Spent
+    unit: CheckpointUnit
 
 
 def _runs(of: Training, unit: CheckpointUnit) -> list[_Run]:
@@ -229,7 +310,7 @@ def _runs(of: Training, unit: CheckpointUnit) -> list[_Run]:
             weights = [words, positions] if model.positions else [words]
         if piece.name == "head" and model.tied:
             weights = [words]
-        found.append(_Run(f"{unit.name} {piece.name}", tuple(weights), timed.forward, timed.backward))
+        found.append(_Run(f"{unit.name} {piece.name}", tuple(weights), timed.forward, timed.backward, unit))
     return found
 
 
@@ -240,6 +321,7 @@ class _Visit(NamedTuple):
     weights: tuple[_Weight, ...]
     spent: Spent
     phase: str
+    unit: CheckpointUnit
 
 
 def _joined(visits: Iterator[_Visit]) -> list[_Visit]:
@@ -258,15 +340,15 @@ def _visits(of: Training) -> list[_Visit]:
 
     def walk() -> Iterator[_Visit]:
         units = [(unit, _runs(of, unit)) for unit in of.each_stage[0].units]
-        for _, runs in units:
+        for unit, runs in units:
             for run in runs:
-                yield _Visit(run.name, run.weights, run.forward, "F")
+                yield _Visit(run.name, run.weights, run.forward, "F", unit)
         for unit, runs in reversed(units):
             if unit.checkpointed:
                 for run in runs:
-                    yield _Visit(f"{run.name} again", run.weights, run.forward, "R")
+                    yield _Visit(f"{run.name} again", run.weights, run.forward, "R", unit)
             for run in reversed(runs):
-                yield _Visit(f"{run.name} back", run.weights, run.backward, "B")
+                yield _Visit(f"{run.name} back", run.weights, run.backward, "B", unit)
 
     return _joined(walk())
 
@@ -286,7 +368,11 @@ class _ZeroThreeWriter(StepWriter):
         self.handle: dict[str, int] = {}
         self.computed: tuple[int, ...] = ()
         self.reducing = 0.0
-        self.most_live = 0
+        self.held = {visit.unit: self.memory(visit.unit) for visit in self.visits}
+        self.forward_of: dict[tuple[str, int], int] = {}
+        """Unit, micro-batch → the op that keeps what its backward needs."""
+        buckets = 2 * of.gradient_bytes * max(_REDUCE_BUCKET, *(each.elements for each in weights))
+        self.hold(of.parameter_bytes * self.stays + buckets)
 
     def write(self) -> Graph:
         for k in range(self.of.micro_batches):
@@ -302,7 +388,7 @@ class _ZeroThreeWriter(StepWriter):
             arrived, ahead_ns = self.enter(visit, k) if visit.weights else ((), 0.0)
             messages = (ahead_ns, self.reducing)
             self.reducing = 0.0
-            self.computed = (self.slot(visit.name, "layer", visit.spent, messages, arrived, k, visit.phase),)
+            self.computed = (self.visit(visit, messages, arrived, k),)
             if not visit.weights:
                 continue
             for each in visit.weights if visit.phase == "B" else ():
@@ -315,10 +401,27 @@ class _ZeroThreeWriter(StepWriter):
             self.coordinator.release(visit.weights)
         self.reduce(held, k)
 
+    def visit(self, visit: _Visit, messages: Sequence[float], after: Sequence[int], k: int) -> int:
+        """Write what runs; what its forward keeps of a unit stays until its backward is over."""
+        unit, memory = visit.unit.name, self.held[visit.unit]
+        gathers = (self.handle[each.name] for each in visit.weights if each.name in self.handle)
+        reads = [self.builder.tensor(op) for op in dict.fromkeys(gathers)]
+        outputs: tuple[int, ...] = (0, _backward(memory))
+        if visit.phase != "F":
+            reads.append(self.kept(self.forward_of[unit, k]))
+        elif (unit, k) not in self.forward_of:
+            outputs = _forward(memory)
+        else:
+            outputs = 0, 0, 0, _forward(memory)[-1]
+        op = self.slot(
+            visit.name, "layer", visit.spent, messages, after, k, visit.phase, reads=reads, outputs=outputs
+        )
+        self.forward_of.setdefault((unit, k), op)
+        return op
+
     def enter(self, visit: _Visit, k: int) -> tuple[tuple[int, ...], float]:
         """Gather and wait; return what the module waits for, and how long a gather ahead passes beside it."""
         found = self.coordinator.fetch()
-        self.most_live = max(self.most_live, self.coordinator.live)
         self.gather(found.missing, visit, self.computed, k)
         arrived = []
         for together in found.arrived:
@@ -333,9 +436,10 @@ class _ZeroThreeWriter(StepWriter):
         """Launch one gather, as the device is idle behind these ops; return how long it takes."""
         if not weights:
             return 0.0
-        ns = self.of.gather_ns(sum(each.elements for each in weights))
+        elements = sum(each.elements for each in weights)
+        ns, whole = self.of.gather_ns(elements), (self.of.parameter_bytes * elements,)
         name = f"gather {weights[0].name} at {visit.name}"
-        launched = self.op(name, "all_gather", ns, idle, k, BESIDE)
+        launched = self.op(name, "all_gather", ns, idle, k, BESIDE, outputs=whole)
         self.handle.update((each.name, launched) for each in weights)
         return ns
 
@@ -354,20 +458,10 @@ def zero_three_graph(training: Training) -> Graph:
     return _ZeroThreeWriter(training).write()
 
 
-def zero_three_peak(training: Training) -> Peak:
-    """Return the most that a rank holds: as without sharding, with what is gathered and two buckets."""
-    writer = _ZeroThreeWriter(training)
-    writer.write()
-    peak = training.peaks(training.schedule)[0]
-    live = training.parameter_bytes * (writer.most_live + writer.stays)
-    more = live + 2 * training.gradient_bytes * max(_REDUCE_BUCKET, *(each.elements for each in writer.last))
-    return Peak({name: peak.parts[name] + (more if name == "buffers" else 0) for name in PARTS}, peak.when)
-
-
 # ----------------------------------------------------------------------------------------------------------
 
-_LAYERED: Final = {"fsdp": (fsdp_graph, fsdp_peak), "zero-3": (zero_three_graph, zero_three_peak)}
-"""Steps that gather parameters layer by layer: their graph, and the most that a rank holds."""
+_LAYERED: Final = {"fsdp": fsdp_graph, "zero-3": zero_three_graph}
+"""Steps that gather parameters layer by layer: their graph."""
 
 
 def is_layered(training: Training) -> bool:
@@ -375,18 +469,11 @@ def is_layered(training: Training) -> bool:
     return training.parameters_apart
 
 
-def peaks_of(training: Training, schedule: Schedule) -> list[Peak]:
-    """Return the most that each pipeline rank holds."""
-    if not is_layered(training):
-        return training.peaks(schedule)
-    return [_LAYERED[training.layout.sharding][1](training)]
-
-
 def step_graph(training: Training, schedule: Schedule) -> tuple[Graph, Machine]:
     """Return the ops of a step, and the devices that they run on."""
     if is_layered(training):
-        return _LAYERED[training.layout.sharding][0](training), plain_machine(1, streams=2)
-    around = training.around
+        return _LAYERED[training.layout.sharding](training), plain_machine(1, streams=2)
+    around = replace(training.around, buffer_nbytes=training.buffers(schedule))
     machine = plain_machine(
         schedule.ranks,
         training.send_ns,
@@ -397,8 +484,8 @@ def step_graph(training: Training, schedule: Schedule) -> tuple[Graph, Machine]:
     return pipeline_graph(schedule, training.pipeline_stages, names, around=around), machine
 
 
-def step_ns(training: Training, schedule: Schedule | None = None) -> int:
-    """Return how long a step takes.
+def step_trace(training: Training, schedule: Schedule | None = None) -> Trace:
+    """Run a step.
 
     Parameters
     ----------
@@ -407,5 +494,9 @@ def step_ns(training: Training, schedule: Schedule | None = None) -> int:
         By default the training's own.
     """
     graph, machine = step_graph(training, schedule or training.schedule)
-    trace = simulate(graph, machine, InOrder(), streams=CommunicationStream(), linearize=AsWritten())
-    return trace.makespan_ns
+    return simulate(graph, machine, InOrder(), streams=CommunicationStream(), linearize=AsWritten())
+
+
+def step_ns(training: Training, schedule: Schedule | None = None) -> int:
+    """Return how long a step takes, as `step_trace` runs it."""
+    return step_trace(training, schedule).makespan_ns

@@ -33,14 +33,7 @@ from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import Attention, Collective, Kernel, LayerPiece, Product
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
 from scenarios.builders.train.layout import ParallelLayout
-from scenarios.builders.train.memory import (
-    CheckpointUnit,
-    Peak,
-    StageMemory,
-    rank_peak,
-    stage_memory,
-    weight_shapes,
-)
+from scenarios.builders.train.memory import CheckpointUnit, StageMemory, stage_memory, weight_shapes
 from sim.base.errors import MisfitError
 from sim.base.units import round_half_up
 
@@ -442,13 +435,18 @@ class Training:
                 boundary_nbytes=self.sent_nbytes,
                 activation_nbytes=memory.saved,
                 weight_grad_nbytes=memory.for_weights,
-                working_nbytes=max(0, memory.backward - memory.saved),
+                forward_working_nbytes=max(0, memory.forward - memory.saved - self.sent_nbytes),
+                working_nbytes=max(0, memory.backward - memory.saved - self._gradients_sent(s)),
                 parameter_nbytes=self.resident(stage)["parameters"],
                 gradient_nbytes=self.resident(stage)["gradients"],
                 optimizer_nbytes=self.resident(stage)["optimizer state"],
             )
-            for stage, memory in zip(self.each_stage, self.memory_of_stages, strict=True)
+            for s, (stage, memory) in enumerate(zip(self.each_stage, self.memory_of_stages, strict=True))
         ]
+
+    def _gradients_sent(self, stage: int) -> int:
+        """Return the bytes of gradients that a backward receives and sends on."""
+        return self.sent_nbytes * ((stage > 0) + (stage < self.stages - 1))
 
     @cached_property
     def around(self) -> Around:
@@ -493,18 +491,13 @@ class Training:
             "optimizer state": self.optimizer_state * share,
         }
 
-    def peaks(self, schedule: Schedule) -> list[Peak]:
-        """Return the most that each pipeline rank holds under a schedule."""
-        found = []
-        for rank in range(schedule.ranks):
-            mine = [self.each_stage[s] for s in schedule.stages_of(rank)]
-            resident = {"buffers": _WORKSPACES}
-            for stage in mine:
-                for part, nbytes in self.resident(stage).items():
-                    resident[part] = resident.get(part, 0) + nbytes
-            shapes = set().union(*(weight_shapes(stage.units) for stage in mine))
-            if self.transformer_engine:
-                resident["buffers"] += sum(2 * m * n for m, n in shapes)
-                resident["buffers"] += self.work.wide if self.layout.splits_sequence else 0
-            found.append(rank_peak(schedule, rank, self.memory_of_stages, resident))
-        return found
+    def buffers(self, schedule: Schedule) -> tuple[int, ...]:
+        """Return the buffers of each pipeline rank: workspaces, and for Transformer Engine a gradient of each
+        shape of weight and the gathered input of a product.
+        """
+        if not self.transformer_engine:
+            return (_WORKSPACES,) * schedule.ranks
+        wide = self.work.wide if self.layout.splits_sequence else 0
+        shapes = [weight_shapes(stage.units) for stage in self.each_stage]
+        each = (set().union(*(shapes[s] for s in schedule.stages_of(r))) for r in range(schedule.ranks))
+        return tuple(_WORKSPACES + wide + sum(2 * m * n for m, n in mine) for mine in each)

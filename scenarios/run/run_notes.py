@@ -1,0 +1,162 @@
+"""What is said beside results: unused devices, bounds that say nothing, streams that nobody uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from sim.base import plugins
+from sim.trace import Trace
+
+_MOST: Final = 20
+"""How many devices are named."""
+
+
+def unused_notes(unused: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a line for each set of devices that some runs left unused.
+
+    Parameters
+    ----------
+    unused : mapping of str to sequence of str
+        Run -> its unused devices; where not all runs have the same ones, a line names its runs.
+
+    Examples
+    --------
+    >>> unused_notes({"heft": ["gpu1"], "single": ["gpu1"]})
+    ['unused: gpu1']
+    >>> unused_notes({"heft": [], "single": ["gpu1", "gpu2"]})
+    ['unused under single: gpu1, gpu2']
+    """
+    runs_of: dict[tuple[str, ...], list[str]] = {}
+    for run, devices in unused.items():
+        runs_of.setdefault(tuple(devices), []).append(run)
+    return [
+        ("unused" if len(runs_of) == 1 else f"unused under {', '.join(runs)}") + f": {_named(devices)}"
+        for devices, runs in runs_of.items()
+        if devices
+    ]
+
+
+def no_gap_notes(reasons: Iterable[str | None]) -> list[str]:
+    """Return a line for each reason why runs are not measured against a lower bound.
+
+    Examples
+    --------
+    >>> no_gap_notes([None, "an op failed", "an op failed"])
+    ['no lower bound: an op failed']
+    """
+    return [f"no lower bound: {reason}" for reason in dict.fromkeys(filter(None, reasons))]
+
+
+def _named(devices: Sequence[str]) -> str:
+    more = len(devices) - _MOST
+    return ", ".join(devices[:_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Streams that nobody was told to use.
+#
+#     gpu0 (streams: 4)   stream 0  a b c d e f      policy.streams says nothing: all ops are on the first,
+#                         stream 1                   so `streams: 4` changes nothing, and a sweep over it
+#                         stream 2                   has equal rows
+#                         stream 3
+#
+#  a: {attributes: {stream: compute}}             ops that name their streams, as those of a recording or of
+#  b: {attributes: {stream: all_reduce}}          parallel training do: only `recorded` follows them
+
+
+def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
+    """Return a line for each device that ran several ops on one of its streams because none were assigned.
+
+    Parameters
+    ----------
+    runs : mapping of str to Trace
+        Runs of one scenario; where there are several, a line names those that it holds for.
+
+    Examples
+    --------
+    >>> from scenarios.run.load import load_scenario
+    >>> from scenarios.run.execute import run_scenario
+    >>> changes = ["policy=in-order", "machine.ideal=true"]
+    >>> scenario = load_scenario("scenarios/examples/quickstart.yaml", sets=changes)
+    >>> stream_notes({"in-order": run_scenario(scenario).trace})
+    ['gpu0 used 1 of 4 streams; to use more, set policy.streams (per-branch, per-kind, ...)']
+    """
+    found = _recorded_in_vain(runs)
+    held: dict[tuple[str, int], list[str]] = {}
+    for policy, trace in runs.items():
+        for device in _on_one_stream(trace) if policy not in found else ():
+            held.setdefault(device, []).append(policy)
+    notes = [*found.values(), *_shared_twice(runs.values())]
+    if not held:
+        return notes
+    known = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
+    advice = f"to use more, set policy.streams ({known})"
+    return notes + [
+        f"{name} used 1 of {streams} streams"
+        + (f" under {', '.join(labels)}" if len(labels) < len(runs) else "")
+        + f"; {advice}"
+        for (name, streams), labels in held.items()
+    ]
+
+
+def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
+    """Return a line for each run without an assignment of ops that name several streams."""
+    found = {}
+    for policy, trace in runs.items():
+        job = trace.job
+        if job.streams is not None:
+            continue
+        named: dict[int, dict[object, None]] = {}
+        for op, stream in job.graph.attribute("stream").items():
+            device = int(job.device_of[op])
+            if not job.machine.devices[device].workers:
+                named.setdefault(device, {})[stream] = None
+        several = [device for device, streams in named.items() if len(streams) > 1]
+        if several:
+            first = several[0]
+            shown = ", ".join(map(str, list(named[first])[:4])) + (", ..." if len(named[first]) > 4 else "")
+            others = len(several) - 1
+            also = f" and {others} other device{'s' * (others > 1)}" if others else ""
+            under = f" under {policy}" if len(runs) > 1 else ""
+            found[policy] = (
+                f"ops of {job.machine.devices[first].name}{also} name {len(named[first])} streams ({shown}), "
+                f"which nothing follows{under}; to let them overlap as they say, set policy.streams: recorded"
+            )
+    return found
+
+
+def _shared_twice(runs: Iterable[Trace]) -> list[str]:
+    """Return a line if kernels that shared SMs when they were recorded share them once more."""
+    names: dict[str, None] = {}
+    for job in (trace.job for trace in runs):
+        if job.graph.attribute("recorded_start_ns"):
+            devices = enumerate(job.machine.devices)
+            shared = [d for d, device in devices if device.kind == "gpu" and device.processor is not None]
+            used = set(job.device_of.tolist())
+            names |= {job.machine.devices[d].name: None for d in shared if d in used}
+    if not names:
+        return []
+    first, others = next(iter(names)), len(names) - 1
+    also = f" and {others} other device{'s' * (others > 1)}" if others else ""
+    return [
+        f"kernels share the SMs of {first}{also}, and did so when their durations were recorded: that counts "
+        "twice; give the device sharing: none"
+    ]
+
+
+def _on_one_stream(trace: Trace) -> list[tuple[str, int]]:
+    """Return names and streams of the devices of which, without an assignment, one stream had all the ops."""
+    if trace.job.streams is not None:
+        return []
+    machine = trace.job.machine
+    used = np.bincount(trace.tasks["stream"][~trace.alone], minlength=machine.first_stream[-1])
+    found = []
+    for device, (first, end) in zip(machine.devices, pairwise(machine.first_stream), strict=True):
+        here = used[first:end]
+        if not device.workers and device.streams > 1 and np.count_nonzero(here) == 1 and here.sum() > 1:
+            found.append((device.name, device.streams))
+    return found

@@ -1,0 +1,263 @@
+"""What-ifs of a scenario's machine: each bottleneck taken away, one after another, to see what it costs.
+
+::
+
+    gpu0 twice as fast        one more stream on gpu0        issuing and launching take no time
+    links take no time        memory without limit           'conv3' twice as fast
+    communication twice as fast, communication takes no time
+
+A recording has no such machine: there the what-ifs of `scenarios.variants.what_ifs` say what would
+change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from scenarios.variants.variant import Variant
+from sim.base.arrays import BoolArray, IntArray
+from sim.base.errors import InputError
+from sim.explain.communication import COMMUNICATION, inside_ns, moving_ops
+from sim.explain.path import executed_path
+from sim.job.job import Job
+from sim.machine.device import Device
+from sim.machine.machine import Machine
+from sim.record.record import Wait
+from sim.trace import Trace
+
+_NONE: Final = np.zeros(0, np.int64)
+
+MOST_OPS: Final = 3
+"""Ops that are tried one by one: those that take longest on the executed critical path."""
+
+MOST_DEVICES: Final = 8
+"""More that differ are tried together only, by kind."""
+
+
+def machine_trials(trace: Trace) -> list[Variant]:
+    """Return what is tried of the machine of a run, its communication, and the ops on its critical path.
+
+    Of what cannot matter the reason is told: memory without limit where nothing waits for memory, a stream
+    more where no op would go there. What takes half its time stays as it was decided: its device, its place
+    in the order, its stream.
+
+    Parameters
+    ----------
+    trace : Trace
+        The run as it is.
+
+    Examples
+    --------
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> b = GraphBuilder("one")
+    >>> _ = b.op("a", kind="matmul", duration_ns=10)
+    >>> trace = simulate(b.build(), Machine((Device("gpu0", issue_ns=2),)), ReadyQueue())
+    >>> [trial.label for trial in machine_trials(trace)]
+    ['all kernels twice as fast', 'gpu0 twice as fast', 'one more stream on gpu0',
+     'issuing and launching take no time', "'a' twice as fast"]
+    """
+    job = trace.job
+    names, machine = job.graph.op_names, job.machine
+    computes = ~moving_ops(job)
+    trials = [
+        Variant(label="all kernels twice as fast", job=_computing(computes)),
+        *_by_device(trace, computes),
+    ]
+    if any(map(_costs, machine.devices)):
+        trials.append(_trial("issuing and launching take no time", _free))
+    trials += _of_communication(trace)
+    if any(device.memory_bytes is not None for device in machine.devices):
+        waits = (trace.tasks["wait"] == Wait.MEMORY).any() or trace.tasks.get("calls_ns", _NONE).any()
+        label = "memory without limit"
+        trials.append(
+            _trial(label, _unlimited) if waits else Variant(label=label, why_not="nothing waits for memory")
+        )
+    for op in _longest_on_path(trace):
+        ops = np.isin(np.arange(len(names)), _on_all_ranks(trace, op))
+        trials.append(Variant(label=f"{names[op]!r} twice as fast", job=_halving(ops)))
+    return trials
+
+
+def _of_communication(trace: Trace) -> Iterator[Variant]:
+    """Yield collectives, and links, that take less time."""
+    job, machine = trace.job, trace.job.machine
+    moves = job.graph.is_kind(*COMMUNICATION - {"copy", "transfer"}) | job.meets
+    if job.collectives is not None:
+        moves[job.collectives.op[job.carried]] = False  # links carry them: how long they take, these say
+    inside = inside_ns(job.graph)
+    if (job.duration_ns[moves] > 0).any() or inside.any():
+        yield Variant(
+            label="communication twice as fast",
+            job=_taking(lambda ns: _half(ns, moves) - inside // 2),
+        )
+        yield Variant(
+            label="communication takes no time", job=_taking(lambda ns: np.where(moves, 0, ns - inside))
+        )
+    if len(trace.transfers["id"]) or job.carried.any():
+        if any(link.bandwidth_bytes_per_s for link in machine.links):
+            yield Variant(label="links with twice the bandwidth", machine=_wider)
+        if machine.collectives is None:
+            yield Variant(label="links take no time", machine=_unlinked)
+
+
+def _wider(machine: Machine) -> Machine:
+    links = (
+        replace(link, bandwidth_bytes_per_s=2 * link.bandwidth_bytes_per_s)
+        if link.bandwidth_bytes_per_s
+        else link
+        for link in machine.links
+    )
+    return replace(machine, links=tuple(links))
+
+
+def _unlinked(machine: Machine) -> Machine:
+    return replace(machine, links=())
+
+
+def _unlimited(device: Device) -> Device:
+    return replace(device, memory_bytes=None)
+
+
+def _free(device: Device) -> Device:
+    return replace(device, issue_ns=0, issue_ns_by_kind={}, launch_latency_ns=0, gap_ns=0)
+
+
+def _costs(device: Device) -> bool:
+    """Whether issuing or launching on a device takes time."""
+    return any((device.issue_ns, *device.issue_ns_by_kind.values(), device.launch_latency_ns, device.gap_ns))
+
+
+def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
+    """Yield the devices twice as fast, and with a stream more.
+
+    Those that are equal and compute as long are tried together; where many differ, all of a kind are.
+    """
+    job = trace.job
+    used = np.flatnonzero(np.bincount(trace.device, minlength=len(job.machine.devices))).tolist()
+    tasks = trace.executed & computes[trace.tasks["op"]]
+    compute_ns = np.zeros(len(job.machine.devices), np.int64)
+    np.add.at(compute_ns, trace.device[tasks], (trace.tasks["end_ns"] - trace.tasks["start_ns"])[tasks])
+    groups = _grouped(used, lambda d: (_unnamed(job.machine.devices[d]), compute_ns[d]))
+    if len(groups) > MOST_DEVICES:
+        groups = _grouped(used, lambda d: job.machine.devices[d].kind)
+        names = [f"every {job.machine.devices[group[0]].kind}" for group in groups]
+    else:
+        first = [job.machine.devices[group[0]].name for group in groups]
+        names = [
+            name if len(group) == 1 else f"{name} and {len(group) - 1} like it"
+            for name, group in zip(first, groups, strict=True)
+        ]
+    for name, devices in zip(names, groups, strict=True):
+        here = np.isin(job.device_of, devices)
+        yield Variant(label=f"{name} twice as fast", job=_computing(here & computes))
+        if not job.machine.devices[devices[0]].workers:
+            more = _with_stream({job.machine.devices[d].name for d in devices})
+            label = f"one more stream on {name}"
+            if _is_used(job, more):
+                yield _trial(label, more)
+            else:
+                yield Variant(label=label, why_not="policy.streams would put no op on it")
+
+
+def _unnamed(device: Device) -> Device:
+    return replace(device, name="")
+
+
+def _grouped(devices: Sequence[int], key: Callable[[int], object]) -> list[list[int]]:
+    """Return devices with equal keys together, in the order of the first of each."""
+    groups: list[tuple[object, list[int]]] = []
+    for d in devices:
+        mine = key(d)
+        same = next((group for known, group in groups if known == mine), None)
+        if same is None:
+            groups.append((mine, [d]))
+        else:
+            same.append(d)
+    return [group for _, group in groups]
+
+
+def _with_stream(names: set[str]) -> Callable[[Device], Device]:
+    def changed(device: Device) -> Device:
+        if device.name not in names:
+            return device
+        made = device.for_streams or device.with_streams
+        return (
+            replace(device, streams=device.streams + 1) if made is None else made(device, device.streams + 1)
+        )
+
+    return changed
+
+
+def _is_used(job: Job, more: Callable[[Device], Device]) -> bool:
+    """Whether an op would go to one more stream: not without an assignment, nor where ops name theirs."""
+    devices = job.machine.devices
+    wider = tuple(map(more, devices))
+    if job.streams is None:
+        return False
+    lane = replace(job, machine=replace(job.machine, devices=wider)).lane
+    return bool((lane >= np.array([device.lanes for device in devices])[job.device_of]).any())
+
+
+def _trial(label: str, change: Callable[[Device], Device]) -> Variant:
+    """Return a what-if that changes each device."""
+    return Variant(
+        label=label, machine=lambda machine: replace(machine, devices=tuple(map(change, machine.devices)))
+    )
+
+
+def _computing(ops: BoolArray) -> Callable[[Job], Job]:
+    """Return a change that halves what some ops compute, and leaves what these communicate themselves."""
+
+    def changed(job: Job) -> Job:
+        inside = inside_ns(job.graph)
+        return _taking(lambda ns: inside + _half(ns - inside, ops))(job)
+
+    return changed
+
+
+def _halving(ops: BoolArray) -> Callable[[Job], Job]:
+    return _taking(lambda ns: _half(ns, ops))
+
+
+def _half(ns: IntArray, ops: BoolArray) -> IntArray:
+    """Return durations, of some ops halved and rounded up."""
+    return np.where(ops, -(-ns // 2), ns)
+
+
+def _taking(change: Callable[[IntArray], IntArray]) -> Callable[[Job], Job]:
+    """Return a change of all durations of a job: those that are, are drawn, and are known."""
+
+    def changed(job: Job) -> Job:
+        if job.drawn is not None:
+            raise InputError("under control flow with noise durations are drawn while it runs")
+
+        def of(ns: IntArray) -> IntArray:
+            return np.where(ns > 0, np.maximum(change(ns), 0), ns)
+
+        noisy = None if job.noisy_ns is None else np.stack([of(ns) for ns in job.noisy_ns])
+        return replace(job, duration_ns=of(job.duration_ns), known_ns=of(job.known_ns), noisy_ns=noisy)
+
+    return changed
+
+
+def _longest_on_path(trace: Trace) -> list[int]:
+    """Return the ops that take longest on the executed critical path, longest first."""
+    total: dict[int, int] = {}
+    for step in executed_path(trace):
+        if step.kind == "task":
+            op = int(trace.tasks["op"][step.row])
+            total[op] = total.get(op, 0) + step.end_ns - step.start_ns
+    return sorted(total, key=lambda op: (-total[op], op))[:MOST_OPS]
+
+
+def _on_all_ranks(trace: Trace, op: int) -> IntArray:
+    """Return an op, and of a collective also those that it meets: it takes as long as the slowest of them."""
+    if trace.meetings is None or not trace.job.meets[op]:
+        return np.array([op])
+    ops, meeting = trace.tasks["op"][trace.meetings.row], trace.meetings.meeting
+    return np.unique(ops[np.isin(meeting, meeting[ops == op])])

@@ -1,0 +1,382 @@
+"""What-ifs of one recording, or scenario, tried one after another: which, and what comes out of each."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+from pydantic import ValidationError
+
+from scenarios.file.faults import input_error
+from scenarios.recorded import select as roles
+from scenarios.recorded.changes import WhatIf, applied
+from scenarios.recorded.program import RecordedProgram
+from scenarios.recorded.setup import as_recorded
+from scenarios.run.execute import run_case
+from scenarios.run.prepare_job import job_of
+from scenarios.run.scenario import Case
+from scenarios.variants.variant import Row, Variant, Variants, attempt
+from scenarios.workloads.graph_files import ImportedFile
+from sim.base.arrays import UNSET
+from sim.base.errors import InputError, UnknownNameError, located
+from sim.explain.communication import inside_ns
+from sim.explain.narration import names_around
+from sim.graph.graph import Graph
+from sim.trace import Trace
+
+# ----------------------------------------------------------------------------------------------------------
+# Which rank the others wait for, and how much more it has to do than they.
+#
+#     rank 0   ──── [all-reduce.......]        blame of rank 2: from the arrival of rank 1, the last but one,
+#     rank 1   ──────── [all-reduce...]        until its own
+#     rank 2   ─────────────── [all-re]
+#                       └blame┘
+
+
+def straggler(graph: Graph) -> tuple[int, dict[str, float]] | None:
+    """Return the rank that keeps the others waiting longest, and the factors that would make it their equal.
+
+    Parameters
+    ----------
+    graph : Graph
+        Of the ranks of a job: rank 3 is ``gpu3`` and ``cpu3``.
+
+    Returns
+    -------
+    (int, dict of str to float) or None
+        For its host and for its GPU, the median of the others' own work over its own, where that is less than
+        one. None: there are no ranks, or nobody waits.
+    """
+    blame: dict[int, int] = {}
+    for arrivals in _arrivals(graph).values():
+        for starts in zip(*arrivals.values(), strict=False):
+            ranked = sorted(zip(starts, arrivals, strict=True))
+            if len(ranked) > 1:
+                (before, _), (last, rank) = ranked[-2:]
+                blame[rank] = blame.get(rank, 0) + last - before
+    if not any(blame.values()):
+        return None
+    latest = max(sorted(blame), key=lambda rank: blame[rank])
+    kernels = roles.tasks(graph) & ~roles.collectives(graph)
+    factors = {}
+    for kind, which in (("cpu", roles.host_ops(graph)), ("gpu", kernels)):
+        work_ns = np.bincount(graph.pin_code[which], graph.duration_ns[which], len(graph.pins))
+        others = [ns for pin, ns in zip(graph.pins, work_ns.tolist(), strict=True) if pin.startswith(kind)]
+        if (mine := f"{kind}{latest}") in graph.pins:
+            own_ns = float(work_ns[graph.pins.index(mine)])
+            others.remove(own_ns)
+            if others and own_ns > median(others):
+                factors[mine] = median(others) / own_ns
+    return latest, factors
+
+
+def _arrivals(graph: Graph) -> dict[str, dict[int, list[int]]]:
+    """Return by communicator and rank when its collectives were recorded to start."""
+    found: dict[str, dict[int, list[int]]] = {}
+    for op in graph.in_communicators:
+        own, pin = graph.attributes[op], graph.pins[int(graph.pin_code[op])]
+        rank = pin.removeprefix("gpu")
+        if "recorded_start_ns" in own and rank.isdigit():
+            of = found.setdefault(str(own["communicator"]), {})
+            of.setdefault(int(rank), []).append(int(own["recorded_start_ns"]))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The what-ifs that `sim whatif` tries of any recording: what helps how much.
+
+MOST_KINDS: Final = 5
+"""Kinds of kernel that are tried one by one: those that take longest together."""
+MOST_NAMES: Final = 3
+"""Operators, and classes of modules, that are tried one by one."""
+_NEARLY_ALL: Final = 0.9
+_OF_KIND: Final = {"kernel": "kernels of no known kind"}
+"""What kinds are called, where that is not clear from their names."""
+
+
+def what_if(label: str, changes: Mapping[str, Any], why_not: str = "") -> Variant:
+    """Return a what-if of the graph, as a scenario has it."""
+    return Variant(label=label, what_if=changes, why_not=why_not)
+
+
+def standard_trials(graph: Graph) -> list[Variant]:
+    """Return what is tried of a graph, and what cannot be, with the reason.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("one")
+    >>> _ = b.op("a", kind="matmul", duration_ns=10, device="gpu", attributes={"stream": 7})
+    >>> standard_trials(b.build())[4].what_if
+    {'scale': {'matmul': 'x0.5'}}
+    """
+    launches = roles.launches(graph).any()
+    collectives = roles.collectives(graph).any() or inside_ns(graph).any()
+    no_calls = "" if launches else "the recording has no launch calls of the host"
+    alone = "" if collectives else "nothing communicates"
+    copies = "" if roles.transfers(graph).any() else "nothing is copied between host and device"
+    gapless = "" if graph.device_facts else "the recording does not tell the gap between kernels"
+    in_a_row = "" if "elementwise" in graph.kinds else "there are no elementwise kernels"
+    idle = "" if graph.is_kind("delay").any() else "all idle time is explained"
+    host = "" if roles.host_ops(graph).any() else "the recording has nothing of the host"
+    return [
+        what_if("launch calls twice as fast", {"issue_cost": "x0.5"}, no_calls),
+        what_if("launch calls take no time", {"issue_cost": "x0"}, no_calls),
+        what_if("CUDA graphs", {"cuda_graph": True}, no_calls),
+        what_if("host twice as fast", {"host": "x0.5"}, host),
+        *(
+            what_if(
+                f"{_OF_KIND.get(kind, kind)} twice as fast{_own_communication(graph, kind)}",
+                {"scale": {kind: "x0.5"}},
+            )
+            for kind in _longest_kinds(graph)
+        ),
+        *(
+            what_if(f"{name} twice as fast, on host and device", {"scale": {name: "x0.5"}})
+            for key in ("operator", "module")
+            for name in _longest_names(graph, key)
+        ),
+        what_if("all kernels twice as fast", {"scale": {"kernels": "x0.5"}}),
+        what_if("elementwise kernels in a row fused", {"fuse": ["elementwise"]}, in_a_row),
+        what_if("copies between host and device gone", {"remove": ["transfers"]}, copies),
+        what_if("communication twice as fast", {"bandwidth": {"collectives": "x2"}}, alone),
+        what_if("communication takes no time", {"scale": {"collectives": "x0"}}, alone),
+        what_if("no gaps between kernels", {"gap": "x0"}, gapless),
+        what_if("unexplained idle time gone", {"scale": {"delay": "x0"}}, idle),
+        *_without_straggler(graph),
+    ]
+
+
+def chosen(trials: list[Variant], only: list[str]) -> list[Variant]:
+    """Return the trials that have one of some keys, or a word of it in their label.
+
+    Raises
+    ------
+    UnknownNameError
+        A word is in none of them.
+    """
+    found: dict[int, Variant] = {}
+    for word in only:
+        keyed = {n: each for n, each in enumerate(trials) if word in (each.what_if or ())}
+        fits = keyed or {n: each for n, each in enumerate(trials) if word in each.label}
+        if not fits:
+            raise UnknownNameError("what-if", word, {key for each in trials for key in each.what_if or ()})
+        found |= fits
+    return [found[n] for n in sorted(found)]
+
+
+def _longest_kinds(graph: Graph) -> list[str]:
+    """Return the kinds of kernel that take longest together."""
+    ops = roles.tasks(graph) & ~roles.collectives(graph) & ~roles.transfers(graph) & (graph.duration_ns > 0)
+    total = np.bincount(graph.kind_code[ops], graph.duration_ns[ops], len(graph.kinds))
+    first = np.argsort(-total, kind="stable")[:MOST_KINDS]
+    return [graph.kinds[code] for code in first.tolist() if total[code] > 0]
+
+
+def _longest_names(graph: Graph, key: str) -> list[str]:
+    """Return the operators, or classes of modules, that take longest with all they call, but nearly all."""
+    work_ns = np.where(roles.collectives(graph) | roles.transfers(graph), 0, graph.duration_ns).clip(0)
+    total, whole = Counter[str](), int(work_ns.sum())
+    for op, path in graph.attribute(key).items():
+        for name in names_around(str(path)):
+            total[name] += int(work_ns[op])
+    some = [name for name, ns in total.items() if 0 < ns < _NEARLY_ALL * whole]
+    return sorted(some, key=lambda name: (-total[name], name))[:MOST_NAMES]
+
+
+def _own_communication(graph: Graph, kind: str) -> str:
+    """Return what to say of a kind of which ops communicate themselves: all of their time is halved."""
+    return ", what it communicates included" if inside_ns(graph)[graph.is_kind(kind)].any() else ""
+
+
+def _without_straggler(graph: Graph) -> Iterator[Variant]:
+    """Yield what if the rank that is last most were as fast as the median of the others."""
+    found = straggler(graph)
+    if found is not None:
+        rank, factors = found
+        label = f"rank {rank}, which is late most, as fast as the others"
+        scale = {device: f"x{factor:.4f}" for device, factor in factors.items()}
+        why_not = "" if factors else "it has no more to do than they; it began later"
+        yield what_if(label, {"scale": scale} if scale else {}, why_not)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_MATTERS = 0.005
+"""Part of the makespan by which two models of a recording have to differ to be told apart."""
+
+
+class WhatIfs(Variants):
+    """The variants of a scenario, or of a recording on the machine that it shows, that change no settings.
+
+    It is read once, and simulated for each.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the scenario."""
+        return self._as_it_is.scenario.name
+
+    @cached_property
+    def _as_it_is(self) -> Case:
+        return super().case(Variant())
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Its graph; ops that have no duration of their own get what cost models say of them."""
+        graph = self._as_it_is.work.graph
+        if (graph.duration_ns != UNSET).all():
+            return graph
+        job = job_of(self._as_it_is)
+        if len(job.graph) != len(graph):  # compiled: what is compiled has no durations
+            return graph
+        return replace(graph, duration_ns=np.asarray(job.duration_ns), duration_by_kind={})
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The run as it is."""
+        return run_case(self.case(Variant())).trace
+
+    @property
+    def timed(self) -> bool:
+        """Whether all ops have a duration: else the policy makes others of them, which have."""
+        return bool((self.graph.duration_ns != UNSET).all())
+
+    @property
+    def recorded_ns(self) -> int | None:
+        """From the begin of a recording to the end of what was recorded last; None: it is none."""
+        found = as_recorded(self.graph)
+        return int(found.end_ns.max()) if len(found.op) else None
+
+    def case(self, variant: Variant) -> Case:
+        """Return the run of a what-if: on the machine that its graph shows, where it is a recording."""
+        graph, case = self.graph, self._as_it_is
+        if variant.what_if:
+            graph = applied(graph, [read_what_if(dict(variant.what_if))])
+        scenario, workload = case.scenario, case.scenario.content.workload
+        if isinstance(workload, ImportedFile):
+            content = scenario.content.model_copy(update={"workload": workload.with_graph(graph)})
+            case = replace(scenario, content=content).case()
+            if variant.machine is None:
+                return case
+        work = case.work._replace(graph=graph)
+        if variant.machine is not None:
+            work = work._replace(machine=variant.machine(work.machine))
+        return replace(case, make=lambda: work)
+
+    def without_inferred(self) -> tuple[WhatIfs | None, int]:
+        """Return it without waits of the host that show in nothing that was recorded, and how many."""
+        if not len(self.graph.attribute("inferred_wait")):
+            return None, 0
+        program, other = RecordedProgram(self.graph), copy(self)
+        vars(other).pop("trace", None)
+        inferred = program.forget_inferred()
+        other.graph = program.graph()
+        return other, inferred
+
+
+def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], given: Sequence[Variant] = ()) -> Iterator[Row]:
+    """Yield what comes out as it is, and of each what-if.
+
+    What cannot be done of such a recording is an outcome, too.
+
+    Parameters
+    ----------
+    what_ifs : WhatIfs
+    trials : sequence of Variant
+    given : sequence of Variant
+        More of them, which somebody asked for: a mistake in one is an error.
+
+    Yields
+    ------
+    dict
+        ``label`` and ``what_if``; ``makespan_ns`` and ``saved_ns``, None where it cannot be done;
+        ``other_saved_ns``, what is saved without the waits of the host that were inferred and held nothing
+        when recorded (None: as much, or there are none); ``notes``: what was assumed, or why it cannot be
+        done.
+
+    Raises
+    ------
+    InputError
+        A what-if that somebody gave cannot be done; nothing was tried then.
+    """
+    for trial in given:
+        with asked(trial.label):
+            _noted(what_ifs, trial)
+    base_ns = what_ifs.trace.makespan_ns
+    yield _row(Variant(label="as recorded" if what_ifs.recorded_ns else "as it is"), base_ns, base_ns)
+    unheld, inferred = what_ifs.without_inferred()
+    for trial in (*trials, *given):
+        if trial.why_not:
+            yield _row(trial, base_ns, None, trial.why_not)
+            continue
+        try:
+            case, notes = _noted(what_ifs, trial)
+        except InputError as error:
+            yield _row(trial, base_ns, None, error.message)
+            continue
+        if (found := attempt(case, change=trial.job)).result is None:
+            yield _row(trial, base_ns, None, found.line)
+            continue
+        row = _row(trial, base_ns, found.result.trace.makespan_ns, *notes)
+        if unheld is not None and trial.what_if:
+            other, _ = _noted(unheld, trial)
+            other_ns = unheld.trace.makespan_ns - run_case(other, fits=False).trace.makespan_ns
+            if abs(other_ns - row["saved_ns"]) > _MATTERS * base_ns:
+                row["other_saved_ns"] = other_ns
+                row["notes"].append(
+                    f"rests on {inferred} wait(s) of the host that were inferred and held nothing when "
+                    "recorded; the other end of the range is what is saved without them"
+                )
+        yield row
+
+
+def _row(trial: Variant, base_ns: int, makespan_ns: int | None, *notes: str) -> Row:
+    return {
+        "label": trial.label,
+        "what_if": dict(trial.what_if or {}),
+        "makespan_ns": makespan_ns,
+        "saved_ns": None if makespan_ns is None else base_ns - makespan_ns,
+        "other_saved_ns": None,
+        "notes": [*notes],
+    }
+
+
+@contextmanager
+def asked(text: str) -> Iterator[None]:
+    """Say of which what-if of the command line an error inside is."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"--also {text}: {error}") from error
+
+
+def _noted(what_ifs: WhatIfs, trial: Variant) -> tuple[Case, list[str]]:
+    """Return the run of a what-if, and what it assumes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        case = what_ifs.case(trial)
+    return case, list(dict.fromkeys(str(warning.message) for warning in caught))
+
+
+def read_what_if(value: dict[str, Any]) -> WhatIf:
+    """Return a what-if from what a scenario would have.
+
+    Raises
+    ------
+    InputError
+        An unknown key, or a value that is none of it.
+    """
+    try:
+        return WhatIf.model_validate(value)
+    except ValidationError as error:
+        with located("what_if"):
+            raise input_error(error, WhatIf, value) from None
