@@ -73,10 +73,15 @@ class PipelineStage:
 
     def for_inference(self) -> PipelineStage:
         """Return the stage without what only a backward and an optimizer need."""
-        training = ("activation_nbytes", "gradient_nbytes", "optimizer_nbytes", "checkpoint_nbytes")
-        working = max(self.forward_working_nbytes, self.forward_nbytes)
-        nothing = dict.fromkeys(training, 0)
-        return replace(self, weight_grad_nbytes=None, forward_working_nbytes=working, **nothing)
+        return replace(
+            self,
+            activation_nbytes=0,
+            weight_grad_nbytes=None,
+            forward_working_nbytes=max(self.forward_working_nbytes, self.forward_nbytes),
+            gradient_nbytes=0,
+            optimizer_nbytes=0,
+            checkpoint_nbytes=0,
+        )
 
     @property
     def input_nbytes(self) -> int:

@@ -104,8 +104,8 @@ policy: forward-only
     assert (found["makespan_ns"], found["latency_ns"]) == (59, {"median": 32, "max": 59 - 21})
     assert found["micro_batches_per_s"] == pytest.approx(4e9 / 59)
     assert found["memory_bytes"] == [
-        {"weights": 10, "buffers": 3, "working": 2},
-        {"weights": 20, "working": 1},
+        {"parameters": 10, "buffers": 3, "working": 2},
+        {"parameters": 20, "working": 1},
     ]
 
 
