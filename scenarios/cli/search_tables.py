@@ -329,8 +329,8 @@ def _of_training(row: Row) -> dict[str, str]:
     if "train.step_ns" not in row:
         return dict.fromkeys(("tokens/s", "MFU", "memory", "bubble", "exposed"), "")
     return {
-        "tokens/s": f"{row['train.tokens_per_s']:,.0f}",
-        "MFU": percent(row["train.mfu"]),
+        "tokens/s": "" if row["train.tokens_per_s"] is None else f"{row['train.tokens_per_s']:,.0f}",
+        "MFU": "" if row["train.mfu"] is None else percent(row["train.mfu"]),
         "memory": size(row["train.peak_bytes"]),
         "bubble": percent(row["train.bubble"]),
         "exposed": percent(row["train.exposed_ns"] / row["train.step_ns"]),
