@@ -8,11 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 Rows = Sequence[Mapping[str, str]]
 
 _T = TypeVar("_T")
+
+
+class Section(NamedTuple):
+    """A part of what is told of runs: a terminal and a notebook show the same.
+
+    Attributes
+    ----------
+    lines : sequence of str
+        Above its tables.
+    tables : sequence of rows
+        Each row with its cells by column.
+    notes : sequence of str
+        Below them.
+    """
+
+    lines: Sequence[str] = ()
+    tables: Sequence[Rows] = ()
+    notes: Sequence[str] = ()
+
 
 _MOST_ROWS: Final = 20
 """Of more rows a table shows so many, and says how many it leaves out."""
@@ -45,6 +64,12 @@ def card(title: str, facts: Iterable[str] = (), *tables: Rows, text: str = "") -
     lines = "<br>".join([f"<strong>{escape(title)}</strong>", *map(escape, facts)])
     typed = [f'<pre style="{_AS_TYPED}">{escape(text)}</pre>'] if text else []
     return "\n".join([f"<div>{lines}", *typed, *(_table(rows) for rows in tables if rows)]) + "</div>"
+
+
+def card_of(title: str, sections: Sequence[Section]) -> str:
+    """Return HTML of a title, the lines and notes of sections, and their tables; see `card`."""
+    lines = (line for part in sections for line in (*part.lines, *part.notes))
+    return card(title, lines, *(table for part in sections for table in part.tables))
 
 
 def _table(rows: Rows) -> str:

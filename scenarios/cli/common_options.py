@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from scenarios.cli.shared_options import AllowCode, AllowOutside
+from scenarios.cli.shared_options import AllowCode, AllowOutside, option
 from sim.base.errors import InputError, SimError, UnknownNameError
 from sim.base.plugins import Allowed
 
@@ -73,8 +73,7 @@ def with_permissions(verb: Callable[..., Any]) -> Callable[..., Any]:
 _GRACE_S: Final = 2.0
 
 _LimitOption = Annotated[
-    float | None,
-    typer.Option("--limit", metavar="SECONDS", help="Stop after so many seconds, with exit status 124."),
+    float | None, option("--limit SECONDS", "Stop after so many seconds, with exit status 124.")
 ]
 
 
@@ -154,9 +153,7 @@ def _interrupt() -> None:
 SIMULATING: Final = ("run", "compare", "explain", "check", "whatif")
 """Verbs that take it: they run what they are given in this process."""
 
-_ForceOption = Annotated[
-    bool, typer.Option("--force", help="Run even what seems to need more memory than is free.")
-]
+_ForceOption = Annotated[bool, option("--force", "Run even what seems to need more memory than is free.")]
 
 
 def with_force(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,11 +182,10 @@ PICTURES: Final = ("gantt", "html", "links", "memory", "roofline", "timeline", "
 
 _ThemeOption = Annotated[
     str | None,
-    typer.Option(
-        "--theme",
-        metavar="NAME",
+    option(
+        "--theme NAME",
+        "How pictures and pages look: light, dark, or print (every colour has a hatch).",
         autocompletion=lambda incomplete: [name for name in THEMES if name.startswith(incomplete)],
-        help="How pictures and pages look: light, dark, or print (every colour has a hatch).",
     ),
 ]
 

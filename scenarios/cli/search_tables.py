@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import typer
 
-from scenarios.cli.hints import no_gap_notes, unused_notes
 from scenarios.cli.text_tables import print_table, strong
 from scenarios.fields.goals import Goal, alike
 from scenarios.fields.results import column_of_result, shown_result
 from scenarios.run.execute import Result
 from scenarios.run.result_sections import little_room
+from scenarios.run.run_notes import no_gap_notes, unused_notes
 from scenarios.variants.optimum import Optimum
 from scenarios.variants.tune import Trial, Tuning
 from scenarios.variants.tune_report import improvements
-from sim.base.units import format_duration
+from scenarios.variants.variant import Row
 from sim.explain.bounds import bounds
-from sim.export.tables import percent, size
+from sim.export.tables import percent, size, titled
 
 _SHOWN = 12
 """Improvements that are listed; of more the first and the last."""
@@ -99,25 +99,20 @@ def print_optimum(found: Optimum, limit_ns: int) -> None:
     if found.why_not:
         print(found.why_not)
     print()
-    rows = [("optimum" if found.proven else "best found", found.best)] if found.best is found.found else []
-    rows += [(result.policy, result) for result in found.results]
-    print_table(
-        [
-            {
-                "policy": name,
-                "makespan": format_duration(result.trace.makespan_ns),
-                "above the bound": _above_bound(found, result),
-            }
-            for name, result in sorted(rows, key=lambda row: row[1].trace.makespan_ns)
-        ]
+    runs = [("optimum" if found.proven else "best found", found.best)] if found.best is found.found else []
+    runs += [(result.policy, result) for result in found.results]
+    rows = (
+        {"policy": name, "makespan_ns": result.trace.makespan_ns, "above": _above_bound(found, result)}
+        for name, result in sorted(runs, key=lambda run: run[1].trace.makespan_ns)
     )
+    print_table(titled(rows, ["policy", "makespan_ns", "above the bound: above"]))
 
 
-def _above_bound(found: Optimum, result: Result) -> str:
+def _above_bound(found: Optimum, result: Result) -> str | float | None:
     """Return by how much a run is above the bound, or why the bound is none of it."""
     if (why := found.unlike(result)) is not None:
         return f"({why})"
-    return percent(result.trace.makespan_ns / found.lower_bound_ns - 1) if found.lower_bound_ns else ""
+    return result.trace.makespan_ns / found.lower_bound_ns - 1 if found.lower_bound_ns else None
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -127,29 +122,34 @@ def _above_bound(found: Optimum, result: Result) -> str:
 #     best: tp=2, pp=4: step_time 2.39 s                and the one behind it, by how much
 #     left out: 530 tp does not divide the heads        what was never run, by reason
 
-Row = Mapping[str, Any]
 
 _SHOWN_GROUPS: Final = 10
 """Rows of a table of the best."""
 
 
-_COLUMNS: Final = {
-    "makespan": "makespan",
-    "gap": "above bound",
-    "micro_batches_per_s": "micro-batches/s",
-    "samples_per_s": "samples/s",
-    "pipeline_bubble": "bubble",
-    "step_time": "makespan",
-    "tokens_per_s": "tokens/s",
-    "mfu": "MFU",
-    "step_memory": "memory",
-    "step_bubble": "bubble",
+_OF_TRAINING: Final = {
+    "makespan": "train.step_ns",
+    "above bound": "gap",
+    "tokens/s": "train.tokens_per_s",
+    "MFU": "train.mfu",
+    "memory": "train.peak_bytes",
+    "bubble": "train.bubble",
+    "exposed": "exposed",
 }
-"""Columns that tables have anyway, by the result that they show."""
+_OF_DEVICES: Final = {
+    "makespan": "makespan_ns",
+    "above bound": "gap",
+    "micro-batches/s": "micro_batches_per_s",
+    "samples/s": "samples_per_s",
+    "utilisation": "utilisation",
+    "bubble": "pipeline.bubble",
+    "peak memory": "peak memory",
+}
+"""Title of a column -> the key of its numbers, in a row or in `_over_devices`."""
 
 
 def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None = None) -> None:
-    """Print settings, policy, makespan, how far it is from the bound, and what else such runs have.
+    """Print settings, policy, makespan, how far it is from the bound, and what else some of the runs have.
 
     That is how much gets done in a second, how busy devices were, the most memory that one of them had, the
     bubble of a pipeline; of a training run goodput; of a training step tokens/s, MFU, memory of the fullest
@@ -158,29 +158,26 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
     goal = goal or Goal("makespan")
     done = [row[goal.column] for row in rows if not row["error"]]
     best = (max if goal.most else min)(done) if len(set(done)) > 1 else None
-    lines, failures = [], []
-    unused: dict[str, list[str]] = {}
-    goodputs = dict.fromkeys(key for row in rows for key in row if key.endswith(".goodput"))
-    trains = any("train.step_ns" in row for row in rows)
-    shown = _Shown.of(rows)
-    for row in rows:
-        cells = {key: str(row[key] or "") for key in (*settings, "policy")}
-        more = {key: percent(row[key]) if row.get(key) else "" for key in goodputs}
-        more |= _of_training(row) if trains else _of_devices(row, shown)
+    keys = dict.fromkeys(key for row in rows for key in row)
+    numbers = _OF_TRAINING if "train.step_ns" in keys else _OF_DEVICES
+    numbers = numbers | {key: key for key in keys if key.endswith(".goodput")}
+    sought = next((title for title, key in numbers.items() if key == goal.column), goal.what)
+    whole = [row | _over_devices(row) for row in rows]
+    told = {title: key for title, key in numbers.items() if any(row.get(key) is not None for row in whole)}
+    columns = {each: told.get(each, each) for each in (*settings, "policy", "makespan", *told, sought)}
+    lines, failures, unused = [], [], {}
+    for row, line in zip(
+        whole, titled(whole, [f"{each}: {told.get(each, each)}" for each in columns]), strict=True
+    ):
+        name = ", ".join(line[key] for key in (*settings, "policy"))
         if row["error"]:
-            lines.append({**cells, "makespan": "failed", "above bound": "", **more})
-            failures.append(f"{', '.join(cells.values())}: {row['error']}")
+            line["makespan"] = "failed"
+            failures.append(f"{name}: {row['error']}")
         else:
-            above = "" if row.get("gap") is None else percent(row["gap"])
-            line = {**cells, "makespan": format_duration(row["makespan_ns"]), "above bound": above, **more}
-            value = row[goal.column]
-            column = _COLUMNS.get(goal.what, goal.what)
-            line.setdefault(column, shown_result(goal.what, value))
-            line[column] += "*" if value == best else "" if best is None else " "
-            lines.append(line)
-            unused[", ".join(cells.values())] = (
-                row["unused_devices"].split(", ") if row["unused_devices"] else []
-            )
+            mark = "*" if row[goal.column] == best else "" if best is None else " "
+            line[sought] = shown_result(goal.what, row[goal.column]) + mark
+            unused[name] = row["unused_devices"].split(", ") if row["unused_devices"] else []
+        lines.append(line)
     print_table(lines, left=len(settings) + 1)
     if best is not None:
         print(f"* {_best_of(goal)}")
@@ -188,6 +185,26 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
         print(note)
     if failures:  # below the table: a long story in a column of its own would leave no room for the others
         print("\n" + "\n".join(failures))
+
+
+_PEAK: Final = ".peak_memory_bytes"
+
+
+def _over_devices(row: Row) -> dict[str, Any]:
+    """Return of a row what is of all its devices: how busy those are that are used, and the fullest."""
+    told: dict[str, Any] = {}
+    if "train.step_ns" in row:
+        told["exposed"] = row["train.exposed_ns"] / row["train.step_ns"]
+    unused = (row.get("unused_devices") or "").split(", ")
+    names = [key.removesuffix(_PEAK) for key in row if key.endswith(_PEAK)]
+    used = [name for name in names if name not in unused]
+    if shares := [row[f"{name}.utilisation"] for name in used if row.get(f"{name}.utilisation")]:
+        told["utilisation"] = sum(shares) / len(shares)  # of switches and idle devices none
+    peaks = {name: row[name + _PEAK] for name in used}
+    if peak := max(peaks.values(), default=0):
+        where = max(peaks, key=lambda name: peaks[name])
+        told["peak memory"] = size(peak) + f" {where}" * (len(names) > 1)
+    return told
 
 
 def print_answer(
@@ -273,6 +290,7 @@ def _print_limits(row: Row, goal: Goal) -> None:
         print("  " + "; ".join(told))
 
 
+<<<<<<< HEAD
 class _Shown(NamedTuple):
     """What the rows of a table have: decided once, for all of them."""
 
@@ -337,6 +355,8 @@ def _of_training(row: Row) -> dict[str, str]:
     }
 
 
+=======
+>>>>>>> main
 def _called(row: Row, names: Sequence[str]) -> str:
     parts = [f"{name}={row[name]}" for name in names]
     return ", ".join([*parts, str(row["policy"])])

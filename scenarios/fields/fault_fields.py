@@ -15,18 +15,18 @@
       restart: 10min                                   what follows
       checkpoint: {every: 2, restore: 1min}
 
-The words are those of `scenarios.training_run.fields`, which is about many steps of one length; this is
-about the tasks and transfers of some.
+This is about the tasks and transfers of some steps; `scenarios.training_run.fields` says when machines fail
+in the same words (`EventFields`, `CountedFields`), of many steps of one length.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -81,14 +81,9 @@ def read_causes(path: Path) -> dict[str, int]:
 # ----------------------------------------------------------------------------------------------------------
 
 
-class CauseFields(Strict):
-    """Which parts something happens to, and when: each by chance, or all of them at given times."""
+class EventFields(Strict):
+    """When something happens: by chance, or at given times."""
 
-    device: Annotated[Name | None, Field(description="name or pattern, such as gpu*")] = None
-    worker: Annotated[
-        Name | None, Field(description="... of a process with all its devices: a host of the machine")
-    ] = None
-    link: Annotated[Name | None, Field(description="... of a link")] = None
     at: Annotated[list[Duration] | None, Field(min_length=1, description="times of the run")] = None
     mtbf: Annotated[Duration | None, Field(description="mean time between two events of each part")] = None
 
@@ -97,14 +92,66 @@ class CauseFields(Strict):
         return {"at": self.at is not None, "mtbf": self.mtbf is not None}
 
     @model_validator(mode="after")
-    def _one_way(self) -> CauseFields:
-        kinds = {kind: getattr(self, kind) is not None for kind in get_args(PartKind)}
-        for ways in (kinds, self.ways()):
-            if sum(ways.values()) != 1:
-                given = [name for name, used in ways.items() if used]
-                raise fault(f"needs one of {', '.join(ways)}; found {' and '.join(given) or 'none'}")
+    def _one_way(self) -> Self:
+        need_one(self.ways())
         if self.mtbf == 0:
             raise fault("should be more than 0", ("mtbf",))
+        return self
+
+
+def need_one(given: Mapping[str, bool]) -> None:
+    """Refuse none, or several, of keys of which one is needed."""
+    if sum(given.values()) != 1:
+        found = " and ".join(name for name, used in given.items() if used)
+        raise fault(f"needs one of {', '.join(given)}; found {found or 'none'}")
+
+
+class CountedFields(EventFields):
+    """... or as often as it was counted once."""
+
+    count: Annotated[Count | None, Field(description="failures of this cause in `over`, on `devices`")] = None
+    causes: Annotated[
+        File | None, Field(description="CSV with the columns component and count: a cause each row")
+    ] = None
+    over: Annotated[Duration | None, Field(description="time in which they were counted")] = None
+    devices: Annotated[Count | None, Field(description="parts on which they were counted")] = None
+
+    def ways(self) -> dict[str, bool]:
+        """Return the ways of saying when, and which are used."""
+        return {**super().ways(), "count": self.count is not None, "causes": self.causes is not None}
+
+    @model_validator(mode="after")
+    def _counted(self) -> Self:
+        counted = self.count is not None or self.causes is not None
+        if any((value is not None) != counted for value in (self.over, self.devices)):
+            raise fault("over and devices go with count or causes: when, and on how many, they were counted")
+        if self.over == 0:
+            raise fault("should be more than 0", ("over",))
+        return self
+
+    def counted_mtbf_ns(self, name: str, document: Document) -> dict[str, Fraction]:
+        """Return the mean time between two events of a part, by cause; nothing where none were counted."""
+        if self.over is None or self.devices is None:
+            return {}
+        counts = {name: self.count or 0}
+        if self.causes is not None:
+            rows = read_causes(document.file(self.causes))
+            counts = {f"{name}: {component}": count for component, count in rows.items()}
+        return {cause: Fraction(self.over * self.devices, count) for cause, count in counts.items()}
+
+
+class CauseFields(EventFields):
+    """Which parts something happens to, and when: each by chance, or all of them at given times."""
+
+    device: Annotated[Name | None, Field(description="name or pattern, such as gpu*")] = None
+    worker: Annotated[
+        Name | None, Field(description="... of a process with all its devices: a host of the machine")
+    ] = None
+    link: Annotated[Name | None, Field(description="... of a link")] = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        need_one({kind: getattr(self, kind) is not None for kind in get_args(PartKind)})
         return self
 
     def parts(self, machine: Machine) -> dict[str, Any]:
@@ -143,15 +190,9 @@ def _refuse_steady(link: Link) -> None:
         raise InputError(f"{message}; accepted: serial, shared, independent", path=("link",))
 
 
-class FailureFields(CauseFields):
+class FailureFields(CauseFields, CountedFields):
     """A cause of failures."""
 
-    count: Annotated[Count | None, Field(description="failures of this cause in `over`, on `devices`")] = None
-    causes: Annotated[
-        File | None, Field(description="CSV with the columns component and count: a cause each row")
-    ] = None
-    over: Annotated[Duration | None, Field(description="time in which they were counted")] = None
-    devices: Annotated[Count | None, Field(description="parts on which they were counted")] = None
     repair: Annotated[
         Duration | None,
         Field(description="back so long after; default: a device or worker at once, a link never"),
@@ -164,17 +205,8 @@ class FailureFields(CauseFields):
         ),
     ] = False
 
-    def ways(self) -> dict[str, bool]:
-        """Return the ways of saying when, and which are used."""
-        return {**super().ways(), "count": self.count is not None, "causes": self.causes is not None}
-
     @model_validator(mode="after")
-    def _complete(self) -> FailureFields:
-        counted = self.count is not None or self.causes is not None
-        if any((value is not None) != counted for value in (self.over, self.devices)):
-            raise fault("over and devices go with count or causes: when, and on how many, they were counted")
-        if self.over == 0:
-            raise fault("should be more than 0", ("over",))
+    def _of_links(self) -> Self:
         if self.link is not None and self.repair == 0:
             raise fault("should be more than 0: how long the link is down", ("repair",))
         if self.link is not None and self.silent:
@@ -193,7 +225,7 @@ class SlowDownFields(CauseFields):
     ]
 
     @model_validator(mode="after")
-    def _lasts(self) -> SlowDownFields:
+    def _lasts(self) -> Self:
         if self.for_ == 0:
             raise fault("should be more than 0", ("for",))
         return self
@@ -241,7 +273,7 @@ class FaultFields(Strict):
     ] = None
 
     @model_validator(mode="after")
-    def _consistent(self) -> FaultFields:
+    def _consistent(self) -> Self:
         if not self.failures and not self.slow_downs:
             raise fault("needs failures or slow_downs")
         if both := sorted(self.failures.keys() & self.slow_downs.keys()):
@@ -280,20 +312,7 @@ class FaultFields(Strict):
         for name, cause in self.failures.items():
             with located(name):
                 met = cause.parts(machine)
-                counts: dict[str, int] | None = None
-                if cause.count is not None:
-                    counts = {name: cause.count}
-                elif cause.causes is not None:
-                    rows = read_causes(document.file(cause.causes))
-                    counts = {f"{name}: {component}": count for component, count in rows.items()}
+                counted = cause.counted_mtbf_ns(name, document)
             lasts_ns = 0 if cause.repair is None and cause.link is None else cause.repair
-            told: dict[str, Any] = {"lasts_ns": lasts_ns, "silent": cause.silent}
-            if counts is None:
-                yield Cause(name, **met, **told)
-                continue
-            assert cause.over is not None
-            assert cause.devices is not None
-            for component, count in counts.items():
-                yield Cause(
-                    component, **met | {"mtbf_ns": Fraction(cause.over * cause.devices, count)}, **told
-                )
+            for component, mtbf_ns in (counted or {name: met["mtbf_ns"]}).items():
+                yield Cause(component, **met | {"mtbf_ns": mtbf_ns}, lasts_ns=lasts_ns, silent=cause.silent)

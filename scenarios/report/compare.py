@@ -11,7 +11,9 @@ import numpy as np
 
 from scenarios.report.pipeline_compare import is_pipelines, pipeline_rows
 from scenarios.run.execute import Result
-from scenarios.variants.variant import VariantRun
+from scenarios.run.result_sections import model_notes, outcome_sections
+from scenarios.run.run_notes import no_gap_notes, stream_notes, unused_notes
+from scenarios.variants.variant import Row, VariantRun
 from sim.base.units import format_duration
 from sim.diff.differences import differences
 from sim.diff.propagated_delays import why_first_moved
@@ -19,8 +21,8 @@ from sim.diff.schedule import schedule_of
 from sim.explain.derived import DerivedColumns
 from sim.explain.makespan_breakdown import breakdown, breakdown_text, change, change_text
 from sim.explain.uncertainty import OnPath, difference_ns
-from sim.export.tables import percent, size
-from sim.notebook import card
+from sim.export.tables import percent, size, titled
+from sim.notebook import Section, card_of
 
 COMPARISON_SCHEMA: Final = "sim.comparison/1"
 """What ``"schema"`` says in the output of ``sim compare --json``."""
@@ -95,28 +97,24 @@ class Comparison:
     def rows(self) -> list[dict[str, str]]:
         """A table for people: a row for each run, the fastest first, those that could not go on last."""
         fastest, bound = self.fastest.trace.makespan_ns, self.lower_bound_ns
-        rows = []
+        rows: list[Row] = []
         for result in self.ranked:
             devices, makespan = result.summary["devices"], result.trace.makespan_ns
             computes = {name: use["time_ns"]["compute"] for name, use in devices.items()}
             busiest = max(computes, key=lambda name: computes[name])
+            share = computes[busiest] / makespan if makespan else 0.0
             rows.append(
                 {
                     "policy": result.policy,
-                    "makespan": format_duration(makespan),
+                    "makespan_ns": makespan,
                     "vs fastest": f"{makespan / fastest:.3f}x" if fastest else "",
-                    "above bound": percent(makespan / bound - 1)
-                    if bound and not self.loops_counted_once
-                    else "",
-                    "most compute": f"{busiest} {percent(computes[busiest] / makespan if makespan else 0.0)}",
+                    "above bound": makespan / bound - 1 if bound and not self.loops_counted_once else None,
+                    "most compute": f"{busiest} {percent(share)}",
                     "highest peak memory": _highest_peak(result),
                 }
             )
-        nothing = dict.fromkeys(rows[0], "")
-        return [
-            *rows,
-            *({**nothing, "policy": each.label, "makespan": each.what} for each in self.failures),
-        ]
+        rows += [{"policy": each.label, "makespan_ns": each.what} for each in self.failures]
+        return titled(rows, rows[0])
 
     @cached_property
     def reasons(self) -> list[tuple[str, str]]:
@@ -130,10 +128,38 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: what ``sim compare`` prints."""
-        more = pipeline_rows(self.ranked) if is_pipelines(self.ranked) else []
-        rows = [{**row, "why": why} for row, (_, why) in zip(self.rows, self.reasons, strict=True)]
-        unequal = [f"the runs use different numbers of devices ({self.unequal})"] if self.unequal else []
-        return card(self.fastest.scenario, unequal, rows, more)
+        return card_of(self.title, self.sections)
+
+    @property
+    def title(self) -> str:
+        """The scenario, and whether its runs use different numbers of devices."""
+        unequal = f": the runs use different numbers of devices ({self.unequal})" if self.unequal else ""
+        return self.fastest.scenario + unequal
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        """What there is to tell: one table for all runs, the fastest first, and a line each on why."""
+        ranked, loops = self.ranked, self.loops_counted_once
+        width = max(len(policy) for policy, _ in self.reasons)
+        lines = [f"{policy:{width}}  {why}" for policy, why in self.reasons]
+        if self.lower_bound_ns:
+            once = " (chains through loops counted once)" * loops
+            lines.append(f"Lower bound of all runs: {format_duration(self.lower_bound_ns)}{once}.")
+        if self.too_close:
+            close = ", ".join(self.too_close)
+            lines.append(f"Nearer to {self.fastest.policy} than the costs of ops are sure: {close}")
+        notes = [
+            *no_gap_notes(result.summary["no_gap"] for result in ranked if not loops),
+            *unused_notes({result.policy: result.summary["unused_devices"] for result in ranked}),
+            *stream_notes({result.policy: result.trace for result in ranked}),
+            *model_notes(result.summary for result in ranked),
+        ]
+        return [
+            Section([], [self.rows]),
+            *([Section([], [pipeline_rows(ranked)])] if is_pipelines(ranked) else []),
+            Section(lines, [], notes),
+            *outcome_sections([outcome for result in ranked for outcome in result.outcomes]),
+        ]
 
     def why(self, result: Result) -> str:
         """Return one line: why it is as fast as it is, or why it is slower than the fastest."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from scenarios.fields.results import column_of_result, shown_result
-from scenarios.variants.recording_trials import TrialOutcome
+from scenarios.variants.variant import Row
 from sim.base.errors import InputError
 from sim.base.units import format_duration
 
@@ -34,56 +34,43 @@ def written(what_if: dict[str, Any]) -> str:
     return yaml.safe_dump(what_if, default_flow_style=True, width=10**6, sort_keys=False).strip()
 
 
-def ranked(outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
-    """Return the outcomes that ran, the base first, then what saves most."""
-    base, *others = (each for each in outcomes if each.makespan_ns is not None)
-    return [base, *sorted(others, key=lambda each: each.makespan_ns or 0)]
+def ranked(rows: Sequence[Row]) -> list[Row]:
+    """Return the what-ifs that could be done, the base first, then what saves most."""
+    base, *others = (row for row in rows if row["makespan_ns"] is not None)
+    return [base, *sorted(others, key=lambda row: row["makespan_ns"])]
 
 
-def to_json(name: str, recorded_ns: int | None, outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
+def to_json(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> dict[str, Any]:
     """Return what ``sim whatif --json`` prints."""
-    base_ns = outcomes[0].makespan_ns or 0
-    return {
-        "schema": WHAT_IFS_SCHEMA,
-        "name": name,
-        "recorded_ns": recorded_ns,
-        "makespan_ns": base_ns,
-        "what_ifs": [
-            {
-                "label": each.label,
-                "what_if": each.what_if,
-                "makespan_ns": each.makespan_ns,
-                "saved_ns": None if each.makespan_ns is None else base_ns - each.makespan_ns,
-                "other_saved_ns": each.other_saved_ns,
-                "notes": list(each.notes),
-            }
-            for each in (*ranked(outcomes)[1:], *(each for each in outcomes if each.makespan_ns is None))
-        ],
-    }
+    base, *what_ifs = ranked(rows)
+    what_ifs += [row for row in rows if row["makespan_ns"] is None]
+    told = {"schema": WHAT_IFS_SCHEMA, "name": name, "recorded_ns": recorded_ns}
+    return {**told, "makespan_ns": base["makespan_ns"], "what_ifs": what_ifs}
 
 
-def draw_what_ifs(name: str, outcomes: Sequence[TrialOutcome], ax: Axes | None = None) -> Axes:
+def draw_what_ifs(name: str, rows: Sequence[Row], ax: Axes | None = None) -> Axes:
     """Draw how much time each what-if saves, the largest on top.
 
     Parameters
     ----------
     name : str
         Of what was recorded.
-    outcomes : sequence of Outcome
+    rows : sequence of dict
+        As `scenarios.variants.what_ifs.try_all` yields them.
     ax : Axes, optional
     """
     from sim.plot.figure import elided, new_figure
     from sim.plot.theme import OKABE_ITO, plain
 
-    base, *others = ranked(outcomes)
-    base_ns = base.makespan_ns or 0
+    base, *others = ranked(rows)
+    base_ns = base["makespan_ns"]
     if ax is None:
         _, (ax,) = new_figure(width=9.0, height=1.2 + 0.28 * max(1, len(others)))
-    saved = [base_ns - (each.makespan_ns or 0) for each in others]
+    saved = [each["saved_ns"] for each in others]
     shares = [100 * ns / base_ns if base_ns else 0.0 for ns in saved]
     blue, red = OKABE_ITO[0], OKABE_ITO[5]
     ax.barh(range(len(others)), shares, color=[red if share < 0 else blue for share in shares], height=0.7)
-    ax.set_yticks(range(len(others)), [elided(each.label, 60) for each in others], fontsize=8)
+    ax.set_yticks(range(len(others)), [elided(each["label"], 60) for each in others], fontsize=8)
     ax.invert_yaxis()
     for row, (share, ns) in enumerate(zip(shares, saved, strict=True)):
         text = f" {format_duration(ns, digits=3) if ns >= 0 else '-' + format_duration(-ns, digits=3)}"

@@ -19,7 +19,7 @@ import numpy as np
 from scenarios.fields.goals import front
 from scenarios.run.execute import Result
 from sim.base.errors import InputError
-from sim.base.units import format_bytes, format_duration
+from sim.export.tables import size, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,24 +42,17 @@ def pipeline_rows(results: Sequence[Result]) -> list[dict[str, str]]:
     (times chunks) alive on the rank that has most; what a rank waits for transfers is communication that
     nothing hides, of the rank that waits longest.
     """
-    return [_row(result.policy, result.summary["pipeline"]) for result in results]
-
-
-def _row(name: str, told: dict[str, Any]) -> dict[str, str]:
-    formula = told["bubble_formula"]
-    return {
-        "schedule": name,
-        "makespan": format_duration(told["makespan_ns"]),
-        "longest span": format_duration(max(told["span_ns"])),
-        "bubble": f"{100 * told['makespan_bubble']:.2f}%",
-        "span bubble": f"{100 * told['span_bubble']:.2f}%",
-        "formula": "" if formula is None else f"{100 * formula:.2f}%",
-        "of": told["formula_of"] or "",
-        "activations": str(max(told["peak_activations"])),
-        "highest peak memory": _highest_peak(told),
-        "waits for transfers": format_duration(max(told["exposed_ns"])),
-        "bottleneck": told["bottleneck"] or "",
-    }
+    rows = []
+    for result in results:
+        told = result.summary["pipeline"]
+        bubbles = {key: told[key] for key in ("makespan_bubble", "span_bubble", "bubble_formula")}
+        row = {key: "" if share is None else f"{100 * share:.2f}%" for key, share in bubbles.items()}
+        most = {key: max(told[key]) for key in ("span_ns", "peak_activations", "exposed_ns")}
+        rows.append({**told, **row, **most, "schedule": result.policy, "peak": _highest_peak(told)})
+    columns = ["schedule", "makespan_ns", "longest span: span_ns", "bubble: makespan_bubble", "span_bubble"]
+    columns += ["formula: bubble_formula", "of: formula_of", "activations: peak_activations"]
+    columns += ["highest peak memory: peak", "waits for transfers: exposed_ns", "bottleneck"]
+    return titled(rows, columns)
 
 
 def _peaks_bytes(told: dict[str, Any]) -> list[int]:
@@ -74,8 +67,7 @@ def _peak_bytes(told: dict[str, Any]) -> int:
 def _highest_peak(told: dict[str, Any]) -> str:
     """Return the rank that holds most at once, and how much that is; without a rank if it is nothing."""
     peak = _peak_bytes(told)
-    shown = format_bytes(peak, iec=True)
-    return f"rank {_peaks_bytes(told).index(peak)}: {shown}" if peak else shown
+    return f"rank {_peaks_bytes(told).index(peak)}: {size(peak)}" if peak else size(peak)
 
 
 def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
@@ -107,9 +99,9 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     unit = 1 << 30 if sized and max(memory) >= 1 << 30 else 1 << 20 if sized else 1
     best = front(points)
     ax.plot([points[i][0] / scale for i in best], [points[i][1] / unit for i in best], color=OKABE_ITO[4])
-    for i, (time, size) in enumerate(points):
+    for i, (time, nbytes) in enumerate(points):
         face = OKABE_ITO[4] if i in best else paper()
-        ax.plot([time / scale], [size / unit], "o", markerfacecolor=face, markeredgecolor=OKABE_ITO[4])
+        ax.plot([time / scale], [nbytes / unit], "o", markerfacecolor=face, markeredgecolor=OKABE_ITO[4])
     ax.margins(x=0.12, y=0.08)
     places = [(time / scale, size / unit) for time, size in points]
     plain(ax)

@@ -15,7 +15,8 @@ from scenarios.fields.results import task_names, throughput
 from scenarios.file.document import Loc
 from scenarios.recorded.as_recorded import residue
 from scenarios.run.prepare_job import has_place, job_of, placed
-from scenarios.run.result_sections import Section, sections
+from scenarios.run.result_sections import folded, model_notes, outcome_sections, sections, tuned
+from scenarios.run.run_notes import stream_notes, unused_notes
 from scenarios.run.scenario import Case, Scenario
 from sim.base import plugins
 from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, ScenarioError
@@ -28,7 +29,7 @@ from sim.job.job import Job, Tried
 from sim.kernel.run import NotOnKernelError, run_job
 from sim.machine.machine import Machine
 from sim.metrics import summary
-from sim.notebook import card
+from sim.notebook import Section, card_of
 from sim.policy import Policy
 from sim.trace import Trace
 
@@ -76,16 +77,12 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the lines and tables that ``sim run`` prints."""
-        failed = [f"not as expected: {each.message}" for each in self.outcomes if not each.passed]
-        expected = ["all as expected"] if self.outcomes and not failed else failed
-        lines = [line for part in self.sections for line in (*part.lines, *part.notes)]
-        tables = [table for part in self.sections for table in part.tables]
-        return card(
-            f"{self.scenario}: {self.policy}",
-            [*summary_lines(self.trace, self.summary), *lines, *expected],
-            device_rows(self.summary),
-            *tables,
-        )
+        return card_of(self.title, self.sections)
+
+    @property
+    def title(self) -> str:
+        """Who ran what."""
+        return f"{self.scenario}: {self.policy}"
 
     @property
     def scenario(self) -> str:
@@ -134,10 +131,21 @@ class Result:
                 found["train"] = step_report(self.trace, batch, tokens)
         return found | throughput(found, content.iterations, batch)
 
-    @property
+    @cached_property
     def sections(self) -> list[Section]:
-        """What there is to tell besides its devices, as lines and tables."""
-        return list(sections(self.summary, None if self.training is None else self.training.plan))
+        """What there is to tell, as lines and tables: what ``sim run`` prints, and a notebook shows."""
+        summary, runs = self.summary, {self.policy: self.trace}
+        lines = summary_lines(self.trace, summary)
+        lines += [tuned(self.tried)] if self.tried else []
+        lines += [folded(summary["folded"])] if "folded" in summary else []
+        notes = [*unused_notes({self.policy: summary["unused_devices"]}), *stream_notes(runs)]
+        notes += model_notes([summary])
+        return [
+            Section(lines),
+            Section([], [device_rows(summary)], notes),
+            *sections(summary, None if self.training is None else self.training.plan),
+            *outcome_sections(self.outcomes),
+        ]
 
     @cached_property
     def lives(self) -> Mapping[str, Life]:

@@ -9,14 +9,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from scenarios.training_run.plan import TrainingPlan
+from scenarios.expectations import Outcome
+from scenarios.training_run.plan import STATES, TrainingPlan
 from sim.base.units import format_duration
-from sim.export.tables import largest, percent, size
+from sim.export.tables import largest, percent, size, titled
 from sim.job.job import Tried
-from sim.notebook import Rows
+from sim.notebook import Section
 
 _MOST_LINKS: Final = 20
 """How many links are shown."""
@@ -27,24 +28,6 @@ _MOST_STALENESS: Final = 12
 _MOST_FOLDED: Final = 10
 """Of how many devices is told what they stand for."""
 _HOUR_NS: Final = 3_600_000_000_000
-
-
-class Section(NamedTuple):
-    """A part of what is told.
-
-    Attributes
-    ----------
-    lines : sequence of str
-        Above its tables.
-    tables : sequence of rows
-        Each row with its cells by column.
-    notes : sequence of str
-        Below them.
-    """
-
-    lines: Sequence[str] = ()
-    tables: Sequence[Rows] = ()
-    notes: Sequence[str] = ()
 
 
 def sections(summary: Mapping[str, Any], plan: TrainingPlan | None = None) -> Iterator[Section]:
@@ -79,19 +62,16 @@ def sections(summary: Mapping[str, Any], plan: TrainingPlan | None = None) -> It
 def _memory(devices: Mapping[str, Mapping[str, Any]]) -> Section:
     rows = [
         {
+            **use,
             "memory of": name,
-            "peak in use": size(use["peak_in_use_bytes"]),
-            "at": format_duration(use["peak_ns"]),
-            "reserved": size(use["peak_reserved_bytes"]),
-            "fragmentation": size(use["fragmentation_bytes"]),
-            "largest holders at the peak": ", ".join(
-                f"{holder['tensor']} {size(holder['nbytes'])}" for holder in use["holders"][:3]
-            ),
+            "holders": ", ".join(f"{each['tensor']} {size(each['nbytes'])}" for each in use["holders"][:3]),
         }
         for name, use in devices.items()
         if use["allocations"]
     ]
-    return Section([], [rows])
+    columns = ["memory of", "peak in use: peak_in_use_bytes", "at: peak_ns", "reserved: peak_reserved_bytes"]
+    columns += ["fragmentation_bytes", "largest holders at the peak: holders"]
+    return Section([], [titled(rows, columns)])
 
 
 def _left_out(n: int, what: str) -> list[str]:
@@ -102,46 +82,34 @@ def _training(plan: TrainingPlan, told: Mapping[str, Any]) -> Section:
     """Return a line about machines and intervals, and a row for each recovery policy."""
     machines = f"{plan.workers:,} worker{'s' * (plan.workers > 1)}"
     machines += f", {plan.spares:,} spare" if plan.spares else ""
-    return Section(
-        [f"training run: {machines}{_intervals(told['interval'])}"],
-        [
-            [
-                {
-                    "recovery": name,
-                    "goodput": percent(life["goodput"]),
-                    "steps": f"{life['steps']:,}",
-                    "end": _long(life["end_ns"]),
-                    **{
-                        state: percent(ns / life["end_ns"] if life["end_ns"] else 0.0)
-                        for state, ns in life["time_ns"].items()
-                    },
-                    "lost": percent(life["lost_ns"] / life["end_ns"] if life["end_ns"] else 0.0),
-                    "interruptions": f"{life['interruptions']:,}",
-                    "fewest workers": f"{life['fewest_workers']:,}",
-                    "by cause": _causes(life["interruptions_by_cause"]),
-                }
-                for name, life in told["recovery"].items()
-            ]
-        ],
-    )
+    columns = ["recovery", "goodput", "steps", "end", *STATES, "lost", "interruptions"]
+    columns += ["fewest_workers", "by cause"]
+    rows = []
+    for name, life in told["recovery"].items():
+        spent_ns = {**life["time_ns"], "lost": life["lost_ns"]}
+        shares = {what: ns / life["end_ns"] if life["end_ns"] else 0.0 for what, ns in spent_ns.items()}
+        causes = _causes(life["interruptions_by_cause"])
+        rows.append({**life, **shares, "recovery": name, "end": _long(life["end_ns"]), "by cause": causes})
+    return Section([f"training run: {machines}{_intervals(told['interval'])}"], [titled(rows, columns)])
 
 
 def _experts(experts: Mapping[str, Any]) -> Section:
     """Return how tokens fell on ranks that share experts; of many layers the least balanced."""
     layers: Mapping[str, Mapping[str, Any]] = experts.get("layers", {})
     shown = sorted(layers, key=lambda name: -layers[name]["imbalance"])[:_MOST_LAYERS]
-    rows = [
+    rows = (
         {
+            **layer,
             "experts": name,
             "imbalance": f"{layer['imbalance']:.2f}",
-            "fullest": layer["fullest"],
-            "its tokens": f"{layer['tokens'][layer['fullest']]:,}",
-            "dropped": f"{layer['dropped']:,}",
+            "its tokens": layer["tokens"][layer["fullest"]],
         }
         for name, layer in layers.items()
         if name in shown
-    ]
-    return Section([], [rows], _left_out(len(layers) - len(shown), "layers are better balanced"))
+    )
+    columns = ["experts", "imbalance", "fullest", "its tokens", "dropped"]
+    left_out = _left_out(len(layers) - len(shown), "layers are better balanced")
+    return Section([], [titled(rows, columns)], left_out)
 
 
 def _staleness(told: Mapping[str, Any]) -> Section:
@@ -163,19 +131,10 @@ def _links(links: Mapping[str, Mapping[str, Any]]) -> Section:
     shown = sorted(links, key=lambda name: (-links[name]["contended_ns"], -links[name]["busy_ns"]))[
         :_MOST_LINKS
     ]
-    rows = [
-        {
-            "link": name,
-            "bytes": size(use["bytes"]),
-            "busy": format_duration(use["busy_ns"]),
-            "utilisation": percent(use["utilisation"]),
-            "contended": format_duration(use["contended_ns"]),
-            "bandwidth used": "" if (part := use["bandwidth_utilisation"]) is None else percent(part),
-        }
-        for name, use in links.items()
-        if name in shown
-    ]
-    return Section([], [rows], _left_out(len(links) - len(shown), "links were used"))
+    rows = ({**use, "link": name} for name, use in links.items() if name in shown)
+    columns = ["link", "bytes", "busy_ns", "utilisation", "contended_ns"]
+    columns += ["bandwidth used: bandwidth_utilisation"]
+    return Section([], [titled(rows, columns)], _left_out(len(links) - len(shown), "links were used"))
 
 
 def _pipeline(told: Mapping[str, Any]) -> Section:
@@ -190,22 +149,26 @@ def _pipeline(told: Mapping[str, Any]) -> Section:
         f"bubble {100 * told['bubble']:.2f}% of the makespan, {100 * told['span_bubble']:.2f}% of the "
         f"longest span{formula}"
     )
-    return Section(
-        [line],
-        [
-            [
-                {
-                    "rank": f"{rank} ({device})",
-                    "span": format_duration(told["span_ns"][rank]),
-                    "computes nothing": format_duration(told["idle_ns"][rank]),
-                    "activations": str(told["peak_activations"][rank]),
-                    "waits for": largest(told["waits_for"][rank]),
-                    "memory at the peak": largest(told["memory_bytes"][rank], size),
-                }
-                for rank, device in enumerate(told["devices"])
-            ]
-        ],
-    )
+    rows = [
+        {
+            "rank": f"{rank} ({device})",
+            "span_ns": told["span_ns"][rank],
+            "idle_ns": told["idle_ns"][rank],
+            "activations": told["peak_activations"][rank],
+            "waits for": largest(told["waits_for"][rank]),
+            "memory at the peak": largest(told["memory_bytes"][rank], size),
+        }
+        for rank, device in enumerate(told["devices"])
+    ]
+    columns = [
+        "rank",
+        "span_ns",
+        "computes nothing: idle_ns",
+        "activations",
+        "waits for",
+        "memory at the peak",
+    ]
+    return Section([line], [titled(rows, columns)])
 
 
 def _train(told: Mapping[str, Any]) -> Section:
@@ -268,6 +231,18 @@ def _ranks(rank: int, of: Mapping[str, Any]) -> str:
     """Return a rank by its number in a pipeline, or by its device and how many do the same."""
     more = of.get("stands_for", 1) - 1
     return f"{of.get('device', rank)}" + (f" and {more:,} more" if more else "")
+
+
+def outcome_sections(outcomes: Sequence[Outcome]) -> list[Section]:
+    """Return what is not as expected, or that all is; nothing when nothing was expected."""
+    failed = [f"not as expected: {outcome.message}" for outcome in outcomes if not outcome.passed]
+    return [Section(failed or ["all as expected"])] if outcomes else []
+
+
+def model_notes(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what times rest on where nobody chose it: the model of collectives, what kernels take."""
+    told = (summary.get(key) for summary in summaries for key in ("collectives", "note"))
+    return list(dict.fromkeys(line for line in told if line))
 
 
 def tuned(tried: Sequence[Tried]) -> str:

@@ -16,15 +16,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from devices.describe.field_types import Bandwidth, Bytes, Duration, fault, quantity_schema, reader
-from devices.describe.quantities import Count, File, Name, Size, Strict, Whole
-from scenarios.fields.fault_fields import read_causes
+from devices.describe.quantities import Count, Name, Size, Strict, Whole
+from scenarios.fields.fault_fields import CountedFields, EventFields
 from scenarios.fields.policy_fields import AnyChoice, Factor
 from scenarios.file.document import Document, Loc
 from scenarios.training_run.plan import Checkpoints, Detection, Failure, SlowDown, TrainingPlan
@@ -34,32 +34,20 @@ from sim.base.units import DURATION, NS_PER_S, parse_duration, round_half_up
 Of = Literal["device", "worker", "link"]
 
 
-class SourceFields(Strict):
+class SourceFields(EventFields):
     """When something happens to machines: each component by chance, or a worker at given times."""
 
     of: Annotated[Of | None, Field(description="component: each device, worker, or link of a worker")] = None
-    mtbf: Annotated[Duration | None, Field(description="mean time between two events of a component")] = None
-    at: Annotated[list[Duration] | None, Field(min_length=1, description="times of the run")] = None
     worker: Annotated[
         Whole | None, Field(description="whom it meets at these times, counted from 0; spares follow workers")
     ] = None
 
-    def ways(self) -> dict[str, bool]:
-        """Return the ways of saying when, and which are used."""
-        return {"mtbf": self.mtbf is not None, "at": self.at is not None}
-
     @model_validator(mode="after")
-    def _one_way(self) -> SourceFields:
-        ways = self.ways()
-        if sum(ways.values()) != 1:
-            given = [name for name, used in ways.items() if used]
-            raise fault(f"needs one of {', '.join(ways)}; found {' and '.join(given) or 'none'}")
+    def _whom(self) -> Self:
         if (self.worker is None) != (self.at is None):
             raise fault("worker goes with at: whom it meets at these times")
         if (self.of is None) != (self.mtbf is None):
             raise fault("of goes with mtbf: device, worker or link, each of which has that mtbf")
-        if self.mtbf == 0:
-            raise fault("should be more than 0", ("mtbf",))
         return self
 
     def when(self, devices: int) -> dict[str, Any]:
@@ -69,15 +57,9 @@ class SourceFields(Strict):
         return {"mtbf_ns": Fraction(self.mtbf or 0), "per_machine": devices if self.of == "device" else 1}
 
 
-class TrainingFailureFields(SourceFields):
+class TrainingFailureFields(SourceFields, CountedFields):
     """A cause of failures."""
 
-    count: Annotated[Count | None, Field(description="failures of this cause in `over`, on `devices`")] = None
-    causes: Annotated[
-        File | None, Field(description="CSV with the columns component and count: a cause each row")
-    ] = None
-    over: Annotated[Duration | None, Field(description="time in which they were counted")] = None
-    devices: Annotated[Count | None, Field(description="devices on which they were counted")] = None
     detect: Annotated[
         Detection,
         Field(
@@ -87,21 +69,6 @@ class TrainingFailureFields(SourceFields):
     ] = "send-recv"
     repair: Annotated[Duration, Field(description="the machine is back so long after; default: at once")] = 0
     restart: Annotated[Duration | None, Field(description="time of a restart, in place of the run's")] = None
-
-    def ways(self) -> dict[str, bool]:
-        """Return the ways of saying when, and which are used."""
-        return {**super().ways(), "count": self.count is not None, "causes": self.causes is not None}
-
-    @model_validator(mode="after")
-    def _counted(self) -> TrainingFailureFields:
-        counted = self.count is not None or self.causes is not None
-        if any((value is not None) != counted for value in (self.over, self.devices)):
-            raise fault(
-                "over and devices go with count or causes: when, and on how many devices they were counted"
-            )
-        if self.over == 0:
-            raise fault("should be more than 0", ("over",))
-        return self
 
 
 class TrainingSlowDownFields(SourceFields):
@@ -143,7 +110,7 @@ class CheckpointFields(Strict):
     restore: Annotated[Duration | None, Field(description="time to load one; default: 0, or by size")] = None
 
     @model_validator(mode="after")
-    def _complete(self) -> CheckpointFields:
+    def _complete(self) -> Self:
         if (self.save is None) == (self.size is None):
             raise fault("needs one of save and size")
         if (self.size is None) != (self.bandwidth is None):
@@ -199,7 +166,7 @@ class TrainingRun(Strict):
     ]
 
     @model_validator(mode="after")
-    def _consistent(self) -> TrainingRun:
+    def _consistent(self) -> Self:
         if (self.steps is None) == (self.for_ is None):
             raise fault("needs one of steps and for: where the run ends")
         if self.for_ == 0:
@@ -262,14 +229,9 @@ class TrainingRun(Strict):
                 "repair_ns": cause.repair,
                 "restart_ns": cause.restart,
             }
-            if cause.over is None or cause.devices is None:
-                yield Failure(name, **cause.when(self.devices), **told)
-                continue
             with located(name):
-                counts: Mapping[str, int] = {name: cause.count or 0}
-                if cause.causes is not None:
-                    rows = read_causes(document.file(cause.causes))
-                    counts = {f"{name}: {component}": count for component, count in rows.items()}
-            for component, count in counts.items():
-                mtbf_ns = Fraction(cause.over * cause.devices, count)
+                counted = cause.counted_mtbf_ns(name, document)
+            if not counted:
+                yield Failure(name, **cause.when(self.devices), **told)
+            for component, mtbf_ns in counted.items():
                 yield Failure(component, mtbf_ns=mtbf_ns, per_machine=self.devices, **told)

@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import suppress
 from functools import lru_cache
@@ -36,6 +36,8 @@ from sim.base.arrays import MOST_RUNS, at_most
 from sim.base.errors import InputError, MisfitError, RunError, SimError
 from sim.base.plugins import NOTHING, Allowed
 from sim.explain.failed_ops import failure_text
+from sim.job.job import Job
+from sim.machine.machine import Machine
 
 Row = dict[str, Any]
 
@@ -51,11 +53,24 @@ class Variant(NamedTuple):
         See `scenarios.run.scenario.Scenario.case`.
     schedule : SearchSchedule, optional
         What runs in place of the policy's own.
+    label : str
+        What it is called, where that is not what it changes.
+    what_if : mapping, optional
+        What changes of the graph, as ``workload: {what_if: ...}`` has it (`scenarios.variants.what_ifs`).
+    machine, job : callable, optional
+        ``machine(machine)`` and ``job(job)`` return each as it would be, where no key of a scenario says it.
+    why_not : str
+        Why it need not run; empty: it does.
     """
 
     settings: tuple[tuple[str, str], ...] = ()
     policy: str | None = None
     schedule: SearchSchedule | None = None
+    label: str = ""
+    what_if: Mapping[str, Any] | None = None
+    machine: Callable[[Machine], Machine] | None = None
+    job: Callable[[Job], Job] | None = None
+    why_not: str = ""
 
     @property
     def key(self) -> str:

@@ -209,6 +209,46 @@ def size(nbytes: int) -> str:
     return format_bytes(nbytes, iec=True)
 
 
+def shown(key: str, value: Any) -> str:
+    """Return a number as people read it: its key says the unit, and what has none is a share or a count.
+
+    Examples
+    --------
+    >>> shown("busy_ns", 1500), shown("peak_bytes", 2048), shown("gap", 0.1), shown("frees", 9000)
+    ('1.5 us', '2 KiB', '10.0%', '9,000')
+    """
+    if value is None or isinstance(value, str):
+        return value or ""
+    if key.endswith("_ns"):
+        return format_duration(value)
+    if key.endswith("bytes"):
+        return size(value)
+    if key.endswith("_per_s"):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else percent(value)
+
+
+def titled(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> list[dict[str, str]]:
+    """Return rows of numbers as a table of text; what a row lacks is an empty cell.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+    columns : iterable of str
+        A key of the rows, whose words are the title; or another title and a key: ``"step: at"``.
+
+    Examples
+    --------
+    >>> titled([{"device": "gpu0", "busy_ns": 60_000, "at": 3}], ["device", "busy_ns", "step: at"])
+    [{'device': 'gpu0', 'busy': '60 us', 'step': '3'}]
+    """
+    of: dict[str, str] = {}
+    for column in columns:
+        title, _, key = column.rpartition(": ")
+        of[title or re.sub("_(ns|bytes)$", "", key).replace("_", " ")] = key
+    return [{title: shown(key, row.get(key)) for title, key in of.items()} for row in rows]
+
+
 def largest(parts: Mapping[str, int], show: Callable[[int], str] = format_duration, most: int = 2) -> str:
     """Return the largest parts of something, the largest first."""
     ranked = sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1])

@@ -16,8 +16,9 @@ from scenario_texts import TWO_RANKS
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.recorded.select import Names
 from scenarios.report.pictures import draw_what_ifs
-from scenarios.variants.machine_trials import machine_trials
-from scenarios.variants.recording_trials import TrialOutcome, base_of, try_all
+from scenarios.variants.machine_what_ifs import machine_trials
+from scenarios.variants.variant import Variant
+from scenarios.variants.what_ifs import WhatIfs, try_all
 from sim import Device, GraphBuilder, Machine, simulate
 from sim.base.units import format_duration
 
@@ -150,8 +151,12 @@ def test_a_picture(tmp_path: Path) -> None:
     result = sim("whatif", STEP, "--plot", path)
     assert f"wrote {path}" in result.stderr
     assert path.read_bytes().startswith(b"<?xml")
-    outcomes = [TrialOutcome(name, {}, ns) for name, ns in (("base", 200), ("slower", 210), ("faster", 150))]
-    ax = draw_what_ifs("drawn", [*outcomes, TrialOutcome("impossible", {}, None)])
+    makespans = (("base", 200), ("slower", 210), ("faster", 150), ("impossible", None))
+    rows = [
+        {"label": name, "makespan_ns": ns, "saved_ns": None if ns is None else 200 - ns}
+        for name, ns in makespans
+    ]
+    ax = draw_what_ifs("drawn", rows)
     assert [bar.get_width() for bar in ax.patches] == [25.0, -5.0]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["faster", "slower"]
 
@@ -190,8 +195,8 @@ def test_the_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return load(*words, **more)
 
     monkeypatch.setattr(kineto, "load", counted)
-    base = base_of(str(STEP))
-    base.case(base.graph).work  # noqa: B018
+    base = WhatIfs(str(STEP))
+    base.case(Variant()).work  # noqa: B018
     assert len(reads) == 1
 
 
@@ -259,11 +264,11 @@ def test_one_more_stream_is_tried_where_ops_would_go_there(
         f"    b: {{kind: relu, duration: 4us{attributes.replace('7', '9')}}}\n"
         f"policy: {{name: in-order{f', streams: {streams}' if streams else ''}}}\n"
     )
-    base = base_of(str(path))
+    base = WhatIfs(str(path))
     tried = [each for each in machine_trials(base.trace) if each.label == "one more stream on gpu0"]
     [_, outcome] = try_all(base, tried)
-    assert outcome.makespan_ns == takes
-    assert (outcome.notes == ("policy.streams would put no op on it",)) == (takes is None)
+    assert outcome["makespan_ns"] == takes
+    assert (outcome["notes"] == ["policy.streams would put no op on it"]) == (takes is None)
 
 
 def test_one_more_stream_shares_the_sms_of_a_gpu(tmp_path: Path) -> None:
@@ -275,21 +280,21 @@ def test_one_more_stream_shares_the_sms_of_a_gpu(tmp_path: Path) -> None:
             "workload: {ops: {a: {kind: matmul, duration: 1ms}, b: {kind: relu, duration: 1ms}}}\n"
             "policy: {name: in-order, streams: per-branch}\n"
         )
-        made[more] = base_of(str(path))
+        made[more] = WhatIfs(str(path))
     *ones, two = made.values()
     for one in ones:
         (tried,) = [each for each in machine_trials(one.trace) if each.label == "one more stream on gpu0"]
         (_, outcome) = try_all(one, [tried])
-        assert outcome.makespan_ns == two.trace.makespan_ns > 2_000_000
+        assert outcome["makespan_ns"] == two.trace.makespan_ns > 2_000_000
 
 
 def test_kernels_and_communication_of_a_compiled_step_are_tried(tmp_path: Path) -> None:
     """Each of two ranks does everything in turn on one stream, so that all that is saved counts."""
     path = tmp_path / "s.yaml"
     path.write_text(TWO_RANKS)
-    base = base_of(str(path))
+    base = WhatIfs(str(path))
     _, *found = try_all(base, machine_trials(base.trace))
-    took = {each.label: each.makespan_ns for each in found}
+    took = {row["label"]: row["makespan_ns"] for row in found}
     job, whole = base.trace.job, base.trace.makespan_ns
     sums = int(job.duration_ns[job.meets].sum()) // 2
     assert sums > 0

@@ -18,7 +18,7 @@ from scenarios.importers.kineto.kineto import load
 from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.changes import WhatIf, applied
 from scenarios.recorded.setup import run_recorded
-from scenarios.variants.recording_trials import WhatIfTrial, base_of, standard_trials, try_all
+from scenarios.variants.what_ifs import WhatIfs, standard_trials, try_all, what_if
 from sim import Graph
 
 US = 1000
@@ -316,16 +316,16 @@ def test_a_saving_that_rests_on_inferred_waits_is_a_range(tmp_path: Path, hidden
     was = ran(VALUES_READ, [300, 300, 300, 300, 2, 3] * 5)
     events = [event for event in was.events if not hidden or event["cat"] != "cuda_sync"]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
-    base = base_of(str(tmp_path / "trace.json"))
-    (as_it_is, gone) = try_all(base, [WhatIfTrial("gone", {"remove": "transfers"}, given=True)])
-    assert as_it_is.other_saved_ns is None
-    assert gone.makespan_ns is not None
-    assert any("5 wait(s) of the host that were inferred" in note for note in gone.notes) == hidden
+    base = WhatIfs(str(tmp_path / "trace.json"))
+    (as_it_is, gone) = try_all(base, [], [what_if("gone", {"remove": "transfers"})])
+    assert as_it_is["other_saved_ns"] is None
+    assert gone["makespan_ns"] is not None
+    assert any("5 wait(s) of the host that were inferred" in note for note in gone["notes"]) == hidden
     if not hidden:
-        assert gone.other_saved_ns is None
+        assert gone["other_saved_ns"] is None
     else:
-        assert gone.other_saved_ns is not None
-        assert gone.other_saved_ns > base.trace.makespan_ns - gone.makespan_ns
+        assert gone["other_saved_ns"] is not None
+        assert gone["other_saved_ns"] > base.trace.makespan_ns - gone["makespan_ns"]
 
 
 @pytest.mark.parametrize("name", ["hta_alexnet", "hta_event_sync", "hta_event_sync_streams"])
@@ -344,11 +344,11 @@ def test_what_is_inferred_of_a_recording_answers_as_what_was_noted(
     for hidden in (False, True):
         events = [event for event in whole["traceEvents"] if not hidden or event.get("cat") != "cuda_sync"]
         (tmp_path / "trace.json").write_text(json.dumps({**whole, "traceEvents": events}))
-        base = base_of(str(tmp_path / "trace.json"))
-        more = [WhatIfTrial(f"gpu {by}", {"scale": {"gpu": by}}) for by in ("x0.01", "x5")]
+        base = WhatIfs(str(tmp_path / "trace.json"))
+        more = [what_if(f"gpu {by}", {"scale": {"gpu": by}}) for by in ("x0.01", "x5")]
         found = try_all(base, [*standard_trials(base.graph), *more])
         was = base.trace.makespan_ns
-        saved.append({each.label: was - each.makespan_ns for each in found if each.makespan_ns})
+        saved.append({row["label"]: row["saved_ns"] for row in found if row["makespan_ns"]})
     noted, inferred = saved
     assert noted.keys() == inferred.keys()
     for label in noted:

@@ -11,9 +11,9 @@ from policy_helpers import gpu, job_of
 from scenario_texts import write
 
 from policies.streams import Recorded
-from scenarios.cli.hints import stream_notes
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from scenarios.run.run_notes import stream_notes
 from sim import Device, GraphBuilder, Machine
 from sim.base.errors import InputError, ScenarioError
 from sim.trace import Trace
@@ -142,7 +142,7 @@ def test_recorded_kernels_that_share_sms_once_more_are_told(tmp_path: Path, told
     gpu = "{kind: gpu, sms: 8, sharing: sm}" if told else "{kind: gpu}"
     machine = f"machine={{devices: {{gpu0: {gpu}}}}}"
     result = run_scenario(load_scenario(scenario, sets=[machine], allow_outside=True))
-    notes = stream_notes([result])
+    notes = stream_notes({result.policy: result.trace})
     assert [note.startswith("kernels share the SMs of gpu0, and did so when") for note in notes] == [
         True
     ] * told

@@ -21,7 +21,7 @@ from what_if_helpers import US, times, trace_of, what_if
 
 from scenarios.importers.kineto.kineto import load
 from scenarios.recorded.setup import run_recorded
-from scenarios.variants.recording_trials import straggler
+from scenarios.variants.what_ifs import straggler
 from sim import Graph, GraphBuilder
 from sim.base.errors import InputError
 

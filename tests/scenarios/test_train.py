@@ -27,7 +27,7 @@ from scenarios.builders.train.training import Training
 from scenarios.recorded.changes import WhatIf, applied
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from scenarios.variants.machine_trials import machine_trials
+from scenarios.variants.machine_what_ifs import machine_trials
 from scenarios.workloads.calibrations import (
     CalibrationFields,
     calibration_names,

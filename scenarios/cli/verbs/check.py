@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.cli.shared_options import Json
+from scenarios.cli.shared_options import Json, option
 from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
@@ -27,14 +27,10 @@ def check(
         list[str], typer.Argument(metavar="PATH...", help="Scenario files, or folders of scenarios.")
     ],
     update: Annotated[
-        bool,
-        typer.Option(
-            "--update", help="Write what came out into the scenario, in place of what does not hold."
-        ),
+        bool, option("--update", "Write what came out into the scenario, in place of what does not hold.")
     ] = False,
     format: Annotated[
-        CheckFormat,
-        typer.Option("--format", help="Text, JSON, or text whose failures are annotations on GitHub."),
+        CheckFormat, option("--format", "Text, JSON, or text whose failures are annotations on GitHub.")
     ] = CheckFormat.text,
     json: Json = False,
     allowed: Allowed = NOTHING,
@@ -67,8 +63,8 @@ def check(
 
 def _print(one: Checked, format: CheckFormat) -> None:
     """Print what became of one run, and below it what did not hold."""
-    from scenarios.cli.hints import unused_notes
     from scenarios.regression import annotation
+    from scenarios.run.run_notes import unused_notes
 
     name = f"{one.path}: {one.label}" if one.label else one.path
     if one.exit_status:

@@ -6,42 +6,31 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.cli.shared_options import Json, settings
+from scenarios.cli.shared_options import Json, option, settings
 
 
 def collectives(
     op: Annotated[
         str,
-        typer.Option(
-            "--op",
-            metavar="KIND",
-            help="all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce or send.",
-        ),
+        option("--op KIND", "all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce or send."),
     ] = "all-reduce",
     nbytes: Annotated[
         str | None,
-        typer.Option(
-            "--bytes",
-            metavar="SIZE",
-            help="A size, such as 64MB, as nccl-tests counts it: of the reduced buffer, of all that is "
+        option(
+            "--bytes SIZE",
+            "A size, such as 64MB, as nccl-tests counts it: of the reduced buffer, of all that is "
             "gathered or scattered, of what a rank exchanges.",
         ),
     ] = None,
     machine: Annotated[
-        str, typer.Option("--machine", metavar="NAME", help="A machine preset; `sim devices` lists them.")
+        str, option("--machine NAME", "A machine preset; `sim devices` lists them.")
     ] = "dgx-h100",
-    nodes: Annotated[
-        int, typer.Option("--nodes", metavar="N", min=1, max=65536, help="How many of these machines.")
-    ] = 1,
+    nodes: Annotated[int, option("--nodes N", "How many of these machines.", min=1, max=65536)] = 1,
     ranks: Annotated[
-        int | None,
-        typer.Option(
-            "--ranks", metavar="N", help="How many GPUs take part, equally many in each node; default: all."
-        ),
+        int | None, option("--ranks N", "How many GPUs take part, equally many in each node; default: all.")
     ] = None,
     table: Annotated[
-        str | None,
-        typer.Option("--table", metavar="FILE", help="Measured times to compare with (.csv, .csv.gz)."),
+        str | None, option("--table FILE", "Measured times to compare with (.csv, .csv.gz).")
     ] = None,
     sets: Annotated[
         list[str] | None,
@@ -51,10 +40,9 @@ def collectives(
         ),
     ] = None,
     plot: Annotated[
-        str | None,
-        typer.Option("--plot", metavar="FILE", help="Draw bus bandwidth by size (.png, .svg, .pdf)."),
+        str | None, option("--plot FILE", "Draw bus bandwidth by size (.png, .svg, .pdf).")
     ] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    csv: Annotated[bool, option("--csv", "Print CSV.")] = False,
     json: Json = False,
 ) -> None:
     """Print the algorithm, protocol and channels that NCCL 2.30 takes for a collective, and its time.

@@ -6,44 +6,29 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import (
-    Arrows,
-    CriticalPath,
-    Gantt,
-    Html,
-    Json,
-    Open,
-    Ops,
-    Policies,
-    ScenarioPath,
-    Sets,
-    TraceFile,
-    Tuning,
-)
+from scenarios.cli import shared_options as shared
+from scenarios.cli.shared_options import option
 from sim.base.plugins import NOTHING, Allowed
 
 Pareto = Annotated[
-    str | None,
-    typer.Option(
-        "--pareto", metavar="FILE", help="For pipelines, plot time against memory (.png, .svg, .pdf)."
-    ),
+    str | None, option("--pareto FILE", "For pipelines, plot time against memory (.png, .svg, .pdf).")
 ]
 
 
 def compare(
-    scenario: ScenarioPath,
-    policy: Policies = None,
-    sets: Sets = None,
-    gantt: Gantt = None,
-    html: Html = None,
-    open_page: Open = False,
-    arrows: Arrows = False,
-    critical_path: CriticalPath = False,
-    trace: TraceFile = None,
-    ops: Ops = None,
-    tuning: Tuning = None,
+    scenario: shared.ScenarioPath,
+    policy: shared.Policies = None,
+    sets: shared.Sets = None,
+    gantt: shared.Gantt = None,
+    html: shared.Html = None,
+    open_page: shared.Open = False,
+    arrows: shared.Arrows = False,
+    critical_path: shared.CriticalPath = False,
+    trace: shared.TraceFile = None,
+    ops: shared.Ops = None,
+    tuning: shared.Tuning = None,
     pareto: Pareto = None,
-    json: Json = False,
+    json: shared.Json = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Run the same work under several policies: those of `--policy`, or of the scenario's `compare:`.
@@ -53,7 +38,7 @@ def compare(
     stuck or has an op that fails gets a row that says so. Exit status 1 if there is such a run, or if a
     result that the file expects (`expect:`) did not come out.
     """
-    from scenarios.cli.output import print_comparison, print_json
+    from scenarios.cli.output import print_json, print_told
     from scenarios.cli.running import Charts, cases_of, compare_all, finish
     from scenarios.report.outputs import check_outputs
     from scenarios.report.pipeline_compare import draw_pareto
@@ -69,7 +54,7 @@ def compare(
     if json:
         print_json(comparison.to_json())
     else:
-        print_comparison(comparison)
+        print_told(comparison)
     if comparison.failures and any(files.values()):
         failed = ", ".join(failure.label for failure in comparison.failures)
         typer.echo(f"not in the files that are written, as there is no result: {failed}", err=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import Json, Sets, settings
+from scenarios.cli.shared_options import Json, Sets, option, settings
 from sim.base.plugins import NOTHING, Allowed
 
 
@@ -21,11 +21,10 @@ def diff(
     other: Annotated[str | None, typer.Argument(metavar="B", help="Another of these.")] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            "--policy",
-            metavar="NAME",
-            help="As for `sim run`. Given twice, the first is for A and the second for B; given once "
-            "with one file, it is for B.",
+        option(
+            "--policy NAME",
+            "As for `sim run`. Given twice, the first is for A and the second for B; given once with one "
+            "file, it is for B.",
         ),
     ] = None,
     sets: Sets = None,
@@ -33,26 +32,19 @@ def diff(
     sets_b: Annotated[list[str] | None, settings("As --set, for B only.", "--set-b")] = None,
     over: Annotated[
         str | None,
-        typer.Option(
-            "--over",
-            metavar="DURATION",
-            help="Ignore differences of starts and durations up to this; default: 1us if one side was "
+        option(
+            "--over DURATION",
+            "Ignore differences of starts and durations up to this; default: 1us if one side was "
             "recorded, else 0.",
         ),
     ] = None,
-    top: Annotated[
-        int, typer.Option("--top", metavar="N", min=1, help="The most rows to show of each table.")
-    ] = 10,
+    top: Annotated[int, option("--top N", "The most rows to show of each table.", min=1)] = 10,
     gantt: Annotated[
         list[str] | None,
-        typer.Option(
-            "--gantt", metavar="FILE", help="Draw both on one time axis, with what moved (.png, .svg, .pdf)."
-        ),
+        option("--gantt FILE", "Draw both on one time axis, with what moved (.png, .svg, .pdf)."),
     ] = None,
     json: Json = False,
-    exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with status 1 if anything differs.")
-    ] = False,
+    exit_code: Annotated[bool, option("--exit-code", "Exit with status 1 if anything differs.")] = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Show what differs between two runs: which ops moved, the first that did and why, idle time by reason.

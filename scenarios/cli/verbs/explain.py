@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import Json, Policies, ScenarioPath, Sets
+from scenarios.cli.shared_options import Json, Policies, ScenarioPath, Sets, option
 from sim.base.plugins import NOTHING, Allowed
 
 
@@ -14,26 +14,16 @@ def explain(
     scenario: ScenarioPath,
     policy: Policies = None,
     sets: Sets = None,
-    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="Only this device.")] = None,
-    stream: Annotated[
-        int | None, typer.Option("--stream", metavar="N", help="Only this stream, or worker, of the device.")
-    ] = None,
-    begin: Annotated[
-        str, typer.Option("--from", metavar="TIME", help="Only what happens from this time on, as in 3ms.")
-    ] = "0",
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="TIME", help="Only what happens before this time.")
-    ] = None,
+    device: Annotated[str | None, option("--device NAME", "Only this device.")] = None,
+    stream: Annotated[int | None, option("--stream N", "Only this stream, or worker, of the device.")] = None,
+    begin: Annotated[str, option("--from TIME", "Only what happens from this time on, as in 3ms.")] = "0",
+    end: Annotated[str | None, option("--to TIME", "Only what happens before this time.")] = None,
     op: Annotated[
         str | None,
-        typer.Option(
-            "--op",
-            metavar="NAME",
-            help="Tell what this op waited for, what led to it, and who waited for it.",
-        ),
+        option("--op NAME", "Tell what this op waited for, what led to it, and who waited for it."),
     ] = None,
     most: Annotated[
-        int, typer.Option("--most", min=0, help="How many of the longest steps and idle gaps to show.")
+        int, option("--most", "How many of the longest steps and idle gaps to show.", min=0)
     ] = 10,
     json: Json = False,
     allowed: Allowed = NOTHING,

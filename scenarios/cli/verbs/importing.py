@@ -6,23 +6,19 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import settings
+from scenarios.cli.shared_options import option, settings
 
 
 def import_(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="The model; its format is detected from its content.")
     ],
-    out: Annotated[str, typer.Option("--out", metavar="GRAPH.json.gz", help="Where to write the graph.")],
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Batch size; default: the model's own.")
-    ] = None,
-    format: Annotated[
-        str | None, typer.Option("--format", metavar="NAME", help="The format, if it cannot be detected.")
-    ] = None,
+    out: Annotated[str, option("--out GRAPH.json.gz", "Where to write the graph.")],
+    batch: Annotated[int | None, option("--batch", "Batch size; default: the model's own.", min=1)] = None,
+    format: Annotated[str | None, option("--format NAME", "The format, if it cannot be detected.")] = None,
     options: Annotated[list[str] | None, settings("An option of the importer, such as dtype=bf16.")] = None,
     note: Annotated[
-        str | None, typer.Option("--note", help="The source and licence of the model, kept in the file.")
+        str | None, option("--note", "The source and licence of the model, kept in the file.")
     ] = None,
 ) -> None:
     """Convert a model to a graph file; a scenario uses it with `workload: {graph: FILE}`."""

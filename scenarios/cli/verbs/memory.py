@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.cli.shared_options import Json, settings
+from scenarios.cli.shared_options import Json, option, settings
 
 
 def memory(
@@ -20,25 +20,19 @@ def memory(
     ],
     allocator: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allocator",
-            metavar="NAME",
-            help="pool, bfc, caching, counted, planned or scratchpad; may be given several times. "
-            "Default: all that need no capacity.",
+        option(
+            "--allocator NAME",
+            "pool, bfc, caching, counted, planned or scratchpad; may be given several times. Default: all"
+            " that need no capacity.",
         ),
     ] = None,
-    capacity: Annotated[
-        str | None, typer.Option("--capacity", metavar="SIZE", help="Memory of the device, such as 80GiB.")
-    ] = None,
+    capacity: Annotated[str | None, option("--capacity SIZE", "Memory of the device, such as 80GiB.")] = None,
     sets: Annotated[
         list[str] | None, settings("An option of the allocator, such as allow_growth=true.")
     ] = None,
-    device: Annotated[
-        int | None, typer.Option("--device", min=0, help="The device, if a snapshot has several.")
-    ] = None,
+    device: Annotated[int | None, option("--device", "The device, if a snapshot has several.", min=0)] = None,
     ops: Annotated[
-        str | None,
-        typer.Option("--ops", metavar="FILE", help="Write one row per event (.csv, .parquet, .json)."),
+        str | None, option("--ops FILE", "Write one row per event (.csv, .parquet, .json).")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -96,22 +90,11 @@ def memory(
 
 def _print(reports: list[dict[str, Any]]) -> None:
     from scenarios.cli.text_tables import print_table
-    from sim.export.tables import size
+    from sim.export.tables import size, titled
 
-    print_table(
-        [
-            {
-                "allocator": report["allocator"],
-                "peak asked for": size(report["peak_requested_bytes"]),
-                "peak in use": size(report["peak_in_use_bytes"]),
-                "peak reserved": size(report["peak_reserved_bytes"]),
-                "fragmentation": size(report["fragmentation_bytes"]),
-                "mallocs": f"{report['device_mallocs']:,}",
-                "frees": f"{report['device_frees']:,}",
-            }
-            for report in reports
-        ]
-    )
+    columns = ["allocator", "peak asked for: peak_requested_bytes", "peak in use: peak_in_use_bytes"]
+    columns += ["peak reserved: peak_reserved_bytes", "fragmentation_bytes"]
+    print_table(titled(reports, [*columns, "mallocs: device_mallocs", "frees: device_frees"]))
     first = reports[0]
     held = ", ".join(f"{holder['id']} {size(holder['nbytes'])}" for holder in first["holders"])
     typer.echo(f"\n{first['events']:,} events; peak after event {first['peak_event']:,}: {held}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import Json, Policies, ScenarioPath, Sets
+from scenarios.cli.shared_options import Json, Policies, ScenarioPath, Sets, option
 from sim.base.plugins import NOTHING, Allowed
 
 
@@ -14,16 +14,13 @@ def optimum(
     scenario: ScenarioPath,
     policy: Policies = None,
     sets: Sets = None,
-    limit: Annotated[
-        str, typer.Option("--limit", metavar="TIME", help="How long to search, in wall-clock time.")
-    ] = "60s",
+    limit: Annotated[str, option("--limit TIME", "How long to search, in wall-clock time.")] = "60s",
     devices: Annotated[
-        bool, typer.Option("--devices", help="Also choose devices: an op may go to any that can run it.")
+        bool, option("--devices", "Also choose devices: an op may go to any that can run it.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the search.")] = 0,
+    seed: Annotated[int, option("--seed", "Seed of the search.", min=0)] = 0,
     out: Annotated[
-        str | None,
-        typer.Option("--out", metavar="FILE", help="Write the best as a scenario (.yaml), beside this one."),
+        str | None, option("--out FILE", "Write the best as a scenario (.yaml), beside this one.")
     ] = None,
     json: Json = False,
     allowed: Allowed = NOTHING,

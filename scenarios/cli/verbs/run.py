@@ -38,7 +38,7 @@ def run(
     it, and the exit status is 0. With several policies, `--json` prints a list, and each file holds all runs.
     With `--repeat`, files and tables show the run with the scenario's own seed.
     """
-    from scenarios.cli.output import print_json, print_repeats, print_result
+    from scenarios.cli.output import print_json, print_repeats, print_told
     from scenarios.cli.running import Charts, cases_of, finish, run_all, run_repeatedly
     from sim.base.errors import InputError
 
@@ -75,7 +75,7 @@ def run(
         for i, result in enumerate(results):
             if i:
                 typer.echo()
-            print_result(result)
+            print_told(result)
         if repeats:
             typer.echo()
             print_repeats(repeats)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.cli.shared_options import completes, settings
+from scenarios.cli.shared_options import completes, option, settings
 from sim.base.errors import InputError
 
 
@@ -28,15 +28,10 @@ def schedule(
             autocompletion=completes("sim.pipelines"),
         ),
     ],
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", metavar="P", help="Number of ranks (devices).")
-    ] = None,
-    micro_batches: Annotated[
-        int | None, typer.Option("--micro-batches", metavar="M", help="Number of micro-batches.")
-    ] = None,
+    ranks: Annotated[int | None, option("--ranks P", "Number of ranks (devices).")] = None,
+    micro_batches: Annotated[int | None, option("--micro-batches M", "Number of micro-batches.")] = None,
     chunks: Annotated[
-        int | None,
-        typer.Option("--chunks", metavar="V", help="Stages per rank; default: the schedule's own."),
+        int | None, option("--chunks V", "Stages per rank; default: the schedule's own.")
     ] = None,
     sets: Annotated[
         list[str] | None,
@@ -44,9 +39,8 @@ def schedule(
     ] = None,
     format: Annotated[
         ScheduleFormat,
-        typer.Option(
-            "--format",
-            help="A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles.",
+        option(
+            "--format", "A picture (rank × time), CSV for torch (one row per rank), or GPipe's clock cycles."
         ),
     ] = ScheduleFormat.text,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import Json
+from scenarios.cli.shared_options import Json, option
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -58,15 +58,14 @@ def new(
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option(
-            "--template",
-            metavar="NAME",
-            help="pipeline, gpu, cluster or trace, or any example that `sim list` names; taken as it is, "
+        option(
+            "--template NAME",
+            "pipeline, gpu, cluster or trace, or any example that `sim list` names; taken as it is, "
             "without questions.",
             autocompletion=_complete,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
 ) -> None:
     """Write a first scenario: from a few questions on a terminal, or from a template.
 

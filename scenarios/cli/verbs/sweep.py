@@ -6,59 +6,45 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.cli.shared_options import (
-    Json,
-    Maximise,
-    Minimise,
-    Policies,
-    ScenarioPath,
-    Sets,
-    SubjectTo,
-)
+from scenarios.cli import shared_options as shared
+from scenarios.cli.shared_options import option
 from sim.base.plugins import NOTHING, Allowed
 
 
 def sweep(
-    scenario: ScenarioPath,
+    scenario: shared.ScenarioPath,
     vary: Annotated[
         list[str],
-        typer.Option(
-            "--vary",
-            metavar="KEY=V1,V2,...",
-            help="Values of a key, 1..8 or 1..64 x2 among them; several times for every combination.",
+        option(
+            "--vary KEY=V1,V2,...",
+            "Values of a key, 1..8 or 1..64 x2 among them; several times for every combination.",
         ),
     ],
-    policy: Policies = None,
-    sets: Sets = None,
-    minimise: Minimise = None,
-    maximise: Maximise = None,
-    subject_to: SubjectTo = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", min=1, metavar="N", help="How many processes to run on.")
-    ] = 1,
-    dask: Annotated[
-        str | None, typer.Option("--dask", metavar="ADDRESS", help="Run on this Dask cluster.")
-    ] = None,
+    policy: shared.Policies = None,
+    sets: shared.Sets = None,
+    minimise: shared.Minimise = None,
+    maximise: shared.Maximise = None,
+    subject_to: shared.SubjectTo = None,
+    jobs: Annotated[int, option("--jobs N", "How many processes to run on.", min=1)] = 1,
+    dask: Annotated[str | None, option("--dask ADDRESS", "Run on this Dask cluster.")] = None,
     out: Annotated[
         str | None,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            help="Write the table (.csv, .json, .parquet); the same sweep goes on from what is there.",
+        option(
+            "--out FILE",
+            "Write the table (.csv, .json, .parquet); the same sweep goes on from what is there.",
         ),
     ] = None,
     plot: Annotated[
         str | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE",
-            help="Plot the result that is sought, or the makespan, over the first key (.png, .svg, .pdf).",
+        option(
+            "--plot FILE",
+            "Plot the result that is sought, or the makespan, over the first key (.png, .svg, .pdf).",
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a table of another sweep, or one with other results.")
+        bool, option("--force", "Replace a table of another sweep, or one with other results.")
     ] = False,
-    json: Json = False,
+    json: shared.Json = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Run a scenario at every combination of settings and policies; one row each.

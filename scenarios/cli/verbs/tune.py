@@ -6,86 +6,55 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import (
-    Json,
-    Maximise,
-    Minimise,
-    Policies,
-    ScenarioPath,
-    Sets,
-    SubjectTo,
-)
+from scenarios.cli import shared_options as shared
+from scenarios.cli.shared_options import option
 from sim.base.plugins import NOTHING, Allowed
 
 
 def tune(
-    scenario: ScenarioPath,
+    scenario: shared.ScenarioPath,
     vary: Annotated[
         list[str] | None,
-        typer.Option(
-            "--vary", metavar="KEY=V1,V2,...", help="Values of a key to try; may be given several times."
-        ),
+        option("--vary KEY=V1,V2,...", "Values of a key to try; may be given several times."),
     ] = None,
     schedules: Annotated[
-        bool,
-        typer.Option(
-            "--schedules", help="Change orders, placements and streams; the default without --vary."
-        ),
+        bool, option("--schedules", "Change orders, placements and streams; the default without --vary.")
     ] = False,
-    budget: Annotated[
-        int, typer.Option("--budget", min=1, metavar="N", help="The most runs to make.")
-    ] = 1000,
+    budget: Annotated[int, option("--budget N", "The most runs to make.", min=1)] = 1000,
     method: Annotated[
         str | None,
-        typer.Option(
-            "--method",
-            metavar="NAME",
-            help="How to search --vary: grid (the default if the budget allows), local (the default if "
-            "not), random, halving or optuna.",
+        option(
+            "--method NAME",
+            "How to search --vary: grid (the default if the budget allows), local (the default if not), "
+            "random, halving or optuna.",
         ),
     ] = None,
     level: Annotated[
         str | None,
-        typer.Option(
-            "--level",
-            metavar="KEY=V1,V2,...",
-            help="For halving: a key and its values from cheap to exact, as in iterations=1,4,16.",
+        option(
+            "--level KEY=V1,V2,...",
+            "For halving: a key and its values from cheap to exact, as in iterations=1,4,16.",
         ),
     ] = None,
-    policy: Policies = None,
-    sets: Sets = None,
-    minimise: Minimise = None,
-    maximise: Maximise = None,
-    subject_to: SubjectTo = None,
+    policy: shared.Policies = None,
+    sets: shared.Sets = None,
+    minimise: shared.Minimise = None,
+    maximise: shared.Maximise = None,
+    subject_to: shared.SubjectTo = None,
     against: Annotated[
-        str | None,
-        typer.Option(
-            "--against", metavar="RESULT", help="A second result: also show the Pareto front of the two."
-        ),
+        str | None, option("--against RESULT", "A second result: also show the Pareto front of the two.")
     ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", min=1, metavar="N", help="How many processes to run on.")
-    ] = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the search.")] = 0,
+    jobs: Annotated[int, option("--jobs N", "How many processes to run on.", min=1)] = 1,
+    seed: Annotated[int, option("--seed", "Seed of the search.", min=0)] = 0,
     out: Annotated[
-        str | None,
-        typer.Option(
-            "--out", metavar="FILE", help="Write the winner as a scenario (.yaml), beside this one."
-        ),
+        str | None, option("--out FILE", "Write the winner as a scenario (.yaml), beside this one.")
     ] = None,
-    table: Annotated[
-        str | None,
-        typer.Option("--table", metavar="FILE", help="Write all trials (.csv, .parquet, .json)."),
-    ] = None,
+    table: Annotated[str | None, option("--table FILE", "Write all trials (.csv, .parquet, .json).")] = None,
     plot: Annotated[
         str | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE",
-            help="Draw the course of the search, and the Pareto front (.png, .svg, .pdf).",
-        ),
+        option("--plot FILE", "Draw the course of the search, and the Pareto front (.png, .svg, .pdf)."),
     ] = None,
-    json: Json = False,
+    json: shared.Json = False,
     allowed: Allowed = NOTHING,
 ) -> None:
     """Search for the best settings of a scenario, or for its best schedule; best is the shortest makespan.

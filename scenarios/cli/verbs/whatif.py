@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.cli.shared_options import Json, Sets
+from scenarios.cli.shared_options import Json, Sets, option
 from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scenarios.variants.recording_trials import TrialOutcome, WhatIfTrial
+    from scenarios.variants.variant import Row, Variant
 
 
 def whatif(
@@ -24,25 +24,21 @@ def whatif(
     ],
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            "--only",
-            metavar="WORD",
-            help="Only what-ifs with this word or key, such as cuda_graph; may be given several times.",
+        option(
+            "--only WORD",
+            "Only what-ifs with this word or key, such as cuda_graph; may be given several times.",
         ),
     ] = None,
     also: Annotated[
         list[str] | None,
-        typer.Option(
-            "--also",
-            metavar="WHAT-IF",
-            help="One more what-if, written as in a scenario: 'remove: [softmax]', "
-            "'{host: x0.5, cuda_graph: true}'.",
+        option(
+            "--also WHAT-IF",
+            "One more what-if, written as in a scenario: 'remove: [softmax]', '{host: x0.5, cuda_graph: "
+            "true}'.",
         ),
     ] = None,
     sets: Sets = None,
-    plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Draw what is saved (.png, .svg, .pdf).")
-    ] = None,
+    plot: Annotated[str | None, option("--plot FILE", "Draw what is saved (.png, .svg, .pdf).")] = None,
     json: Json = False,
     allowed: Allowed = NOTHING,
 ) -> None:
@@ -55,39 +51,41 @@ def whatif(
     from scenarios.cli.running import progress
     from scenarios.report.outputs import PICTURES, check_path
     from scenarios.report.pictures import draw_what_ifs, to_json
-    from scenarios.variants.machine_trials import machine_trials
-    from scenarios.variants.recording_trials import base_of, chosen, standard_trials, try_all
+    from scenarios.variants.machine_what_ifs import machine_trials
+    from scenarios.variants.what_ifs import WhatIfs, chosen, standard_trials, try_all
 
     if plot is not None:
         check_path("plot", plot, PICTURES)
-    asked = [_asked(text) for text in also or ()]  # before anything is read: it may be wrong
+    given = [_given(text) for text in also or ()]  # before anything is read: it may be wrong
     with progress(f"reading {file}"):
-        base = base_of(file, sets=sets or (), allowed=allowed)
-    with progress(f"simulating {base.name}"):
-        known = standard_trials(base.graph)
-        if not base.recorded_ns:  # what only recordings have is not missed
-            known = [each for each in known if base.timed and not each.why_not]
+        what_ifs = WhatIfs(file, sets or (), allowed)
+        name = what_ifs.name
+        known = standard_trials(what_ifs.graph)
+    with progress(f"simulating {name}"):
+        recorded_ns = what_ifs.recorded_ns
+        if not recorded_ns:  # what only recordings have is not missed
+            known = [each for each in known if what_ifs.timed and not each.why_not]
             labels = {each.label for each in known}
-            known += [each for each in machine_trials(base.trace) if each.label not in labels]
-    trials = [*chosen(known, only or [""]), *asked]
-    with progress(f"simulating {base.name} with {len(trials)} changes"):
-        outcomes = list(try_all(base, trials))
+            known += [each for each in machine_trials(what_ifs.trace) if each.label not in labels]
+    trials = chosen(known, only or [""])
+    with progress(f"simulating {name} with {len(trials) + len(given)} changes"):
+        rows = list(try_all(what_ifs, trials, given))
     if plot is not None:
         from sim.plot.figure import save
 
-        save(draw_what_ifs(base.name, outcomes), plot)
+        save(draw_what_ifs(name, rows), plot)
         typer.echo(f"wrote {plot}", err=True)
     if json:
-        print_json(to_json(base.name, base.recorded_ns, outcomes))
+        print_json(to_json(name, recorded_ns, rows))
     else:
-        _print(base.name, base.recorded_ns, outcomes)
+        _print(name, recorded_ns, rows)
 
 
-def _asked(text: str) -> WhatIfTrial:
+def _given(text: str) -> Variant:
     """Return a what-if of the command line."""
     from scenarios.file.yaml_read import read_yaml_text
     from scenarios.report.pictures import written
-    from scenarios.variants.recording_trials import WhatIfTrial, asked, read_what_if
+    from scenarios.variants.what_ifs import asked, read_what_if, what_if
     from sim.base.errors import InputError
 
     value = read_yaml_text(text, f"--also {text}", places=False).plain()
@@ -95,49 +93,33 @@ def _asked(text: str) -> WhatIfTrial:
         raise InputError(f"--also {text}: should be a what-if, as in --also 'remove: [softmax]'")
     with asked(text):
         read_what_if(value)
-    return WhatIfTrial(written(value), value, given=True)
+    return what_if(written(value), value)
 
 
-def _print(name: str, recorded_ns: int | None, outcomes: Sequence[TrialOutcome]) -> None:
+def _print(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> None:
     from scenarios.cli.text_tables import print_table, strong
     from scenarios.report.pictures import ranked, written
     from sim.base.units import format_duration
-    from sim.export.tables import percent
+    from sim.export.tables import percent, titled
 
-    base, *others = ranked(outcomes)
-    base_ns = base.makespan_ns or 0
+    base_ns = rows[0]["makespan_ns"]
     told = format_duration(base_ns)
     if recorded_ns:
         told += f" simulated, {format_duration(recorded_ns)} recorded ({base_ns / recorded_ns - 1:+.2%})"
     print(f"{strong(name)}: {told}")
-    rows = [
-        {"what if": base.label, "what_if": "", "makespan": format_duration(base_ns), "saved": "", "share": ""}
-    ]
-    for each in others:
-        makespan_ns = each.makespan_ns or 0
-        saved_ns = base_ns - makespan_ns
-        sign = "-" if saved_ns < 0 else ""
-        rows.append(
-            {
-                "what if": each.label,
-                "what_if": written(each.what_if),
-                "makespan": format_duration(makespan_ns),
-                "saved": sign + format_duration(abs(saved_ns)),
-                "share": " .. ".join(
-                    percent(ns / base_ns)
-                    for ns in sorted(
-                        {saved_ns, saved_ns if each.other_saved_ns is None else each.other_saved_ns}
-                    )
-                    if base_ns
-                ),
-            }
-        )
-    print_table(rows, left=2)
+    base, *others = ranked(rows)
+    lines = [base | {"saved_ns": None, "what_if": ""}]
+    for row in others:
+        saves = [row["saved_ns"], *([] if row["other_saved_ns"] is None else [row["other_saved_ns"]])]
+        share = " .. ".join(percent(ns / base_ns) for ns in sorted(saves) if base_ns)
+        lines.append(row | {"what_if": written(row["what_if"]), "share": share})
+    print_table(
+        titled(lines, ["what if: label", "what_if: what_if", "makespan_ns", "saved_ns", "share"]), left=2
+    )
     for tried in (True, False):
         notes: dict[str, list[str]] = {}
-        for each in outcomes:
-            if (each.makespan_ns is not None) == tried:
-                for note in each.notes:
-                    notes.setdefault(note, []).append(each.label)
+        for row in rows:
+            for note in row["notes"] if (row["makespan_ns"] is not None) == tried else ():
+                notes.setdefault(note, []).append(row["label"])
         for note, labels in notes.items():
             print(f"{'' if tried else 'not tried: '}{', '.join(labels)}: {note}")

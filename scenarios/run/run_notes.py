@@ -1,18 +1,15 @@
-"""What commands say beside results: unused devices, bounds that say nothing, streams that nobody uses."""
+"""What is said beside results: unused devices, bounds that say nothing, streams that nobody uses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from sim.base import plugins
-
-if TYPE_CHECKING:
-    from scenarios.run.execute import Result
-
+from sim.trace import Trace
 
 _MOST: Final = 20
 """How many devices are named."""
@@ -60,7 +57,7 @@ def _named(devices: Sequence[str]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What `sim run` and `sim compare` say of streams that nobody was told to use.
+# Streams that nobody was told to use.
 #
 #     gpu0 (streams: 4)   stream 0  a b c d e f      policy.streams says nothing: all ops are on the first,
 #                         stream 1                   so `streams: 4` changes nothing, and a sweep over it
@@ -71,12 +68,12 @@ def _named(devices: Sequence[str]) -> str:
 #  b: {attributes: {stream: all_reduce}}          parallel training do: only `recorded` follows them
 
 
-def stream_notes(results: Sequence[Result]) -> list[str]:
+def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
     """Return a line for each device that ran several ops on one of its streams because none were assigned.
 
     Parameters
     ----------
-    results : sequence of Result
+    runs : mapping of str to Trace
         Runs of one scenario; where there are several, a line names those that it holds for.
 
     Examples
@@ -85,33 +82,32 @@ def stream_notes(results: Sequence[Result]) -> list[str]:
     >>> from scenarios.run.execute import run_scenario
     >>> changes = ["policy=in-order", "machine.ideal=true"]
     >>> scenario = load_scenario("scenarios/examples/quickstart.yaml", sets=changes)
-    >>> stream_notes([run_scenario(scenario)])
+    >>> stream_notes({"in-order": run_scenario(scenario).trace})
     ['gpu0 used 1 of 4 streams; to use more, set policy.streams (per-branch, per-kind, ...)']
     """
-    found = _recorded_in_vain(results)
-    told = {label for label, _ in found}
+    found = _recorded_in_vain(runs)
     held: dict[tuple[str, int], list[str]] = {}
-    for result in results:
-        for device in _on_one_stream(result) if result.policy not in told else ():
-            held.setdefault(device, []).append(result.policy)
-    notes = [note for _, note in found] + _shared_twice(results)
+    for policy, trace in runs.items():
+        for device in _on_one_stream(trace) if policy not in found else ():
+            held.setdefault(device, []).append(policy)
+    notes = [*found.values(), *_shared_twice(runs.values())]
     if not held:
         return notes
     known = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
     advice = f"to use more, set policy.streams ({known})"
     return notes + [
         f"{name} used 1 of {streams} streams"
-        + (f" under {', '.join(labels)}" if len(labels) < len(results) else "")
+        + (f" under {', '.join(labels)}" if len(labels) < len(runs) else "")
         + f"; {advice}"
         for (name, streams), labels in held.items()
     ]
 
 
-def _recorded_in_vain(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """Return a policy and a line for each run without an assignment of ops that name several streams."""
-    found = []
-    for result in results:
-        job = result.trace.job
+def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
+    """Return a line for each run without an assignment of ops that name several streams."""
+    found = {}
+    for policy, trace in runs.items():
+        job = trace.job
         if job.streams is not None:
             continue
         named: dict[int, dict[object, None]] = {}
@@ -125,19 +121,18 @@ def _recorded_in_vain(results: Sequence[Result]) -> list[tuple[str, str]]:
             shown = ", ".join(map(str, list(named[first])[:4])) + (", ..." if len(named[first]) > 4 else "")
             others = len(several) - 1
             also = f" and {others} other device{'s' * (others > 1)}" if others else ""
-            under = f" under {result.policy}" if len(results) > 1 else ""
-            note = (
+            under = f" under {policy}" if len(runs) > 1 else ""
+            found[policy] = (
                 f"ops of {job.machine.devices[first].name}{also} name {len(named[first])} streams ({shown}), "
                 f"which nothing follows{under}; to let them overlap as they say, set policy.streams: recorded"
             )
-            found.append((result.policy, note))
     return found
 
 
-def _shared_twice(results: Sequence[Result]) -> list[str]:
+def _shared_twice(runs: Iterable[Trace]) -> list[str]:
     """Return a line if kernels that shared SMs when they were recorded share them once more."""
     names: dict[str, None] = {}
-    for job in (result.trace.job for result in results):
+    for job in (trace.job for trace in runs):
         if job.graph.attribute("recorded_start_ns"):
             devices = enumerate(job.machine.devices)
             shared = [d for d, device in devices if device.kind == "gpu" and device.processor is not None]
@@ -153,9 +148,8 @@ def _shared_twice(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _on_one_stream(result: Result) -> list[tuple[str, int]]:
+def _on_one_stream(trace: Trace) -> list[tuple[str, int]]:
     """Return names and streams of the devices of which, without an assignment, one stream had all the ops."""
-    trace = result.trace
     if trace.job.streams is not None:
         return []
     machine = trace.job.machine

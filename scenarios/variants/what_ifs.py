@@ -1,20 +1,19 @@
-"""What-ifs of one recording, tried one after another: it is read once, and simulated for each."""
+"""What-ifs of one recording, or scenario, tried one after another: which, and what comes out of each."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from statistics import median
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from pydantic import ValidationError
 
-from scenarios.file.document import Document
 from scenarios.file.faults import input_error
 from scenarios.recorded import select as roles
 from scenarios.recorded.as_recorded import as_recorded
@@ -22,16 +21,13 @@ from scenarios.recorded.changes import WhatIf, applied
 from scenarios.recorded.program import RecordedProgram
 from scenarios.run.execute import run_case
 from scenarios.run.prepare_job import job_of
-from scenarios.run.scenario import Case, scenario_of
-from scenarios.variants.variant import attempt
+from scenarios.run.scenario import Case
+from scenarios.variants.variant import Row, Variant, Variants, attempt
 from scenarios.workloads.graph_files import ImportedFile
 from sim.base.arrays import UNSET
 from sim.base.errors import InputError, UnknownNameError, located
-from sim.base.plugins import NOTHING, Allowed
 from sim.explain.communication import inside_ns
 from sim.graph.graph import Graph
-from sim.job.job import Job
-from sim.machine.machine import Machine
 from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
@@ -101,31 +97,12 @@ _OF_KIND: Final = {"kernel": "kernels of no known kind"}
 """What kinds are called, where that is not clear from their names."""
 
 
-class WhatIfTrial(NamedTuple):
-    """One what-if.
-
-    Attributes
-    ----------
-    label : str
-    what_if : dict
-        As a scenario has it.
-    why_not : str
-        Why it need not be tried; empty: it is.
-    given : bool
-        Whether somebody asked for it: a mistake in it is an error then.
-    machine, job : callable, optional
-        ``machine(machine)`` and ``job(job)`` return each as it would be, where no key of a scenario says it.
-    """
-
-    label: str
-    what_if: Mapping[str, Any] = MappingProxyType({})
-    why_not: str = ""
-    given: bool = False
-    machine: Callable[[Machine], Machine] | None = None
-    job: Callable[[Job], Job] | None = None
+def what_if(label: str, changes: Mapping[str, Any], why_not: str = "") -> Variant:
+    """Return a what-if of the graph, as a scenario has it."""
+    return Variant(label=label, what_if=changes, why_not=why_not)
 
 
-def standard_trials(graph: Graph) -> list[WhatIfTrial]:
+def standard_trials(graph: Graph) -> list[Variant]:
     """Return what is tried of a graph, and what cannot be, with the reason.
 
     Examples
@@ -133,8 +110,8 @@ def standard_trials(graph: Graph) -> list[WhatIfTrial]:
     >>> from sim import GraphBuilder
     >>> b = GraphBuilder("one")
     >>> _ = b.op("a", kind="matmul", duration_ns=10, device="gpu", attributes={"stream": 7})
-    >>> standard_trials(b.build())[4][:2]
-    ('matmul twice as fast', {'scale': {'matmul': 'x0.5'}})
+    >>> standard_trials(b.build())[4].what_if
+    {'scale': {'matmul': 'x0.5'}}
     """
     launches = roles.launches(graph).any()
     collectives = roles.collectives(graph).any() or inside_ns(graph).any()
@@ -146,29 +123,29 @@ def standard_trials(graph: Graph) -> list[WhatIfTrial]:
     idle = "" if graph.is_kind("delay").any() else "all idle time is explained"
     host = "" if roles.host_ops(graph).any() else "the recording has nothing of the host"
     return [
-        WhatIfTrial("launch calls twice as fast", {"issue_cost": "x0.5"}, no_calls),
-        WhatIfTrial("launch calls take no time", {"issue_cost": "x0"}, no_calls),
-        WhatIfTrial("CUDA graphs", {"cuda_graph": True}, no_calls),
-        WhatIfTrial("host twice as fast", {"host": "x0.5"}, host),
+        what_if("launch calls twice as fast", {"issue_cost": "x0.5"}, no_calls),
+        what_if("launch calls take no time", {"issue_cost": "x0"}, no_calls),
+        what_if("CUDA graphs", {"cuda_graph": True}, no_calls),
+        what_if("host twice as fast", {"host": "x0.5"}, host),
         *(
-            WhatIfTrial(
+            what_if(
                 f"{_OF_KIND.get(kind, kind)} twice as fast{_own_communication(graph, kind)}",
                 {"scale": {kind: "x0.5"}},
             )
             for kind in _longest_kinds(graph)
         ),
-        WhatIfTrial("all kernels twice as fast", {"scale": {"kernels": "x0.5"}}),
-        WhatIfTrial("elementwise kernels in a row fused", {"fuse": ["elementwise"]}, in_a_row),
-        WhatIfTrial("copies between host and device gone", {"remove": ["transfers"]}, copies),
-        WhatIfTrial("communication twice as fast", {"bandwidth": {"collectives": "x2"}}, alone),
-        WhatIfTrial("communication takes no time", {"scale": {"collectives": "x0"}}, alone),
-        WhatIfTrial("no gaps between kernels", {"gap": "x0"}, gapless),
-        WhatIfTrial("unexplained idle time gone", {"scale": {"delay": "x0"}}, idle),
+        what_if("all kernels twice as fast", {"scale": {"kernels": "x0.5"}}),
+        what_if("elementwise kernels in a row fused", {"fuse": ["elementwise"]}, in_a_row),
+        what_if("copies between host and device gone", {"remove": ["transfers"]}, copies),
+        what_if("communication twice as fast", {"bandwidth": {"collectives": "x2"}}, alone),
+        what_if("communication takes no time", {"scale": {"collectives": "x0"}}, alone),
+        what_if("no gaps between kernels", {"gap": "x0"}, gapless),
+        what_if("unexplained idle time gone", {"scale": {"delay": "x0"}}, idle),
         *_without_straggler(graph),
     ]
 
 
-def chosen(trials: list[WhatIfTrial], only: list[str]) -> list[WhatIfTrial]:
+def chosen(trials: list[Variant], only: list[str]) -> list[Variant]:
     """Return the trials that have one of some keys, or a word of it in their label.
 
     Raises
@@ -176,12 +153,12 @@ def chosen(trials: list[WhatIfTrial], only: list[str]) -> list[WhatIfTrial]:
     UnknownNameError
         A word is in none of them.
     """
-    found: dict[int, WhatIfTrial] = {}
+    found: dict[int, Variant] = {}
     for word in only:
-        keyed = {n: each for n, each in enumerate(trials) if word in each.what_if}
+        keyed = {n: each for n, each in enumerate(trials) if word in (each.what_if or ())}
         fits = keyed or {n: each for n, each in enumerate(trials) if word in each.label}
         if not fits:
-            raise UnknownNameError("what-if", word, {key for each in trials for key in each.what_if})
+            raise UnknownNameError("what-if", word, {key for each in trials for key in each.what_if or ()})
         found |= fits
     return [found[n] for n in sorted(found)]
 
@@ -199,7 +176,7 @@ def _own_communication(graph: Graph, kind: str) -> str:
     return ", what it communicates included" if inside_ns(graph)[graph.is_kind(kind)].any() else ""
 
 
-def _without_straggler(graph: Graph) -> Iterator[WhatIfTrial]:
+def _without_straggler(graph: Graph) -> Iterator[Variant]:
     """Yield what if the rank that is last most were as fast as the median of the others."""
     found = straggler(graph)
     if found is not None:
@@ -207,7 +184,7 @@ def _without_straggler(graph: Graph) -> Iterator[WhatIfTrial]:
         label = f"rank {rank}, which is late most, as fast as the others"
         scale = {device: f"x{factor:.4f}" for device, factor in factors.items()}
         why_not = "" if factors else "it has no more to do than they; it began later"
-        yield WhatIfTrial(label, {"scale": scale} if scale else {}, why_not)
+        yield what_if(label, {"scale": scale} if scale else {}, why_not)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -216,161 +193,140 @@ _MATTERS = 0.005
 """Part of the makespan by which two models of a recording have to differ to be told apart."""
 
 
-@dataclass(frozen=True)
-class Base:
-    """What what-ifs are compared with.
+class WhatIfs(Variants):
+    """The variants of a scenario, or of a recording on the machine that it shows, that change no settings.
 
-    Attributes
-    ----------
-    name : str
-    graph : Graph
-    case : callable
-        ``case(graph)`` returns the run of a graph in its place.
-    recorded_ns : int or None
-        From the begin of a recording to the end of what was recorded last; None: it is none.
+    It is read once, and simulated for each.
     """
 
-    name: str
-    graph: Graph
-    case: Callable[[Graph], Case]
-    recorded_ns: int | None
+    @property
+    def name(self) -> str:
+        """The name of the scenario."""
+        return self._as_it_is.scenario.name
+
+    @cached_property
+    def _as_it_is(self) -> Case:
+        return super().case(Variant())
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Its graph; ops that have no duration of their own get what cost models say of them."""
+        graph = self._as_it_is.work.graph
+        if (graph.duration_ns != UNSET).all():
+            return graph
+        job = job_of(self._as_it_is)
+        if len(job.graph) != len(graph):  # compiled: what is compiled has no durations
+            return graph
+        return replace(graph, duration_ns=np.asarray(job.duration_ns), duration_by_kind={})
 
     @cached_property
     def trace(self) -> Trace:
         """The run as it is."""
-        return run_case(self.case(self.graph)).trace
+        return run_case(self.case(Variant())).trace
 
-    @cached_property
+    @property
     def timed(self) -> bool:
         """Whether all ops have a duration: else the policy makes others of them, which have."""
         return bool((self.graph.duration_ns != UNSET).all())
 
+    @property
+    def recorded_ns(self) -> int | None:
+        """From the begin of a recording to the end of what was recorded last; None: it is none."""
+        found = as_recorded(self.graph)
+        return int(found.end_ns.max()) if len(found.op) else None
 
-@dataclass(frozen=True)
-class TrialOutcome:
-    """What became of a what-if.
+    def case(self, variant: Variant) -> Case:
+        """Return the run of a what-if: on the machine that its graph shows, where it is a recording."""
+        graph, case = self.graph, self._as_it_is
+        if variant.what_if:
+            graph = applied(graph, [read_what_if(dict(variant.what_if))])
+        scenario, workload = case.scenario, case.scenario.content.workload
+        if isinstance(workload, ImportedFile):
+            content = scenario.content.model_copy(update={"workload": workload.with_graph(graph)})
+            case = replace(scenario, content=content).case()
+            if variant.machine is None:
+                return case
+        work = case.work._replace(graph=graph)
+        if variant.machine is not None:
+            work = work._replace(machine=variant.machine(work.machine))
+        return replace(case, make=lambda: work)
 
-    Attributes
-    ----------
-    label : str
-    what_if : dict
-        As a scenario has it; empty: nothing is changed.
-    makespan_ns : int or None
-        None: it cannot be done.
-    notes : tuple of str
-        What was assumed, or why it cannot be done.
-    other_saved_ns : int or None
-        What is saved without the waits of the host that were inferred and held nothing when recorded; None:
-        as much, or there are none.
-    """
-
-    label: str
-    what_if: dict[str, Any]
-    makespan_ns: int | None
-    notes: tuple[str, ...] = ()
-    other_saved_ns: int | None = None
+    def without_inferred(self) -> tuple[WhatIfs | None, int]:
+        """Return it without waits of the host that show in nothing that was recorded, and how many."""
+        if not len(self.graph.attribute("inferred_wait")):
+            return None, 0
+        program, other = RecordedProgram(self.graph), copy(self)
+        vars(other).pop("trace", None)
+        inferred = program.forget_inferred()
+        other.graph = program.graph()
+        return other, inferred
 
 
-def base_of(path: str, *, sets: Iterable[str] = (), allowed: Allowed = NOTHING) -> Base:
-    """Return a scenario, or a recording on the machine that it shows.
+def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], given: Sequence[Variant] = ()) -> Iterator[Row]:
+    """Yield what comes out as it is, and of each what-if.
+
+    What cannot be done of such a recording is an outcome, too.
 
     Parameters
     ----------
-    path : str
-        Of a scenario, of a recording, or of the folder with those of all ranks.
-    sets : iterable of str
-        ``KEY=VALUE``, as of scenarios: of a recording, too.
-    allowed : Allowed
+    what_ifs : WhatIfs
+    trials : sequence of Variant
+    given : sequence of Variant
+        More of them, which somebody asked for: a mistake in one is an error.
 
-    Raises
+    Yields
     ------
-    InputError
-        It cannot be read.
-    """
-    scenario = scenario_of(Document.read(path, allowed).with_settings(sets))
-    case = scenario.case()
-    graph = _timed(case)
-    return Base(scenario.name, graph, lambda graph: _running(case, graph), _recorded_ns(graph))
-
-
-def _running(case: Case, graph: Graph) -> Case:
-    """Return a case that runs another graph, on the machine that this one shows where it is a recording."""
-    scenario, workload = case.scenario, case.scenario.content.workload
-    if isinstance(workload, ImportedFile):
-        content = scenario.content.model_copy(update={"workload": workload.with_graph(graph)})
-        return replace(scenario, content=content).case()
-    work = case.work
-    return replace(case, make=lambda: work._replace(graph=graph))
-
-
-def _timed(case: Case) -> Graph:
-    """Return the graph of a case; ops that have no duration of their own get what cost models say of them."""
-    graph = case.work.graph
-    if (graph.duration_ns != UNSET).all():
-        return graph
-    job = job_of(case)
-    if len(job.graph) != len(graph):  # compiled: what is compiled has no durations
-        return graph
-    return replace(graph, duration_ns=np.asarray(job.duration_ns), duration_by_kind={})
-
-
-def _recorded_ns(graph: Graph) -> int | None:
-    found = as_recorded(graph)
-    return int(found.end_ns.max()) if len(found.op) else None
-
-
-def try_all(base: Base, trials: Sequence[WhatIfTrial]) -> Iterator[TrialOutcome]:
-    """Yield what comes out of the base as it is, and of each what-if.
-
-    What cannot be done of such a recording is an outcome, too.
+    dict
+        ``label`` and ``what_if``; ``makespan_ns`` and ``saved_ns``, None where it cannot be done;
+        ``other_saved_ns``, what is saved without the waits of the host that were inferred and held nothing
+        when recorded (None: as much, or there are none); ``notes``: what was assumed, or why it cannot be
+        done.
 
     Raises
     ------
     InputError
         A what-if that somebody gave cannot be done; nothing was tried then.
     """
-    given = {}
-    for trial in trials:
-        if trial.given:
-            with asked(trial.label):
-                given[trial.label] = _noted(base, trial)
-    unheld, inferred = _without_inferred(base)
-    yield TrialOutcome("as recorded" if base.recorded_ns else "as it is", {}, base.trace.makespan_ns)
-    for trial in trials:
+    for trial in given:
+        with asked(trial.label):
+            _noted(what_ifs, trial)
+    base_ns = what_ifs.trace.makespan_ns
+    yield _row(Variant(label="as recorded" if what_ifs.recorded_ns else "as it is"), base_ns, base_ns)
+    unheld, inferred = what_ifs.without_inferred()
+    for trial in (*trials, *given):
         if trial.why_not:
-            yield TrialOutcome(trial.label, dict(trial.what_if), None, (trial.why_not,))
+            yield _row(trial, base_ns, None, trial.why_not)
             continue
         try:
-            case, notes = given[trial.label] if trial.given else _noted(base, trial)
+            case, notes = _noted(what_ifs, trial)
         except InputError as error:
-            yield TrialOutcome(trial.label, dict(trial.what_if), None, (error.message,))
+            yield _row(trial, base_ns, None, error.message)
             continue
         if (found := attempt(case, change=trial.job)).result is None:
-            yield TrialOutcome(trial.label, dict(trial.what_if), None, (found.line,))
+            yield _row(trial, base_ns, None, found.line)
             continue
-        makespan_ns = found.result.trace.makespan_ns
-        other_ns = None
+        row = _row(trial, base_ns, found.result.trace.makespan_ns, *notes)
         if unheld is not None and trial.what_if:
             other, _ = _noted(unheld, trial)
             other_ns = unheld.trace.makespan_ns - run_case(other, fits=False).trace.makespan_ns
-            if abs(other_ns - (base.trace.makespan_ns - makespan_ns)) > _MATTERS * base.trace.makespan_ns:
-                notes = (
-                    *notes,
+            if abs(other_ns - row["saved_ns"]) > _MATTERS * base_ns:
+                row["other_saved_ns"] = other_ns
+                row["notes"].append(
                     f"rests on {inferred} wait(s) of the host that were inferred and held nothing when "
-                    "recorded; the other end of the range is what is saved without them",
+                    "recorded; the other end of the range is what is saved without them"
                 )
-            else:
-                other_ns = None
-        yield TrialOutcome(trial.label, dict(trial.what_if), makespan_ns, notes, other_ns)
+        yield row
 
 
-def _without_inferred(base: Base) -> tuple[Base | None, int]:
-    """Return the base without waits of the host that show in nothing that was recorded, and how many."""
-    if not len(base.graph.attribute("inferred_wait")):
-        return None, 0
-    program = RecordedProgram(base.graph)
-    inferred = program.forget_inferred()
-    return replace(base, graph=program.graph()), inferred
+def _row(trial: Variant, base_ns: int, makespan_ns: int | None, *notes: str) -> Row:
+    return {
+        "label": trial.label,
+        "what_if": dict(trial.what_if or {}),
+        "makespan_ns": makespan_ns,
+        "saved_ns": None if makespan_ns is None else base_ns - makespan_ns,
+        "other_saved_ns": None,
+        "notes": [*notes],
+    }
 
 
 @contextmanager
@@ -382,23 +338,12 @@ def asked(text: str) -> Iterator[None]:
         raise InputError(f"--also {text}: {error}") from error
 
 
-def _noted(base: Base, trial: WhatIfTrial) -> tuple[Case, tuple[str, ...]]:
+def _noted(what_ifs: WhatIfs, trial: Variant) -> tuple[Case, list[str]]:
     """Return the run of a what-if, and what it assumes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        case = _changed(base, trial)
-    return case, tuple(dict.fromkeys(str(warning.message) for warning in caught))
-
-
-def _changed(base: Base, trial: WhatIfTrial) -> Case:
-    """Return the run of a what-if."""
-    if trial.what_if:
-        return base.case(applied(base.graph, [read_what_if(dict(trial.what_if))]))
-    case = base.case(base.graph)
-    if trial.machine is None:
-        return case
-    work = case.work._replace(graph=base.graph, machine=trial.machine(case.work.machine))
-    return replace(case, make=lambda: work)
+        case = what_ifs.case(trial)
+    return case, list(dict.fromkeys(str(warning.message) for warning in caught))
 
 
 def read_what_if(value: dict[str, Any]) -> WhatIf:

@@ -6,7 +6,7 @@
     links take no time        memory without limit           'conv3' twice as fast
     communication twice as fast, communication takes no time
 
-A recording has no such machine: there the what-ifs of `scenarios.variants.recording_trials` say what would
+A recording has no such machine: there the what-ifs of `scenarios.variants.what_ifs` say what would
 change.
 """
 
@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from scenarios.variants.recording_trials import WhatIfTrial
+from scenarios.variants.variant import Variant
 from sim.base.arrays import BoolArray, IntArray
 from sim.base.errors import InputError
 from sim.explain.communication import COMMUNICATION, inside_ns, moving_ops
@@ -38,7 +38,7 @@ MOST_DEVICES: Final = 8
 """More that differ are tried together only, by kind."""
 
 
-def machine_trials(trace: Trace) -> list[WhatIfTrial]:
+def machine_trials(trace: Trace) -> list[Variant]:
     """Return what is tried of the machine of a run, its communication, and the ops on its critical path.
 
     Of what cannot matter the reason is told: memory without limit where nothing waits for memory, a stream
@@ -65,7 +65,7 @@ def machine_trials(trace: Trace) -> list[WhatIfTrial]:
     names, machine = job.graph.op_names, job.machine
     computes = ~moving_ops(job)
     trials = [
-        WhatIfTrial("all kernels twice as fast", job=_computing(computes)),
+        Variant(label="all kernels twice as fast", job=_computing(computes)),
         *_by_device(trace, computes),
     ]
     if any(map(_costs, machine.devices)):
@@ -75,15 +75,15 @@ def machine_trials(trace: Trace) -> list[WhatIfTrial]:
         waits = (trace.tasks["wait"] == Wait.MEMORY).any() or trace.tasks.get("calls_ns", _NONE).any()
         label = "memory without limit"
         trials.append(
-            _trial(label, _unlimited) if waits else WhatIfTrial(label, why_not="nothing waits for memory")
+            _trial(label, _unlimited) if waits else Variant(label=label, why_not="nothing waits for memory")
         )
     for op in _longest_on_path(trace):
         ops = np.isin(np.arange(len(names)), _on_all_ranks(trace, op))
-        trials.append(WhatIfTrial(f"{names[op]!r} twice as fast", job=_halving(ops)))
+        trials.append(Variant(label=f"{names[op]!r} twice as fast", job=_halving(ops)))
     return trials
 
 
-def _of_communication(trace: Trace) -> Iterator[WhatIfTrial]:
+def _of_communication(trace: Trace) -> Iterator[Variant]:
     """Yield collectives, and links, that take less time."""
     job, machine = trace.job, trace.job.machine
     moves = job.graph.is_kind(*COMMUNICATION - {"copy", "transfer"}) | job.meets
@@ -91,18 +91,18 @@ def _of_communication(trace: Trace) -> Iterator[WhatIfTrial]:
         moves[job.collectives.op[job.carried]] = False  # links carry them: how long they take, these say
     inside = inside_ns(job.graph)
     if (job.duration_ns[moves] > 0).any() or inside.any():
-        yield WhatIfTrial(
-            "communication twice as fast",
+        yield Variant(
+            label="communication twice as fast",
             job=_taking(lambda ns: _half(ns, moves) - inside // 2),
         )
-        yield WhatIfTrial(
-            "communication takes no time", job=_taking(lambda ns: np.where(moves, 0, ns - inside))
+        yield Variant(
+            label="communication takes no time", job=_taking(lambda ns: np.where(moves, 0, ns - inside))
         )
     if len(trace.transfers["id"]) or job.carried.any():
         if any(link.bandwidth_bytes_per_s for link in machine.links):
-            yield WhatIfTrial("links with twice the bandwidth", machine=_wider)
+            yield Variant(label="links with twice the bandwidth", machine=_wider)
         if machine.collectives is None:
-            yield WhatIfTrial("links take no time", machine=_unlinked)
+            yield Variant(label="links take no time", machine=_unlinked)
 
 
 def _wider(machine: Machine) -> Machine:
@@ -132,7 +132,7 @@ def _costs(device: Device) -> bool:
     return any((device.issue_ns, *device.issue_ns_by_kind.values(), device.launch_latency_ns, device.gap_ns))
 
 
-def _by_device(trace: Trace, computes: BoolArray) -> Iterator[WhatIfTrial]:
+def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
     """Yield the devices twice as fast, and with a stream more.
 
     Those that are equal and compute as long are tried together; where many differ, all of a kind are.
@@ -154,14 +154,14 @@ def _by_device(trace: Trace, computes: BoolArray) -> Iterator[WhatIfTrial]:
         ]
     for name, devices in zip(names, groups, strict=True):
         here = np.isin(job.device_of, devices)
-        yield WhatIfTrial(f"{name} twice as fast", job=_computing(here & computes))
+        yield Variant(label=f"{name} twice as fast", job=_computing(here & computes))
         if not job.machine.devices[devices[0]].workers:
             more = _with_stream({job.machine.devices[d].name for d in devices})
             label = f"one more stream on {name}"
             if _is_used(job, more):
                 yield _trial(label, more)
             else:
-                yield WhatIfTrial(label, why_not="policy.streams would put no op on it")
+                yield Variant(label=label, why_not="policy.streams would put no op on it")
 
 
 def _unnamed(device: Device) -> Device:
@@ -203,10 +203,10 @@ def _is_used(job: Job, more: Callable[[Device], Device]) -> bool:
     return bool((lane >= np.array([device.lanes for device in devices])[job.device_of]).any())
 
 
-def _trial(label: str, change: Callable[[Device], Device]) -> WhatIfTrial:
+def _trial(label: str, change: Callable[[Device], Device]) -> Variant:
     """Return a what-if that changes each device."""
-    return WhatIfTrial(
-        label, machine=lambda machine: replace(machine, devices=tuple(map(change, machine.devices)))
+    return Variant(
+        label=label, machine=lambda machine: replace(machine, devices=tuple(map(change, machine.devices)))
     )
 
 
