@@ -17,6 +17,7 @@ each in its data type, over the time that they took.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from scenarios.builders.train.memory import PARTS
 from scenarios.workloads.pipeline_report import BANDS, memory_peaks
 from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.base.intervals import union
-from sim.base.units import NS_PER_S
+from sim.base.units import NS_PER_S, round_half_up
 from sim.explain.communication import exposed_communication, moving_ops
 from sim.explain.derived import DerivedColumns
 from sim.graph.graph import Graph, Role
@@ -65,7 +66,7 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
     gpus, step = sum(stands_for.values()), trace.makespan_ns // n
     times = _times(trace, devices, updates)
     peaks = memory_peaks(trace, [machine.devices[d].name for d in devices], use_of_tensors(trace))
-    flops, ideal_s = _work(trace, stands_for)
+    flops, ideal = _work(trace, stands_for)
     exposed = exposed_communication(DerivedColumns(trace)).values()
     limits = [machine.devices[d].memory_bytes for d in devices]
     micro_batches = 1 + max(0, int(graph.micro_batch.max(initial=0)))
@@ -85,7 +86,7 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
         "step_ns": step,
         **_rates(step, gpus, samples, tokens),
         "model_flops": flops,
-        "mfu": ideal_s * NS_PER_S / (gpus * step) if ideal_s and step else None,
+        "mfu": ideal / (gpus * step) if ideal and step else None,
         "gpus": gpus,
         "micro_batches": micro_batches,
         "ranks": list(same.values()),
@@ -121,23 +122,25 @@ def _replicas(graph: Graph) -> int:
     return found
 
 
-def _work(trace: Trace, stands_for: Mapping[int, int]) -> tuple[int, float]:
-    """Return the flop of products, convolutions and attention, and the device time they take at their peaks.
+def _work(trace: Trace, stands_for: Mapping[int, int]) -> tuple[int, int | None]:
+    """Return the flop of products, convolutions and attention, and how many ns of devices they take at peaks.
 
     Attention computes its scores again in the backward, which is no work of the model: of five products four
-    count (arXiv 2307.08691, section 2.3).
+    count (arXiv 2307.08691, section 2.3). None: a peak is not known.
     """
     graph, machine = trace.job.graph, trace.job.machine
     counts = _is_product(graph) | _is_attention(graph)
     work = np.where(graph.is_kind("attention_grad"), graph.flops * 4 // 5, graph.flops)
-    flops, seconds = 0, 0.0
+    flops, ideal, known = 0, 0, True
     for d, same in stands_for.items():
         device = machine.devices[d]
         mine = counts & (trace.job.device_of == d)
         flops += same * int(work[mine].sum())
         roof = np.nan if device.cost is None else device.cost.roofs(graph, device).flop_per_s
-        seconds += same * float((work / roof)[mine].sum())
-    return flops, 0.0 if np.isnan(seconds) else seconds
+        seconds = float((work / roof)[mine].sum())
+        ideal += same * (0 if math.isnan(seconds) else round_half_up(seconds * NS_PER_S))
+        known &= not math.isnan(seconds)
+    return flops, ideal if known else None
 
 
 def _is_product(graph: Graph) -> BoolArray:
