@@ -20,7 +20,7 @@ help:  ## Show this list
 
 venv: $(READY)  ## Make .venv, with the project installed editable
 
-$(READY): pyproject.toml setup.py tools/venv.sh $(wildcard sim/native/*.py sim/native/*.pxd sim/kernel/*.py sim/kernel/*.pxd)
+$(READY): pyproject.toml setup.py tools/venv.sh $(wildcard sim/base/*.py sim/base/*.pxd sim/kernel/*.py sim/kernel/*.pxd)
 	@tools/venv.sh $(EXTRAS)
 	@touch $@
 

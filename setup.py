@@ -1,8 +1,8 @@
 """Compiles the kernel; all else about the distribution is in ``pyproject.toml``.
 
 Each ``sim/kernel/NAME.py`` with a file of types ``NAME.pxd`` beside it is compiled as ``sim.kernel._NAME``
-(and so in the other folders that `sim.native.compiled` lists), so that the source stays importable beside it.
-The compiled module carries a digest of its source, by which `sim.native.compiled` recognises one that is out
+(and so in the other folders that `sim.base.compiled` lists), so that the source stays importable beside it.
+The compiled module carries a digest of its source, by which `sim.base.compiled` recognises one that is out
 of date.
 
 Compiling is optional: without Cython or a working C compiler, the build says so and the installation is pure
@@ -28,7 +28,7 @@ except ImportError:  # a build without isolation, in an environment that lacks i
     cythonize = None
 
 SIM = Path("sim")
-COMPILED = runpy.run_path(str(SIM / "native" / "compiled.py"))
+COMPILED = runpy.run_path(str(SIM / "base" / "compiled.py"))
 SOURCES: list[Path] = COMPILED["sources"](SIM)
 CHECKED = os.environ.get("SIM_CHECKED", "0") not in ("", "0")
 PURE = os.environ.get("SIM_PURE_WHEEL", "0") not in ("", "0")

@@ -21,8 +21,7 @@ import pytest
 from bench_engine import raw_timeouts
 
 from devices.memory import Allocator, Block, PlannedAllocator, make_allocator
-from devices.memory.plan_problem import Lifetime
-from devices.memory.planners import plan_greedy
+from devices.memory.planners import Lifetime, plan_greedy
 
 LIVE = 10_000
 PAIRS = 50_000

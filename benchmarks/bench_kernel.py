@@ -26,11 +26,11 @@ from bench_engine import TwoStreams, chain, layered, machine, raw_timeouts, seco
 
 from policies.issue.ready_queue import ReadyQueue
 from sim import Graph, Job, Trace
+from sim.base.compiled import load
 from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
 from sim.kernel import columns as layout
 from sim.kernel.run import compiled, run, to_the_end
-from sim.native.compiled import load
 from sim.policy import order_of
 
 BUDGET = {"plain": 0.15, "gpu": 0.4}

@@ -31,13 +31,13 @@ from bench_engine import raw_timeouts, seconds
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
+from sim.base.compiled import load
 from sim.job.build_job import make_job
 from sim.job.transfers import make_flow
 from sim.kernel import loop as loop_source
 from sim.kernel import network as network_source
 from sim.kernel.columns import columns, routes_of
 from sim.kernel.run import compiled, to_the_end
-from sim.native.compiled import load
 from sim.policy import order_of
 
 BANDWIDTH = 25 * 10**9

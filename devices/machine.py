@@ -2,7 +2,7 @@
 
 A description is what a scenario file or a preset holds::
 
-    {preset: h200-sxm, streams: 2}  ──devices.preset_overlay──►  values  ──devices.kinds.gpu.build──►  Device
+    {preset: h200-sxm, streams: 2}  ──devices.preset_overlay──►  values  ──devices.kinds.build──►  Device
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, Final
 
 from devices.cost.cost_description import make_cost
 from devices.describe.field_reading import common_arguments, merge, read_fields
 from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, check_kinds
 from devices.describe.links import as_network, make_links, matching
+from devices.kinds import build_cpu, build_gpu, build_npu
 from devices.preset_overlay import device_values, devices_of, entry_of, machine_fields
 from sim.base.errors import InputError, located
 from sim.base.plugins import NOWHERE, Origin
@@ -29,8 +29,7 @@ DEVICE_KINDS: Final = ("cpu", "gpu", "npu")
 SWITCH: Final = "switch"
 """The kind of a device that only passes on what links carry."""
 
-_BUILDERS: Final = {kind: f"devices.kinds.{kind}" for kind in DEVICE_KINDS}
-"""The module whose ``build`` makes a device of the kind; imported when a machine has one."""
+_BUILDERS: Final = dict(zip(DEVICE_KINDS, (build_cpu, build_gpu, build_npu), strict=True))
 
 
 def make_device(
@@ -98,8 +97,7 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin, own_kinds: Coll
     if own_kinds is not None:
         check_kinds(values, own_kinds)
     if family in _BUILDERS:
-        device: Device = import_module(_BUILDERS[family]).build(name, values, origin)
-        return device
+        return _BUILDERS[family](name, values, origin)
     return Device(
         **common_arguments(name, values),
         streams=values.get("streams", 1),

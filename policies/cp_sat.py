@@ -8,7 +8,7 @@
 
 Who models something (a job, a placement, a pipeline) says it in these words, and what was said is kept as
 data: OR-tools' CP-SAT searches in it as a whole (`policies.cp_sat`), or, from a solution that is
-known, in one part of it after another (`policies.optimum.windows`).
+known, in one part of it after another (`policies.optimum_windows`).
 """
 
 from __future__ import annotations

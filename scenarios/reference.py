@@ -2,7 +2,7 @@
 
 ::
 
-    entry point  out-of-order = policies.issue.out_of_order:OutOfOrder
+    entry point  out-of-order = policies.issue.program_order:OutOfOrder
                    │ signature    window: int | None = None         ──►  option, default
                    │ docstring    window : int, optional            ──►  type, meaning
                    └ module       "Out-of-order issue: ..."         ──►  rule and source

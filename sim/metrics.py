@@ -28,12 +28,12 @@ import numpy as np
 from sim.base.intervals import stacked, union
 from sim.base.units import NS_PER_S
 from sim.explain.bounds import bounds
+from sim.explain.communication import traffic_on_links
 from sim.explain.failed_ops import failure_report
 from sim.explain.idle import idle_reasons
 from sim.explain.memory_use import peak_bytes
 from sim.explain.time_use import cores_of, time_use, unused_devices, used_core_ns
 from sim.explain.training import expert_load, staleness_report
-from sim.explain.transfers_on_links import traffic_on_links
 from sim.explain.uncertainty import uncertainty
 from sim.record.record import Record
 

@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from devices.machine import make_device
-from devices.memory.memory_event import MemoryEvent
 from devices.memory.memory_replay import replay
 from devices.memory.registry import MemorySpec, make_allocator
 from devices.memory.run_memory import tensor_memory
+from devices.memory.trace_readers import MemoryEvent
 from policies.issue.program_order import InOrder
 from scenarios.importers import load_graph
 from sim import Graph, Machine, simulate

@@ -12,7 +12,7 @@ Of a folder every trace has a row, and if they are the ranks of a job all of the
 
 *Span* is from the first call to the end of the last task of a GPU. *Idle* is a stream between its tasks.
 *Tau* compares the starts of all GPU tasks (`kendall_tau`): 1 if they start in the same order. *Unexplained*
-is the part of the makespan that only delays fill (`scenarios.recorded.as_recorded`).
+is the part of the makespan that only delays fill (`scenarios.recorded.setup`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from scenarios.importers.files import files_in
-from scenarios.recorded.as_recorded import Residue, as_recorded, residue
-from scenarios.recorded.setup import run_recorded
+from scenarios.recorded.setup import Residue, as_recorded, residue, run_recorded
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError
 from sim.base.intervals import union

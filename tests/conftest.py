@@ -14,12 +14,12 @@ import pytest
 from examples import load_profile
 from hanging import pytest_configure, pytest_runtest_protocol  # noqa: F401
 
+import sim.base
 import sim.kernel
-import sim.native
 from sim.kernel.run import compiled
 
 if checked := os.environ.get("SIM_CHECKED_KERNEL"):  # `make test-all` has built it there
-    for package in (sim.kernel, sim.native):
+    for package in (sim.kernel, sim.base):
         package.__path__.insert(0, str(Path(checked).resolve() / package.__name__.replace(".", "/")))
 os.environ.setdefault("MPLBACKEND", "Agg")
 if not compiled():  # its source runs where it would

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from devices.network import make_network
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Job, Link, Machine, Policy, Trace, simulate
 from sim.job.job import Placement

@@ -6,8 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from devices.memory.plan_problem import Lifetime
-from devices.memory.planners import TokenPool
+from devices.memory.planners import Lifetime, TokenPool
 
 
 class Step(NamedTuple):

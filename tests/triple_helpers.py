@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from devices.network import make_network
 from devices.processor.cpu_cores import CorePool
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.linearize import (
     CriticalPathFirst,

@@ -41,11 +41,10 @@ TESTS: Final = {
     "sim/kernel": "kernel kernel_* order_of_ties",
     "devices/memory": "memory_* tensor_memory allocator_table scenario_memory",
     "devices/processor": "processor_* bounds",
-    "devices/network": "network_* pipeline_devices",
     "devices/cost": "cost_* import_costs presets npu_tiles",
     "devices/collectives": "collective_* nccl_choice communicators kernel_communicators cli_collectives",
     "devices/describe": "devices_* presets units options link_options routing topologies memory_oom schema",
-    "devices": "devices_* presets launch units npu_tiles kernels options bounds",
+    "devices": "devices_* presets launch units npu_tiles kernels options bounds network_* pipeline_devices",
     "policies/issue": "issue_* executor_orders tfrt_streams virtual_machine order_of_ties runtimes "
     "control_flow_scenarios data_loader",
     "policies/placement": "placement_*",

@@ -197,7 +197,7 @@ def _hardware(values: Mapping[str, Any]) -> str:
 def _tiles(values: Mapping[str, Any]) -> TiledCost:
     """Return the model of one core with its share of everything."""
     from devices.cost.npu_tiles import TiledCost
-    from devices.memory.allocators.scratchpad import ALIGNMENT_BYTES
+    from devices.memory.scratchpad import ALIGNMENT_BYTES
 
     cores, queues = values.get("cores", 1), values.get("queues_per_core", 1)
 

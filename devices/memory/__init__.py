@@ -15,19 +15,17 @@ other packages add theirs as entry points of the group ``sim.allocators``:
 `replay` runs a recorded trace (`read_events`) through any of them.
 """
 
-from devices.memory.allocator import Allocator
-from devices.memory.allocators.bfc import BfcAllocator
-from devices.memory.allocators.caching import CachingAllocator
-from devices.memory.allocators.counted import CountedAllocator
-from devices.memory.allocators.planned import PlannedAllocator
-from devices.memory.allocators.pool import PoolAllocator, VirtualDevices, virtual_devices
-from devices.memory.allocators.scratchpad import Operand, ScratchpadAllocator, Tiling, tile
+from devices.memory.allocator import Allocator, largest_holders
+from devices.memory.bfc import BfcAllocator
+from devices.memory.caching import CachingAllocator
+from devices.memory.counted import CountedAllocator
 from devices.memory.device_memory import Block, DeviceMemory, Owner, Span
-from devices.memory.memory_event import MemoryEvent
 from devices.memory.memory_replay import Replay, replay
-from devices.memory.out_of_memory import largest_holders
+from devices.memory.planned import PlannedAllocator
+from devices.memory.pool import PoolAllocator, VirtualDevices, virtual_devices
 from devices.memory.registry import MemorySpec, allocators, make_allocator, read_allocator
-from devices.memory.trace_readers import read_events
+from devices.memory.scratchpad import Operand, ScratchpadAllocator, Tiling, tile
+from devices.memory.trace_readers import MemoryEvent, read_events
 
 __all__ = [
     "Allocator",

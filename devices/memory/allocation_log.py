@@ -24,7 +24,7 @@ import numpy as np
 
 from devices.memory.allocator import Allocator
 from devices.memory.device_memory import Block, Owner, Span
-from devices.memory.memory_event import MemoryEvent
+from devices.memory.trace_readers import MemoryEvent
 from sim.base.arrays import UNSET, IntArray
 
 

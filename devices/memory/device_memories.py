@@ -2,23 +2,307 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from devices.memory.allocation_log import MemoryLog, Recorder
 from devices.memory.allocator import Allocator
-from devices.memory.allocators.counted import CountedAllocator
-from devices.memory.buffers import events_in_order, make_buffers
-from devices.memory.memory_event import MemoryEvent
+from devices.memory.counted import CountedAllocator
 from devices.memory.registry import MemorySpec, make_allocator
+from devices.memory.trace_readers import MemoryEvent
+from sim.base.arrays import UNSET, Csr, IntArray
 from sim.base.errors import InputError
 from sim.base.units import format_bytes
 from sim.graph.frames import has_control_flow
+from sim.graph.graph import Graph, Role
+from sim.graph.rendezvous_keys import rendezvous_keys
+from sim.graph.views import forwarding, storage_of
 from sim.job.job import Job
 from sim.job.transfers import Flow
+from sim.readiness.eligibility import non_strict_ops
+from sim.readiness.rendezvous import transfers_of
+
+# ----------------------------------------------------------------------------------------------------------
+# Which buffers a job needs, who writes them, and how often each is read.
+#
+# A *buffer* is a tensor on a device: the producer's own, or the copy that a transfer makes. The table
+# is made once, before time 0; `devices.memory.run_memory` lets it live.
+#
+# ::
+#
+#     gpu0: a ──► [a on gpu0] ──► b                 buffers:  0..n_tensors-1   tensors where they are made
+#                      │                                      n_tensors + t    the copy transfer t makes
+#     gpu1:            └─transfer─► [a on gpu1] ──► c
+#
+# A view (`sim.graph.views`) has no buffer: who reads it reads the buffer that it is a view of. What a
+# non-strict op reads (`sim.readiness.eligibility`) counts as read by its maker, too, so that it stays until
+# it is made and read. What a switch or another op of control flow passes on (`sim.graph.views`) has no
+# buffer, either; who reads it is told by tokens (`devices.memory.run_memory`).
+#
+# A buffer of one iteration has the key ``iteration * n_buffers + buffer``, and a read at distance d the
+# offset ``buffer - d * n_buffers`` to the reader's iteration, whatever that is (as edges have in
+# `sim.readiness.counters`). A key below 0 is of an iteration before the first: nothing is read.
+
+
+class Buffers(NamedTuple):
+    """Buffers of one iteration, and the nodes (ops, then transfers) that write and read them.
+
+    Attributes
+    ----------
+    nbytes, device : (n_buffers,) int64 arrays
+        Size, and index of the device where it lies (-1: an external tensor that lies everywhere).
+    writes, reads : Csr, one row per node
+        Buffers it makes; offsets of those it reads (see the module), a tensor read twice once.
+    resident : list of (device, nbytes, tensor)
+        Parameters and graph inputs, once for each device that reads them.
+    offered : dict of int to int
+        Send → the buffer that it offers to a Recv by key, where no transfer reads it.
+    """
+
+    nbytes: IntArray
+    device: IntArray
+    writes: Csr
+    reads: Csr
+    resident: list[tuple[int, int, int]]
+    offered: dict[int, int]
+
+    def uses(self, iterations: int) -> IntArray:
+        """Return how many tasks read each buffer, Recvs by key among them, as (iterations, n_buffers)."""
+        n = len(self.nbytes)
+        distance = -(self.reads.indices // n)
+        read = self.reads.indices + distance * n
+        left = range(iterations, 0, -1)  # iterations from this one to the last
+        asked = np.bincount(list(self.offered.values()), minlength=n)
+        return np.array([asked + np.bincount(read[distance < after], minlength=n) for after in left])
+
+    def writers(self, some: npt.NDArray[np.bool_]) -> dict[int, list[int]]:
+        """Return node → which of the buffers chosen by `some` it makes, for nodes that make any."""
+        node = np.repeat(np.arange(len(self.writes.indptr) - 1), self.writes.counts())
+        chosen = some[self.writes.indices]
+        made: dict[int, list[int]] = {}
+        for n, buffer in zip(node[chosen].tolist(), self.writes.indices[chosen].tolist(), strict=True):
+            made.setdefault(n, []).append(buffer)
+        return made
+
+    def names(self, job: Job, flow: Flow) -> list[str]:
+        """Return what every buffer is called: its tensor, and for a copy where it lies."""
+        graph, devices = job.graph, job.machine.devices
+        names = graph.tensor_names()
+        copies = zip(flow.tensor.tolist(), flow.destination.tolist(), strict=True)
+        return [*names, *(f"{names[tensor]} on {devices[there].name}" for tensor, there in copies)]
+
+
+def make_buffers(job: Job, flow: Flow) -> Buffers:
+    """Return the buffers of `job`; tensors of 0 bytes need none: nobody writes or reads them."""
+    graph = job.graph
+    n, n_tensors, n_transfers = len(graph), graph.n_tensors, len(flow.tensor)
+    producer = graph.tensor_producer
+    nbytes: IntArray = np.concatenate((graph.tensor_nbytes, flow.nbytes))
+    home: IntArray = np.where(producer >= 0, job.device_of[producer], -1)
+    external = np.concatenate((producer < 0, np.zeros(n_transfers, bool)))
+    transfer = np.arange(n_transfers)
+
+    made_by = np.concatenate((graph.outputs.rows(), n + transfer))
+    made = np.concatenate((graph.outputs.indices, n_tensors + transfer))
+    reader = graph.inputs.rows()
+    read = _copies(flow, len(job.machine.devices), graph.inputs.indices, job.device_of[reader], n_tensors)
+    sent = flow.tensor
+    own = _own_storage(job, flow, len(nbytes))
+    written = nbytes[made] > 0
+    written[: len(graph.outputs.indices)] &= ~forwarding(graph)[graph.outputs.indices]
+    if own is not None:
+        read, sent = own[read], own[sent]
+        written &= own[made] == made
+
+    there = external[read]
+    resident = dict.fromkeys(zip(read[there].tolist(), job.device_of[reader[there]].tolist(), strict=True))
+    fed = external[flow.tensor] & (graph.tensor_role[flow.tensor] == Role.INPUT)
+    resident |= dict.fromkeys(zip(flow.tensor[fed].tolist(), flow.source[fed].tolist(), strict=True))
+
+    reader, read = np.concatenate((reader, n + transfer)), np.concatenate((read, sent))
+    distance = np.concatenate((graph.input_distance, np.zeros(n_transfers, np.int64)))
+    offset = read - distance * len(nbytes)
+    counts = ~external[read] & (nbytes[read] > 0)
+    counts[counts] = _first(reader[counts], offset[counts])
+    reads = (reader[counts], offset[counts])
+    loose = np.append(non_strict_ops(graph), np.zeros(n_transfers, bool))
+    if loose.any():  # who does not wait for it may have ended before it is there: its maker holds it, too
+        held = np.unique(read[counts & loose[reader]])
+        maker = np.zeros(len(nbytes), np.int64)
+        maker[made] = made_by
+        reads = (np.append(reads[0], maker[held]), np.append(reads[1], held))
+    return Buffers(
+        nbytes,
+        np.concatenate((home, flow.destination)),
+        Csr.group(made_by[written], made[written], n + n_transfers),
+        Csr.group(*reads, n + n_transfers),
+        [(here, int(nbytes[tensor]), tensor) for tensor, here in resident if nbytes[tensor]],
+        _offered(job, flow, own, external | (nbytes == 0)),
+    )
+
+
+def _offered(job: Job, flow: Flow, own: IntArray | None, without: npt.NDArray[np.bool_]) -> dict[int, int]:
+    """Return Send → the buffer that it offers, but for those `without` one, or with a transfer."""
+    sends = rendezvous_keys(job.graph).sends
+    met = sorted(sends.keys() - transfers_of(flow, sends).keys())
+    outputs = {send: int(job.graph.first_output[send]) for send in met}
+    offered = outputs if own is None else {send: int(own[output]) for send, output in outputs.items()}
+    return {send: buffer for send, buffer in offered.items() if not without[buffer]}
+
+
+def _first(row: IntArray, value: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which (row, value) pairs did not occur before."""
+    first = np.ones(len(row), bool)
+    order = np.lexsort((value, row))  # stable: equal pairs stay in order
+    row, value = row[order], value[order]
+    first[order[1:]] = (row[1:] != row[:-1]) | (value[1:] != value[:-1])
+    return first
+
+
+def _copies(flow: Flow, n_devices: int, tensor: IntArray, device: IntArray, n_tensors: int) -> IntArray:
+    """Return the buffer of each tensor on a device: the copy a transfer makes there, or its own."""
+    if not len(flow.tensor):
+        return tensor
+    key, known = tensor * n_devices + device, flow.tensor * n_devices + flow.destination
+    order = np.argsort(known)
+    at = order[np.minimum(np.searchsorted(known, key, sorter=order), len(known) - 1)]
+    copied: IntArray = np.where(known[at] == key, n_tensors + at, tensor)
+    return copied
+
+
+def _own_storage(job: Job, flow: Flow, n_buffers: int) -> IntArray | None:
+    """Return, per buffer, the buffer whose bytes it really is (a view: another); None: there are no views."""
+    graph = job.graph
+    shared = storage_of(graph)
+    if (shared < 0).all():
+        return None
+    made = graph.first_output  # output 0 of each op
+    ops = graph.topological_order
+    ops = ops[shared[made[ops]] >= 0]
+    base = _copies(flow, len(job.machine.devices), shared[made[ops]], job.device_of[ops], graph.n_tensors)
+    own = list(range(n_buffers))
+    for view, tensor in zip(made[ops].tolist(), base.tolist(), strict=True):  # in order: views of views
+        own[view] = own[tensor]
+    return np.array(own)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a static planner is told: what a device's memory sees when its ops run in program order.
+#
+# Copies that arrive from other devices, and those that leave, have no place in the program. What is certain
+# is which ops of this device are over before a copy can begin, and which cannot begin before it is over;
+# between the two it may happen at any time, and the plan holds whenever it does:
+#
+#     gpu0    a      b      c      d          x is made on gpu1 from a, and d reads it here
+#             │             ┌──────┴
+#             └► gpu1: x ───┘                 planned: its copy lives from the end of a to the end of d
+
+
+def events_in_order(
+    buffers: Buffers, job: Job, flow: Flow, device: int, *, unread_first: bool = False
+) -> list[MemoryEvent]:
+    """Return what a device's memory sees when its ops run strictly in program order.
+
+    This is what a static planner plans: an op's outputs are taken before its inputs are released. What an op
+    of kind ``retval`` reads is what the program returns.
+
+    Parameters
+    ----------
+    buffers : Buffers
+    job : Job
+    flow : Flow
+    device : int
+        Index of the device.
+    unread_first : bool
+        Whether outputs that nobody reads are released before the inputs, or after them.
+    """
+    left = buffers.uses(1)[0].tolist()
+    name = buffers.names(job, flow)
+    program = job.order[job.device_of[job.order] == device].tolist()
+    arriving, leaving = _planned_copies(job, flow, program)
+    events: list[MemoryEvent] = []
+    dtypes = _dtypes(job.graph, flow)
+    retvals = [op for op in program if job.graph.kind(op) == "retval"]
+    returned = {b for op in retvals for b in buffers.reads.row(op).tolist()}
+
+    def make(node: int) -> list[int]:
+        made = [b for b in buffers.writes.row(node).tolist() if buffers.device[b] == device]
+        events.extend(
+            MemoryEvent("alloc", name[b], int(buffers.nbytes[b]), 0, dtypes[b], b in returned) for b in made
+        )
+        return made
+
+    def drop(unread: Sequence[int]) -> None:
+        events.extend(MemoryEvent("free", name[b]) for b in unread)
+
+    def read(node: int) -> None:
+        for b in buffers.reads.row(node).tolist():
+            if b >= 0 and buffers.device[b] == device:  # below 0: of an earlier iteration
+                left[b] -= 1
+                if not left[b]:
+                    events.append(MemoryEvent("free", name[b]))
+
+    for copy in arriving[-1]:
+        make(copy)
+    for place, op in enumerate(program):
+        for copy in leaving[place]:
+            read(copy)
+        made = make(op)
+        unread = [b for b in made if not left[b]]
+        if unread_first:
+            drop(unread)
+        read(op)
+        if not unread_first:
+            drop(unread)
+        for copy in arriving[place]:
+            make(copy)
+    return events
+
+
+def _dtypes(graph: Graph, flow: Flow) -> list[str]:
+    """Return the data type of each buffer: that of the op that makes its tensor, empty if not known."""
+    producer = graph.tensor_producer[np.concatenate((np.arange(graph.n_tensors), flow.tensor))]
+    codes = np.where(producer >= 0, graph.dtype_code[producer], UNSET).tolist()
+    return ["" if code == UNSET else graph.dtypes[code] for code in codes]
+
+
+def _planned_copies(
+    job: Job, flow: Flow, program: Sequence[int]
+) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Return, by place in `program`, the transfers that may begin after it, and those over before it.
+
+    Transfers of the whole machine are among them; those of other devices touch nothing here.
+    """
+    now = flow.distance == 0
+    producers = Csr.group(flow.consumer[now], flow.producer[now], flow.n_nodes).lists()
+    consumers = Csr.group(flow.producer[now], flow.consumer[now], flow.n_nodes).lists()
+    order = job.order.tolist()
+    n_ops = flow.n_ops
+    place = {op: k for k, op in enumerate(program)}
+    after = [-1] * flow.n_nodes  # the last place of the node and all before it
+    for op in order:
+        for p in producers[op]:
+            if p >= n_ops:
+                after[p] = max([after[source] for source in producers[p]], default=-1)
+        after[op] = max(place.get(op, -1), *[after[p] for p in producers[op]], -1)
+    before = [len(program)] * flow.n_nodes  # the first place of the node and all after it
+    for op in reversed(order):
+        for s in consumers[op]:
+            if s >= n_ops:
+                before[s] = min([before[reader] for reader in consumers[s]], default=len(program))
+        before[op] = min(place.get(op, len(program)), *[before[s] for s in consumers[op]], len(program))
+    arriving: dict[int, list[int]] = defaultdict(list)
+    leaving: dict[int, list[int]] = defaultdict(list)
+    for transfer in range(n_ops, flow.n_nodes):
+        arriving[after[transfer]].append(transfer)
+        leaving[before[transfer]].append(transfer)
+    return arriving, leaving
+
 
 Recordings = dict[str, list[MemoryEvent]]
 """What was asked of the allocator of each device, by its name."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from devices.memory.allocator import Allocator
 from devices.memory.device_memory import Block
-from devices.memory.memory_event import EVERY_STREAM, HELD, MemoryEvent
+from devices.memory.trace_readers import EVERY_STREAM, HELD, MemoryEvent
 from sim.base.arrays import IntArray
 from sim.base.errors import OutOfMemoryError
 

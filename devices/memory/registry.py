@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from devices.memory.allocator import Allocator
-from devices.memory.allocators.pool import VirtualDevices
 from devices.memory.device_memory import DeviceMemory, Groups
-from devices.memory.memory_event import MemoryEvent
+from devices.memory.pool import VirtualDevices
+from devices.memory.trace_readers import MemoryEvent
 from sim.base import plugins
 from sim.base.errors import InputError, UnknownOptionError
 from sim.base.options import arguments, parameters
@@ -152,7 +152,7 @@ def make_allocator(
 #     allocator: {name: pool, limits: {train: 50GB, serve: 20GB}}
 #     allocator: {name: caching, max_split_size: 20MB, malloc: 150us, free: 100us, synchronise: 10us}
 #                       │              └ an option of it                 └ what calls to the device cost
-#                       └ a name in `devices.memory.allocators`
+#                       └ a name of `devices.memory.allocators()`
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class MemorySpec:
     Attributes
     ----------
     allocator : str or callable
-        A name in `devices.memory.allocators`, or what such a name stands for.
+        A name of `devices.memory.allocators()`, or what such a name stands for.
     malloc_ns, free_ns, synchronise_ns : int
         What a device malloc, a device free and a synchronisation cost who makes them.
     options : mapping

@@ -26,7 +26,7 @@ from typing import Final, TypeGuard
 import numpy as np
 
 from devices.memory.allocator import Allocator
-from devices.memory.allocators.counted import CountedAllocator
+from devices.memory.counted import CountedAllocator
 from devices.memory.device_memories import DeviceMemories, Recordings
 from devices.memory.device_memory import Block
 from devices.memory.registry import MemorySpec
@@ -39,7 +39,7 @@ from sim.graph.views import ANY, forwarded_inputs
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
-from sim.kernel.memory import Afterwards, Journal
+from sim.kernel.columns import Afterwards, Journal
 from sim.machine.task import Task
 from sim.readiness.eligibility import non_strict_ops
 from sim.readiness.tokens import TokenWatcher
@@ -225,7 +225,7 @@ class TensorMemories:
             return made(job, context, self.specs, self.lifetime, self.waits, self.recordings)
 
     def afterwards(self, job: Job, flow: Flow) -> Afterwards | str:
-        """Return how the log of a run on the kernel follows, or why it does not (`sim.kernel.memory`)."""
+        """Return how the log of a run on the kernel follows, or why it does not (`sim.kernel.columns`)."""
         if self.recordings is not None:
             return "what is asked of the allocators is written down"
         memories = DeviceMemories(job, flow, self.specs, self.lifetime)

@@ -19,10 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from devices.memory.allocator import Allocator
+from devices.memory.allocator import Allocator, largest_holders
 from devices.memory.device_memories import DeviceMemories, Recordings
 from devices.memory.device_memory import FREE, Block
-from devices.memory.out_of_memory import largest_holders
 from devices.memory.registry import MemorySpec
 from sim.base.arrays import IntArray
 from sim.base.units import format_bytes, format_duration

@@ -29,7 +29,7 @@ Nothing is simulated that nobody could notice. A kernel's course is computed whe
 waits and the bandwidth suffices, the one event of a kernel is its end.
 
 Without priorities, and as long as the bandwidth is certain to suffice, the simpler
-`devices.processor.leftover` does the same (`devices.processor.sm_processor`).
+`devices.processor.sm_processor` does the same (`devices.processor.sm_processor`).
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
 from policies.parallel.training_step import TrainingStep, parts_of_gradients
 from policies.pipeline import generate
-from policies.pipeline.action import Action
-from policies.pipeline.pipeline_schedule import Schedule
+from policies.pipeline.pipeline_schedule import Action, Schedule
 from policies.rewrite.records import OpEntry, Records, write
 from sim import Graph
 from sim.base.errors import GraphError, InputError

@@ -12,7 +12,6 @@ Nothing here has a clock or a device, and nothing is simulated: the simulator is
 order and has to come to the same times as `evaluate`.
 """
 
-from policies.pipeline.action import PHASES, Action, Overlap, Phase, Slot, parse_action, parse_slot
 from policies.pipeline.custom import parse_csv, picture, read_csv, to_csv, write_csv
 from policies.pipeline.evaluate import (
     ClosedForm,
@@ -24,11 +23,19 @@ from policies.pipeline.evaluate import (
     peak_activations,
     transformer_activations,
 )
-from policies.pipeline.gpipe import clock_cycles, clock_table
-from policies.pipeline.pipedream import Staleness, staleness
-from policies.pipeline.pipeline_schedule import Schedule
-from policies.pipeline.recompute import with_recompute
+from policies.pipeline.pipeline_schedule import (
+    PHASES,
+    Action,
+    Overlap,
+    Phase,
+    Schedule,
+    Slot,
+    parse_action,
+    parse_slot,
+    with_recompute,
+)
 from policies.pipeline.registry import default_chunks, generate, options, schedules
+from policies.pipeline.straight_schedules import Staleness, clock_cycles, clock_table, staleness
 from policies.pipeline.validate import Dependencies, problems, validate
 
 __all__ = [

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from policies.pipeline.action import Action, Slot, is_communication, parse_slot
 from policies.pipeline.evaluate import Evaluation, StageTimes, evaluate
-from policies.pipeline.pipeline_schedule import Schedule
+from policies.pipeline.pipeline_schedule import Action, Schedule, Slot, is_communication, parse_slot
 from policies.pipeline.validate import validate
 from sim.base.errors import InputError
 from sim.base.files import read_bytes

@@ -23,8 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from policies.pipeline.action import Action, Overlap, Slot
-from policies.pipeline.pipeline_schedule import Actions, Schedule
+from policies.pipeline.pipeline_schedule import Action, Actions, Overlap, Schedule, Slot
 from policies.pipeline.validate import in_turn
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError

@@ -19,16 +19,165 @@ decides: placement number ``replica_of[k]`` is the one that micro-batch k uses.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
-from policies.pipeline.action import Action, Overlap, Phase, Slot
+from sim.base.errors import InputError, UnknownNameError
+
+# ----------------------------------------------------------------------------------------------------------
+# The words of a pipeline program: actions, and slots that overlap two of them.
+#
+# An action is one phase of one micro-batch on one stage, written as
+# ``torch.distributed.pipelining`` writes it::
+#
+#     0F3                      stage 0, forward of micro-batch 3
+#     1B2                      stage 1, the whole backward of micro-batch 2
+#     1I2, 1W2                 the same backward in two halves: input gradient, weight gradient
+#     1R2                      recompute of the forward (ours; torch recomputes inside B)
+#     (0F5;7B1)OVERLAP_F_B     one slot: a forward and a backward of different micro-batches at once
+#
+# A rank's program is a sequence of slots. An `Action` is a slot by itself and an `Overlap` is a slot
+# of several; both answer ``slot.parts``, so that code which only counts actions has no special case.
+
+Phase: TypeAlias = Literal["F", "B", "I", "W", "R"]
+
+PHASES: Final[dict[Phase, str]] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "R": "recompute",
+}
+"""Each phase letter with its name."""
+
+_ACTION = re.compile(r"(\d+)([FBIWR])(\d+)")
+_OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
+_COMMUNICATION = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)\d*")
+
+
+class Action(NamedTuple):
+    """One phase of one micro-batch on one stage.
+
+    Attributes
+    ----------
+    stage : int
+        Index of the stage in the whole pipeline, from 0.
+    phase : {"F", "B", "I", "W", "R"}
+        What is computed, see `PHASES`.
+    micro_batch : int
+        Index of the micro-batch, from 0.
+
+    Examples
+    --------
+    >>> str(Action(0, "F", 3))
+    '0F3'
+    >>> Action(0, "F", 3).parts
+    (Action(stage=0, phase='F', micro_batch=3),)
+    """
+
+    stage: int
+    phase: Phase
+    micro_batch: int
+
+    @property
+    def parts(self) -> tuple[Action, ...]:
+        """The actions of this slot: only itself."""
+        return (self,)
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.phase}{self.micro_batch}"
+
+
+class Overlap(NamedTuple):
+    """A compound slot: its parts start together, when the inputs of all are there, and end together.
+
+    Attributes
+    ----------
+    parts : tuple of Action
+        The actions that share the slot, a forward and a backward in DualPipe.
+
+    Examples
+    --------
+    >>> str(Overlap((Action(0, "F", 5), Action(7, "B", 1))))
+    '(0F5;7B1)OVERLAP_F_B'
+    """
+
+    parts: tuple[Action, ...]
+
+    def __str__(self) -> str:
+        return f"({';'.join(map(str, self.parts))})OVERLAP_F_B"
+
+
+Slot: TypeAlias = Action | Overlap
+
+
+def parse_action(text: str) -> Action:
+    """Read one action, the inverse of ``str(action)``.
+
+    Raises
+    ------
+    InputError
+        The text is no action.
+
+    Examples
+    --------
+    >>> parse_action("12W7")
+    Action(stage=12, phase='W', micro_batch=7)
+    """
+    found = _ACTION.fullmatch(text.strip())
+    if found is None:
+        letters = ", ".join(f"{letter} ({name})" for letter, name in PHASES.items())
+        raise InputError(
+            f"{text.strip()!r} is no action; an action is stage, phase, micro-batch, such as 0F3, "
+            f"with the phases {letters}"
+        )
+    stage, phase, micro_batch = found.groups()
+    return Action(int(stage), cast(Phase, phase), int(micro_batch))
+
+
+def parse_slot(text: str) -> Slot:
+    """Read one slot: an action, or several in ``(...;...)OVERLAP_F_B``.
+
+    Raises
+    ------
+    InputError
+        The text is neither, or an overlap has fewer than two parts.
+
+    Examples
+    --------
+    >>> parse_slot("(0F5;7B1)OVERLAP_F_B").parts[1]
+    Action(stage=7, phase='B', micro_batch=1)
+    """
+    found = _OVERLAP.fullmatch(text.strip())
+    if found is None:
+        return parse_action(text)
+    parts = tuple(parse_action(part) for part in found.group(1).split(";"))
+    if len(parts) < 2:
+        raise InputError(f"{text.strip()!r} overlaps {len(parts)} action; an overlap has at least two")
+    return Overlap(parts)
+
+
+def is_communication(text: str) -> bool:
+    """Tell whether `text` is an action of torch's lowered form that computes nothing.
+
+    Torch writes sends, receives, FSDP's unshard and reshard, and gradient reduction into the same
+    table (``2SEND_F1``, ``0UNSHARD``). A schedule of ours leaves them out: transfers follow from the
+    stages.
+
+    Examples
+    --------
+    >>> is_communication("2SEND_F1"), is_communication("2F1")
+    (True, False)
+    """
+    return _COMMUNICATION.fullmatch(text.strip()) is not None
+
 
 Placement: TypeAlias = tuple[int, ...]
 """The rank of each stage."""
@@ -257,3 +406,105 @@ class SlotProgram:
         if phase == "I":
             self.pending.append(action._replace(phase="W"))
         return action
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Checkpointing as a change of any schedule: an R just before the backward that needs it.
+#
+# A checkpointed forward keeps only its stage input; its activations are computed again when the
+# backward comes. Which micro-batches are checkpointed is torchgpipe's choice of three:
+#
+#     gpipe, never:         F0 F1 F2 B2 B1 B0
+#     gpipe, except_last:   F0 F1 F2 B2 R1 B1 R0 B0        the last one's backward follows at once
+#     gpipe, always:        F0 F1 F2 R2 B2 R1 B1 R0 B0
+#
+# R needs only what the rank has, so it overlaps the gradient's way from the next rank; at most one
+# recomputed micro-batch is alive at a time.
+#
+# Source: kakaobrain/torchgpipe, ``torchgpipe/checkpoint.py``; Chen et al., arXiv 1604.06174.
+
+Checkpoint = Literal["never", "except_last", "always"]
+"""Which micro-batches are recomputed."""
+
+
+def with_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
+    """Return `schedule` with an R before each B or I of a checkpointed micro-batch.
+
+    A backward inside a compound slot is recomputed before the slot.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        An order without R.
+    checkpoint : {"never", "except_last", "always"}
+        ``except_last`` leaves out the last micro-batch.
+
+    Raises
+    ------
+    InputError
+        `checkpoint` is none of the three.
+
+    Examples
+    --------
+    >>> from policies.pipeline import generate
+    >>> plain = generate("gpipe", ranks=1, micro_batches=3)
+    >>> print(*with_recompute(plain, "except_last").programs[0])
+    0F0 0F1 0F2 0B2 0R1 0B1 0R0 0B0
+    """
+    known = get_args(Checkpoint)
+    if checkpoint not in known:
+        raise UnknownNameError("value of checkpoint", str(checkpoint), known)
+    if checkpoint == "never":
+        return schedule
+    last = schedule.micro_batches - (checkpoint == "except_last")
+    programs = tuple(
+        tuple(out for slot in program for out in _recomputed(slot, last)) for program in schedule.programs
+    )
+    return replace(schedule, programs=programs)
+
+
+def _recomputed(slot: Slot, last: int) -> Iterator[Slot]:
+    for stage, phase, k in slot.parts:
+        if phase in "BI" and k < last:
+            yield Action(stage, "R", k)
+    yield slot
+
+
+def without_backward_dependency(schedule: Schedule) -> Schedule:
+    """Return `schedule` as an autograd runs it that knows of no order between micro-batches.
+
+    On the last stage no gradient has to arrive, so nothing holds back a recomputation: all of them run
+    before the first backward, and all that they compute is alive at once. torchgpipe's fork and join
+    (its "backward dependency") is there to prevent this.
+
+    Source: Kim et al., "torchgpipe", arXiv 2004.09910, section 3.2.2.
+
+    Raises
+    ------
+    InputError
+        The last stage has forwards behind a recomputation, which could not move before it.
+
+    Examples
+    --------
+    >>> from policies.pipeline import generate
+    >>> gpipe = generate("gpipe", ranks=1, micro_batches=3, checkpoint="always")
+    >>> print(*without_backward_dependency(gpipe).programs[0])
+    0F0 0F1 0F2 0R2 0R1 0R0 0B2 0B1 0B0
+    """
+    last = schedule.stages - 1
+    programs = []
+    for program in schedule.programs:
+        phases = [a.phase for slot in program for a in slot.parts if a.stage == last]
+        if phases[phases.index("R") if "R" in phases else len(phases) :].count("F"):
+            raise InputError(
+                "backward_dependency: false moves all recomputations of the last stage before its first "
+                f"backward, and under {schedule.name} that stage runs backwards before its last forward; it "
+                "needs a schedule that runs all forwards first, such as gpipe or looped-bfs"
+            )
+        again = [slot for slot in program if isinstance(slot, Action) and slot[:2] == (last, "R")]
+        backwards = (any(a.stage == last and a.phase in "RBI" for a in slot.parts) for slot in program)
+        if again:
+            first, moved = list(backwards).index(True), set(again)
+            program = (*program[:first], *again, *(slot for slot in program[first:] if slot not in moved))
+        programs.append(program)
+    return replace(schedule, programs=tuple(programs))

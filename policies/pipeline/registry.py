@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from policies.pipeline.custom import custom
-from policies.pipeline.pipeline_schedule import Schedule
-from policies.pipeline.recompute import Checkpoint, with_recompute
+from policies.pipeline.pipeline_schedule import Checkpoint, Schedule, with_recompute
 from sim.base import plugins
 from sim.base.arrays import MOST_BUILT
 from sim.base.errors import InputError, MisfitError, UnknownNameError, UnknownOptionError

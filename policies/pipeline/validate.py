@@ -18,8 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from policies.pipeline.action import PHASES, Action, Phase, Slot
-from policies.pipeline.pipeline_schedule import Schedule
+from policies.pipeline.pipeline_schedule import PHASES, Action, Phase, Schedule, Slot
 from sim.base.errors import InputError, StuckError
 
 # ----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from scenarios.fields.policy_fields import Spread
 from sim.base.arrays import LATEST_NS, MOST_BUILT, MOST_TASKS, at_most
 from sim.base.errors import InputError
 from sim.base.units import NS_PER_S, format_duration
-from sim.explain.transfers_on_links import transfers_on_links
+from sim.explain.communication import transfers_on_links
 from sim.graph.builder import GraphBuilder, Ref
 from sim.graph.graph import Graph
 from sim.job.job import drawing

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from policies.pipeline import Schedule
-from policies.pipeline.action import Action
 from policies.pipeline.evaluate import StageTimes
+from policies.pipeline.pipeline_schedule import Action
 from sim import GraphBuilder
 from sim.base.errors import InputError
 

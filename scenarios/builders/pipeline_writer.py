@@ -26,16 +26,15 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.pipeline import PHASES, Schedule
-from policies.pipeline.action import Action, Slot
-from policies.pipeline.pipeline_schedule import Actions
+from policies.pipeline.pipeline_schedule import Action, Actions, Slot
 from policies.pipeline.validate import explain_deadlock
 from scenarios.builders.pipeline_stage import Around, End, PipelineStage, Read, output_sizes, reads_of_stages
 from sim import Graph, GraphBuilder
 from sim.base.arrays import UNSET, Csr, IntArray
+from sim.base.compiled import load
 from sim.base.errors import StuckError
 from sim.base.units import round_half_up
 from sim.explain.communication import INSIDE
-from sim.native.compiled import load
 
 
 class PipelineWriter:
@@ -495,7 +494,7 @@ def walk(needs: Csr, makes: Csr, first: Sequence[int], n_keys: int) -> tuple[Int
     >>> order.tolist(), done
     ([0, 1, 2, 3], [2, 4])
     """
-    steps_in_order = load("program_walk", "native").steps_in_order
+    steps_in_order = load("edge_passes", "base").steps_in_order
     order, done = steps_in_order(np.array(first), n_keys, *needs, *makes)
     return order, done.tolist()
 

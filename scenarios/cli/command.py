@@ -218,7 +218,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        from sim.native.compiled import state
+        from sim.base.compiled import state
 
         typer.echo(f"sim {version('graph-schedule-sim')}")
         typer.echo(f"kernel: {state()}")

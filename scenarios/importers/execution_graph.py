@@ -16,28 +16,425 @@ execution_graph: et.json}`` has the kernels that ran, and their times.
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any, Final, Literal, NamedTuple
 
-from scenarios.importers.execution_operators import (
-    CostedOperator,
-    Operator,
-    bytes_of,
-    is_view,
-    known_cost,
-    plain_name,
-    read_operators,
-    tensors,
-)
-from scenarios.importers.execution_operators import recognises as recognises
-from scenarios.importers.files import choice, fixed_batch, in_file, stem
-from scenarios.importers.tensor_flow import Storage, Tensor, Touch, tensor_flow
-from scenarios.ops.op_costs import UNKNOWN_BYTES, without_formula
+from scenarios.importers.files import choice, fixed_batch, in_file, read_json, stem
+from scenarios.importers.tensor_flow import Storage, Tensor, Touch, tensor_flow, written_arguments
+from scenarios.importers.torch_export import CAUSAL, WINDOWS, attributes_of, kind_of, operator_name, ordered
+from scenarios.ops.op_costs import UNKNOWN_BYTES, VIEWS, WITHOUT_DATA, cost_of, without_formula
+from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, measured_shape
 from sim.base.errors import InputError
 from sim.base.files import StrPath
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
+
+# ----------------------------------------------------------------------------------------------------------
+# Execution graphs of PyTorch (ET JSON, ``ExecutionTraceObserver``): operators with their tensors.
+#
+# A file has one node for each call of an operator, with the call that encloses it, and what it was given and
+# returned. A tensor is ``[id, storage, offset, elements, bytes of an element, device]``, with its shape and
+# type beside it. Two layouts are read::
+#
+#   1.0.1              {id, name, parent, rf_id, tid, inputs, input_shapes, input_types, outputs, ...}
+#   1.0.2-chakra ...   {id, name, ctrl_deps, inputs: {values, shapes, types}, outputs, attrs: [{name, value}]}
+#
+# Source: torch/csrc/profiler/standalone/execution_trace_observer.cpp (``writeJsonNode``).
+
+_MOST: Final = 2**48
+"""Most elements of a dimension, or bytes of a tensor: more are damage."""
+
+_DTYPES: Final = {
+    "float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16", "int": "int32",
+    "long int": "int64", "long": "int64", "short int": "int16", "short": "int16", "signed char": "int8",
+    "unsigned char": "uint8", "bool": "bool", "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128", "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8",
+}  # fmt: skip
+"""What PyTorch calls a data type there -> our name."""
+
+_HEAD: Final = re.compile(rb'"schema"\s*:\s*"[0-9.]+(-chakra[0-9.]*)?"')
+
+
+class TensorValue(NamedTuple):
+    """A tensor that an operator was given or returned."""
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    dtype: str | None
+
+
+Argument = Any
+"""A `TensorValue`, a list of arguments, None, a number or a text."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A call of an operator.
+
+    Attributes
+    ----------
+    id, parent : int
+    name, schema : str
+    rf_id : int
+        Number of the call, as the profiler counts them.
+    thread : int
+    inputs, outputs : list
+        Arguments.
+    """
+
+    id: int
+    parent: int
+    name: str
+    schema: str
+    rf_id: int
+    thread: int
+    inputs: list[Argument]
+    outputs: list[Argument]
+
+    @cached_property
+    def reads(self) -> list[Tensor]:
+        """The tensors that it was given."""
+        return [value.tensor for value in tensors(self.inputs)]
+
+    @cached_property
+    def writes(self) -> list[Tensor]:
+        """The tensors that it returned, and those that its schema says it writes in place."""
+        placed = [self.inputs[i] for i in written_arguments(self.schema) if i < len(self.inputs)]
+        return [value.tensor for value in tensors([*self.outputs, *placed])]
+
+
+def tensors(arguments: Sequence[Argument]) -> Iterator[TensorValue]:
+    """Yield the tensors of arguments, and of lists among them."""
+    for argument in arguments:
+        if isinstance(argument, TensorValue):
+            yield argument
+        elif isinstance(argument, list):
+            yield from tensors(argument)
+
+
+def recognises(name: str, head: bytes) -> bool:
+    """Whether `head` looks like an execution graph's."""
+    return _HEAD.search(head) is not None and b'"nodes"' in head
+
+
+def read_operators(path: StrPath) -> list[Operator]:
+    """Return the operators of an execution graph, in the order in which they began.
+
+    Raises
+    ------
+    InputError
+        No such file, not JSON, no execution graph, or a node without what it must have (with its index).
+    """
+    data = read_json(path)
+    nodes = data.get("nodes") if isinstance(data, dict) else None
+    if not isinstance(nodes, list) or not nodes or "schema" not in data:
+        raise InputError(f"{path}: not an execution graph of PyTorch (it has no schema, or no list nodes)")
+    if any(isinstance(node, dict) and "cat" in node for node in nodes):
+        raise InputError(
+            f"{path}: is an execution graph that was linked with a trace; give the trace (kineto:) and the "
+            "graph as PyTorch wrote it (execution_graph:), or convert it (chakra_converter) to a Chakra trace"
+        )
+    found = []
+    for index, node in enumerate(nodes):
+        try:
+            found.append(_operator(node))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else error
+            name = node.get("name") if isinstance(node, dict) else None
+            raise InputError(f"{path}: nodes[{index}] ({str(name)[:60]}): {reason}") from None
+    if len({operator.id for operator in found}) < len(found):
+        raise InputError(f"{path}: not an execution graph of PyTorch: two nodes have one id")
+    return sorted(found, key=lambda operator: operator.id)
+
+
+def _operator(node: Any) -> Operator:
+    if "attrs" in node:
+        own = {each["name"]: each.get("value") for each in node["attrs"]}
+        parent, sides = node["ctrl_deps"], [
+            [node[side][what] for what in ("values", "shapes", "types")] for side in ("inputs", "outputs")
+        ]  # fmt: skip
+    else:
+        own, parent = node, node["parent"]
+        sides = [
+            [node[f"{side}s"], node[f"{side}_shapes"], node[f"{side}_types"]] for side in ("input", "output")
+        ]
+    inputs, outputs = ([_argument(*each) for each in zip(*map(_listed, side), strict=True)] for side in sides)
+    if _whole(parent) > _whole(node["id"]):
+        raise ValueError(f"is called by node {parent}, which began later")
+    return Operator(
+        node["id"],
+        parent,
+        str(node["name"]),
+        str(own.get("op_schema") or ""),
+        _whole(own.get("rf_id", 0)),
+        _whole(own.get("tid", 0)),
+        inputs,
+        outputs,
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{str(value)[:40]!r} is no list of arguments")
+    return value
+
+
+def _whole(value: Any, most: int = 2**64) -> int:
+    if type(value) is not int or not 0 <= value < most:
+        raise ValueError(f"{str(value)[:40]!r} is no number of this kind")
+    return value
+
+
+def _argument(value: Any, shape: Any, kind: Any) -> Argument:
+    if isinstance(kind, str) and kind.startswith("Tensor("):
+        _, storage, _, elements, size, device = value
+        nbytes = _whole(elements, _MOST) * _whole(size, 1025)
+        dimensions = tuple(_whole(n, _MOST) for n in _listed(shape))
+        inside = kind.removeprefix("Tensor(").removesuffix(")")
+        return TensorValue(Tensor((str(device), _whole(storage)), nbytes), dimensions, _DTYPES.get(inside))
+    if isinstance(kind, str) and kind.startswith("GenericList[") and "Tensor(" in kind:
+        kinds = _split(kind.removeprefix("GenericList[").removesuffix("]"))
+        return [_argument(*each) for each in zip(_listed(value), _listed(shape), kinds, strict=True)]
+    return None if value == "<None>" else value
+
+
+def _split(kinds: str) -> list[str]:
+    """Return the types of a list's elements: parts at commas that are in no brackets."""
+    found, depth = [""], 0
+    for letter in kinds:
+        depth += (letter in "[(<") - (letter in "])>")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What an operator of an execution graph costs, by the formulas that PyTorch modules are costed by.
+
+_SAME: Final = {
+    "cudnn_convolution": "conv2d", "_convolution": "conv2d", "convolution_overrideable": "conv2d",
+    "cudnn_batch_norm": "batch_norm", "native_batch_norm": "batch_norm",
+    "_scaled_dot_product_flash_attention": "scaled_dot_product_attention",
+    "_scaled_dot_product_efficient_attention": "scaled_dot_product_attention",
+    "_softmax_backward_data": "softmax_grad", "_log_softmax_backward_data": "softmax_grad",
+    "threshold_backward": "relu_grad", "tanh_backward": "tanh_grad", "sigmoid_backward": "sigmoid_grad",
+    "gelu_backward": "gelu_grad", "native_batch_norm_backward": "batch_norm_grad",
+    "cudnn_batch_norm_backward": "batch_norm_grad",
+}  # fmt: skip
+"""Operators inside others, and the ones whose formula is theirs."""
+
+_NO_WORK: Final = frozenset({
+    "as_strided", "empty", "empty_like", "empty_strided", "is_pinned", "is_same_size", "new_empty",
+    "new_empty_strided", "record_stream", "resize", "resolve_conj", "resolve_neg", "result_type", "set_",
+    "set", "_local_scalar_dense", "item",
+})  # fmt: skip
+"""Operators that only look at tensors, give them memory, or read one number back."""
+
+_FREE: Final = frozenset(VIEWS) | frozenset(WITHOUT_DATA.split())
+
+
+class CostedOperator(NamedTuple):
+    """An operator with a formula."""
+
+    kind: str
+    cost: Cost
+    dtype: str | None
+    attributes: dict[str, Any]
+
+
+def plain_name(operator: Operator) -> str:
+    """Return the name of an operator without its namespace and the mark of in-place."""
+    return operator_name(SimpleNamespace(_schema=SimpleNamespace(name=operator.name)))
+
+
+def is_view(operator: Operator) -> bool:
+    """Whether an operator only looks at its input in another way, or has no work."""
+    return plain_name(operator) in _NO_WORK or _kind(operator) in _FREE
+
+
+def known_cost(operator: Operator) -> CostedOperator | None:
+    """Return what an operator costs; None: it has no formula, or moves nothing."""
+    name = plain_name(operator)
+    if name == "convolution_backward":
+        return _convolution_backward(operator)
+    kind = _kind(operator)
+    if kind is None or is_view(operator):
+        return None
+    given, made = list(tensors(operator.inputs)), list(tensors(operator.outputs))
+    try:
+        own = name in WINDOWS or name in CAUSAL  # their arguments stand elsewhere
+        attributes = attributes_of(name if own else _SAME.get(name, name), _node(operator))
+        facts = OpFacts(kind, tuple(map(_facts, ordered(name, given))), tuple(map(_facts, made)), attributes)
+        return CostedOperator(kind, cost_of(facts), _dtype(given), {**attributes, **measured_shape(facts)})
+    except (InputError, AttributeError, LookupError, TypeError, ValueError):  # other arguments than expected
+        return None
+
+
+_PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "linear")
+_CONVOLUTIONS: Final = tuple(name for name in WINDOWS if "transpose" not in name)
+_AS_FIRST: Final = ("_softmax", "_log_softmax", "native_layer_norm", "native_batch_norm", "cudnn_batch_norm",
+    "_softmax_backward_data", "_log_softmax_backward_data", "native_batch_norm_backward",
+    "cudnn_batch_norm_backward", *CAUSAL)  # fmt: skip
+"""Operators whose sizes their first inputs tell."""
+_IN_ONE: Final = {
+    "_flash_attention_forward": (0, 8),
+    "_efficient_attention_forward": (0, 9),
+    "_flash_attention_backward": (1, 11),
+    "_efficient_attention_backward": (1, 14),
+}
+"""Attention in one kernel, of (batch, length, heads, width): where queries stand, and what mask there is."""
+SIZED: Final = frozenset(
+    f"aten::{name}"
+    for name in (*_PRODUCTS, *_CONVOLUTIONS, *_AS_FIRST, *_IN_ONE, "index_select", "convolution_backward")
+)
+"""Operators whose sizes their inputs tell, all that a profiler notes of them."""
+
+
+def sizes_of(name: str, shapes: bytes, values: bytes) -> dict[str, Any]:
+    """Return the sizes of an operator of a profiler's trace; nothing where what is noted does not tell them.
+
+    Parameters
+    ----------
+    name : str
+        One of `SIZED`.
+    shapes, values : bytes
+        Its ``Input Dims`` and ``Concrete Inputs`` as JSON; older profilers note only the former.
+
+    Examples
+    --------
+    >>> sizes_of("aten::addmm", b"[[7], [3, 5], [5, 7], [], []]", b"")
+    {'m': 3, 'n': 7, 'k': 5}
+    """
+    try:
+        listed, said = json.loads(shapes), json.loads(values) if values else []
+        inputs = [_noted(shape, *said[i : i + 1]) for i, shape in enumerate(listed)]
+        operator = Operator(0, 0, name, "", 0, 0, inputs, [])
+        plain = plain_name(operator)
+        given = [one.shape for one in tensors(inputs)]
+        if plain == "convolution_backward":
+            return _gradients_sizes(inputs)
+        if plain in _IN_ONE:
+            return _attention_sizes(inputs, *_IN_ONE[plain])
+        node, kind = _node(operator), _kind(replace(operator, outputs=inputs[:1]))
+        node.meta = _meta(inputs[0])
+        attributes = attributes_of(plain if plain in (*WINDOWS, *CAUSAL) else _SAME.get(plain, plain), node)
+        facts = tuple(map(_facts, ordered(plain, list(tensors(inputs)))))
+        shape = facts[0].shape
+        if plain in _PRODUCTS:
+            shape = (*shape[:-1], given[1][0] if plain == "linear" else facts[1].shape[-1])
+        elif plain == "index_select":
+            axis = attributes["axis"]
+            shape = (*shape[:axis], *given[1], *shape[axis:][1:])
+        elif plain in _CONVOLUTIONS:
+            shape = _convolved(given[0], given[1], attributes)
+        return measured_shape(OpFacts(kind or "", facts, (TensorFacts(shape, 0),), attributes))
+    except (InputError, AttributeError, LookupError, TypeError, ValueError):
+        return {}
+
+
+def _noted(shape: Any, value: str = "") -> Argument:
+    """Return an input: a tensor has a shape, a number or a list of them a value as text."""
+    if shape and not isinstance(shape[0], list):
+        return TensorValue(Tensor(("", 0), 0), tuple(_whole(n, _MOST) for n in shape), None)
+    try:
+        return json.loads(value.lower()) if value else None
+    except ValueError:  # a word, or "0."
+        return value
+
+
+def _attention_sizes(given: Sequence[Argument], at: int, mask: int) -> dict[str, Any]:
+    """Return the sizes of attention in one kernel, whose operands have the heads of a token together."""
+    shapes = [one.shape for one in given[at : at + 2]]
+    operands = [TensorFacts((b, heads, s, d), 0) for b, s, heads, d in shapes]
+    causal = given[mask]
+    found = measured_shape(OpFacts("attention", tuple(operands), (), {"is_causal": causal}))
+    return found if causal is not None else {key: found[key] for key in found if key != "causal"}
+
+
+def _convolved(x: tuple[int, ...], weight: tuple[int, ...], said: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of what a convolution makes."""
+    axes = len(x) - 2
+    strides, pads, dilations = (
+        said[key] * (axes // len(said[key]) or 1) for key in ("strides", "pads", "dilations")
+    )
+    return (x[0], weight[0], *(
+        (x[i + 2] + pads[i] + pads[axes + i] - dilations[i] * (weight[i + 2] - 1) - 1) // strides[i] + 1
+        for i in range(axes)
+    ))  # fmt: skip
+
+
+def _gradients_sizes(given: Sequence[Argument]) -> dict[str, Any]:
+    """Return the sizes of a convolution from what its backward was given; what is not noted is inferred."""
+    axes, listed = len(given[2].shape) - 2, [one if isinstance(one, list) else [] for one in given[4:7]]
+    stride, padding, dilation = listed
+    pads = padding * (2 * axes // len(padding)) if padding else []
+    facts = tuple(map(_facts, given[:3]))
+    return measured_shape(
+        OpFacts("conv_grad", facts, (), {"strides": stride, "pads": pads, "dilations": dilation})
+    )
+
+
+def bytes_of(operator: Operator) -> Cost:
+    """Return the bytes that an operator without a formula reads and writes."""
+    read = sum(one.nbytes for one in operator.reads)
+    return Cost(0, read, sum(one.nbytes for one in operator.writes))
+
+
+def _kind(operator: Operator) -> str | None:
+    name = plain_name(operator)
+    if not operator.name.startswith("aten::"):
+        return None
+    try:
+        return kind_of(_SAME.get(name, name), _node(operator))
+    except (AttributeError, LookupError, TypeError):
+        return None
+
+
+def _convolution_backward(operator: Operator) -> CostedOperator | None:
+    """Each gradient is as much work as the forward: (gradient, input, weight, ..., output mask)."""
+    given = operator.inputs
+    if len(given) < 11 or not all(isinstance(one, TensorValue) for one in given[:3]) or given[7]:
+        return None
+    gradient, weight, wanted = given[0], given[2], given[10]
+    if not isinstance(wanted, list):
+        return None
+    macs = _facts(gradient).elements * _facts(weight).elements // max(1, weight.shape[0])
+    flops = 2 * macs * sum(map(bool, wanted[:2])) + _facts(gradient).elements * any(wanted[2:3])
+    moved = bytes_of(operator)
+    cost = Cost(flops, moved.bytes_read, moved.bytes_written)
+    return CostedOperator("conv_grad", cost, gradient.dtype, _gradients_sizes(given))
+
+
+def _facts(value: TensorValue) -> TensorFacts:
+    return TensorFacts(value.shape, value.tensor.nbytes)
+
+
+def _dtype(values: list[TensorValue]) -> str | None:
+    named = [value.dtype for value in values if value.dtype is not None]
+    return next((name for name in named if name.startswith(("fp", "bf"))), next(iter(named), None))
+
+
+def _node(operator: Operator) -> Any:
+    """Return an operator as `torch_ops` looks at one: a node of torch.fx."""
+    made = next(tensors(operator.outputs), None)
+    args = tuple(_as_argument(one) for one in operator.inputs)
+    return SimpleNamespace(args=args, kwargs={}, meta={} if made is None else _meta(made))
+
+
+def _as_argument(one: Argument) -> Any:
+    return SimpleNamespace(meta=_meta(one)) if isinstance(one, TensorValue) else one
+
+
+def _meta(value: TensorValue) -> dict[str, Any]:
+    return {"val": SimpleNamespace(shape=value.shape, dtype=value.dtype, is_contiguous=lambda: True)}
 
 
 def load(path: StrPath, *, batch: int | None = None, unknown: Literal["error", "bytes"] = "error") -> Graph:

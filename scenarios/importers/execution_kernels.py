@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from scenarios.importers.execution_operators import CostedOperator, Operator, bytes_of, known_cost, tensors
+from scenarios.importers.execution_graph import CostedOperator, Operator, bytes_of, known_cost, tensors
 from scenarios.importers.files import read_json
 from scenarios.importers.tensor_flow import TaskFlow, Touch, tensor_flow
 from sim.base.errors import InputError

@@ -5,7 +5,7 @@
     attributes: {strict: false}   ──► ATTRIBUTES["strict"].read ──► False
     attributes: {strct: false}    ──► unknown attribute 'strct'; did you mean 'strict'?
 
-Whoever uses one may rely on its type. The sizes of ops (``m``, ``seq_len``; `scenarios.ops.op_shapes`) are
+Whoever uses one may rely on its type. The sizes of ops (``m``, ``seq_len``; `scenarios.ops.op_formulas`) are
 attributes too, and so is each axis of a cost table of a device's own.
 """
 

@@ -33,8 +33,7 @@ from typing import Any, Final
 
 from scenarios.ops import op_formulas as f
 from scenarios.ops.inlining import FUNCTIONAL_KINDS
-from scenarios.ops.op_formulas import Cost, Formula, OpFacts
-from scenarios.ops.op_shapes import measured_shape
+from scenarios.ops.op_formulas import Cost, Formula, OpFacts, measured_shape
 from sim.base.arrays import UNSET
 from sim.base.errors import GraphError, InputError, UnknownNameError
 from sim.job.job import Job

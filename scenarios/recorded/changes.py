@@ -136,16 +136,14 @@ class WhatIf(Strict):
     def steps(self) -> Iterator[tuple[tuple[str | int, ...], Callable[[Graph], Graph]]]:
         """Yield what is done, with the path of its key."""
         from scenarios.recorded import durations, fuse, launches
-        from scenarios.recorded import fuse as remove
-        from scenarios.recorded import other_gpu as device
 
         if (gone := self.remove) is not None:
             stays = gone.host == "stays"
-            yield ("remove",), lambda g: remove.removed(g, gone.ops, host_work=stays)
+            yield ("remove",), lambda g: fuse.removed(g, gone.ops, host_work=stays)
         for n, one in enumerate(self.fuse):
             yield ("fuse", n), _fused_by(fuse.fused, one)
         if (to := self.device) is not None:
-            yield ("device",), lambda g: device.on_device(g, to.source, to.target, to.bound)
+            yield ("device",), lambda g: durations.on_device(g, to.source, to.target, to.bound)
         if self.scale:
             yield ("scale",), lambda g: durations.scaled(g, self.scale)
         if (more := self.bandwidth) is not None:

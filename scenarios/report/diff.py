@@ -14,16 +14,14 @@ import numpy as np
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.file.document import Document
 from scenarios.importers.files import read_head
-from scenarios.recorded.as_recorded import as_recorded
-from scenarios.recorded.setup import run_recorded
+from scenarios.recorded.setup import as_recorded, run_recorded
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
 from sim.base.plugins import NOTHING, Allowed
-from sim.diff.differences import Differences
+from sim.diff.differences import Differences, PathChange, idle_change, path_change
 from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
 from sim.diff.propagated_delays import Why, own_ns, why_first_moved
 from sim.diff.schedule import OpSchedule, schedule_of
-from sim.diff.time_spent import PathChange, idle_change, path_change
 from sim.explain.makespan_breakdown import PARTS, MakespanChange, change
 from sim.export.perfetto import PERFETTO_ENDINGS
 from sim.graph.graph import Graph

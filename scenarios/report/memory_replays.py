@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from devices.memory.memory_event import MemoryEvent, json_lines
 from devices.memory.memory_replay import Replay, replay_until_full
 from devices.memory.registry import make_allocator, read_allocator
+from devices.memory.trace_readers import MemoryEvent, json_lines
 from scenarios.report.outputs import MEMORY_TRACE_ENDINGS
 from sim.base.errors import InputError, located
 from sim.base.files import write_bytes
@@ -38,7 +38,7 @@ def replay_under(
     ----------
     events : sequence of MemoryEvent
     allocator : str
-        A name in `devices.memory.allocators`.
+        A name of `devices.memory.allocators()`.
     capacity : int or None
         Bytes of the device; None: unlimited.
     options : mapping

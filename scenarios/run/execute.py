@@ -13,7 +13,7 @@ from scenarios.expectations import Expectation, Outcome
 from scenarios.fields.policy_fields import Choice, MemoryFields
 from scenarios.fields.results import task_names, throughput
 from scenarios.file.document import Loc
-from scenarios.recorded.as_recorded import residue
+from scenarios.recorded.setup import residue
 from scenarios.run.prepare_job import has_place, job_of, placed
 from scenarios.run.result_sections import folded, model_notes, outcome_sections, sections, tuned
 from scenarios.run.run_notes import stream_notes, unused_notes
@@ -457,7 +457,7 @@ def exceeds_memory(trace: Trace) -> bool:
 
 
 def _story(use: MemoryUse, limit: int) -> str:
-    """Say what was in memory when most was, as `devices.memory.out_of_memory` says it of an allocator."""
+    """Say what was in memory when most was, as `devices.memory.allocator` says it of an allocator."""
     holders = "; ".join(f"{h.name!r} {format_bytes(h.nbytes, iec=True)}" for h in use.holders[:5])
     short = format_bytes(use.peak_bytes - limit, iec=True)
     return (

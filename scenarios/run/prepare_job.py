@@ -10,7 +10,7 @@ import numpy as np
 
 from devices.describe.field_types import DEFAULT, dtype_name
 from devices.describe.fields import BY_KIND, LISTS_OF_KINDS, check_kind
-from devices.kinds.launches import launched
+from devices.launches import launched
 from devices.machine import DEVICE_KINDS
 from policies.issue.loader_queues import refuse_undecided
 from scenarios.file.document import Document, Loc, dotted

@@ -18,8 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.linearize import (
     CriticalPathFirst,

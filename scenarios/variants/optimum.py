@@ -10,7 +10,7 @@
 
 The search is over orders and streams, on the devices that the scenario's policy has chosen, or over devices,
 too. What it finds is run as any scenario is, and only that counts: the bound is the solver's, the makespan
-the simulator's. `policies.optimum.job_model` says what the solver knows of a job.
+the simulator's. `policies.optimum_model` says what the solver knows of a job.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath
-from policies.optimum.job_model import JobModel, Timetable, refuse_unmodelled
-from policies.optimum.plan_from_solution import Follow
+from policies.optimum_model import Follow, JobModel, Timetable, refuse_unmodelled
 from policies.placement.list_schedule import Heft
 from policies.placement.problem import Problem
 from scenarios.run.execute import Result

@@ -22,7 +22,7 @@ from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
-from policies.issue.out_of_order import OutOfOrder
+from policies.issue.program_order import OutOfOrder
 from scenarios.fields.results import DONE, RATES, Value, column_of_result, outcome_of, result_of_run
 from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from scenarios.file.faults import input_error
 from scenarios.recorded import select as roles
-from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.changes import WhatIf, applied
 from scenarios.recorded.program import RecordedProgram
+from scenarios.recorded.setup import as_recorded
 from scenarios.run.execute import run_case
 from scenarios.run.prepare_job import job_of
 from scenarios.run.scenario import Case

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from devices.collectives.groups import Fabric
 from policies.pipeline import Schedule, default_chunks, generate, options
-from policies.pipeline.recompute import without_backward_dependency
+from policies.pipeline.pipeline_schedule import without_backward_dependency
 from policies.pipeline.registry import MOST_SLOTS, check_options, require_positive
 from scenarios.builders.pipeline_graph import crossings, pipeline_graph, plain_machine
 from scenarios.builders.pipeline_stage import Around, PipelineStage, Skip

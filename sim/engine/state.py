@@ -30,10 +30,9 @@ from sim.machine.links import Network
 from sim.machine.task import Task
 from sim.policy import Policy
 from sim.readiness.counters import CounterReadiness, Readiness
-from sim.readiness.decided_outcomes import decided
 from sim.readiness.rendezvous import Rendezvous, with_keyed_transfers
 from sim.readiness.runs_in_turn import RunsInTurn
-from sim.readiness.tokens import TaggedTokenReadiness
+from sim.readiness.tokens import TaggedTokenReadiness, decided
 from sim.record.column_writer import task_columns, transfer_columns
 
 # ----------------------------------------------------------------------------------------------------------

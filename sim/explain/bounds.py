@@ -21,7 +21,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from sim.base import edge_passes
 from sim.base.arrays import Csr, IntArray, distinct_rows
+from sim.base.compiled import load
 from sim.base.units import NS_PER_S
 from sim.explain.jackson_bound import HeadsAndTails, around_ns, between_ns, launch_latencies_ns, ways
 from sim.graph.frames import has_control_flow
@@ -30,8 +32,6 @@ from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.job.places import crossing_reads
 from sim.job.transfers import Flow, Travel, make_flow, travel_ns
-from sim.native import longest
-from sim.native.compiled import load
 from sim.readiness.eligibility import non_strict_ops
 from sim.record.record import Record
 
@@ -63,17 +63,17 @@ def longest_chain_ns(job: Job, ns: IntArray) -> int:
     """Return the end of the last op when nothing but inputs and transfers holds any op back."""
     graph = job.graph
     travel = _delays(job)
-    waits = np.where(non_strict_ops(graph), longest.FIRST, longest.ALL)
+    waits = np.where(non_strict_ops(graph), edge_passes.FIRST, edge_passes.ALL)
     if has_control_flow(graph):  # a merge waits for one of its inputs, and nobody knows for which
-        waits[waits == longest.FIRST] = longest.NO_DATA  # its inputs may be dead
-        waits[graph.is_kind("merge")] = longest.NOTHING
+        waits[waits == edge_passes.FIRST] = edge_passes.NO_DATA  # its inputs may be dead
+        waits[graph.is_kind("merge")] = edge_passes.NOTHING
         travel = np.zeros_like(travel)  # what is dead travels in no time
     producer = graph.tensor_producer[graph.inputs.indices]
     chained = graph.input_distance.any() or graph.after_distance.any()
     iterations = job.iterations if chained else 1
     # C wraps where Python's numbers grow.
     small = iterations * (ns.sum(dtype=float) + travel.sum(dtype=float)) < _MOST
-    longest_ns: Callable[..., int] = (load("longest", "native") if small else longest).longest_ns
+    longest_ns: Callable[..., int] = (load("edge_passes", "base") if small else edge_passes).longest_ns
     return longest_ns(
         iterations,
         graph.topological_order,

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.base.arrays import IntArray
+from sim.base.compiled import load
 from sim.job.job import Job
 from sim.job.transfers import Flow, travel_ns
-from sim.native.compiled import load
 from sim.readiness.eligibility import edges_at_issue
 
 
@@ -154,6 +154,6 @@ def ways(job: Job, flow: Flow, ns: IntArray, cost: IntArray, synchronisation: st
     np.maximum.at(place, consumer[into], place[producer[into]] + 1)
     order = np.argsort(place[consumer], kind="stable")
     edges = (column[order] for column in (producer, consumer, early.astype(np.int64)))
-    taken, begin, issued, tail = load("heads_and_tails", "native").heads_and_tails(own, paid, latency, *edges)
+    taken, begin, issued, tail = load("edge_passes", "base").heads_and_tails(own, paid, latency, *edges)
     start = np.maximum(begin, taken + paid + latency)
     return HeadsAndTails(taken, start, own, np.maximum(issued, latency + own + tail), tail)

@@ -22,10 +22,9 @@ import numpy as np
 from sim.base.arrays import UNSET, BoolArray, Csr, IntArray
 from sim.base.intervals import in_use, levels
 from sim.base.units import NS_PER_S
-from sim.explain.communication import moving_ops
+from sim.explain.communication import moving_ops, traffic_on_links, transfers_on_links
 from sim.explain.idle import final_waits
 from sim.explain.memory_use import memory_use
-from sim.explain.transfers_on_links import traffic_on_links, transfers_on_links
 from sim.job.job import Job
 from sim.machine.device import Device
 from sim.record.dependencies import dependencies

@@ -8,8 +8,8 @@ from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InvariantError
 from sim.base.intervals import most_at_once, union
 from sim.explain.bounds import bounds, least_cores_of_ops, least_durations_ns
+from sim.explain.communication import traffic_on_links
 from sim.explain.memory_use import lifetimes
-from sim.explain.transfers_on_links import traffic_on_links
 from sim.invariants.checked_columns import Columns, neighbours, refuse
 from sim.job.transfers import host_groups
 

@@ -34,7 +34,7 @@ EVENT = 4
 LAUNCH = 5
 RESOURCES = 6
 COMMUNICATOR = 8
-AT_ISSUE = 1  # as in `sim.kernel.memory`
+AT_ISSUE = 1  # as in `sim.kernel.columns`
 AT_START = 2
 NEVER = (1 << 63) - 2
 
@@ -186,7 +186,7 @@ class Run:
     released: Column  # those whose event has arrived
     n_released: int
 
-    # Who took memory and who ended, in order (`sim.kernel.memory`).
+    # Who took memory and who ended, in order (`sim.kernel.columns`).
     takes: int  # when: 0 never, 1 at issue, 2 at the start
     noted: Column
     noted_ns: Column

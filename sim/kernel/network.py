@@ -2,7 +2,7 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
 """The network of a run on columns: serial links, copy engines, latency, and links shared max-min fairly.
 
-It does to the nanosecond what `devices.network.carrier.Carrier` does. The loop of the kernel says::
+It does to the nanosecond what `devices.network.Carrier` does. The loop of the kernel says::
 
     net.start(task, move, now)    a transfer is ready: it begins now, or when what it holds is free
     net.next_ns                   when something happens next (NEVER: nothing is on its way)

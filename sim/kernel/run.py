@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.base.arrays import IntArray
+from sim.base.compiled import load, source_is_wanted
 from sim.base.errors import InputError, UnknownNameError
 from sim.job.job import Job
 from sim.job.transfers import Flow, make_flow
-from sim.kernel.columns import columns, no_order, obstacle, routes_of, shared_of, sms_of
-from sim.kernel.memory import Journal, MemoryAfterwards
-from sim.native.compiled import load, source_is_wanted
+from sim.kernel.columns import (
+    Journal,
+    MemoryAfterwards,
+    columns,
+    no_order,
+    obstacle,
+    routes_of,
+    shared_of,
+    sms_of,
+)
 from sim.policy import Policy, check_attributes, order_of
 from sim.record.record import TASK_COLUMNS, TRANSFER_COLUMNS
 from sim.trace import Trace
@@ -37,7 +45,7 @@ DEADLOCK: Final = "nothing can happen any more and tasks remain"
 
 
 def compiled() -> bool:
-    """Whether the kernel runs compiled (see `sim.native.compiled`)."""
+    """Whether the kernel runs compiled (see `sim.base.compiled`)."""
     return load("loop").__name__ != _SOURCE
 
 

@@ -31,9 +31,9 @@ import numpy as np
 from sim.base.arrays import UNSET, FloatArray, IntArray
 from sim.base.files import write_text
 from sim.base.units import format_bytes
+from sim.explain.communication import LinkLoad, link_loads
 from sim.explain.derived import DerivedColumns
 from sim.explain.narration import explain_text, largest_gaps
-from sim.explain.transfers_on_links import LinkLoad, link_loads
 from sim.graph.failures import STATUSES
 from sim.plot.bars import Bars, arrows_of, bars_of, folded_note, name_of, path_of
 from sim.plot.figure import time_unit, told_time

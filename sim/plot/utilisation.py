@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sim.base.errors import InputError
+from sim.explain.communication import LinkLoad, link_loads
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import REASONS, idle_reasons
 from sim.explain.time_use import WORD_OF_REASON, time_use
-from sim.explain.transfers_on_links import LinkLoad, link_loads
 from sim.plot.bar_polygons import name_lanes, points_of
 from sim.plot.figure import elided, new_figure, scale_time
 from sim.plot.legend import add_legend
@@ -116,7 +116,7 @@ def link_heat_map(
     until_ns: int | None = None,
     legend: bool = True,
 ) -> Axes:
-    """Draw what share of its bandwidth each link uses (`sim.explain.transfers_on_links.link_loads`).
+    """Draw what share of its bandwidth each link uses (`sim.explain.communication.link_loads`).
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scenarios.recorded.as_recorded import as_recorded
+from scenarios.recorded.setup import as_recorded
 from sim import Graph
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError

@@ -17,7 +17,7 @@ HEAVY = (
         "rich",
         "devices.memory",
         "devices.network",
-        "devices.kinds.npu",
+        "devices.processor.npu_cores",
         "devices.processor.shared_sms",
         "devices.cost.npu_tiles",
     ),

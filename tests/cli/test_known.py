@@ -118,7 +118,7 @@ def test_who_writes_no_docstring_is_told_by_the_signature() -> None:
 
 
 THEIRS = '''"""A rule, after nobody."""
-from policies.issue.out_of_order import OutOfOrder
+from policies.issue.program_order import OutOfOrder
 
 class Window(OutOfOrder):
     """Mine."""

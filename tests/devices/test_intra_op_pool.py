@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import checked
 
-from devices.kinds.cpu import speedup
+from devices.kinds import speedup
 from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.run.execute import run_scenario

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runs import run_text
 from scenario_texts import write
 
-from devices.kinds.launches import as_cuda_graphs, launched, with_legacy_streams
+from devices.launches import as_cuda_graphs, launched, with_legacy_streams
 from devices.machine import make_device
 from policies.issue.program_order import InOrder
 from scenarios.run.execute import run_scenario

@@ -29,8 +29,7 @@ from devices.memory import (
     virtual_devices,
 )
 from devices.memory.best_fit import SegmentedAllocator
-from devices.memory.plan_problem import Lifetime
-from devices.memory.planners import plan_greedy
+from devices.memory.planners import Lifetime, plan_greedy
 from sim.base import plugins
 from sim.base.errors import InfeasibleError, InputError, InvariantError, OutOfMemoryError, UnknownNameError
 

@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_programs import Program, Step, plan_program
 
-from devices.memory.allocators.planned import lifetimes_of_events
-from devices.memory.buffers import events_in_order, make_buffers
+from devices.memory.device_memories import events_in_order, make_buffers
 from devices.memory.device_memory import round_up
-from devices.memory.plan_problem import ArenaPlan, Lifetime, peak_live
+from devices.memory.planned import lifetimes_of_events
 from devices.memory.planners import (
     PLANNERS,
+    ArenaPlan,
+    Lifetime,
     TokenPool,
+    peak_live,
     plan_branch_and_bound,
     plan_cp_sat,
     plan_greedy,

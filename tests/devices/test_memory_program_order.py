@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import checked
 
-from devices.memory.buffers import events_in_order, make_buffers
+from devices.memory.device_memories import events_in_order, make_buffers
 from devices.memory.registry import MemorySpec
 from devices.memory.run_memory import tensor_memory
 from devices.network import make_network

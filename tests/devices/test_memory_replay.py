@@ -25,10 +25,9 @@ from devices.memory import (
     read_events,
     replay,
 )
-from devices.memory.allocators.planned import lifetimes_of_events
-from devices.memory.memory_event import EVERY_STREAM
 from devices.memory.memory_replay import NO_ADDRESS, replay_until_full
-from devices.memory.trace_readers import load_plain_pickle
+from devices.memory.planned import lifetimes_of_events
+from devices.memory.trace_readers import EVERY_STREAM, load_plain_pickle
 from sim.base.errors import InputError, OutOfMemoryError, UnknownNameError
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from network_helpers import GB, Transfer, arrivals, machine_of, moved
 
-from devices.network import make_network
-from devices.network.carrier import Turnstile
+from devices.network import Turnstile, make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Link, Machine, simulate
 from sim.base.errors import InputError

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from network_helpers import GB, Transfer, arrivals, machine_of, max_min
 
+from devices import network as flows
 from devices.fair_sharing import EqualShare, fill
-from devices.network import carrier as flows
 from sim import Link
 
 

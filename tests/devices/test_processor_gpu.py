@@ -20,8 +20,8 @@ from runs import checked
 from devices.machine import make_device
 from devices.preset_overlay import described_devices
 from devices.processor.kernel_demand import Demand, demand, demands
-from devices.processor.leftover import LeftoverSMs
 from devices.processor.shared_sms import SharedSMs, fair_level
+from devices.processor.sm_processor import LeftoverSMs
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams import RoundRobinStreams
 from sim import GraphBuilder, Job, Machine, simulate

@@ -12,9 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from devices.processor.kernel_demand import GROUPS, Demand
-from devices.processor.leftover import course
 from devices.processor.shared_sms import SharedSMs
-from devices.processor.sm_processor import SimplestSms
+from devices.processor.sm_processor import SimplestSms, course
 
 
 @examples(300)

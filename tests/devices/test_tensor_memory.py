@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import checked
 
-from devices.memory.buffers import events_in_order, make_buffers
+from devices.memory.device_memories import events_in_order, make_buffers
 from devices.memory.registry import MemorySpec, read_allocator
 from devices.memory.run_memory import tensor_memory
 from policies.issue.ready_queue import ReadyQueue
@@ -352,7 +352,7 @@ def test_buffers_have_the_names_of_their_tensors_and_copies() -> None:
     builder.parameter("w", 10)
     builder.op("a", inputs=["w"], outputs=[8, 9], duration_ns=10, device="gpu0")
     builder.op("b", inputs=["a", "a:1"], outputs=5, duration_ns=10, device="gpu1")
-    from devices.memory.buffers import make_buffers
+    from devices.memory.device_memories import make_buffers
     from devices.network import make_network
 
     link = Link("l", "gpu0", "gpu1", bandwidth_bytes_per_s=1_000_000_000)

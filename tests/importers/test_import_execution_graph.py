@@ -12,8 +12,7 @@ import pytest
 from cli_runner import sim
 
 from scenarios.importers import load_graph
-from scenarios.importers.execution_graph import load
-from scenarios.importers.execution_operators import read_operators, recognises
+from scenarios.importers.execution_graph import load, read_operators, recognises
 from scenarios.importers.kineto.kineto import load as load_kineto
 from scenarios.recorded.setup import run_recorded
 from scenarios.run.execute import run_scenario

@@ -15,9 +15,8 @@ from cuda_programs import gpu, host, ran, sync
 from test_import_kineto_what_if import starts_and_ends, tasks_of
 
 from scenarios.importers.kineto.kineto import load
-from scenarios.recorded.as_recorded import as_recorded
 from scenarios.recorded.changes import WhatIf, applied
-from scenarios.recorded.setup import run_recorded
+from scenarios.recorded.setup import as_recorded, run_recorded
 from scenarios.variants.what_ifs import WhatIfs, standard_trials, try_all, what_if
 from sim import Graph
 

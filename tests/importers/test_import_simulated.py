@@ -22,13 +22,12 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.streams import Recorded
 from scenarios.importers import convert, load_graph
 from scenarios.importers.kineto.kineto import load
-from scenarios.recorded.as_recorded import as_recorded
-from scenarios.recorded.setup import run_recorded
+from scenarios.recorded.setup import as_recorded, run_recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 from sim.base.errors import InputError
-from sim.explain.transfers_on_links import transfers_on_links
+from sim.explain.communication import transfers_on_links
 from sim.export.chrome import write_chrome, write_ranks
 from sim.job.costs import issue_costs_ns
 from sim.machine.device import Details

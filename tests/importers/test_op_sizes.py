@@ -14,12 +14,11 @@ from policies.rewrite.records import read
 from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.importers import load_graph
 from scenarios.importers.batching import is_straight, slope_between
-from scenarios.importers.execution_operators import sizes_of
+from scenarios.importers.execution_graph import sizes_of
 from scenarios.importers.tensorflow_json import import_tensorflow_json
 from scenarios.ops.attributes import computed_in, stored_in
 from scenarios.ops.contradictions import warn_of_contradictions
-from scenarios.ops.op_formulas import OpFacts, TensorFacts
-from scenarios.ops.op_shapes import measured_shape
+from scenarios.ops.op_formulas import OpFacts, TensorFacts, measured_shape
 from scenarios.run.load import load_scenario, read_scenario
 from scenarios.run.prepare_job import job_of
 from sim import GraphBuilder

@@ -22,9 +22,8 @@ from scenario_texts import write
 
 from devices.machine import make_machine
 from scenarios.importers import load_graph, write_graph
-from scenarios.recorded.as_recorded import residue
 from scenarios.recorded.many_ranks import as_scenario
-from scenarios.recorded.setup import recorded_setup, run_recorded, with_facts
+from scenarios.recorded.setup import recorded_setup, residue, run_recorded, with_facts
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim.base.errors import InputError, ScenarioError

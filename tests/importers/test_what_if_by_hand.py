@@ -234,7 +234,7 @@ def test_another_device(bound: str, gemm_ns: int, relu_ns: int, small_ns: int, m
         name: {"peak": {"fp32": f"{n * n}TFLOP/s"}, "bandwidth": f"{n}TB/s", "sms": 10}
         for name, n in (("one", 1), ("two", 2))
     }
-    module = "scenarios.recorded.other_gpu"
+    module = "scenarios.recorded.durations"
     monkeypatch.setattr(f"{module}.device_preset", presets.__getitem__)
     monkeypatch.setattr(f"{module}.presets", lambda: [type("P", (), {"name": name}) for name in presets])
     b = GraphBuilder("kernels")

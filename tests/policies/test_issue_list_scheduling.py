@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_helpers import cpu, dags, graph_of, spans
 
-from policies.issue.out_of_order import OutOfOrder
+from policies.issue.program_order import OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from sim import Device, Graph, GraphBuilder, Machine, Policy, simulate
 from sim.base.errors import InputError

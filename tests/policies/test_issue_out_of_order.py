@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_helpers import cpu, dags, gpu, graph_of, same_times, spans
 
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.streams import RoundRobinStreams
 from sim import Device, Graph, GraphBuilder, Issuer, Job, Machine, Policy, Task, simulate
 from sim.base.errors import InputError

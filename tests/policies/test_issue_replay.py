@@ -12,8 +12,7 @@ from hypothesis import given
 from policy_helpers import FIVE, cpu, gpu, graph_of, same_times, spans
 from triple_helpers import Run, runs
 
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.issue.replay import Planned, ReplayPlan
 from policies.streams import PerBranch

@@ -20,8 +20,7 @@ from devices.network import make_network
 from policies.cp_sat import translate
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
-from policies.optimum.job_model import JobModel
-from policies.optimum.plan_from_solution import Follow
+from policies.optimum_model import Follow, JobModel
 from scenarios.run.execute import run_case
 from scenarios.run.load import load_scenario
 from scenarios.variants.optimum import find_optimum
@@ -163,7 +162,7 @@ def layers(n: int, width: int) -> Graph:
 def test_window_by_window_runs_get_shorter_and_the_same_each_time(
     synchronisation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("policies.optimum.windows._EFFORT", 0.0005)
+    monkeypatch.setattr("policies.optimum_windows._EFFORT", 0.0005)
     graph, machine = layers(40, 5), Machine((Device("gpu0", streams=2, issue_ns=20),))
     policy = ReadyQueue("fifo", synchronisation)
     first = simulate(graph, machine, policy, streams=DrawnStreams())

@@ -10,9 +10,9 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.base import edge_passes as programs
 from sim.base.arrays import Csr
-from sim.native import program_walk as programs
-from sim.native.compiled import load
+from sim.base.compiled import load
 
 Rows = list[list[int]]
 
@@ -74,11 +74,11 @@ def by_definition(given_: Programs) -> tuple[list[int], list[int]]:
 @examples(300)
 @given(given_=several_programs())
 def test_the_walk_is_the_same_compiled_and_not(given_: Programs) -> None:
-    compiled = load("program_walk", "native")
+    compiled = load("edge_passes", "base")
     assert walked(compiled, given_) == walked(programs, given_) == by_definition(given_)
 
 
 def test_the_compiled_walk_is_tested_where_there_is_one() -> None:
-    compiled = pytest.importorskip("sim.native._program_walk")
+    compiled = pytest.importorskip("sim.base._edge_passes")
     assert compiled.COMPILED
     assert not programs.COMPILED

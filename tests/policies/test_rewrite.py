@@ -16,9 +16,9 @@ from program_helpers import programs
 from rewrite_helpers import graph, shape
 
 from policies.issue.ready_queue import ReadyQueue
-from policies.rewrite.dependencies import DependencyPruning
 from policies.rewrite.fusion import Fusion
 from policies.rewrite.layout import Layout
+from policies.rewrite.prune import DependencyPruning
 from policies.rewrite.records import read, write
 from policies.rewrite.simplify import Arithmetic, CommonSubexpressions, ConstantFolding
 from scenarios.importers import load_graph

@@ -45,7 +45,7 @@ cpdef i64 total(i64 n) noexcept
 """
 USE = """\
 import sys, warnings
-from sim.native.compiled import load, state
+from sim.base.compiled import load, state
 warnings.simplefilter("always")
 kernel = load("outer")
 print(kernel.__name__, kernel.total(4), "sim.kernel.inner" in sys.modules)

@@ -23,8 +23,8 @@ LONG = {"sim/kernel/loop.py": 1010, "sim/engine/engine.py": 640}
 SMALL = frozenset(
     f"{layer}/{room}"
     for layer, rooms in (
-        ("sim", "export native record plot/page"),
-        ("devices", "kinds network presets"),
+        ("sim", "export record plot/page"),
+        ("devices", "presets"),
         ("scenarios", "file"),
     )
     for room in rooms.split()

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from scenario_texts import GOOD, changed, write
 
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.linearize import DepthFirst
 from policies.streams import PerBranch, SingleStream

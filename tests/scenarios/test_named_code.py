@@ -14,7 +14,7 @@ from sim.base.errors import ScenarioError
 
 CODE = """
 import numpy as np
-from devices.memory.allocators.pool import PoolAllocator
+from devices.memory.pool import PoolAllocator
 from sim.machine.device import CostModel
 
 DEVICE = {"kind": "gpu", "launch_latency": "3us"}

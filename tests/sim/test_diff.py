@@ -13,17 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.network import make_network
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.report.diff import Answer, parts_of_both
 from sim import Device, GraphBuilder, Link, Machine, Policy, Trace, simulate
 from sim.diff.blockers import held_at
-from sim.diff.differences import Differences, common_subsequence, differences
+from sim.diff.differences import Differences, common_subsequence, differences, idle_change, path_change
 from sim.diff.ops_table import read_ops_table, schedule_of_table
 from sim.diff.propagated_delays import Why, own_ns, why_first_moved
 from sim.diff.schedule import schedule_of
-from sim.diff.time_spent import idle_change, path_change
 from sim.export.tables import task_table
 from sim.job.noise import Noise
 from tests.communicator_helpers import draw_collectives, draw_ranks

@@ -12,8 +12,8 @@ from chrome_helpers import chrome_events
 from devices.collectives.nccl_constants import HARDWARE_US
 from devices.describe.links import make_routing
 from devices.memory import BfcAllocator
-from devices.memory.allocators.counted import CountedAllocator
-from devices.memory.allocators.pool import PoolAllocator
+from devices.memory.counted import CountedAllocator
+from devices.memory.pool import PoolAllocator
 from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue

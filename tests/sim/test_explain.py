@@ -14,8 +14,7 @@ from devices.memory.registry import MemorySpec
 from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
 from devices.processor.cpu_cores import CorePool
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.placement.simple import DeviceKind
 from scenarios.ops.control_flow import cond, while_loop

@@ -18,8 +18,7 @@ from test_order_of_ties import LooksAway
 
 from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.issue.virtual_machine import Sequential, VirtualMachine

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 
 from devices.network import make_network
 from devices.processor.cpu_cores import CorePool
-from devices.processor.leftover import LeftoverSMs
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from devices.processor.sm_processor import LeftoverSMs
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.issue.replay import ReplayPlan
 from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.issue.virtual_machine import Sequential
 from policies.issue.work_queues import KeepFirst, StreamStacks
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
+from sim.base.compiled import load
 from sim.base.errors import InputError, StuckError
 from sim.job.build_job import make_job
 from sim.job.job import Placement
@@ -37,7 +37,6 @@ from sim.kernel import stealing
 from sim.kernel.run import compiled, run
 from sim.kernel.stealing import FROM_THE_START, NOBODY
 from sim.machine.device import Details
-from sim.native.compiled import load
 from sim.record.record import Wait
 from tests.kernel_helpers import KERNELS, same
 from tests.policy_helpers import dags

@@ -17,9 +17,8 @@ from devices.memory.registry import MemorySpec
 from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
 from devices.processor.cpu_cores import CorePool
-from devices.processor.leftover import LeftoverSMs
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from devices.processor.sm_processor import LeftoverSMs
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.streams import Recorded
 from sim import Device, GraphBuilder, Job, Link, Machine, Policy, simulate

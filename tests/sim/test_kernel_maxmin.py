@@ -15,10 +15,10 @@ import pytest
 from examples import drawn
 from network_helpers import GB, Transfer, machine_of
 
-from devices.network import make_network
-from devices.network.carrier import network_columns
+from devices.network import make_network, network_columns
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, simulate
+from sim.base.compiled import load
 from sim.job.build_job import make_job
 from sim.kernel import maxmin
 from sim.kernel import network as network_source
@@ -28,7 +28,6 @@ from sim.kernel.network import Net
 from sim.kernel.run import run
 from sim.machine.device import Details
 from sim.machine.task import Task
-from sim.native.compiled import load
 from tests.kernel_helpers import KERNELS
 
 SEQUENCES = drawn(500)

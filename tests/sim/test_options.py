@@ -10,8 +10,8 @@ import pytest
 from scenario_texts import changed, write
 
 from policies.pipeline import generate, options
-from policies.pipeline.gpipe import gpipe
-from policies.pipeline.zero_bubble.zb_auto import zb_auto
+from policies.pipeline.straight_schedules import gpipe
+from policies.pipeline.zb_auto import zb_auto
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.run.load import load_scenario

@@ -22,9 +22,9 @@ from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
 from sim.base.errors import InputError
 from sim.base.units import parse_duration
+from sim.explain.communication import link_loads
 from sim.explain.derived import DerivedColumns
 from sim.explain.path import executed_path
-from sim.explain.transfers_on_links import link_loads
 from sim.plot import gantt, save_html, save_page, theme
 from sim.plot.bar_polygons import forms
 from sim.plot.bars import bars_of

@@ -24,7 +24,7 @@ from policies.issue.ready_queue import ReadyQueue
 from scenarios.cli import app
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
 from sim.base.errors import InputError, UnknownNameError
-from sim.explain.transfers_on_links import link_loads
+from sim.explain.communication import link_loads
 from sim.metrics import link_use
 from sim.plot import compare_gantt, gantt, link_heat_map, roofline, theme, utilisation
 from sim.plot.html import gantt_data

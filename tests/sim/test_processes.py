@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from runs import checked
 
 from devices.machine import make_machine
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.replay import Planned, ReplayPlan
 from policies.issue.tensorflow_executor import TensorFlowExecutor
@@ -164,7 +163,7 @@ def test_a_cuda_graph_is_one_launch_of_each_process(tmp_path: Path) -> None:
 
 
 def test_the_default_stream_is_that_of_a_process() -> None:
-    from devices.kinds.launches import with_legacy_streams
+    from devices.launches import with_legacy_streams
     from sim.issuers import with_processes
     from sim.job.build_job import make_job
 

@@ -13,8 +13,7 @@ from triple_helpers import Run, runs
 
 from devices.machine import make_machine
 from devices.network import make_network
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams import PerBranch, Recorded, RoundRobinStreams
 from scenarios.run.execute import run_case

@@ -11,7 +11,7 @@ import pytest
 from fake_torch import Driver, Torch
 
 from devices.cost.calibration import Calibration
-from devices.memory.allocators import caching
+from devices.memory import caching
 from sim.base.errors import InfeasibleError, InputError
 from validation.cases import step_files
 from validation.experiments import memory_experiment

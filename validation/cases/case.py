@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from devices.cost.calibration import Calibration
 from devices.processor.cpu_cores import Waking
-from policies.issue.out_of_order import OutOfOrder
-from policies.issue.program_order import InOrder
+from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.linearize import UserOrder
 from sim.graph.builder import GraphBuilder

@@ -6,7 +6,7 @@ and the bytes reserved are the same, or a rule is wrong.
 ::
 
     draw     ["alloc", id, nbytes, stream]   ["free", id]   ["empty_cache"]
-    predict  devices.memory.allocators.caching                     allocated, reserved after every step
+    predict  devices.memory.caching                     allocated, reserved after every step
     measure  torch.cuda.memory_allocated, memory_reserved      the same, twice
     report   steps in which they differ, and the first of them
 """
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.memory.allocators.caching import CachingAllocator
+from devices.memory.caching import CachingAllocator
 from devices.memory.device_memory import Block
 from validation.cases import step_files
 from validation.cases.backends import Executor

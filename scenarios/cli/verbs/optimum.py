@@ -33,7 +33,7 @@ def optimum(
     simulated. What is proven within the limit is the same everywhere; how far an unproven search gets depends
     on how fast this machine is.
     """
-    from policies.optimum.job_model import refuse_unmodelled
+    from policies.optimum_model import refuse_unmodelled
     from scenarios.cli.output import print_json
     from scenarios.cli.running import compare_all, progress
     from scenarios.cli.search_tables import print_optimum

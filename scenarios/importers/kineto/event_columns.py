@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 import msgspec
 import numpy as np
 
-from scenarios.importers.execution_operators import SIZED
+from scenarios.importers.execution_graph import SIZED
 from scenarios.importers.kineto.event_fields import (
     ABSENT,
     all_arguments,

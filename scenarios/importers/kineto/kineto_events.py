@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from scenarios.importers.execution_operators import sizes_of
+from scenarios.importers.execution_graph import sizes_of
 from scenarios.importers.files import in_file, items, lists
 from scenarios.importers.kineto.event_columns import EventColumns, given, is_collective, resolved, wanted
 from scenarios.importers.kineto.event_fields import ABSENT

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from devices.memory.allocators.caching import CachingAllocator
+from devices.memory.caching import CachingAllocator
 from sim.base.errors import RunError
 from sim.graph.builder import GraphBuilder
 from validation.calibrate.blocks.piecewise import fit_pieces

@@ -1,0 +1,369 @@
+"""What a device's description makes of it: a CPU, a GPU or an NPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+from devices.cost.cost_description import make_cost
+from devices.cost.npu_units import MATRIX_KINDS, Units
+from devices.describe.field_reading import common_arguments
+from devices.describe.field_types import DEFAULT
+from sim.base.errors import InputError, UnknownNameError
+from sim.base.plugins import NOWHERE, Origin
+from sim.machine.device import Device
+
+# ----------------------------------------------------------------------------------------------------------
+# A CPU: worker threads that issue ops and execute them, each op on some of the cores.
+#
+# ::
+#
+#     inter_op workers   w0 ──op──► intra_op cores      TensorFlow's inter_op_parallelism_threads and
+#                        w1 ──op──► intra_op cores      intra_op_parallelism_threads, PyTorch's interop
+#                        ...                            and intraop threads
+#
+# What is left out is the ideal: ``{kind: cpu, cores: 4}`` has four workers, one core an op, no overhead.
+#
+# More cores for one op help less and less. `speedup` is Amdahl's law (*Validity of the single processor
+# approach to achieving large scale computing capabilities*, AFIPS 1967) for a `serial_fraction`, or a
+# measured curve. It scales what the cost model says; a duration that the graph gives is taken as it is.
+#
+# With ``intra_op_pool`` ops have no cores of their own: all that run at once share the threads of one pool
+# (`devices.processor.cpu_cores`).
+#
+# Two pools whose product exceeds the cores are oversubscribed. By default the operating system then slices
+# time (``sharing: time``, see `devices.processor.cpu_cores`); with ``sharing: cores`` an op waits until
+# its cores are free (`devices.processor.cpu_cores`).
+
+
+def speedup(
+    cores: int | Fraction,
+    serial_fraction: Fraction = Fraction(0),
+    curve: Mapping[int, Fraction] | None = None,
+) -> Fraction:
+    """Return how much faster an op runs on `cores` cores than on one.
+
+    Parameters
+    ----------
+    cores : int or Fraction
+        At least 1.
+    serial_fraction : Fraction
+        Part of an op that only one core works on.
+    curve : mapping of int to Fraction, optional
+        Measured speed-up by number of cores: linear in between, constant beyond the largest number, and 1
+        for one core unless it says otherwise.
+
+    Examples
+    --------
+    >>> speedup(4), speedup(4, Fraction(1, 5)), speedup(3, curve={2: Fraction(2), 4: Fraction(3)})
+    (Fraction(4, 1), Fraction(5, 2), Fraction(5, 2))
+    """
+    if curve is None:
+        return 1 / (serial_fraction + (1 - serial_fraction) / cores)
+    points = {1: Fraction(1), **curve}
+    below = max(n for n in points if n <= cores)
+    above = min((n for n in points if n >= cores), default=below)
+    if above == below:
+        return points[below]
+    return points[below] + (points[above] - points[below]) * Fraction(cores - below, above - below)
+
+
+def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:
+    """Return the device of a CPU's description.
+
+    Parameters
+    ----------
+    name : str
+    values : mapping
+        The description as `devices.describe.field_reading.read_fields` returns it.
+    origin : Origin
+        Where relative paths in it begin, and what code it may name.
+
+    Raises
+    ------
+    InputError
+        More cores an op than there are, two ways to say how cores speed up an op, or a staging bandwidth
+        of memory that is not pageable.
+
+    Examples
+    --------
+    >>> device = build_cpu("cpu0", {"kind": "cpu", "cores": 4, "intra_op": 2})
+    >>> device.workers, device.cores_per_op
+    (2, 2)
+    """
+    from devices.processor.cpu_cores import CorePool, IntraOpPool, TimeShare, least_ns
+
+    cores, pool = values.get("cores", 1), values.get("intra_op_pool")
+    intra_op = values.get("intra_op", 1 if pool is None else min(pool, cores))
+    if intra_op > cores:
+        raise InputError(f"an op cannot use {intra_op} of {cores} cores", path=("intra_op",))
+    if "speedup" in values and "serial_fraction" in values:
+        raise InputError("give speedup or serial_fraction, not both")
+    if pool is not None:
+        intra_op = min(intra_op, pool)
+    workers = values.get("inter_op", cores // intra_op if pool is None else cores)
+    oversubscribed = workers * intra_op > cores
+    sharing = values.get("sharing", "time" if oversubscribed else "none")
+    if sharing not in ("none", "cores", "time"):
+        raise InputError(f"a CPU shares none, cores or time, not {sharing!r}", path=("sharing",))
+    pageable = values.get("host_memory") == "pageable"
+    if "staging_bandwidth" in values and not pageable:
+        raise InputError("it takes effect only with host_memory: pageable", path=("staging_bandwidth",))
+    serial, curve = values.get("serial_fraction", Fraction(0)), values.get("speedup")
+    faster = speedup(intra_op, serial, curve)
+    cost = make_cost(
+        values,
+        peak_share=faster / cores,
+        bandwidth_share=_bandwidth_share(values, cores, faster),
+        slowdown=1 / faster,
+        origin=origin,
+    )
+    processor: Any = {"none": None, "cores": CorePool, "time": TimeShare}[sharing] if oversubscribed else None
+    if pool is not None and sharing != "time" and "sharing" in values:
+        raise InputError(
+            "ops share the threads of the intra_op_pool; say time, or leave it out", path=("sharing",)
+        )
+    shared: dict[str, int | None] = {"intra_op_pool": None}
+    least = None
+    if pool is not None and min(intra_op, workers) > 1:  # an op of one thread is run by its worker
+        of_threads = partial(speedup, serial_fraction=serial, curve=curve)
+        processor, least = partial(IntraOpPool, of_threads), partial(least_ns, of_threads)
+        shared = {"intra_op_pool": pool}
+    return Device(
+        **common_arguments(name, {**values, **shared}),
+        workers=workers,
+        cores=cores,
+        cores_per_op=intra_op,
+        pageable=pageable,
+        staging_bytes_per_s=values.get("staging_bandwidth"),
+        cost=cost,
+        processor=processor,
+        least_ns=least,
+    )
+
+
+def _bandwidth_share(values: Mapping[str, Any], cores: int, faster: Fraction) -> Fraction:
+    """Return the part of the memory bandwidth that one op can draw."""
+    bandwidth, of_core = values.get("bandwidth"), values.get("core_bandwidth")
+    if bandwidth is None or of_core is None:
+        return min(Fraction(1), faster / cores)
+    return min(Fraction(1), faster * Fraction(of_core, bandwidth))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A GPU: a host thread launches ops on streams, whose tasks start in order.
+#
+# ::
+#
+#     host ──issue_cost──► stream 0: [k][k][k]      launch_latency: put on an idle stream -> earliest start
+#          ──issue_cost──► stream 1: [k]   [k]      gap: between two tasks of a stream
+#                               └ event ──┘         event_hop: between tasks of two streams
+#
+# What is left out is the ideal: ``{kind: gpu, streams: 2}`` launches at no cost, its streams do not disturb
+# one another, and its memory has no end. ``sharing: sm`` lets kernels compete for SMs, ``sm+dram`` for the
+# memory's bandwidth too (`devices.processor.shared_sms`). Presets of real GPUs say ``sm+dram``; ``sharing:
+# none`` and ``ideal: true`` switch it off.
+
+
+def build_gpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:
+    """Return the device of a GPU's description.
+
+    Parameters are those of `build_cpu`.
+
+    Raises
+    ------
+    InputError
+        More SMs than there are, SMs shared without saying how many there are, or another wrong number.
+
+    Examples
+    --------
+    >>> build_gpu("gpu0", {"kind": "gpu", "streams": 2, "gap": 1000}).gap_ns
+    1000
+    """
+    used, share = _sms_in_use(name, values)
+    streams = values.get("streams", 1)
+    sharing = values.get("sharing", "none")
+    if sharing not in ("none", "sm", "sm+dram"):
+        raise InputError(f"a GPU shares none, sm or sm+dram, not {sharing!r}", path=("sharing",))
+    for key in ("partitions", "stream_partitions", "stream_priorities"):
+        if key in values and sharing == "none":
+            raise InputError("it takes effect only with sharing: sm, or sm+dram", path=(key,))
+    if sharing != "none" and used is None:
+        raise InputError("kernels share SMs, and sms does not say how many there are", path=("sharing",))
+    if sharing == "sm+dram" and values.get("bandwidth") is None:
+        raise InputError("kernels share the memory's bandwidth, which is not given", path=("sharing",))
+    if len(values.get("stream_priorities", ())) > streams:
+        n = len(values["stream_priorities"])
+        message = f"{n} priorities for {streams} stream{'s' * (streams > 1)}; say streams: {n} or more"
+        raise InputError(message, path=("stream_priorities",))
+    dram = values["bandwidth"] if sharing == "sm+dram" else None
+    values = {**values, "sms_in_use": used, "dram_bytes_per_s": dram}
+    for_streams = partial(_gpu_streams, values)
+    device = Device(
+        **common_arguments(name, values),
+        cost=make_cost(values, peak_share=share, origin=origin),
+        for_streams=for_streams if values.keys().isdisjoint(("streams", "stream_partitions")) else None,
+        with_streams=None if "stream_partitions" in values else for_streams,
+        for_processes=partial(_for_processes, values),
+    )
+    return for_streams(device, streams)
+
+
+def _gpu_streams(values: Mapping[str, Any], device: Device, streams: int) -> Device:
+    """Return the GPU with so many streams, and what their kernels share."""
+    sms, of = _partitions(device.name, values, device.details.sms, streams)
+    details = replace(device.details, partition_sms=sms, partition_of=of)
+    device = replace(device, streams=streams, details=details)
+    if (streams == 1 and not sms) or values.get("sharing", "none") == "none":
+        return device  # one kernel at a time shares nothing with anybody
+    from devices.processor.sm_processor import least_ns, processor_of
+
+    return replace(device, processor=processor_of(values, streams), least_ns=least_ns)
+
+
+def _for_processes(values: Mapping[str, Any], one: Device, n: int) -> Device:
+    """Return the GPU as n processes have it, each with as many streams of its own as `one` has.
+
+    Where streams share SMs, so do those of all processes, as under NVIDIA's Multi-Process Service. Elsewhere
+    processes take turns.
+    """
+    streams = n * one.streams
+    if one.processor is None:
+        from devices.processor.sm_processor import TimeSlices, time_sliced_least_ns
+
+        return replace(
+            one, streams=streams, processor=TimeSlices, least_ns=partial(time_sliced_least_ns, one.streams)
+        )
+    from devices.processor.sm_processor import processor_of
+
+    given = one.details.stream_priorities
+    details = replace(
+        one.details,
+        partition_of=n * one.details.partition_of,
+        stream_priorities=n * (*given, *[0] * (one.streams - len(given))) if given else (),
+    )
+    return replace(one, streams=streams, processor=processor_of(values, streams), details=details)
+
+
+def _partitions(
+    name: str, values: Mapping[str, Any], used: int | None, streams: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return SMs of each partition and partition of each stream; nothing when there are no partitions."""
+    partitions: Mapping[str, int] = values.get("partitions", {})
+    if not partitions:
+        if "stream_partitions" in values:
+            raise InputError("there are no partitions", path=("stream_partitions",))
+        return (), ()
+    total, step = sum(partitions.values()), values.get("partition_step", 1)
+    if used is not None and total > used:
+        raise InputError(f"{total} SMs are asked for and there are {used}", path=("partitions",))
+    for i, (partition, sms) in enumerate(partitions.items()):
+        rest = i == len(partitions) - 1 and total == used  # the last may take what the others leave
+        if sms % step and not rest:
+            raise InputError(f"{sms} SMs are no multiple of {step}", path=("partitions", partition))
+    names = list(partitions)
+    given = values.get("stream_partitions") or [names[s % len(names)] for s in range(streams)]
+    if len(given) != streams:
+        message = (
+            f"{len(given)} partitions for {streams} stream{'s' * (streams > 1)}; say streams: {len(given)}"
+        )
+        raise InputError(message, path=("stream_partitions",))
+    for partition in given:
+        if partition not in partitions:
+            raise UnknownNameError(f"partition of {name}", partition, names)
+    return tuple(partitions.values()), tuple(map(names.index, given))
+
+
+def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fraction]:
+    """Return how many SMs may be used (None: not given) and which part of all they are."""
+    sms: int | None = values.get("sms")
+    if "use_sms" not in values:
+        return sms, Fraction(1)
+    if sms is None:
+        raise InputError("it needs sms, the number of SMs that there are", path=("use_sms",))
+    asked = values["use_sms"]
+    used = asked if isinstance(asked, int) else int(sms * asked)
+    if not used:
+        raise InputError(f"{float(asked):g} of {sms} SMs is less than one", path=("use_sms",))
+    if used > sms:
+        raise InputError(f"there are only {sms} SMs, not {used}", path=("use_sms",))
+    return used, Fraction(used, sms)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# An NPU: cores with queues that start in order, fed by a host, and DMA engines that move data.
+#
+# ::
+#
+#     host ──► queue 0 ──► cores 0 .. k-1      k = cores_per_op: one op runs on so many cores
+#          ──► queue 1 ──► cores k .. 2k-1
+#                           ▲
+#     DMA engines ──────────┘ transfers to and from other devices
+#
+# One op has ``cores_per_op / cores`` of the peak rates. With ``cores_per_op`` equal to ``cores`` there is one
+# queue and the whole chip works on one op, as compilers for such chips usually arrange it.
+#
+# A core has a matrix and a vector unit with peak rates of their own, and a scratchpad through which the
+# operands of an op pass in tiles, by DMA, double-buffered; the time of an op follows from its tiles
+# (`devices.cost.npu_tiles`). With ``queues_per_core: 2`` both units of a core can run ops of two queues at
+# once (`devices.processor.npu_cores`). A program that makes more streams than there are queues, as for
+# its collectives, has them all (`devices.processor.npu_cores`).
+
+
+def build_npu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:
+    """Return the device of an NPU's description.
+
+    Parameters are those of `build_cpu`.
+
+    Raises
+    ------
+    InputError
+        Cores that do not divide into queues; several queues for the units of cores that work together; a key
+        of tiles without a scratchpad.
+
+    Examples
+    --------
+    >>> build_npu("npu0", {"kind": "npu", "cores": 8, "cores_per_op": 2}).streams
+    4
+    """
+    from devices.processor.npu_cores import CoreUnits
+
+    given = values
+    cores, per_op = values.get("cores", 1), values.get("cores_per_op", 1)
+    queues = values.get("queues_per_core", 1)
+    if cores % per_op:
+        raise InputError(f"{cores} cores do not divide into queues of {per_op}", path=("cores_per_op",))
+    if values.get("scratchpad") is None:
+        for key in ("vector_scratchpad", "double_buffered", "granule", "dma_latency"):
+            if key in values:
+                raise InputError("it takes effect only with a scratchpad, which is not given", path=(key,))
+    streams, share = cores // per_op * queues, Fraction(per_op, cores * queues)
+    values = {**values, "queues_per_core": queues, "units": _units(values)}
+    return Device(
+        **common_arguments(name, values),
+        streams=streams,
+        cost=make_cost(values, peak_share=Fraction(per_op, cores), bandwidth_share=share, origin=origin),
+        processor=CoreUnits if queues > 1 else None,
+        for_streams=None if "queues_per_core" in given else partial(_npu_streams, streams),
+    )
+
+
+def _npu_streams(queues: int, device: Device, streams: int) -> Device:
+    """Return the NPU with more streams than its cores make queues, which then take turns on the cores."""
+    from devices.processor.npu_cores import CoreTurns
+
+    return replace(device, streams=streams, processor=partial(CoreTurns, queues))
+
+
+def _units(values: Mapping[str, Any]) -> Units:
+    kinds = values.get("matrix_kinds")
+    peaks = values.get("matrix_peak")
+    vector = values.get("vector_peak") or values.get("peak") or {}
+    return Units(
+        MATRIX_KINDS if kinds is None else frozenset(kinds),
+        None if not peaks or DEFAULT in peaks else frozenset(peaks),
+        None if DEFAULT in vector else frozenset(vector),
+    )

@@ -1,1 +1,0 @@
-"""CPUs, GPUs and NPUs: how each issues and executes."""

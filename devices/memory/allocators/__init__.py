@@ -1,1 +1,0 @@
-"""The allocators, each a state machine of its own."""

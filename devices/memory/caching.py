@@ -1,0 +1,542 @@
+"""PyTorch's allocator for CUDA: segments are kept when their tensors die, apart for each stream.
+
+The rules, as in `c10/cuda/CUDACachingAllocator.cpp` of the PyTorch repository (2.x):
+
+1. A request is rounded up to 512 bytes, or by `devices.memory.caching`. Up to 1 MiB it is served
+   by the small pool, else by the large one; each pool is apart for each stream.
+2. Of the stream's free blocks that are large enough the first in order of (size, address) is taken.
+3. It is split when at least 512 bytes (small pool) or more than 1 MiB (large pool) would be left over; the
+   low part is used.
+4. Without a block that fits, a segment comes from the device: 2 MiB for the small pool, 20 MiB for less than
+   10 MiB, else the need rounded up to 2 MiB.
+5. When the device refuses: free blocks of `max_split_size` or more of that stream are given back, just
+   enough of them, and the device is asked again; then the device is synchronised, every wholly free segment
+   is given back, and it is asked a last time.
+6. A freed block merges with its free neighbours, within its segment only.
+7. A block that other streams used (`record_use`) is not free before an event of each of them, recorded when
+   it was freed, has been reached.
+8. With a `max_split_size`, blocks of that size or more are not split: they serve no smaller requests, and
+   requests of that size or more only with less than 20 MiB to spare.
+9. With expandable segments, 2, 4 and what 5 gives back are as in `devices.memory.caching`, and
+   blocks of the large pool, too, are split when at least 512 bytes would be left over.
+
+What takes time is only counted. After a synchronisation every outstanding event counts as reached, and the
+engine must let the issuer wait until the device is idle; a late `event_done` of those is ignored.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Final
+
+from devices.describe.field_types import Bytes
+from devices.memory.best_fit import ANY_SIZE, NEVER_SPLIT, FreeList, GrowingAllocator, Segment
+from devices.memory.device_memory import FREE, LIVE, UNMAPPED, WAITING, Block, DeviceMemory, Owner, round_up
+from sim.base.errors import InputError, InvariantError
+from sim.base.units import format_bytes, parse_bytes
+
+ROUNDING_BYTES: Final = 512
+_INTERVALS: Final = 16
+_FIRST_POWER: Final = 20  # 1 MiB
+
+
+def divisions_by_interval(given: int | Mapping[str, int] | None, name: str) -> tuple[int, ...]:
+    """Return the number of divisions of each of the sixteen intervals.
+
+    Parameters
+    ----------
+    given : int or mapping of str to int, optional
+        For all sizes, or by size: a power of two from 1 MiB on, and ``>`` for all that are larger.
+    name : str
+        The device, in error messages.
+
+    Raises
+    ------
+    InputError
+        A number of divisions or a size that is no power of two, or a size below 1 MiB.
+
+    Examples
+    --------
+    >>> divisions_by_interval({"4MiB": 2, "16MiB": 4, ">": 8}, "gpu0")
+    (2, 2, 2, 0, 4, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8)
+    """
+    what = f"{name}: roundup_power2_divisions"
+    if given is None or isinstance(given, int):
+        return (_divisions(given, what),) * _INTERVALS if given is not None else (0,) * _INTERVALS
+    found: list[int] = []
+    for i, (size, divisions) in enumerate(given.items()):
+        count = _divisions(divisions, f"{what}: {size}", none=True)
+        if size == ">":
+            if i != len(given) - 1:
+                raise InputError(f"{what}: '>' stands for all larger sizes, and comes last")
+            found.extend([count] * (_INTERVALS - len(found)))
+            break
+        nbytes = parse_bytes(size, what=what)
+        power = nbytes.bit_length() - 1 - _FIRST_POWER
+        if nbytes.bit_count() != 1 or power < 0:
+            raise InputError(f"{what}: {size}: should be a power of two from 1MiB on, such as 256MiB, or '>'")
+        power = min(power, _INTERVALS - 1)
+        if i and power < len(found):
+            raise InputError(f"{what}: {size}: should come before the larger sizes, once")
+        found.extend([0 if i else count] * (power - len(found)))
+        found.append(count)
+    return (*found, *[0] * (_INTERVALS - len(found)))
+
+
+def _divisions(count: int, what: str, *, none: bool = False) -> int:
+    if count < 0 or (count.bit_count() != 1 and not (none and count == 0)):
+        raise InputError(f"{what}: {count} divisions; should be a power of two{', or 0 for none' * none}")
+    return count
+
+
+def round_size(nbytes: int, divisions: tuple[int, ...]) -> int:
+    """Return `nbytes` as the allocator rounds it.
+
+    Examples
+    --------
+    >>> [round_size(n, (4,) * 16) for n in (100, 2000, 2049, 5000, 8192)]
+    [512, 2048, 2560, 5120, 8192]
+    """
+    interval = min(max(nbytes.bit_length() - 1 - _FIRST_POWER, 0), _INTERVALS - 1)
+    count = divisions[interval]
+    if count <= 1 or nbytes <= ROUNDING_BYTES * count:
+        return round_up(nbytes, ROUNDING_BYTES)
+    return round_up(nbytes, (1 << nbytes.bit_length() - 1) // count)
+
+
+SMALL_REQUEST_BYTES = 1 << 20
+SMALL_SEGMENT_BYTES = 2 << 20
+LARGE_SEGMENT_BYTES = 20 << 20
+MEDIUM_REQUEST_BYTES = 10 << 20
+LARGE_ROUNDING_BYTES = 2 << 20
+OVERSIZE_SLACK_BYTES = 20 << 20
+
+
+class CachingAllocator(GrowingAllocator):
+    """PyTorch's caching allocator.
+
+    Parameters
+    ----------
+    capacity : int, DeviceMemory or None
+        Bytes of the device; None: unlimited.
+    limit : int, optional
+        Most bytes that this allocator may hold (PyTorch's memory fraction); by default all of the device's.
+    max_split_size : int, optional
+        Blocks of so many bytes or more are never split; by default every block may be. Whole MiB, more than
+        20 of them (with less, a block could be both unsplittable and part of a segment in use).
+    expandable_segments : bool
+        Take memory page by page, into one range of addresses a stream and pool. Not with a `max_split_size`:
+        PyTorch stops with an internal error as soon as it is to give such a block back.
+    roundup_power2_divisions : int or mapping of str to int, optional
+        Steps between two powers of two to which requests are rounded up: for all sizes, or by size, as in
+        ``{256MiB: 1, 512MiB: 2, ">": 4}``.
+    name : str
+        The device, in error messages.
+
+    Examples
+    --------
+    >>> caching = CachingAllocator(64 << 20)
+    >>> a, b = caching.alloc(1000, stream=0), caching.alloc(1000, stream=1)
+    >>> a.nbytes, b.address, caching.reserved, caching.free(a)  # a segment for each stream
+    (1024, 2097152, 4194304, ())
+    """
+
+    kind = "caching"
+    by_stream = True
+
+    def __init__(
+        self,
+        capacity: int | DeviceMemory | None = None,
+        *,
+        limit: Bytes | None = None,
+        max_split_size: Bytes | None = None,
+        expandable_segments: bool = False,
+        roundup_power2_divisions: int | Mapping[str, int] | None = None,
+        name: str = "device",
+    ) -> None:
+        super().__init__(capacity, name, limit)
+        if max_split_size is not None and (
+            max_split_size <= LARGE_SEGMENT_BYTES or max_split_size % (1 << 20)
+        ):
+            raise InputError(
+                f"{name}: a max_split_size of {max_split_size} bytes; give whole MiB, and more than the "
+                "20 MiB of the segments that smaller tensors share"
+            )
+        if expandable_segments and max_split_size is not None:
+            raise InputError(
+                f"{name}: expandable_segments and a max_split_size do not go together: PyTorch stops with an "
+                "internal error when it gives back a block of that size"
+            )
+        self._expandable = expandable_segments
+        self._divisions = divisions_by_interval(roundup_power2_divisions, name)
+        self._fraction = limit  # what PyTorch's memory fraction allows; None: the device itself decides
+        self.may_synchronise = self.limit is not None or self.memory.capacity is not None
+        self._max_split = max_split_size if max_split_size is not None else ANY_SIZE
+        self._pools: dict[tuple[bool, int], FreeList] = {}  # by (small, stream)
+        self._used_on: dict[Block, tuple[int, ...]] = {}  # live block → the other streams that use it
+        self._awaits: dict[Block, int] = {}  # waiting block → events that were not reached yet
+
+    def rounded(self, nbytes: int) -> int:
+        """Return `nbytes` rounded up to 512, or to the next division."""
+        return round_size(nbytes, self._divisions)
+
+    def _free_lists(self) -> Iterable[FreeList]:
+        return self._pools.values()
+
+    def _pool(self, small: bool, stream: int) -> FreeList:
+        """Return the free blocks of a pool and stream."""
+        pool = self._pools.get((small, stream))
+        if pool is None:
+            page = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
+            pool = self._pools[small, stream] = (
+                ExpandableList(self.memory, page, stream, self._segments, self._mapped)
+                if self._expandable
+                else FreeList()
+            )
+        return pool
+
+    def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:
+        if need <= SMALL_REQUEST_BYTES:
+            return self._pool(True, stream), ROUNDING_BYTES, ANY_SIZE
+        if self._expandable:
+            return self._pool(False, stream), ROUNDING_BYTES, ANY_SIZE
+        if need < self._max_split:
+            return self._pool(False, stream), SMALL_REQUEST_BYTES + 1, self._max_split
+        return self._pool(False, stream), NEVER_SPLIT, need + OVERSIZE_SLACK_BYTES
+
+    def free(self, block: Block) -> tuple[int, ...]:
+        """Free `block`: at once, or when events of these streams have been reached; see `Allocator.free`."""
+        streams = self._used_on.pop(block, ())
+        if not streams:
+            return super().free(block)
+        self._gave(block)
+        self.waiting += block.nbytes
+        block.state = WAITING
+        self._awaits[block] = len(streams)
+        return streams
+
+    def record_use(self, block: Block, stream: int) -> None:
+        """Note that `stream`, not the one it was allocated for, uses `block`.
+
+        Raises
+        ------
+        InvariantError
+            `block` is not live.
+        """
+        if block.state != LIVE:
+            raise InvariantError(f"{self.name}: stream {stream} uses {block!r}, which is not live")
+        if stream != block.stream and block.nbytes:  # an empty block has an address, and no place
+            others = self._used_on.get(block, ())
+            if stream not in others:
+                self._used_on[block] = (*others, stream)
+
+    def event_done(self, block: Block) -> None:
+        """Note that an event of a stream that used `block` was reached; ignored after a synchronisation."""
+        if block not in self._awaits:
+            return
+        self._awaits[block] -= 1
+        if not self._awaits[block]:
+            del self._awaits[block]
+            self.waiting -= block.nbytes
+            assert block.home is not None
+            block.home.give(block)
+
+    def synchronise(self) -> None:
+        """Wait until the device is idle: every outstanding event is reached."""
+        self.synchronisations += 1
+        self._awaits, waiting = {}, self._awaits
+        self.waiting = 0
+        for block in waiting:
+            assert block.home is not None
+            block.home.give(block)
+
+    def empty_cache(self) -> None:
+        """Synchronise, and give every wholly free segment, or page, back to the device."""
+        self.synchronise()
+        for free in self._free_lists():
+            if isinstance(free, ExpandableList):
+                free.trim()
+                continue
+            for block in free.blocks():
+                if block.prev is block.next:
+                    self._drop_segment(block)
+
+    def give_back(self, nbytes: int, stream: int) -> bool:
+        """Give back the first free segment of the stream that has this size."""
+        for free in [pool for (_, other), pool in self._pools.items() if other == stream]:
+            fit = next((block for block in free.from_size(nbytes) if block.prev is block.next), None)
+            if fit is not None and fit.nbytes == nbytes:
+                self._drop_segment(fit)
+                return True
+        return False
+
+    def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
+        """Return whether a segment for it is within the limit and the device's capacity."""
+        need = self.rounded(nbytes)
+        segment = _segment_bytes(need)
+        if not self._expandable:
+            return all(most is None or segment <= most for most in (self.limit, self.memory.capacity))
+        page = SMALL_SEGMENT_BYTES if need <= SMALL_REQUEST_BYTES else LARGE_SEGMENT_BYTES
+        asked = ((segment, self._fraction), (round_up(need, page), self.memory.capacity))
+        return all(most is None or size <= most for size, most in asked)
+
+    def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
+        """Tell what lies free for other streams, or in segments that a live block holds."""
+        need = self.rounded(nbytes)
+        small = need <= SMALL_REQUEST_BYTES
+        others = [free for (kind, other), free in self._pools.items() if kind == small and other != stream]
+        hints = []
+        if any(free.first_fit(need) for free in others):
+            hints.append(
+                "allocating on the stream that freed: a block that fits is cached for another stream"
+            )
+        stuck = sum(sum(free.sizes()) for free in self._free_lists())
+        if need <= (self.limit or 0) - self.in_use - self.waiting and stuck:
+            shown, segment = (format_bytes(n, iec=True) for n in (stuck, _segment_bytes(need)))
+            held = "pages" if self._expandable else "segments"
+            takes = "" if self._expandable else f"a new segment takes {segment}, and "
+            hints.append(
+                f"less fragmentation: {takes}{shown} are cached in {held} that a live block keeps from going "
+                "back"
+            )
+        return hints
+
+    def _grow(self, need: int, stream: int, free: FreeList) -> Block | None:
+        """Return a free block for `need` from the device, releasing cached ones if necessary (4 and 5)."""
+        whole = self._from_device(need, stream, free)
+        if whole is None and self._release_oversize(need, free):
+            whole = self._from_device(need, stream, free)
+        if whole is None:
+            self.empty_cache()
+            self.retries += 1
+            whole = self._from_device(need, stream, free)
+        return whole
+
+    def _from_device(self, need: int, stream: int, free: FreeList) -> Block | None:
+        """Return the block of a new segment, or of newly mapped pages; None where there is no room."""
+        nbytes = _segment_bytes(need)
+        if self._fraction is not None and self.reserved + nbytes > self._fraction:
+            return None
+        if isinstance(free, ExpandableList):
+            return free.expand(need)
+        segment = self._new_segment(nbytes, stream, free)
+        if segment is None:
+            return None
+        self._reserve(nbytes)
+        return segment.next
+
+    def _mapped(self, nbytes: int) -> None:
+        """Account for pages that were mapped, or unmapped (less than 0), at once."""
+        self.device_mallocs += nbytes > 0
+        self.device_frees += nbytes < 0
+        self._reserve(nbytes)
+
+    def _release_oversize(self, need: int, free: FreeList) -> bool:
+        """Give back the best fitting unsplittable block, else the largest ones until there is enough.
+
+        A block that fits is one of `max_split_size` or more: a smaller one would have been handed out.
+        """
+        if self._max_split == ANY_SIZE:
+            return False
+        fit = free.first_fit(need)
+        released = 0
+        if fit is not None:
+            self._drop_segment(fit)
+            released = need
+        while released < need and (block := free.largest()) and block.nbytes >= self._max_split:
+            released += block.nbytes
+            self._drop_segment(block)
+        self.synchronisations += released > 0  # cudaFree waits for the device
+        return released >= need
+
+
+def _segment_bytes(need: int) -> int:
+    if need <= SMALL_REQUEST_BYTES:
+        return SMALL_SEGMENT_BYTES
+    if need < MEDIUM_REQUEST_BYTES:
+        return LARGE_SEGMENT_BYTES
+    return round_up(need, LARGE_ROUNDING_BYTES)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# PyTorch's expandable segments: ranges of addresses, one a stream and pool, backed page by page.
+#
+# ::
+#
+#     ┌ live 3 ─ free 17 ┐┌ unmapped 40 ┐┌ live 20 ┐┌ unmapped ...            (MiB; pages of 20 MiB)
+#     └──── one page ────┘└── no page ──┘└─ a page ┘
+#              └──── a request of 50 fits here, with two more pages
+#
+# The rules, as in `c10/cuda/CUDACachingAllocator.cpp` of the PyTorch repository
+# (``expandable_segments:True``):
+#
+# 1. Pages have 2 MiB in the small pool and 20 MiB in the large one. A segment has addresses for 9/8 of the
+#    device's memory, and at first no page.
+# 2. Of the free blocks that are large enough the first in order of (size, address) is looked at. As long
+#    as the next one, with the unmapped range behind it, is smaller than this one with its own, that is taken
+#    instead.
+# 3. Without such a block, the unmapped ranges are tried in order of address. Each counts together with the
+#    free block before it and all free or unmapped ranges behind it. In the first that is large enough so many
+#    pages are mapped as are missing. Without one, another segment begins.
+# 4. When the device has too few pages, all cached pages are unmapped, and 3 is tried once more. The pages of
+#    one unmapped range come together or not at all; what was mapped for the request before stays cached.
+# 5. Cached pages are those that lie in a free block as a whole. They are unmapped; what is left before and
+#    after them stays free. A segment without any page is given back.
+
+_ADDRESS: Final = attrgetter("address")
+_UNLIMITED_BYTES: Final = 1 << 48
+"""Addresses of a segment on a device without limit: the 256 TiB that a GPU has."""
+
+
+class ExpandableList(FreeList):
+    """The free blocks of one pool and stream, in expandable segments.
+
+    Parameters
+    ----------
+    memory : DeviceMemory
+        Where pages come from.
+    page_bytes : int
+    stream : int
+    segments : dict of int to Segment
+        The allocator's segments by address: those of this list are put there.
+    mapped : callable
+        Told how many bytes were mapped (more than 0) or unmapped at once.
+    """
+
+    __slots__ = ("_mapped", "_memory", "_page", "_segments", "_stream", "_unmapped")
+
+    def __init__(
+        self,
+        memory: DeviceMemory,
+        page_bytes: int,
+        stream: int,
+        segments: dict[int, Segment],
+        mapped: Callable[[int], None],
+    ) -> None:
+        super().__init__()
+        self._memory, self._page, self._stream = memory, page_bytes, stream
+        self._segments, self._mapped = segments, mapped
+        self._unmapped: list[Block] = []  # in order of address
+
+    def take(self, nbytes: int, below: int = ANY_SIZE) -> Block | None:
+        """Take the block that rule 2 gives out of the list, or return None."""
+        best = None
+        for block in self.from_size(nbytes):
+            if best is not None and _room(block) >= _room(best):
+                break
+            best = block
+        if best is None or best.nbytes >= below:
+            return None
+        self.remove(best)
+        return best
+
+    def expand(self, need: int) -> Block | None:
+        """Map pages until a block of `need` bytes is free, and take it out of the list (rule 3)."""
+        block = self._candidate(need)
+        if block.state == UNMAPPED:
+            first = self._map(block, min(block.nbytes, need))
+            if first is None:
+                return None
+            block = first
+        while block.nbytes < need:
+            behind = self._map(block.next, min(need - block.nbytes, block.next.nbytes))
+            if behind is None:
+                return None
+            block = behind
+        self.remove(block)
+        return block
+
+    def trim(self) -> None:
+        """Unmap every cached page, and give segments back that have none left (rule 5)."""
+        for block in self.blocks():
+            self._unmap(block)
+
+    def _unmap(self, block: Block) -> None:
+        """Unmap the pages that lie in a free block as a whole."""
+        page = self._page
+        begin, end = round_up(block.address, page), (block.address + block.nbytes) // page * page
+        if begin >= end:
+            return
+        self.remove(block)
+        before, after = begin - block.address, block.address + block.nbytes - end
+        middle = block
+        if before:
+            block.nbytes = before
+            self.put(block)
+            middle = _insert_behind(block, Block(begin, end - begin, 0, self._stream, None, UNMAPPED, self))
+        if after:
+            self.put(_insert_behind(middle, Block(end, after, 0, self._stream, None, FREE, self)))
+        middle.nbytes, middle.state = end - begin, UNMAPPED
+        if middle.next.state == UNMAPPED:
+            self._join_unmapped(middle, middle.next)
+        if middle.prev.state == UNMAPPED:
+            middle = self._join_unmapped(middle.prev, middle)
+        else:
+            insort(self._unmapped, middle, key=_ADDRESS)
+        self._memory.release(end - begin)
+        self._mapped(begin - end)
+        if middle.prev is middle.next:  # all of its segment
+            self._unmapped.remove(middle)
+            del self._segments[middle.address]
+
+    def _join_unmapped(self, block: Block, behind: Block) -> Block:
+        """Make one unmapped range of two neighbours, of which one at most is listed."""
+        if behind in self._unmapped:
+            self._unmapped.remove(behind)
+        block.nbytes += behind.nbytes
+        block.next = behind.next
+        behind.next.prev = block
+        return block
+
+    def _candidate(self, need: int) -> Block:
+        """Return where a run of free and unmapped blocks begins that `need` bytes fit into."""
+        for unmapped in self._unmapped:
+            first = unmapped.prev if unmapped.prev.state == FREE else unmapped
+            room, block = 0, first
+            while room < need and block.state in (FREE, UNMAPPED):
+                room += block.nbytes
+                block = block.next
+            if room >= need:
+                return first
+        return self._new_segment()
+
+    def _new_segment(self) -> Block:
+        capacity = self._memory.capacity
+        whole = _UNLIMITED_BYTES if capacity is None else capacity + capacity // 8
+        nbytes = round_up(whole, self._page)
+        address = round_up(self._memory.reserve(nbytes + self._page), self._page)
+        segment = Segment(address, nbytes, self._stream, self)
+        segment.next.state = UNMAPPED
+        self._segments[address] = segment
+        insort(self._unmapped, segment.next, key=_ADDRESS)
+        return segment.next
+
+    def _map(self, block: Block, nbytes: int) -> Block | None:
+        """Map the first pages of an unmapped range; return the free block they become part of."""
+        size = round_up(nbytes, self._page)
+        if not self._memory.commit(size):
+            return None
+        self._unmapped.remove(block)
+        if size < block.nbytes:
+            rest = Block(block.address + size, block.nbytes - size, 0, self._stream, None, UNMAPPED, self)
+            insort(self._unmapped, _insert_behind(block, rest), key=_ADDRESS)
+            block.nbytes = size
+        before = block.prev
+        merges = before.state == FREE
+        self.give(block)
+        self._mapped(size)
+        return before if merges else before.next
+
+
+def _room(block: Block) -> int:
+    """Return the bytes of a free block and of the unmapped range behind it, which it may grow into."""
+    return block.nbytes + (block.next.nbytes if block.next.state == UNMAPPED else 0)
+
+
+def _insert_behind(block: Block, new: Block) -> Block:
+    """Put a block into the ring, and return it."""
+    new.prev, new.next = block, block.next
+    block.next.prev = block.next = new
+    return new

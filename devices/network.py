@@ -1,0 +1,557 @@
+"""The network of a run: every transfer's way from the first link to the last byte.
+
+::
+
+    ready ──► turnstile: serial links of the route and copy engines, each for one transfer at a time
+          ──► latency: the sum over the route
+          ──► bytes:   alone      at the least bandwidth of the route, when all its links are serial
+                       shared     max-min fairly with the others (`flows`), when one of them is shared
+                       in chunks  from queue to queue (`chunks`), when its links are fifo
+                       (an independent link gives each transfer its bandwidth, whoever else is there;
+                       what a connection carries, its messages share max-min fairly there, too)
+          ──► arrived: everything held is given back
+
+A serial link is held whole, from the first moment of the latency to the last byte, and so is every other
+serial link of the route: one message at a time from end to end. A shared link is only used while bytes
+flow; the latency comes first (as in SimGrid's flow models, Velho et al., *On the validity of flow-level TCP
+network models*, ACM TOMACS 23(4), 2013). A lone transfer takes as long on either:
+``latency + nbytes / bandwidth``, up to the first whole ns at which its bytes are there.
+
+What a host copies from or to pageable memory (`sim.job.transfers`) passes through the driver's buffers: never
+faster than ``staging_bandwidth``, which all such copies from one device to another share.
+
+Copy engines (``copy_engines``; of an NPU its DMA engines): with 2 a device takes part in one transfer in each
+direction at a time, with 1 in one altogether, first come, first served (the property `asyncEngineCount` of
+CUDA devices).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import gcd, lcm
+from operator import itemgetter
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+
+from devices.fair_sharing import Alarm, Route, SharedLink, VirtualQueue, fill
+from devices.routes import ChunkQueues, Way, find_ways, way_of_message
+from sim.base.arrays import UNSET
+from sim.base.errors import InputError, StuckError
+from sim.base.units import NS_PER_S
+from sim.faults import FOREVER
+from sim.job.context import Context
+from sim.job.job import Job
+from sim.job.transfers import Flow
+from sim.kernel.layout import LARGEST, RouteColumns
+from sim.machine.links import Message
+from sim.machine.machine import Machine
+from sim.machine.task import Task
+
+# ----------------------------------------------------------------------------------------------------------
+# Who may go on when several things must be free at once: links held whole, copy engines.
+#
+# A transfer over two serial links holds both. It stands in the queue of each, and begins when it is at the
+# front of all its queues:
+#
+#     link a   [1][3]        1 holds a, 2 holds b;
+#     link b   [2][3]        3 needs both and begins when 1 and 2 have left
+#
+# Everybody enters all queues at one moment, so nobody is ever held up by someone who came later: each queue
+# is first come, first served, and there is no deadlock.
+
+T = TypeVar("T")
+
+
+class _Ticket(Generic[T]):
+    """Somebody in queues, and in how many of them others stand before."""
+
+    __slots__ = ("behind", "who")
+
+    def __init__(self, who: T, behind: int) -> None:
+        self.who, self.behind = who, behind
+
+
+class Turnstile(Generic[T]):
+    """Queues for exclusive use, one for each key.
+
+    Examples
+    --------
+    >>> gate = Turnstile()
+    >>> gate.enter("first", ["a"]), gate.enter("second", ["a", "b"]), gate.enter("third", ["b"])
+    (True, False, False)
+    >>> gate.leave(["a"]), gate.leave(["a", "b"])
+    (['second'], ['third'])
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[Hashable, deque[_Ticket[T]]] = {}
+
+    def enter(self, who: T, keys: Sequence[Hashable]) -> bool:
+        """Queue up for all `keys` (distinct); return whether `who` may begin at once."""
+        queues = [self._queues.setdefault(key, deque()) for key in keys]
+        ticket = _Ticket(who, sum(map(bool, queues)))
+        for queue in queues:
+            queue.append(ticket)
+        return not ticket.behind
+
+    def leave(self, keys: Sequence[Hashable]) -> list[T]:
+        """Whoever holds `keys` gives them back; return who may begin now, in the order of the keys."""
+        begin = []
+        for key in keys:
+            queue = self._queues[key]
+            queue.popleft()
+            if queue:
+                queue[0].behind -= 1
+                if not queue[0].behind:
+                    begin.append(queue[0].who)
+        return begin
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The network of a job in columns, for the kernel.
+
+
+def network_columns(job: Job, flow: Flow) -> RouteColumns | str:
+    """Return where a job's transfers go, or in words why the kernel cannot count what they carry.
+
+    Parameters
+    ----------
+    job : Job
+    flow : Flow
+
+    Raises
+    ------
+    InputError
+        A link with a word of `sharing` or a number of copy engines that means nothing.
+    """
+    ways, of, bandwidth = find_ways(job, flow)
+    if any(way.hops for way in ways):
+        return "links that are fifo send chunks one after another"
+    if any(way.each is not None and way.each < bandwidth[way.shared[0]] for way in ways):
+        return "a connection carries more than an independent link gives to one of its messages"
+    used = sorted({link for way in ways for link in way.shared})
+    number = {link: k for k, link in enumerate(used)}
+    unit = gcd(NS_PER_S, *(bandwidth[link] for link in used))
+    keys: dict[Hashable, int] = {}
+    routes: dict[tuple[int, ...], int] = {}
+    route, held, held_first, links, first = [], [], [0], [], [0]
+    for way in ways:
+        held += [keys.setdefault(key, len(keys)) for key in way.held]
+        held_first.append(len(held))
+        if way.shared and way.shared not in routes:
+            routes[way.shared] = len(routes)
+            links += [number[link] for link in way.shared]
+            first.append(len(links))
+        route.append(routes.get(way.shared, -1))
+    capacity = [bandwidth[link] // unit for link in used]
+    latency_ns = [way.latency_ns for way in ways]
+    flows = (np.array(route, np.int64)[of] >= 0) & (flow.nbytes > 0)
+    per_byte = NS_PER_S // unit
+    largest = max(int(flow.nbytes.max(initial=0)) * per_byte * bool(used), *capacity, *latency_ns, 0)
+    if largest >= LARGEST:
+        return f"its transfers need numbers of {largest.bit_length()} bits"
+    alone = np.where(flows, 0, flow.nbytes)
+    alone_ns = [ways[k].alone_ns(n) for k, n in zip(of.tolist(), alone.tolist(), strict=True)]
+    if max(alone_ns, default=0) >= LARGEST:
+        return "a transfer takes longer than 60 bits can count"
+    work = np.where(flows, flow.nbytes * per_byte, 0)
+    return RouteColumns(
+        of, work, np.array(alone_ns, np.int64), latency_ns, held_first, held, route, first, links, capacity
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Flows over links that they share max-min fairly, advanced from change to change.
+#
+#     a flow comes or goes ──► the links it uses are marked
+#                              at the end of the instant, once: the connected component of marked links
+#                              (routes that use them, links those use, ...) gets new rates; where a rate is
+#                              another one, virtual time is brought up to date and the next end predicted anew
+#
+# All flows of one route have the same rate, so a route is a queue in virtual time
+# (`devices.fair_sharing`). A change costs one computation of rates over the *routes* of the
+# component, however many flows they have, and O(log k) for the flow itself; on a single link with k flows
+# that is all there is. Routes elsewhere are not looked at. Predicted ends, one a route, are in one heap, in
+# which an entry that is no longer true is dropped when it comes to the top.
+#
+# Work is counted in 1e-9 bytes, so that a rate in bytes/s is also a rate in this unit per ns: whole numbers,
+# or exact fractions where a share is one. A flow ends at the first whole ns at which its bytes have arrived,
+# and keeps its rate until then.
+
+
+class _Flows(Route):
+    """The flows that use the same links."""
+
+    __slots__ = ("end_ns", "index", "queue", "rate", "stale")
+
+    def __init__(self, index: int, links: tuple[SharedLink, ...]) -> None:
+        super().__init__(links)
+        self.index = index
+        self.queue = VirtualQueue()
+        self.rate = (0, 1)
+        self.end_ns = -1
+        self.stale = False  # whether `end_ns` has to be predicted anew
+
+
+class FairFlows:
+    """All flows over a set of links that share their bandwidth max-min fairly.
+
+    Parameters
+    ----------
+    context : Context
+    capacity : mapping of int to int
+        Bandwidth of each link in bytes/s.
+    arrived : callable
+        Called with a flow's item at the instant at which its last byte is there; of those that arrive at
+        one instant, in the order in which they began.
+    parts : int
+        Of each 1e-9 bytes, so that bandwidths which change (`change`) are whole numbers of them.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        capacity: Mapping[int, int],
+        arrived: Callable[[Any], None],
+        parts: int = 1,
+    ) -> None:
+        self._context, self._arrived = context, arrived
+        self._parts, self._per_byte = parts, NS_PER_S * parts
+        self._alarm = Alarm(context, self._ring)
+        self._links = {link: SharedLink(bandwidth * parts) for link, bandwidth in capacity.items()}
+        self._routes: dict[tuple[int, ...], _Flows] = {}
+        self._marked: list[SharedLink] = []
+        self._stamp = 0
+        self._ends: list[tuple[int, int, _Flows]] = []
+        self._number = 0
+
+    def add_link(self, link: int, bandwidth: int, each: int | None = None) -> None:
+        """Have one more link, with a bandwidth in bytes/s, and what one flow gets of it at most."""
+        most = None if each is None else each * self._parts
+        self._links[link] = SharedLink(bandwidth * self._parts, most)
+
+    def add(self, item: Any, nbytes: int, links: tuple[int, ...]) -> None:
+        """Begin a flow of `nbytes` (at least one) over `links` (at least one, each once)."""
+        route = self._routes.get(links)
+        if route is None:
+            used = tuple([self._links[link] for link in links])
+            route = self._routes[links] = _Flows(len(self._routes), used)
+        self._number += 1
+        route.queue.advance(self._context.now_ns)
+        route.queue.add((self._number, item), nbytes * self._per_byte)
+        self._count(route, 1)
+
+    def change(self, link: int, bandwidth: Fraction) -> None:
+        """Give a link another bandwidth in bytes/s, from now on; with none its flows stand still."""
+        self._links[link].capacity = int(bandwidth * self._parts)
+        self._mark((self._links[link],))
+
+    def uses(self, link: int) -> bool:
+        """Whether a flow is under way over a link."""
+        return self._links[link].flows > 0
+
+    def _mark(self, links: tuple[SharedLink, ...]) -> None:
+        """Let what goes over links have new rates once all of this instant is known."""
+        if not self._marked:
+            self._context.when_settled(self._settle)
+        self._marked += links
+
+    def _count(self, route: _Flows, more: int) -> None:
+        """Put down that a route has more flows, or fewer, and that its links need new rates."""
+        route.flows += more
+        route.stale = True
+        for link in route.links:
+            link.flows += more
+            if route.flows:
+                link.routes[route.index] = route
+            else:
+                del link.routes[route.index]
+        self._mark(route.links)
+
+    def _settle(self) -> None:
+        """Give new rates to the routes that the marked links touch, however indirectly."""
+        marked, self._marked = self._marked, []
+        self._stamp += 2
+        links, routes = self._component(marked, self._stamp - 1)
+        fill(links, self._stamp)
+        now = self._context.now_ns
+        for route in routes:
+            if route.stale or route.share != route.rate:
+                queue = route.queue
+                queue.advance(now)
+                queue.set_speed(*route.share)
+                route.rate, route.stale = route.share, False
+                route.end_ns = -1
+                if route.share[0]:  # else it stands still
+                    route.end_ns = queue.next_end_ns()
+                    heapq.heappush(self._ends, (route.end_ns, route.index, route))
+        self._predict()
+
+    def _component(self, marked: list[SharedLink], stamp: int) -> tuple[list[SharedLink], list[_Flows]]:
+        """Return the links with flows, and the routes, that are connected with the marked ones."""
+        links: list[SharedLink] = []
+        routes: list[_Flows] = []
+        todo = marked
+        while todo:
+            link = todo.pop()
+            if link.seen == stamp or not link.flows:
+                continue
+            link.seen = stamp
+            links.append(link)
+            for route in link.routes.values():
+                if route.seen != stamp:
+                    route.seen = stamp
+                    routes.append(route)  # type: ignore[arg-type]
+                    todo += route.links
+        return links, routes
+
+    def _predict(self) -> None:
+        while self._ends and self._ends[0][0] != self._ends[0][2].end_ns:
+            heapq.heappop(self._ends)
+        if self._ends:
+            self._alarm.by(self._ends[0][0])
+
+    def _ring(self) -> None:
+        now = self._context.now_ns
+        ended: list[tuple[int, Any]] = []
+        while self._ends and self._ends[0][0] <= now:
+            end_ns, _, route = heapq.heappop(self._ends)
+            if end_ns != route.end_ns:
+                continue  # it was predicted anew since
+            route.queue.advance(now)
+            over = route.queue.take_out_ended()
+            ended += over
+            route.end_ns = -1
+            self._count(route, -len(over))
+        for _, item in sorted(ended, key=itemgetter(0)):
+            self._arrived(item)
+        if not ended:
+            self._predict()
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_MOST_CHANGES: Final = 1_000_000
+"""... of links until something arrives: a flow may wait for a link that never comes back."""
+
+
+class _Message:
+    """What travels and is no transfer of a tensor."""
+
+    __slots__ = ("arrived", "ends", "nbytes", "ready_ns", "start_ns", "way")
+
+    def __init__(
+        self, way: Way, ends: tuple[int, int], nbytes: int, arrived: Callable[[], None], ready_ns: int
+    ) -> None:
+        self.way, self.ends, self.nbytes, self.arrived = way, ends, nbytes, arrived
+        self.ready_ns = self.start_ns = ready_ns
+
+
+class Carrier:
+    """A `sim.machine.links.Network` of links of any sort; `make_network` makes one.
+
+    Parameters
+    ----------
+    machine : Machine
+    context : Context
+        The run.
+    """
+
+    def __init__(self, machine: Machine, context: Context) -> None:
+        self._context = context
+        flow = context.flow
+        self._n_ops = flow.n_ops
+        self._nbytes: list[int] = flow.nbytes.tolist()
+        ways = find_ways(context.job, flow)
+        self._ways: list[Way] = [ways.each[k] for k in ways.of.tolist()]
+        self._ways_of_messages: dict[tuple[int, int], Way] = {}
+        self._turnstile: Turnstile[Task | _Message] = Turnstile()
+        paces = {} if context.conditions is None else context.conditions.link_paces
+        self._paces = {link: pace for link, pace in paces.items() if link in ways.bandwidth_bytes_per_s}
+        self._bandwidth = ways.bandwidth_bytes_per_s
+        self._flows = FairFlows(context, ways.bandwidth_bytes_per_s, self._arrived, self._parts())
+        for way in ways.each:
+            if way.each is not None:
+                self._add_connection(way, way.shared[0], ways.bandwidth_bytes_per_s[way.shared[0]])
+        self._watched: set[int] = set()  # links of which the next change is awaited
+        self._changes_in_vain = 0
+
+    def _add_connection(self, way: Way, connection: int, most: int) -> None:
+        """Let messages of a way share a connection, each with no more than independent links give to it."""
+        self._flows.add_link(connection, most, way.each)
+        if way.each is not None and (paced := [link for link, _ in way.over if link in self._paces]):
+            name = self._context.job.machine.links[paced[0]].name
+            raise InputError(
+                f"link {name!r} is independent, and a connection over it shares its bandwidth: it cannot "
+                "fail or slow down; make it shared"
+            )
+
+    @cached_property
+    def _queues(self) -> ChunkQueues:
+        """What carries chunks, once a link is a queue of them."""
+        links, devices = self._context.job.machine.links, self._context.job.machine.devices
+        rates = {link.bandwidth_bytes_per_s for link in links}
+        rates |= {link.connection_bytes_per_s for link in links}
+        rates |= {device.staging_bytes_per_s for device in devices}
+        return ChunkQueues(self._context, {rate for rate in rates if rate is not None}, self._arrived)
+
+    def start(self, task: Task) -> None:
+        """Take a transfer that is ready."""
+        held = self._way(task).held
+        if not held or self._turnstile.enter(task, held):
+            self._begin(task)
+
+    def send(self, source: int, destination: int, nbytes: int, arrived: Callable[[], None]) -> None:
+        """Carry a message that is no transfer of a tensor: no copy engine makes it."""
+        pair = source, destination
+        if pair not in self._ways_of_messages:
+            machine = self._context.job.machine
+            connection = len(machine.links) + len(self._ways) + len(self._ways_of_messages)
+            way, most = way_of_message(machine, source, destination, connection)
+            if most is not None:
+                self._add_connection(way, connection, most)
+            self._ways_of_messages[pair] = way
+        message = _Message(self._ways_of_messages[pair], pair, nbytes, arrived, self._context.now_ns)
+        if not message.way.held or self._turnstile.enter(message, message.way.held):
+            self._begin(message)
+
+    def _way(self, item: Task | _Message) -> Way:
+        return item.way if isinstance(item, _Message) else self._ways[item.op - self._n_ops]
+
+    def _size(self, item: Task | _Message) -> int:
+        return item.nbytes if isinstance(item, _Message) else self._nbytes[item.op - self._n_ops]
+
+    def _begin(self, item: Task | _Message) -> None:
+        now = self._context.now_ns
+        if isinstance(item, _Message):
+            item.start_ns = now
+        else:
+            self._context.started(item)
+        way, nbytes = self._way(item), self._size(item)
+        if way.hops:
+            on_links = sum(hop.latency_ns for hop in way.hops)
+            self._queues.add(item, nbytes, way.hops, way.chunk, way.latency_ns - on_links)
+            return
+        first_byte_ns = now + way.latency_ns
+        if way.shared and nbytes:
+            if way.latency_ns:
+                self._context.call_at(first_byte_ns, self._flow, item)
+            else:
+                self._flow(item)
+            return
+        if self._context.conditions is None:
+            self._context.call_at(now + way.alone_ns(nbytes), self._arrived, item)
+            return
+        links = [*way.over, (UNSET, way.bandwidth_bytes_per_s)]
+        there_ns = self._context.conditions.arrival_ns(links, first_byte_ns, nbytes)
+        if there_ns is not None:
+            self._context.call_at(there_ns, self._arrived, item)
+
+    # -- links that are slow, or down, at times ----------------------------------------------------
+
+    def _parts(self) -> int:
+        """Return into how many parts a byte has to be cut, so that the bandwidths of all times are whole."""
+        conditions = self._context.conditions
+        causes = () if conditions is None else conditions.faults.causes
+        return lcm(*(cause.factor.numerator for cause in causes if cause.factor is not None))
+
+    def _changes(self, link: int) -> None:
+        """Give a link the bandwidth that it has from now on; come back when that changes."""
+        if link not in self._paces:
+            return  # cut
+        rate, until_ns = self._paces[link].rate(self._context.now_ns)
+        self._flows.change(link, rate * self._bandwidth[link])
+        self._changes_in_vain += 1
+        if self._changes_in_vain > _MOST_CHANGES:
+            name = self._context.job.machine.links[link].name
+            raise StuckError(f"link {name} has changed {_MOST_CHANGES:,} times, and nothing arrives anywhere")
+        if until_ns < FOREVER:
+            self._watched.add(link)
+            self._context.call_at(until_ns, self._changed, link)
+
+    def _changed(self, link: int) -> None:
+        self._watched.discard(link)
+        if self._flows.uses(link):
+            self._changes(link)
+
+    def cut(self, links: Set[int]) -> None:
+        """Let links carry nothing from now on."""
+        channels = self._context.job.machine.channels
+        lost = {channels[k] for k in links}
+        ways = [*self._ways, *self._ways_of_messages.values()]
+        alone = {way.shared[0] for way in ways if way.each is not None and lost & {k for k, _ in way.over}}
+        for link in sorted(lost & self._bandwidth.keys() | alone):
+            self._paces.pop(link, None)
+            self._flows.change(link, Fraction(0))
+
+    def _flow(self, item: Task | _Message) -> None:
+        if self._paces:
+            for link in self._way(item).shared:
+                if link not in self._watched:
+                    self._changes(link)
+        self._flows.add(item, self._size(item), self._way(item).shared)
+
+    def _arrived(self, item: Task | _Message) -> None:
+        self._changes_in_vain = 0
+        if isinstance(item, _Message):
+            now = self._context.now_ns
+            self._context.carried(Message(*item.ends, item.nbytes, item.ready_ns, item.start_ns, now))
+            item.arrived()
+        else:
+            self._context.finish(item)
+        held = self._way(item).held
+        if held:
+            for following in self._turnstile.leave(held):
+                self._begin(following)
+
+
+@dataclass(frozen=True)
+class MakeNetwork:
+    """Makes the network of a run, in which every link shares as it says itself.
+
+    The kernel runs the same network over columns (`sim.kernel.layout.InColumns`).
+
+    Examples
+    --------
+    Two transfers of 10 bytes over one link of 1 byte/ns, which share it, arrive after 20 ns:
+
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> from sim import Device, GraphBuilder, Link, Machine, simulate
+    >>> b = GraphBuilder("two transfers")
+    >>> for name in "ab":
+    ...     _ = b.op(name, outputs=10, device="gpu0")
+    ...     _ = b.op(name + "'", inputs=[name], device="gpu1")
+    >>> link = Link("link", "gpu0", "gpu1", 0, 10**9, "shared")
+    >>> machine = Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network)
+    >>> simulate(b.build(), machine, ReadyQueue()).makespan_ns
+    20
+    """
+
+    def __call__(self, machine: Machine, context: Context) -> Carrier:
+        """Return the network of a run.
+
+        Parameters
+        ----------
+        machine : Machine
+        context : Context
+            The run; its ``flow`` says what moves from where to where.
+
+        Raises
+        ------
+        InputError
+            A link with a word of `sharing` or a number of copy engines that means nothing.
+        """
+        return Carrier(machine, context)
+
+    def columns(self, job: Job, flow: Flow) -> RouteColumns | str:
+        """Return the same in columns; see `devices.network.network_columns`."""
+        return network_columns(job, flow)
+
+
+make_network: Final = MakeNetwork()

@@ -1,0 +1,345 @@
+"""What transfers between two devices meet: what they hold, how long the first byte takes, what they share."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterable
+from math import gcd, lcm
+from typing import Any, NamedTuple
+
+from devices.fair_sharing import Alarm
+from sim.base.arrays import IntArray
+from sim.base.errors import InputError
+from sim.base.units import NS_PER_S
+from sim.job.context import Context
+from sim.job.job import Job
+from sim.job.transfers import Flow, connection_bytes_per_s
+from sim.machine.machine import Machine
+
+# ----------------------------------------------------------------------------------------------------------
+# Messages in chunks, each link a queue: store and forward.
+#
+# ::
+#
+#     message of 3 chunks over two links    link 1   [0][1][2]            a link sends one chunk at a time,
+#                                           link 2      [0][1][2]         first come, first served, and hands
+#                                                                         it on when it has all of it
+#
+# A message gives all its chunks to its first link when it is ready, and has arrived when its last one has.
+# A link is busy with a chunk for bytes / bandwidth; the latency comes after that, and the next chunk does
+# not wait for it. Of chunks that reach a link at one time, the one of the message that began first goes
+# first. The most that a connection carries is one more queue, before the first link. This is the
+# congestion-aware model of ASTRA-sim's analytical network (astra-sim/astra-network-analytical,
+# ``congestion_aware/network/Link.cpp``), where each message is one chunk.
+#
+# Times are whole numbers of ticks, so many a ns that every link sends a byte in whole ticks: nothing is
+# rounded but the arrival of a message, to the first whole ns. Nobody is woken for a chunk, only when a
+# message may have arrived: when its last chunk would, were there no more queues on its way.
+
+
+class Hop(NamedTuple):
+    """A link on the way of a message: which queue, how fast it sends, and how long the way is after it."""
+
+    link: int
+    bytes_per_s: int | None
+    latency_ns: int
+
+
+class _Message:
+    """What is on its way. In ticks: when its first link begins with it, when it is there at the earliest."""
+
+    __slots__ = ("begin", "chunk", "due", "hops", "item", "last", "nbytes")
+
+    def __init__(self, item: Any, nbytes: int, hops: tuple[Hop, ...], chunk: int | None) -> None:
+        self.item, self.nbytes, self.hops = item, nbytes, hops
+        self.chunk = chunk or max(nbytes, 1)
+        self.last = max(0, -(-nbytes // self.chunk) - 1)
+        self.begin = self.due = 0
+
+    def up_to(self, chunk: int) -> int:
+        """Return the bytes of all chunks up to this one."""
+        return min(self.nbytes, (chunk + 1) * self.chunk)
+
+    def size(self, chunk: int) -> int:
+        """Return the bytes of one chunk."""
+        return self.up_to(chunk) - chunk * self.chunk
+
+
+class ChunkQueues:
+    """All links that send chunks one after another.
+
+    Parameters
+    ----------
+    context : Context
+    rates : iterable of int
+        Every bandwidth that a hop may have, in bytes/s.
+    arrived : callable
+        Called with a message's item at the first whole ns at which it is all there; of those that arrive at
+        one instant, in the order of their exact times, then in that in which they began.
+    """
+
+    def __init__(self, context: Context, rates: Iterable[int], arrived: Callable[[Any], None]) -> None:
+        self._context, self._arrived = context, arrived
+        self._alarm = Alarm(context, self._ring)
+        self._per_ns = lcm(*(rate // gcd(rate, NS_PER_S) for rate in rates))
+        self._free: dict[int, int] = {}  # when a link has sent all that it was given
+        self._messages: dict[int, _Message] = {}
+        self._number = 0
+        self._events: list[
+            tuple[int, int, int, int]
+        ] = []  # time, message, chunk, and the hop that it reaches
+        self._due: list[tuple[int, int]] = []  # of messages; no longer true where theirs is another one
+        self._there: list[Any] = []
+
+    def add(self, item: Any, nbytes: int, hops: tuple[Hop, ...], chunk: int | None, after_ns: int) -> None:
+        """Send a message; its first link gets it `after_ns` from now."""
+        now = self._context.now_ns
+        self._advance(now)  # what is on its way was there before
+        self._number += 1
+        message = self._messages[self._number] = _Message(item, nbytes, hops, chunk)
+        time = (now + after_ns) * self._per_ns
+        heapq.heappush(self._events, (time, self._number, 0, 0))
+        self._expect(self._number, message, time, 0)
+        self._advance(now)
+        self._predict()
+
+    def _ticks(self, nbytes: int, hop: Hop) -> int:
+        return 0 if hop.bytes_per_s is None else nbytes * NS_PER_S * self._per_ns // hop.bytes_per_s
+
+    def _advance(self, now_ns: int) -> None:
+        until = now_ns * self._per_ns
+        while self._events and self._events[0][0] <= until:
+            self._reach(*heapq.heappop(self._events))
+
+    def _reach(self, time: int, number: int, chunk: int, at: int) -> None:
+        """A chunk reaches the hop `at` of its message's way, or its end; at the first hop all of them do."""
+        message = self._messages[number]
+        if at == len(message.hops):
+            if chunk == message.last:
+                del self._messages[number]
+                self._there.append(message.item)
+        else:
+            hop = message.hops[at]
+            begin = max(time, self._free.get(hop.link, 0))
+            nbytes = message.size(chunk) if at else message.nbytes
+            self._free[hop.link] = sent = begin + self._ticks(nbytes, hop)
+            there = sent + hop.latency_ns * self._per_ns
+            if at:
+                heapq.heappush(self._events, (there, number, chunk, at + 1))
+            else:
+                message.begin = begin
+                self._leave_first(number, message.last if len(message.hops) == 1 else 0)
+            if not at or chunk == message.last:
+                self._expect(number, message, there, at + 1)
+        if at == 1 and chunk < message.last:
+            self._leave_first(number, chunk + 1)
+
+    def _leave_first(self, number: int, chunk: int) -> None:
+        """Foresee when a chunk reaches the second hop. One at a time: a message may have very many."""
+        message = self._messages[number]
+        hop = message.hops[0]
+        there = message.begin + self._ticks(message.up_to(chunk), hop) + hop.latency_ns * self._per_ns
+        heapq.heappush(self._events, (there, number, chunk, 1))
+
+    def _expect(self, number: int, message: _Message, time: int, at: int) -> None:
+        """Put down when a message may have arrived, whose last chunk comes to a hop at `time` or later."""
+        size = message.size(message.last)
+        for hop in message.hops[at:]:
+            time += self._ticks(size, hop) + hop.latency_ns * self._per_ns
+        message.due = time
+        heapq.heappush(self._due, (time, number))
+
+    def _predict(self) -> None:
+        due = self._due
+        while due and (due[0][1] not in self._messages or self._messages[due[0][1]].due != due[0][0]):
+            heapq.heappop(due)
+        if self._there:
+            self._alarm.by(self._context.now_ns)
+        elif due:
+            self._alarm.by(-(-due[0][0] // self._per_ns))
+
+    def _ring(self) -> None:
+        self._advance(self._context.now_ns)
+        there, self._there = self._there, []
+        for item in there:
+            self._arrived(item)
+        self._predict()
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+class Way(NamedTuple):
+    """What a transfer from one device to another meets."""
+
+    held: tuple[Hashable, ...]
+    """Serial links (of a medium its first) and copy engines, for one transfer at a time."""
+    latency_ns: int
+    bandwidth_bytes_per_s: int | None
+    """The least of the route."""
+    shared: tuple[int, ...]
+    """Links with a bandwidth (and the connection), when a link is shared; the connection, when nothing else
+    keeps its messages from going at once; else empty."""
+    hops: tuple[Hop, ...] = ()
+    """All links in order (the connection first), when they are queues of chunks; else empty."""
+    chunk: int | None = None
+    """The largest chunk; None: whole messages."""
+    over: tuple[tuple[int, int | None], ...] = ()
+    """All links (of a medium its first), each with its bandwidth."""
+    each: int | None = None
+    """What one message gets at most over independent links, where a connection is all that it shares."""
+
+    def alone_ns(self, nbytes: int) -> int:
+        """Return how long a transfer takes that has the bandwidth for itself."""
+        if self.bandwidth_bytes_per_s is None:
+            return self.latency_ns
+        return self.latency_ns - (-nbytes * NS_PER_S // self.bandwidth_bytes_per_s)
+
+
+class Ways(NamedTuple):
+    """The ways of a job's transfers.
+
+    Attributes
+    ----------
+    each : list of Way
+        One entry for each route over which something moves.
+    of : array
+        Index of each transfer's way.
+    bandwidth_bytes_per_s : dict of int to int
+        By what `Way.shared` names: links that have one, and connections that carry no more
+        (`sim.job.transfers.connection_bytes_per_s`).
+    """
+
+    each: list[Way]
+    of: IntArray
+    bandwidth_bytes_per_s: dict[int, int]
+
+
+def find_ways(job: Job, flow: Flow) -> Ways:
+    """Return the ways of a job's transfers.
+
+    Parameters
+    ----------
+    job : Job
+    flow : Flow
+
+    Raises
+    ------
+    InputError
+        A link with a word of `sharing` or a number of copy engines that means nothing.
+    """
+    machine = job.machine
+    bandwidth = _bandwidths(machine)
+    routes, of = machine.distinct_routes(flow.source, flow.destination, flow.tensor)
+    each: list[Way] = []
+    for source, destination, route in routes:
+        connection = len(machine.links) + len(each)
+        most = connection_bytes_per_s(machine, source, destination, route)
+        if most is not None:
+            bandwidth[connection] = most
+        each.append(_way(machine, source, destination, route, most, connection))
+    return Ways(each, of, bandwidth)
+
+
+def way_of_message(
+    machine: Machine, source: int, destination: int, connection: int
+) -> tuple[Way, int | None]:
+    """Return the way of a message that kernels send, without copy engines or hosts, and its most bytes/s.
+
+    All messages between two devices are one flow, and `connection` stands for it among the links.
+    """
+    route = machine.route(source, destination)
+    rates = [machine.links[k].connection_bytes_per_s for k in route]
+    most = min((rate for rate in rates if rate is not None), default=None)
+    way = _way(machine, source, destination, route, most, connection)
+    return way._replace(held=tuple(key for key in way.held if isinstance(key, int))), most
+
+
+def _way(
+    machine: Machine,
+    source: int,
+    destination: int,
+    route: tuple[int, ...],
+    most: int | None,
+    connection: int,
+) -> Way:
+    """Return the way over a route; `connection`, which carries at most so much, stands among the links."""
+    links = [machine.links[k] for k in route]
+    channels = [machine.channels[k] for k in route]
+    _refuse_crossed_twice(machine, source, destination, channels)
+    held: list[Hashable] = [
+        channel for channel, link in zip(channels, links, strict=True) if link.sharing == "serial"
+    ]
+    bounded = [k for k, link in enumerate(links) if link.bandwidth_bytes_per_s is not None]
+    bandwidths = [most, *(links[k].bandwidth_bytes_per_s for k in bounded)]
+    shared = any(links[k].sharing == "shared" for k in bounded)
+    independent = next((links[k] for k in bounded if links[k].sharing == "independent"), None)
+    if shared and independent is not None:
+        raise InputError(
+            f"the route {_ends(machine, source, destination)} leads over {independent.name!r}, which is "
+            "independent, and a shared link; make both the same"
+        )
+    queues = [link for link in links if link.sharing == "fifo"]
+    other = next((link for link in links if link.sharing != "fifo"), None)
+    if queues and other is not None:
+        raise InputError(
+            f"the route {_ends(machine, source, destination)} leads over {queues[0].name!r}, which is fifo, "
+            f"and {other.name!r}, which is {other.sharing}; make both the same"
+        )
+    hops = [
+        Hop(channel, link.bandwidth_bytes_per_s, link.latency_ns)
+        for channel, link in zip(channels, queues, strict=False)
+    ]
+    if queues and most is not None:
+        hops.insert(0, Hop(connection, most, 0))
+    alone = most is not None and not (shared or held or queues)
+    users = (*(channels[k] for k in bounded),) if shared else ()
+    return Way(
+        (*held, *_engine(machine, source, "out"), *_engine(machine, destination, "in")),
+        machine.latency_ns(route),
+        min((bandwidth for bandwidth in bandwidths if bandwidth is not None), default=None),
+        (*users, connection) if most is not None and (shared or alone) else users,
+        tuple(hops),
+        min((link.chunk_bytes for link in queues if link.chunk_bytes is not None), default=None),
+        tuple((channel, link.bandwidth_bytes_per_s) for channel, link in zip(channels, links, strict=True)),
+        min((rate for rate in bandwidths[1:] if rate is not None), default=None) if alone else None,
+    )
+
+
+def _refuse_crossed_twice(machine: Machine, source: int, destination: int, channels: list[int]) -> None:
+    for channel in channels:
+        if channels.count(channel) > 1:
+            raise InputError(
+                f"the route {_ends(machine, source, destination)} crosses the medium "
+                f"{machine.links[channel].medium!r} more than once; give them a link of their own"
+            )
+
+
+def _ends(machine: Machine, source: int, destination: int) -> str:
+    return f"from {machine.devices[source].name} to {machine.devices[destination].name}"
+
+
+def _engine(machine: Machine, device: int, direction: str) -> tuple[Hashable, ...]:
+    """Return the copy engine that a transfer holds at one of its ends, if there is one."""
+    engines = machine.devices[device].details.copy_engines
+    if engines is None:
+        return ()
+    if engines not in (1, 2):
+        raise InputError(
+            f"{machine.devices[device].name}.copy_engines: found {engines!r}; accepted: 1 (one transfer at a "
+            "time) or 2 (one in each direction)"
+        )
+    return ((device, direction if engines == 2 else "both"),)
+
+
+def _bandwidths(machine: Machine) -> dict[int, int]:
+    bandwidth = {}
+    for k, link in enumerate(machine.links):
+        if link.sharing not in ("serial", "shared", "fifo", "independent"):
+            raise InputError(
+                f"link {link.name!r}: sharing must be serial, shared, fifo or independent, found "
+                f"{link.sharing!r}"
+            )
+        if link.bandwidth_bytes_per_s is not None:
+            bandwidth[k] = link.bandwidth_bytes_per_s
+    return bandwidth

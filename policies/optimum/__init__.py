@@ -1,1 +1,0 @@
-"""The best schedule there is, by constraint programming: a job's tasks, resources and windows."""

@@ -1,0 +1,374 @@
+"""A job as a constraint problem: when each task begins, whoever decides the order.
+
+::
+
+    host        [issue a][issue b]                  one thread, or one worker of a CPU, for each
+    stream               ├launch─►[a]gap[b]         after the launch, the inputs, and the task before
+    link                            [a → gpu1]      as it comes: the first that is there goes first
+
+What policies decide is unknown: the order in which hosts issue, and streams. Everything else is as it runs.
+Where that cannot be said in such words, the model says less: it lets a task begin earlier, or end sooner,
+than it may. So every run of the job keeps to the model, whichever its policy is, and no run ends before the
+least time that the model allows. What is left out is told (`JobModel.left_out`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from policies.cp_sat import Activities, Solved, Time
+from policies.issue.program_order import ProgramOrder
+from policies.optimum_tasks import Moved, Tasks, share
+from policies.optimum_windows import windows
+from policies.placement.problem import NEVER, Problem
+from sim import Job, Policy, Trace
+from sim.base.arrays import UNSET
+from sim.base.errors import InputError
+from sim.graph.frames import has_control_flow
+from sim.job.costs import issue_costs_ns
+from sim.job.transfers import Flow
+from sim.policy import Order
+from sim.readiness.eligibility import non_strict_ops
+
+# ----------------------------------------------------------------------------------------------------------
+# What tasks wait for: their inputs, wherever they are made, or where that does, the issue of these.
+
+
+def wait_for_inputs(tasks: Tasks) -> None:
+    """Let no task begin before its inputs are there."""
+    flow, iterations = tasks.flow, tasks.job.iterations
+    rows = zip(
+        flow.producer.tolist(),
+        flow.consumer.tolist(),
+        flow.distance.tolist(),
+        flow.carries.tolist(),
+        strict=True,
+    )
+    for p, c, distance, tensor in rows:
+        for i in range(distance, iterations):
+            if c >= tasks.n_ops:
+                tasks.times.after(tasks.start[i][c], tasks.end[i - distance][p])
+            else:
+                _edge(tasks, i - distance, p, i, c, tensor)
+    if tasks.problem is not None:
+        for c, arrivals in enumerate(tasks.problem.arrivals):
+            for (home, nbytes), (d, chosen), i in itertools.product(
+                arrivals, tasks.on[c].items(), range(iterations)
+            ):
+                _after(tasks, tasks.taken[i][c], 0, tasks.problem.travel_ns(home, d, nbytes), chosen)
+
+
+def _edge(tasks: Tasks, before: int, p: int, i: int, c: int, tensor: int) -> None:
+    """Let op `c` wait for `p`, wherever both are."""
+    producers = {None: None} if p >= tasks.n_ops else tasks.on[p]
+    nbytes = -1 if tensor == UNSET or tasks.problem is None else int(tasks.job.graph.tensor_nbytes[tensor])
+    for (a, here), (b, there) in itertools.product(producers.items(), tasks.on[c].items()):
+        travel = 0 if tasks.problem is None or a is None else tasks.problem.travel_ns(a, b, nbytes)
+        begin = tasks.end[before][p]
+        device = tasks.machine.devices[b]
+        launched = not device.workers and (a is None or not tasks.machine.devices[a].workers)
+        if not (tasks.at_issue and launched) or tasks.taken[i][c] is tasks.start[i][c]:
+            hop = 0 if not (tasks.at_issue and launched) else _hop(tasks, a, b)
+            _after(tasks, tasks.taken[i][c], begin, travel + hop, here, there)
+            continue
+        _after(tasks, tasks.start[i][c], begin, travel + _hop(tasks, a, b), here, there)
+        _issued_before(tasks, tasks.taken[i][c], before, p, here, there)
+
+
+def _issued_before(tasks: Tasks, time: Any, before: int, node: int, *given: Any) -> None:
+    """Let `time` not be before a launched task, or what a transfer carries, is issued."""
+    if node >= tasks.n_ops:
+        for producer, distance in tasks.senders.get(node, []):
+            if before - distance >= 0:
+                _issued_before(tasks, time, before - distance, producer, *given)
+        return
+    for d, chosen in tasks.on[node].items():
+        if tasks.machine.devices[d].workers:
+            _after(tasks, time, tasks.end[before][node], 0, chosen, *given)
+        else:
+            _after(tasks, time, tasks.taken[before][node], tasks.cost[node][d], chosen, *given)
+
+
+def _hop(tasks: Tasks, a: int | None, b: int) -> int:
+    """Return how long an event takes at least from a stream (None: a transfer) to one of device `b`."""
+    device = tasks.machine.devices[b]
+    tasks.note(
+        a == b and device.streams > 1 and device.event_ns > 0,
+        "events between streams",
+        device.name,
+    )
+    return 0 if a == b else device.event_ns
+
+
+def _after(tasks: Tasks, later: Any, earlier: Any, delay_ns: int, *given: Any) -> None:
+    if delay_ns >= NEVER:
+        tasks.times.never(*given)
+    else:
+        tasks.times.after(later, earlier + delay_ns, *given)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Jobs of which not even a lower bound can be said by constraints.
+
+_MOST_TASKS: Final = 20_000
+"""A larger problem takes minutes to write down, and is not solved."""
+
+
+def refuse_unmodelled(job: Job, placed: bool = True) -> None:
+    """Refuse a job of which not even a lower bound can be said by `policies.optimum_model`.
+
+    Raises
+    ------
+    InputError
+        Saying what stands in the way.
+    """
+    graph = job.graph
+    tasks = len(graph) * job.iterations
+    reasons = {
+        "it has control flow, and what runs is decided during the run": has_control_flow(graph),
+        "some of its ops may fail": job.failures is not None,
+        "parts of its machine may fail or become slow": job.faults is not None,
+        "its ranks are folded, and all of a kind have one schedule: set fold: false": (
+            job.machine.folding is not None
+        ),
+        "some of its ops start with the first of their inputs (strict: false)": bool(
+            non_strict_ops(graph).any()
+        ),
+        "its ranks meet in collectives, and so stay on their devices": not placed and bool(job.meets.any()),
+        f"it has {tasks:,} tasks, and more than {_MOST_TASKS:,} are hopeless": tasks > _MOST_TASKS,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise InputError(f"the optimum of {graph.name!r} cannot be searched for: {reason}")
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_MOST_NAMED: Final = 4
+"""Devices and links that are named of those that something is left out of."""
+
+
+class Timetable(NamedTuple):
+    """When each task begins; a row an iteration, a column a node: ops, then transfers.
+
+    Attributes
+    ----------
+    taken_ns : list of list of int
+        When a host or worker takes an op; of a transfer, when it begins.
+    start_ns : list of list of int
+    device : list of int
+        Of each op.
+    """
+
+    taken_ns: list[list[int]]
+    start_ns: list[list[int]]
+    device: list[int]
+
+
+class JobModel:
+    """The constraints of a job.
+
+    Parameters
+    ----------
+    job : Job
+    policy : Policy
+        Whose `synchronisation` says what eligible means, and which runs some ops asynchronously.
+    known : Trace
+        A run of the job: nothing worse is searched for.
+    placed : bool
+        Whether ops stay on the devices of the job. Otherwise each may go wherever it can run.
+    memory : bool
+        Whether tasks may have to wait for memory.
+    least_ns : int
+        A lower bound that is known otherwise.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        policy: Policy,
+        known: Trace,
+        *,
+        placed: bool = True,
+        memory: bool = False,
+        least_ns: int = 0,
+    ) -> None:
+        refuse_unmodelled(job, placed)
+        self.job = job
+        self.times = Activities("the optimum of a scenario", known.makespan_ns)
+        flow = known.flow if placed else _unplaced(job)
+        problem = None if placed else Problem(job.graph, job.machine, job.known_costs_ns)
+        at_issue, alone = policy.synchronisation == "issue", policy.asynchronous_ops(job)
+        self.tasks = Tasks(self.times, job, flow, problem, at_issue=at_issue, alone=alone)
+        wait_for_inputs(self.tasks)
+        self.orders = share(self.tasks, memory)
+        self.times.after(self.times.longest, least_ns)
+        self.begin_with(known)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the model does not know of the job: its optimum is a lower bound then."""
+        return tuple(f"{what}{_named(list(names))}" for what, names in self.tasks.notes.items())
+
+    def solve(self, limit_ns: int, seed: int = 0) -> tuple[Solved, Timetable | None]:
+        """Return what was found; see `Activities.solve`."""
+        found = self.times.solve(limit_ns, seed=seed)
+        return found, None if found.values is None else self._timetable(found.values)
+
+    def improve(self, until: float, seed: int = 0) -> Generator[Timetable, Trace | None, None]:
+        """Yield what is better in a part, and go on from what is sent back: the best run so far, or none."""
+        activities = [
+            list(dict.fromkeys(Time(time.index) for time in (start[k], taken[k], end[k])))
+            for start, taken, end in zip(self.tasks.start, self.tasks.taken, self.tasks.end, strict=True)
+            for k in range(self.tasks.n)
+        ]
+        for values in windows(self.times.problem, activities, until, seed):
+            known = yield self._timetable(values)
+            if known is not None:
+                self.begin_with(known)
+
+    def _timetable(self, value: Callable[[Any], int]) -> Timetable:
+        """Return the times of a solution."""
+
+        def read(rows: list[list[Any]]) -> list[list[int]]:
+            return [[int(value(time)) for time in row] for row in rows]
+
+        device = [
+            next(d for d, chosen in on.items() if chosen is None or value(chosen)) for on in self.tasks.on
+        ]
+        return Timetable(read(self.tasks.taken), read(self.tasks.start), device)
+
+    def begin_with(self, known: Trace) -> None:
+        """Let the search begin with a run."""
+        tasks, ran, moved = self.tasks, known.tasks, known.transfers
+        sent: dict[Moved, int] = {}
+        costs = issue_costs_ns(known.job)
+        self.times.within(known.makespan_ns)
+        launched = known.job.launched
+        for op, i, issue, start in zip(
+            ran["op"].tolist(),
+            ran["iteration"].tolist(),
+            ran["issue_ns"].tolist(),
+            ran["start_ns"].tolist(),
+            strict=True,
+        ):
+            self.times.suppose(tasks.start[i][op], start)
+            taken, end = tasks.taken[i][op], tasks.end[i][op]
+            d = int(known.job.device_of[op])
+            for device, chosen in tasks.on[op].items():
+                self.times.suppose(chosen, device == d)
+            if taken is not tasks.start[i][op]:
+                self.times.suppose(taken, issue - int(costs[op]) if launched[op] else issue)
+            if len(tasks.on[op]) > 1:
+                self.times.suppose(end, start + tasks.duration[i][op][d])
+        if tasks.problem is None:
+            for id_, start in zip(moved["id"].tolist(), moved["start_ns"].tolist(), strict=True):
+                i, node = divmod(id_, tasks.n)
+                self.times.suppose(tasks.start[i][node], start)
+                sent[i, node - tasks.n_ops] = start
+            for order in self.orders:
+                if order.chosen is not None:
+                    self.times.suppose(order.chosen, sent[order.one] <= sent[order.other])
+
+
+def _named(names: Sequence[str]) -> str:
+    """Return some names in brackets, and how many there are."""
+    more = len(names) - _MOST_NAMED
+    told = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f" ({told})" if told else ""
+
+
+def _unplaced(job: Job) -> Flow:
+    """Return the ops and edges alone: it is not known what has to be moved."""
+    none = np.zeros(0, np.int64)
+    return Flow(len(job.graph), len(job.graph), *job.graph.edges, none, none, none, none)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# From the times of a solution to decisions: who takes which task when, and on which stream.
+#
+# Each host thread or worker takes its tasks in the order of the solution, as soon as it can. Nothing then
+# begins later than in the solution, as long as tasks only keep one another waiting: whoever is early is out
+# of the way earlier.
+
+
+class Follow(ProgramOrder):
+    """A policy, a stream assignment and a program order from a timetable.
+
+    Parameters
+    ----------
+    timetable : Timetable
+    synchronisation : str
+        As of the policy that the timetable was made for.
+    by_start : bool
+        Whether tasks are taken in the order in which they start: a solution may have a host take one long
+        before its stream is free, and then what is to start there earlier would stand behind it.
+    """
+
+    def __init__(self, timetable: Timetable, synchronisation: str, *, by_start: bool = False) -> None:
+        self.timetable, self.synchronisation, self.by_start = timetable, synchronisation, by_start
+
+    def as_data(self, job: Job) -> Order:
+        """Return the tasks of every issuer: each goes to one that is free then."""
+        n, costs = len(job.graph), issue_costs_ns(job).tolist()
+        issuers = job.machine.issuers()
+        of_group: list[list[int]] = [[] for _ in range(job.n_groups)]
+        for issuer in issuers:
+            of_group[issuer.group].append(issuer.index)
+        programs: list[list[int]] = [[] for _ in issuers]
+        free = [0] * len(issuers)
+        launched, group_of = job.launched.tolist(), job.group_of.tolist()
+        for taken, i, op in self._tasks(job):
+            own = of_group[group_of[op]]
+            who = next((k for k in own if free[k] <= taken), min(own, key=lambda k: (free[k], k)))
+            programs[who].append(i * n + op)
+            ns = 0 if launched[op] else self._ns(job, i, op)
+            free[who] = max(free[who], taken + costs[op] + ns)
+        return Order("place", [np.array(keys, np.int64) for keys in programs], 1, "issuer")
+
+    def order(self, job: Job) -> Sequence[int]:
+        """Return the ops as they are first taken (see `sim.job.job.Linearizer`)."""
+        return list(dict.fromkeys(op for _, _, op in self._tasks(job)))
+
+    def assign(self, job: Job) -> Sequence[int]:
+        """Return a stream for each op: one that is free, rather that of a producer, or that was free last."""
+        first: dict[int, tuple[int, int]] = {}
+        until = [[0] * device.lanes for device in job.machine.devices]
+        last = [[-1] * device.lanes for device in job.machine.devices]
+        before = [set(row) for row in job.graph.predecessors.lists()]
+        for _, i, op in self._tasks(job):
+            d = int(job.device_of[op])
+            start = self.timetable.start_ns[i][op]
+            if op not in first:
+                free = [k for k, ns in enumerate(until[d]) if ns <= start] or range(len(until[d]))
+                lane = max(
+                    free, key=lambda k: (last[d][k] in before[op], until[d][k] <= start, until[d][k], -k)
+                )
+                first[op] = d, lane
+            lane = first[op][1]
+            until[d][lane] = max(until[d][lane], start + self._ns(job, i, op) + job.machine.devices[d].gap_ns)
+            last[d][lane] = op
+        return [first[op][1] for op in range(len(job.graph))]
+
+    @staticmethod
+    def _ns(job: Job, i: int, op: int) -> int:
+        return int((job.duration_ns if job.noisy_ns is None else job.noisy_ns[i])[op])
+
+    def _tasks(self, job: Job) -> list[tuple[int, int, int]]:
+        """Return when each task is taken, its iteration and op, in this order; producers before consumers."""
+        rank = np.argsort(job.graph.topological_order).tolist()
+        table = self.timetable
+        tasks = [
+            (table.taken_ns[i][op], table.start_ns[i][op], i, rank[op], op)
+            for i in range(job.iterations)
+            for op in range(len(job.graph))
+        ]
+        if self.by_start:
+            tasks.sort(key=lambda task: (task[1], task[0], *task[2:]))
+        else:
+            tasks.sort()
+        return [(taken, i, op) for taken, _, i, _, op in tasks]

@@ -1,0 +1,427 @@
+"""The tasks of a job, with unknown times: when each is taken, begins and ends, and what it costs where.
+
+::
+
+    taken ─issue─► launch ─► start ▇▇▇▇ end      each op, in each iteration, on each device
+
+Where a device is given, an end is its start and a duration; where it is chosen, both are unknown.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from policies.cp_sat import Activities
+from policies.placement.problem import Problem
+from sim import Job
+from sim.explain.bounds import least_durations_ns
+from sim.graph.rendezvous_keys import rendezvous_keys
+from sim.job.costs import issue_costs_ns
+from sim.job.transfers import Flow, holding_ops, host_groups, travel_ns
+from sim.kernel.layout import ProcessorInColumns, SharedCores
+
+
+class Tasks:
+    """Times of the tasks and transfers of a job.
+
+    Parameters
+    ----------
+    times : Activities
+        What they are said to.
+    job : Job
+    flow : Flow
+        Ops and transfers; ops alone where devices are chosen.
+    problem : Problem, optional
+        Where ops may be; without it they stay on their devices.
+    at_issue : bool
+        Whether edges between launched ops count when the producer is issued.
+    alone : collection of int
+        Ops that run on no worker and no stream.
+
+    Attributes
+    ----------
+    duration : list of list of dict
+        Of each iteration and op, in ns by device.
+    cost, group : list of dict
+        Of each op by device: what issuing it costs, and which group of issuers does it.
+    travels : list of int
+        How long each transfer takes, in ns.
+    on : list of dict
+        Of each op by device: what says that it is there; None: it is in any case.
+    taken, start, end : list of list
+        Times, a row an iteration, a column a node.
+    notes : dict
+        What is left out, and of which devices and links.
+    """
+
+    def __init__(
+        self,
+        times: Activities,
+        job: Job,
+        flow: Flow,
+        problem: Problem | None,
+        *,
+        at_issue: bool,
+        alone: Collection[int],
+    ) -> None:
+        self.times, self.job, self.machine, self.flow = times, job, job.machine, flow
+        self.n, self.n_ops = flow.n_nodes, flow.n_ops
+        self.problem, self.at_issue, self.alone = problem, at_issue, alone
+        self.devices = [[d] for d in job.device_of.tolist()] if problem is None else problem.devices_of
+        self.notes: dict[str, dict[str, None]] = {}
+        self._need: dict[int, dict[int, int]] = {}
+        self._costs()
+        self._tasks()
+
+    def note(self, holds: bool, what: str, of: str = "") -> None:
+        """Note that something is left out, if it `holds`."""
+        if holds:
+            self.notes.setdefault(what, {})[of] = None
+
+    @cached_property
+    def unsure(self) -> frozenset[int]:
+        """The transfers of what is sent by key, and maybe not asked for: they need not be."""
+        sends = rendezvous_keys(self.job.graph).unsure
+        producer = self.job.graph.tensor_producer[self.flow.tensor].tolist()
+        return frozenset(t for t, op in enumerate(producer) if op in sends)
+
+    @cached_property
+    def senders(self) -> dict[int, list[tuple[int, int]]]:
+        """What each transfer waits for, with the distance in iterations; by node."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        into = self.flow.consumer >= self.n_ops
+        columns = (self.flow.producer, self.flow.consumer, self.flow.distance)
+        for p, c, distance in zip(*(column[into].tolist() for column in columns), strict=True):
+            found.setdefault(c, []).append((p, distance))
+        return found
+
+    def _costs(self) -> None:
+        """Set how long each task takes, and what issuing it costs, on each device that it may run on."""
+        job, n_devices = self.job, len(self.machine.devices)
+        least = least_durations_ns(job)
+        rows = [least if job.noisy_ns is None else job.noisy_ns[i] for i in range(job.iterations)]
+        self.duration: list[list[dict[int, int]]] = []
+        self.cost: list[dict[int, int]] = [{} for _ in range(self.n_ops)]
+        self.group: list[dict[int, int]] = [{} for _ in range(self.n_ops)]
+        here = job.device_of.tolist()
+        for row in rows:
+            own = row.tolist()
+            self.duration.append(
+                [
+                    {d: own[k] if d == here[k] else int(job.known_costs_ns[d][k]) for d in self.devices[k]}
+                    for k in range(self.n_ops)
+                ]
+            )
+        for d in range(n_devices):
+            there = job if self.problem is None else replace(job, device_of=np.full(self.n_ops, d))
+            costs, groups = issue_costs_ns(there).tolist(), there.group_of.tolist()
+            for k in range(self.n_ops):
+                if d in self.devices[k]:
+                    self.cost[k][d], self.group[k][d] = costs[k], groups[k]
+        flow = self.flow
+        self.travels = travel_ns(
+            self.machine, flow.source, flow.destination, flow.tensor, flow.nbytes
+        ).tolist()
+
+    def _tasks(self) -> None:
+        """Make the times of every task, and let it take what it has for itself."""
+        times, devices = self.times, self.machine.devices
+        self.on: list[dict[int, Any]] = [
+            dict(zip(own, times.choice([f"{k} on {d}" for d in own]), strict=True))
+            for k, own in enumerate(self.devices)
+        ]
+        if self.problem is not None:
+            self._colocate(self.problem)
+        self.taken: list[list[Any]] = []
+        self.start: list[list[Any]] = []
+        self.end: list[list[Any]] = []
+        launches = any(
+            device.launch_latency_ns or any(cost.get(d) for cost in self.cost)
+            for d, device in enumerate(devices)
+            if not device.workers
+        )
+        holding = holding_ops(self.job)
+        self.note(bool(holding), "kernels that keep their host thread until they end")
+        self.note(bool(self.alone), f"{len(self.alone)} ops that run without a worker, asynchronously")
+        self.note(bool(self.job.meets.any()), "ranks that wait for one another in collectives")
+        for i in range(self.job.iterations):
+            start = [times.time(f"start {node} {i}") for node in range(self.n)]
+            taken, end = list(start), list(start)
+            for k in range(self.n_ops):
+                several = len(self.on[k]) > 1
+                if several:
+                    end[k] = times.time(f"end {k} {i}")
+                if several or (launches and not devices[self.devices[k][0]].workers):
+                    taken[k] = times.time(f"taken {k} {i}")
+                for d, chosen in self.on[k].items():
+                    self._op(i, k, d, chosen, taken, start, end)
+            for t, ns in enumerate(self.travels):
+                end[self.n_ops + t] = start[self.n_ops + t] + ns
+            for node in range(self.n):
+                if node - self.n_ops not in self.unsure:
+                    times.after(times.longest, end[node])
+            self.taken.append(taken)
+            self.start.append(start)
+            self.end.append(end)
+
+    def _op(
+        self, i: int, k: int, d: int, chosen: Any, taken: list[Any], start: list[Any], end: list[Any]
+    ) -> None:
+        """Let op `k` run on device `d`, if that is `chosen`."""
+        times, device = self.times, self.machine.devices[d]
+        ns, cost, group = self.duration[i][k][d], self.cost[k][d], ("issuers", self.group[k][d])
+        if chosen is None:
+            end[k] = start[k] + ns
+        else:
+            times.last(start[k], ns, end[k], chosen)
+        if device.workers:
+            if chosen is None:
+                taken[k] = start[k] - cost
+                if cost:
+                    times.after(taken[k], 0)
+            else:
+                times.last(taken[k], cost, start[k], chosen)
+            if k not in self.alone:
+                times.occupy(group, taken[k], cost + ns, chosen)
+            need = self.cores(d).get(k, 0)
+            if need and k not in self.alone:
+                times.occupy(("cores", d), start[k], ns, chosen, amount=need)
+            return
+        if taken[k] is not start[k]:
+            times.after(start[k], taken[k] + (cost + device.launch_latency_ns), chosen)
+            if cost:
+                times.occupy(group, taken[k], cost, chosen)
+        if k not in self.alone:
+            times.occupy(("streams", d), start[k], ns, chosen, gap_ns=device.gap_ns)
+
+    def cores(self, d: int) -> dict[int, int]:
+        """Return how many cores each op of a device takes, where it waits for them."""
+        if d not in self._need:
+            device = self.machine.devices[d]
+            processor: object = device.processor
+            self._need[d] = {}
+            if isinstance(processor, ProcessorInColumns):
+                shared = processor.columns(device, self.job)
+                if isinstance(shared, SharedCores):
+                    self._need[d] = dict(zip(shared.op.tolist(), shared.need.tolist(), strict=True))
+        return self._need[d]
+
+    def _colocate(self, problem: Problem) -> None:
+        for k, leader in enumerate(problem.group_of):
+            if leader != k:
+                self.times.together(self.on[k], self.on[leader])
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What tasks cannot have at once: issuers, workers, cores, streams and links, and the order they keep.
+
+# ----------------------------------------------------------------------------------------------------------
+# The order of transfers over a serial link, as constraints: the one that is sent first goes first.
+
+Moved = tuple[int, int]
+"""A transfer: its iteration, and its number in the flow."""
+
+
+class LinkTransfer(NamedTuple):
+    """A transfer in a model.
+
+    Attributes
+    ----------
+    begin
+        When it begins.
+    ns : int
+        How long it takes.
+    sent : mapping of (int, int) to time
+        The ends of the ops (op, iteration) that make what is moved; empty if it is there from the start.
+    """
+
+    begin: Any
+    ns: int
+    sent: Mapping[tuple[int, int], Any]
+
+
+class LinkOrder(NamedTuple):
+    """Who goes first of two transfers; `chosen` says that `one` does, None: it does in any case.
+
+    `one_behind` and `other_behind` imply that a transfer begins no later than the other one ends.
+    """
+
+    one: Moved
+    other: Moved
+    chosen: Any
+    one_behind: Any
+    other_behind: Any
+
+
+def first_come(
+    times: Activities, moves: Mapping[Moved, LinkTransfer], pairs: Iterable[tuple[Moved, Moved]]
+) -> list[LinkOrder]:
+    """Let of each two transfers the one that is sent first go first; of one op the first read."""
+    orders = []
+    for one, other in pairs:
+        if moves[one].sent and moves[one].sent.keys() == moves[other].sent.keys():
+            orders.append(LinkOrder(one, other, None, None, _behind(times, moves, one, other, None)))
+            continue
+        first, second = times.choice([f"{one} first", f"{other} first"])
+        other_behind = _behind(times, moves, one, other, first)
+        orders.append(LinkOrder(one, other, first, _behind(times, moves, other, one, second), other_behind))
+    return orders
+
+
+def _behind(
+    times: Activities, moves: Mapping[Moved, LinkTransfer], first: Moved, then: Moved, chosen: Any
+) -> Any:
+    """Let one transfer follow another, if that is `chosen`; return what implies that it follows at once."""
+    end = moves[first].begin + moves[first].ns
+    times.after(moves[then].begin, end, chosen)
+    for (a, a_end), (b, b_end) in itertools.product(moves[first].sent.items(), moves[then].sent.items()):
+        if a != b:
+            times.after(b_end, a_end, chosen)
+    at_once = times.literal(f"{then} behind {first}")
+    times.after(end, moves[then].begin, at_once)
+    if chosen is not None:
+        times.implies(at_once, chosen)
+    return at_once
+
+
+def never_wait_on_purpose(
+    times: Activities, moves: Mapping[Moved, LinkTransfer], orders: Iterable[LinkOrder]
+) -> None:
+    """Let each transfer begin when it is sent, or when another one over one of its links ends."""
+    behind: dict[Moved, list[Any]] = {moved: [] for moved in moves}
+    for order in orders:
+        behind[order.other].append(order.other_behind)
+        if order.one_behind is not None:
+            behind[order.one].append(order.one_behind)
+    for moved, others in behind.items():
+        at_once = times.literal(f"{moved} at once")
+        for sent in moves[moved].sent.values() or [0]:
+            times.after(sent, moves[moved].begin, at_once)
+        times.some([at_once, *others])
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_MOST_PAIRS: Final = 20_000
+"""Transfers over one link, or tasks of one stream, taken two by two: of more their order is left out."""
+
+
+def share(tasks: Tasks, memory: bool) -> list[LinkOrder]:
+    """Let nothing be used twice at once; return who goes first over serial links, as far as that is known.
+
+    `memory` says that tasks may have to wait for memory, which is left out.
+    """
+    job, machine = tasks.job, tasks.machine
+    issuers = [issuer.group for issuer in machine.issuers()]
+    for group in range(job.n_groups):
+        tasks.times.limit(("issuers", group), issuers.count(group))
+    used = {d for on in tasks.on for d in on}
+    for d in sorted(used):
+        device = machine.devices[d]
+        need = tasks.cores(d)
+        if need:
+            tasks.times.limit(("cores", d), device.cores)
+        if not device.workers:
+            tasks.times.limit(("streams", d), device.streams)
+            _in_order(tasks, d)
+        tasks.note(device.processor is not None and not need, "ops that slow one another down", device.name)
+        tasks.note(
+            device.queue_depth is not None and device.queue_depth < tasks.n_ops * job.iterations,
+            "launch queues that may be full",
+            device.name,
+        )
+    tasks.note(job.record_ns is not None, "what recording an event costs the host")
+    tasks.note(memory, "memory that runs short")
+    on_request = bool(rendezvous_keys(job.graph).sends)
+    tasks.note(on_request, "Recvs that wait for what is sent to them")
+    if tasks.problem is None:
+        return _links(tasks, not on_request and not memory)
+    meet = any(link.sharing != "independent" for link in machine.links)
+    tasks.note(meet, "transfers that meet on a link")
+    return []
+
+
+def _in_order(tasks: Tasks, d: int) -> None:
+    """Let the tasks of a single stream start in the order in which they are issued."""
+    device = tasks.machine.devices[d]
+    ops = [k for k in range(tasks.n_ops) if d in tasks.on[k] and tasks.taken[0][k] is not tasks.start[0][k]]
+    if device.streams > 1 or len(ops) < 2:
+        return
+    line = [(i, k) for i in range(tasks.job.iterations) for k in ops]
+    many = len(line) * (len(line) - 1) // 2 > _MOST_PAIRS
+    tasks.note(many, "that a stream keeps the order of launches", device.name)
+    follows = _follows(tasks.job) if not many else []
+    for (i, k), (j, m) in itertools.combinations(line, 2) if not many else ():
+        if i == j and (follows[k] >> m & 1 or follows[m] >> k & 1):
+            continue  # which edges say
+        first, second = tasks.times.choice([f"{k} {i} before {m} {j}", f"{m} {j} before {k} {i}"])
+        for (a, p), (b, q), before in (((i, k), (j, m), first), ((j, m), (i, k), second)):
+            given = (before, tasks.on[p][d], tasks.on[q][d])
+            ns = tasks.duration[a][p][d] + device.gap_ns
+            issued = tasks.taken[a][p] + tasks.cost[p][d]
+            tasks.times.after(tasks.taken[b][q] + tasks.cost[q][d], issued, *given)
+            tasks.times.after(tasks.start[b][q], tasks.start[a][p] + ns, *given)
+
+
+def _links(tasks: Tasks, known: bool) -> list[LinkOrder]:
+    """Let serial links carry one transfer at a time; where it is `known` when, in the order of sending."""
+    flow, links = tasks.flow, tasks.machine.links
+    if not len(flow.tensor):
+        return []
+    routes, way = tasks.machine.distinct_routes(flow.source, flow.destination, flow.tensor)
+    over: dict[int, list[Moved]] = {}
+    for t, which in enumerate(way.tolist()):
+        for link in dict.fromkeys(tasks.machine.channels[link] for link in routes[which][2]):
+            tasks.note(
+                links[link].sharing in ("shared", "fifo"),
+                "transfers that share the bandwidth of links",
+                links[link].name,
+            )
+            if links[link].sharing != "serial" or t in tasks.unsure:
+                continue
+            for i in range(tasks.job.iterations):
+                tasks.times.occupy(("link", link), tasks.start[i][tasks.n_ops + t], tasks.travels[t])
+                over.setdefault(link, []).append((i, t))
+    hosted = bool((host_groups(tasks.job, flow.tensor, flow.source, flow.destination) >= 0).any())
+    engines = any(device.details.copy_engines is not None for device in tasks.machine.devices)
+    tasks.note(hosted, "hosts that copy pageable memory")
+    tasks.note(engines, "copy engines")
+    for link in over:
+        tasks.times.limit(("link", link), 1)
+    many = sum(len(moved) * (len(moved) - 1) // 2 for moved in over.values())
+    known = known and not hosted and many <= _MOST_PAIRS
+    tasks.note(many > 0 and not known, "the order of transfers over a link")
+    if not known:
+        return []
+    pairs = {pair for moved in over.values() for pair in itertools.combinations(moved, 2)}
+    moves = {moved: _move(tasks, *moved) for moved in dict.fromkeys(itertools.chain(*sorted(pairs)))}
+    orders = first_come(tasks.times, moves, sorted(pairs))
+    if not engines and not tasks.job.carried.any():
+        never_wait_on_purpose(tasks.times, moves, orders)
+    return orders
+
+
+def _move(tasks: Tasks, i: int, t: int) -> LinkTransfer:
+    """Return a transfer, with the op that makes what it carries: none where that is there."""
+    node = tasks.n_ops + t
+    sent = [(p, i - d) for p, d in tasks.senders.get(node, []) if i >= d]
+    return LinkTransfer(tasks.start[i][node], tasks.travels[t], {(p, j): tasks.end[j][p] for p, j in sent})
+
+
+def _follows(job: Job) -> list[int]:
+    """Return of each op which ones follow it within an iteration, as bits."""
+    edges = job.graph.edges.within_iteration()
+    after: list[list[int]] = [[] for _ in range(len(job.graph))]
+    for p, c in zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True):
+        after[p].append(c)
+    found = [0] * len(after)
+    for op in reversed(job.graph.topological_order.tolist()):
+        for consumer in after[op]:
+            found[op] |= found[consumer] | 1 << consumer
+    return found

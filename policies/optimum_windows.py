@@ -1,0 +1,403 @@
+"""A search in parts of a solution that is known: large neighbourhood search over windows in time.
+
+::
+
+    ▇▇▇▇▇▇▇▇▇┊▒▒▒▒▒▒▒▒▒▒▒┊▇▇▇▇▇▇▇▇▇▇▇       what is in the window is free; what is before stays where it
+             └── window ─┘                 is, what is after stays as far from the end of all
+
+The solver looks for an earlier end, in little time, since little is unknown. Windows overlap by half of their
+width; where none of a width helps, the next ones are twice as wide (Shaw 1998, "Using constraint programming
+and local search methods to solve vehicle routing problems", CP; windows in time for schedules: Laborie and
+Godard 2007, "Self-adapting large neighborhood search", MISTA).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from time import monotonic
+from typing import Any, Final
+
+import numpy as np
+
+from policies.cp_sat import LONGEST, Literal, ScheduleProblem, Time, Written, at_most, solve
+from sim.base.arrays import BoolArray
+
+# ----------------------------------------------------------------------------------------------------------
+# A solution that is known, seen from both ends: as early as it is, and as late as its end allows.
+#
+#     lane 0   [a ][ b  ]····[ d ]          as it is
+#     lane 1   [  c   ]···········
+#
+#     lane 0   [a ]····[ b  ][ d ]          as late as possible, in the same order on each lane
+#     lane 1   ···········[  c   ]
+#
+# A part of it can then be taken out (`policies.optimum_windows`): what is before it ends early, and what is
+# after begins late, so that what saves time in between saves it in all.
+
+
+class Incumbent:
+    """The solution that the hints of a problem give: one of each time, and of literals as far as they go.
+
+    Attributes
+    ----------
+    end_ns : int
+        When all is over.
+    early, late : list of int
+        When each time is, and when it could be.
+    holds : list of bool
+        Of each literal. One that no hint tells holds if what it asks for does.
+    """
+
+    def __init__(self, problem: ScheduleProblem) -> None:
+        self.problem = problem
+        self.end_ns = problem.time_hints[LONGEST.index]
+        self.early = [problem.time_hints.get(k, 0) for k in range(len(problem.times))]
+        self.holds = self._literals()
+        later, earlier, lag = [], [], []
+        for constraint in problem.after:
+            if all(self.holds[literal.index] for literal in constraint.given):
+                a, b = _parts(constraint.later), _parts(constraint.earlier)
+                later.append(a[0])
+                earlier.append(b[0])
+                lag.append(b[1] - a[1])
+        self.later, self.earlier, self.lag = (np.array(each, np.int64) for each in (later, earlier, lag))
+        self.late = self._as_late_as_possible()
+
+    def at(self, time: Time | int) -> int:
+        """Return the value of a time."""
+        return time if isinstance(time, int) else self.early[time.index] + time.offset
+
+    def given(self, literal: Literal | None) -> bool:
+        """Return whether a literal holds; None does."""
+        return literal is None or self.holds[literal.index]
+
+    def least_ns(self, before: BoolArray, behind: BoolArray) -> int:
+        """Return how long all takes at least, if `before` stays as it is and `behind` as far from the end."""
+        known = (self.earlier >= 0) & (self.later >= 0)
+        a, b, lag = self.later[known], self.earlier[known], self.lag[known]
+        from_before = before[b] & behind[a]
+        late, early = np.array(self.late), np.array(self.early)
+        ends = early[b] + lag + self.end_ns - late[a]
+        return int(ends[from_before].max(initial=0))
+
+    def _literals(self) -> list[bool]:
+        problem = self.problem
+        told = problem.literal_hints
+        holds = [told.get(k, True) for k in range(len(problem.literals))]
+        for later, earlier, given in problem.after:
+            unknown = [literal.index for literal in given if literal.index not in told]
+            asked = all(told.get(literal.index, True) for literal in given)
+            if unknown and asked and self.at(later) < self.at(earlier):
+                for k in unknown:
+                    holds[k] = False
+        for choices in problem.one_of:  # where more than one would do
+            first = next((c.index for c in choices if holds[c.index]), choices[0].index)
+            for choice in choices:
+                holds[choice.index] = choice.index == first
+        return holds
+
+    def _as_late_as_possible(self) -> list[int]:
+        """Return the latest times, what is in line on a resource staying in line."""
+        edges = [
+            (a, b, lag)
+            for a, b, lag in zip(self.later.tolist(), self.earlier.tolist(), self.lag.tolist(), strict=True)
+            if b >= 0
+        ]
+        edges += self._in_line()
+        edges += [
+            (end.index, begin.index, ns + begin.offset - end.offset)
+            for begin, ns, end, literal in self.problem.last
+            if isinstance(begin, Time) and isinstance(end, Time) and self.given(literal)
+        ]
+        edges.sort(key=lambda edge: -self.early[edge[1]])
+        late = [self.end_ns] * len(self.early)
+        changed = True
+        while changed:
+            changed = False
+            for a, b, lag in edges:
+                latest = (late[a] if a >= 0 else 0) - lag
+                if latest < late[b]:
+                    late[b] = latest
+                    changed = True
+        return late
+
+    def _in_line(self) -> list[tuple[int, int, int]]:
+        """Return who follows whom on each lane of each resource, and how long after."""
+        lines: list[tuple[int, int, int]] = []
+        for resource, capacity in self.problem.capacity.items():
+            taken = [each for each in self.problem.taken.get(resource, ()) if self.given(each.given)]
+            if resource in self.problem.held or sum(each.amount for each in taken) <= capacity:
+                continue
+            taken.sort(key=lambda each: (self.at(each.begin), each.ns))
+            lanes: list[tuple[int, int, int, int]] = [(0, lane, -1, 0) for lane in range(capacity)]
+            heapify(lanes)
+            for begin, ns, _, amount, gap_ns in taken:
+                last = ns + gap_ns + begin.offset
+                for lane, before, so_long in [heappop(lanes)[1:] for _ in range(amount)]:
+                    if before >= 0:
+                        lines.append((begin.index, before, so_long - begin.offset))
+                    heappush(lanes, (self.early[begin.index] + last, lane, begin.index, last))
+        return lines
+
+
+def _parts(time: Time | int) -> tuple[int, int]:
+    """Return the index of a time and what is added to it; of a number, -1 and the number."""
+    return (-1, time) if isinstance(time, int) else (time.index, time.offset)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A part of a schedule as a model of CP-SAT, the rest being as it is known.
+#
+#     before            in the window     behind
+#     at known times    unknown           so long before the end of all as is known, and the end is unknown
+#
+# Of what is before and behind, only what may touch the window is written down. A solution is looked for that
+# ends earlier than the known one. That it can be run has to be tried: of what is before and behind, not every
+# pair is compared.
+
+
+class Touching:
+    """Which constraints speak of each time and of each literal, by their numbers in ``problem.after``."""
+
+    def __init__(self, problem: ScheduleProblem) -> None:
+        self.times: list[list[int]] = [[] for _ in problem.times]
+        self.literals: list[list[int]] = [[] for _ in problem.literals]
+        self.choices: list[list[int]] = [[] for _ in problem.literals]
+        self.clauses: list[list[int]] = [[] for _ in problem.literals]
+        for k, (later, earlier, given) in enumerate(problem.after):
+            for time in (later, earlier):
+                if isinstance(time, Time):
+                    self.times[time.index].append(k)
+            for literal in given:
+                self.literals[literal.index].append(k)
+        for k, choices in enumerate(problem.one_of):
+            for literal in choices:
+                self.choices[literal.index].append(k)
+        for k, clause in enumerate(problem.any_of):
+            for literal, _ in clause:
+                self.clauses[literal.index].append(k)
+
+
+class FreePart:
+    """What is free of a solution that is known.
+
+    Parameters
+    ----------
+    known : Known
+    touching : Touching
+    window, behind : sequence of int
+        The times that are free, and those that keep their distance from the end.
+    """
+
+    def __init__(
+        self, known: Incumbent, touching: Touching, window: Sequence[int], behind: Sequence[int]
+    ) -> None:
+        from ortools.sat.python import cp_model
+
+        self.known, self.problem, self.touching = known, known.problem, touching
+        n = len(self.problem.times)
+        self.free, self.behind = np.zeros(n, bool), np.zeros(n, bool)
+        self.free[list(window)] = True
+        self.behind[list(behind)] = True
+        self.behind[LONGEST.index] = self.free[LONGEST.index] = False
+        at = np.flatnonzero(self.free)
+        early, late = np.array(known.early)[at], np.array(known.late)[at]
+        self.begin = int(early.min())
+        self.saved = int(early.max()) - self.begin  # at most: what is behind does not move by more
+        least = max(known.end_ns - self.saved, known.least_ns(~self.free & ~self.behind, self.behind))
+        self.model = cp_model.CpModel()
+        self.possible = least < known.end_ns
+        self.longest = self.model.new_int_var(
+            min(least, known.end_ns - 1), known.end_ns - 1, "the end of all"
+        )
+        self.unknown: dict[int, Any] = {LONGEST.index: self.longest}
+        for k in at.tolist():
+            self.unknown[k] = self.model.new_int_var(self.begin, int(late.max()), self.problem.times[k])
+            self.model.add_hint(self.unknown[k], known.early[k])
+        self.chosen: dict[int, Any] = {}
+
+    def at(self, time: Time | int) -> Any:
+        """Return what stands for a time."""
+        if isinstance(time, int):
+            return time
+        k, offset = time.index, time.offset
+        if k in self.unknown:
+            return self.unknown[k] + offset if offset else self.unknown[k]
+        if self.behind[k]:
+            return self.longest - (self.known.end_ns - self.known.late[k] - offset)
+        return self.known.early[k] + offset
+
+    def holds(self, literal: Literal | None) -> Any:
+        """Return what stands for a literal."""
+        if literal is None:
+            return True
+        return self.chosen.get(literal.index, self.known.holds[literal.index])
+
+    def written(self) -> Written:
+        """Return the model."""
+        self._choose()
+        about = {k for time in self.unknown if time for k in self.touching.times[time]}
+        about |= {k for literal in self.chosen for k in self.touching.literals[literal]}
+        for k in sorted(about):
+            self._after(k)
+        for begin, ns, end, literal in self.problem.last:
+            given = self.holds(literal)
+            if given is not False and self._is_free(begin) and self._is_free(end):
+                constraint = self.model.add(self.at(end) == self.at(begin) + ns)
+                if given is not True:
+                    constraint.only_enforce_if(given)
+        for resource, capacity in self.problem.capacity.items():
+            self._limit(resource, capacity)
+        self.model.minimize(self.longest)
+        times = [self.at(Time(k)) for k in range(len(self.problem.times))]
+        return Written(self.model, times, [self.holds(Literal(k)) for k in range(len(self.problem.literals))])
+
+    def _is_free(self, time: Time | int) -> bool:
+        return isinstance(time, Time) and bool(self.free[time.index])
+
+    def _is_behind(self, time: Time | int) -> bool:
+        return isinstance(time, Time) and bool(self.behind[time.index])
+
+    def _choose(self) -> None:
+        """Free the literals that are about the window, and about nothing behind it."""
+        problem, about = self.problem, dict.fromkeys(self._about())
+        for k in about:
+            told = [problem.after[c] for c in self.touching.literals[k]]
+            if not any(self._is_behind(a) or self._is_behind(b) for a, b, _ in told):
+                self.chosen[k] = self.model.new_bool_var(problem.literals[k])
+        for k in dict.fromkeys(c for literal in self.chosen for c in self.touching.choices[literal]):
+            self.model.add_exactly_one([self.holds(literal) for literal in problem.one_of[k]])
+        for k in dict.fromkeys(c for literal in self.chosen for c in self.touching.clauses[literal]):
+            clause = [(self.holds(literal), as_told) for literal, as_told in problem.any_of[k]]
+            if not any(holds is as_told for holds, as_told in clause):
+                told_of = [
+                    (holds if as_told else ~holds) for holds, as_told in clause if not isinstance(holds, bool)
+                ]
+                self.model.add_bool_or(told_of)
+
+    def _about(self) -> Iterator[int]:
+        """Yield the literals that constraints of the window depend on."""
+        for time in self.unknown:
+            for k in self.touching.times[time] if time else ():
+                yield from (literal.index for literal in self.problem.after[k].given)
+        for taken in self.problem.taken.values():
+            for each in taken:
+                if each.given is not None and self.free[each.begin.index]:
+                    yield each.given.index
+
+    def _after(self, k: int) -> None:
+        later, earlier, given = self.problem.after[k]
+        if_all = [self.holds(literal) for literal in given]
+        if any(holds is False for holds in if_all) or (
+            self._is_behind(earlier) and not self._is_behind(later)
+        ):
+            return  # what is behind stays there
+        enforced = [holds for holds in if_all if holds is not True]
+        a, b = self.at(later), self.at(earlier)
+        if isinstance(a, int) and isinstance(b, int):
+            if a < b:
+                self.model.add_bool_or([~holds for holds in enforced])
+            return
+        if not enforced and not self._is_free(later) and not self._is_free(earlier):
+            return
+        constraint = self.model.add(a >= b)
+        if enforced:
+            constraint.only_enforce_if(enforced)
+
+    def _limit(self, resource: Hashable, capacity: int) -> None:
+        """Limit what the window takes of a resource, beside what of the rest reaches into it."""
+        taken = [each for each in self.problem.taken.get(resource, ()) if self.holds(each.given) is not False]
+        known, free = self.known, [each for each in taken if self.free[each.begin.index]]
+        if not free:
+            return
+        reach = max(known.late[begin.index] + begin.offset + ns + gap for begin, ns, _, _, gap in free)
+        intervals, amounts = [], []
+        for begin, ns, literal, amount, gap_ns in taken:
+            k = begin.index
+            if self.behind[k]:
+                if known.late[k] + begin.offset - self.saved >= reach:
+                    continue
+            elif not self.free[k] and known.at(begin) + ns + gap_ns <= self.begin:
+                continue
+            given, size = self.holds(literal), ns + gap_ns
+            new = self.model
+            intervals.append(
+                new.new_fixed_size_interval_var(self.at(begin), size, "")
+                if given is True
+                else new.new_optional_fixed_size_interval_var(self.at(begin), size, given, "")
+            )
+            amounts.append(amount)
+        at_most(self.model, intervals, amounts, capacity)
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_FIRST: Final = 32
+"""So many activities are in the first windows."""
+
+_EFFORT: Final = 0.002
+"""So much of the solver's deterministic time goes to each activity of a window; 1 is a second or more."""
+
+Values = Callable[[Any], int]
+
+
+def windows(
+    problem: ScheduleProblem, activities: Sequence[Sequence[Time]], until: float, seed: int = 0
+) -> Generator[Values, None, None]:
+    """Yield better solutions, each from the one that the hints of a problem give when it is asked for.
+
+    It ends when the next window would be all there is, or with its time. Only that depends on a clock: with
+    more time the same solutions come first.
+
+    Parameters
+    ----------
+    problem : Problem
+    activities : sequence of sequence of Time
+        Times that are free together; the first tells where in the schedule they are.
+    until : float
+        Of `time.monotonic`.
+    seed : int
+        In which order windows are tried.
+    """
+    rng = random.Random(seed)
+    size = _FIRST
+    touching = Touching(problem)
+    while size < len(activities):
+        known = Incumbent(problem)
+        best = known.end_ns
+        places = list(range(0, len(activities) - size // 2, size // 2))
+        rng.shuffle(places)
+        for place in places:
+            order = sorted(range(len(activities)), key=lambda k: (known.at(activities[k][0]), k))
+            window, behind = (
+                [each.index for k in part for each in activities[k]]
+                for part in (order[place : place + size], order[place + size :])
+            )
+            left = until - monotonic()
+            if left <= 0:
+                return
+            found = _solve(FreePart(known, touching, window, behind), _EFFORT * size, left, seed)
+            if found is not None:
+                yield found
+                known = Incumbent(problem)
+        if known.end_ns == best:
+            size *= 2
+
+
+def _solve(part: FreePart, effort: float, left_s: float, seed: int) -> Values | None:
+    """Return an earlier solution, which differs from what is known in a window."""
+    from ortools.sat.python import cp_model
+
+    if not part.possible:
+        return None
+    solver: Any = cp_model.CpSolver()
+    solver.parameters.max_deterministic_time = effort
+    solver.parameters.max_time_in_seconds = left_s
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    written = part.written()
+    if solve(solver, written.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return written.reader(solver)
+    return None

@@ -1,0 +1,202 @@
+"""An order made for given times (``zb-auto``): F, I, W, transfer and a memory limit in, order out.
+
+The handwritten schedules assume F = I = W and free transfers. Real stages are otherwise, and then a
+search finds better orders: ZB-1p (memory limit p, that of 1F1B), ZB-2p (limit 2p), and with
+``chunks=2`` ZB-V (a V, limit 2p half-size stages, that of 1F1B).
+
+``zb-auto`` with 3 ranks, 4 micro-batches, F=3, I=2, W=1, memory limit 4:
+
+    rank 0  F0 -- -- F1 -- -- F2 -- -- F3 -- -- .  I0 -- W0 .  .  I1 -- W1 .  .  I2 -- W2 .  .  I3 -- W3
+    rank 1  .  .  .  F0 -- -- F1 -- -- .  .  I0 -- F2 -- -- I1 -- F3 -- -- I2 -- W0 W1 W2 I3 -- W3 .  .
+    rank 2  .  .  .  .  .  .  F0 -- -- I0 -- F1 -- -- I1 -- F2 -- -- I2 -- F3 -- -- I3 -- W0 W1 W2 W3 .
+
+``solver="greedy"`` searches as the authors do (`policies.pipeline.zb_greedy`);
+from the published times it gets their published bubble rates.
+``solver="best"`` takes the published fixed orders of the same shape (ZB-H1, ZB-H2; ZB-V, V-Half, V-Min) into
+the choice, where they fit the limit: for some times, uneven ones above all, one of them is shorter.
+``solver="cp-sat"`` proves the optimum of small sizes.
+
+Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from policies.option_checks import one_of
+from policies.pipeline.evaluate import StageActivations, StageTimes, peak_activations
+from policies.pipeline.folded_schedules import v_half, v_min, zb_v
+from policies.pipeline.pipeline_schedule import Programs, Schedule, one_pipeline
+from policies.pipeline.registry import per_stage, require_positive
+from policies.pipeline.straight_schedules import zb_h1, zb_h2
+from policies.pipeline.zb_greedy import greedy_programs, greedy_v_programs
+from policies.pipeline.zb_optimal import Objective, ZeroBubbleProblem, cost, optimal_programs
+from sim.base.errors import InfeasibleError, InputError
+from sim.base.units import NS_PER_S
+
+Solver = Literal["best", "greedy", "cp-sat"]
+
+
+def zb_auto(
+    ranks: int,
+    micro_batches: int,
+    chunks: int,
+    *,
+    forward: int | Sequence[int] = 1,
+    input_grad: int | Sequence[int] = 1,
+    weight_grad: int | Sequence[int] = 1,
+    transfer: int = 0,
+    in_flight: int | None = None,
+    memory_limit: int | None = None,
+    kept: int | Sequence[int] = 1,
+    kept_for_weight_grad: int | Sequence[int] | None = None,
+    objective: Objective = "span",
+    solver: Solver = "best",
+    time_limit_ns: int = 60 * NS_PER_S,
+) -> Schedule:
+    """Search for an order with few bubbles.
+
+    Parameters
+    ----------
+    ranks, micro_batches : int
+        Sizes.
+    chunks : int
+        1 for a straight pipeline, 2 for a V.
+    forward, input_grad, weight_grad : int or sequence of int
+        Time of F, I, W: of every stage, or one a stage. Any unit. In a scenario the workload gives them, the
+        transfer, and what is held.
+    transfer : int
+        Time between two ranks, in the same unit.
+    in_flight : int, optional
+        Micro-batches that a rank may hold, each of the stage that keeps most; by default as many as 1F1B
+        holds on its first rank, ``ranks * chunks``.
+    memory_limit : int, optional
+        Instead: the most that a rank may hold, in the unit of `kept`. In a scenario a size, of all that a
+        rank holds: parameters, gradients and optimizer state, too.
+    kept : int or sequence of int
+        What a micro-batch holds on a stage from F to I.
+    kept_for_weight_grad : int or sequence of int, optional
+        What is left of that from I to W; by default all of it. For a transformer layer see
+        `policies.pipeline.evaluate.transformer_activations`.
+    objective : {"span", "makespan"}
+        What to make small: the longest span of a rank, or the time from first start to last end.
+    solver : {"best", "greedy", "cp-sat"}
+        The best of the authors' search and the fixed orders, the authors' search alone (a fixed order only
+        if it finds none), or search and prove (small sizes; needs the extra ``opt``).
+    time_limit_ns : int
+        When CP-SAT stops, by the clock on the wall.
+
+    Returns
+    -------
+    Schedule
+        With ``meta``: ``objective`` (its value) and, for CP-SAT, ``bound`` and ``proven``.
+
+    Raises
+    ------
+    InputError
+        There are more than two chunks, or an option is wrong.
+    InfeasibleError
+        No order fits the memory limit.
+    MissingExtraError
+        CP-SAT is asked for, and ortools is not installed.
+
+    Examples
+    --------
+    >>> schedule = zb_auto(4, 12, 1, forward=5, input_grad=6, weight_grad=4, in_flight=8)
+    >>> schedule.meta["objective"] - 12 * (5 + 6 + 4)
+    6
+    """
+    if chunks > 2:
+        raise InputError(
+            f"zb-auto knows straight pipelines (chunks 1) and the V (chunks 2), not {chunks} chunks"
+        )
+    one_of("zb-auto", "objective", objective, get_args(Objective))
+    one_of("zb-auto", "solver", solver, get_args(Solver))
+    require_positive(time_limit=time_limit_ns)
+    stages = ranks * chunks
+    (transfer,) = per_stage("transfer", transfer, 1)
+    if in_flight is not None and memory_limit is not None:
+        raise InputError("in_flight and memory_limit both say what a rank may hold; give one of them")
+    sizes = per_stage("kept", kept, stages, least=1)
+    require_positive(in_flight=stages if in_flight is None else in_flight)
+    limit = (
+        (stages if in_flight is None else in_flight) * max(sizes) if memory_limit is None else memory_limit
+    )
+    require_positive(memory_limit=limit)
+    left = (
+        sizes
+        if kept_for_weight_grad is None
+        else per_stage("kept_for_weight_grad", kept_for_weight_grad, stages)
+    )
+    if any(part > size for part, size in zip(left, sizes, strict=True)):
+        raise InputError("kept_for_weight_grad is a part of kept and cannot exceed it")
+    times = zip(
+        per_stage("forward", forward, stages),
+        per_stage("input_grad", input_grad, stages),
+        per_stage("weight_grad", weight_grad, stages),
+        strict=True,
+    )
+    problem = ZeroBubbleProblem(
+        ranks=ranks,
+        chunks=chunks,
+        micro_batches=micro_batches,
+        times=tuple(StageTimes(forward=f, input_grad=i, weight_grad=w) for f, i, w in times),
+        transfer=transfer,
+        held=tuple(StageActivations(full, part) for full, part in zip(sizes, left, strict=True)),
+        limit=limit,
+        objective=objective,
+    )
+    if solver != "cp-sat":
+        return _searched(problem, with_fixed=solver == "best")
+    try:
+        hint = _searched(problem, with_fixed=True)
+    except InfeasibleError:
+        hint = None
+    best = optimal_programs(problem, hint, time_limit_ns=time_limit_ns)
+    told = {"objective": best.objective, "bound": best.bound, "proven": best.proven}
+    return replace(_schedule(problem, best.programs), meta=told)
+
+
+def _searched(problem: ZeroBubbleProblem, *, with_fixed: bool) -> Schedule:
+    """Return the cheapest of the orders found, or of the fixed ones that fit; the first of equals.
+
+    Raises
+    ------
+    InfeasibleError
+        The search finds no order within the memory limit, and no fixed order fits.
+    """
+    failure: InfeasibleError | None = None
+    found: list[Schedule] = []
+    try:
+        search = greedy_programs if problem.chunks == 1 else greedy_v_programs
+        found += (_schedule(problem, programs) for programs in search(problem))
+    except InfeasibleError as error:
+        failure = error
+    if with_fixed or not found:
+        found += _fixed_that_fit(problem)
+    if failure is not None and not found:
+        raise failure
+    value, _, best = min((cost(problem, schedule), i, schedule) for i, schedule in enumerate(found))
+    return replace(best, meta={"objective": value})
+
+
+def _fixed_that_fit(problem: ZeroBubbleProblem) -> Iterator[Schedule]:
+    """Yield the published orders of this shape within the memory limit: uneven times may suit them better."""
+    sizes = (problem.ranks, problem.micro_batches)
+    for make in (zb_h1, zb_h2) if problem.chunks == 1 else (zb_v, v_half, v_min):
+        fixed = make(*sizes)
+        if max(peak_activations(fixed, problem.held)) <= problem.limit:
+            yield _schedule(problem, fixed.programs)
+
+
+def _schedule(problem: ZeroBubbleProblem, programs: Programs) -> Schedule:
+    return one_pipeline(
+        "zb-auto",
+        programs,
+        ranks=problem.ranks,
+        micro_batches=problem.micro_batches,
+        chunks=problem.chunks,
+        placement=problem.placement,
+    )

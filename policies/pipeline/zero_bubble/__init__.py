@@ -1,1 +1,0 @@
-"""Schedules that split the backward so that no rank waits."""
