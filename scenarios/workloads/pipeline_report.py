@@ -136,9 +136,14 @@ def _without_recompute(trace: Trace, band: IntArray, second: IntArray, again: In
     return band
 
 
-def memory_peaks(trace: Trace, devices: Sequence[str]) -> list[tuple[int, dict[str, int]]]:
-    """Return, for each rank, when it holds most, and what then, by band; empty bands are left out."""
-    lives, band = lifetimes(trace), band_of_tensors(trace)
+def memory_peaks(
+    trace: Trace, devices: Sequence[str], band: IntArray | None = None
+) -> list[tuple[int, dict[str, int]]]:
+    """Return, for each rank, when it holds most, and what then, by band; empty bands are left out.
+
+    `band` is that of each tensor; default: as in a pipeline's graph.
+    """
+    lives, band = lifetimes(trace), band_of_tensors(trace) if band is None else band
     return [_at_peak(lives, band, trace.job.machine.device_index(name)) for name in devices]
 
 
