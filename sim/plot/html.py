@@ -36,7 +36,7 @@ from sim.explain.derived import DerivedColumns
 from sim.explain.narration import explain_text, largest_gaps
 from sim.graph.failures import STATUSES
 from sim.notebook import Section
-from sim.plot.bars import Bars, arrows_of, bars_of, folded_note, name_of, path_of
+from sim.plot.bars import Bars, arrows_of, bars_of, folded_note, micro_batches, name_of, path_of
 from sim.plot.figure import time_unit, told_time
 from sim.plot.legend import Entry, colours_of, legend_of, with_bands
 from sim.plot.memory import (
@@ -109,7 +109,8 @@ def bar_columns(trace: Record, bars: Bars, entry: IntArray, names: NameTable) ->
     -------
     dict
         ``n`` bars; ``start`` (differences), ``lasted``, ``lane``, ``level``, ``levels``, ``entry``; ``name``
-        (or `UNNAMED`, `SEVERAL`); how long before its start each was ``ready`` and ``issued``, and started
+        (or `UNNAMED`, `SEVERAL`); ``slot``, its micro-batch in a pipeline (-1: none); how long before its
+        start each was ``ready`` and ``issued``, and started
         to wait for its ranks (``met``); ``nbytes`` of transfers (-1: a task), ``reason``, ``iteration``,
         ``frame`` and ``status``, codes of the trace.
     """
@@ -134,7 +135,12 @@ def bar_columns(trace: Record, bars: Bars, entry: IntArray, names: NameTable) ->
     columns["nbytes"][moves] = moved["nbytes"][row]
     columns["iteration"][moves] = moved["iteration"][row]
     columns |= {"start": np.diff(start, prepend=0), "lasted": bars.end - start, "lane": bars.lane}
-    columns |= {"level": bars.level, "levels": bars.n_levels, "entry": entry[bars.kind]}
+    columns |= {
+        "slot": micro_batches(trace, bars),
+        "level": bars.level,
+        "levels": bars.n_levels,
+        "entry": entry[bars.kind],
+    }
     return {"n": len(bars)} | {name: packed(column) for name, column in columns.items()}
 
 
