@@ -230,6 +230,8 @@ class Variants:
         InputError
             Settings that make no scenario.
         """
+        assert not variant.what_if, "scenarios.variants.what_ifs.WhatIfs runs it"
+        assert variant.machine is None, "scenarios.variants.what_ifs.WhatIfs runs it"
         schedule, of = variant.schedule, variant._replace(schedule=None)
         last = self._last
         if last is None or last[0] != of:
@@ -256,7 +258,7 @@ class Variants:
             case = self.case(variant)
         except InputError as error:
             return self.row_of(variant, VariantRun(variant.policy or "", None, error))
-        return self.row_of(variant, attempt(case))
+        return self.row_of(variant, attempt(case, change=variant.job))
 
     def row_of(self, variant: Variant, found: VariantRun) -> Row:
         """Return the row of what came of a variant; numbers too if memory is short at the end."""
