@@ -185,7 +185,7 @@ def onnx_sizes(b: int) -> dict[str, dict[str, Any]]:
 def test_of_an_onnx_model_at_every_batch(tmp_path: Path, batch: int) -> None:
     onnx = pytest.importorskip("onnx")
     from scenarios.importers import convert
-    from scenarios.importers.onnx.onnx_model import import_onnx
+    from scenarios.importers.onnx_model import import_onnx
 
     model = onnx_block(onnx, 1)
     graph = import_onnx(model, batch=batch)
