@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import simpy
 
-from sim.base.answers import whole_numbers
 from sim.base.arrays import UNSET
 from sim.base.errors import InfeasibleError, InputError
+from sim.base.options import whole_numbers
 from sim.engine.breakdowns import Breakdowns, Paced
 from sim.engine.communicators import Communicators
 from sim.engine.failing_ops import Failing
@@ -29,11 +29,10 @@ from sim.machine.device import Processor
 from sim.machine.links import Message, Network
 from sim.machine.task import Task
 from sim.policy import Policy
-from sim.readiness.counters import CounterReadiness, Readiness
+from sim.readiness.counters import CounterReadiness, Readiness, RunsInTurn
 from sim.readiness.rendezvous import Rendezvous, with_keyed_transfers
-from sim.readiness.runs_in_turn import RunsInTurn
 from sim.readiness.tokens import TaggedTokenReadiness, decided
-from sim.record.column_writer import task_columns, transfer_columns
+from sim.record.record import task_columns, transfer_columns
 
 # ----------------------------------------------------------------------------------------------------------
 # What a run is put together from: its nodes and their readiness, host threads, the network.

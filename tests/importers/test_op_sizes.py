@@ -248,7 +248,7 @@ def test_of_a_builder_and_of_the_backward_that_a_rewrite_makes() -> None:
 
 
 def test_a_training_rewrite_gives_gradients_the_sizes_of_their_forward() -> None:
-    from policies.rewrite.training_step import TrainingRewrite
+    from policies.rewrite.backward import TrainingRewrite
 
     b = GraphBuilder("g")
     b.input("x", 4 * 2 * 4 * 81), b.parameter("w", 4 * 8 * 2 * 9), b.parameter("v", 4 * 25 * 10)
