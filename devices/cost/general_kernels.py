@@ -30,7 +30,13 @@ _BATCHED_TILES: Final = {
 _BATCHED_NEWER: Final = [(128, 128)]
 _LINEAR_TILES: Final = {"pascal": [(32, 128), (64, 64), (128, 32)]}
 _LINEAR_NEWER: Final = [(128, 128), (128, 64), (128, 32), (32, 128), (64, 32), (32, 32)]
-_BURST_S: Final = 1e-3  # a shorter kernel ends before a card of 70 W lowers its clock
+_ON_AN_SM: Final = 128 * 128  # elements of the output that the blocks have which an SM runs at once
+_DRIFT: Final = 100.0
+"""How many times L2 the strips of a wave of blocks are, of which half of the reuse is lost as blocks fall out
+of step: from P100 and P4, each at the other's rate. What is lost moves at 0.3 of DRAM's rate on all."""
+_WIDE_SM = 1.2
+"""An SM with 128 lanes issues less than it computes: 47.3 of 60.3 TFLOP/s in fp32 on an H200
+(github.com/xzwgit/gpu-flops-bench), where an A100, with 64, reaches 0.93."""
 
 
 def _inflated(tile_n: Any, tile_m: Any) -> Any:
@@ -50,33 +56,56 @@ def _generation(sheet: Sheet) -> str:
     return str(np.ravel(sheet.generation)[0])
 
 
-def _product(s: Sizes, sheet: Sheet, dtype: str, shapes: list[tuple[int, int]], splits: bool) -> KernelWork:
-    """Return what out[batch, m, n] = sum over k of a * b asks: a column a tile, and again with k cut where
-    it may be.
+def _issued(sheet: Sheet) -> Any:
+    """Return the time of fp32 arithmetic as a multiple of what the peak says."""
+    lanes = sheet.peak_of("fp32") / (2 * sheet.clock_hz * sheet.sms)
+    return np.where(np.asarray(lanes) > 96, _WIDE_SM, 1.0)
+
+
+def _missed_bytes(
+    m: Any, n: Any, k_bytes: Any, tile_m: Any, tile_n: Any, at_once: Any, l2: Any
+) -> FloatArray:
+    """Return the bytes of operands that L2 does not have when another thread block wants them.
+
+    Blocks run along the columns of the output, `at_once` of them. Those read strips of both operands, each
+    once as far as they keep step; the columns' operand is read again for the next rows if L2 cannot hold it.
+    """
+    across, down = np.ceil(n / tile_n), np.ceil(m / tile_m)
+    wide, high = np.minimum(across, at_once), np.clip(at_once / across, 1, down)
+    held = (n * k_bytes / l2) ** 2
+    in_step = n * k_bytes * (down / high - 1) * held / (1 + held)
+    strips = (wide * tile_n + high * tile_m) * k_bytes
+    alone = across * down * (tile_m + tile_n) * k_bytes - (m + n) * k_bytes
+    missed: FloatArray = in_step + np.maximum(alone - in_step, 0) * strips / (strips + _DRIFT * l2)
+    return missed
+
+
+def _product(s: Sizes, sheet: Sheet, dtype: str, shapes: list[tuple[int, int]], linear: bool) -> KernelWork:
+    """Return what out[batch, m, n] = sum over k of a * b asks: a column a tile. With weights stored as (n, k)
+    again with k cut, and operands are loaded in pieces of 32 bytes.
     """
     batch, m, n, k = (column[:, None] for column in columns(s, "batch m n k"))
     width = ELEMENT_BYTES[dtype]
     tile_n, tile_m = np.array(shapes, float).T[:, None, :]
     tiles = batch * np.ceil(n / tile_n) * np.ceil(m / tile_m)
-    part_k = np.ceil(k / 8) * 8 + 0 * tiles
-    parts = np.ones_like(tiles)
-    cost = (2 * tile_n * tile_m * _inflated(tile_n, tile_m)) * tiles
-    load = (tile_n + tile_m) * width * tiles
-    if splits:
-        cut = _filling(tiles, k, sheet.sms)
-        parts = np.concatenate([parts, cut], 1)
-        part_k = np.concatenate([part_k, np.ceil(k / cut / 8) * 8], 1)
-        tiles, cost, load = (np.concatenate([x, x], 1) for x in (tiles, cost, load))
-    out = batch * m * n * width
-    deep = parts * part_k
+    parts: FloatArray = np.ones_like(tiles)
+    missed: FloatArray = 0 * tiles
+    if linear:
+        parts = np.concatenate([parts, _filling(tiles, k, sheet.sms)], 1)
+        tiles, tile_n, tile_m = (np.concatenate([x + 0 * tiles] * 2, 1) for x in (tiles, tile_n, tile_m))
+        at_once = np.maximum(1, sheet.sms * _ON_AN_SM / (tile_n * tile_m * parts))
+        missed = _missed_bytes(m, n, k * width, tile_m, tile_n, at_once, sheet.l2_bytes)
+    part_k = np.ceil(k / parts / 8) * 8
+    out, deep = batch * m * n * width, tiles * parts * part_k
     return KernelWork(
-        flops=cost * deep,
+        flops=2 * tile_n * tile_m * _inflated(tile_n, tile_m) * _issued(sheet) * deep,
         dram_bytes=(batch * (m + n) * k * width + out)[:, 0],
-        load_bytes=load * deep,
+        load_bytes=(tile_n + tile_m) * width * deep,
+        missed_bytes=missed,
         blocks=tiles * parts,
         steps=part_k / 8,
-        join_bytes=np.where(parts > 1, 2 * parts * out, 0.0) if splits else 0.0,
-        joins=(parts > 1) * 1.0 if splits else 0.0,
+        join_bytes=np.where(parts > 1, 2 * parts * out, 0.0),
+        joins=(parts > 1) * 1.0,
         dtype=dtype,
     )
 
@@ -94,21 +123,12 @@ def linear_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
 
 
 def vector_product_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
-    """Return sizes, the smaller operand over L2, and how much of the boost clock a short kernel still has."""
-    batch, m, n, k = columns(s, "batch m n k")
-    held = sheet.peak_of("fp32")
-    boost = log2(sheet.peak.get("fp32_boost", held) / held)
-    return {
-        "m": log2(m),
-        "n": log2(n),
-        "k": log2(k),
-        "l2": log2(ELEMENT_BYTES[dtype] * np.minimum(m, n) * k / sheet.l2_bytes),
-        "burst": boost / (1 + 2 * batch * m * n * k / held / _BURST_S),
-    }
+    """Return sizes."""
+    return {name: log2(s[name]) for name in "mnk"}
 
 
 _VECTOR_START: Final = Parameters(
-    fixed_ns=3000,
+    fixed_ns=1500,  # of a kernel among others; what its table has beyond it is the measuring
     flop_share=0.88,
     load_bytes_per_cycle=50,
     step_ns=20,
@@ -116,12 +136,8 @@ _VECTOR_START: Final = Parameters(
     dram_share=0.8,
     ramp_ns=1500,
 )
-_VECTOR_FREE: Final = (
-    *("fixed_ns", "flop_share", "step_ns", "block_ns"),
-    *("rounding", "dram_share", "ramp_ns", "overlap"),
-)
+_VECTOR_FREE: Final = ("flop_share", "step_ns", "block_ns", "rounding", "dram_share", "ramp_ns", "overlap")
 _BALANCE: Final = ("balance", ((-3, -1.5, -0.5, 0.5, 1.5, 3),))
-_BURST: Final = ("burst", ((0, 0.4, 0.8, 1.1),))
 _NK6, _NK7 = (3, 5, 6, 7, 8, 10), (4, 6, 8, 10, 12, 14, 16)
 BMM: Final = Family(
     "bmm",
@@ -131,7 +147,6 @@ BMM: Final = Family(
         ("waves k", ((-4, -2, -1, 0, 1, 2, 4, 6, 9), (2, 4, 5, 6, 7, 8, 10))),
         _BALANCE,
         ("m n k", ((4, 5.5, 7, 8.5, 10), _NK6, _NK6)),
-        _BURST,
     ),
     _VECTOR_START,
     _VECTOR_FREE,
@@ -144,10 +159,9 @@ LINEAR: Final = Family(
         ("waves k", ((-2, 0, 1, 2, 4, 6, 9), (3, 5, 7, 9, 11, 13, 16))),
         _BALANCE,
         ("m n k", ((5, 7, 9, 11, 13), _NK7, _NK7)),
-        _BURST,
     ),
     _VECTOR_START,
-    (*_VECTOR_FREE[:-1], "join_ns", "overlap"),
+    (*_VECTOR_FREE, "join_ns", "missed_share"),
 )
 
 # ---- what memory bounds: elementwise, softmax, norms -------------------------------------------------------
@@ -391,8 +405,8 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     flops = 2 * tiles * split * tile_n * tile_m * part_k / less * _inflated(tile_n, tile_m)
     impossible = (winograd & (three < 1)) | (fourier & (large < 1))
     flops = np.where(impossible, 1e3 * flops, flops) * (1 + 5 * odd)
-    if dtype == "fp32":  # half of it by logarithm: convolutions pause more, and were measured on cooler cards
-        flops = flops * np.sqrt(sheet.peak_of("fp32") / sheet.peak.get("fp32_boost", sheet.peak_of("fp32")))
+    if dtype == "fp32":  # heat counts half by logarithm, whatever the size: convolutions pause more
+        flops = flops * _issued(sheet) / np.sqrt(sheet.sustained.get("fp32", 1.0))
     passes = np.where(cell >= 4, width * padded * (2 * 36 / 16 * (given + made) + 2 * 4 * weights), 0.0)
     partial = np.where(split > 1, 2 * split * g * m * n * width, 0.0)
     return KernelWork(
@@ -404,6 +418,7 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
         join_bytes=partial + _TRANSFORM * passes,
         joins=np.where(split > 1, 1.0, 0.0) + np.where(cell >= 4, 1.0, 0.0),
         dtype=dtype,
+        heats=dtype != "fp32",
     )
 
 

@@ -527,12 +527,10 @@ def sheet_of(values: Mapping[str, Any], peak_share: float = 1.0) -> Sheet:
     missing = [name for name in _NEEDS if values.get(name) is None]
     if missing:
         raise InputError(f"needs {', '.join(missing)} of the device, or a preset that has them")
-    held, peak = values.get("sustained") or {}, {}
-    for dtype, rate in values["peak"].items():
-        share = float(held.get(dtype, held.get(DEFAULT, 1)))
-        peak[dtype] = (1e30 if rate is None else float(rate)) * peak_share * share
-        if dtype == "fp32":
-            peak["fp32_boost"] = peak[dtype] / share
+    peak = {
+        dtype: (1e30 if rate is None else float(rate)) * peak_share for dtype, rate in values["peak"].items()
+    }
+    held = values.get("sustained") or {}
     if "fp32" not in peak:
         peak["fp32"] = peak.get(DEFAULT, next(iter(peak.values())))
     return Sheet(
@@ -543,6 +541,7 @@ def sheet_of(values: Mapping[str, Any], peak_share: float = 1.0) -> Sheet:
         float(values["bandwidth"]),
         float(values["l2"]),
         peak,
+        {dtype: float(held.get(dtype, held.get(DEFAULT, 1))) for dtype in peak},
     )
 
 

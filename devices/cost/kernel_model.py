@@ -67,7 +67,9 @@ class Sheet:
         ``hopper``: decides which tiles its libraries have, and whose fit an unmeasured GPU takes.
     sms, clock_hz, dram_bytes_per_s, l2_bytes : number
     peak : mapping of str to number
-        Dense flop/s by data type, as far as the clock under load holds it; ``fp32_boost`` at the boost clock.
+        Dense flop/s by data type at the boost clock.
+    sustained : mapping of str to number
+        Part of it that heat leaves to a kernel that goes on; 1 where not named.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Sheet:
     dram_bytes_per_s: Any
     l2_bytes: Any
     peak: Mapping[str, Any]
+    sustained: Mapping[str, float] = field(default_factory=dict)
 
     def peak_of(self, dtype: str) -> Any:
         """Return the rate at which a data type computes: that of fp16 (or fp32) where the GPU lacks it."""
@@ -97,6 +100,11 @@ class Sheet:
 _COLUMNS: Final = ("generation", "sms", "clock_hz", "dram_bytes_per_s", "l2_bytes")
 
 
+HEATING_NS: Final = 3e5
+"""In which a kernel warms a card of 70 W enough to halve what its clock has over the one that it holds; from
+batched products on P4 and T4."""
+
+
 @dataclass(frozen=True)
 class KernelWork:
     """What kernels ask of a GPU: arrays of shape (rows,) or (rows, candidates).
@@ -108,13 +116,16 @@ class KernelWork:
         Bytes that come from or go to DRAM for sure; that were just written or are read again and again,
         found in L2 as far as they fit; and weights, of which a measurement takes a few copies in turn, found
         where all fit.
-    load_bytes : array_like
-        That all thread blocks together load from L2.
+    load_bytes, missed_bytes : array_like
+        That all thread blocks together load from L2, and operands that L2 lost, which come from DRAM again,
+        a piece of a row at a time.
     blocks, steps : array_like
         Thread blocks, as many as SMs at once, and the steps that one takes one after another.
     joins, join_bytes : array_like
         Further kernels or barriers, and partial results, written and added up.
     dtype : str
+    heats : bool
+        Whether the card has to lower its clock for as much as computes.
     """
 
     flops: Any = 0.0
@@ -122,11 +133,13 @@ class KernelWork:
     warm_bytes: Any = 0.0
     cycled_bytes: Any = 0.0
     load_bytes: Any = 0.0
+    missed_bytes: Any = 0.0
     blocks: Any = 1.0
     steps: Any = 0.0
     join_bytes: Any = 0.0
     joins: Any = 0.0
     dtype: str = "fp16"
+    heats: bool = True
 
 
 @dataclass(frozen=True)
@@ -137,7 +150,8 @@ class Parameters:
     ----------
     fixed_ns, block_ns, step_ns, join_ns, ramp_ns : float
         Of a kernel, a thread block, one of its steps, a barrier, and of the memory's rise to its rate.
-    flop_share, dram_share : float
+    flop_share, dram_share, missed_share : float
+        Of the peak; of DRAM's rate, and of that for pieces of rows.
     load_bytes_per_cycle, l2_bytes_per_cycle : float
         From L2, of an SM and cycle: operands, and bytes that would else come from DRAM.
     rounding : float
@@ -161,6 +175,7 @@ class Parameters:
     cycled_share: float = 0.15
     l2_bytes_per_cycle: float = 40.0
     overlap: float = 3.0
+    missed_share: float = 0.3
 
 
 def physics(work: KernelWork, sheet: Sheet, p: Parameters) -> tuple[FloatArray, dict[str, FloatArray]]:
@@ -179,7 +194,7 @@ def physics(work: KernelWork, sheet: Sheet, p: Parameters) -> tuple[FloatArray, 
     >>> [round(float(physics(work, sheet, lossless)[0][0])) for work in works]
     [10, 20, 1000]
     """
-    wide = max(np.ndim(getattr(work, f.name)) for f in fields(work) if f.name != "dtype") > 1
+    wide = max(np.ndim(getattr(work, f.name)) for f in fields(work) if f.name not in ("dtype", "heats")) > 1
 
     def tall(x: Any) -> Any:
         return x[:, None] if wide and np.ndim(x) == 1 else x
@@ -188,12 +203,17 @@ def physics(work: KernelWork, sheet: Sheet, p: Parameters) -> tuple[FloatArray, 
     blocks = np.maximum(tall(work.blocks), 1e-9)
     waves = blocks / sms
     waves = np.maximum(1.0, waves + p.rounding * (np.ceil(waves - 1e-9) - waves))
-    flop_per_ns = p.flop_share * tall(sheet.peak_of(work.dtype)) / sms / 1e9
-    load_ns = tall(work.load_bytes) / (p.load_bytes_per_cycle * cycles_per_ns)
-    block_ns = np.maximum(tall(work.flops) / flop_per_ns, load_ns) / blocks
+    flops_ns = tall(work.flops) / (p.flop_share * tall(sheet.peak_of(work.dtype)) / 1e9)  # of all SMs
+    load_ns = tall(work.load_bytes) / (p.load_bytes_per_cycle * sms * cycles_per_ns)
+    missed_ns = tall(work.missed_bytes) / (p.missed_share * tall(sheet.dram_bytes_per_s) / 1e9)
+    block_ns = np.maximum(np.maximum(flops_ns, load_ns), missed_ns) * sms / blocks
     block_ns = np.maximum(block_ns, tall(work.steps) * p.step_ns) + p.block_ns
     join_ns = tall(work.join_bytes) / (p.l2_bytes_per_cycle * sms * cycles_per_ns)
     on_sms = waves * block_ns + tall(work.joins) * p.join_ns + join_ns
+    sustained = sheet.sustained.get(work.dtype, 1.0) if work.heats else 1.0
+    if sustained < 1:  # heat lowers the clock, idle SMs raise it
+        hot_ns = flops_ns / sustained
+        on_sms = np.maximum(on_sms, hot_ns / (1 + (1 / sustained - 1) / (1 + hot_ns / HEATING_NS)))
     if wide:
         best = np.argmin(on_sms, axis=1)[:, None]
         on_sms, blocks = (

@@ -69,7 +69,9 @@ def read_scenario(
     text : str
     folder : path
         Where the files are that it names.
-    sets, allow_code, allow_outside
+    sets : iterable of str
+        As for `load_scenario`.
+    allow_code, allow_outside : bool
         As for `load_scenario`.
 
     Examples

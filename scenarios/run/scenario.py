@@ -175,7 +175,7 @@ class Scenario:
         if policy in self.variants:
             return self.entry(self.variants.index(policy))
         place = Place(f"--policy {shortened(policy)}")
-        named = replace(self.document, root=Node({}, place), changed=False)
+        named = replace(self.document, root=Node({}, place), changed=frozenset())
         return self._case(overlay(self.policy, self._named(policy)), policy, named)
 
     def _named(self, policy: str) -> PolicyFields:

@@ -391,7 +391,7 @@ def _numbers(result: Result) -> Row:
         row["pipeline.bubble"] = pipeline["bubble"]
     row |= {rate: summary[rate] for rate in RATES if rate in summary}
     for number in _OF_TRAINING if "train" in summary else ():
-        row[f"train.{number}"] = summary["train"][number]
+        row[f"train.{number}"] = summary["train"].get(number)
     return row
 
 

@@ -20,6 +20,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, get_args, get_origin
 
 import numpy as np
@@ -51,14 +52,22 @@ def parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     >>> parameters(f)
     {'window': <Parameter "window: int | None = None">}
     """
-    try:
-        signature = inspect.signature(thing, eval_str=True)
-    except (NameError, AttributeError):  # a name that only a type checker imports
-        signature = inspect.signature(thing)
-    except ValueError:  # written in C, and says nothing of its parameters
-        return {}
+    signature = _signature_of_class(thing) if isinstance(thing, type) else _signature(thing)
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: p for name, p in signature.parameters.items() if p.kind in named}
+
+
+def _signature(thing: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(thing, eval_str=True)
+    except (NameError, AttributeError):  # a name that only a type checker imports
+        return inspect.signature(thing)
+    except ValueError:  # written in C, and says nothing of its parameters
+        return inspect.Signature()
+
+
+_signature_of_class = cache(_signature)
+"""Points of a sweep ask for the same few classes."""
 
 
 def spelling(parameter: str) -> str:

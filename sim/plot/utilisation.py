@@ -27,7 +27,17 @@ if TYPE_CHECKING:
 
 _WAITS: Final = tuple(reason for reason in REASONS if reason not in WORD_OF_REASON)
 _PARTS: Final = ("compute", "communicate", *(f"wait: {reason}" for reason in _WAITS), "idle")
-_MORE: Final = ("black", "#332288", "#8C510A", "#882255", "#999933", "#B0D0A0", "#DDCC77", "#EEEEEE")
+_MORE: Final = (
+    "black",
+    "#332288",
+    "#8C510A",
+    "#882255",
+    "#999933",
+    "#B0D0A0",
+    "#DDCC77",
+    "#661100",
+    "#EEEEEE",
+)
 USE_COLOURS: Final = dict(zip(_PARTS, (*OKABE_ITO, *_MORE), strict=True))
 """A part has the same colour in every picture; ``idle`` is nobody's fault and pale."""
 

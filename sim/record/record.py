@@ -282,7 +282,9 @@ class Record:
 
         Parameters
         ----------
-        job, flow, policy
+        job : Job
+        flow : Flow
+        policy : Policy
         tasks : dict of str to array
             ``id`` and `TASK_COLUMNS`, in the order of starts; with control flow also ``op``, ``iteration``,
             ``dead`` and ``frame``.

@@ -7,7 +7,7 @@ those of presets, and names of columns those of families.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,18 +46,21 @@ HBM, GDDR = ("v100-pcie-32", "a100-pcie-40"), ("p4", "t4")
 
 @dataclass(frozen=True)
 class Rows:
-    """Measured kernels of one GPU: sizes, nanoseconds, and the least that measuring can show (0: nothing)."""
+    """Measured kernels of one GPU: sizes, nanoseconds, the least that measuring can show (0: nothing), and
+    whether a kernel waits for what that is.
+    """
 
     sizes: Sizes
     ns: FloatArray
     layer: Any
     floor_ns: Any = 0.0
+    waits: bool = False
 
     def take(self, rows: Any) -> Rows:
         """Return some of them."""
         floor = self.floor_ns[rows] if np.ndim(self.floor_ns) else self.floor_ns
         sizes = {k: v[rows] if np.ndim(v) else v for k, v in self.sizes.items()}
-        return Rows(sizes, self.ns[rows], self.layer[rows], floor)
+        return replace(self, sizes=sizes, ns=self.ns[rows], layer=self.layer[rows], floor_ns=floor)
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ def _rows(d: pd.DataFrame, columns: tuple[str, ...], layer: tuple[str, ...], tex
         sizes[text] = str(d[text].iloc[0])
     key = d[list(layer)].astype(str).agg(",".join, axis=1).to_numpy()
     floor = d.floor_ns.to_numpy(float) if "floor_ns" in d else 0.0
-    return Rows(sizes, d.us.to_numpy(float) * 1e3, key, floor)
+    return Rows(sizes, d.us.to_numpy(float) * 1e3, key, floor, "waits" in d)
 
 
 def _table(
@@ -208,6 +211,12 @@ def _but(*gpus: str) -> Callable[[str], list[str]]:
     return lambda gpu: [g for g in gpus if g != gpu]
 
 
+def _alike_tiles(gpu: str) -> list[str]:
+    """Return whose linear layers a GPU takes: those with the same library's tiles."""
+    pascal = ("p100-pcie-16", "p4")
+    return _but(*(pascal if gpu in pascal else ("t4", "v100-pcie-32", "a100-pcie-40")))(gpu)
+
+
 def _alike_memory(gpu: str) -> list[str]:
     """Return whose loss of memory-bound kernels a GPU takes: the newest with the same sort of memory."""
     if gpu == "p100-pcie-16":
@@ -223,10 +232,10 @@ def general_tables(data: Path) -> Iterator[Table]:
     # so: batch * ceil(K / tile) * ceil(M / tile) in every one of 87,000 bmm).
     d = _read(here / "fp32_matmul.csv.gz", B="batch", M="m", N="k", K="n")
     d["floor_ns"] = d.groupby(["gpu", "op"]).us.transform(lambda x: x.quantile(0.003)) * 1e3
+    d["waits"] = True
     sizes = "batch m n k"
     bmm, linear = d[d.op == "bmm"], d[d.op == "linear"]
     yield _table("bmm", "fp32", general.BMM, bmm, sizes, "n k", lenders=_but(*FP32), stiff=stiff)
-    newer = _but("t4", "v100-pcie-32", "a100-pcie-40")  # Pascal's libraries miss L2 with large operands
     yield _table(
         "linear",
         "fp32",
@@ -234,7 +243,7 @@ def general_tables(data: Path) -> Iterator[Table]:
         linear,
         sizes,
         "n k",
-        lenders=newer,
+        lenders=_alike_tiles,
         stiff=stiff,
         logs=("m", "n", "k"),
     )

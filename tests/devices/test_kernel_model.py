@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,23 @@ def one(x: float) -> np.ndarray[Any, Any]:
         (KernelWork(load_bytes=one(6400), blocks=100), 1),  # 64 bytes a cycle and SM
         (KernelWork(flops=one(1e6), blocks=100, dram_bytes=one(1e6)), 1000),  # the longer side
         (KernelWork(flops=one(1e6), blocks=100, dtype="fp32"), 100),
+        (KernelWork(missed_bytes=one(1e6), blocks=100), 1000 / 0.3),  # pieces of rows: 0.3 of the rate
     ],
 )
 def test_physics_of_small_cases(work: KernelWork, ns: float) -> None:
     assert ns_of(work) == pytest.approx(ns, rel=2e-3)
+
+
+def test_heat_slows_a_kernel_that_goes_on_and_none_that_leaves_sms_idle() -> None:
+    """Half of the clock is left: a short one keeps it, as does one that computes on half of the SMs."""
+    hot = replace(CHIP, sustained={"fp16": 0.5})
+
+    def slower(flops: float, blocks: int) -> float:
+        work = KernelWork(flops=one(flops), blocks=blocks)
+        return float(physics(work, hot, LOSSLESS)[0][0]) / ns_of(work)
+
+    times = [slower(1e8, 100), slower(1e11, 100), slower(1e11, 50)]
+    assert times == pytest.approx([1, 1.77, 1], abs=0.01)
 
 
 def test_the_quickest_candidate_is_taken() -> None:

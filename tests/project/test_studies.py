@@ -38,12 +38,12 @@ def test_recorded_graphs_run_under_every_runtime(recorded: list[Graph]) -> None:
 def test_placements_of_recorded_graphs(recorded: list[Graph]) -> None:
     """Greedy, HEFT, a search by simulation, and a bound that none of them can be below."""
     machine = make_machine(CPU_AND_TWO_GPUS)
-    for graph, heft_beats_greedy in zip(recorded, (False, True), strict=True):
+    for graph in recorded:
         table = compare_placements(graph, machine, budget=8).set_index("placement")
         makespan = table["makespan_ms"]
         assert (makespan >= table["bound_ms"]).all()
         assert makespan["auto-tuned"] <= makespan.min()
-        assert (makespan["HEFT"] < makespan["greedy"]) == heft_beats_greedy
+        assert makespan["HEFT"] < makespan["greedy"]
         assert (table[["ops on gpu0", "ops on gpu1", "ops on cpu0"]].sum(axis=1) == len(graph)).all()
 
 
