@@ -245,7 +245,7 @@ class Tuner:
             return [self.tuning.trials[self.tuning.best].variant]
         policies = [*self.policies]
         if policies == [None]:
-            policies = [None, *self.variants.scenarios.at(()).variants]
+            policies = [None, *self.variants.scenario().variants]
         return [Variant(policy=policy) for policy in policies]
 
     def _walk(self, start: Variant, result: Result, budget: int) -> None:
