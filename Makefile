@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest --benchmark-disable
 PARALLEL := -n $(WORKERS) --dist worksteal
-.PHONY: help venv demo test test-all test-torch check docs format bench mutants validate validate-gpu clean
+.PHONY: help venv demo test test-all test-torch check docs docs-serve format bench mutants validate validate-gpu clean
 .PHONY: test-lowest constraints wheels
 
 help:  ## Show this list
@@ -58,6 +58,9 @@ check: $(READY)  ## Formatting, lint, types, layers, the site: what must hold be
 # Strictly: a link that leads nowhere is an error. (With --quiet, MkDocs would not count them.)
 docs: $(READY)  ## Build the documentation as a site, out/site/index.html; without the network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+docs-serve: docs  ## ... and show it on http://localhost:8000, where its search works
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory out/site
 
 format: $(READY)  ## Format the code and repair what the linter can
 	$(BIN)/ruff format .

@@ -45,10 +45,27 @@ def simulate(
     machine : Machine
     policy : Policy
         Issues tasks; prepared anew for every run.
-    placement, streams, linearize, iterations, knowledge, estimate_error, noise, faults, seed
-        The other decisions; see `sim.job.build_job.make_job`.
+    placement : Placement, optional
+        By default ops run where they are pinned, others on the first accelerator that can, or else on a CPU.
+    streams : StreamAssignment, optional
+        By default everything on the first stream of its device.
+    linearize : Linearizer, optional
+        By default the topological order with the least index first.
     memory : callable, optional
         ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
+    iterations : int
+        How many times the graph runs.
+    knowledge : str
+        What placements and policies may know of durations: ``exact``, ``mean``, ``estimate`` or ``none``; see
+        `sim.job.build_job.make_job`.
+    estimate_error : float
+        Standard deviation of the logarithm of the factor by which estimates are off.
+    noise : Noise, optional
+        How the durations of tasks vary.
+    faults : Faults, optional
+        Which parts of the machine fail or become slow.
+    seed : int
+        Of all that is drawn.
     engine : str
         ``simpy`` runs everything; ``kernel`` what is data, much faster, with the same result; ``auto`` takes
         the kernel where it can. `Trace.engine` says which ran.

@@ -198,6 +198,9 @@ class Allocator(ABC):
     by_stream: ClassVar[bool] = False
     """Whether `record_use` is of consequence: whether a free may have to wait for other streams."""
 
+    first_stream: int = 0
+    """The device's first stream, where streams are numbered over a machine: messages count from it."""
+
     may_synchronise: bool = True
     """Whether a caller may ever have to wait until the device is idle."""
 
@@ -391,7 +394,8 @@ class Allocator(ABC):
         if live:
             lines.append(("largest holders", "; ".join(largest_holders(live))))
         lines.extend(("what would help", hint) for hint in part._hints(nbytes, stream, owner))
-        asks = f"{'a tensor' if owner is None else repr(owner)} asks for {shown(nbytes)} on stream {stream}"
+        who, own = "a tensor" if owner is None else repr(owner), stream - self.first_stream
+        asks = f"{who} asks for {shown(nbytes)} on stream {own}"
         return out_of_memory(part.name, part.kind, f"{asks}{f', {where}' if where else ''}", lines)
 
     def _hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:

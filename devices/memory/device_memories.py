@@ -372,7 +372,7 @@ class DeviceMemories:
             for device, spec in zip(machine.devices, self.specs, strict=True)
         ]
         self._recordings = recordings
-        self.allocators = [self._recorded(allocator) for allocator in self.allocators]
+        self.allocators = [self._prepared(d, allocator) for d, allocator in enumerate(self.allocators)]
         self.apart = [0] * len(machine.devices)  # bytes that lie beside a static plan
         self.buffers = buffers = make_buffers(job, flow)
         self.n_buffers = len(buffers.nbytes)
@@ -405,11 +405,12 @@ class DeviceMemories:
         self.reserved[device] = held = self.allocators[device].reserved
         self.log.mark(row, device, held + self.apart[device])
 
-    def _recorded(self, allocator: Allocator) -> Allocator:
-        """Return an allocator that writes down what is asked of it, if somebody wants to know."""
-        if self._recordings is None:
-            return allocator
-        return Recorder(allocator, self._recordings.setdefault(allocator.name, []))
+    def _prepared(self, device: int, allocator: Allocator) -> Allocator:
+        """Return the allocator of a device; it writes down what is asked of it, if somebody wants to know."""
+        if self._recordings is not None:
+            allocator = Recorder(allocator, self._recordings.setdefault(allocator.name, []))
+        allocator.first_stream = self.job.machine.first_stream[device]
+        return allocator
 
     def _load(self) -> None:
         """Take the memory of what is there from the beginning; then plan for the rest, where that is asked.
@@ -419,9 +420,10 @@ class DeviceMemories:
         """
         for device, nbytes, tensor in self.buffers.resident:
             allocator, name = self.allocators[device], self.job.graph.external_names[tensor]
-            block = allocator.take(nbytes, self.job.machine.first_stream[device], name)
+            stream = allocator.first_stream
+            block = allocator.take(nbytes, stream, name)
             if block is None:
-                raise allocator.out_of_memory(nbytes, owner=name, where="before time 0")
+                raise allocator.out_of_memory(nbytes, stream=stream, owner=name, where="before time 0")
             self.log.load(device, block.nbytes, tensor)
             self.reserve(device, -1)
         for device, spec in enumerate(self.specs):
@@ -434,7 +436,7 @@ class DeviceMemories:
             planned = make_allocator(
                 "planned", beside.memory, name=beside.name, events=events, **spec.options
             )
-            self.allocators[device] = self._recorded(planned)
+            self.allocators[device] = self._prepared(device, planned)
             self.reserved[device] = -1  # what the plan reserves counts from its first row on
 
     def _refuse_impossible(self) -> None:
@@ -450,6 +452,6 @@ class DeviceMemories:
                 suspects = here if allocator.by_owner else here[[nbytes[here].argmax()]]
                 for buffer in written[suspects].tolist():
                     size = int(self.buffers.nbytes[buffer])
-                    name = self.names[buffer]
-                    if not allocator.fits_empty(size, 0, name):
-                        raise allocator.out_of_memory(size, owner=name, where="before time 0")
+                    name, stream = self.names[buffer], allocator.first_stream
+                    if not allocator.fits_empty(size, stream, name):
+                        raise allocator.out_of_memory(size, stream=stream, owner=name, where="before time 0")

@@ -49,7 +49,7 @@ class PipelineParallel(OnRanks):
     ranks : int or list of str
         How many, or which devices; a number means accelerators of the machine, in machine order.
     micro_batches : int
-        Into how many parts a batch is cut.
+        How many a step has; each is a batch of the graph.
     schedule : str
         ``1f1b``, ``gpipe``, ``interleaved-1f1b``, ``zb-h1``, ...
     chunks : int, optional

@@ -62,6 +62,12 @@ class StageTimes:
     recompute: int | None = None
     overlapped: int | None = None
 
+    @property
+    def total(self) -> int:
+        """Of forward and backward, where it has one."""
+        split = self.input_grad is not None and self.weight_grad is not None
+        return self.forward + (self.of("B") if split or self.backward is not None else 0)
+
     def of(self, phase: str) -> int:
         """Return the time of one phase.
 
@@ -307,7 +313,11 @@ def peak_activations(
     full, kept, stage_input = sizes[actions.stage].T
     first = np.where(np.isin(at, at[phase == "R"]), stage_input, full)
     stored = _total(np.select([phase == "F", phase == "R"], [first, full - stage_input]))
-    freed = _total(np.select([phase == "B", phase == "I", phase == "W"], [full, full - kept, kept]))
+    freed = _total(
+        np.select(
+            [phase == "B", phase == "I", phase == "W", schedule.forward_only], [full, full - kept, kept, full]
+        )
+    )
     bounds = np.searchsorted(actions.slot, np.arange(actions.first[-1] + 1))
     alive = stored[bounds[1:]] - freed[bounds[:-1]]
     before = (stored - freed)[bounds[actions.first]]  # what other ranks keep
@@ -329,6 +339,7 @@ def _total(amounts: IntArray) -> IntArray:
 # transfers. "Work" is what one rank computes: m·v·(F + B).
 #
 #     name                what       = work +                    exact when
+#     forward-only        makespan   (p-1)F                      always
 #     gpipe               makespan   (p-1)(F+B)                  always
 #     1f1b                makespan   (p-1)(F+B)                  m ≥ p
 #     interleaved-1f1b    makespan   (p-1)(F+B)                  p divides m
@@ -431,7 +442,7 @@ def closed_form(
     found = excess(sizes)
     if found is None:
         return None
-    work = micro_batches * chunks * (times.of("F") + times.of("B"))
+    work = micro_batches * chunks * (times.forward if name == "forward-only" else times.total)
     return ClosedForm(quantity, formula, work, found)
 
 
@@ -478,6 +489,7 @@ def _chimera(s: _Sizes) -> int | None:
 
 
 _FORMS: dict[str, tuple[Literal["makespan", "span"], str, _Excess]] = {
+    "forward-only": ("makespan", "(p-1)F", lambda s: (s.p - 1) * s.times.forward),
     "gpipe": ("makespan", "(p-1)(F+B)", _fill_and_drain),
     "1f1b": ("makespan", "(p-1)(F+B)", lambda s: _fill_and_drain(s) if s.m >= s.p else None),
     "interleaved-1f1b": ("makespan", "(p-1)(F+B)", lambda s: _fill_and_drain(s) if s.m % s.p == 0 else None),

@@ -224,6 +224,11 @@ class Schedule:
     meta: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
+    def forward_only(self) -> bool:
+        """Whether it is inference: there is no backward, and nothing is kept for one."""
+        return bool(self.meta.get("forward_only"))
+
+    @property
     def stage_to_rank(self) -> Placement:
         """The rank of each stage in the first placement."""
         return self.placements[0]

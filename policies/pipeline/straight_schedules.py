@@ -139,6 +139,24 @@ def actions(stage: int, phase: Phase, micro_batches: Iterable[int]) -> list[Acti
     return list(map(make, zip(repeat(stage), repeat(phase), micro_batches)))
 
 
+def forward_only(ranks: int, micro_batches: int) -> Schedule:
+    """Generate inference: F of every micro-batch in order, and nothing is kept.
+
+    Parameters
+    ----------
+    ranks, micro_batches : int
+        Sizes.
+
+    Examples
+    --------
+    >>> [" ".join(map(str, program)) for program in forward_only(2, 3).programs]
+    ['0F0 0F1 0F2', '1F0 1F1 1F2']
+    """
+    programs = (actions(rank, "F", range(micro_batches)) for rank in range(ranks))
+    meta = {"forward_only": True}
+    return one_pipeline("forward-only", programs, ranks=ranks, micro_batches=micro_batches, meta=meta)
+
+
 def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
     """Generate the 1F1B schedule.
 

@@ -280,7 +280,7 @@ def _incomplete(schedule: Schedule, stage: int, k: int, places: dict[Action, lis
         return
     if not has["F"]:
         yield f"{stage}F{k} is missing: rank {rank} runs a later phase of it and never its forward"
-    if not (has["B"] or has["I"] or has["W"]):
+    if not (has["B"] or has["I"] or has["W"] or schedule.forward_only):
         yield (
             f"{stage}B{k} is missing: rank {rank} runs {stage}F{k} and never its backward "
             f"({stage}B{k}, or {stage}I{k} and {stage}W{k})"

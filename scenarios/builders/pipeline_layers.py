@@ -112,7 +112,7 @@ def layer_costs(layers: Sequence[PipelineStage]) -> list[LayerCost]:
     """Return what planners want to know of layers."""
     return [
         LayerCost(
-            layer.times.of("F") + layer.times.of("B"),
+            layer.times.total,
             layer.boundary_nbytes,
             layer.parameter_nbytes,
             layer.activation_nbytes,
@@ -147,17 +147,21 @@ def cut(layers: Sequence[PipelineStage], balance: Sequence[int]) -> list[Pipelin
     """Return the stages: sums of their layers, and the boundary of the last one."""
     stages, at = [], 0
     for count in balance:
-        stages.append(_joined(layers[at : at + count], layers[at - 1].boundary_nbytes if at else 0))
+        before = [layers[at - 1].boundary_nbytes if at else 0]
+        before += [layer.boundary_nbytes for layer in layers[at : at + count]]
+        stages.append(_joined(layers[at : at + count], before))
         at += count
     return stages
 
 
-def _joined(layers: Sequence[PipelineStage], input_nbytes: int) -> PipelineStage:
+def _joined(layers: Sequence[PipelineStage], boundaries: Sequence[int]) -> PipelineStage:
+    most = max(before + layer.activation_nbytes for before, layer in zip(boundaries, layers, strict=False))
+    trained = all(layer.times.backward is not None or layer.times.input_grad is not None for layer in layers)
     split = all(layer.times.input_grad is not None for layer in layers)
     return PipelineStage(
         StageTimes(
             forward=sum(layer.times.of("F") for layer in layers),
-            backward=sum(layer.times.of("B") for layer in layers),
+            backward=sum(layer.times.of("B") for layer in layers) if trained else None,
             input_grad=sum(layer.times.of("I") for layer in layers) if split else None,
             weight_grad=sum(layer.times.of("W") for layer in layers) if split else None,
             recompute=sum(layer.times.of("R") for layer in layers),
@@ -168,5 +172,6 @@ def _joined(layers: Sequence[PipelineStage], input_nbytes: int) -> PipelineStage
         parameter_nbytes=sum(layer.parameter_nbytes for layer in layers),
         gradient_nbytes=sum(layer.gradient_nbytes for layer in layers),
         optimizer_nbytes=sum(layer.optimizer_nbytes for layer in layers),
-        checkpoint_nbytes=input_nbytes,
+        checkpoint_nbytes=boundaries[0],
+        forward_nbytes=max(0, most - boundaries[0] - boundaries[-1]),
     )

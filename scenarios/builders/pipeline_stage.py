@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from policies.pipeline import Schedule
@@ -41,6 +41,8 @@ class PipelineStage:
     forward_working_nbytes, working_nbytes : int
         What F, and B (or I), needs besides while it runs: what is not kept, gradients of activations, and
         what B computes again.
+    forward_nbytes : int
+        What F needs besides what it receives and sends on, where nothing is kept for a backward.
     checkpoint_nbytes : int, optional
         What a recomputed micro-batch keeps from F to R; by default the boundary activation.
     collective_ns : int
@@ -56,6 +58,7 @@ class PipelineStage:
     weight_grad_nbytes: int | None = None
     forward_working_nbytes: int = 0
     working_nbytes: int = 0
+    forward_nbytes: int = 0
     parameter_nbytes: int = 0
     gradient_nbytes: int = 0
     optimizer_nbytes: int = 0
@@ -67,6 +70,18 @@ class PipelineStage:
     def kept_nbytes(self) -> int:
         """What is left of the activations after I."""
         return self.activation_nbytes if self.weight_grad_nbytes is None else self.weight_grad_nbytes
+
+    def for_inference(self) -> PipelineStage:
+        """Return the stage without what only a backward and an optimizer need."""
+        return replace(
+            self,
+            activation_nbytes=0,
+            weight_grad_nbytes=None,
+            forward_working_nbytes=max(self.forward_working_nbytes, self.forward_nbytes),
+            gradient_nbytes=0,
+            optimizer_nbytes=0,
+            checkpoint_nbytes=0,
+        )
 
     @property
     def input_nbytes(self) -> int:

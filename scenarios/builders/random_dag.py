@@ -151,12 +151,8 @@ class RandomDag(Builder):
             here = []
             for i in range(draw(self.width)):
                 inputs = [before[draw((0, len(before) - 1))]] if before else []
-                extra = rng.random(len(earlier)) < self.probability
-                inputs += [
-                    name
-                    for name, drawn in zip(earlier, extra.tolist(), strict=True)
-                    if drawn and name != inputs[0]
-                ]
+                drawn = np.flatnonzero(rng.random(len(earlier)) < self.probability)
+                inputs += [earlier[k] for k in drawn.tolist() if earlier[k] != inputs[0]]
                 here.append(
                     builder.op(
                         f"l{layer}/{i}",

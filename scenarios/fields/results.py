@@ -354,7 +354,7 @@ def throughput(summary: Mapping[str, Any], iterations: int, batch: int | None) -
     {'samples_per_s': 48.0}
     """
     if (train := summary.get("train")) is not None:
-        return {"samples_per_s": train["samples_per_s"]}
+        return {rate: train[rate] for rate in RATES if rate in train}
     if not summary["makespan_ns"]:
         return {}
     seconds = summary["makespan_ns"] / NS_PER_S

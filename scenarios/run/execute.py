@@ -122,7 +122,14 @@ class Result:
             found["devices"][name] |= more
         found |= told
         content = self.case.scenario.content
-        return found | throughput(found, content.iterations, getattr(content.workload, "batch", None))
+        batch = getattr(content.workload, "batch", None)
+        if "F" in job.graph.phases and not told.keys() & {"train", "pipeline"}:
+            from scenarios.workloads.step_report import is_training_step, step_report
+
+            if is_training_step(job.graph):
+                tokens = getattr(content.workload, "tokens_per_sample", None)
+                found["train"] = step_report(self.trace, batch, tokens)
+        return found | throughput(found, content.iterations, batch)
 
     @cached_property
     def sections(self) -> list[Section]:

@@ -149,6 +149,11 @@ def _pipeline(told: Mapping[str, Any]) -> Section:
         f"bubble {100 * told['bubble']:.2f}% of the makespan, {100 * told['span_bubble']:.2f}% of the "
         f"longest span{formula}"
     )
+    lines = [line]
+    if (latency := told.get("latency_ns")) is not None:
+        median, most = (format_duration(latency[key]) for key in ("median", "max"))
+        rate = f"{told['micro_batches_per_s']:,.4g} micro-batches/s"
+        lines.append(f"{rate}; each takes {median} (median), {most} at most")
     rows = [
         {
             "rank": f"{rank} ({device})",
@@ -168,12 +173,13 @@ def _pipeline(told: Mapping[str, Any]) -> Section:
         "waits for",
         "memory at the peak",
     ]
-    return Section([line], [titled(rows, columns)])
+    return Section(lines, [titled(rows, columns)])
 
 
 def _train(told: Mapping[str, Any]) -> Section:
     """Return time and rate of a training step, and for each rank where its time and its memory go."""
-    limit, peak, same = told["capacity_bytes"], told["peak_bytes"], told["folded"]["each_stands_for"]
+    limit, peak = told["capacity_bytes"], told["peak_bytes"]
+    same = told.get("folded", {}).get("each_stands_for", 1)
     fits = ""
     if limit is not None:
         free = f"{size(limit - peak)} ({percent(1 - peak / limit)}) free"
@@ -181,11 +187,22 @@ def _train(told: Mapping[str, Any]) -> Section:
     folded = (
         f"; each rank below stands for {same:,} GPUs that do the same at the same time" if same > 1 else ""
     )
+    rates = []
+    if "tokens_per_s" in told:
+        rates += [f"{told['tokens_per_s']:,.0f} tokens/s", f"{told['tokens_per_s_per_gpu']:,.0f} a GPU"]
+    elif "samples_per_s" in told:
+        rates.append(f"{told['samples_per_s']:,.4g} samples/s")
+    if told["mfu"] is not None:
+        rates.append(f"MFU {percent(told['mfu'])}")
+    of = (
+        f"{told['parameters'] / 1e9:.4g} billion parameters; {told['schedule']}, "
+        if "schedule" in told
+        else ""
+    )
+    gpus, step = told["gpus"], format_duration(told["step_ns"])
     lines = [
-        f"step {format_duration(told['step_ns'])} on {told['gpus']:,} GPUs: "
-        f"{told['tokens_per_s']:,.0f} tokens/s, {told['tokens_per_s_per_gpu']:,.0f} a GPU, "
-        f"MFU {percent(told['mfu'])}{fits}\n{told['parameters'] / 1e9:.4g} billion parameters; "
-        f"{told['schedule']}, {told['micro_batches']:,} micro-batches{folded}",
+        f"step {step} on {gpus:,} GPU{'s'[: gpus != 1]}: {', '.join(rates)}{fits}\n{of}"
+        f"{told['micro_batches']:,} micro-batch{'es'[: 2 * (told['micro_batches'] != 1)]}{folded}",
         *told["notes"],
     ]
     if told.get("imbalance", 1.0) != 1.0 or told.get("dropped"):
@@ -198,14 +215,14 @@ def _train(told: Mapping[str, Any]) -> Section:
         [
             [
                 {
-                    "rank": str(rank),
+                    "rank": _ranks(rank, of),
                     **{part.replace("_", " "): format_duration(ns) for part, ns in of["time_ns"].items()},
                 }
                 for rank, of in enumerate(told["ranks"])
             ],
             [
                 {
-                    "rank": str(rank),
+                    "rank": _ranks(rank, of),
                     "peak memory": size(of["peak_bytes"]),
                     **{part: size(nbytes) for part, nbytes in of["memory_bytes"].items()},
                 }
@@ -213,6 +230,12 @@ def _train(told: Mapping[str, Any]) -> Section:
             ],
         ],
     )
+
+
+def _ranks(rank: int, of: Mapping[str, Any]) -> str:
+    """Return a rank by its number in a pipeline, or by its device and how many do the same."""
+    more = of.get("stands_for", 1) - 1
+    return f"{of.get('device', rank)}" + (f" and {more:,} more" if more else "")
 
 
 def outcome_sections(outcomes: Sequence[Outcome]) -> list[Section]:

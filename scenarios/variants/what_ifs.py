@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -27,6 +28,7 @@ from scenarios.workloads.graph_files import ImportedFile
 from sim.base.arrays import UNSET
 from sim.base.errors import InputError, UnknownNameError, located
 from sim.explain.communication import inside_ns
+from sim.explain.narration import names_around
 from sim.graph.graph import Graph
 from sim.trace import Trace
 
@@ -93,6 +95,9 @@ def _arrivals(graph: Graph) -> dict[str, dict[int, list[int]]]:
 
 MOST_KINDS: Final = 5
 """Kinds of kernel that are tried one by one: those that take longest together."""
+MOST_NAMES: Final = 3
+"""Operators, and classes of modules, that are tried one by one."""
+_NEARLY_ALL: Final = 0.9
 _OF_KIND: Final = {"kernel": "kernels of no known kind"}
 """What kinds are called, where that is not clear from their names."""
 
@@ -134,6 +139,11 @@ def standard_trials(graph: Graph) -> list[Variant]:
             )
             for kind in _longest_kinds(graph)
         ),
+        *(
+            what_if(f"{name} twice as fast, on host and device", {"scale": {name: "x0.5"}})
+            for key in ("operator", "module")
+            for name in _longest_names(graph, key)
+        ),
         what_if("all kernels twice as fast", {"scale": {"kernels": "x0.5"}}),
         what_if("elementwise kernels in a row fused", {"fuse": ["elementwise"]}, in_a_row),
         what_if("copies between host and device gone", {"remove": ["transfers"]}, copies),
@@ -169,6 +179,17 @@ def _longest_kinds(graph: Graph) -> list[str]:
     total = np.bincount(graph.kind_code[ops], graph.duration_ns[ops], len(graph.kinds))
     first = np.argsort(-total, kind="stable")[:MOST_KINDS]
     return [graph.kinds[code] for code in first.tolist() if total[code] > 0]
+
+
+def _longest_names(graph: Graph, key: str) -> list[str]:
+    """Return the operators, or classes of modules, that take longest with all they call, but nearly all."""
+    work_ns = np.where(roles.collectives(graph) | roles.transfers(graph), 0, graph.duration_ns).clip(0)
+    total, whole = Counter[str](), int(work_ns.sum())
+    for op, path in graph.attribute(key).items():
+        for name in names_around(str(path)):
+            total[name] += int(work_ns[op])
+    some = [name for name, ns in total.items() if 0 < ns < _NEARLY_ALL * whole]
+    return sorted(some, key=lambda name: (-total[name], name))[:MOST_NAMES]
 
 
 def _own_communication(graph: Graph, kind: str) -> str:
@@ -237,6 +258,7 @@ class WhatIfs(Variants):
 
     def case(self, variant: Variant) -> Case:
         """Return the run of a what-if: on the machine that its graph shows, where it is a recording."""
+        assert not variant.settings, "a what-if changes no settings"
         graph, case = self.graph, self._as_it_is
         if variant.what_if:
             graph = applied(graph, [read_what_if(dict(variant.what_if))])

@@ -126,6 +126,16 @@ class Build(Workload):
 
     build_: Annotated[AnyBuilder, Field(alias="build", description="which builder, and its sizes")]
 
+    @property
+    def batch(self) -> int | None:
+        """Samples of a decoder's batch."""
+        return self.build_.batch if isinstance(self.build_, Gpt) else None
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """Tokens of a decoder's sample."""
+        return self.build_.sequence if isinstance(self.build_, Gpt) else None
+
     def build(self, document: Document, machine: Machine) -> Graph:
         """Make the graph."""
         with document.placing("workload", "build"):

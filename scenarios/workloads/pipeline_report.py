@@ -14,6 +14,8 @@ same number. Beside it (``span_bubble``) is the idle share of the longest span o
 promise to keep small. The formula's bubble is of
 one of the two, as ``formula_of`` says, with equal stages and free transfers; None where there is no closed
 form.
+Under ``forward-only`` there are ``micro_batches_per_s``, and ``latency_ns``: from the first start of a
+micro-batch to its last end, the median and the most.
 ``waits_for`` says for each rank what it stood still for (`scenarios.workloads.pipeline_report`),
 ``bottleneck`` what all of them waited for most, ``exposed_ns`` how long each waited for transfers, which
 nothing hid.
@@ -37,7 +39,7 @@ from scenarios.builders.pipeline_stage import RESIDENT, PipelineStage
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import OutOfMemoryError
 from sim.base.intervals import most_in_use, union
-from sim.base.units import format_bytes
+from sim.base.units import NS_PER_S, format_bytes
 from sim.explain.communication import COMMUNICATION
 from sim.explain.derived import DerivedColumns
 from sim.explain.makespan_breakdown import WaitWalk
@@ -134,9 +136,14 @@ def _without_recompute(trace: Trace, band: IntArray, second: IntArray, again: In
     return band
 
 
-def memory_peaks(trace: Trace, devices: Sequence[str]) -> list[tuple[int, dict[str, int]]]:
-    """Return, for each rank, when it holds most, and what then, by band; empty bands are left out."""
-    lives, band = lifetimes(trace), band_of_tensors(trace)
+def memory_peaks(
+    trace: Trace, devices: Sequence[str], band: IntArray | None = None
+) -> list[tuple[int, dict[str, int]]]:
+    """Return, for each rank, when it holds most, and what then, by band; empty bands are left out.
+
+    `band` is that of each tensor; default: as in a pipeline's graph.
+    """
+    lives, band = lifetimes(trace), band_of_tensors(trace) if band is None else band
     return [_at_peak(lives, band, trace.job.machine.device_index(name)) for name in devices]
 
 
@@ -339,6 +346,7 @@ def pipeline_report(
             "makespan_bubble": makespan_bubble,
             "span_bubble": span_bubble,
             **formula,
+            **(_of_inference(trace) if schedule.forward_only else {}),
             "peak_activations": list(peak_activations(schedule)),
             "waits_for": causes,
             "bottleneck": _most(causes),
@@ -355,6 +363,21 @@ def pipeline_report(
                 if key in schedule.meta
             },
         }
+    }
+
+
+def _of_inference(trace: Trace) -> dict[str, Any]:
+    """Return how many micro-batches a second a pipeline puts out, and how long each of them was in it."""
+    graph, ops = trace.job.graph, trace.tasks["op"]
+    k, first, last = graph.micro_batch[ops], trace.tasks["start_ns"], trace.tasks["end_ns"]
+    count = int(k.max()) + 1
+    enters, leaves = np.full(count, trace.makespan_ns), np.zeros(count, np.int64)
+    np.minimum.at(enters, k[k >= 0], first[k >= 0])
+    np.maximum.at(leaves, k[k >= 0], last[k >= 0])
+    latency = np.sort(leaves - enters)
+    return {
+        "micro_batches_per_s": count * NS_PER_S / trace.makespan_ns if trace.makespan_ns else None,
+        "latency_ns": {"median": int(latency[count // 2]), "max": int(latency[-1])},
     }
 
 

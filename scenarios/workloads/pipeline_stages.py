@@ -218,8 +218,6 @@ def _stage(own: StageFields, common: StageFields, number: int | None = None) -> 
     if values["forward"] is None:
         raise InputError(f"{where}has no time of its forward")
     split = values["input_grad"] is not None and values["weight_grad"] is not None
-    if values["backward"] is None and not split:
-        raise InputError(f"{where}has no time of its backward; give backward, or input_grad and weight_grad")
     if values["backward"] is not None and split:
         total = values["input_grad"] + values["weight_grad"]
         if total != values["backward"]:

@@ -164,6 +164,11 @@ def _work(
         schedule = without_backward_dependency(schedule)
     if machine is not None:
         stages = place_stages(fields, document, stages, schedule, able)
+    if schedule.forward_only:
+        unused = [key for key in ("optimizer", "data_parallel") if getattr(fields, key) is not None]
+        if unused := unused or [key for key in policy.options if key == "checkpoint"]:
+            raise InputError(f"{name} has no backward; leave out {unused[0]}")
+        stages = replace(stages, each=[stage.for_inference() for stage in stages.each], end=None)
     around = _around(fields, stages, schedule.chunks if fields.ranks is not None else 1)
     if machine is None:
         streams, transfer, issue_cost = 1 + around.own_stream, fields.transfer or 0, fields.issue_cost or 0

@@ -11,6 +11,8 @@ whose inputs are there first. Before they are, nothing could run, whatever the p
 
 dependency
     No task of the device has its inputs: the last producer (anywhere) has not ended.
+host
+    As dependency, of a device that a host launches on, and the last producer is an op of a host's CPU.
 transfer
     The last input is made and travels, or waits for a link (or for the request for it,
     `sim.readiness.rendezvous`).
@@ -69,6 +71,7 @@ REASONS: Final = (
     "late rank",
     "unexplained",
     "recovery",
+    "host",
     "finished",
     "unused",
 )
@@ -185,7 +188,10 @@ def _pieces(f: DerivedColumns, where: Where) -> IdlePieces:
     last = f.last_producer[row]
     made = np.clip(np.where(last >= f.n, f.data[last], f.data[row]), start, end)
     there = np.clip(f.data[row], made, end)
-    parts.append(_part(device, start, made - start, "dependency", row))
+    producer = np.where(last >= f.n, f.last_producer[last], last)
+    by_host = (producer != UNSET) & f.by_worker[producer] & ~f.by_worker[row]
+    parts.append(_part(device, start, np.where(by_host, 0, made - start), "dependency", row))
+    parts.append(_part(device, start, np.where(by_host, made - start, 0), "host", row))
     parts.append(_part(device, made, there - made, "transfer", row))
     for reason, begin, length in held_up(f, row, there, end):
         parts.append(_part(device, begin, length, reason, row))

@@ -45,6 +45,7 @@ _WORDS: Final[Mapping[str, tuple[str, str]]] = {
     "late rank": ("waiting for a late rank", "collectives wait for late ranks"),
     "unexplained": ("idle, and nothing recorded says why", "more of a recording is unexplained"),
     "recovery": ("starting anew after a failure", "parts of the machine fail"),
+    "host": ("waiting for ops of the host", "{device} waits for ops of its host"),
     "finished": ("after its last op", "{device} has no work left"),
     "unused": ("unused", "{device} has no work"),
 }
@@ -53,7 +54,7 @@ _WORDS: Final[Mapping[str, tuple[str, str]]] = {
 PARTS: Final = tuple(part for part in _WORDS if part != "bubble")
 """What a device's makespan divides into: computing, communicating, and the reasons of `sim.explain.idle`."""
 
-_FOR_OTHERS: Final = ("dependency", "finished")
+_FOR_OTHERS: Final = ("dependency", "host", "finished")
 """Reasons to be idle that are put down to what ran elsewhere."""
 _ABOUT_AS_MUCH: Final = 0.9
 _OTHERS: Final = "other devices"

@@ -179,6 +179,7 @@ def _late_rank(f: DerivedColumns, row: int, at_ns: int) -> str:
 
 _SENTENCES: Final[dict[str, Callable[[DerivedColumns, int, int], str]]] = {
     "dependency": _dependency,
+    "host": _dependency,
     "transfer": _in_transit,
     "issue": _issue,
     "policy": _policy,

@@ -301,8 +301,10 @@ class GraphBuilder:
             Op → sizes of its outputs in bytes, at least one.
         duration_ns, stage, micro_batch : array
             One value an op; -1 for none.
-        dtype, flops, bytes_read, bytes_written
-            As the columns before, where there are any; -1 for bytes that follow from the tensors.
+        dtype : (sequence of str, array), optional
+            Words, as of `kind`.
+        flops, bytes_read, bytes_written : array
+            One value an op; -1 for bytes that follow from the tensors.
         input_distance, after_distance : array, optional
             One value an entry of `inputs`, and of `after`.
         duration_by_kind : mapping of str to mapping of int to int

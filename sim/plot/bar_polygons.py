@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, IntArray
-from sim.plot.bars import Bars, PathSteps, arrows_of, name_of
+from sim.plot.bars import Bars, PathSteps, arrows_of, micro_batches, name_of
 from sim.plot.figure import elided
 from sim.plot.theme import hatches, ink, paper, printed, shade
 from sim.record.record import Record
@@ -201,13 +201,8 @@ def names_in_bars(
         Height of a lane, in points.
     marked : array of int64, optional
     """
-    graph, length = trace.job.graph, bars.end - bars.start
+    length, slot = bars.end - bars.start, micro_batches(trace, bars)
     roomy = np.flatnonzero((length * points_of(ax)[0] > until * 6) & (bars.row != UNSET))
-    slot = np.full(len(bars), UNSET)
-    of_task = roomy[bars.row[roomy] < len(trace)]
-    op = trace.tasks["op"][bars.row[of_task]]
-    is_slot = np.array([kind in graph.phases for kind in graph.kinds], bool)[graph.kind_code[op]]
-    slot[of_task[is_slot]] = graph.micro_batch[op[is_slot]]
     lanes = [lane.rpartition("/")[0] for lane in bars.lanes]
 
     def texts(k: int) -> list[str]:

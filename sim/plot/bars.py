@@ -186,6 +186,16 @@ def name_of(trace: Record, row: int) -> str:
     return graph.tensor_name(int(trace.transfers["tensor"][row - len(trace)]))
 
 
+def micro_batches(trace: Record, bars: Bars) -> IntArray:
+    """Return the micro-batch of each bar that is a slot of a pipeline's schedule; -1 of any other."""
+    graph, found = trace.job.graph, np.full(len(bars), UNSET)
+    of_task = np.flatnonzero((bars.row != UNSET) & (bars.row < len(trace)))
+    op = trace.tasks["op"][bars.row[of_task]]
+    is_slot = np.array([kind in graph.phases for kind in graph.kinds], bool)[graph.kind_code[op]]
+    found[of_task[is_slot]] = graph.micro_batch[op[is_slot]]
+    return found
+
+
 def arrows_of(trace: Record, bars: Bars) -> tuple[IntArray, IntArray]:
     """Return (bar of the producer, bar of the consumer) of every edge between two lanes.
 

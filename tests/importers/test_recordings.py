@@ -171,7 +171,7 @@ def test_a_delay_is_idle_time_with_a_reason(trace: Write) -> None:
     """Without stream 20: 36 us between two gaps of 2."""
     events = [*BACK_TO_BACK[:8], host("cudaLaunchKernel", 7, 21, 4), gpu("f", 7, 252, 20)]
     run = run_recorded(load_graph(trace(*events)))
-    assert idle_reasons(run)["gpu"] == {"dependency": 4_000, "launch": 12_000, "unexplained": 36_000}
+    assert idle_reasons(run)["gpu"] == {"host": 4_000, "launch": 12_000, "unexplained": 36_000}
     assert time_use(run)["gpu"] == {"compute": 220_000, "communicate": 0, "wait": 52_000, "idle": 0}
     use = device_use(run)["gpu"]
     assert (use.busy_ns, use.idle_ns) == (220_000, 52_000)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
+import re
 from pathlib import Path
 
 import pytest
+
+import sim
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("sim", "devices", "policies", "scenarios", "validation", "studies")
@@ -25,6 +31,16 @@ def with_examples() -> dict[str, list[str]]:
 
 
 FOUND = with_examples()
+
+
+def test_no_public_parameters_share_a_line_without_a_type() -> None:
+    """The reference would give each of them the type of another one."""
+    public = [getattr(sim, name) for name in sim.__all__] + [load_scenario, run_scenario]
+    members = [
+        value for each in public if inspect.isclass(each) for value in vars(each).values() if callable(value)
+    ]
+    shared = re.compile(r"^ +\w+(, \w+)+$\n +[A-Z]", re.MULTILINE)
+    assert not [found[0] for each in public + members if (found := shared.search(each.__doc__ or ""))]
 
 
 @pytest.mark.parametrize(

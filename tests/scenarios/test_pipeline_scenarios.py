@@ -15,11 +15,13 @@ from pipeline_runs import FOLDER, GOOD, SIZED, block, in_pipeline, run
 from scenario_texts import write
 
 from policies.pipeline import StageTimes, evaluate, generate
+from scenarios.importers.graph_json import write_graph
 from scenarios.regression import check_file
 from scenarios.report.pipeline_compare import memory_of_rank, pipeline_rows
 from scenarios.run.execute import run_case, run_scenario
 from scenarios.run.load import load_scenario
 from scenarios.workloads.pipeline_workload import micro_batch_sizes
+from sim import GraphBuilder
 from sim.base.errors import InputError, OutOfMemoryError, ScenarioError, StuckError
 
 # -- the result ------------------------------------------------------------------------------------
@@ -46,7 +48,7 @@ def test_the_block_of_1f1b(tmp_path: Path) -> None:
         ("gpipe", {}), ("1f1b", {}), ("interleaved-1f1b", {"chunks": 2}), ("looped-bfs", {"chunks": 2}),
         ("zb-h1", {}), ("zb-h2", {}), ("interleaved-zb", {"chunks": 2}), ("zb-v", {}), ("zb-auto", {}),
         ("v-half", {}), ("v-min", {}), ("dualpipe", {}), ("dualpipe-v", {}), ("chimera", {}),
-        ("pipedream", {}),
+        ("pipedream", {}), ("forward-only", {}),
     ],
 )  # fmt: skip
 def test_every_schedule_is_a_policy(tmp_path: Path, policy: str, sets: dict[str, int]) -> None:
@@ -79,6 +81,45 @@ policy: gpipe
     found = block(run(folder, text=text))
     assert found["makespan_ns"] == (m + p - 1) * (f + b) * 1000
     assert found["bubble"] == found["bubble_formula"] == (p - 1) / (m + p - 1)
+
+
+def test_inference_over_a_graph_by_hand(tmp_path: Path) -> None:
+    """Stage 0 takes 7 ns and holds 3 bytes while b runs; stage 1 takes 13 ns: four leave in 7 + 4 * 13.
+
+    While the last micro-batch is on stage 0, two that have left it still lie there: 10 + 2 + 3 bytes.
+    """
+    b = GraphBuilder("chain")
+    b.parameter("w", 10)
+    b.parameter("v", 20)
+    b.op("a", duration_ns=1, outputs=2)
+    b.op("b", duration_ns=3, inputs=["a", "w"], outputs=1)
+    b.op("c", duration_ns=3, inputs=["b"], outputs=1)
+    b.op("d", duration_ns=13, inputs=["c", "v"], outputs=1)
+    write_graph(b.build(), tmp_path / "graph.json")
+    text = """
+workload: {pipeline: {graph: graph.json, ranks: 2, micro_batches: 4, partition: [3, 1]}}
+policy: forward-only
+"""
+    found = block(run(tmp_path, text=text))
+    assert (found["makespan_ns"], found["latency_ns"]) == (59, {"median": 32, "max": 59 - 21})
+    assert found["micro_batches_per_s"] == pytest.approx(4e9 / 59)
+    assert found["memory_bytes"] == [
+        {"parameters": 10, "buffers": 3, "working": 2},
+        {"parameters": 20, "working": 1},
+    ]
+
+
+@pytest.mark.parametrize("key", ["optimizer=1ms", "data_parallel={all_reduce: 1ms}"])
+def test_inference_has_no_step_at_the_end(tmp_path: Path, key: str) -> None:
+    with pytest.raises(InputError, match="forward-only has no backward; leave out"):
+        run(tmp_path, f"workload.pipeline.{key}", policy="forward-only")
+
+
+def test_only_inference_can_do_without_a_backward(tmp_path: Path) -> None:
+    text = "workload: {pipeline: {stages: 2, micro_batches: 2, forward: 1ms}}\npolicy: forward-only\n"
+    assert run(tmp_path, text=text).trace.makespan_ns == 3_000_000
+    with pytest.raises(InputError, match="the stage has no time for them: give backward"):
+        run(tmp_path, text=text, policy="1f1b")
 
 
 def test_zero_bubble_is_said_of_the_span(tmp_path: Path) -> None:

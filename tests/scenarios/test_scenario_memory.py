@@ -44,6 +44,25 @@ def test_what_does_not_fit_ends_with_the_story(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("size", "where"), [("40MB", "stream 1, at 10 us"), ("60MB", "stream 0, before time 0")]
+)
+def test_streams_are_those_of_the_device_itself(tmp_path: Path, size: str, where: str) -> None:
+    """gpu1's second stream is the fourth of the machine."""
+    text = f"""
+machine: {{devices: {{gpu: {{kind: gpu, count: 2, streams: 2, memory: 50MB}}}}}}
+workload:
+  ops:
+    a: {{duration: 10us, device: gpu1, output: 20MB}}
+    b: {{duration: 10us, device: gpu1, inputs: [a], output: {size}}}
+policy: {{name: in-order, streams: round-robin}}
+memory: {{allocator: counted}}
+"""
+    result = sim("run", write(tmp_path, text))
+    assert "out of memory on gpu1 (counted allocator): 'b' asks for" in result.stderr, result.output
+    assert f" on {where}\n" in result.stderr
+
+
 def test_a_preset_has_an_end(tmp_path: Path) -> None:
     """An H200 has 143,156 MiB; parameters of 160 GB do not fit, whatever runs."""
     text = THREE_BLOCKS.replace("{kind: gpu, memory: 100MB}", "{preset: h200-sxm}").replace(

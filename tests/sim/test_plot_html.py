@@ -25,6 +25,7 @@ from sim.base.units import parse_duration
 from sim.explain.communication import link_loads
 from sim.explain.derived import DerivedColumns
 from sim.explain.path import executed_path
+from sim.notebook import Section
 from sim.plot import gantt, save_html, save_page, theme
 from sim.plot.bar_polygons import forms
 from sim.plot.bars import bars_of
@@ -268,6 +269,23 @@ def test_names_have_the_forms_of_the_picture() -> None:
     assert shown == [forms(name, lane.rpartition("/")[0]) for name, lane in names]
 
 
+@with_node
+def test_a_bar_has_its_name_in_smaller_letters_before_none() -> None:
+    bars = {"name": [0, 1], "slot": [-1, 12], "lane": [0, 0]}
+    page = [{"names": ["gpu0/ffn/up", "3F12"]}, {"bars": bars, "lane_names": ["gpu0/0"]}]
+    texts = "textsOf(...data, 0), textsOf(...data, 1)"
+    fitted = ", ".join(f"written(['3F12', '12'], t => t.length, {room}, 11)" for room in (44, 30, 14, 13))
+    assert in_node(page, f"[{texts}, {fitted}, written(['a'], () => 1, 90, 6)]") == [
+        ["ffn/up", "up"],
+        ["3F12", "12"],
+        ["3F12", 11],
+        ["12", 11],
+        ["12", 7],
+        ["", 0],
+        ["", 0],
+    ]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_page_has_the_executed_path_and_shares_that_add_up(seed: int) -> None:
     trace = draw_run(seed)
@@ -288,7 +306,12 @@ def test_the_page_has_the_executed_path_and_shares_that_add_up(seed: int) -> Non
 
 
 def test_the_whole_page_has_memory_links_ops_and_causes(tmp_path: Path) -> None:
-    data = gantt_data({"one": over_a_link(), "two": over_a_link()}, whole=True)
+    more = [Section(["a line"], [[{"rank": "0"}], []], ["a note"])]
+    data = gantt_data({"one": over_a_link(), "two": over_a_link()}, whole=True, sections={"two": more})
+    assert [told["sections"] for told in data["told"]] == [
+        [],
+        [{"text": "a line\na note", "tables": [[{"rank": "0"}]]}],
+    ]
     assert [("bars" in row, "bands" in row, "links" in row) for row in data["rows"]] == [
         *[(True, False, False), (False, True, False), (False, True, False), (False, False, True)] * 2
     ]

@@ -228,7 +228,7 @@ def test_the_parts_add_up_to_the_makespan(drawn: Run) -> None:
         assert sum(own.parts.values()) == f.trace.makespan_ns
         assert set(own.parts) <= set(PARTS)
         assert min(own.parts.values(), default=1) > 0
-        waits = sum(own.parts.get(reason, 0) for reason in ("dependency", "finished"))
+        waits = sum(own.parts.get(reason, 0) for reason in ("dependency", "host", "finished"))
         assert sum(own.waits_for.values()) == waits
         if own.device and not f.devices[f.machine.device_index(own.device)].workers:
             idle = {part: ns for part, ns in own.parts.items() if part in REASONS}

@@ -2,6 +2,7 @@
 "use strict";
 const page = JSON.parse(document.getElementById("data").textContent);
 const HEIGHT = 0.8, LANE = 26, THIN = 15, STRIP = 64, LINK = 14, AXIS = 26;   // a bar's share of its lane; pixels
+const FONT = "px system-ui, sans-serif";
 const MANY = 24;                                      // lanes, from which on they are thinner
 const ratio = window.devicePixelRatio || 1;
 const hidden = new Set(), rows = [];
@@ -163,7 +164,7 @@ function drawBars(c, row) {
         c.fillRect(column * px, top + (1 - filled[column]) * height, px, shares[column] * height);
       }
     }
-    c.font = (height > 12 ? 11 : 9) + "px system-ui, sans-serif";
+    const largest = Math.min(11, 0.95 * height);
     for (const k of wide) {
       const left = Math.max(x(b.start[k]), -2), right = Math.min(x(b.end[k]), width + 2);
       c.globalAlpha = row.marked && !row.marked[k] ? pale : 1;
@@ -171,13 +172,18 @@ function drawBars(c, row) {
       c.fillRect(left, top, right - left, height);          // as wide as it is, with soft edges
       if (right - left <= 6) continue;
       c.fillStyle = paper; c.fillRect(right - 0.5, top, 0.5, height);
-      const name = b.name[k] < 0 ? "" : forms(page.names[b.name[k]], row.lane_names[b.lane[k]])
-        .find(form => right - left - 4 > 5.5 * form.length);
-      if (name && height > 8 && !printing) {
-        c.fillStyle = c.globalAlpha < 1 ? ink : page.kinds[b.entry[k]].text;
-        if (c.globalAlpha < 1) c.globalAlpha = 0.5;
-        c.fillText(name, (left + right) / 2, top + height / 2 + 0.5);
+      c.font = largest + FONT;
+      const [name, size] = written(textsOf(page, row, k), text => c.measureText(text).width / largest, right - left - 3, largest);
+      if (!name) continue;
+      const faint = c.globalAlpha < 1, middle = (left + right) / 2;
+      c.font = size + FONT;
+      if (printing) {                                        // hatches would be read as letters
+        const half = c.measureText(name).width / 2;
+        c.fillStyle = paper; c.fillRect(middle - half, top + (height - size) / 2, 2 * half, size);
       }
+      c.fillStyle = faint || printing ? ink : page.kinds[b.entry[k]].text;
+      if (faint) c.globalAlpha = 0.5;
+      c.fillText(name, middle, top + height / 2 + 0.5);
     }
   }
   c.globalAlpha = 1;

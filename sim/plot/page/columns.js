@@ -79,6 +79,22 @@ function forms(name, lane) {
   return [own, ...rests.filter(rest => rest && !/^\d+$/.test(rest))];
 }
 
+/** What may stand in bar k of a row: forms of its name, at last its micro-batch. */
+function textsOf(page, row, k) {
+  const b = row.bars, slot = b.slot[k] < 0 ? [] : [String(b.slot[k])];
+  return b.name[k] < 0 ? [] : forms(page.names[b.name[k]], row.lane_names[b.lane[k]]).concat(slot);
+}
+
+/** The first text that has room, and how large it is: smaller letters before none. `width` is that of a text at size 1. */
+function written(texts, width, room, largest) {
+  for (const size of largest < SMALLEST ? [] : [largest, SMALLEST]) {
+    const found = texts.find(text => width(text) * size <= room);
+    if (found) return [found, size];
+  }
+  return ["", 0];
+}
+const SMALLEST = 7;   // pixels
+
 /** Which bars have all words of a filter in what they are called. */
 function matching(page, row, filter) {
   const words = filter.toLowerCase().split(/\s+/).filter(word => word), b = row.bars;

@@ -1,0 +1,231 @@
+"""What is told of a training step that rewrites made of a graph, under the keys that `train` has for its own.
+
+::
+
+    model ─► policy.compile: [training, tensor-parallel, ...] ─► run ─► step, rate, MFU; of each device
+                                                                        time and memory by what they are for
+
+    time     products ─ attention ─ passes ─ optimizer, then collectives that none of these hides, then waits
+    memory   parameters       what forwards read          gradients    what updates read, and the parts of it
+             optimizer state  what updates alone read     activations  what a forward leaves for a backward
+             buffers          what is gathered, copied    working      all else
+
+A collective within a layer is one of tensor, context or expert parallelism; others are around the layers.
+MFU is the time in which the devices could do the flop of products, convolutions and attention at their peaks,
+each in its data type, over the time that they took.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from devices.cost.kernel_costs import CONVS, PRODUCTS
+from policies.parallel.rank_grid import REPLICAS
+from policies.rewrite.backward import OPTIMIZERS
+from scenarios.builders.train.memory import PARTS
+from scenarios.workloads.pipeline_report import BANDS, memory_peaks
+from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.base.intervals import union
+from sim.base.units import NS_PER_S, round_half_up
+from sim.explain.communication import exposed_communication, moving_ops
+from sim.explain.derived import DerivedColumns
+from sim.graph.graph import Graph, Role
+from sim.trace import Trace
+
+_AROUND: Final = frozenset({"dp", REPLICAS, "cp-dp", "pp"})
+"""Dimensions whose collectives are none within a layer."""
+_COPIES: Final = ("copy_in", "copy_out", "concat")
+_SUMS: Final = ("add", "add_n", "identity", "reshape", "cast", "transpose")
+
+
+def is_training_step(graph: Graph) -> bool:
+    """Whether a graph has a forward that says so, and updates parameters."""
+    return "F" in graph.phases and any(kind in OPTIMIZERS for kind in graph.kinds)
+
+
+def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str, Any]:
+    """Return the key ``train`` of the summary of a run.
+
+    Parameters
+    ----------
+    trace : Trace
+        Of a graph that `is_training_step`.
+    batch : int or None
+        Samples of the graph, of which each replica has as many in each of its micro-batches.
+    tokens : int or None
+        Of a sample.
+    """
+    graph, machine, n = trace.job.graph, trace.job.machine, trace.job.iterations
+    updates = graph.is_kind(*OPTIMIZERS)
+    devices = [d for d in np.unique(trace.job.device_of[updates]).tolist() if d != UNSET]
+    stands_for = {d: 1 if machine.folding is None else int(machine.stands_for[d]) for d in devices}
+    gpus, step = sum(stands_for.values()), trace.makespan_ns // n
+    times = _times(trace, devices, updates)
+    peaks = memory_peaks(trace, [machine.devices[d].name for d in devices], use_of_tensors(trace))
+    flops, ideal = _work(trace, stands_for)
+    exposed = exposed_communication(DerivedColumns(trace)).values()
+    limits = [machine.devices[d].memory_bytes for d in devices]
+    micro_batches = 1 + max(0, int(graph.micro_batch.max(initial=0)))
+    samples = None if batch is None else batch * micro_batches * _replicas(graph)
+    most = max(sum(bands.values()) for _, bands in peaks)
+    same: dict[str, dict[str, Any]] = {}
+    for d, time_ns, (at, bands) in zip(devices, times, peaks, strict=True):
+        found = {
+            "time_ns": time_ns,
+            "peak_bytes": sum(bands.values()),
+            "memory_bytes": {**dict.fromkeys(PARTS, 0), **bands},
+        }
+        own = {"device": machine.devices[d].name, "stands_for": 0, "when": _when(trace, d, at)}
+        same.setdefault(repr(found), {**own, **found})["stands_for"] += stands_for[d]
+    waits = sum(of["waits"] * stands_for[d] for d, of in zip(devices, times, strict=True))
+    return {
+        "step_ns": step,
+        **_rates(step, gpus, samples, tokens),
+        "model_flops": flops,
+        "mfu": ideal / (gpus * step) if ideal and step else None,
+        "gpus": gpus,
+        "micro_batches": micro_batches,
+        "ranks": list(same.values()),
+        "capacity_bytes": None if None in limits else min(limits),
+        "peak_bytes": most,
+        "exposed_ns": max((sum(parts.values()) for parts in exposed), default=0) // n,
+        "bubble": waits / (gpus * step) if step else 0.0,
+        "fits": all(
+            limit is None or sum(bands.values()) <= limit
+            for limit, (_, bands) in zip(limits, peaks, strict=True)
+        ),
+        "notes": [],
+    }
+
+
+def _rates(step: int, gpus: int, samples: int | None, tokens: int | None) -> dict[str, float]:
+    """Return samples and tokens a second, as far as they are known."""
+    if samples is None or not step:
+        return {}
+    per_s = samples * NS_PER_S / step
+    found = {"samples_per_s": per_s}
+    if tokens is None:
+        return found
+    return {**found, "tokens_per_s": per_s * tokens, "tokens_per_s_per_gpu": per_s * tokens / gpus}
+
+
+def _replicas(graph: Graph) -> int:
+    """Return how many replicas have samples of their own."""
+    found = 1
+    for op in graph.in_communicators:
+        of: Mapping[str, tuple[int, int]] = graph.attributes[op].get("rank", {})
+        found = max(found, int(np.prod([of[name][1] for name in ("dp", REPLICAS) if name in of])))
+    return found
+
+
+def _work(trace: Trace, stands_for: Mapping[int, int]) -> tuple[int, int | None]:
+    """Return the flop of products, convolutions and attention, and how many ns of devices they take at peaks.
+
+    Attention computes its scores again in the backward, which is no work of the model: of five products four
+    count (arXiv 2307.08691, section 2.3). None: a peak is not known.
+    """
+    graph, machine = trace.job.graph, trace.job.machine
+    counts = _is_product(graph) | _is_attention(graph)
+    work = np.where(graph.is_kind("attention_grad"), graph.flops * 4 // 5, graph.flops)
+    flops, ideal, known = 0, 0, True
+    for d, same in stands_for.items():
+        device = machine.devices[d]
+        mine = counts & (trace.job.device_of == d)
+        flops += same * int(work[mine].sum())
+        roof = np.nan if device.cost is None else device.cost.roofs(graph, device).flop_per_s
+        seconds = float((work / roof)[mine].sum())
+        ideal += same * (0 if math.isnan(seconds) else round_half_up(seconds * NS_PER_S))
+        known &= not math.isnan(seconds)
+    return flops, ideal if known else None
+
+
+def _is_product(graph: Graph) -> BoolArray:
+    kinds = [kind for kind in graph.kinds if kind in CONVS or kind.removesuffix("_grad") in PRODUCTS]
+    return graph.is_kind(*kinds)
+
+
+def _is_attention(graph: Graph) -> BoolArray:
+    return graph.is_kind(*(kind for kind in graph.kinds if kind.startswith("attention")))
+
+
+def _times(trace: Trace, devices: Sequence[int], updates: BoolArray) -> list[dict[str, int]]:
+    """Return, for each device, where its step goes; `hidden` runs beside the others, which add up to it."""
+    graph, n = trace.job.graph, trace.job.iterations
+    op, ns = trace.tasks["op"], trace.tasks["end_ns"] - trace.tasks["start_ns"]
+    moves = moving_ops(trace.job)[op]
+    within = np.zeros(len(graph), bool)
+    within[[k for k in graph.in_communicators if _dimension(graph, k) not in _AROUND]] = True
+    parts = {
+        "products": _is_product(graph)[op],
+        "attention": _is_attention(graph)[op],
+        "passes": ~moves & ~updates[op],
+        "optimizer": updates[op] & ~moves,
+        "exposed_in_layers": moves & within[op],
+        "exposed_around": moves,
+    }
+    found = []
+    for d in devices:
+        mine, before, of = trace.device == d, 0, {}
+        rows = np.zeros(len(op), bool)
+        for name, chosen in parts.items():  # what runs beside an earlier part adds nothing to it
+            rows |= mine & chosen
+            covered = _covered(trace, rows)
+            of[name], before = (covered - before) // n, covered
+        sent = int(ns[mine & moves].sum()) // n
+        of["waits"] = trace.makespan_ns // n - sum(of.values())
+        of["hidden"] = max(0, sent - of["exposed_in_layers"] - of["exposed_around"])
+        found.append(of)
+    return found
+
+
+def _dimension(graph: Graph, op: int) -> str:
+    return str(graph.attributes[op].get("dimension", "dp"))
+
+
+def _covered(trace: Trace, rows: BoolArray) -> int:
+    where = np.flatnonzero(rows)
+    start, end = trace.begins_ns[where], trace.tasks["end_ns"][where]
+    return int(union(start, end, np.zeros(len(where), np.int64)).lengths(1)[0])
+
+
+def _when(trace: Trace, device: int, at_ns: int) -> str:
+    tasks = trace.tasks
+    running = (trace.device == device) & (tasks["start_ns"] <= at_ns) & (tasks["end_ns"] > at_ns)
+    op = tasks["op"][running]
+    own = op[~moving_ops(trace.job)[op]]
+    return trace.job.graph.op_names[int((own if len(own) else op)[0])] if len(op) else ""
+
+
+def use_of_tensors(trace: Trace) -> IntArray:
+    """Return what each tensor is for, as an index into `scenarios.workloads.pipeline_report.BANDS`."""
+    graph = trace.job.graph
+    use = {name: BANDS.index(name) for name in BANDS}
+    found = np.full(graph.n_tensors, use["working"])
+    producer, reader = graph.tensor_producer, graph.inputs.rows()
+    updates, passes_on = graph.is_kind(*OPTIMIZERS), moving_ops(trace.job) | graph.is_kind(*_COPIES)
+    forward = graph.phase_code == graph.phases.index("F")
+    made = producer != UNSET
+    later, of_update = np.zeros(graph.n_tensors, bool), np.zeros(graph.n_tensors, bool)
+    later[graph.inputs.indices[~forward[reader]]] = True
+    of_update[graph.inputs.indices[updates[reader]]] = True
+    others = np.zeros(graph.n_tensors, bool)
+    others[graph.inputs.indices[~updates[reader]]] = True
+
+    made_by_forward, moved = made & forward[producer], made & passes_on[producer]
+    found[moved] = use["buffers"]
+    found[made_by_forward & later] = use["activations"]
+    found[~made] = use["activations"]
+    found[graph.tensor_role == Role.PARAMETER] = use["parameters"]
+    found[(graph.tensor_role == Role.PARAMETER) & of_update & ~others] = use["optimizer state"]
+    gradients = of_update & made
+    carry = passes_on | graph.is_kind(*_SUMS)
+    for op in np.flatnonzero(carry)[::-1].tolist():
+        if gradients[graph.outputs.row(op)].any():
+            read = graph.inputs.row(op)
+            gradients[read[made[read] & ~made_by_forward[read]]] = True
+    found[gradients & ~moved | of_update & made] = use["gradients"]
+    return found

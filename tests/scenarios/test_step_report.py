@@ -1,0 +1,130 @@
+"""A training step that rewrites made: the same report as `train`, by hand and beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scenarios.run.execute import Result, run_scenario
+from scenarios.run.load import load_scenario
+
+SIZES = "layers: 4, hidden: 2048, heads: 16, vocabulary: 50304"
+
+
+def ran(tmp_path: Path, text: str) -> Result:
+    path = tmp_path / "step.yaml"
+    path.write_text(f"name: step\n{text}\n", encoding="utf-8")
+    return run_scenario(load_scenario(path))
+
+
+def built(tmp_path: Path, *steps: str, training: str = "{name: training, optimizer: adam}") -> Result:
+    return ran(
+        tmp_path,
+        "machine: {preset: dgx-h100}\n"
+        f"workload: {{build: {{model: gpt, {SIZES}, sequence: 2048, batch: 2}}}}\n"
+        f"policy: {{runtime: pytorch-distributed, compile: [{', '.join((training, *steps))}]}}",
+    )
+
+
+def trained(tmp_path: Path, parallel: str) -> dict[str, Any]:
+    """Return what `train` tells of the same model, whose kernels run as if alone."""
+    told: dict[str, Any] = ran(
+        tmp_path,
+        f"workload: {{train: {{model: {{{SIZES}, positions: 2048, tied: true, biases: true}}, "
+        f"calibration: {{device: h100-sxm, nccl: h100}}, parallel: {parallel}, sequence: 2048, "
+        f"micro_batch: 2, batch: {16 if '8' in parallel else 2}}}}}",
+    ).summary["train"]
+    return told
+
+
+def test_a_step_counted_by_hand(tmp_path: Path) -> None:
+    """Two ops of 1 TFLOP on a device of 100 TFLOP/s, and their gradients: 6 TFLOP in 60 ms of 61."""
+    result = ran(
+        tmp_path,
+        "machine: {devices: {gpu: {kind: gpu, peak: {fp32: 100TFLOP/s}, bandwidth: 1TB/s, cost: roofline}}}\n"
+        "workload:\n"
+        "  inputs: {x: 8MB}\n"
+        "  parameters: {w: 100MB, v: 100MB}\n"
+        "  ops:\n"
+        "    a: {kind: matmul, inputs: [x, w], output: 8MB, flops: 1TFLOP, dtype: fp32, phase: F}\n"
+        "    b: {kind: matmul, inputs: [a, v], output: 8MB, flops: 1TFLOP, dtype: fp32, phase: F}\n"
+        "policy: {name: in-order, compile: [{name: training, optimizer: sgd}]}",
+    )
+    told = result.summary["train"]
+    (rank,) = told["ranks"]
+    assert told["step_ns"] == result.trace.makespan_ns
+    assert told["model_flops"] == 5 * 10**12  # the input needs no gradient
+    assert told["mfu"] == pytest.approx(0.05 * 1e9 / told["step_ns"])
+    parts = rank["time_ns"]
+    assert sum(ns for name, ns in parts.items() if name != "hidden") == told["step_ns"]
+    assert parts["products"] == pytest.approx(50e6, rel=0.01)
+    assert parts["optimizer"] > 0
+    memory = rank["memory_bytes"]
+    assert memory["parameters"] == 200_000_000
+    assert memory["optimizer state"] == 0
+    assert memory["gradients"] > 0
+    assert rank["peak_bytes"] == sum(memory.values()) == result.summary["devices"]["gpu"]["peak_memory_bytes"]
+    assert "tokens_per_s" not in told
+
+
+@pytest.mark.parametrize(
+    ("steps", "samples", "ranks"),
+    [
+        (("{name: ddp, ranks: 4}",), 8, 4),
+        (("{name: gradient-accumulation, micro_batches: 3}", "{name: fsdp2, ranks: 4, shard: 2}"), 24, 4),
+        (("{name: tensor-parallel, ranks: 2}", "{name: zero-1, ranks: 2}"), 4, 4),
+    ],
+)
+def test_samples_are_those_of_all_replicas(
+    tmp_path: Path, steps: tuple[str, ...], samples: int, ranks: int
+) -> None:
+    summary = built(tmp_path, *steps).summary
+    told = summary["train"]
+    seconds = told["step_ns"] / 1e9
+    assert told["gpus"] == ranks
+    assert told["samples_per_s"] == summary["samples_per_s"] == pytest.approx(samples / seconds)
+    assert told["tokens_per_s"] == pytest.approx(2048 * samples / seconds)
+    assert sum(of["stands_for"] for of in told["ranks"]) == ranks
+    for of in told["ranks"]:
+        assert sum(ns for name, ns in of["time_ns"].items() if name != "hidden") == told["step_ns"]
+        assert of["peak_bytes"] == summary["devices"][of["device"]]["peak_memory_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("step", "parallel", "slower"),
+    [
+        ("{name: ddp, ranks: 1}", "{dp: 1, sharding: none}", 0.005),
+        ("{name: ddp, ranks: 8}", "{dp: 8, sharding: none}", 0.12),
+        ("{name: zero-1, ranks: 8}", "{dp: 8, sharding: zero-1}", 0.12),
+        ('{name: fsdp2, ranks: 8, wrap: "layer\\\\d+"}', "{dp: 8, sharding: fsdp}", 0.12),
+    ],
+)
+def test_both_ways_to_describe_a_step_agree(tmp_path: Path, step: str, parallel: str, slower: float) -> None:
+    """One GPT on H100s, its kernels priced alike: by rewrites, and by `train`.
+
+    Products and attention take the same time, but for the SMs that collectives beside them hold, which
+    `train` leaves to its calibration; the work is the same. They are programs of two libraries: passes and
+    optimizers differ (fused biases; Megatron-LM's clips and has an fp32 copy), and so does the loss, whose
+    gradient replaces the logits in `train`.
+    """
+    by_rewrites, by_train = built(tmp_path, step).summary["train"], trained(tmp_path, parallel)
+    assert by_rewrites["gpus"] == by_train["gpus"]
+    assert by_rewrites["model_flops"] == pytest.approx(by_train["model_flops"], rel=0.005)
+    (mine, *others), (theirs,) = by_rewrites["ranks"], by_train["ranks"]
+    assert not others
+    assert mine["time_ns"].keys() == theirs["time_ns"].keys()
+    assert mine["memory_bytes"].keys() == theirs["memory_bytes"].keys()
+    times, expected = (
+        sum(of["time_ns"][part] for part in ("products", "attention")) for of in (mine, theirs)
+    )
+    assert (1 - 0.005) * expected <= times <= (1 + slower) * expected
+    held, expected = (
+        sum(of["memory_bytes"][part] for part in ("activations", "working")) for of in (mine, theirs)
+    )
+    assert held == pytest.approx(expected, rel=0.15)
+    if "fsdp" not in step:  # there `train` gathers from the fp32 copy
+        assert mine["memory_bytes"]["parameters"] == pytest.approx(
+            theirs["memory_bytes"]["parameters"], rel=1e-3
+        )
