@@ -15,7 +15,7 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.issue.virtual_machine import VirtualMachine
 from scenarios.importers import convert, load_graph
-from scenarios.importers.onnx.onnx_model import import_onnx
+from scenarios.importers.onnx_model import import_onnx
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, Graph, Machine, simulate
