@@ -32,9 +32,8 @@ from sim.explain.communication import traffic_on_links
 from sim.explain.failed_ops import failure_report
 from sim.explain.idle import idle_reasons
 from sim.explain.memory_use import peak_bytes
-from sim.explain.time_use import cores_of, time_use, unused_devices, used_core_ns
+from sim.explain.time_use import cores_of, time_use, uncertainty, unused_devices, used_core_ns
 from sim.explain.training import expert_load, staleness_report
-from sim.explain.uncertainty import uncertainty
 from sim.record.record import Record
 
 SCHEMA: Final = "sim.result/1"
@@ -197,7 +196,7 @@ def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
     tensors alone take (`sim.explain.memory_use`), and ``peak_reserved_bytes`` is None.
 
     ``makespan_interval`` says how sure the makespan is, where a cost model says how sure its durations are
-    (`sim.explain.uncertainty`); else it is None.
+    (`sim.explain.time_use`); else it is None.
 
     Where ops, or parts of the machine, may fail, there is a key ``failures``
     (`sim.explain.failed_ops.failure_report`); of a run in which one did, the bounds are 0. ``gap`` is by

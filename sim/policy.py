@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from sim.base.answers import whole_numbers
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError, hint
+from sim.base.options import whole_numbers
 
 if TYPE_CHECKING:
     from sim.job.job import Job

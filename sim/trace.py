@@ -8,8 +8,7 @@ from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.machine.task import Task
 from sim.policy import Policy
-from sim.record.column_writer import task_columns, transfer_columns
-from sim.record.record import Record
+from sim.record.record import Record, task_columns, transfer_columns
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,10 +23,9 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.placement.auto_tune import AutoTune
 from policies.placement.list_schedule import Greedy, Heft
 from policies.placement.simple import SinglePlacement
-from policies.rewrite.backward import OPTIMIZERS
+from policies.rewrite.backward import OPTIMIZERS, TrainingRewrite
 from policies.rewrite.batch import Batch
 from policies.rewrite.simplify import BatchNorm
-from policies.rewrite.training_step import TrainingRewrite
 from scenarios.importers import load_graph
 from sim import Graph, Machine, simulate
 from sim.base.arrays import UNSET

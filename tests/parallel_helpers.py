@@ -9,8 +9,8 @@ from runs import checked
 
 from devices.cost.cost_models import FixedCost
 from policies.issue.program_order import InOrder
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import OpEntry, read
-from policies.rewrite.training_step import TrainingRewrite
 from policies.streams import Recorded
 from sim import Device, Graph, GraphBuilder, Machine, Trace
 from sim.machine.communicators import Call

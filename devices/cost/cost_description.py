@@ -197,7 +197,7 @@ def _hardware(values: Mapping[str, Any]) -> str:
 def _tiles(values: Mapping[str, Any]) -> TiledCost:
     """Return the model of one core with its share of everything."""
     from devices.cost.npu_tiles import TiledCost
-    from devices.memory.scratchpad import ALIGNMENT_BYTES
+    from devices.memory.pool import TILE_ALIGNMENT_BYTES
 
     cores, queues = values.get("cores", 1), values.get("queues_per_core", 1)
 
@@ -219,7 +219,7 @@ def _tiles(values: Mapping[str, Any]) -> TiledCost:
         bandwidth_bytes_per_s=of_memory,
         cores=values.get("cores_per_op", 1),
         double_buffered=values.get("double_buffered", True),
-        granule_bytes=values.get("granule") or ALIGNMENT_BYTES,
+        granule_bytes=values.get("granule") or TILE_ALIGNMENT_BYTES,
         dma_latency_ns=values.get("dma_latency", 0),
         matrix_block=values.get("matrix_block", 1),
         by_kind=_efficiencies(values),

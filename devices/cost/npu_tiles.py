@@ -34,7 +34,7 @@ from devices.cost.npu_units import MATRIX, VECTOR, Units, units_of
 from devices.cost.roofline import KindEfficiency
 from devices.describe.field_types import DEFAULT, INDICES, dtype_name, no_peak
 from devices.memory.device_memory import round_up
-from devices.memory.scratchpad import ALIGNMENT_BYTES, Operand, cut_into, tile
+from devices.memory.pool import TILE_ALIGNMENT_BYTES, Operand, cut_into, tile
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InfeasibleError, UnknownNameError
 from sim.base.units import NS_PER_S, format_bytes, round_half_up
@@ -163,7 +163,7 @@ def blockings(
     *,
     unit: int = 1,
     double_buffered: bool = True,
-    alignment: int = ALIGNMENT_BYTES,
+    alignment: int = TILE_ALIGNMENT_BYTES,
 ) -> list[Blocking]:
     """Return the ways to cut a product that fit a scratchpad.
 

@@ -23,10 +23,9 @@ import numpy as np
 
 from devices.describe.field_types import dtype_name
 from sim.base import plugins
-from sim.base.answers import whole_numbers
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
-from sim.base.options import require_call
+from sim.base.options import require_call, whole_numbers
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel, Device
 

@@ -22,9 +22,16 @@ from devices.memory.counted import CountedAllocator
 from devices.memory.device_memory import Block, DeviceMemory, Owner, Span
 from devices.memory.memory_replay import Replay, replay
 from devices.memory.planned import PlannedAllocator
-from devices.memory.pool import PoolAllocator, VirtualDevices, virtual_devices
+from devices.memory.pool import (
+    Operand,
+    PoolAllocator,
+    ScratchpadAllocator,
+    Tiling,
+    VirtualDevices,
+    tile,
+    virtual_devices,
+)
 from devices.memory.registry import MemorySpec, allocators, make_allocator, read_allocator
-from devices.memory.scratchpad import Operand, ScratchpadAllocator, Tiling, tile
 from devices.memory.trace_readers import MemoryEvent, read_events
 
 __all__ = [

@@ -130,7 +130,7 @@ class TimeShare:
         self._running = EqualShare(context, lambda n: sliced(n * device.cores_per_op, device), context.finish)
 
     def start(self, task: Task) -> int:
-        """Begin a task; it ends when its share of the cores has done its work."""
+        """Begin a task; it ends when its share of the cores, or of the pool, has done its work."""
         work_ns = self._duration_of(task)
         if not work_ns:
             return 0
@@ -270,7 +270,7 @@ class Waking(CorunSlowdown):
 # out.
 
 
-class IntraOpPool:
+class IntraOpPool(TimeShare):
     """A `sim.machine.device.Processor` of ops that are split over one pool of threads.
 
     Parameters
@@ -295,17 +295,6 @@ class IntraOpPool:
 
         self._duration_of = context.duration_of
         self._running = EqualShare(context, rate, context.finish)
-
-    def start(self, task: Task) -> int:
-        """Begin a task; it ends when its share of the pool has done its work."""
-        work_ns = self._duration_of(task)
-        if not work_ns:
-            return 0
-        self._running.add(task, work_ns)
-        return MANAGED
-
-    def end(self, task: Task) -> None:
-        """Do nothing: a task that is over has left already."""
 
 
 def least_ns(

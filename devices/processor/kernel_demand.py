@@ -40,8 +40,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.answers import whole_numbers
 from sim.base.errors import InvariantError
+from sim.base.options import whole_numbers
 from sim.job.collectives import call_of
 from sim.job.costs import answered
 from sim.job.job import Job

@@ -266,7 +266,7 @@ class InOrder(ProgramOrder):
 # providers at the end (``disable_synchronize_execution_providers`` in onnxruntime_run_options_config_keys.h
 # leaves that out: ``enqueued``). A program that calls a function of TFRT waits for its results
 # (``host->Await`` in lib/bef_executor_driver/bef_executor_driver.cc). TVM's ``run`` only enqueues what a GPU
-# does, as a script of PyTorch does. What keeps runs apart is `sim.readiness.runs_in_turn`, whoever the
+# does, as a script of PyTorch does. What keeps runs apart is `sim.readiness.counters`, whoever the
 # executor is.
 
 

@@ -10,8 +10,7 @@ Each process (`sim.issuers`) has a program, and a thread that walks it; where th
 workers of a CPU, they take turns.
 
 Done with means executed, for an op of a CPU; enqueued, for an op of a GPU. TVM's and Relax's virtual machines
-run so (tvm/src/runtime/vm/vm.cc: ``VirtualMachine::RunLoop``). On a graph without control flow this is
-`policies.issue.virtual_machine`.
+run so (tvm/src/runtime/vm/vm.cc: ``VirtualMachine::RunLoop``).
 """
 
 from __future__ import annotations
@@ -26,8 +25,17 @@ from sim.graph.frames import CONTROL_FLOW_KINDS, has_control_flow
 from sim.policy import Order
 
 
-class VirtualMachine(Policy):
-    """One thread (of each process) runs the graph's program with jumps, strictly in order.
+class Sequential(Policy):
+    """One thread (of each process) walks a program; it executes or enqueues an op before the next one.
+
+    ::
+
+        host     a ▇▇▇ b ▇▇ ·c· ·d· e ▇▇▇      ▇ executes on the CPU; ·x· only enqueues on a stream
+        stream                ▇▇▇▇▇▇▇c▇▇▇d▇▇▇
+
+    So run TVM's graph executor and virtual machine, ONNX Runtime's sequential executor and an eager PyTorch
+    script; they differ in the order of the program (`policies.linearize`), not in this. A graph with control
+    flow is compiled to a program with jumps, which is walked strictly in order.
 
     Parameters
     ----------
@@ -41,10 +49,11 @@ class VirtualMachine(Policy):
 
     Notes
     -----
-    The simulator moves values through switches, merges, enters and exits, which are no instructions here:
-    they pass between two calls as they become ready. Give them no issue cost where that matters
-    (``issue_cost: {switch: 0, merge: 0, ...}``); a ``loop_cond`` stands for the If and a ``next_iteration``
-    for the Goto.
+    An op of another device's issuer is handed over: whoever serves its device takes it, and the program goes
+    on when that is done with it. The simulator moves values through switches, merges, enters and exits, which
+    are no instructions here: they pass between two calls as they become ready. Give them no issue cost where
+    that matters (``issue_cost: {switch: 0, merge: 0, ...}``); a ``loop_cond`` stands for the If and a
+    ``next_iteration`` for the Goto.
 
     Examples
     --------
@@ -52,7 +61,7 @@ class VirtualMachine(Policy):
     >>> b = GraphBuilder("independent")
     >>> for name in "abc":
     ...     _ = b.op(name, duration_ns=10)
-    >>> simulate(b.build(), Machine((Device("cpu0", "cpu", workers=4),)), VirtualMachine()).makespan_ns
+    >>> simulate(b.build(), Machine((Device("cpu0", "cpu", workers=4),)), Sequential()).makespan_ns
     30
     """
 
@@ -94,6 +103,12 @@ class VirtualMachine(Policy):
                     self._threads.append(self._threads.pop(k))
                 return task
         return None
+
+    def as_data(self, job: Job) -> Order | None:
+        """Return the program of the one thread; one with jumps, or one for each process, is no such order."""
+        if has_control_flow(job.graph) or job.process_of is not None:
+            return None
+        return Order("place", [job.order], 1, "machine", in_flight=1)
 
 
 class _Thread:
@@ -187,50 +202,3 @@ class _Thread:
 
 def _tag(task: Task) -> str:
     return "" if task.frame is None else str(task.frame)
-
-
-class Sequential(VirtualMachine):
-    """One thread (of each process) walks a program; it executes or enqueues an op before the next one.
-
-    Sequential: one thread walks a program, and each op is done with before the next is looked at.
-
-    ::
-
-        host     a ▇▇▇ b ▇▇ ·c· ·d· e ▇▇▇      ▇ executes on the CPU; ·x· only enqueues on a stream
-        stream                ▇▇▇▇▇▇▇c▇▇▇d▇▇▇
-
-    Done with means: executed, for an op of a CPU; enqueued, for an op of a GPU, whose stream keeps the
-    order. So run TVM's graph executor and virtual machine, ONNX Runtime's sequential executor and an eager
-    PyTorch script; they differ in the order of the program (`policies.linearize`), not in this. A graph
-    with control flow is compiled to a program with jumps (`policies.issue.virtual_machine`).
-
-    Parameters
-    ----------
-    runs : str
-        How iterations follow one another (`policies.issue.program_order`): ``"enqueued"`` or ``"in-turn"``.
-
-    Raises
-    ------
-    InputError
-        Another word.
-
-    Notes
-    -----
-    An op of another device's issuer is handed over: whoever serves its device takes it, and the program goes
-    on when that is done with it.
-
-    Examples
-    --------
-    >>> from sim import Device, GraphBuilder, Machine, simulate
-    >>> b = GraphBuilder("independent")
-    >>> for name in "abc":
-    ...     _ = b.op(name, duration_ns=10)
-    >>> simulate(b.build(), Machine((Device("cpu0", "cpu", workers=4),)), Sequential()).makespan_ns
-    30
-    """
-
-    def as_data(self, job: Job) -> Order | None:
-        """Return the program of the one thread; one with jumps, or one for each process, is no such order."""
-        if has_control_flow(job.graph) or job.process_of is not None:
-            return None
-        return Order("place", [job.order], 1, "machine", in_flight=1)

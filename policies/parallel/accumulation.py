@@ -42,7 +42,7 @@ class GradientAccumulation(OnRanks):
 
     Examples
     --------
-    >>> from policies.rewrite.training_step import TrainingRewrite
+    >>> from policies.rewrite.backward import TrainingRewrite
     >>> from sim import GraphBuilder
     >>> b = GraphBuilder("a layer")
     >>> _ = b.input("x", 400), b.parameter("w", 800)

@@ -123,7 +123,7 @@ class DistributedDataParallel(DataParallel):
 
     Examples
     --------
-    >>> from policies.rewrite.training_step import TrainingRewrite
+    >>> from policies.rewrite.backward import TrainingRewrite
     >>> from sim import GraphBuilder
     >>> b = GraphBuilder("two layers")
     >>> _ = b.input("x", 400), b.parameter("w", 800), b.parameter("v", 800)

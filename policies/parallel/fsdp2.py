@@ -76,7 +76,7 @@ class FullyShard(DataParallel):
 
     Examples
     --------
-    >>> from policies.rewrite.training_step import TrainingRewrite
+    >>> from policies.rewrite.backward import TrainingRewrite
     >>> from sim import GraphBuilder
     >>> b = GraphBuilder("two layers")
     >>> _ = b.input("x", 400), b.parameter("w", 800), b.parameter("v", 800)

@@ -47,7 +47,7 @@ class ParameterServer:
 
     Examples
     --------
-    >>> from policies.rewrite.training_step import TrainingRewrite
+    >>> from policies.rewrite.backward import TrainingRewrite
     >>> from sim import GraphBuilder
     >>> b = GraphBuilder("a layer")
     >>> _ = b.input("x", 400), b.parameter("w", 800)

@@ -9,7 +9,7 @@
 What depends on a graph input grows with it, in proportion; parameters and what is made of them alone do not.
 So an op that reads both reads its parameters once. That is exact where every sample is treated by itself, as
 at inference; a step of training is to be made from the larger forward
-(`policies.rewrite.training_step`).
+(`policies.rewrite.backward`).
 """
 
 from __future__ import annotations

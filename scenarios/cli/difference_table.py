@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from scenarios.cli.text_tables import print_table, strong
-from scenarios.report.diff import Answer, parts_of_both
+from scenarios.report.diff import Answer
 from sim.base.errors import shortened
 from sim.base.units import format_duration
 from sim.diff.differences import Differences
-from sim.diff.propagated_delays import Why, told_apart
+from sim.diff.propagated_delays import told_apart
 from sim.explain.makespan_breakdown import change_text
-from sim.export.tables import percent
+from sim.export.tables import percent, titled
 
 _CONDITION: Final = {"name": "by name", "order": "by what they do, in order on each lane"}
 
@@ -26,17 +27,51 @@ def print_difference(answer: Answer) -> None:
     print(_counts(answer))
     if d.same:
         return
-    if answer.why is not None:
-        print()
-        _print_first(d, answer.why)
-    _print_moves(answer)
-    _print_own(answer)
-    _print_only(answer, "A")
-    _print_only(answer, "B")
-    _print_kinds(answer)
-    _print_idle(answer)
-    _print_makespan(answer)
+    told = answer.to_json()
+    if told["first_moved"] is not None:
+        _print_first(told["first_moved"])
+    for rows, left, left_out in _tables(answer, told):
+        if rows:
+            print()
+            print_table(rows, left=left)
+        if left_out:
+            print(f"... and {left_out:,} more; --top shows more")
     _print_path(answer)
+
+
+_Table = tuple[list[dict[str, str]], int, int]
+"""Rows, how many of their columns are names, and how many rows were left out."""
+
+
+def _tables(answer: Answer, told: dict[str, Any]) -> Iterator[_Table]:
+    """Yield what differs, a table each: starts, what is in one alone, durations, idle time, the makespan."""
+    yield [_moved("moved most", move["first"], move) for move in told["moved_most"]], 3, 0
+    d, own = answer.differences, answer.own_ns
+    if own is not None and (own[d.moved] != d.moved_ns[d.moved]).any():  # others were carried along
+        yield [_moved("moved by itself", k, k) for k in told["moved_by_themselves"]["most"]], 3, 0
+    for side in "AB":
+        only = (each | {"op": shortened(each["op"])} for each in told[f"only_{side.lower()}"]["most"])
+        columns = [f"in {side} only: op", "kind", "lane of the first: first_lane", "ops", "time: ns"]
+        yield titled(only, [*columns, "start of the first: first_start_ns"]), 3, 0
+    yield [_lasted(each) for each in told["durations"]], 2, 0
+    idle = [
+        {"idle": device, "because of": reason, **both}
+        for device, reasons in told["idle"].items()
+        for reason, both in reasons.items()
+    ]
+    idle.sort(key=lambda row: -abs(row["b_ns"] - row["a_ns"]))
+    yield _both(idle[: answer.top], "idle", "because of"), 2, len(idle[answer.top :])
+    if told["makespan"] is not None:
+        of = ", ".join(dict.fromkeys(told["makespan"]["parts_of"].values()))
+        parts = [{"part": part, **both} for part, both in told["makespan"]["parts"].items()]
+        changed = [row for row in parts if row["a_ns"] != row["b_ns"]]
+        yield _both(changed, f"makespan of {of}: part"), 1, 0
+
+
+def _both(rows: Sequence[dict[str, Any]], *names: str) -> list[dict[str, str]]:
+    """Return names, the time in A and in B, and the difference."""
+    whole = [row | {"difference": _signed(row["b_ns"] - row["a_ns"])} for row in rows]
+    return titled(whole, [*names, "in A: a_ns", "in B: b_ns", "difference"])
 
 
 def _makespans(d: Differences) -> str:
@@ -75,24 +110,19 @@ def _beyond(d: Differences) -> str:
     return f" (beyond {format_duration(d.over_ns)})" if d.over_ns else ""
 
 
-def _print_first(d: Differences, why: Why) -> None:
-    a, b = int(d.a.start_ns[why.a]), int(d.b.start_ns[why.b])
-    lanes = d.a.lane_of(why.a), d.b.lane_of(why.b)
-    where = lanes[0] if lanes[0] == lanes[1] else f"{lanes[0]} in A and {lanes[1]} in B"
-    by = f"{format_duration(abs(b - a))} {'later' if b > a else 'earlier'}"
-    at = told_apart(a, b)
+def _print_first(first: dict[str, Any]) -> None:
+    a, b = first["a"], first["b"]
+    lanes = a["lane"] if a["lane"] == b["lane"] else f"{a['lane']} in A and {b['lane']} in B"
+    name = a["name"] if a["name"] == b["name"] else f"{a['name']} ({b['name']} in B)"
+    later_ns = b["start_ns"] - a["start_ns"]
+    by = f"{format_duration(abs(later_ns))} {'later' if later_ns > 0 else 'earlier'}"
+    at = told_apart(a["start_ns"], b["start_ns"])
     times = f"starts at {at[0]} in A, {at[1]} in B: {by}"
-    print(f"{strong('First to move:')} {_short(_named(d, why.a, why.b))} on {where} {times}")
-    for sentence in why.chain:
+    print(f"\n{strong('First to move:')} {_short(name)} on {lanes} {times}")
+    for sentence in first["why"]:
         print(f"  {_short(sentence)}")
-    waits = [_waits(each) for each in (why.waited_a, why.waited_b)]
+    waits = [_waits(first["waited_ns"][side]) for side in "ab"]
     print(f"  until it started, it waited in A for {waits[0]}; in B for {waits[1]}")
-
-
-def _named(d: Differences, a: int, b: int) -> str:
-    """Return what an op is called, in both where that differs."""
-    name, other = d.a.name_of(a), d.b.name_of(b)
-    return name if name == other else f"{name} ({other} in B)"
 
 
 def _short(sentence: str) -> str:
@@ -108,109 +138,30 @@ def _waits(waited: dict[str, int]) -> str:
     return ", ".join(f"{reason} {format_duration(ns)}" for reason, ns in waited.items()) or "nothing"
 
 
-def _print_moves(answer: Answer) -> None:
-    d = answer.differences
-    rows = [
-        _moved("moved most", d, move.first, move.by_ns, f" and {move.ops - 1:,} more" * (move.ops > 1))
-        for move in d.moves(answer.top)
-    ]
-    _print(rows, left=3)
-
-
-def _print_own(answer: Answer) -> None:
-    """Print which ops moved by themselves, if others were carried along."""
-    d, own = answer.differences, answer.own_ns
-    if own is None or (own[d.moved] == d.moved_ns[d.moved]).all():
-        return
-    largest = d.largest(own, answer.top)
-    _print([_moved("moved by itself", d, k, int(own[k])) for k in largest], left=3)
-
-
-def _moved(title: str, d: Differences, k: int, by_ns: int, more: str = "") -> dict[str, str]:
-    a, b = int(d.pairs.a[k]), int(d.pairs.b[k])
-    start = told_apart(int(d.a.start_ns[a]), int(d.b.start_ns[b]))
+def _moved(title: str, pair: dict[str, Any], move: dict[str, Any]) -> dict[str, str]:
+    a, b, ops = pair["a"], pair["b"], move.get("ops", 1)
+    start = told_apart(a["start_ns"], b["start_ns"])
     return {
-        title: shortened(d.a.name_of(a)) + more,
-        "kind": d.a.kind_of(a),
-        "lane": _arrow(d.a.lane_of(a), d.b.lane_of(b)),
+        title: shortened(a["name"]) + f" and {ops - 1:,} more" * (ops > 1),
+        "kind": pair["kind"],
+        "lane": _arrow(a["lane"], b["lane"]),
         "start in A": start[0],
         "start in B": start[1],
-        "moved" if title == "moved most" else "by": _signed(by_ns),
+        "moved" if title == "moved most" else "by": _signed(move["by_ns"]),
     }
 
 
-def _print_only(answer: Answer, side: str) -> None:
-    d = answer.differences
-    schedule, only = (d.a, d.only_a) if side == "A" else (d.b, d.only_b)
-    rows = [
-        {
-            f"in {side} only": shortened(name),
-            "kind": schedule.kind_of(row),
-            "lane of the first": schedule.lane_of(row),
-            "ops": f"{ops:,}",
-            "time": format_duration(ns),
-            "start of the first": format_duration(int(schedule.start_ns[row])),
-        }
-        for name, ops, ns, row in answer.only(schedule, only)
-    ]
-    _print(rows, left=3)
-
-
-def _print_kinds(answer: Answer) -> None:
-    d = answer.differences
-    rows = []
-    for one in d.kinds(answer.top):
-        a, b = (int(each) for each in (d.pairs.a[one.most], d.pairs.b[one.most]))
-        lasted = told_apart(int(d.a.lasted_ns[a]), int(d.b.lasted_ns[b]))
-        most = f"{shortened(d.a.name_of(a))} {lasted[0]} → {lasted[1]}"
-        rows.append(
-            {
-                "durations by kind": one.kind,
-                "changed most": most,
-                "changed": f"{one.ops:,}",
-                "all in A": format_duration(one.a_ns),
-                "all in B": format_duration(one.b_ns),
-                "difference": _signed(one.b_ns - one.a_ns),
-            }
-        )
-    _print(rows, left=2)
-
-
-def _print_idle(answer: Answer) -> None:
-    found = [
-        (device, reason, a, b)
-        for device, reasons in answer.idle.items()
-        for reason, (a, b) in reasons.items()
-    ]
-    found.sort(key=lambda one: -abs(one[3] - one[2]))
-    rows = [
-        {
-            "idle": device,
-            "because of": reason,
-            "in A": format_duration(a),
-            "in B": format_duration(b),
-            "difference": _signed(b - a),
-        }
-        for device, reason, a, b in found[: answer.top]
-    ]
-    _print(rows, left=2, left_out=len(found) - len(rows))
-
-
-def _print_makespan(answer: Answer) -> None:
-    if answer.makespan_change is None:
-        return
-    devices = dict.fromkeys((answer.makespan_change.a.device, answer.makespan_change.b.device))
-    rows = [
-        {
-            f"makespan of {', '.join(devices)}": part,
-            "in A": format_duration(a),
-            "in B": format_duration(b),
-            "difference": _signed(b - a),
-        }
-        for part, (a, b) in parts_of_both(answer.makespan_change).items()
-        if a != b
-    ]
-    _print(rows, left=1)
+def _lasted(of: dict[str, Any]) -> dict[str, str]:
+    most = of["changed_most"]
+    lasted = told_apart(most["a_lasted_ns"], most["b_lasted_ns"])
+    return {
+        "durations by kind": of["kind"],
+        "changed most": f"{shortened(most['a']['name'])} {lasted[0]} → {lasted[1]}",
+        "changed": f"{of['ops']:,}",
+        "all in A": format_duration(of["a_ns"]),
+        "all in B": format_duration(of["b_ns"]),
+        "difference": _signed(of["b_ns"] - of["a_ns"]),
+    }
 
 
 def _print_path(answer: Answer) -> None:
@@ -224,14 +175,6 @@ def _print_path(answer: Answer) -> None:
             names = ", ".join(shortened(schedule.name_of(row)) for row in only[:3])
             told.append(f"{len(only):,} in {side} only: {names}{', ...' * (len(only) > 3)}")
     print("\n" + "; ".join(told))
-
-
-def _print(rows: list[dict[str, str]], *, left: int, left_out: int = 0) -> None:
-    if rows:
-        print()
-        print_table(rows, left=left)
-        if left_out:
-            print(f"... and {left_out:,} more; --top shows more")
 
 
 def _signed(ns: int) -> str:

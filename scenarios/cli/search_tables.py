@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import typer
@@ -14,7 +14,7 @@ from scenarios.run.execute import Result
 from scenarios.run.result_sections import little_room
 from scenarios.run.run_notes import no_gap_notes, unused_notes
 from scenarios.variants.optimum import Optimum
-from scenarios.variants.tune import Trial, Tuning
+from scenarios.variants.tune import Tuning
 from scenarios.variants.tune_report import improvements
 from scenarios.variants.variant import Row
 from sim.explain.bounds import bounds
@@ -43,10 +43,10 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
     typer.echo()
     better = improvements(tuning)
     shown = better if len(better) <= _SHOWN else [*better[:2], *better[-(_SHOWN - 2) :]]
-    print_table([_line(tuning, k, goal.what) for k in shown])
+    _print_trials(tuning, shown, goal.what)
     if against is not None:
         typer.echo(f"\nPareto front of {goal.what} and {against}")
-        print_table([_line(tuning, k, goal.what, against) for k in tuning.front(against)])
+        _print_trials(tuning, tuning.front(against), goal.what, against)
 
 
 def _above(tuning: Tuning) -> str:
@@ -73,15 +73,15 @@ def _gain(tuning: Tuning) -> str:
     )
 
 
-def _line(tuning: Tuning, k: int, *results: str) -> dict[str, str]:
-    trial: Trial = tuning.trials[k]
-    return {
-        "trial": f"{k + 1:,}",
-        **dict(trial.variant.settings),
-        "policy": trial.row["policy"],
-        "changed": trial.what if trial.what not in ("settings", "start") else "",
-        **{name: shown_result(name, trial.row[column_of_result(name)]) for name in results},
-    }
+def _print_trials(tuning: Tuning, numbers: Iterable[int], *results: str) -> None:
+    rows = []
+    for k in numbers:
+        trial = tuning.trials[k]
+        changed = trial.what if trial.what not in ("settings", "start") else ""
+        names = {"trial": f"{k + 1:,}", **dict(trial.variant.settings), "policy": trial.row["policy"]}
+        told = {name: shown_result(name, trial.row[column_of_result(name)]) for name in results}
+        rows.append({**names, "changed": changed, **told})
+    print_table(rows, left=len(rows[0]) - len(results))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -250,7 +250,9 @@ def _best_of(goal: Goal) -> str:
 def print_left_out(left_out: Mapping[str, int]) -> None:
     """Print how many points were never run, by reason."""
     if left_out:
-        print(f"{sum(left_out.values()):,} points were left out, whose sizes do not fit one another:")
+        n = sum(left_out.values())
+        points = "1 point was" if n == 1 else f"{n:,} points were"
+        print(f"{points} left out, as sizes do not fit one another:")
         for reason, count in sorted(left_out.items(), key=lambda item: -item[1]):
             print(f"  {count:>6,}  {reason}")
 

@@ -9,8 +9,7 @@
         counted: {device: "gpu*", causes: counted.csv, over: 1296h, devices: 16384}
       slow_downs:
         heat: {device: gpu0, at: [5us], for: 20us, factor: 2}
-      connection_timeout: 1s                           who notices, and when
-      collective_timeout: 10min
+      timeout: {transfer: 1s, collective: 10min}       who notices, and when
       health_check: {interval: 10s, timeout: 1s}
       restart: 10min                                   what follows
       checkpoint: {every: 2, restore: 1min}
@@ -201,7 +200,7 @@ class FailureFields(CauseFields, CountedFields):
         bool,
         Field(
             description="whether connections stay open, as when a machine loses power: others notice only "
-            "after connection_timeout"
+            "after timeout: {transfer: ...}"
         ),
     ] = False
 
@@ -245,21 +244,26 @@ class RestoreFields(Strict):
     restore: Annotated[Duration, Field(description="time to load one")] = 0
 
 
+class TimeoutFields(Strict):
+    """How long others wait for a part that says nothing."""
+
+    transfer: Annotated[
+        Duration | None, Field(description="a Send or Recv that stands still; default: it waits for ever")
+    ] = None
+    collective: Annotated[
+        Duration | None,
+        Field(description="a collective, from the call of a rank's host; default: 10min, as NCCL in PyTorch"),
+    ] = None
+
+
 class FaultFields(Strict):
     """Parts of the machine that fail, slow down and come back; who notices, and what follows."""
 
     failures: Annotated[dict[Name, FailureFields], Field(default_factory=dict, description="causes")]
     slow_downs: Annotated[dict[Name, SlowDownFields], Field(default_factory=dict, description="causes")]
-    connection_timeout: Annotated[
-        Duration | None,
-        Field(description="a Send or Recv that stands still so long fails; default: it waits for ever"),
-    ] = None
-    collective_timeout: Annotated[
-        Duration | None,
-        Field(
-            description="... a collective, from the call of a rank's host; default: 10min, as NCCL in PyTorch"
-        ),
-    ] = None
+    timeout: Annotated[
+        TimeoutFields, Field(default_factory=TimeoutFields, description="what takes so long fails")
+    ]
     health_check: Annotated[
         Annotated[HealthCheckFields, Shorthand("interval", "duration")] | None,
         Field(description="how failures are noticed: an interval, or a mapping"),
@@ -300,8 +304,8 @@ class FaultFields(Strict):
         check = self.health_check
         return Faults(
             tuple(causes),
-            self.connection_timeout,
-            NCCL_TIMEOUT_NS if self.collective_timeout is None else self.collective_timeout,
+            self.timeout.transfer,
+            NCCL_TIMEOUT_NS if self.timeout.collective is None else self.timeout.collective,
             None if check is None else HealthCheck(check.interval, check.timeout),
             self.restart,
             None if self.checkpoint is None else self.checkpoint.every,

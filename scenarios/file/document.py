@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,15 +68,15 @@ class Document:
         The whole tree, after ``--set``.
     path : Path
         The file; relative files that it names are found from its folder.
-    changed : bool
-        Whether it is no longer what the file says.
+    changed : frozenset of str
+        The options that changed it; without any it is what the file says.
     allowed : Allowed
         Whether it may name code, and files outside its folder.
     """
 
     root: Node
     path: Path
-    changed: bool = False
+    changed: frozenset[str] = frozenset()
     allowed: Allowed = NOTHING
 
     @classmethod
@@ -200,7 +200,7 @@ class Document:
             source = f"{option} {shortened(setting)}"
             nothing = text.strip() in ("", "~", "null")
             value = Node(None, Place(source)) if nothing else read_yaml_text(text, source, places=False)
-            document = document._set(key, value, changed=True)
+            document = document._set(key, value, by={option})
         return document
 
     def with_values(self, values: Mapping[str, Any], loc: Loc) -> Document:
@@ -212,12 +212,14 @@ class Document:
             document = document._set(key, node, place=self.place((*loc, key), key=True))
         return document
 
-    def _set(self, key: str, value: Node, *, place: Place | None = None, changed: bool = False) -> Document:
+    def _set(
+        self, key: str, value: Node, *, place: Place | None = None, by: Set[str] = frozenset()
+    ) -> Document:
         place = place or value.place
         if key == "extends":
             raise place.error("extends: is read before anything is set; say it in the file")
         root = _replaced(self.root, key, key, value, place)
-        return replace(self, root=root, changed=self.changed or changed)
+        return replace(self, root=root, changed=self.changed | by)
 
 
 VERSIONS: Final = (1,)

@@ -135,13 +135,13 @@ class WhatIf(Strict):
 
     def steps(self) -> Iterator[tuple[tuple[str | int, ...], Callable[[Graph], Graph]]]:
         """Yield what is done, with the path of its key."""
-        from scenarios.recorded import durations, fuse, launches
+        from scenarios.recorded import durations, launches
 
         if (gone := self.remove) is not None:
             stays = gone.host == "stays"
-            yield ("remove",), lambda g: fuse.removed(g, gone.ops, host_work=stays)
+            yield ("remove",), lambda g: launches.removed(g, gone.ops, host_work=stays)
         for n, one in enumerate(self.fuse):
-            yield ("fuse", n), _fused_by(fuse.fused, one)
+            yield ("fuse", n), _fused_by(launches.fused, one)
         if (to := self.device) is not None:
             yield ("device",), lambda g: durations.on_device(g, to.source, to.target, to.bound)
         if self.scale:

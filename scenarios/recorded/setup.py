@@ -20,8 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.machine import make_machine
-from devices.preset_overlay import described_devices
+from devices.machine import described_devices, make_machine
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams import Recorded
 from sim import Graph, simulate

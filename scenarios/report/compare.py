@@ -20,7 +20,7 @@ from sim.diff.propagated_delays import why_first_moved
 from sim.diff.schedule import schedule_of
 from sim.explain.derived import DerivedColumns
 from sim.explain.makespan_breakdown import breakdown, breakdown_text, change, change_text
-from sim.explain.uncertainty import OnPath, difference_ns
+from sim.explain.time_use import OnPath, difference_ns
 from sim.export.tables import percent, size, titled
 from sim.notebook import Section, card_of
 
@@ -83,7 +83,7 @@ class Comparison:
 
     @cached_property
     def too_close(self) -> list[str]:
-        """Who is nearer to the fastest than the costs of ops allow to say (`sim.explain.uncertainty`)."""
+        """Who is nearer to the fastest than the costs of ops allow to say (`sim.explain.time_use`)."""
         told = [(result.summary["makespan_interval"] or {"by_kind": {}})["by_kind"] for result in self.ranked]
         sure = [{kind: OnPath(one["path_ns"], one["spread"]) for kind, one in of.items()} for of in told]
         best = self.fastest.trace.makespan_ns

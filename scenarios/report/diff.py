@@ -7,14 +7,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.file.document import Document
+from scenarios.importers import load_graph
 from scenarios.importers.files import read_head
 from scenarios.recorded.setup import as_recorded, run_recorded
+from scenarios.run.execute import run_case
+from scenarios.run.scenario import Case, Scenario, scenario_of
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
 from sim.base.plugins import NOTHING, Allowed
@@ -28,10 +31,6 @@ from sim.graph.graph import Graph
 from sim.record.plan import SCHEMA as PLAN
 from sim.record.record import TRANSFER_COLUMNS
 from sim.trace import Trace
-
-if TYPE_CHECKING:
-    from scenarios.run.scenario import Case, Scenario
-
 
 SCHEMA: Final = "sim.diff/1"
 """What ``"schema"`` says in the output of ``sim diff --json``."""
@@ -158,12 +157,8 @@ class Answer:
     def _pair(self, k: int) -> dict[str, Any]:
         d = self.differences
         a, b = int(d.pairs.a[k]), int(d.pairs.b[k])
-        return {
-            "kind": d.a.kind_of(a),
-            "iteration": int(d.a.iteration[a]),
-            "a": {"op": d.a.names[a], "lane": d.a.lane_of(a), "start_ns": int(d.a.start_ns[a])},
-            "b": {"op": d.b.names[b], "lane": d.b.lane_of(b), "start_ns": int(d.b.start_ns[b])},
-        }
+        both = {"kind": d.a.kind_of(a), "iteration": int(d.a.iteration[a])}
+        return {**both, "a": _start(d.a, a), "b": _start(d.b, b)}
 
     def _only(self, schedule: OpSchedule, rows: IntArray) -> dict[str, Any]:
         return {
@@ -174,6 +169,7 @@ class Answer:
                     "kind": schedule.kind_of(row),
                     "ops": ops,
                     "ns": ns,
+                    "first_lane": schedule.lane_of(row),
                     "first_start_ns": int(schedule.start_ns[row]),
                 }
                 for name, ops, ns, row in self.only(schedule, rows)
@@ -208,6 +204,15 @@ def _side(schedule: OpSchedule) -> dict[str, Any]:
         "makespan_ns": schedule.makespan_ns,
         "recorded": schedule.recorded,
         "ops": int(schedule.compared.sum()),
+    }
+
+
+def _start(schedule: OpSchedule, row: int) -> dict[str, Any]:
+    return {
+        "op": schedule.names[row],
+        "name": schedule.name_of(row),
+        "lane": schedule.lane_of(row),
+        "start_ns": int(schedule.start_ns[row]),
     }
 
 
@@ -434,7 +439,7 @@ def _kind(path: str) -> str:
 
 def _read_side(one: _One, kind: str, other: _One) -> Side:
     if kind == "scenario" or (kind == "recording" and one.runs):
-        return _of_case(_case(_scenario(one), one.policy), one.own)
+        return _of_case(_scenario(one).case(one.policy), one.own)
     if kind == "plan":
         return _of_plan(one, other)
     if kind == "table":
@@ -448,9 +453,9 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
     """Return both sides of one file: what was recorded and its simulation, or the two runs of a table."""
     if kind == "recording":
         graph = cache(lambda: _graph(one.path))
-        run = cache(lambda: _simulated(graph()))
+        run = cache(lambda: run_recorded(graph()))
         if one.sets:
-            simulated = _of_case(_case(_scenario(one), None))
+            simulated = _of_case(_scenario(one).case())
         else:
             title = f"{_name(one.path)}, simulated"
             simulated = Side(title, lambda: schedule_of(run(), title, policy="the recorded order"))
@@ -471,8 +476,8 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
     if kind == "plan":
         raise InputError(f"{one.path}: {_NO_TIMES}")
     scenario = _scenario(one)
-    case = _case(scenario, None)
-    if _is_recorded(case):
+    case = scenario.case()
+    if case.work.graph.attribute("recorded_start_ns"):
         title = f"{case.scenario.name}, as recorded"
         return Side(title, lambda: _as_recorded(case.work.graph, one.path)), _of_case(case)
     known = ", ".join(scenario.variants)
@@ -487,25 +492,13 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
 
 
 def _scenario(one: _One) -> Scenario:
-    from scenarios.run.scenario import scenario_of
-
     return scenario_of(Document.read(one.path, one.asked.allowed).with_settings(one.sets))
-
-
-def _case(scenario: Scenario, policy: str | None) -> Case:
-    return scenario.case(policy) if policy else scenario.case()
 
 
 def _of_case(case: Case, own: Sequence[str] = (), label: str = "") -> Side:
     """Return the run of a case; `own` are the settings of this side alone, which its title names."""
-
-    def run() -> OpSchedule:
-        from scenarios.run.execute import run_case
-
-        return schedule_of(run_case(case).trace, title, policy=case.label)
-
     title = f"{case.scenario.name}: {label or case.label}" + (f" ({', '.join(own)})" if own else "")
-    return Side(title, run, case)
+    return Side(title, lambda: schedule_of(run_case(case).trace, title, policy=case.label), case)
 
 
 def _of_plan(one: _One, other: _One) -> Side:
@@ -514,14 +507,14 @@ def _of_plan(one: _One, other: _One) -> Side:
         raise InputError(f"{one.path}: {_NO_TIMES}")
     if one.policy is not None:
         raise InputError(f"--policy {one.policy}: {one.path} is a plan, which decides everything")
-    own = _case(_scenario(other), other.policy)
+    own = _scenario(other).case(other.policy)
     policy = f"{{name: replay, file: {os.path.abspath(one.path)!r}"
     policy += f", synchronisation: {own.decisions.policy.synchronisation}}}"
     outside = one.asked.allowed._replace(outside=True)  # the plan is named here, and not by the scenario
     scenario = _scenario(
         _One(other.path, None, [*one.own, f"policy={policy}"], replace(one.asked, allowed=outside))
     )
-    return _of_case(_case(scenario, None), one.own, _name(one.path))
+    return _of_case(scenario.case(), one.own, _name(one.path))
 
 
 # -- tables and recordings --------------------------------------------------------------------------
@@ -538,21 +531,8 @@ def _name(path: str) -> str:
 
 
 def _graph(path: str) -> Graph:
-    from scenarios.importers import load_graph
-
     return load_graph(path, format="kineto" if os.path.isdir(path) else None)
 
 
-def _is_recorded(case: Case) -> bool:
-    return bool(case.work.graph.attribute("recorded_start_ns"))
-
-
-def _simulated(graph: Graph) -> Trace:
-    from scenarios.recorded.setup import run_recorded
-
-    return run_recorded(graph)
-
-
 def _as_recorded(graph: Graph, path: str, run: Callable[[], Trace] | None = None) -> OpSchedule:
-
     return schedule_of(recorded_trace(graph, path, run), f"{_name(path)}, as recorded", recorded=True)

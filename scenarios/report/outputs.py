@@ -139,7 +139,8 @@ def _write_chart(results: Sequence[Result], path: str, what: str, **shown: bool)
 
     traces = {result.policy: result.trace for result in results}
     if what == "html":
-        save_page(traces, path, title=results[0].scenario, **shown)
+        sections = {result.policy: result.sections for result in results}
+        save_page(traces, path, title=results[0].scenario, sections=sections, **shown)
     elif _is_html(path):
         save_html(traces, path, **shown)
     else:

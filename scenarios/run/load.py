@@ -1,4 +1,4 @@
-"""Reading scenarios: from a file, from a text, or from one file under many settings.
+"""Reading scenarios, from a file or from a text.
 
 ::
 
@@ -7,13 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
 
 from scenarios.file.document import Document
 from scenarios.run.scenario import Scenario, scenario_of
-from sim.base.errors import InputError
 from sim.base.plugins import Allowed
 
 
@@ -86,31 +84,3 @@ def read_scenario(
     """
     document = Document.written(text, folder, Allowed(allow_code, allow_outside))
     return scenario_of(document.with_settings(sets))
-
-
-class Scenarios:
-    """The scenarios of one file under many settings; what settings do not touch is read and checked once.
-
-    Parameters
-    ----------
-    document : Document
-    """
-
-    def __init__(self, document: Document) -> None:
-        self.document = document
-        self._last: tuple[tuple[str, ...], Scenario] | None = None
-        self._sound = False
-        with suppress(InputError):  # settings may be what makes it one
-            self._last, self._sound = (("",), scenario_of(document)), True
-
-    def at(self, settings: Sequence[str], option: str = "--vary") -> Scenario:
-        """Return the scenario with ``KEY=VALUE`` texts; see `Document.with_settings` and `scenario_of`."""
-        last, key = self._last, (option, *settings)  # threads of an executor may be here at once
-        if last is not None and last[0] == key:
-            return last[1]
-        document = self.document.with_settings(settings, option)
-        scenario = scenario_of(document, None if last is None else last[1])
-        if not self._sound:
-            scenario.check()
-        self._last = key, scenario
-        return scenario

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from devices.machine import make_machine
-from devices.preset_overlay import described_devices
+from devices.machine import described_devices, make_machine
 from devices.presets import machine_preset
 from scenarios.expectations import Expectation, check_runs, read_expectations
 from scenarios.fields.policy_fields import PolicyFields
@@ -108,7 +107,7 @@ class Scenario:
 
     @cached_property
     def described_devices(self) -> dict[str, dict[str, Any]]:
-        """What its description says of each device: see `devices.preset_overlay.described_devices`."""
+        """What its description says of each device: see `devices.machine.described_devices`."""
         return described_devices(self.machine_spec, self.document.origin)
 
     @cached_property
@@ -176,7 +175,7 @@ class Scenario:
         if policy in self.variants:
             return self.entry(self.variants.index(policy))
         place = Place(f"--policy {shortened(policy)}")
-        named = replace(self.document, root=Node({}, place), changed=False)
+        named = replace(self.document, root=Node({}, place), changed=frozenset())
         return self._case(overlay(self.policy, self._named(policy)), policy, named)
 
     def _named(self, policy: str) -> PolicyFields:
@@ -496,7 +495,7 @@ def with_intra_op_threads(
     ----------
     spec : mapping
     described : mapping
-        What `spec` says of each device: see `devices.preset_overlay.described_devices`.
+        What `spec` says of each device: see `devices.machine.described_devices`.
     hosts : iterable of Host
         The processes of the machine.
     threads : int

@@ -21,9 +21,9 @@ import simpy
 
 from policies.recovery import Fleet, Recovery, Restart
 from scenarios.training_run.plan import Failure, Life, Own, TrainingPlan, WorkerPace
-from sim.base.answers import whole_numbers
 from sim.base.arrays import LATEST_NS, MOST_BUILT, at_most
 from sim.base.errors import InputError, RunError
+from sim.base.options import whole_numbers
 from sim.faults import arrivals
 
 MOST_FAILURES: Final = 1_000_000

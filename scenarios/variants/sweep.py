@@ -241,11 +241,7 @@ def sweeping(out: str | Path) -> Iterator[Path]:
         Another sweep writes the same table now.
     """
     points = Path(f"{out}.points")
-    try:
-        file = points.open("a", encoding="utf-8")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(points)) from None
-    with file:
+    with points.open("a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with the process, however that ends
         except OSError:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -119,10 +119,11 @@ class Tuning:
         return [answers[i] for i in front(points)]
 
 
+@dataclass(eq=False)
 class Tuner:
     """A search over one scenario.
 
-    Parameters
+    Attributes
     ----------
     variants : Variants
         Of the scenario; their rows tell what the goal asks for.
@@ -140,23 +141,20 @@ class Tuner:
         How many trials run at once, if `executor` is set. What is found does not depend on it.
     """
 
-    def __init__(
-        self,
-        variants: Variants,
-        goal: Goal,
-        *,
-        axes: dict[str, list[str]] | None = None,
-        policies: Sequence[str | None] = (None,),
-        levels: tuple[str, list[str]] | None = None,
-        seed: int = 0,
-        tell: Callable[[Tuning], None] = lambda tuning: None,
-        jobs: int = 1,
-    ) -> None:
-        self.variants, self.goal, self.seed = variants, goal, seed
-        self.axes, self.policies, self.levels, self.tell = axes or {}, list(policies), levels, tell
-        self.jobs = jobs
-        self.executor: Executor | None = None
-        self.tuning = Tuning(goal)
+    variants: Variants
+    goal: Goal
+    axes: Mapping[str, list[str]] = field(default_factory=dict)
+    policies: Sequence[str | None] = (None,)
+    levels: tuple[str, list[str]] | None = None
+    seed: int = 0
+    tell: Callable[[Tuning], None] = lambda tuning: None
+    jobs: int = 1
+    executor: Executor | None = None
+
+    @cached_property
+    def tuning(self) -> Tuning:
+        """What was found so far."""
+        return Tuning(self.goal)
 
     # -- settings -----------------------------------------------------------------------------
 
@@ -245,9 +243,9 @@ class Tuner:
     def _starts(self) -> list[Variant]:
         if self.tuning.best is not None:
             return [self.tuning.trials[self.tuning.best].variant]
-        policies = self.policies
+        policies = [*self.policies]
         if policies == [None]:
-            policies = [None, *self.variants.scenarios.at(()).variants]
+            policies = [None, *self.variants.scenario().variants]
         return [Variant(policy=policy) for policy in policies]
 
     def _walk(self, start: Variant, result: Result, budget: int) -> None:

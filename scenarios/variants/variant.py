@@ -26,8 +26,7 @@ from policies.issue.program_order import OutOfOrder
 from scenarios.fields.results import DONE, RATES, Value, column_of_result, outcome_of, result_of_run
 from scenarios.file.document import Document
 from scenarios.run.execute import Result, run_case
-from scenarios.run.load import Scenarios
-from scenarios.run.scenario import Case
+from scenarios.run.scenario import Case, Scenario, scenario_of
 from scenarios.variants.executors import without_interrupts
 from scenarios.variants.incomparable_runs import may_change_costs, warn_of_unlike_costs
 from scenarios.variants.schedules import ListedOrder, SearchSchedule
@@ -198,9 +197,30 @@ class Variants:
     ) -> None:
         self._made_of = (path, tuple(sets), allowed, tuple(results), whole)
         self.document = Document.read(path, allowed).with_settings(sets)
-        self.scenarios = Scenarios(self.document)
         self.results, self.whole = tuple(results), whole
         self._last: tuple[Variant, Case] | None = None
+        self._read: tuple[list[str], Scenario] | None = None
+        with suppress(InputError):  # settings may be what makes it a scenario
+            self._read = [], scenario_of(self.document)
+        self._sound = self._read is not None
+
+    def scenario(self, settings: Sequence[str] = ()) -> Scenario:
+        """Return the scenario with ``KEY=VALUE`` texts; what these do not touch is read and checked once.
+
+        Raises
+        ------
+        InputError
+            Settings that make no scenario.
+        """
+        last = self._read  # threads of an executor may be here at once
+        if last is not None and last[0] == [*settings]:
+            return last[1]
+        document = self.document.with_settings(settings, "--vary")
+        scenario = scenario_of(document, None if last is None else last[1])
+        if not self._sound:
+            scenario.check()
+        self._read = [*settings], scenario
+        return scenario
 
     def case(self, variant: Variant) -> Case:
         """Return the run that is meant.
@@ -210,10 +230,12 @@ class Variants:
         InputError
             Settings that make no scenario.
         """
+        assert not variant.what_if, "scenarios.variants.what_ifs.WhatIfs runs it"
+        assert variant.machine is None, "scenarios.variants.what_ifs.WhatIfs runs it"
         schedule, of = variant.schedule, variant._replace(schedule=None)
-        last = self._last  # threads of an executor may be here at once
+        last = self._last
         if last is None or last[0] != of:
-            self._last = last = of, self.scenarios.at(of.texts).case(of.policy)
+            self._last = last = of, self.scenario(of.texts).case(of.policy)
         case = last[1]
         if schedule is None:
             return case
@@ -236,7 +258,7 @@ class Variants:
             case = self.case(variant)
         except InputError as error:
             return self.row_of(variant, VariantRun(variant.policy or "", None, error))
-        return self.row_of(variant, attempt(case))
+        return self.row_of(variant, attempt(case, change=variant.job))
 
     def row_of(self, variant: Variant, found: VariantRun) -> Row:
         """Return the row of what came of a variant; numbers too if memory is short at the end."""

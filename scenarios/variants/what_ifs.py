@@ -258,6 +258,7 @@ class WhatIfs(Variants):
 
     def case(self, variant: Variant) -> Case:
         """Return the run of a what-if: on the machine that its graph shows, where it is a recording."""
+        assert not variant.settings, "a what-if changes no settings"
         graph, case = self.graph, self._as_it_is
         if variant.what_if:
             graph = applied(graph, [read_what_if(dict(variant.what_if))])

@@ -103,7 +103,7 @@ class Sessions(Workload):
             node = document.at(("workload", "sessions", name, "workload"))
             assert node is not None
             # Its errors stand where the session's workload stands.
-            own = replace(document, root=Node({"workload": node}, node.place), changed=False)
+            own = replace(document, root=Node({"workload": node}, node.place), changed=frozenset())
             graph = spec.workload.build(own, machine)
             try:
                 Failures(graph, spec.batches, seed=0)  # the steps that its ops name are batches

@@ -276,6 +276,8 @@ RENAMED: Final[Mapping[str, str]] = {
     "bucket": "bucket_size",
     "bucket_cap": "bucket_size",
     "bytes_per_ns": "bandwidth",
+    "collective_timeout": "timeout",
+    "connection_timeout": "timeout",
     "dangling": "unknown",
     "default_dtype": "dtype",
     "dispatch": "issue_cost",

@@ -20,8 +20,12 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, get_args, get_origin
 
+import numpy as np
+
+from sim.base.arrays import IntArray
 from sim.base.errors import InputError, UnknownOptionError, located, nearest
 from sim.base.units import parse_bandwidth, parse_bytes, parse_duration, parse_flop_rate
 
@@ -48,14 +52,22 @@ def parameters(thing: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     >>> parameters(f)
     {'window': <Parameter "window: int | None = None">}
     """
-    try:
-        signature = inspect.signature(thing, eval_str=True)
-    except (NameError, AttributeError):  # a name that only a type checker imports
-        signature = inspect.signature(thing)
-    except ValueError:  # written in C, and says nothing of its parameters
-        return {}
+    signature = _signature_of_class(thing) if isinstance(thing, type) else _signature(thing)
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: p for name, p in signature.parameters.items() if p.kind in named}
+
+
+def _signature(thing: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(thing, eval_str=True)
+    except (NameError, AttributeError):  # a name that only a type checker imports
+        return inspect.signature(thing)
+    except ValueError:  # written in C, and says nothing of its parameters
+        return inspect.Signature()
+
+
+_signature_of_class = cache(_signature)
+"""Points of a sweep ask for the same few classes."""
 
 
 def spelling(parameter: str) -> str:
@@ -259,3 +271,104 @@ def misfit_text(*faults: Any) -> str:
     if wanted[0][0].isupper():  # another sentence of pydantic's
         return f"{wanted[0][0].lower()}{wanted[0][1:]}, not {shown}"
     return f"should be {' or '.join(dict.fromkeys(wanted))}, not {shown}"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a user's own class hands over, checked once, where it comes in.
+#
+# A compiled loop believes the numbers that it is given, so a wrong one may not get that far::
+#
+#     placement, streams, linearizer, cost model, policy as data ──whole_numbers──► a column of int64
+
+
+def whole_numbers(
+    answer: Any,
+    whose: str,
+    n: int | None = None,
+    *,
+    least: int = 0,
+    below: int | IntArray | None = None,
+    of: Sequence[str] = (),
+    accepted: Callable[[int], str] | None = None,
+) -> IntArray:
+    """Return an answer as a column, if it is whole numbers within a range.
+
+    Parameters
+    ----------
+    answer : Any
+        What came back.
+    whose : str
+        Who answered what: ``"Mine.place"``.
+    n : int, optional
+        How many numbers there should be.
+    least : int
+    below : int or array of int, optional
+        What each number has to be less than.
+    of : sequence of str
+        The op that each number is for.
+    accepted : callable, optional
+        Tells what is accepted at a position, in other words than the range.
+
+    Raises
+    ------
+    InputError
+        Anything else, with the op and what came back.
+
+    Examples
+    --------
+    >>> whole_numbers([0, 1], "Mine.place", 2, below=2).tolist()
+    [0, 1]
+    >>> whole_numbers([0, True], "Mine.place", 2, below=2, of=["a", "b"])
+    Traceback (most recent call last):
+    sim.base.errors.InputError: Mine.place returned True for op 'b', should be a whole number from 0 to 1
+    """
+    many = "whole numbers" if n is None else f"{n} whole number{'s' * (n != 1)}"
+    if (
+        isinstance(answer, str | bytes)
+        or not hasattr(answer, "__len__")
+        or not hasattr(answer, "__getitem__")
+    ):
+        raise InputError(f"{whose} returned {_shown(answer)}, should be a sequence of {many}")
+    if isinstance(answer, np.ndarray) and answer.ndim != 1:
+        raise InputError(f"{whose} returned an array of shape {answer.shape}, should be {many}")
+    if n is not None and len(answer) != n:
+        each = f", one for each of {n} ops" if len(of) == n else ""
+        raise InputError(f"{whose} returned {len(answer)} numbers, should be {many}{each}")
+    if isinstance(answer, np.ndarray) and answer.dtype.kind in "iu":
+        column = answer
+    else:
+        values = list(answer)
+        for i, value in enumerate(values):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise _wrong(whose, value, i, least, below, of, accepted)
+        column = np.array(values, dtype=object)
+    wrong = np.asarray((column < least) | (column > np.iinfo(np.int64).max), dtype=bool)
+    if below is not None:
+        wrong |= np.asarray(column >= below, dtype=bool)
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise _wrong(whose, column[i], i, least, below, of, accepted)
+    return column.astype(np.int64, copy=False)
+
+
+def _wrong(
+    whose: str,
+    value: Any,
+    i: int,
+    least: int,
+    below: int | IntArray | None,
+    of: Sequence[str],
+    accepted: Callable[[int], str] | None,
+) -> InputError:
+    op = of[i] if i < len(of) else None
+    most = None if below is None else (below if isinstance(below, int) else int(below[i])) - 1
+    limits = f"from {least} on" if most is None else f"from {least} to {most}"
+    should = f"a whole number {limits}" if accepted is None else accepted(i)
+    where = f"at position {i}" if op is None else f"for op {op!r}"
+    error = InputError(f"{whose} returned {_shown(value)} {where}, should be {should}")
+    return error if op is None else error.about(op)
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value.item() if isinstance(value, np.generic) else value)
+    return shown if len(shown) <= 40 else f"{shown[:37]}..."

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import inf
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from sim.base.startup import collector_paused
-from sim.engine.hooks import Memory, Observer, tell
+from sim.engine.hooks import tell
 from sim.engine.outcome import trace_of
 from sim.engine.state import RunState, Stream
-from sim.faults import Conditions
 from sim.graph.failures import FAILED
 from sim.issuers import refuse_wrong
-from sim.job.context import Context
-from sim.job.job import Job
-from sim.job.transfers import Flow
 from sim.machine.device import MANAGED, WAIT
-from sim.machine.links import Message
 from sim.machine.task import BACKGROUND, Issuer, Task
-from sim.policy import Policy
 from sim.record.record import Wait
 from sim.trace import Trace
 
@@ -49,22 +43,6 @@ class Engine(RunState):
 
     __slots__ = ()
 
-    def __init__(
-        self,
-        job: Job,
-        policy: Policy,
-        *,
-        flow: Flow | None = None,
-        memory: Callable[[Job, Context], Memory] | None = None,
-        observers: Iterable[Observer] = (),
-        conditions: Conditions | None = None,
-    ) -> None:
-        super().__init__(
-            job, policy, self, flow=flow, memory=memory, observers=observers, conditions=conditions
-        )
-        if self.breakdowns is not None:
-            self.end = self._end_unless_cut
-
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self) -> Trace:
@@ -75,6 +53,8 @@ class Engine(RunState):
         StuckError
             When tasks remain and nothing can happen any more.
         """
+        if self.breakdowns is not None:
+            self.end = self._end_unless_cut
         self.policy.prepare(self.job)
         with collector_paused():
             self._eligible(self.readiness.roots())
@@ -112,10 +92,6 @@ class Engine(RunState):
         if self.called:
             for callback, value in _drained(self.called):
                 callback(value)
-
-    def _later(self, delay_ns: int, note: Callable[[Any], None], value: Any) -> None:
-        """Let SimPy call ``note(value)`` after a delay; all that may do is to note what fired."""
-        self.clock.timeout(delay_ns).callbacks.append(lambda _: note(value))
 
     # -- 1. complete ---------------------------------------------------------------------------
 
@@ -542,9 +518,6 @@ class Engine(RunState):
             self._later(cost_ns, self._try_again, task)
         return False
 
-    def _begin(self, task: Task, lane: int) -> None:
-        task.start_ns, task.round, task.stream = self.now_ns, self.round, lane
-
     def _try_again(self, task: Task) -> None:
         """Let a task that was refused try to start again in this round."""
         if self.executed[task.op] or task.stream == BACKGROUND:
@@ -575,41 +548,6 @@ class Engine(RunState):
         while self.settling:
             for callback in _drained(self.settling):
                 callback()
-
-    # -- for processors, networks and memory: `sim.job.context.Context` ------------------------------
-
-    def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
-        """Call ``callback(value)`` at `time_ns`."""
-        self._later(time_ns - self.now_ns, self.called.append, (callback, value))
-
-    def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` at the present instant, once all that ends and starts at it is known."""
-        self.settling.append(callback)
-
-    def started(self, task: Task) -> None:
-        """Put down that a task whose start was put off begins to execute now."""
-        if task.start_ns < self.now_ns:
-            self._begin(task, task.stream)
-        if (communicators := self.communicators_of[task.op]) is not None:
-            communicators.started(task)
-        if self.breakdowns is not None and task.group < 0:
-            self.breakdowns.started(task)
-        if self.observers:
-            tell(self.observers, "started", task)
-
-    def duration_of(self, task: Task) -> int:
-        """Return how long `task` takes when nothing else disturbs it; a collective, by itself, no time."""
-        if self.drawn is not None:
-            return self.drawn.ns(task.op, task.iteration, str(task.frame or ""))
-        return self.duration_ns[task.iteration][task.op]
-
-    def carried(self, message: Message) -> None:
-        """Put down a message that has arrived."""
-        self.messages.extend(message)
-
-    def finish(self, task: Task) -> None:
-        """End a task at the present instant."""
-        self.end(task)
 
 
 def _drained(noted: list[T], key: Callable[[T], Any] | None = None) -> list[T]:

@@ -7,7 +7,7 @@
               ├─ stop-group     ... and the issuers of its group take nothing more
               └─ stop-machine   ... and no issuer of its process does
 
-Where runs are calls, one after another (`sim.readiness.runs_in_turn`), the caller gets the error, whichever
+Where runs are calls, one after another (`sim.readiness.counters`), the caller gets the error, whichever
 of these words it is, and later runs of the session never begin.
 
 Nothing that has begun is taken back: what a worker executes, a stream holds or a link carries runs to its
@@ -35,7 +35,7 @@ from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.machine.task import Task
 from sim.policy import Policy
-from sim.readiness.runs_in_turn import sessions_of
+from sim.readiness.counters import sessions_of
 
 
 def refuse_unknown(job: Job, policy: Policy) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import simpy
 
-from sim.base.answers import whole_numbers
 from sim.base.arrays import UNSET
 from sim.base.errors import InfeasibleError, InputError
+from sim.base.options import whole_numbers
 from sim.engine.breakdowns import Breakdowns, Paced
 from sim.engine.communicators import Communicators
 from sim.engine.failing_ops import Failing
-from sim.engine.hooks import Memory, Observer
+from sim.engine.hooks import Memory, Observer, tell
 from sim.faults import Conditions
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import rendezvous_keys
@@ -26,14 +26,13 @@ from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.job.transfers import Flow, check_routes, holding_ops, host_groups, make_flow
 from sim.machine.device import Processor
-from sim.machine.links import Network
+from sim.machine.links import Message, Network
 from sim.machine.task import Task
 from sim.policy import Policy
-from sim.readiness.counters import CounterReadiness, Readiness
+from sim.readiness.counters import CounterReadiness, Readiness, RunsInTurn
 from sim.readiness.rendezvous import Rendezvous, with_keyed_transfers
-from sim.readiness.runs_in_turn import RunsInTurn
 from sim.readiness.tokens import TaggedTokenReadiness, decided
-from sim.record.column_writer import task_columns, transfer_columns
+from sim.record.record import task_columns, transfer_columns
 
 # ----------------------------------------------------------------------------------------------------------
 # What a run is put together from: its nodes and their readiness, host threads, the network.
@@ -203,14 +202,12 @@ def _asynchronous(policy: Policy, job: Job) -> Set[int]:
 
 
 class RunState:
-    """The parts of a run, and what has been noted at the present instant.
+    """The parts of a run, what has been noted at the present instant, and what they ask of it (`Context`).
 
     Parameters
     ----------
     job : Job
     policy : Policy
-    context : Context
-        The run.
     flow, memory, observers, conditions
         See `sim.engine.engine.Engine`.
     """
@@ -232,14 +229,13 @@ class RunState:
         self,
         job: Job,
         policy: Policy,
-        context: Context,
         *,
         flow: Flow | None = None,
         memory: Callable[[Job, Context], Memory] | None = None,
         observers: Iterable[Observer] = (),
         conditions: Conditions | None = None,
     ) -> None:
-        machine = job.machine
+        machine, context = job.machine, self
         self.job, self.policy = job, policy
         self.observers = list(observers)
         self.clock = simpy.Environment()
@@ -344,3 +340,45 @@ class RunState:
         self.tasks = task_columns(job.graph, n_tasks, self.frames, may_fail=may_fail)
         n_transfers = (self.flow.n_nodes - self.flow.n_ops) * job.iterations
         self.transfers = transfer_columns(n_transfers, self.frames if has_control_flow(job.graph) else None)
+
+    # -- for processors, networks and memory: `sim.job.context.Context` ------------------------------
+
+    def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
+        """Call ``callback(value)`` at `time_ns`."""
+        self._later(time_ns - self.now_ns, self.called.append, (callback, value))
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` at the present instant, once all that ends and starts at it is known."""
+        self.settling.append(callback)
+
+    def started(self, task: Task) -> None:
+        """Put down that a task whose start was put off begins to execute now."""
+        if task.start_ns < self.now_ns:
+            self._begin(task, task.stream)
+        if (communicators := self.communicators_of[task.op]) is not None:
+            communicators.started(task)
+        if self.breakdowns is not None and task.group < 0:
+            self.breakdowns.started(task)
+        if self.observers:
+            tell(self.observers, "started", task)
+
+    def duration_of(self, task: Task) -> int:
+        """Return how long `task` takes when nothing else disturbs it; a collective, by itself, no time."""
+        if self.drawn is not None:
+            return self.drawn.ns(task.op, task.iteration, str(task.frame or ""))
+        return self.duration_ns[task.iteration][task.op]
+
+    def carried(self, message: Message) -> None:
+        """Put down a message that has arrived."""
+        self.messages.extend(message)
+
+    def finish(self, task: Task) -> None:
+        """End a task at the present instant."""
+        self.end(task)
+
+    def _later(self, delay_ns: int, note: Callable[[Any], None], value: Any) -> None:
+        """Let SimPy call ``note(value)`` after a delay; all that may do is to note what fired."""
+        self.clock.timeout(delay_ns).callbacks.append(lambda _: note(value))
+
+    def _begin(self, task: Task, lane: int) -> None:
+        task.start_ns, task.round, task.stream = self.now_ns, self.round, lane

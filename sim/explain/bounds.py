@@ -203,9 +203,21 @@ def bounds(
     if isinstance(what, Record) and what.failed:
         return Bounds(0, {}, {}, {}, {}, failed=True)
     job = what.job if isinstance(what, Record) else what
+    static = not has_control_flow(job.graph)
+    drawn = job.noisy_ns is not None or job.drawn is not None
+    if not static or drawn or duration_ns is not None or not isinstance(_alone(what), int):
+        return _bounds(what, duration_ns, synchronisation, exact)
+    key = ("bounds", synchronisation, exact)
+    return job.once(key, lambda: _bounds(what, None, synchronisation, exact))
+
+
+def _bounds(
+    what: Job | Record, duration_ns: IntArray | None, synchronisation: str | None, exact: bool
+) -> Bounds:
+    job = what.job if isinstance(what, Record) else what
+    static = not has_control_flow(job.graph)
     ns = least_durations_ns(what) if duration_ns is None else duration_ns
     runs = runs_of_ops(what)
-    static = not has_control_flow(job.graph)
     cost = issue_costs_ns(job)
     flow = _flow(what) if static else None
     around = _ways(job, flow, ns, cost, synchronisation)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.base.answers import whole_numbers
 from sim.base.arrays import LATEST_NS, UNSET, IntArray
 from sim.base.errors import InfeasibleError, InputError
+from sim.base.options import whole_numbers
 from sim.base.room import EDGE_BYTES, TASK_BYTES, check_room
 from sim.base.units import NS_PER_S, format_duration
 from sim.graph.frames import has_control_flow

@@ -33,9 +33,9 @@ from typing import Final
 
 import numpy as np
 
-from sim.base.answers import whole_numbers
 from sim.base.arrays import LATEST_NS, UNSET, BoolArray, IntArray, by_first_use
 from sim.base.errors import GraphError, InputError, hint
+from sim.base.options import whole_numbers
 from sim.base.units import format_bytes
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Graph

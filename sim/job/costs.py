@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from sim.base.answers import whole_numbers
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
+from sim.base.options import whole_numbers
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.machine.device import Device

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from sim.base.answers import whole_numbers
 from sim.base.arrays import BoolArray, Csr, IntArray
 from sim.base.errors import InputError
+from sim.base.options import whole_numbers
 from sim.graph.graph import Graph, longest_path_ns
 from sim.job.collectives import Collectives, collectives_of, is_modelled
 from sim.machine.communicators import CarriedCollectives

@@ -14,9 +14,8 @@ from sim.plot.figure import new_figure, save
 from sim.plot.gantt import compare_gantt, gantt
 from sim.plot.html import save_html, save_page
 from sim.plot.memory import memory
-from sim.plot.roofline import roofline
 from sim.plot.theme import theme
-from sim.plot.utilisation import link_heat_map, utilisation
+from sim.plot.utilisation import link_heat_map, roofline, utilisation
 
 __all__ = [
     "compare_gantt",

@@ -22,7 +22,7 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ from sim.explain.communication import LinkLoad, link_loads
 from sim.explain.derived import DerivedColumns
 from sim.explain.narration import explain_text, largest_gaps
 from sim.graph.failures import STATUSES
+from sim.notebook import Section
 from sim.plot.bars import Bars, arrows_of, bars_of, folded_note, micro_batches, name_of, path_of
 from sim.plot.figure import time_unit, told_time
 from sim.plot.legend import Entry, colours_of, legend_of, with_bands
@@ -155,20 +156,22 @@ _DEVICES: Final = 40
 """How many bars there are; of more devices the first ones have one."""
 
 
-def told(facts: DerivedColumns, title: str) -> dict[str, Any]:
+def told(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) -> dict[str, Any]:
     """Return what stands below the chart of one run.
 
     Parameters
     ----------
     facts : Facts
     title : str
+    sections : sequence of Section
+        What else there is to tell of it.
 
     Returns
     -------
     dict
         ``title``; ``use``: names of devices that spent their time alike, and the share of each part; the
-        ``colours`` of the parts, on light and dark paper (None: ink); ``text``: what `sim explain` prints;
-        ``gaps``: the longest idle stretches.
+        ``colours`` of the parts, on light and dark paper (None: ink); ``sections``, of each its ``text`` and
+        ``tables``; ``text``: what `sim explain` prints; ``gaps``: the longest idle stretches.
     """
     trace = facts.trace
     total = max(trace.makespan_ns, 1)
@@ -190,6 +193,10 @@ def told(facts: DerivedColumns, title: str) -> dict[str, Any]:
             for part, colour in USE_COLOURS.items()
             if part in seen
         },
+        "sections": [
+            {"text": "\n".join([*part.lines, *part.notes]), "tables": [each for each in part.tables if each]}
+            for part in sections
+        ],
         "text": explain_text(trace, title=title, facts=facts).partition("\n")[2].strip("\n"),
         "gaps": [gap._asdict() for gap in largest_gaps(trace, _GAPS, facts)],
     }
@@ -267,6 +274,7 @@ def save_page(
     title: str | None = None,
     arrows: bool = False,
     critical_path: bool = False,
+    sections: Mapping[str, Sequence[Section]] | None = None,
 ) -> None:
     """Write all about a run, or several that are compared, as one HTML file that needs no network.
 
@@ -284,6 +292,8 @@ def save_page(
         Whether arrows lead from producers to consumers on other lanes.
     critical_path : bool
         Whether the critical path is shown from the beginning.
+    sections : mapping of str to sequence of Section, optional
+        What else there is to tell of each run.
 
     Raises
     ------
@@ -291,7 +301,8 @@ def save_page(
         A directory that does not exist.
     """
     named = {"": traces} if isinstance(traces, Record) else traces
-    _write(path, named, gantt_data(named, arrows=arrows, path_shown=critical_path, whole=True), title)
+    data = gantt_data(named, arrows=arrows, path_shown=critical_path, whole=True, sections=sections)
+    _write(path, named, data, title)
 
 
 def _write(
@@ -323,6 +334,7 @@ def gantt_data(
     critical_path: bool = False,
     path_shown: bool = False,
     whole: bool = False,
+    sections: Mapping[str, Sequence[Section]] | None = None,
 ) -> _Data:
     """Return what the page draws, as plain values.
 
@@ -336,6 +348,8 @@ def gantt_data(
         Whether the critical path is shown from the beginning.
     whole : bool
         Whether all is there that `save_page` lists.
+    sections : mapping of str to sequence of Section, optional
+        As for `save_page`.
 
     Returns
     -------
@@ -399,7 +413,7 @@ def gantt_data(
             rows.append({"title": note} | _memory(strip, sizes[strip.kind], labels, until, columns))
             note = ""
         if whole:
-            stories.append(told(facts, title))
+            stories.append(told(facts, title, (sections or {}).get(name, ())))
             if loads := link_loads(trace):
                 rows.append(_links(loads, until))
     return {

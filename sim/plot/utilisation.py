@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from sim.base.arrays import UNSET, FloatArray, IntArray
 from sim.base.errors import InputError
+from sim.base.units import NS_PER_S
 from sim.explain.communication import LinkLoad, link_loads
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import REASONS, idle_reasons
 from sim.explain.time_use import WORD_OF_REASON, time_use
+from sim.machine.device import CostModel, Device
 from sim.plot.bar_polygons import name_lanes, points_of
 from sim.plot.figure import elided, new_figure, scale_time
-from sim.plot.legend import add_legend
-from sim.plot.theme import OKABE_ITO, hatches, ink, is_dark, paper, plain, shade
+from sim.plot.legend import SLICES, add_legend, entries_of
+from sim.plot.theme import OKABE_ITO, colour_of, hatches, ink, is_dark, paper, plain, printed, shade
 from sim.record.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
 
 _WAITS: Final = tuple(reason for reason in REASONS if reason not in WORD_OF_REASON)
 _PARTS: Final = ("compute", "communicate", *(f"wait: {reason}" for reason in _WAITS), "idle")
@@ -174,3 +177,245 @@ def link_heat_map(
     if legend and figure is not None:
         figure.colorbar(drawn, ax=ax, label="bandwidth in use (%)", pad=0.01, fraction=0.03, extend="max")
     return ax
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ops under the roofs of their devices: what each computes for a byte, and how fast it computed.
+#
+# ::
+#
+#     flop/s │          ________________ bf16, 989 Tflop/s
+#            │         /   ● ●              a point for each op, in the colour of its kind; the larger, the
+#            │        / ●                   more of the time it takes
+#            │       /●   ____________ fp32
+#            │      / ○
+#            └───────────────────────────── flop per byte
+#
+# Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009. The roofs are those that cost models give
+# (`sim.machine.device.CostModel.roofs`): the slope is the bandwidth of the memory.
+
+_MARKERS: Final = "osD^v<>Ph"
+"""Of sorts of device, one after another; in print of kinds of op."""
+
+
+class OpPoints(NamedTuple):
+    """Ops that have flop and bytes and took some time, of devices that are alike.
+
+    Attributes
+    ----------
+    devices : list of str
+    op : array of int64
+        One entry each.
+    intensity, flop_per_s : arrays of float
+        Flop for each byte read or written, and the rate that was reached, over all its executions.
+    ns : array of int64
+        Its time on these devices.
+    roof_flop_per_s : array of float
+        The peak for its data type; NaN: the cost model gives none.
+    roof_bytes_per_s : float
+        NaN: none.
+    """
+
+    devices: list[str]
+    op: IntArray
+    intensity: FloatArray
+    flop_per_s: FloatArray
+    ns: IntArray
+    roof_flop_per_s: FloatArray
+    roof_bytes_per_s: float
+
+
+def op_points(trace: Record) -> list[OpPoints]:
+    """Return the points of the roofline, for each sort of device by itself.
+
+    Examples
+    --------
+    >>> from sim import Device, GraphBuilder, Machine, simulate
+    >>> from policies.issue.ready_queue import ReadyQueue
+    >>> b = GraphBuilder("one")
+    >>> _ = b.op("a", duration_ns=1000, flops=6000, bytes_read=1000, bytes_written=500)
+    >>> (points,) = op_points(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))
+    >>> points.devices, points.intensity.tolist(), points.flop_per_s.tolist()
+    (['gpu0'], [4.0], [6000000000.0])
+    """
+    graph, device, ran = trace.job.graph, trace.device, trace.tasks["op"]
+    nbytes = graph.bytes_read + graph.bytes_written
+    lasted = trace.tasks["end_ns"] - trace.begins_ns
+    counts = trace.executed & (lasted > 0) & (graph.flops[ran] > 0) & (nbytes[ran] > 0)
+    found = []
+    for members in _alike(trace.job.machine.devices):
+        rows = np.flatnonzero(counts & np.isin(device, members))
+        if not len(rows):
+            continue
+        op, which = np.unique(ran[rows], return_inverse=True)
+        ns = np.zeros(len(op), np.int64)
+        np.add.at(ns, which, lasted[rows])
+        rate = graph.flops[op] * np.bincount(which) * float(NS_PER_S) / ns
+        first = trace.job.machine.devices[members[0]]
+        roofs = (first.cost or CostModel()).roofs(graph, first)
+        names = [trace.job.machine.devices[d].name for d in members]
+        found.append(
+            OpPoints(
+                names, op, graph.flops[op] / nbytes[op], rate, ns, roofs.flop_per_s[op], roofs.bytes_per_s
+            )
+        )
+    return found
+
+
+def _alike(devices: Sequence[Device]) -> list[list[int]]:
+    """Return the positions of devices of one kind with one cost model."""
+    groups: list[list[int]] = []
+    for d, device in enumerate(devices):
+        for group in groups:
+            first = devices[group[0]]
+            if device.kind == first.kind and (device.cost is first.cost or device.cost == first.cost):
+                group.append(d)
+                break
+        else:
+            groups.append([d])
+    return groups
+
+
+def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+    """Draw ops by the flop that they compute for a byte, and by the rate at which they did.
+
+    A dotted roof is drawn for each peak that the cost model of a device gives for the ops that ran there. An
+    op above its roof was measured, or given its duration, otherwise than the roof says.
+
+    Parameters
+    ----------
+    trace : Trace
+    ax : Axes, optional
+    title : str, optional
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    InputError
+        Nothing to draw: no op has both flop and bytes.
+    """
+    from matplotlib.lines import Line2D
+
+    sorts = op_points(trace)
+    if not sorts:
+        raise InputError("there is nothing to draw: no op that took some time has both flop and bytes")
+    if ax is None:
+        _, (ax,) = new_figure(width=9.0, height=5.0)
+    graph = trace.job.graph
+    time_ns = np.zeros(len(graph.kinds), np.int64)
+    for points in sorts:
+        np.add.at(time_ns, graph.kind_code[points.op], points.ns)
+    colours = {kind: colour_of(kind) for kind in graph.kinds}
+    entries = entries_of({graph.kinds[k]: ns for k, ns in enumerate(time_ns.tolist()) if ns}, colours)
+    handles: dict[str, Any] = {}
+    for place, entry in enumerate(entries):
+        for kind in entry.kinds:
+            colour, k = shade(colours[kind]), graph.kinds.index(kind)
+            for number, points in enumerate(sorts):
+                here = graph.kind_code[points.op] == k
+                marker = _MARKERS[(place if printed() else number) % len(_MARKERS)]
+                ax.scatter(
+                    points.intensity[here],
+                    points.flop_per_s[here],
+                    s=18 + 250 * points.ns[here] / points.ns.sum(),
+                    color=colour,
+                    marker=marker,
+                    alpha=0.7,
+                    edgecolors=ink(),
+                    linewidths=0.2,
+                    rasterized=len(points.op) > 5_000,
+                    zorder=3,
+                )
+        dots = [
+            Line2D([], [], color=shade(each), marker=marker, linestyle="none", markersize=6)
+            for each in entry.colours[:SLICES]
+        ]
+        handles[entry.label] = dots[0] if len(dots) == 1 else tuple(dots)
+    for number, points in enumerate(sorts if len(sorts) > 1 and not printed() else ()):
+        name = points.devices[0] + (f" and {len(points.devices) - 1} more" if points.devices[1:] else "")
+        shape: dict[str, Any] = {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": "none"}
+        handles[elided(name)] = Line2D([], [], color=ink(), markerfacecolor="none", **shape)
+    ax.set(xscale="log", yscale="log", xlabel="flop per byte of memory", ylabel="")
+    ax.margins(0.08)
+    ax.autoscale_view()
+    _roofs(ax, trace, sorts)
+    left_out = len(np.unique(trace.tasks["op"])) - len(np.unique(np.concatenate([each.op for each in sorts])))
+    note = f"without {left_out} ops that have no flop or no bytes" if left_out else ""
+    plain(ax, "; ".join(part for part in (title, note) if part))
+    ax.grid(linewidth=0.4, alpha=0.5)
+    ax.set_axisbelow(True)
+    add_legend(ax, handles, alone=True)
+    return ax
+
+
+def _roofs(ax: Axes, trace: Record, sorts: Sequence[OpPoints]) -> None:
+    """Draw the roofs within the limits of the axes, each with its name where it is flat."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
+
+    graph = trace.job.graph
+    found: dict[tuple[float, float], dict[str, None]] = {}
+    for points in sorts:
+        for peak in np.unique(points.roof_flop_per_s[~np.isnan(points.roof_flop_per_s)]).tolist():
+            ops = points.op[points.roof_flop_per_s == peak]
+            dtypes = np.unique(graph.dtype_code[ops]).tolist()
+            names = [graph.dtypes[code] for code in dtypes if code != UNSET]
+            found.setdefault((peak, points.roof_bytes_per_s), {}).update(dict.fromkeys(names))
+        if not (points.roof_flop_per_s > 0).any() and points.roof_bytes_per_s > 0:
+            found.setdefault((math.inf, points.roof_bytes_per_s), {})
+    left, right = ax.get_xlim()
+    for peak, slope in found:  # the ridges are worth seeing
+        if not math.isnan(slope) and math.isfinite(peak):
+            left, right = min(left, peak / slope / 2), max(right, peak / slope * 4)
+    top = ax.get_ylim()[1]
+    x = np.geomspace(left, right, 400)
+    for (peak, slope), of_types in found.items():
+        y = np.full(len(x), peak) if math.isnan(slope) else np.minimum(peak, slope * x)
+        ax.plot(x, y, color=ink(), linewidth=0.9, linestyle=":", zorder=2)
+        if math.isfinite(peak):
+            of = f"{', '.join(of_types)}: " * bool(of_types)
+            ax.annotate(
+                f"{of}{_rate(peak)}flop/s",
+                (right, peak),
+                (-2, 3),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8,
+            )
+            top = max(top, peak * 2)
+        if not math.isnan(slope):
+            ax.annotate(
+                f"{_rate(slope)}B/s",
+                (left, float(y[0])),
+                (10, 2),
+                textcoords="offset points",
+                va="top",
+                fontsize=8,
+            )
+    ax.set_xlim(left, right)
+    ax.set_ylim(top=top)
+    for axis, (low, high), unit in ((ax.xaxis, ax.get_xlim(), ""), (ax.yaxis, ax.get_ylim(), "flop/s")):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
+        axis.set_major_formatter(EngFormatter(unit) if unit else StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _rate(value: float) -> str:
+    """Return a rate with the letter of its unit.
+
+    Examples
+    --------
+    >>> _rate(989.4e12), _rate(3.35e12), _rate(12.0)
+    ('989 T', '3.35 T', '12 ')
+    """
+    unit, letter = next(
+        (
+            (unit, letter)
+            for unit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+            if value >= unit
+        ),
+        (1.0, ""),
+    )
+    return f"{value / unit:.3g} {letter}"

@@ -87,7 +87,7 @@ def test_json(tmp_path: Path) -> None:
         "policy",
         "order",
     )
-    assert first["a"] == {"op": "c", "lane": "cpu0/w1", "start_ns": 40_000}
+    assert first["a"] == {"op": "c", "name": "'c'", "lane": "cpu0/w1", "start_ns": 40_000}
     assert first["waited_ns"] == {"a": {"policy": 40_000}, "b": {}}
     assert told["moved_most"] == [{"by_ns": -40_000, "ops": 2, "first": told["moved_most"][0]["first"]}]
     assert told["makespan"] == {

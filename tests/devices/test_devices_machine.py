@@ -11,8 +11,7 @@ from devices.describe.field_reading import merge, read_fields
 from devices.describe.field_types import TYPES
 from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS
 from devices.kinds import speedup
-from devices.machine import make_device, make_machine
-from devices.preset_overlay import described_devices
+from devices.machine import described_devices, make_device, make_machine
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine, simulate
 from sim.base.errors import InputError, UnitError, UnknownNameError

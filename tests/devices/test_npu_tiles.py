@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from runs import checked
 
 from devices.cost.npu_tiles import TileStages, best_tiles, blockings, tiled_ns
-from devices.machine import make_device
-from devices.preset_overlay import described_devices
+from devices.machine import described_devices, make_device
 from policies.issue.program_order import InOrder
 from policies.streams import PerKind
 from sim import GraphBuilder, Machine, simulate

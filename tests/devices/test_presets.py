@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from devices import presets as module
-from devices.machine import make_device, make_machine
-from devices.preset_overlay import described_devices
+from devices.machine import described_devices, make_device, make_machine
 from devices.presets import device_preset, machine_preset, presets
 from sim.base import plugins
 from sim.base.errors import InputError

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import checked
 
-from devices.machine import make_device
-from devices.preset_overlay import described_devices
+from devices.machine import described_devices, make_device
 from devices.processor.kernel_demand import Demand, demand, demands
 from devices.processor.shared_sms import SharedSMs, fair_level
 from devices.processor.sm_processor import LeftoverSMs

@@ -12,8 +12,8 @@ from import_helpers import REPOSITORY, columns
 
 from scenarios.importers import load_graph
 from scenarios.importers.graph_json import read_graph
-from scenarios.importers.onnx.onnx_model import import_onnx
-from scenarios.importers.onnx.onnx_nodes import kind_of
+from scenarios.importers.onnx_model import import_onnx
+from scenarios.importers.onnx_nodes import kind_of
 from scenarios.ops.op_costs import COSTS
 from scenarios.run.load import load_scenario
 from sim.base.errors import InputError, MissingExtraError, UnknownNameError

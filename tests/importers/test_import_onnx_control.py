@@ -13,9 +13,9 @@ import pytest
 
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
-from policies.issue.virtual_machine import VirtualMachine
+from policies.issue.virtual_machine import Sequential
 from scenarios.importers import convert, load_graph
-from scenarios.importers.onnx.onnx_model import import_onnx
+from scenarios.importers.onnx_model import import_onnx
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, Graph, Machine, simulate
@@ -287,7 +287,7 @@ def test_an_if_inside_a_loop_goes_its_own_way_in_each_iteration(policy: Any) -> 
 
 def test_a_linear_runtime_makes_a_program_with_jumps_of_it() -> None:
     made = import_onnx(nested(), attributes={"last/body/z": {"outcome": [True, False, True]}})
-    assert makespan(made, VirtualMachine()) == 4 * MATMUL + 5 * RELU
+    assert makespan(made, Sequential()) == 4 * MATMUL + 5 * RELU
 
 
 def test_the_batch_reaches_into_subgraphs() -> None:

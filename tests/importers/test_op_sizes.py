@@ -185,7 +185,7 @@ def onnx_sizes(b: int) -> dict[str, dict[str, Any]]:
 def test_of_an_onnx_model_at_every_batch(tmp_path: Path, batch: int) -> None:
     onnx = pytest.importorskip("onnx")
     from scenarios.importers import convert
-    from scenarios.importers.onnx.onnx_model import import_onnx
+    from scenarios.importers.onnx_model import import_onnx
 
     model = onnx_block(onnx, 1)
     graph = import_onnx(model, batch=batch)
@@ -248,7 +248,7 @@ def test_of_a_builder_and_of_the_backward_that_a_rewrite_makes() -> None:
 
 
 def test_a_training_rewrite_gives_gradients_the_sizes_of_their_forward() -> None:
-    from policies.rewrite.training_step import TrainingRewrite
+    from policies.rewrite.backward import TrainingRewrite
 
     b = GraphBuilder("g")
     b.input("x", 4 * 2 * 4 * 81), b.parameter("w", 4 * 8 * 2 * 9), b.parameter("v", 4 * 25 * 10)

@@ -9,9 +9,9 @@ from parallel_helpers import run
 
 from policies.parallel.context_parallel import ContextParallel
 from policies.parallel.ddp import DistributedDataParallel
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.fusion import FuseAttention
 from policies.rewrite.records import read
-from policies.rewrite.training_step import TrainingRewrite
 from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError
 

@@ -17,7 +17,7 @@ from runs import checked
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
-from policies.issue.virtual_machine import Sequential, VirtualMachine
+from policies.issue.virtual_machine import Sequential
 from policies.issue.work_queues import KeepFirst, StreamStacks
 from policies.rewrite.partition import Partition
 from scenarios.ops.control_flow import cond, while_loop
@@ -447,7 +447,7 @@ def test_runs_of_a_session_follow_one_another(workers: int, threads: str) -> Non
 
 CALLS = {
     "side-by-side": [TensorFlowExecutor, KeepFirst, StreamStacks],
-    "enqueued": [Sequential, VirtualMachine],
+    "enqueued": [Sequential],
 }
 
 

@@ -21,8 +21,8 @@ from policies.parallel.accumulation import GradientAccumulation
 from policies.parallel.expert_parallel import ExpertParallel
 from policies.parallel.expert_routing import routed
 from policies.parallel.rank_grid import Ranked
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import Records, read
-from policies.rewrite.training_step import TrainingRewrite
 from policies.streams import Recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario

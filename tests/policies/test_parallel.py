@@ -16,8 +16,8 @@ from policies.parallel.rank_grid import DataParallel, Grid, Ranked
 from policies.parallel.training_step import TrainingStep
 from policies.parallel.zero_1_2 import ZeroTwo
 from policies.parallel.zero_3 import ZeroThree
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import Records, read, write
-from policies.rewrite.training_step import TrainingRewrite
 from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder

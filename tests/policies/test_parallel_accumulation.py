@@ -10,8 +10,8 @@ from policies.parallel.context_parallel import ContextParallel
 from policies.parallel.ddp import DistributedDataParallel, MegatronDDP
 from policies.parallel.tensor_parallel import TensorParallel
 from policies.parallel.zero_1_2 import ZeroOne
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import read
-from policies.rewrite.training_step import TrainingRewrite
 from scenarios.builders.gpt import Transformer, gpt_graph
 from sim.base.errors import GraphError, InputError
 

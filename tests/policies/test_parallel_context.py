@@ -17,8 +17,8 @@ from policies.parallel.context_tokens import attention_shares
 from policies.parallel.ddp import DistributedDataParallel
 from policies.parallel.rank_grid import Ranked, RankOrder, UnsummedWarning, warn_of_unsummed
 from policies.parallel.tensor_parallel import TensorParallel
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import read
-from policies.rewrite.training_step import TrainingRewrite
 from scenarios.builders.gpt import Transformer, gpt_graph
 from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError, InputError

@@ -16,7 +16,7 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.parallel.ddp import MegatronDDP
 from policies.parallel.parameter_server import ParameterServer
 from policies.parallel.training_step import TrainingStep
-from policies.rewrite.training_step import TrainingRewrite
+from policies.rewrite.backward import TrainingRewrite
 from sim import Device, GraphBuilder, Machine
 from sim.base.errors import InputError
 from sim.explain.training import staleness

@@ -19,8 +19,8 @@ from policies.parallel.tensor_parallel import TensorParallel
 from policies.parallel.training_step import TrainingStep
 from policies.parallel.zero_1_2 import ZeroOne, ZeroTwo
 from policies.parallel.zero_3 import ZeroThree
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import OpEntry, read, write
-from policies.rewrite.training_step import TrainingRewrite
 from scenarios.builders.gpt import Transformer, gpt_graph
 from sim import Graph
 from sim.base.errors import GraphError

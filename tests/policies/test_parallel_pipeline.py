@@ -15,8 +15,8 @@ from policies.parallel.pipeline_parallel import PipelineParallel, StageCut
 from policies.parallel.tensor_parallel import TensorParallel
 from policies.pipeline import generate
 from policies.pipeline.evaluate import StageTimes, evaluate
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import read, write
-from policies.rewrite.training_step import TrainingRewrite
 from policies.streams import Recorded
 from scenarios.builders.gpt import Transformer, gpt_graph
 from sim import Device, Graph, GraphBuilder, Machine, Trace

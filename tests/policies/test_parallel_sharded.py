@@ -9,8 +9,8 @@ from policies.parallel.accumulation import GradientAccumulation
 from policies.parallel.fsdp2 import FullyShard
 from policies.parallel.zero_1_2 import ZeroOne, ZeroTwo
 from policies.parallel.zero_3 import ZeroThree
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import read, write
-from policies.rewrite.training_step import TrainingRewrite
 from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError, InputError, UnknownNameError
 from sim.graph.graph import Role

@@ -16,8 +16,8 @@ from parallel_helpers import by_stream, of_rank, run
 
 from policies.parallel.ddp import DistributedDataParallel
 from policies.parallel.tensor_parallel import TensorParallel, WholeWarning
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import OpEntry, Records, read
-from policies.rewrite.training_step import TrainingRewrite
 from scenarios.builders.gpt import Transformer, gpt_graph
 from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError, InputError

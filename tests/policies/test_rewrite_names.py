@@ -18,12 +18,12 @@ from policies.parallel.pipeline_parallel import PipelineParallel, StageCut
 from policies.parallel.tensor_parallel import TensorParallel
 from policies.parallel.zero_1_2 import ZeroOne, ZeroTwo
 from policies.parallel.zero_3 import ZeroThree
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.layout import Layout
 from policies.rewrite.partition import DistributedSession, Partition
 from policies.rewrite.prune import DependencyPruning
 from policies.rewrite.records import OpEntry, read, write
 from policies.rewrite.simplify import Arithmetic
-from policies.rewrite.training_step import TrainingRewrite
 from scenarios.builders.gpt import Transformer, gpt_graph
 from sim import Graph, GraphBuilder
 from sim.base.errors import GraphError

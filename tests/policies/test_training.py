@@ -15,11 +15,11 @@ from runs import checked
 
 from devices.machine import make_machine
 from policies.issue.ready_queue import ReadyQueue
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.batch import Batch
 from policies.rewrite.prune import Prune
 from policies.rewrite.records import OpEntry, read, write
 from policies.rewrite.simplify import BatchNorm
-from policies.rewrite.training_step import TrainingRewrite
 from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder

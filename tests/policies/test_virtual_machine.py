@@ -11,7 +11,7 @@ from hypothesis import given
 from program_helpers import programs
 
 from policies.issue.ready_queue import ReadyQueue
-from policies.issue.virtual_machine import Sequential, VirtualMachine
+from policies.issue.virtual_machine import Sequential
 from policies.jumps import Goto, If, Ret, _common, _Free, compile_program
 from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
@@ -56,7 +56,7 @@ def test_a_condition_becomes_an_if_and_a_goto() -> None:
 
 @pytest.mark.parametrize(("outcome", "ran", "makespan"), [(True, "f", 17), (False, "g", 27)])
 def test_only_the_branch_taken_runs(outcome: bool, ran: str, makespan: int) -> None:
-    trace = simulate(branches(outcome).build(), CPU, VirtualMachine())
+    trace = simulate(branches(outcome).build(), CPU, Sequential())
     assert live(trace) == ["x", "p", ran, "out"]
     assert trace.makespan_ns == makespan
 
@@ -71,7 +71,7 @@ def test_what_a_switch_on_a_gpu_is_told_decides_when_it_is_known(outcome: bool, 
     sides = [lambda b, v, name=name: [b.op(name, inputs=[v["x"]], device="cpu0")] for name in "fg"]
     (y,) = cond(b, "if", "p", ["x"], *sides, device="gpu0")
     b.op("out", inputs=[y], device="cpu0")
-    assert live(simulate(b.build(), machine, VirtualMachine())) == ["p", "x", ran, "out"]
+    assert live(simulate(b.build(), machine, Sequential())) == ["p", "x", ran, "out"]
 
 
 def test_a_branch_that_returns_what_it_was_given_is_jumped_over() -> None:
@@ -98,7 +98,7 @@ def swap(trips: int) -> Graph:
 
 @pytest.mark.parametrize("trips", [0, 1, 2, 7])
 def test_a_loop_takes_its_trips_one_after_another(trips: int) -> None:
-    trace = simulate(swap(trips), Machine((Device("cpu0", "cpu", workers=4),)), VirtualMachine())
+    trace = simulate(swap(trips), Machine((Device("cpu0", "cpu", workers=4),)), Sequential())
     assert trace.makespan_ns == 2 + 3 * (trips + 1) + 10 * trips
     assert live(trace).count("step") == trips
 
@@ -117,7 +117,7 @@ def test_loops_in_loops_and_conditions_in_loops() -> None:
     b = GraphBuilder("nested")
     b.op("zero", duration_ns=0)
     while_loop(b, "outer", {"i": "zero"}, outer, trips=3)
-    trace = simulate(b.build(), CPU, VirtualMachine())
+    trace = simulate(b.build(), CPU, Sequential())
     assert [name for name in live(trace) if name in ("work", "f", "g")] == [
         "work", "work", "f", "g", "work", "f",
     ]  # fmt: skip
@@ -125,17 +125,17 @@ def test_loops_in_loops_and_conditions_in_loops() -> None:
 
 
 def test_repetitions_run_one_after_another() -> None:
-    trace = simulate(branches([True, False]).build(), CPU, VirtualMachine(), iterations=2)
+    trace = simulate(branches([True, False]).build(), CPU, Sequential(), iterations=2)
     assert live(trace) == ["x", "p", "f", "out", "x", "p", "g", "out"]
     assert trace.makespan_ns == 17 + 27
 
 
-def test_without_control_flow_it_is_sequential() -> None:
+def test_without_control_flow_the_kernel_does_what_the_thread_does() -> None:
     b = GraphBuilder("tree")
     for name, inputs in {"root": [], "a": ["root"], "b": ["root"], "c": ["a", "b"]}.items():
         b.op(name, inputs=inputs, duration_ns=10)
     machine = Machine((Device("gpu0", issue_ns=3, launch_latency_ns=2),))
-    one, other = (simulate(b.build(), machine, policy) for policy in (VirtualMachine(), Sequential()))
+    one, other = (simulate(b.build(), machine, Sequential(), engine=engine) for engine in ("auto", "simpy"))
     for column in ("op", "issue_ns", "start_ns", "end_ns"):
         assert one.tasks[column].tolist() == other.tasks[column].tolist()
 
@@ -143,7 +143,7 @@ def test_without_control_flow_it_is_sequential() -> None:
 @examples(60)
 @given(graph=programs())
 def test_the_same_ops_run_as_under_the_executor_and_take_as_long_as_one_thread(graph: Graph) -> None:
-    machine, tokens = simulate(graph, CPU, VirtualMachine()), simulate(graph, CPU, ReadyQueue())
+    machine, tokens = simulate(graph, CPU, Sequential()), simulate(graph, CPU, ReadyQueue())
     machine.check()
     assert sorted(live(machine)) == sorted(live(tokens))
     assert machine.makespan_ns == tokens.makespan_ns  # one thread never idles, and dead ops take no time

@@ -48,7 +48,7 @@ workload:
     sum0: {kind: all_reduce, duration: 5us, device: gpu0, inputs: [a0], attributes: {communicator: dp}}
     sum1: {kind: all_reduce, duration: 5us, device: gpu1, inputs: [a1], attributes: {communicator: dp}}
 policy: in-order
-faults: {failures: {crash: {worker: worker1, at: [20us]}}, collective_timeout: 100us, restart: 10us}
+faults: {failures: {crash: {worker: worker1, at: [20us]}}, timeout: {collective: 100us}, restart: 10us}
 """
 
 
@@ -97,10 +97,10 @@ def test_commands_say_what_failed_and_who_noticed() -> None:
         ("{slow_downs: {heat: {device: gpu0, at: [10ns], factor: 2}}}", 10 + 20 + 10 + 5),
         ("{slow_downs: {heat: {worker: worker*, at: [10ns], for: 10ns, factor: 2}}}", 25 + 10 + 5),
         ("{slow_downs: {jam: {link: gpu0->gpu1, at: [25ns], factor: 4}}}", 20 + 5 + 20 + 5),
-        ("{failures: {cable: {link: '*', at: [25ns], repair: 6ns}}, connection_timeout: 7ns}", 41),
-        ("{failures: {cable: {link: '*', at: [25ns], repair: 6ns}}, connection_timeout: 4ns}", 29),
+        ("{failures: {cable: {link: '*', at: [25ns], repair: 6ns}}, timeout: {transfer: 7ns}}", 41),
+        ("{failures: {cable: {link: '*', at: [25ns], repair: 6ns}}, timeout: {transfer: 4ns}}", 29),
         ("{failures: {dead: {device: gpu0, at: [7ns]}}}", 7),
-        ("{failures: {dead: {device: gpu0, at: [7ns], silent: true}}, connection_timeout: 4ns}", 11),
+        ("{failures: {dead: {device: gpu0, at: [7ns], silent: true}}, timeout: {transfer: 4ns}}", 11),
         ("{failures: {dead: {worker: worker0, at: [7ns], silent: true}}, health_check: 6ns}", 12),
     ],
 )
@@ -176,7 +176,7 @@ def test_tensorflow_goes_on_whatever_fails_and_whenever(part: str, step: str) ->
         sets = [
             f"policy.compile=[partition, {step}]" if step != "partition" else "policy.compile=[partition]",
             f"faults.failures={{x: {{{part}, at: [{at}], repair: 30ms}}}}",
-            "faults.connection_timeout=10ms",
+            "faults.timeout={transfer: 10ms}",
         ]
         result = run_scenario(load_scenario(EXAMPLE, sets=sets), check=True)
         assert result.summary["failures"]["steps"] == 4

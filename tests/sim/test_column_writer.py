@@ -13,7 +13,7 @@ from sim import Device, GraphBuilder, Machine, simulate
 from sim.engine.engine import Engine
 from sim.job.build_job import make_job
 from sim.machine.task import Task
-from sim.record.column_writer import ColumnWriter, transfer_columns
+from sim.record.record import ColumnWriter, transfer_columns
 
 
 def task(id: int, end_ns: int = -1) -> Task:
@@ -61,7 +61,7 @@ def test_how_often_it_writes_changes_nothing(monkeypatch: pytest.MonkeyPatch, at
         builder.op(f"op{i}", duration_ns=1 + i % 7, inputs=[f"op{i - 2}"] if i > 1 else [])
     machine = Machine((Device("cpu0", "cpu", workers=3),))
     expected = simulate(builder.build(), machine, ReadyQueue())
-    monkeypatch.setattr("sim.record.column_writer.AT_ONCE", at_once)
+    monkeypatch.setattr("sim.record.record.AT_ONCE", at_once)
     trace = simulate(builder.build(), machine, ReadyQueue())
     assert trace.tasks["op"][:3].tolist() == [0, 1, 2]
     for name, column in expected.tasks.items():
@@ -85,7 +85,7 @@ def test_a_run_lets_its_tasks_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
     seen: weakref.WeakSet[Task] = weakref.WeakSet()
     monkeypatch.setattr("sim.readiness.counters.Task", Watched)
-    monkeypatch.setattr("sim.record.column_writer.AT_ONCE", 10)
+    monkeypatch.setattr("sim.record.record.AT_ONCE", 10)
     builder = GraphBuilder("chain")
     for i in range(1000):
         builder.op(f"op{i}", duration_ns=1, inputs=[f"op{i - 1}"] if i else [])

@@ -21,7 +21,7 @@ from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
-from policies.issue.virtual_machine import VirtualMachine
+from policies.issue.virtual_machine import Sequential
 from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, Graph, GraphBuilder, Host, Link, Machine, Trace, simulate
 from sim.base.errors import InputError, OutOfMemoryError, StuckError
@@ -371,7 +371,7 @@ def test_all_is_given_back_and_never_more_taken_than_there_is(
     rng = np.random.default_rng(seed)
     machine = draw_machine(rng, nbytes)
     graph = flowing(draw_program(rng, devices=2), [device.name for device in machine.devices])
-    chosen = {"tensorflow": TensorFlowExecutor, "vm": VirtualMachine}
+    chosen = {"tensorflow": TensorFlowExecutor, "vm": Sequential}
     what: dict[str, Any] = {"iterations": iterations, "noise": Noise(0.3) if noisy else None, "seed": seed}
 
     def go(**more: Any) -> Trace:

@@ -21,7 +21,7 @@ from devices.network import make_network
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
-from policies.issue.virtual_machine import Sequential, VirtualMachine
+from policies.issue.virtual_machine import Sequential
 from policies.issue.work_queues import KeepFirst, StreamStacks
 from policies.rewrite.partition import Partition
 from scenarios.ops.control_flow import while_loop
@@ -158,7 +158,7 @@ def test_an_error_skips_what_is_downstream_and_nothing_else(policy: Policy) -> N
     assert spans(trace)["h"] == (40, 45, "done")
 
 
-@pytest.mark.parametrize("policy", [Sequential(), VirtualMachine(), InOrder(in_flight=1)])
+@pytest.mark.parametrize("policy", [Sequential(), InOrder(in_flight=1)])
 def test_an_exception_ends_a_program(policy: Policy) -> None:
     """a, f in order; nothing of what follows is taken."""
     trace = simulate(graph_of(DIAMOND), Machine((cpu(workers=4),)), policy)

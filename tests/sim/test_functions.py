@@ -11,7 +11,7 @@ import pytest
 from runs import checked
 
 from policies.issue.ready_queue import ReadyQueue
-from policies.issue.virtual_machine import VirtualMachine
+from policies.issue.virtual_machine import Sequential
 from scenarios.importers import read_graph
 from scenarios.ops.inlining import Function, add_ops
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
@@ -98,7 +98,7 @@ def test_a_call_in_a_frame_of_its_own() -> None:
         zip((names[op] for op in trace.tasks["op"].tolist()), trace.tasks["op"].tolist(), strict=True)
     )
     assert {"c/a/enter", "c/b/enter", "c/f", "c/g", "c/exit0", "c/exit1"} <= set(frames)
-    assert simulate(trace.job.graph, CPU, VirtualMachine()).makespan_ns == 50  # x, y, f, g, out in turn
+    assert simulate(trace.job.graph, CPU, Sequential()).makespan_ns == 50  # x, y, f, g, out in turn
 
 
 YES = function("yes", "a", {"f": {"inputs": ["a"]}, "constant": {}}, "f")
@@ -119,11 +119,11 @@ def test_a_functional_if(outcome: bool, makespan: int) -> None:
     assert {n for n in live(trace) if n in ("c/then/f", "c/then/constant", "c/else/g")} == taken
 
 
-@pytest.mark.parametrize("policy", [ReadyQueue, VirtualMachine])
+@pytest.mark.parametrize("policy", [ReadyQueue, Sequential])
 @pytest.mark.parametrize("outer", [True, False])
 @pytest.mark.parametrize("inner", [True, False])
 def test_a_condition_in_a_branch_is_decided_by_an_argument_of_it(
-    outer: bool, inner: bool, policy: type[ReadyQueue | VirtualMachine]
+    outer: bool, inner: bool, policy: type[ReadyQueue | Sequential]
 ) -> None:
     """What decides inside comes through the switch of the condition around, and through one more."""
     nested = function("nested", "q a", {"n": use("if", "q q a", **{"then": "again", "else": "keep"})}, "n")
@@ -172,7 +172,7 @@ def test_a_functional_while_with_an_invariant_and_a_condition(trips: int) -> Non
     g = graph(
         {"x": {}, "y": {}, "c": loop, "out": {"inputs": ["c"]}, "same": {"inputs": ["c:1"]}}, STEP, TEST
     )
-    for policy, ns in ((ReadyQueue(), 0), (VirtualMachine(), 20)):
+    for policy, ns in ((ReadyQueue(), 0), (Sequential(), 20)):
         trace = simulate(g, CPU, policy)
         assert trace.makespan_ns == 10 + (10 + 1) * trips + 1 + 10 + ns
         assert live(trace).count("c/body/add") == trips

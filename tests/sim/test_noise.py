@@ -10,7 +10,7 @@ from runs import checked
 
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
-from policies.issue.virtual_machine import VirtualMachine
+from policies.issue.virtual_machine import Sequential
 from scenarios.ops.control_flow import while_loop
 from sim import Device, Graph, GraphBuilder, Machine, simulate
 from sim.base.errors import InputError, UnknownNameError
@@ -110,7 +110,7 @@ def test_control_flow_with_noise_meets_the_same_luck_under_every_policy() -> Non
     assert 850 < np.mean(step) < 1150
     assert lasted(ReadyQueue(), 0.2) == lasts
     assert lasted(ReadyQueue(), 0.2, seed=1) != lasts
-    for policy in (TensorFlowExecutor(), VirtualMachine()):
+    for policy in (TensorFlowExecutor(), Sequential()):
         other = lasted(policy, 0.2)
         assert sorted(other.values()) == sorted(lasts.values())
     assert set(lasted(TensorFlowExecutor(), 0.0).values()) == {0, 1000}

@@ -25,6 +25,7 @@ from sim.base.units import parse_duration
 from sim.explain.communication import link_loads
 from sim.explain.derived import DerivedColumns
 from sim.explain.path import executed_path
+from sim.notebook import Section
 from sim.plot import gantt, save_html, save_page, theme
 from sim.plot.bar_polygons import forms
 from sim.plot.bars import bars_of
@@ -305,7 +306,12 @@ def test_the_page_has_the_executed_path_and_shares_that_add_up(seed: int) -> Non
 
 
 def test_the_whole_page_has_memory_links_ops_and_causes(tmp_path: Path) -> None:
-    data = gantt_data({"one": over_a_link(), "two": over_a_link()}, whole=True)
+    more = [Section(["a line"], [[{"rank": "0"}], []], ["a note"])]
+    data = gantt_data({"one": over_a_link(), "two": over_a_link()}, whole=True, sections={"two": more})
+    assert [told["sections"] for told in data["told"]] == [
+        [],
+        [{"text": "a line\na note", "tables": [[{"rank": "0"}]]}],
+    ]
     assert [("bars" in row, "bands" in row, "links" in row) for row in data["rows"]] == [
         *[(True, False, False), (False, True, False), (False, True, False), (False, False, True)] * 2
     ]

@@ -28,9 +28,8 @@ from sim.explain.communication import link_loads
 from sim.metrics import link_use
 from sim.plot import compare_gantt, gantt, link_heat_map, roofline, theme, utilisation
 from sim.plot.html import gantt_data
-from sim.plot.roofline import op_points
 from sim.plot.theme import _KNOWN, FAMILIES, LAUNCH, OKABE_ITO, TRANSFER, WAITING, colour_of, shade
-from sim.plot.utilisation import USE_COLOURS
+from sim.plot.utilisation import USE_COLOURS, op_points
 
 
 def two_transfers(sharing: str = "shared") -> Trace:

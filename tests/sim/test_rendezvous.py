@@ -22,7 +22,7 @@ from devices.memory.run_memory import tensor_memory
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
-from policies.issue.virtual_machine import Sequential, VirtualMachine
+from policies.issue.virtual_machine import Sequential
 from policies.rewrite.partition import Partition
 from policies.rewrite.prune import Prune
 from scenarios.ops.control_flow import cond, while_loop
@@ -382,8 +382,7 @@ def test_a_linear_runtime_meets_in_program_order() -> None:
         assert met(trace) == [("k.send0", "k.recv0"), ("k.send1", "k.recv1")]
 
 
-@pytest.mark.parametrize("policy", [Sequential(), VirtualMachine()])
-def test_one_program_that_asks_before_it_sends_is_stuck(policy: Any) -> None:
+def test_one_program_that_asks_before_it_sends_is_stuck() -> None:
     """Program order knows of no keys: the Recvs, which follow nothing, come before what they wait for."""
 
     def body(b: GraphBuilder, v: dict[str, str]) -> dict[str, str]:
@@ -396,7 +395,7 @@ def test_one_program_that_asks_before_it_sends_is_stuck(policy: Any) -> None:
     there = make_machine({"devices": {"cpu0": {"kind": "cpu", "cores": 2}, "gpu0": {"kind": "gpu"}}})
     cut = Partition(rendezvous=True).apply(b.build())
     with pytest.raises(StuckError, match="waits for a send with key 'cpu0;gpu0;"):
-        simulate(cut, there, policy)
+        simulate(cut, there, Sequential())
 
 
 def test_a_graph_without_keys_has_no_rendezvous() -> None:

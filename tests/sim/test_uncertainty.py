@@ -12,7 +12,7 @@ from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Machine, Trace, simulate
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError
-from sim.explain.uncertainty import OnPath, difference_ns, interval_ns, spread_on_path, uncertainty
+from sim.explain.time_use import OnPath, difference_ns, interval_ns, spread_on_path, uncertainty
 from sim.export.tables import summary_lines
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel

@@ -156,36 +156,19 @@ def _print_choice(asked: list[Any]) -> None:
 
 def _print(rows: list[Any], asked: int | None) -> None:
     from scenarios.cli.text_tables import print_table
-    from sim.base.units import format_bytes, format_duration, round_half_up
-
-    def shown(us: float | None) -> str:
-        return "" if us is None else format_duration(round_half_up(us * 1000))
+    from sim.base.units import format_bytes
+    from sim.export.tables import titled
+    from sim.notebook import columns_that_speak
 
     def rate(gb_per_s: float | None) -> str:
         return "" if gb_per_s is None else f"{gb_per_s:.1f}"
 
-    nccl = rows[0].choice is not None
-    some_fitted = any(row.fitted_us is not None for row in rows)
-    some_measured = any(row.measured_us is not None for row in rows)
     lines = []
     for row in rows:
-        mark = " <" if row.nbytes == asked else ""
-        line = {
-            "size": format_bytes(row.nbytes, iec=row.nbytes % 1024 == 0) + mark,
-            "algorithm": row.algorithm,
-        }
-        if nccl:
-            line["protocol"] = row.choice.protocol
-            line["channels"] = str(row.choice.channels)
-        line["NCCL expects" if nccl else "time"] = shown(row.tuner_us if nccl else row.links_us)
-        if some_fitted:
-            line["fitted"] = shown(row.fitted_us)
-        line["bus GB/s"] = rate(row.bus_gb_per_s(row.best_us))
-        if some_measured:
-            line["measured"] = shown(row.measured_us)
-            line["measured GB/s"] = rate(row.bus_gb_per_s(row.measured_us))
-            line["off by"] = (
-                "" if row.measured_us is None else f"{100 * (row.best_us / row.measured_us - 1):+.1f}%"
-            )
-        lines.append(line)
-    print_table(lines, left=3 if nccl else 2)
+        off = "" if row.measured_us is None else f"{100 * (row.best_us / row.measured_us - 1):+.1f}%"
+        size = format_bytes(row.nbytes, iec=row.nbytes % 1024 == 0) + " <" * (row.nbytes == asked)
+        more = {"size": size, "bus": rate(row.bus_gb_per_s(row.best_us)), "off": off}
+        lines.append(row.to_json() | more | {"measured": rate(row.bus_gb_per_s(row.measured_us))})
+    columns = ["size", "algorithm", "protocol", "channels", "NCCL expects: tuner_ns", "time: links_ns"]
+    columns += ["fitted_ns", "bus GB/s: bus", "measured_ns", "measured GB/s: measured", "off by: off"]
+    print_table(columns_that_speak(titled(lines, columns)), left=3 if rows[0].choice is not None else 2)

@@ -100,16 +100,8 @@ def tune(
         shown = "none yet" if best is None else shown_result(goal.what, best)
         tick(len(tuning.trials), budget, f", best {shown}")
 
-    tuner = Tuner(
-        variants,
-        goal,
-        axes=axes_of(vary or []),
-        policies=policy or [None],
-        levels=levels,
-        seed=seed,
-        tell=tell,
-        jobs=jobs,
-    )
+    axes = axes_of(vary or [])
+    tuner = Tuner(variants, goal, axes, policy or [None], levels, seed, tell, jobs)
     interrupted: KeyboardInterrupt | None = None
     try:
         with executor_of(min(jobs, budget), show_warnings) as tuner.executor:

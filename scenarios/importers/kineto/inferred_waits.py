@@ -33,8 +33,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from scenarios.importers.kineto.kineto_events import RECORD
-from scenarios.importers.kineto.kineto_rows import HostCall, HostWait, RecordedTrace, Thread
-from scenarios.importers.kineto.stream_waits import (
+from scenarios.importers.kineto.kineto_host import (
     ALL,
     APART_NS,
     EVENT,
@@ -44,6 +43,7 @@ from scenarios.importers.kineto.stream_waits import (
     Streams,
     waits_for_copy,
 )
+from scenarios.importers.kineto.kineto_rows import HostCall, HostWait, RecordedTrace, Thread
 
 _RECORDS: Final = 64
 """Of so many recorded events one is the one that a call waits for."""

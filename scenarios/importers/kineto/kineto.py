@@ -34,14 +34,13 @@ from scenarios.importers.execution_kernels import KernelNotes
 from scenarios.importers.files import all_files, choice, fixed_batch, in_file, job_name, stem
 from scenarios.importers.kineto.inferred_waits import Waits, waits_of
 from scenarios.importers.kineto.kineto_events import read_events, what_it_is
-from scenarios.importers.kineto.kineto_host import HostOps, Record
+from scenarios.importers.kineto.kineto_host import STREAM_WAIT, HostOps, Record, Streams
 from scenarios.importers.kineto.kineto_ranks import Rank, process_group, together
 from scenarios.importers.kineto.kineto_rows import GpuTask, RecordedTrace
 from scenarios.importers.kineto.kineto_tensors import add_told, kind_of, short_name, told_of
 from scenarios.importers.kineto.nsight_systems import MAGIC
 from scenarios.importers.kineto.simulated_trace import is_simulated
 from scenarios.importers.kineto.simulated_trace import load as load_simulated
-from scenarios.importers.kineto.stream_waits import STREAM_WAIT, Streams
 from sim.base.arrays import UNSET, Codes, Csr, IntArray
 from sim.base.errors import InputError
 from sim.base.files import StrPath

@@ -1,5 +1,6 @@
 // Below the chart: where the time of each device went, why, and all ops as a table that sorts and filters.
 "use strict";
+const MOST_ROWS = 200;
 const told = document.getElementById("told"), opsPart = document.getElementById("ops");
 
 /** A table; each row is a list of texts, and shows a place in the chart when it is clicked. */
@@ -34,6 +35,16 @@ for (const run of page.told) {
     const label = add(names, "span");
     add(label, "i", { className: "colour" }).style.cssText = colourOf(part);
     label.append(part);
+  }
+  for (const section of run.sections) {
+    if (section.text) add(part, "pre", { textContent: section.text });
+    for (const rows of section.tables) {
+      const titles = Object.keys(rows[0]);
+      const numbers = new Set([...titles.keys()].filter(k => rows.every(row => /^(-?\d\S*( \S+)?)?$/.test(row[titles[k]]))));
+      const [body] = makeTable(part, titles, numbers);
+      for (const row of rows.slice(0, MOST_ROWS)) addCells(add(body, "tr"), Object.values(row), numbers);
+      if (rows.length > MOST_ROWS) addCells(add(body, "tr"), [`... ${rows.length - MOST_ROWS} more`], numbers);
+    }
   }
   add(part, "pre", { textContent: run.text });
   if (!run.gaps.length) continue;

@@ -1,1 +1,0 @@
-"""ONNX models: ops, shapes, control flow, batch."""

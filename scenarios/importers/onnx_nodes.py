@@ -1,0 +1,441 @@
+"""Single nodes of an ONNX model, in our words: kind, name, attributes, sizes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from scenarios.ops import attributes as dtypes
+from scenarios.ops.op_formulas import OpFacts, TensorFacts
+from sim.base.errors import InputError
+
+# ----------------------------------------------------------------------------------------------------------
+# What is known of the values of an ONNX model before it runs.
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What is known of a value before the model runs.
+
+    Attributes
+    ----------
+    elem : int
+        Element type, a ``TensorProto.DataType``.
+    shape : tuple of int
+    data : array, optional
+        The content, when it is small and known.
+    constant : bool
+        Whether it is the same in every run: a weight, or computed from weights and shapes only.
+    from_shape : bool
+        Whether the content depends on the shape of an activation.
+    batch_first : bool
+        Whether the samples of a batch, if it holds one, lie one after the other.
+    """
+
+    elem: int
+    shape: tuple[int, ...]
+    data: npt.NDArray[Any] | None = None
+    constant: bool = False
+    from_shape: bool = False
+    batch_first: bool = True
+
+
+Values = dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is known of the values that a graph or subgraph sees.
+
+    Attributes
+    ----------
+    values : dict
+        Its own and those of the graphs around it.
+    inside : dict
+        (first output of a node, its attribute) -> what the subgraph there sees. Of an If whose condition is
+        constant, only the branch that runs is there.
+    trips : int or sequence of int, optional
+        Of the body of a loop: how often it runs.
+    """
+
+    values: Values
+    inside: dict[tuple[str, str], Scope] = field(default_factory=dict)
+    trips: int | Sequence[int] | None = None
+
+
+def control_kind(node: Any) -> str:
+    """Return which of If and Loop a node is, or nothing."""
+    return str(node.op_type) if node.op_type in ("If", "Loop") and node.domain in ("", "ai.onnx") else ""
+
+
+def graphs_of(node: Any) -> dict[str, Any]:
+    """Return the subgraphs of a node, by attribute."""
+    return {a.name: a.g for a in node.attribute if a.type == a.GRAPH}
+
+
+def nodes_of(graph: Any) -> Iterator[Any]:
+    """Yield every node of a graph and of the subgraphs in it."""
+    for node in graph.node:
+        yield node
+        for inner in graphs_of(node).values():
+            yield from nodes_of(inner)
+
+
+def first_output(node: Any) -> str:
+    """Return the first output that is not left out."""
+    return next(str(name) for name in node.output if name)
+
+
+def node_name(node: Any) -> str:
+    """Return how messages and ops call a node: its name, or that of its first output."""
+    return str(node.name or next((name for name in node.output if name), node.op_type))
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Return a shape as people write it."""
+    return "x".join(map(str, shape)) or "a scalar"
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+_KINDS = {
+    "MatMul": "matmul", "PRelu": "prelu", "ArgMax": "argmax", "ArgMin": "argmin", "IsNaN": "is_nan",
+    "Sum": "add_n", "Max": "maximum", "Min": "minimum", "Mean": "mean_n", "Swish": "silu",
+    "Upsample": "resize", "SoftmaxCrossEntropyLoss": "softmax_cross_entropy",
+}  # fmt: skip
+"""Operators that are not called what the rule of `kind_of` gives."""
+
+_HOW = """shape axes starts ends steps split sizes scales roi pads constant_value repeats depth values ratio
+    training_mode min max start limit delta K"""
+_OPERANDS = frozenset(_HOW.split())
+"""Inputs, by their formal names, that say how and not what: no tensor is read when they are known."""
+
+_BATCH_DEPENDENT = frozenset({"shape", "sizes"})
+"""Of these the ones that the sizes of the output tell, and that change with the batch."""
+
+
+def kind_of(op_type: str) -> str:
+    """Return the kind of op that an ONNX operator is.
+
+    Examples
+    --------
+    >>> [kind_of(name) for name in ("Conv", "MaxPool", "BatchNormalization", "LRN", "Sum", "ReduceL1")]
+    ['conv', 'max_pool', 'batch_norm', 'lrn', 'add_n', 'reduce_l1']
+    """
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", op_type).lower()
+    return _KINDS.get(op_type, re.sub(r"_normalization$", "_norm", words))
+
+
+def operands_of(node: Any, values: Values) -> dict[int, tuple[str, Any]]:
+    """Return position -> (formal name, content) of the inputs that only say how."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
+    except onnx.defs.SchemaError:
+        return {}
+    found: dict[int, tuple[str, Any]] = {}
+    for i, name in enumerate(node.input):
+        formal = schema.inputs[min(i, len(schema.inputs) - 1)].name
+        if name and formal in _OPERANDS and (data := values[name].data) is not None:
+            found[i] = (formal, _plain(data.tolist()))
+    return found
+
+
+def op_facts(
+    node: Any, outputs: Iterable[str], values: Values, dtype: str | None
+) -> tuple[OpFacts, list[str]]:
+    """Return what the cost formulas look at, and the values that are read; `outputs` are those that count."""
+    operands = operands_of(node, values)
+    sources = [None if i in operands or not value else value for i, value in enumerate(node.input)]
+    told = {key: content for key, content in operands.values() if key not in _BATCH_DEPENDENT}
+    facts = OpFacts(
+        kind_of(node.op_type),
+        tuple(None if source is None else tensor_facts(values[source], dtype) for source in sources),
+        tuple(tensor_facts(values[o], dtype) if o in values else TensorFacts((0,), 0) for o in outputs),
+        _attributes_of(node) | told,
+    )
+    return facts, [source for source in sources if source is not None]
+
+
+def tensor_facts(value: Value, dtype: str | None) -> TensorFacts:
+    """Return shape and size of a value; `dtype` replaces the floating-point type of the file."""
+    return TensorFacts(value.shape, dtypes.nbytes(value.shape, _dtype_of(value, dtype)))
+
+
+def _dtype_of(value: Value, dtype: str | None) -> str:
+    from onnx import TensorProto
+
+    theirs: str = TensorProto.DataType.Name(value.elem)
+    if theirs not in dtypes.ONNX:
+        raise InputError(f"tensors of {theirs} have no size")
+    ours = dtypes.ONNX[theirs]
+    return dtype if dtype is not None and ours in dtypes.FLOATING else ours
+
+
+def compute_dtype(node: Any, values: Values, dtype: str | None) -> str:
+    """Return the type a node computes in: that of its result, or of what it compares."""
+    result = _dtype_of(values[first_output(node)], dtype)
+    if result == "bool" and node.input and node.input[0]:
+        return _dtype_of(values[node.input[0]], dtype)
+    return result
+
+
+def _attributes_of(node: Any) -> dict[str, Any]:
+    """Return the attributes that are numbers or words."""
+    from onnx import AttributeProto, helper
+
+    kinds = ("TENSOR", "TENSORS", "SPARSE_TENSOR", "GRAPH", "GRAPHS")
+    skipped = {AttributeProto.AttributeType.Value(kind) for kind in kinds}
+    return {
+        attribute.name: _plain(helper.get_attribute_value(attribute))
+        for attribute in node.attribute
+        if attribute.type not in skipped
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` as JSON has it: text for bytes, lists, and words for numbers that are not finite."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return value
+    return [_plain(item) for item in value]
+
+
+def op_name(node: Any, taken: Container[str], spoken: set[str], n_outputs: int) -> str:
+    """Return a name for the op of a node: the node's own, unless it is taken or ambiguous.
+
+    Parameters
+    ----------
+    node : onnx.NodeProto
+    taken : container of str
+        The names there are already.
+    spoken : set of str
+        Every name in the model: ``a:1`` must not mean both one of them and the second output of ``a``.
+    n_outputs : int
+    """
+    candidates = itertools.chain(
+        [node_name(node), first_output(node)], (f"{node_name(node)}#{i}" for i in itertools.count(2))
+    )
+    return next(
+        name
+        for name in candidates
+        if name not in taken and not any(f"{name}:{k}" in spoken for k in range(1, n_outputs))
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# If and Loop of an ONNX model, before it runs: the shapes of their results, and which way they go.
+#
+# Nothing is computed here, so which branch is taken and how often a body runs has to be known::
+#
+#     If      a constant condition, or ``outcome`` when the model runs
+#     Loop    a constant trip count with a condition that stays true, or ``trips``
+#
+# Branches return the same shapes, and what a loop carries keeps its own, as each op has one cost. The
+# semantics are those of https://onnx.ai/onnx/operators/onnx__Loop.html and onnx__If.html.
+
+Told = Mapping[str, Mapping[str, Any]]
+"""Name of a Loop or If -> attributes that say what it does."""
+
+BRANCHES = {"then_branch": "then", "else_branch": "else"}
+"""The subgraphs of an If, and how they are called in names of ops."""
+
+_Enter = Callable[[str, str, Values], Scope]
+"""(attribute, path, what the subgraph sees besides) -> what it sees in all."""
+
+_KEYS = {"If": ("outcome",), "Loop": ("trips", "parallel_iterations")}
+
+
+class SubgraphNames(NamedTuple):
+    """What a node with subgraphs writes, and what these see, by attribute."""
+
+    values: Values
+    inside: dict[str, Scope]
+
+
+def control_values(node: Any, values: Values, path: str, told: Told, enter: _Enter) -> SubgraphNames:
+    """Return what an If or a Loop writes.
+
+    Parameters
+    ----------
+    node : onnx.NodeProto
+    values : dict
+        What the node sees.
+    path : str
+        What stands before the names of its graph's ops.
+    told : mapping
+    enter : callable
+        Looks at one of its subgraphs.
+
+    Raises
+    ------
+    InputError
+        An outcome or a trip count that is needed and not told, or shapes that differ between branches or
+        iterations.
+    """
+    name = path + node_name(node)
+    about = told.get(name, {})
+    for key in about:
+        if key not in _KEYS[node.op_type]:
+            raise InputError(
+                f"attributes of {name!r}: a node {node.op_type} has no {key!r} to be told, but "
+                + " and ".join(_KEYS[node.op_type])
+            )
+    return (_if if node.op_type == "If" else _loop)(node, values, name, about, enter)
+
+
+def constant(name: str, values: Values) -> Any:
+    """Return the number or truth value that is known of a value, or None."""
+    value = values[name]
+    return value.data.reshape(-1)[0].item() if value.data is not None and value.data.size == 1 else None
+
+
+# -- If -------------------------------------------------------------------------------------------
+
+
+def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _Enter) -> SubgraphNames:
+    known, outcome = constant(node.input[0], values), about.get("outcome")
+    if known is not None:  # as constant folding has it: the branch takes the node's place
+        if outcome is not None and outcome != known:
+            raise InputError(
+                f"attributes of {name!r}: its condition is the constant {str(bool(known)).lower()}, "
+                f"so its outcome cannot be {outcome!r}"
+            )
+        taken = "then_branch" if known else "else_branch"
+        scope = enter(taken, f"{name}/", {})
+        return SubgraphNames(_together(node, _ends(node, taken, scope)), {taken: scope})
+    inside = {key: enter(key, f"{name}/{short}/", {}) for key, short in BRANCHES.items()}
+    yes, no = (_ends(node, key, scope) for key, scope in inside.items())
+    found: Values = {}
+    for output, a, b in zip(node.output, yes, no, strict=True):
+        if output and (a.shape, a.elem) != (b.shape, b.elem) and not isinstance(outcome, bool):
+            raise InputError(
+                f"node {name!r} (If) returns {output!r} as {shape_text(a.shape)} from one branch and "
+                f"{shape_text(b.shape)} from the other, or of another type; "
+                f"{_tell(name, 'outcome', 'true')}, always the same, and what follows has one shape"
+            )
+        end = b if outcome is False else a
+        batch_first = a.batch_first and b.batch_first
+        found[output] = replace(end, data=None, constant=False, from_shape=False, batch_first=batch_first)
+    found.pop("", None)
+    return SubgraphNames(found, inside)
+
+
+def _ends(node: Any, attribute: str, scope: Scope) -> list[Value]:
+    """Return the values that a subgraph hands back, at least as many as the node has outputs."""
+    outputs = graphs_of(node)[attribute].output
+    extra = 1 if attribute == "body" else 0  # whether to go on
+    if len(outputs) < len(node.output) + extra:
+        raise InputError(
+            f"node {node_name(node)!r} ({node.op_type}) has {len(node.output)} outputs, and its {attribute} "
+            f"returns {len(outputs)}"
+        )
+    return [scope.values[output.name] for output in outputs][: len(node.output) + extra]
+
+
+def _together(node: Any, ends: Sequence[Value]) -> Values:
+    """Return the results of a branch that always runs: constants if all are, as the node is one op."""
+    folded = all(end.constant for end in ends)
+    named = zip(node.output, ends, strict=True)
+    return {output: replace(end, constant=folded) for output, end in named if output}
+
+
+# -- Loop -----------------------------------------------------------------------------------------
+
+
+def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _Enter) -> SubgraphNames:
+    from onnx import TensorProto
+
+    body = graphs_of(node)["body"]
+    formal = [given.name for given in body.input]
+    starts = [values[given] for given in node.input[2:]]
+    if len(formal) != len(starts) + 2 or len(body.output) < len(starts) + 1:
+        raise InputError(
+            f"node {name!r} (Loop) carries {len(starts)} values; its body has {len(formal)} inputs and "
+            f"{len(body.output)} outputs, where 2 inputs and 1 output more than values are needed"
+        )
+    before: Values = {
+        formal[0]: Value(TensorProto.INT64, ()),
+        # While the body runs, the condition is true.
+        formal[1]: Value(TensorProto.BOOL, (), np.array(True), constant=True),
+    }
+    for carried, start in zip(formal[2:], starts, strict=True):
+        before[carried] = replace(start, data=None, constant=False, from_shape=False)
+    scope = enter("body", f"{name}/body/", before)
+    ends = [scope.values[output.name] for output in body.output]
+    for carried, start, end in zip(formal[2:], starts, ends[1:], strict=False):
+        if start.shape != end.shape:
+            raise InputError(
+                f"node {name!r} (Loop) carries {carried!r}, which is {shape_text(start.shape)} in one "
+                f"iteration and {shape_text(end.shape)} in the next; one op cannot have the costs of both, "
+                "so pad it to its largest size in the model"
+            )
+    trips = _trips(node, values, name, about, constant(body.output[0].name, scope.values))
+    found: Values = {}
+    for k, end in enumerate(_ends(node, "body", scope)[1:]):
+        plain = replace(end, data=None, constant=False, from_shape=False)
+        if k >= len(starts):  # one row for each iteration
+            if not isinstance(trips, int):
+                raise InputError(
+                    f"node {name!r} (Loop) collects {body.output[k + 1].name!r} over its iterations, so its "
+                    f"trips must be one number, not {trips!r}"
+                )
+            plain = replace(plain, shape=(trips, *end.shape), batch_first=False)
+        found[node.output[k]] = plain
+    found.pop("", None)
+    return SubgraphNames(found, {"body": replace(scope, trips=trips)})
+
+
+def _trips(
+    node: Any, values: Values, name: str, about: Mapping[str, Any], goes_on: bool | None
+) -> int | Sequence[int]:
+    """Return how often the body runs: what was told, or what follows from constants."""
+    given = [node.input[i] if len(node.input) > i else "" for i in (0, 1)]
+    limit = constant(given[0], values) if given[0] else None
+    begins = constant(given[1], values) if given[1] else True
+    if "trips" in about:
+        return _checked(name, about["trips"], limit)
+    if begins is False or (limit is not None and limit <= 0):
+        return 0
+    if begins and goes_on is False and (limit is not None or not given[0]):
+        return 1
+    if begins and goes_on and limit is not None:
+        return int(limit)
+    if not begins or goes_on is None:
+        reason = "goes on as long as a condition holds that is computed in the run"
+    elif given[0]:
+        reason = "has a trip count that is computed in the run"
+    else:
+        reason = "has no trip count, and its condition is always true"
+    most = f", at most {limit}" if limit is not None else ""
+    raise InputError(f"node {name!r} (Loop) {reason}; {_tell(name, 'trips', '8')}{most}")
+
+
+def _checked(name: str, trips: Any, limit: int | None) -> int | Sequence[int]:
+    counts = trips if isinstance(trips, list | tuple) else [trips]
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in counts)
+    if not counts or not whole:
+        raise InputError(
+            f"attributes of {name!r}: trips is a count of at least 0, or a list with one for each time the "
+            f"loop is entered, not {trips!r}"
+        )
+    if limit is not None and max(counts) > max(limit, 0):
+        raise InputError(
+            f"attributes of {name!r}: trips {trips!r} is more than the model's own count, {limit}"
+        )
+    return trips if isinstance(trips, int) else list(counts)
+
+
+def _tell(name: str, key: str, example: str) -> str:
+    return f"tell it with attributes: {{{name}: {{{key}: {example}}}}}"
