@@ -60,7 +60,7 @@ class Repeats:
         return int(np.percentile(self.makespan_ns, percent, method="inverted_cdf"))
 
     def intervals(self) -> dict[str, Any]:
-        """Return the mean, and within what mean and median lie with 95 %, were all seeds run; of few runs, None.
+        """Return the mean, and within what mean and median lie in 95 of 100 cases; None of few runs.
 
         The interval of the mean is Student's (his quantile by Cornish and Fisher's expansion, Abramowitz and
         Stegun 26.7.5), that of the median between two makespans, of whatever distribution: each run is below
