@@ -29,14 +29,17 @@ def option(name: str, help: str, **more: Any) -> Any:
     return typer.Option(flag, metavar=value or None, help=help, **more)
 
 
+def argument(name: str, help: str, **more: Any) -> Any:
+    """Return what typer reads of an argument."""
+    return typer.Argument(metavar=name, help=help, **more)
+
+
 def settings(help: str, name: str = "--set") -> Any:
     """Return the option ``--set KEY=VALUE``, or another one of its form."""
     return option(f"{name} KEY=VALUE", help)
 
 
-ScenarioPath = Annotated[
-    str, typer.Argument(metavar="SCENARIO", help="A scenario file (YAML), or a recording.")
-]
+ScenarioPath = Annotated[str, argument("SCENARIO", "A scenario file (YAML), or a recording.")]
 
 Policies = Annotated[
     list[str] | None,

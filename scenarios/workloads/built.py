@@ -69,7 +69,7 @@ class Gpt(Builder):
             return {}
         return {
             "note": f"kernels take the cost model of {used.name}, each as if alone; published training steps "
-            f"took longer, to which `train` is fitted (calibration: {found.name}, docs/builders.md)"
+            f"took longer, to which {found.name} is fitted, a calibration of `train` (docs/builders.md)"
         }
 
 

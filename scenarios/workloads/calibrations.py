@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from devices.collectives.groups import CollectiveKind, Fabric, NcclGroups, NodeFabrics
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, fault
-from devices.describe.quantities import Count, Name, Strict
+from devices.describe.quantities import Count, Name, Size, Strict
 from devices.machine import make_device
 from devices.presets import device_preset
 from scenarios.builders.train.calibration import KernelPrices, TrainingCalibration
@@ -67,6 +67,7 @@ class FabricFields(Strict):
     fixed: Annotated[
         Times, Field(default_factory=dict, description="of a call, by kind, or kind/ranks as in all_to_all/4")
     ]
+    gpus: Annotated[Size | None, Field(description="of `node`: GPUs that it connects; default: 8")] = None
 
     @model_validator(mode="after")
     def _kinds(self) -> FabricFields:
@@ -190,6 +191,8 @@ class CalibrationFields(Strict):
                 raise fault(f"nccl says what collectives take: leave {name} out")
         if self.node is not None and self.node.latency == "nccl":
             raise fault("latency: nccl is of between, where messages cross nodes; give node a time")
+        if self.between is not None and self.between.gpus is not None:
+            raise fault("between.gpus: GPUs are of node")
         if self.between is not None and self.between.fixed and not isinstance(self.between.latency, dict):
             raise fault(
                 "between: NCCL's latencies, the default, are all that a call takes besides its bytes; "
@@ -470,6 +473,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         memory=memory,
         alone=_alone(fields.device, precision, others, fields.peak, fields.bandwidth),
         collectives=_collectives(fields),
+        node=fields.node.gpus or 8 if fields.node is not None else 8,
         product=fields.product,
         attention_forward=fields.attention.forward,
         attention_backward=fields.attention.backward,
@@ -543,12 +547,12 @@ def why_another_gpu(calibration: TrainingCalibration, device: Device, dtype: str
 
 
 def calibration_for(device: Device, dtype: str) -> TrainingCalibration | None:
-    """Return the shipped calibration of the GPU that a device is; None: there is none."""
+    """Return the calibration of a device's GPU that was fitted to published steps; None: none was."""
     if any(roof != roof for roof in _roofs(device, dtype)):
         return None
     for name in calibration_names():
         found = named_calibration(name)
-        if why_another_gpu(found, device, dtype) is None:
+        if not found.is_unfitted and why_another_gpu(found, device, dtype) is None:
             return found
     return None
 

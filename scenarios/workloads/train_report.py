@@ -216,16 +216,24 @@ def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[s
 
 def _notes(training: Training, step: int, exposed: int) -> list[str]:
     """Return what a reader may not expect of the layout."""
+    notes = [_ALONE] if training.calibration.is_unfitted else []
     if (note := latency_note(training, step, exposed)) is not None:
-        return [note]
+        return [*notes, note]
     if training.layout.sharding == "zero-2" and training.layout.pp > 1:
-        return ["zero-2 in a pipeline: DeepSpeed's pipeline engine refuses it, other systems may not"]
+        return [*notes, "zero-2 in a pipeline: DeepSpeed's pipeline engine refuses it, other systems may not"]
     if training.layout.sharding == "fsdp" and training.layout.pp > 1:
         return [
+            *notes,
             "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it "
-            "takes the time and the memory of zero-1; zero-2 holds less"
+            "takes the time and the memory of zero-1; zero-2 holds less",
         ]
-    return []
+    return notes
+
+
+_ALONE: Final = (
+    "kernels take what they take alone, as NVIDIA's tuned programs come near to; others took longer "
+    "(calibrations of published steps, and how far both are off: docs/training.md#calibrations)"
+)
 
 
 def _experts(training: Training) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class TrainFields(Strict):
     gpus: Annotated[
         Count | None, Field(description="which the layout has to fill; dp, if left out, takes what is left")
     ] = None
-    node: Annotated[Size, Field(description="GPUs a node")] = 8
+    node: Annotated[Size | None, Field(description="GPUs a node; default: the calibration's")] = None
     sequence: Annotated[Count, Field(description="tokens of a sample")]
     micro_batch: Annotated[Size, Field(description="samples of a micro-batch")] = 1
     batch: Annotated[Count, Field(description="samples of a step, on all replicas")]
@@ -133,7 +133,9 @@ class TrainFields(Strict):
         Literal["none", "selective", "full"],
         Field(description="selective: attention's inside; full: each layer"),
     ] = "none"
-    dtype: Annotated[Literal["bf16", "fp16", "fp8"], Field(description="of the products")] = "bf16"
+    dtype: Annotated[
+        Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"], Field(description="of the products")
+    ] = "bf16"
     gradients: Annotated[Literal["fp32", "bf16"], Field(description="in which gradients are summed")] = "fp32"
     optimizer_state: Annotated[Count, Field(description="optimizer state of a parameter")] = 12
     overlap: Annotated[bool, Field(description="reduce gradients beside the backward")] = False
@@ -268,7 +270,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
             sharding=parallel.sharding,
             shard=parallel.shard,
             order=tuple(parallel.order),
-            node=fields.node,
+            node=fields.node or calibration.node,
         )
     training = Training(
         model=model,

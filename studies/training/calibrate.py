@@ -22,7 +22,7 @@ from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.step import step_ns
 from studies.training.published import Published
 
-__all__ = ["FREE", "fit", "fitted", "folds", "predicted_ms", "predictions", "scaled"]
+__all__ = ["FREE", "fit", "fitted", "folds", "predicted_ms", "predictions"]
 
 _SPREAD: Final = 0.5
 """Standard deviation of the logarithm of a number around its beginning, before any row is seen."""
@@ -146,20 +146,4 @@ def predictions(
     for out in folds(rows, most_folds):
         calibration = fit([row for row in rows if row.group not in out], base, free, known=known)
         found.update({row.id: predicted_ms(row, calibration) for row in rows if row.group in out})
-    return found
-
-
-def scaled(rows: Sequence[Published], base: TrainingCalibration) -> dict[str, float]:
-    """Return predicted steps times one factor: the median of measured / predicted of other groups."""
-    known: dict[str, float] = {}  # releases of the same software repeat a layout
-    plain = {}
-    for row in rows:
-        what = repr(row.training)
-        if what not in known:
-            known[what] = predicted_ms(row, base)
-        plain[row.id] = known[what]
-    found: dict[str, float] = {}
-    for out in folds(rows, len(rows)):
-        factor = float(np.median([row.step_ms / plain[row.id] for row in rows if row.group not in out]))
-        found.update({row.id: factor * plain[row.id] for row in rows if row.group in out})
     return found

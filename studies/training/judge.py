@@ -6,6 +6,7 @@
     SimuMax     its system file + 2 numbers of other layouts each layout
     vTrain      data sheet + 6 numbers of other layouts      each layout
     MosaicML    data sheet + 6 numbers of other groups       each group (GPU, model, sequence)
+    Bridge      nothing: the calibrations that are shipped     each row
     others      what was fitted to the sources above, or other groups of their own
 
     constant MFU    the median MFU of the rows that were calibrated on
@@ -25,9 +26,14 @@ import numpy as np
 from scenarios.builders.train.calibration import TrainingCalibration, at_rate
 from scenarios.builders.train.layout import ORDER
 from scenarios.builders.train.step import step_trace
-from scenarios.workloads.calibrations import CalibrationFields, read_calibration, to_calibration
+from scenarios.workloads.calibrations import (
+    CalibrationFields,
+    named_calibration,
+    read_calibration,
+    to_calibration,
+)
 from scenarios.workloads.train_report import peaks_of
-from studies.training.calibrate import fit, folds, predicted_ms, predictions, scaled
+from studies.training.calibrate import fit, folds, predicted_ms, predictions
 from studies.training.published import Published, read_published
 
 __all__ = [
@@ -70,14 +76,26 @@ SHEETS: Final[Mapping[str, Sheet]] = {
 }
 
 
+def _sheet_of(hardware: str) -> tuple[Sheet, str]:
+    """Return the sheet of a GPU in a precision (``h100_80gb bf16``), and the precision."""
+    gpu, _, precision = hardware.rpartition(" ")
+    of = next(SHEETS[name] for name in sorted(SHEETS, key=len, reverse=True) if gpu.startswith(name))
+    return of, {"fp4": "nvfp4"}.get(precision, precision)
+
+
+def shipped(hardware: str) -> TrainingCalibration:
+    """Return the calibration that comes with the project for a GPU, in a precision."""
+    of, precision = _sheet_of(hardware)
+    return named_calibration(of.device, precision)
+
+
 @cache
 def sheet(hardware: str) -> TrainingCalibration:
     """Return what is known of a GPU in a precision (``h100_80gb bf16``) before any step: its kernels alone.
 
     Besides there are parts of the peak and of the bandwidth that any GPU might keep in a long run.
     """
-    gpu, _, precision = hardware.rpartition(" ")
-    of = next(SHEETS[name] for name in sorted(SHEETS, key=len, reverse=True) if gpu.startswith(name))
+    of, precision = _sheet_of(hardware)
     given = {
         "device": of.device,
         "product": 0.75,
@@ -93,7 +111,7 @@ def sheet(hardware: str) -> TrainingCalibration:
         "between": {"bandwidth": f"{of.between}GB/s", "efficiency": {"default": 0.8}, "latency": "nccl"},
     }
     fields = CalibrationFields.model_validate(given)
-    return to_calibration(fields, hardware, {"fp4": "nvfp4"}.get(precision, precision))
+    return to_calibration(fields, hardware, precision)
 
 
 def _in_precision(of: TrainingCalibration, hardware: str) -> TrainingCalibration:
@@ -280,16 +298,32 @@ class Judge:
         how = "MosaicML's H100 rows, none of its own"
         return Judgement("Llama 3, H100", how, tuple(_judged(rows, found, 20)))
 
-    def bridge(self) -> Judgement:
-        """Megatron Bridge's tables, each GPU and precision by itself."""
-        rows = self.of("nemo-megatron-bridge")
+    def _bridge(self, experts: bool) -> Judgement:
+        """Megatron Bridge's tables, with the calibrations that come with the project."""
         judged: list[Judged] = []
+        known: dict[str, float] = {}  # releases of the same software repeat a layout
+        rows = self.of("nemo-megatron-bridge")
         for hardware in sorted({row.hardware for row in rows}):
-            mine = [row for row in rows if row.hardware == hardware]
-            if len({row.group for row in mine}) > 1:
-                judged += _judged(mine, scaled(mine, sheet(hardware)), len(mine))
-        how = "data sheets; one factor on the step, from the other groups of the same GPU and precision"
-        return Judgement("NeMo Megatron Bridge, H100 to GB300", how, tuple(judged))
+            of, mine = shipped(hardware), [row for row in rows if row.hardware == hardware]
+            mine = [row for row in mine if row.training and bool(row.training.model.experts) == experts]
+            found = {}
+            for row in mine:
+                what = f"{hardware} {row.training!r}"
+                if what not in known:
+                    known[what] = predicted_ms(row, of)
+                found[row.id] = known[what]
+            judged += _judged(mine, found, len(mine))
+        what = "models with experts" if experts else "dense models"
+        how = "calibrations as shipped: kernels alone, data sheets of NVLink and network; fitted to no step"
+        return Judgement(f"NeMo Megatron Bridge, H100 to GB300, {what}", how, tuple(judged))
+
+    def bridge_dense(self) -> Judgement:
+        """Megatron Bridge's dense models."""
+        return self._bridge(experts=False)
+
+    def bridge_experts(self) -> Judgement:
+        """Megatron Bridge's models with experts."""
+        return self._bridge(experts=True)
 
 
 SOURCES: Final[Mapping[str, Callable[[Judge], Judgement]]] = {
@@ -299,7 +333,8 @@ SOURCES: Final[Mapping[str, Callable[[Judge], Judgement]]] = {
     "megatron": Judge.megatron,
     "torchtitan": Judge.torchtitan,
     "llama": Judge.llama,
-    "bridge": Judge.bridge,
+    "bridge_dense": Judge.bridge_dense,
+    "bridge_experts": Judge.bridge_experts,
 }
 """Who is judged, in the order of the page."""
 

@@ -108,7 +108,12 @@ def test_the_page_has_the_memory_and_the_rows_without_description(rows: list[Pub
         assert fresh[begin : end if end > 0 else None].rstrip("\n") in text
 
 
-GOALS = {"simumax": ("mean", 0.04), "vtrain": ("median", 0.08), "mosaic": ("mean", 0.06)}
+GOALS = {
+    "simumax": ("mean", 0.04),
+    "vtrain": ("median", 0.08),
+    "mosaic": ("mean", 0.06),
+    "bridge_dense": ("mean", 0.09),
+}
 """To be reached: SimuMax's own tool is 5.6 % off on its rows, constant MFU 9 to 10 % on MosaicML's."""
 
 FITTED_ANEW = "simumax"

@@ -608,7 +608,7 @@ def test_messages_between_nodes_take_nccls_latencies_unless_told() -> None:
 
     fixed = {"default": "3us"}
     assert fabrics() == fabrics(latency="nccl")
-    assert fabrics().between == named_calibration("h100-sxm").collectives.between  # type: ignore[attr-defined]
+    assert fabrics().between == named_calibration("h100-sxm-mosaicml").collectives.between  # type: ignore[attr-defined]
     assert fabrics().nccl
     none = fabrics(latency={"default": "0us"}, fixed=fixed)
     assert (none.nccl, none.between.hop_ns("send"), none.between.call_ns("send", 2)) == (False, 0.0, 3000.0)
@@ -686,8 +686,8 @@ def test_gradients_that_a_rank_does_not_hold_take_no_time() -> None:
 def test_fsdp_in_a_pipeline_says_what_it_is(tmp_path: Path) -> None:
     path = tmp_path / "step.yaml"
     path.write_text(
-        "workload: {train: {model: llama2-7b, calibration: h100-sxm, sequence: 4096, micro_batch: 1, "
-        "batch: 64, parallel: {tp: 2, pp: 2, dp: 16, sharding: fsdp}}}\n"
+        "workload: {train: {model: llama2-7b, calibration: h100-sxm-mosaicml, sequence: 4096, "
+        "micro_batch: 1, batch: 64, parallel: {tp: 2, pp: 2, dp: 16, sharding: fsdp}}}\n"
     )
     told = json.loads(sim("run", path, "--json").stdout)["train"]
     zero_1 = ["--set", "workload.train.parallel.sharding=zero-1"]
@@ -716,3 +716,35 @@ def test_nccl_takes_the_place_of_shipped_collectives() -> None:
     of = CalibrationFields.model_validate({"from": "h100-sxm", "nccl": "h100"})
     assert of.node is None
     assert of.between is None
+
+
+@pytest.mark.parametrize("name", ["a100-sxm-40", "h200-sxm", "b300-sxm", "gb200", "gb300"])
+def test_a_gpu_by_its_name_adds_nothing_to_kernels_alone_and_says_so(name: str) -> None:
+    """A product takes what the cost model of the preset says; the domain of NVLink is the GPU's."""
+    of = named_calibration(name)
+    assert of.is_unfitted
+    assert of.alone is not None
+    kernel = Product(4096, 4096, 4096)
+    assert of.kernel_ns(kernel) == pytest.approx(of.alone.ns([kernel])[0], rel=0.001)  # far from the peak
+    assert of.node == (72 if name.startswith("gb") else 8)
+    assert not named_calibration("h100-sxm-mosaicml").is_unfitted
+
+
+def test_what_a_precision_is_worth_can_be_asked(tmp_path: Path) -> None:
+    """Products in fp8 take less than in bf16 and more than in nvfp4; a GPU without it refuses."""
+    path = tmp_path / "step.yaml"
+    path.write_text(
+        "workload: {train: {model: llama3-8b, calibration: gb200, sequence: 8192, batch: 16, gpus: 8}}\n"
+    )
+    step = {}
+    for dtype in ("bf16", "fp8", "nvfp4"):
+        told = json.loads(sim("run", path, "--set", f"workload.train.dtype={dtype}", "--json").stdout)[
+            "train"
+        ]
+        step[dtype] = told["step_ns"]
+        assert told["notes"][0].startswith("kernels take what they take alone")
+    assert step["nvfp4"] < step["fp8"] < step["bf16"]
+    path.write_text(path.read_text().replace("gb200", "h100-sxm"))
+    refused = sim("run", path, "--set", "workload.train.dtype=nvfp4")
+    assert refused.exit_code == 2
+    assert "peak (of nvfp4) is missing" in refused.stderr

@@ -161,6 +161,8 @@ class TrainingCalibration:
         How long a collective alone takes.
     measured : mapping
         Efficiency of single shapes.
+    node : int
+        GPUs a node.
     """
 
     name: str
@@ -179,6 +181,13 @@ class TrainingCalibration:
     contention: float = 1.0
     hiding: float = 1.0
     measured: Mapping[Product | Attention, float] = field(default_factory=dict)
+    node: int = 8
+
+    @property
+    def is_unfitted(self) -> bool:
+        """Whether kernels take in a step what they take alone."""
+        slower = self.product * self.sustained < 1 or self.gap_ns or self.pass_efficiency
+        return self.alone is not None and not slower and self.attention_forward is None
 
     def kernel_ns(self, kernel: Timed) -> float:
         """Return the time of a kernel."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.cli.shared_options import Json, option
+from scenarios.cli.shared_options import Json, argument, option
 from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ class CheckFormat(StrEnum):
 
 
 def check(
-    paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Scenario files, or folders of scenarios.")
-    ],
+    paths: Annotated[list[str], argument("PATH...", "Scenario files, or folders of scenarios.")],
     update: Annotated[
         bool, option("--update", "Write what came out into the scenario, in place of what does not hold.")
     ] = False,

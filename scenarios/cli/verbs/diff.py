@@ -6,19 +6,16 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import Json, Sets, option, settings
+from scenarios.cli.shared_options import Json, Sets, argument, option, settings
 from sim.base.plugins import NOTHING, Allowed
 
 
 def diff(
     file: Annotated[
         str,
-        typer.Argument(
-            metavar="A",
-            help="A scenario, a recording, a table of ops or a trace that `sim run` wrote, or a plan.",
-        ),
+        argument("A", "A scenario, a recording, a table of ops or a trace that `sim run` wrote, or a plan."),
     ],
-    other: Annotated[str | None, typer.Argument(metavar="B", help="Another of these.")] = None,
+    other: Annotated[str | None, argument("B", "Another of these.")] = None,
     policy: Annotated[
         list[str] | None,
         option(

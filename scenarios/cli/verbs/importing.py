@@ -6,13 +6,11 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import option, settings
+from scenarios.cli.shared_options import argument, option, settings
 
 
 def import_(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="The model; its format is detected from its content.")
-    ],
+    file: Annotated[str, argument("FILE", "The model; its format is detected from its content.")],
     out: Annotated[str, option("--out GRAPH.json.gz", "Where to write the graph.")],
     batch: Annotated[int | None, option("--batch", "Batch size; default: the model's own.", min=1)] = None,
     format: Annotated[str | None, option("--format NAME", "The format, if it cannot be detected.")] = None,

@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.cli.shared_options import Json, option, settings
+from scenarios.cli.shared_options import Json, argument, option, settings
 
 
 def memory(
     trace: Annotated[
         str,
-        typer.Argument(
-            metavar="TRACE",
-            help='JSON lines {"op": "alloc", "id": "x", "nbytes": 4096} (docs/memory.md has all ops; '
-            "`sim run --memory-trace` writes them) or a PyTorch memory snapshot.",
+        argument(
+            "TRACE",
+            'JSON lines {"op": "alloc", "id": "x", "nbytes": 4096} (docs/memory.md has all ops; `sim run '
+            "--memory-trace` writes them) or a PyTorch memory snapshot.",
         ),
     ],
     allocator: Annotated[

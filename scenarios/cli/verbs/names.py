@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
-import typer
-
-from scenarios.cli.shared_options import AllowCode, Json, completes
+from scenarios.cli.shared_options import AllowCode, Json, argument, completes
 
 _HARDWARE: Final = (("sim.devices", "devices"), ("sim.machines", "machines"))
 _OURS: Final = "graph-schedule-sim"
@@ -18,10 +16,7 @@ _VERBS: Final = {"sim.runtimes": "runtimes", "sim.devices": "devices", "sim.mach
 
 def policies(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME", help="Describe this one, with its options.", autocompletion=completes()
-        ),
+        str | None, argument("NAME", "Describe this one, with its options.", autocompletion=completes())
     ] = None,
     json: Json = False,
     allow_code: AllowCode = False,
@@ -48,9 +43,9 @@ def policies(
 def devices(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Describe this preset: its numbers, each with its source.",
+        argument(
+            "NAME",
+            "Describe this preset: its numbers, each with its source.",
             autocompletion=completes("sim.devices", "sim.machines"),
         ),
     ] = None,
@@ -75,11 +70,7 @@ def devices(
 def runtimes(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Describe this one: what it decides.",
-            autocompletion=completes("sim.runtimes"),
-        ),
+        argument("NAME", "Describe this one: what it decides.", autocompletion=completes("sim.runtimes")),
     ] = None,
     json: Json = False,
 ) -> None:

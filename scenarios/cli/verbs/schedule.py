@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from scenarios.cli.shared_options import completes, option, settings
+from scenarios.cli.shared_options import argument, completes, option, settings
 from sim.base.errors import InputError
 
 
@@ -22,9 +22,9 @@ class ScheduleFormat(StrEnum):
 def schedule(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME",
-            help="A pipeline schedule; `sim policies` lists them.",
+        argument(
+            "NAME",
+            "A pipeline schedule; `sim policies` lists them.",
             autocompletion=completes("sim.pipelines"),
         ),
     ],

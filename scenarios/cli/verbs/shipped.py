@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from scenarios.cli.shared_options import Json, option
+from scenarios.cli.shared_options import Json, argument, option
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -21,9 +21,7 @@ def _complete(incomplete: str) -> list[str]:
 
 
 def list_(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Describe only this one.", autocompletion=_complete)
-    ] = None,
+    name: Annotated[str | None, argument("NAME", "Describe only this one.", autocompletion=_complete)] = None,
     json: Json = False,
 ) -> None:
     """List the scenarios that ship: templates for `sim new`, and examples, each with one line.
@@ -53,8 +51,7 @@ def list_(
 
 def new(
     file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="Where to write it; by default here, under the template's name."),
+        Path | None, argument("FILE", "Where to write it; by default here, under the template's name.")
     ] = None,
     template: Annotated[
         str | None,

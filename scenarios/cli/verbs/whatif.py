@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scenarios.cli.shared_options import Json, Sets, option
+from scenarios.cli.shared_options import Json, Sets, argument, option
 from sim.base.plugins import NOTHING, Allowed
 
 if TYPE_CHECKING:
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 def whatif(
     file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE", help="A recording, the folder of one with all ranks, a graph file or a scenario."
-        ),
+        str, argument("FILE", "A recording, the folder of one with all ranks, a graph file or a scenario.")
     ],
     only: Annotated[
         list[str] | None,
