@@ -11,27 +11,17 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import checked
+from runs import run_on_cpu as run
 
 from devices.kinds import speedup
 from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim import Device, GraphBuilder, Machine, Trace, simulate
+from sim import GraphBuilder, Machine, Trace, simulate
 from sim.base.errors import InputError, ScenarioError
 from sim.explain.bounds import bounds
 from sim.explain.time_use import used_core_ns
-
-
-def run(ops: list[tuple[int, int]], **spec: Any) -> Trace:
-    """Run ops given as (ready, duration) on a CPU; the later ones wait for another device."""
-    b = GraphBuilder("ops")
-    for i, (ready_ns, duration_ns) in enumerate(ops):
-        after = [b.op(f"until{i}", duration_ns=ready_ns, device="clock")] if ready_ns else []
-        b.op(f"op{i}", duration_ns=duration_ns, device="cpu0", after=after)
-    cpu = make_device("cpu0", {"kind": "cpu", **spec})
-    return checked(b.build(), Machine((cpu, Device("clock", "clock", workers=len(ops)))), ReadyQueue())
 
 
 def ends(trace: Trace) -> list[int]:

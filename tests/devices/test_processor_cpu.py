@@ -10,31 +10,13 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import checked
+from runs import run_on_cpu as run
 
 from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
-from sim import Device, GraphBuilder, Machine, Trace, simulate
+from sim import GraphBuilder, Machine, Trace, simulate
 from sim.base.errors import InfeasibleError, InputError
 from sim.record.record import WAITS
-
-
-def run(
-    ops: list[tuple[int, int]], *, attributes: dict[int, dict[str, Any]] | None = None, **spec: Any
-) -> Trace:
-    """Run ops given as (ready, duration) on a CPU; the later ones wait for another device."""
-    b = GraphBuilder("ops")
-    for i, (ready_ns, duration_ns) in enumerate(ops):
-        after = [b.op(f"until{i}", duration_ns=ready_ns, device="clock")] if ready_ns else []
-        b.op(
-            f"op{i}",
-            duration_ns=duration_ns,
-            device="cpu0",
-            after=after,
-            attributes=(attributes or {}).get(i),
-        )
-    cpu = make_device("cpu0", {"kind": "cpu", **spec})
-    return checked(b.build(), Machine((cpu, Device("clock", "clock", workers=len(ops)))), ReadyQueue())
 
 
 def spans(trace: Trace) -> list[tuple[int, int]]:
