@@ -228,7 +228,7 @@ class Backward:
             named.add(what)
             kind, phase = CONTRACTIONS[op.kind][k], "W" if weight else "I"
             size = (self.records.nbytes(tensor),)
-            reads = [dy[0], tensors[1 - k]]
+            reads = [dy[0], *tensors[1 - k : 2 - k]]  # nothing else, if the graph does not name the weight
             made = self.add(op, f"{op.name}/{what}", kind, reads, size, phase=phase, work=_ONE)
             if len(op.inputs) > 2:
                 made.flops = max(0, op.flops - elements(op.outputs[0], op.dtype))  # not the bias

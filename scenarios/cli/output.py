@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scenarios.cli.text_tables import print_table, strong
+from sim.base.units import format_duration
 from sim.export.tables import titled
 
 if TYPE_CHECKING:
@@ -42,3 +43,13 @@ def print_repeats(repeats: Sequence[Repeats]) -> None:
     columns = ["policy", "runs", "min_ns", "p5_ns", "p50_ns", "p95_ns", "max_ns"]
     some_may = any(each.failed is not None for each in repeats)
     print_table(titled(rows, [*columns, *(["failed"] * some_may)]))
+    for row in rows:
+        if row["mean_interval_ns"] is not None and row["min_ns"] < row["max_ns"]:
+            (mean, median), of = (
+                [
+                    " .. ".join(map(format_duration, row[key]))
+                    for key in ("mean_interval_ns", "p50_interval_ns")
+                ],
+                f"{row['policy']}: " * (len(rows) > 1),
+            )
+            print(f"{of}mean {format_duration(row['mean_ns'])} (95 %: {mean}), median (95 %: {median})")

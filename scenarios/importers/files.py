@@ -18,7 +18,7 @@ from sim.base.files import StrPath, read_bytes, read_chunks
 from sim.base.options import misfit_text
 
 TRACES: Final[Mapping[str, tuple[str, ...]]] = {
-    "kineto": (".json", ".json.gz", ".sqlite"),
+    "kineto": (".json", ".json.gz", ".sqlite", ".sqlite.gz"),
     "chakra": (".et", ".et.gz", ".chakra", ".chakra.gz"),
 }
 """Formats of which a folder holds the traces of all ranks of a job, and how their names end."""

@@ -241,7 +241,7 @@ def _transferring(
 # ----------------------------------------------------------------------------------------------------------
 # Recordings where a scenario is expected: ``sim run trace.json.gz`` runs it as it was recorded.
 
-_ENDINGS = (".json", ".json.gz", ".et", ".et.gz", ".chakra", ".sqlite")
+_ENDINGS = (".json", ".json.gz", ".et", ".et.gz", ".chakra", ".sqlite", ".sqlite.gz")
 
 
 def format_of(path: StrPath) -> str | None:

@@ -257,6 +257,9 @@ def _policy(spec: PolicyFields, loc: Loc, origin: plugins.Origin, *, inherited: 
     if not isinstance(policy, IssuePolicy):
         message = f"{spec.name!r} is no policy: {type(policy).__name__} does not extend sim.Policy"
         raise InputError(message, path=("name",))
+    for method in ("prepare", "ready", "next", "ended"):
+        called_with = [*parameters(getattr(IssuePolicy, method))][1:]
+        require_call(f"the policy {spec.name!r}", policy, *called_with, method=method)
     if spec.synchronisation is not None and (taken or not inherited):
         policy.synchronisation = spec.synchronisation
     return policy

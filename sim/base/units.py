@@ -30,6 +30,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 from sim.base.errors import UnitError, located
@@ -342,7 +343,13 @@ def format_flops(flops: int | float | Fraction, *, digits: int | None = 4) -> st
 def _parse(value: object, dimension: Dimension, what: str) -> int:
     """Read `value` as a whole number of the dimension's base unit."""
     with located(*filter(None, [what])):
-        return _whole(value, dimension)
+        return _said(value, dimension.name) if isinstance(value, str) else _whole(value, dimension)
+
+
+@lru_cache(maxsize=1024)
+def _said(text: str, dimension: str) -> int:
+    """Read a quantity; a long file says the same ones again and again."""
+    return _whole(text, next(each for each in DIMENSIONS if each.name == dimension))
 
 
 def _whole(value: object, dimension: Dimension) -> int:

@@ -204,3 +204,36 @@ def test_a_shell_completes_names(words: str, found: str) -> None:
     environment = {"COMP_WORDS": f"sim {words}", "COMP_CWORD": str(len(words.split()))}
     told = CliRunner().invoke(app, env={"_SIM_COMPLETE": "complete_bash", **environment}, prog_name="sim")
     assert told.stdout.split() == [found]
+
+
+def test_a_policy_whose_verb_takes_something_else_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(
+        "from policies.issue.ready_queue import ReadyQueue\n\n\n"
+        "class Odd(ReadyQueue):\n"
+        "    def prepare(self, job, context): ...\n"
+    )
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {devices: {cpu: {kind: cpu}}}\nworkload: {ops: {a: {duration: 1us}}}\npolicy: odd:Odd\n"
+    )
+    done = sim("run", path, "--allow-code")
+    assert (done.exit_code, "should have a method prepare(job)" in done.stderr) == (2, True)
+
+
+def test_a_policy_cannot_move_ops(tmp_path: Path) -> None:
+    """What it is told of the job is read-only; the mistake is its own, not ours."""
+    (tmp_path / "mover.py").write_text(
+        "from policies.issue.ready_queue import ReadyQueue\n\n\n"
+        "class Mover(ReadyQueue):\n"
+        "    def prepare(self, job):\n"
+        "        super().prepare(job)\n"
+        "        job.device_of[0] = 0\n"
+    )
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {devices: {cpu: {kind: cpu}}}\nworkload: {ops: {a: {duration: 1us}}}\npolicy: mover:Mover\n"
+    )
+    done = sim("run", path, "--allow-code")
+    assert done.exit_code == 2
+    assert "read-only" in done.stderr
+    assert "mover.py:7" in done.stderr

@@ -243,6 +243,28 @@ def test_unified_memory_that_moves_is_left_out(tmp_path: Path) -> None:
     assert "copy" not in graph.kinds
 
 
+def test_a_packed_report_is_the_same(tmp_path: Path) -> None:
+    plain = written(tmp_path / "report.sqlite", rows_of(TWO_THREADS))
+    packed = tmp_path / "report.sqlite.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    first, second = (sim("run", each) for each in (plain, packed))
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert first.stdout.partition("\n")[2] == second.stdout.partition("\n")[2]
+
+
+def test_tasks_without_times_are_left_out(tmp_path: Path) -> None:
+    """CUPTI writes zeros where it has none."""
+    rows = rows_of(TWO_THREADS)
+    all_of_it = load(written(tmp_path / "all.sqlite", rows))
+    rows[KERNEL] = [{**rows[KERNEL][0], "start": 0, "end": 0}, *rows[KERNEL][1:]]
+    with pytest.warns(UserWarning, match="1 task.s. of .*KERNEL are left out: their times were not recorded"):
+        graph = load(written(tmp_path / "report.sqlite", rows))
+    assert sum("kernel" in of for of in graph.attributes.values()) == len(rows[KERNEL]) - 1
+    assert max(graph.attribute("recorded_start_ns").values()) <= max(
+        all_of_it.attribute("recorded_start_ns").values()
+    )
+
+
 def test_a_report_that_was_not_exported(tmp_path: Path) -> None:
     (tmp_path / "report.nsys-rep").write_bytes(b"NVIDIA")
     done = sim("run", tmp_path / "report.nsys-rep")
@@ -304,8 +326,9 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:9000])
 
 
-def packed(path: Path) -> None:
-    path.write_bytes(gzip.compress(written(path, rows_of(TWO_THREADS)).read_bytes()))
+def packed_and_cut(path: Path) -> None:
+    cut(path)
+    path.write_bytes(gzip.compress(path.read_bytes()))
 
 
 def many_rows(path: Path) -> None:
@@ -329,7 +352,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no page": (lambda path: path.write_bytes(b"SQLite format 3\0" + b"\xff" * 5000), "damaged SQLite"),
     "truncated": (cut, "damaged SQLite database"),
     "pages beyond the end": (many_rows, "damaged SQLite database"),
-    "packed": (packed, "not JSON"),
+    "packed and cut": (packed_and_cut, "damaged"),
     "another database": (after(*(f"DROP TABLE {table}" for table in (KERNEL, RUNTIME, "StringIds"))),
         "no export of Nsight Systems .*: no table StringIds, but no table"),
     "no names": (after("DROP TABLE StringIds"), "no export of Nsight Systems"),

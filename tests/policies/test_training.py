@@ -111,6 +111,16 @@ def test_gradients_of_what_is_read_twice_are_summed() -> None:
     assert made["a/grad_sum"].flops == 100
 
 
+def test_a_product_whose_weight_is_not_named() -> None:
+    """Its input has a gradient nevertheless, which reads what comes back alone."""
+    ops: dict[str, dict[str, Any]] = {
+        "a": {"kind": "matmul", "inputs": ["x", "w"]},
+        "b": {"kind": "matmul", "inputs": ["a"]},
+    }
+    found = reads(TrainingRewrite().apply(layers(ops, {"w": 400})))
+    assert found["b/input_grad"] == ("matmul", ["b/loss_grad"])
+
+
 def test_a_weight_that_is_used_twice_is_updated_once() -> None:
     g = layers(
         {

@@ -124,7 +124,7 @@ def test_a_sweep_and_repeats_say_which_runs_failed(tmp_path: Path) -> None:
     assert told["failed"] == failed
     assert 0 < len(failed) < 30
     assert scenario.name == "fails"
-    assert f" {len(failed)}" in sim("run", path, "--repeat", "30").stdout.splitlines()[-1]
+    assert f" {len(failed)}" in sim("run", path, "--repeat", "30").stdout.splitlines()[-2]
 
 
 @pytest.mark.parametrize(

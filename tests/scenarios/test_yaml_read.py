@@ -221,6 +221,6 @@ def test_who_waits_for_a_long_file_is_told_before_of_graph_files(
         yaml_read, "read_yaml_text", lambda text, source: pytest.fail("parsed before it said so")
     )
     with pytest.raises(
-        UserWarning, match=r"4 MB of YAML take about 8 s to read; keep a large graph in a graph"
+        UserWarning, match=r"4 MB of YAML take about 5 s to read; keep a large graph in a graph"
     ):
         read_yaml(path)

@@ -90,8 +90,8 @@ class Report(NamedTuple):
 
 
 def is_report(path: StrPath) -> bool:
-    """Whether a file is an SQLite database."""
-    return read_bytes(path, head=len(MAGIC), unpack=False) == MAGIC
+    """Whether a file is an SQLite database, compressed or not."""
+    return read_bytes(path, head=len(MAGIC)) == MAGIC
 
 
 def read_report(path: StrPath) -> Report:
@@ -111,10 +111,15 @@ def read_report(path: StrPath) -> Report:
     nbytes = os.path.getsize(path)
     if nbytes > MOST_BYTES:
         raise FileTooLargeError(f"{path}: is larger than {MOST_BYTES // 2**30} GiB")
+    packed = read_bytes(path, head=len(MAGIC), unpack=False) != MAGIC
+    content = read_bytes(path) if packed else b""
     address = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
     with in_file(path):
         try:
-            with closing(sqlite3.connect(address, uri=True)) as database:
+            with closing(sqlite3.connect(":memory:" if packed else address, uri=True)) as database:
+                if packed:
+                    database.deserialize(content)
+                    nbytes = len(content)
                 return _read(_Tables(path, database, nbytes // _ROW_BYTES))
         except (sqlite3.Error, UnicodeDecodeError) as error:  # names in messages may be no text
             raise InputError(f"a damaged SQLite database ({error})") from None
@@ -257,6 +262,12 @@ def _tasks(tables: _Tables, table: str) -> tuple[list[GpuTask], set[int]]:
         names = [f"CUDA graph {number}" for number in more[0].tolist()]
     columns = (device, stream, correlation, start, end - start, nbytes)
     rows = zip(names, *(column.tolist() for column in columns), shapes, strict=True)
+    untimed = end == 0
+    if untimed.any():
+        warnings.warn(
+            f"{tables.path}: {untimed.sum()} task(s) of {table} are left out: their times were not recorded",
+            stacklevel=2,
+        )
     moved = more[1] >= _MIGRATION if kind == "MEMCPY" else np.zeros(len(start), bool)
     if moved.any():
         warnings.warn(
@@ -264,8 +275,9 @@ def _tasks(tables: _Tables, table: str) -> tuple[list[GpuTask], set[int]]:
             "them have that in their time",
             stacklevel=2,
         )
-    tasks = [GpuTask(*row) for row, left_out in zip(rows, moved.tolist(), strict=True) if not left_out]
-    return tasks, {*_process(process[~moved]).tolist()}
+    kept = ~(moved | untimed)
+    tasks = [GpuTask(*row) for row, keep in zip(rows, kept.tolist(), strict=True) if keep]
+    return tasks, {*_process(process[kept]).tolist()}
 
 
 def _copy(kind: int, source: int, target: int) -> str:
@@ -291,7 +303,7 @@ def _add_calls(found: EventColumns, names: Sequence[str], calls: Sequence[IntArr
     """Add the calls of a process: of those inside one another with one number, the outer."""
     order = np.lexsort((-calls[1], calls[0], calls[2], calls[3]))
     start, end, correlation, thread, _ = (column[order] for column in calls)
-    own = _process(thread) == process
+    own = (_process(thread) == process) & (end > 0)  # 0: not recorded
     same = (thread[1:] == thread[:-1]) & (correlation[1:] == correlation[:-1])
     own[1:] &= ~(same & (start[1:] < end[:-1]))
     threads = _threads(thread[own])
