@@ -40,6 +40,7 @@ from scenarios.importers.files import files_in
 from scenarios.variants.variant import Row, Variant, Variants, column_of, refuse_all_invalid
 from sim.base.errors import InputError, extra
 from sim.base.files import read_bytes, write_bytes
+from sim.export.tables import csv_text, text_of_csv
 
 
 class Interrupted(KeyboardInterrupt):
@@ -284,7 +285,8 @@ def _read_rows(path: Path) -> list[Row]:
         return read
     text = read_bytes(path, unpack=False).decode()
     if path.suffix == ".csv":
-        return list(csv.DictReader(io.StringIO(text)))
+        read = csv.DictReader(io.StringIO(text))
+        return [{column: text_of_csv(cell or "") for column, cell in row.items()} for row in read]
     rows: list[Row] = json.loads(text)
     return rows
 
@@ -316,5 +318,5 @@ def _content(rows: Sequence[Row], path: str | Path) -> bytes:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({column: csv_text(cell) for column, cell in row.items()} for row in rows)
     return text.getvalue().encode()

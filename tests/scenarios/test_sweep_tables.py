@@ -10,7 +10,7 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, write
 
-from scenarios.variants.sweep import Interrupted, sweep
+from scenarios.variants.sweep import Interrupted, _read_rows, sweep, write_rows
 from scenarios.variants.variant import Variants, points_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
@@ -126,3 +126,11 @@ def test_nothing_to_draw_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="every point failed"):
         sweep_plot([{"a": 1, "policy": "p", "error": "no"}], ["a"])
+
+
+def test_a_spreadsheet_runs_no_cell_of_a_sweep(tmp_path: Path) -> None:
+    """Text that begins like a formula gets an apostrophe before it, and none when read again; numbers stay."""
+    out = tmp_path / "t.csv"
+    write_rows([{"policy": "=cmd|x", "a": -1}], out)
+    assert out.read_text() == "policy,a\n'=cmd|x,-1\n"
+    assert _read_rows(out) == [{"policy": "=cmd|x", "a": "-1"}]
