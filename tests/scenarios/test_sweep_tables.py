@@ -129,7 +129,7 @@ def test_nothing_to_draw_says_so(tmp_path: Path) -> None:
 
 
 def test_a_spreadsheet_runs_no_cell_of_a_sweep(tmp_path: Path) -> None:
-    """Text that begins like a formula gets an apostrophe before it, and none when read again; numbers stay."""
+    """Text that begins like a formula has an apostrophe before it, and is read without; numbers stay."""
     out = tmp_path / "t.csv"
     write_rows([{"policy": "=cmd|x", "a": -1}], out)
     assert out.read_text() == "policy,a\n'=cmd|x,-1\n"
