@@ -285,8 +285,8 @@ def _read_rows(path: Path) -> list[Row]:
         return read
     text = read_bytes(path, unpack=False).decode()
     if path.suffix == ".csv":
-        read = csv.DictReader(io.StringIO(text))
-        return [{column: text_of_csv(cell or "") for column, cell in row.items()} for row in read]
+        cells = csv.DictReader(io.StringIO(text))
+        return [{column: text_of_csv(cell or "") for column, cell in row.items()} for row in cells]
     rows: list[Row] = json.loads(text)
     return rows
 
