@@ -167,17 +167,18 @@ def _times(trace: Trace, devices: Sequence[int], updates: BoolArray) -> list[dic
         "exposed_in_layers": moves & within[op],
         "exposed_around": moves,
     }
+    rows, before = np.zeros(len(op), bool), np.zeros(len(trace.job.machine.devices), np.int64)
+    spent: dict[str, IntArray] = {}
+    for name, chosen in parts.items():  # what runs beside an earlier part adds nothing to it
+        rows |= chosen
+        covered = covered_ns(trace, rows)
+        spent[name], before = (covered - before) // n, covered
+    sent = np.bincount(trace.device[moves], ns[moves], len(before)).astype(np.int64) // n
     found = []
     for d in devices:
-        mine, before, of = trace.device == d, 0, {}
-        rows = np.zeros(len(op), bool)
-        for name, chosen in parts.items():  # what runs beside an earlier part adds nothing to it
-            rows |= mine & chosen
-            covered = _covered(trace, rows)
-            of[name], before = (covered - before) // n, covered
-        sent = int(ns[mine & moves].sum()) // n
+        of = {name: int(each[d]) for name, each in spent.items()}
         of["waits"] = trace.makespan_ns // n - sum(of.values())
-        of["hidden"] = max(0, sent - of["exposed_in_layers"] - of["exposed_around"])
+        of["hidden"] = max(0, int(sent[d]) - of["exposed_in_layers"] - of["exposed_around"])
         found.append(of)
     return found
 
@@ -186,10 +187,10 @@ def _dimension(graph: Graph, op: int) -> str:
     return str(graph.attributes[op].get("dimension", "dp"))
 
 
-def _covered(trace: Trace, rows: BoolArray) -> int:
-    where = np.flatnonzero(rows)
-    start, end = trace.begins_ns[where], trace.tasks["end_ns"][where]
-    return int(union(start, end, np.zeros(len(where), np.int64)).lengths(1)[0])
+def covered_ns(trace: Trace, rows: BoolArray, until: IntArray | None = None) -> IntArray:
+    """Return for how long at least one of these tasks runs on each device, by default to its end."""
+    start, end = trace.begins_ns[rows], (trace.tasks["end_ns"] if until is None else until)[rows]
+    return union(start, end, trace.device[rows]).lengths(len(trace.job.machine.devices))
 
 
 def _when(trace: Trace, device: int, at_ns: int) -> str:

@@ -22,9 +22,8 @@ from scenarios.builders.train.memory import PARTS
 from scenarios.builders.train.step import step_trace
 from scenarios.builders.train.training import Spent, Training
 from scenarios.workloads.pipeline_report import memory_peaks
-from sim.base.arrays import IntArray
+from scenarios.workloads.step_report import covered_ns
 from sim.base.errors import InputError, OutOfMemoryError
-from sim.base.intervals import union
 from sim.base.units import NS_PER_S, format_bytes, format_duration, round_half_up
 from sim.explain.communication import computes_until_ns, exposed_communication
 from sim.explain.derived import DerivedColumns
@@ -57,8 +56,8 @@ def shards(training: Training) -> Iterator[Training]:
 
 def fastest_shard(training: Training) -> Training | None:
     """Return the training with FSDP over as many ranks as fit and communicate least; None: none fits."""
-    found = [each for each in shards(training) if each.parameters_apart and _fits(each)]
-    return min(found, key=_communication_ns, default=None)
+    apart = sorted((each for each in shards(training) if each.parameters_apart), key=_communication_ns)
+    return next(filter(_fits, apart), None)  # whether one fits takes a run of it
 
 
 def latency_note(training: Training, step: int, exposed: int) -> str | None:
@@ -254,12 +253,11 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
     message = np.isin(kind, _MESSAGES)
     optimizer = np.array(kind) == "optimizer"
     until = computes_until_ns(trace)
+    every = (covered_ns(trace, rows) for rows in (np.ones_like(message), ~message, optimizer))
+    alone = covered_ns(trace, ~message, until)
     found = []
-    for rank in range(len(trace.job.machine.devices)):
+    for rank, (busy, computes, steps) in enumerate(np.stack(list(every), axis=1).tolist()):
         mine = trace.device == rank
-        busy = _covered(trace, mine)
-        computes = _covered(trace, mine & ~message)
-        steps = _covered(trace, mine & optimizer)
         slots = Spent()
         for stage in schedule.stages_of(rank):
             slots = slots.plus(training.each_stage[stage].forward).plus(training.each_stage[stage].backward)
@@ -269,7 +267,7 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
             "attention": round(m * slots.attention),
             "passes": round(m * slots.passes),
         }
-        exposed = computes - _covered(trace, mine & ~message, until)
+        exposed = computes - int(alone[rank])
         # each slot lasts whole ns; here all slots are rounded at once
         kernels["products"] += computes - steps - exposed - sum(kernels.values())
         sent = int((tasks["end_ns"] - tasks["start_ns"])[mine & message].sum())
@@ -284,13 +282,6 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
             }
         )
     return found
-
-
-def _covered(trace: Trace, rows: Sequence[bool] | Any, until: IntArray | None = None) -> int:
-    """Return how long at least one of these tasks runs, by default to its end."""
-    where = np.flatnonzero(rows)
-    start, end = trace.tasks["start_ns"][where], (trace.tasks["end_ns"] if until is None else until)[where]
-    return int(union(start, end, np.zeros(len(where), np.int64)).lengths(1)[0])
 
 
 # ----------------------------------------------------------------------------------------------------------
