@@ -50,7 +50,7 @@ def ranges_of(path: StrPath, name: str) -> tuple[IntArray, IntArray]:
     ]
     if not found:
         raise InputError(f"{path}: no range of the host is called *{name}*")
-    begin_ns = read_events(path).begin_ns
+    begin_ns = read_events(path)[0].begin_ns
     ns = np.array([[round_half_up(1000 * Fraction(us)) - begin_ns for us in each] for each in found])
     alone = union(ns[:, 0], ns[:, 1], np.zeros(len(ns), np.int64))
     return alone.start, alone.end

@@ -293,6 +293,69 @@ def test_ranks_in_a_folder(tmp_path: Path, named: bool) -> None:
             load(tmp_path)
 
 
+def together(first: Rows, second: Rows, *, gpu_of_second: int = 1) -> Rows:
+    """Return the rows of one report of two processes, the second of which has another number and GPU."""
+    moved, names = 777 - PID, len(first["StringIds"])
+    both: Rows = {table: list(rows) for table, rows in first.items()}
+    for table, rows in second.items():
+        for row in rows:
+            new = dict(row)
+            for key in new:
+                if key in ("globalPid", "globalTid"):
+                    new[key] += moved << 24
+                elif key in ("nameId", "demangledName", "id"):
+                    new[key] += names
+                elif key == "deviceId":
+                    new[key] = gpu_of_second
+            both.setdefault(table, []).append(new)
+    return both
+
+
+WAITS = ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT")
+OF_PROCESSES = {**NEWEST, **{table: NEWEST[table] + ", globalPid" for table in WAITS}}
+
+
+@examples(40)
+@given(st.lists(STEPS, max_size=20), st.lists(STEPS, max_size=20), st.randoms(use_true_random=False))
+@pytest.mark.filterwarnings("ignore:.*2 ranks share no collective of NCCL")
+def test_processes_of_one_report_are_ranks(
+    tmp_path_factory: pytest.TempPathFactory, first: list[Step], second: list[Step], random: Any
+) -> None:
+    """Each runs as by itself: numbers of calls, events and streams of one are not taken for another's."""
+    folder = tmp_path_factory.mktemp("drawn")
+    rows, alone = list[Rows](), list[dict[str, int]]()
+    for rank, steps in enumerate((first, second)):
+        program = [("launch", 7), *steps, ("launch", 7)]
+        run = ran(program, [random.randint(1, 300) for _ in program], clock=1000)
+        mine = rows_of(run.events, records_of(program))
+        mine |= {table: [row | {"globalPid": PID << 24} for row in mine[table]] for table in WAITS}
+        rows.append(mine)
+        alone.append(starts_and_ends(load(written(folder / f"{rank}.sqlite", mine, OF_PROCESSES)))[0])
+    both = load(written(folder / "report.sqlite", together(*rows), OF_PROCESSES))
+    assert (both.name, {pin[:3] for pin in both.pins}) == ("report", {"cpu", "gpu"})
+    start, _ = starts_and_ends(both)
+    for rank, own in enumerate(alone):
+        assert {name: start[f"rank{rank}/{name}"] for name in own} == own
+
+
+@pytest.mark.filterwarnings("default:.*share no collective of NCCL")
+def test_processes_that_meet_nowhere_are_told(tmp_path: Path) -> None:
+    rows = rows_of(ran([("launch", 7)], [50]).events)
+    done = sim("run", written(tmp_path / "report.sqlite", together(rows, rows)))
+    assert done.exit_code == 0
+    assert "2 ranks share no collective of NCCL: they run beside one another" in done.stderr
+
+
+def test_processes_of_one_report_share_a_clock(tmp_path: Path) -> None:
+    """A collective that ends 100 us later on one rank, by the same clock, is no shift of clocks."""
+    program = [("launch", 7), ("collective", 20), ("launch", 20)]
+    runs = [ran(program, [50, 0, 10], clock=300, begin=20 * rank, ends=[90 + 10 * rank]) for rank in (0, 1)]
+    report = written(tmp_path / "report.sqlite", together(*(rows_of(run.events) for run in runs)))
+    graph = load(report)
+    at = {name: graph.attributes[graph.index(name)]["recorded_start_ns"] for name in graph.op_names}
+    assert at["rank1/kernel.2"] - at["rank0/kernel.2"] == US * (runs[1].start[2] - runs[0].start[2])
+
+
 # -- what is wrong ----------------------------------------------------------------------------------
 
 KERNEL, RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -319,6 +382,15 @@ def after(*statements: str) -> Callable[[Path], object]:
             database.commit()
 
     return write
+
+
+def of_nobody(path: Path) -> None:
+    """Let two processes launch, in a recording that does not say whose tasks are whose."""
+    thread = (7 << 24) + 1
+    after(
+        f"UPDATE {KERNEL} SET globalPid = NULL",
+        f"UPDATE {RUNTIME} SET globalTid = {thread} WHERE correlationId = 4",
+    )(path)
 
 
 def cut(path: Path) -> None:
@@ -372,7 +444,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "ends before it begins": (changed(KERNEL, end=10), "row 2: from 8000 to 10 ns is no span of time"),
     "endless": (changed(KERNEL, end=2**62 + 1), "row 2: from 8000 to 4611686018427387905 ns is no span"),
     "before the beginning": (changed(RUNTIME, start=-5), "row 2: start: -5 is no whole number from 0 on"),
-    "several processes": (changed(KERNEL, globalPid=7 << 24), r"GPU tasks of 2 processes \(7, 4242\)"),
+    "several processes": (of_nobody, r"GPU tasks of 2 processes \(7, 4242\) and does not say whose"),
 }  # fmt: skip
 
 

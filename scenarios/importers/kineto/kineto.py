@@ -76,7 +76,8 @@ def load(
     Parameters
     ----------
     path : path or list of paths
-        Of one trace, or of those of all ranks; a folder stands for the traces in it.
+        Of one trace, or of those of all ranks; a folder stands for the traces in it, and a recording of
+        Nsight Systems for all processes in it that use a GPU.
     batch : int, optional
         Not possible: the times were measured at one batch size.
     host : {"calls", "none"}
@@ -107,7 +108,8 @@ def load(
     UserWarning
         Tasks whose launch is not in the trace; they wait only for their streams. Threads that run gradients
         of which nobody knows who waits for them. Calls of which it is not clear for which stream or event
-        they wait. Sends and recvs that did not meet, or of which it is not clear whom.
+        they wait. Sends and recvs that did not meet, or of which it is not clear whom. Ranks that share
+        no collective.
     """
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
     paths = all_files(path, "kineto")
@@ -130,10 +132,15 @@ def _load(
         if len(simulated) < len(paths):
             raise InputError(f"{simulated[0]}: was written by a simulation, and not all others were")
         return load_simulated(paths, name, host=host == "calls")
-    traces = [read_events(each, n) for n, each in enumerate(paths)]
-    for each, trace in zip(paths, traces, strict=True):
-        if not trace.tasks:
-            raise InputError(f"{each}: no kernel, copy or fill of a GPU in the trace{what_it_is(each)}")
+    traces = list[RecordedTrace]()
+    files, paths = paths, []
+    for file in files:  # a recording of Nsight Systems may have several processes
+        found = read_events(file, len(traces))
+        if not all(trace.tasks for trace in found):
+            raise InputError(f"{file}: no kernel, copy or fill of a GPU in the trace{what_it_is(file)}")
+        traces += found
+        paths += [file] * len(found)
+    one = len(traces) == 1 and one
     graphs: list[StrPath] = [] if execution_graph is None else all_files(execution_graph, "kineto")
     if graphs and len(graphs) != len(paths):
         raise InputError(

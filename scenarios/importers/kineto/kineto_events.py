@@ -50,14 +50,14 @@ _ASKS: Final = re.compile(r"(cuda|hip|cu)\w*Query")
 _WRONG: Final = (KeyError, TypeError, ValueError)
 
 
-def read_events(path: StrPath, number: int = 0) -> RecordedTrace:
-    """Return the tasks, calls and waits of a trace, in order of time.
+def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
+    """Return the tasks, calls and waits of each process of a recording, in order of time.
 
     Parameters
     ----------
     path : path
     number : int
-        Which of the files of a job it is: the rank of a recording of Nsight Systems that names none.
+        How many processes of the job are before it: ranks in a recording of Nsight Systems that names none.
 
     Raises
     ------
@@ -66,10 +66,13 @@ def read_events(path: StrPath, number: int = 0) -> RecordedTrace:
         for an SQLite database as `nsight_systems.read_report`.
     """
     if is_report(path):
-        report = read_report(path)
+        reports = read_report(path)
+        ranks = [number + n if each.rank is None else each.rank for n, each in enumerate(reports)]
         with in_file(path):
-            of_job = number if report.rank is None else report.rank
-            return replace(_trace(report.events, of_job, None), gpus=report.gpus)
+            return [
+                replace(_trace(report.events, rank, None), gpus=report.gpus)
+                for report, rank in zip(reports, ranks, strict=True)
+            ]
     others: dict[str, Any] = {}
     found = EventColumns()
     try:
@@ -80,7 +83,7 @@ def read_events(path: StrPath, number: int = 0) -> RecordedTrace:
         raise _first_wrong(path) from None
     rank, world_size = _place(path, others)
     with in_file(path):
-        return replace(_trace(found, rank, world_size), gpus=_names(others.get("deviceProperties")))
+        return [replace(_trace(found, rank, world_size), gpus=_names(others.get("deviceProperties")))]
 
 
 def _names(properties: Any) -> dict[int, str]:

@@ -42,7 +42,7 @@ from sim.base.files import StrPath
 #   each says who is on the other side.
 # * **Clocks**: a rank's clock is shifted by the median of what its collectives ended earlier or later than
 #   those of ranks whose clocks are known, beginning with the lowest rank. Sends, receives, broadcasts and
-#   reductions to one rank do not end together, and are not asked.
+#   reductions to one rank do not end together, and are not asked. Processes of one recording have one clock.
 
 END_TOGETHER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 """Collectives that end on all ranks together, as each needs something of every other."""
@@ -93,12 +93,12 @@ def communicators(calls: Mapping[int, Sequence[RecordedCall]], paths: Mapping[in
     Raises
     ------
     InputError
-        Ranks do not have the same collectives, or have none together.
+        Ranks do not have the same collectives, or have none together and a recording each.
 
     Warns
     -----
     UserWarning
-        Sends and recvs of which it is not clear whom they met.
+        Sends and recvs of which it is not clear whom they met; ranks of one recording that share nothing.
     """
     found: dict[_Key, dict[int, list[RecordedCall]]] = {}
     named = all(call.group is not None for own in calls.values() for call in own)
@@ -117,9 +117,14 @@ def communicators(calls: Mapping[int, Sequence[RecordedCall]], paths: Mapping[in
         _check_members(name, members, _ranks_of(key, calls), paths)
         if len(members) > 1:
             groups[name] = {rank: [call.task for call in own] for rank, own in members.items()}
+    first, *others = dict.fromkeys(paths.values())
+    if not groups and others:
+        raise InputError(f"{first}: has no collective of NCCL that it shares with another rank")
     if not groups:
-        raise InputError(
-            f"{next(iter(paths.values()))}: has no collective of NCCL that it shares with another rank"
+        warnings.warn(
+            f"{first}: {len(calls)} ranks share no collective of NCCL: they run beside one another, and "
+            "calls of MPI take as long as recorded",
+            stacklevel=6,
         )
     return groups
 
@@ -206,22 +211,29 @@ def clock_offsets(
     ends : mapping
         By rank: when its collectives ended, by communicator and number.
     paths : mapping
+        By rank: the file in which it was recorded.
 
     Raises
     ------
     InputError
-        A rank has none that ended together with one of another rank.
+        A rank has none that ended together with one of another rank, and a recording of its own.
     """
     first, *others = ends
-    offsets, known = {first: 0}, dict(ends[first])
+    offsets, known, by_file = {first: 0}, dict(ends[first]), {paths[first]: 0}
     while others:
-        rank = next((each for each in others if not known.keys().isdisjoint(ends[each])), others[0])
-        if known.keys().isdisjoint(ends[rank]):
-            raise InputError(
-                f"{paths[rank]}: rank {rank} has no collective that ends together with one of rank {first}, "
-                "so their clocks cannot be compared"
-            )
-        offsets[rank] = _median([known[key] - end for key, end in ends[rank].items() if key in known])
+        rank = next(
+            (each for each in others if paths[each] in by_file or not known.keys().isdisjoint(ends[each])),
+            others[0],
+        )
+        if paths[rank] not in by_file:
+            apart = [known[key] - end for key, end in ends[rank].items() if key in known]
+            if not apart:
+                raise InputError(
+                    f"{paths[rank]}: rank {rank} has no collective that ends together with one of rank "
+                    f"{first}, so their clocks cannot be compared"
+                )
+            by_file[paths[rank]] = _median(apart)
+        offsets[rank] = by_file[paths[rank]]
         known = {key: end + offsets[rank] for key, end in ends[rank].items()} | known
         others.remove(rank)
     return offsets
@@ -290,12 +302,13 @@ def together(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -> list[
     Warns
     -----
     UserWarning
-        Sends and recvs that did not meet, or of which it is not clear whom.
+        Sends and recvs that did not meet, or of which it is not clear whom; ranks that meet nowhere.
     """
     file_of = _files_of_ranks(paths, traces)
     path_of = {rank: paths[file] for rank, file in file_of.items()}
     by_rank = {rank: traces[file] for rank, file in file_of.items()}
-    groups = communicators({rank: _calls(trace) for rank, trace in by_rank.items()}, path_of)
+    calls = {rank: _calls(trace) for rank, trace in by_rank.items()}
+    groups = communicators(calls, path_of)
     offsets = clock_offsets(_ends(by_rank, groups), path_of)
     shifted = {rank: traces[file].later(offsets[rank]) for rank, file in file_of.items()}
     meetings = _meetings(shifted, groups, path_of)

@@ -80,7 +80,7 @@ _LONGEST: Final = 2**24
 
 
 class Report(NamedTuple):
-    """What is known of the process that was recorded."""
+    """What is known of a process that was recorded."""
 
     events: EventColumns
     rank: int | None
@@ -94,14 +94,14 @@ def is_report(path: StrPath) -> bool:
     return read_bytes(path, head=len(MAGIC)) == MAGIC
 
 
-def read_report(path: StrPath) -> Report:
-    """Return what was recorded of the process that used a GPU.
+def read_report(path: StrPath) -> list[Report]:
+    """Return what was recorded of each process that used a GPU, in order of GPUs and processes.
 
     Raises
     ------
     InputError
         A database of something else, or a damaged one; a row without what it must have; no task of a GPU, or
-        tasks of several processes.
+        an old recording of several processes that does not say whose task is whose.
 
     Warns
     -----
@@ -207,41 +207,44 @@ def _process(serial: IntArray) -> IntArray:
     return np.where(serial < 0, UNSET, serial >> 24 & 0xFFFFFF)
 
 
-def _read(tables: _Tables) -> Report:
-    found = EventColumns()
-    processes: set[int] = set()
+def _read(tables: _Tables) -> list[Report]:
+    tasks: dict[int, list[GpuTask]] = defaultdict(list)
     for table in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"):
-        tasks, of = _tasks(tables, _CUPTI + table)
-        found.tasks += tasks
-        processes |= of
-    if not found.tasks:
+        for process, task in _tasks(tables, _CUPTI + table):
+            tasks[process].append(task)
+    if not tasks:
         raise InputError(
             "no kernel, copy or fill of a GPU in the recording (`nsys profile --trace=cuda,nvtx`)"
         )
     calls = tables.numbers(f"{_CUPTI}RUNTIME", (*_SPAN, "correlationId", "globalTid", "nameId"))
-    processes.discard(UNSET)
-    if not processes:  # as in older recordings
-        launched = np.isin(calls[2], [task.correlation for task in found.tasks])
-        processes = {*_process(calls[3][launched]).tolist()} or {UNSET}
-    if len(processes) > 1:
-        several = ", ".join(map(str, sorted(processes)[:5]))
-        raise InputError(
-            f"has GPU tasks of {len(processes)} processes ({several}); record each by itself "
-            "(`mpirun ... nsys profile ...`), and give the folder"
-        )
-    (process,) = processes
+    unsaid = tasks.pop(UNSET, [])  # as in older recordings
+    if unsaid:
+        launched = np.isin(calls[2], [task.correlation for task in unsaid])
+        processes = {*_process(calls[3][launched]).tolist(), *tasks} or {UNSET}
+        if len(processes) > 1:
+            several = ", ".join(map(str, sorted(processes)[:5]))
+            raise InputError(
+                f"has GPU tasks of {len(processes)} processes ({several}) and does not say whose is whose "
+                "(no globalPid); record each by itself (`mpirun ... nsys profile ...`), and give the folder"
+            )
+        tasks[processes.pop()] += unsaid
     names = [_VERSION.sub("", name) for name in tables.texts(f"{_CUPTI}RUNTIME", "nameId", calls[4])]
-    _add_calls(found, names, calls, process)
-    _add_waits(found, tables)
-    _add_ranges(found, tables, process)
-    return Report(found, _rank(tables, process), _gpus(tables))
+    gpus, found, alone = _gpus(tables), list[Report](), len(tasks) == 1
+    for process in sorted(tasks, key=lambda each: (min(task.device for task in tasks[each]), each)):
+        events = EventColumns()
+        events.tasks += tasks[process]
+        _add_calls(events, names, calls, process)
+        _add_waits(events, tables, process, alone=alone)
+        _add_ranges(events, tables, process)
+        found.append(Report(events, _rank(tables, process, alone=alone), gpus))
+    return found
 
 
 # -- tasks ----------------------------------------------------------------------------------------
 
 
-def _tasks(tables: _Tables, table: str) -> tuple[list[GpuTask], set[int]]:
-    """Return the tasks of a table, and their processes."""
+def _tasks(tables: _Tables, table: str) -> Iterator[tuple[int, GpuTask]]:
+    """Yield the tasks of a table, each with its process."""
     own = {"KERNEL": ("demangledName",), "MEMCPY": ("bytes", "copyKind"), "MEMSET": ("bytes",)}
     kind = table.removeprefix(_CUPTI)
     required = (*_PLACE, *own.get(kind, ("graphId",)))
@@ -275,9 +278,10 @@ def _tasks(tables: _Tables, table: str) -> tuple[list[GpuTask], set[int]]:
             "them have that in their time",
             stacklevel=2,
         )
-    kept = ~(moved | untimed)
-    tasks = [GpuTask(*row) for row, keep in zip(rows, kept.tolist(), strict=True) if keep]
-    return tasks, {*_process(process[kept]).tolist()}
+    kept, of = ~(moved | untimed), _process(process)
+    for row, keep, whose in zip(rows, kept.tolist(), of.tolist(), strict=True):
+        if keep:
+            yield whose, GpuTask(*row)
 
 
 def _copy(kind: int, source: int, target: int) -> str:
@@ -315,18 +319,22 @@ def _threads(serial: IntArray) -> list[Thread]:
     return [*zip(_process(serial).tolist(), (serial & 0xFFFFFF).tolist(), strict=True)]
 
 
-def _add_waits(found: EventColumns, tables: _Tables) -> None:
-    """Add what calls and streams wait for, of those of which it is recorded."""
-    records = tables.numbers(
-        f"{_CUPTI}CUDA_EVENT", ("correlationId", "contextId", "streamId", "eventId"), ("eventSyncId",)
-    )
+def _add_waits(found: EventColumns, tables: _Tables, process: int, *, alone: bool) -> None:
+    """Add what calls and streams of a process wait for, of those of which it is recorded."""
+
+    def rows(table: str, required: Sequence[str], optional: Sequence[str]) -> list[IntArray]:
+        *columns, whose = tables.numbers(_CUPTI + table, required, (*optional, "globalPid"))
+        own = _process(whose) == process if not alone else np.ones(len(whose), bool)
+        return [column[own] for column in columns]
+
+    records = rows("CUDA_EVENT", ("correlationId", "contextId", "streamId", "eventId"), ("eventSyncId",))
     recorded: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     by_sync: dict[int, tuple[int, int]] = {}
     for call, context, stream, event, sync in _rows(*(column[np.argsort(records[0])] for column in records)):
         recorded[context, event].append((call, stream))
         by_sync[sync] = call, stream
-    columns = tables.numbers(
-        f"{_CUPTI}SYNCHRONIZATION",
+    columns = rows(
+        "SYNCHRONIZATION",
         ("syncType", "deviceId", "contextId", "streamId"),
         ("correlationId", "eventId", "eventSyncId"),
     )
@@ -357,11 +365,11 @@ def _add_ranges(found: EventColumns, tables: _Tables, process: int) -> None:
         found.modules.add(threads, start[at], end[at], [names[n] for n in at], np.full(len(at), UNNUMBERED))
 
 
-def _rank(tables: _Tables, process: int) -> int | None:
-    """Return the rank that MPI gave to a process."""
+def _rank(tables: _Tables, process: int, *, alone: bool) -> int | None:
+    """Return the rank that MPI gave to a process; in older recordings a name says it, of the only one."""
     threads, ranks = tables.numbers("MPI_RANKS", ("globalTid", "rank"))
     known = ranks[_process(threads) == process].tolist()
-    (texts,) = tables.values("NVTX_EVENTS", (), ("text",))
+    (texts,) = tables.values("NVTX_EVENTS", (), ("text",)) if alone else ([],)
     named = (_MPI_RANK.fullmatch(text) for text in texts if isinstance(text, str))
     return next(chain(known, (int(found[1]) for found in named if found)), None)
 
