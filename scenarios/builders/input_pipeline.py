@@ -319,6 +319,8 @@ class InputPipeline(Builder):
         loads = ["read", "load"]
         (who, at_once), *_ = self.loading().items()
         if who != "main":
+            threads = [d.cores for d in trace.job.machine.devices if d.name.startswith("loader") and d.cores]
+            at_once = min([at_once, *threads])  # a pool of one's own may be smaller
             shares |= {who: (loads, at_once), "pin thread": (["pin_memory"], 1)}
         elif self.run_ahead:
             shares[who] = ([*loads, "pin_memory"], 1)

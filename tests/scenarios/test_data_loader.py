@@ -325,6 +325,15 @@ def test_the_slowest_is_named_and_reached(
     assert told["steady_step_ns"] == pytest.approx(1000 * step_us, rel=5e-3)
 
 
+def test_a_pool_smaller_than_the_calls(tmp_path: Path) -> None:
+    """Of four calls of a map two run at once, on a pool of two threads."""
+    build = {"model": "tf-data", "batches": 40, "load": "9us", "parallel_calls": 4, "train": "1us"}
+    threads = {name: {"kind": "cpu"} for name in ("prefetch0", "main0")}
+    devices = {"loader0": {"kind": "cpu", "cores": 2}, **threads, "gpu0": {"kind": "gpu", "streams": 2}}
+    told = run(tmp_path, build, f"machine: {json.dumps({'devices': devices})}").summary["data_loading"]
+    assert (told["limit"], told["limit_step_ns"], told["steady_step_ns"]) == ("workers", 4500, 4500)
+
+
 def test_run_and_explain_say_what_limits_it(tmp_path: Path) -> None:
     build = {"model": "data-loader", "batches": 40, "load": "9us", "train": "4us", "num_workers": 1}
     path = write(tmp_path, f"workload: {{build: {json.dumps(build)}}}\n")
