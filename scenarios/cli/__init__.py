@@ -7,7 +7,21 @@ what it needs when it runs.
 import atexit
 import gc
 import os
+import sys
+from types import TracebackType
 
+_hook = sys.excepthook
+
+
+def _say_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Say in a word that somebody stopped the command while its modules were imported."""
+    if kind is KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    else:
+        _hook(kind, error, trace)
+
+
+sys.excepthook = _say_interrupted
 # What is made while modules are imported stays: the collector, which looks through all of it each time that
 # another 700 objects have been made, would take a tenth of a short command's time. At the end it would look
 # once more through all that the process is about to give back.

@@ -167,3 +167,10 @@ def test_help_on_a_terminal_has_no_codes(verb: list[str]) -> None:
     assert b"Usage" in told
     assert b"\x1b" not in told
     assert b"\\u001b" not in told
+
+
+def test_an_interrupt_before_the_verb_is_a_word() -> None:
+    """While modules are imported nothing catches it yet."""
+    program = "import scenarios.cli; raise KeyboardInterrupt"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "interrupted\n")
