@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, gcd
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -146,18 +146,21 @@ class Written(NamedTuple):
     model : CpModel
     times, literals : list
         What stands for each: a variable, or its value where that is known; an expression of the end of all.
+    unit_ns : int
+        What one of the model's times is.
     """
 
     model: Any
     times: list[Any]
     literals: list[Any]
+    unit_ns: int = 1
 
     def reader(self, solver: Any) -> Callable[[Time | Literal | int], int]:
         """Return what reads the values of a solution."""
 
         def read(unknown: Time | Literal | int) -> int:
             if isinstance(unknown, Time):
-                return int(solver.value(self.times[unknown.index])) + unknown.offset
+                return int(solver.value(self.times[unknown.index])) * self.unit_ns + unknown.offset
             if isinstance(unknown, Literal):
                 return int(solver.value(self.literals[unknown.index]))
             return unknown
@@ -165,8 +168,39 @@ class Written(NamedTuple):
         return read
 
 
-def translate(problem: ScheduleProblem) -> Written:
-    """Return the whole of a problem as a model."""
+def unit_of(problem: ScheduleProblem) -> int:
+    """Return the greatest common divisor of all times that a problem says, in ns.
+
+    A schedule in which nothing can begin earlier without another order, and so one that is best, is made of
+    sums of them. What is only a bound of the end of all, the horizon, and hints, make no time of it.
+
+    Examples
+    --------
+    >>> problem = ScheduleProblem(100)
+    >>> problem.last += [Last(Time(1), 30, Time(2), None), Last(Time(3, 12), 18, Time(4), None)]
+    >>> unit_of(problem)
+    6
+    """
+    said: set[int] = set()
+    for later, earlier, given in problem.after:
+        if given or later != LONGEST or isinstance(earlier, Time):
+            said |= {_offset(later), _offset(earlier)}
+    for begin, ns, end, _ in problem.last:
+        said |= {_offset(begin), ns, _offset(end)}
+    for taken in problem.taken.values():
+        for begin, ns, _, _, gap_ns in taken:
+            said |= {_offset(begin), ns, gap_ns}
+    for held in problem.held.values():
+        said |= {_offset(time) for begin, end, _ in held for time in (begin, end)}
+    return gcd(*said) or 1
+
+
+def _offset(time: Time | int) -> int:
+    return time.offset if isinstance(time, Time) else time
+
+
+def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
+    """Return the whole of a problem as a model, its times in a unit of so many ns (`unit_of`)."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -174,20 +208,20 @@ def translate(problem: ScheduleProblem) -> Written:
     literals: list[Any] = []
     for unknown in problem.unknowns:  # in the order in which they were made, which is that of the search
         if isinstance(unknown, Time):
-            times.append(model.new_int_var(0, problem.horizon_ns, problem.times[unknown.index]))
+            times.append(model.new_int_var(0, problem.horizon_ns // unit, problem.times[unknown.index]))
         else:
             literals.append(model.new_bool_var(problem.literals[unknown.index]))
-    written = Written(model, times, literals)
+    written = Written(model, times, literals, unit)
 
     def at(time: Time | int) -> Any:
-        return time if isinstance(time, int) else _plus(times[time.index], time.offset)
+        return -(-time // unit) if isinstance(time, int) else _plus(times[time.index], time.offset // unit)
 
     for later, earlier, given in problem.after:
         constraint = model.add(at(later) >= at(earlier))
         if given:
             constraint.only_enforce_if([literals[literal.index] for literal in given])
     for begin, ns, end, literal in problem.last:
-        constraint = model.add(at(end) == at(begin) + ns)
+        constraint = model.add(at(end) == at(begin) + ns // unit)
         if literal is not None:
             constraint.only_enforce_if(literals[literal.index])
     for choices in problem.one_of:
@@ -197,7 +231,7 @@ def translate(problem: ScheduleProblem) -> Written:
     for resource, capacity in problem.capacity.items():
         _limit(problem, written, resource, capacity, at)
     for index, value in problem.time_hints.items():
-        model.add_hint(times[index], value)
+        model.add_hint(times[index], value // unit)
     for index, holds in problem.literal_hints.items():
         model.add_hint(literals[index], holds)
     model.minimize(times[LONGEST.index])
@@ -216,23 +250,24 @@ def _limit(
     That its work takes at least so long follows, and has to be said: the solver hardly proves anything
     without.
     """
-    model = written.model
+    model, unit = written.model, written.unit_ns
     intervals: list[Any] = []
     amounts: list[int] = []
     work: list[Any] = []
-    for begin, ns, given, amount, gap_ns in problem.taken.get(resource, ()):
+    for begin, long_ns, given, amount, gap_ns in problem.taken.get(resource, ()):
+        ns, gap = long_ns // unit, gap_ns // unit
         name = f"{resource} {len(intervals)}"
         if given is None:
-            interval = model.new_fixed_size_interval_var(at(begin), ns + gap_ns, name)
+            interval = model.new_fixed_size_interval_var(at(begin), ns + gap, name)
             work.append(ns * amount)
         else:
             chosen = written.literals[given.index]
-            interval = model.new_optional_fixed_size_interval_var(at(begin), ns + gap_ns, chosen, name)
+            interval = model.new_optional_fixed_size_interval_var(at(begin), ns + gap, chosen, name)
             work.append(ns * amount * chosen)
         intervals.append(interval)
         amounts.append(amount)
     for begin, end, amount in problem.held.get(resource, ()):
-        ns = model.new_int_var(0, problem.horizon_ns, f"{resource} held")
+        ns = model.new_int_var(0, problem.horizon_ns // unit, f"{resource} held")
         intervals.append(model.new_interval_var(at(begin), ns, at(end), f"{resource} hold"))
         amounts.append(amount)
     at_most(model, intervals, amounts, capacity)
@@ -254,12 +289,13 @@ def at_most(model: Any, intervals: Sequence[Any], amounts: Sequence[int], capaci
 # were up. So it searches in a thread of its own, and the main thread waits for it or for Ctrl-C.
 
 
-def solve(solver: Any, model: Any) -> Any:
-    """Return the status of a search; the objective of the model is a time in ns.
+def solve(solver: Any, written: Written) -> Any:
+    """Return the status of a search; the objective of the model is a time.
 
     Parameters
     ----------
-    solver, model : CpSolver, CpModel
+    solver : CpSolver
+    written : Written
 
     Raises
     ------
@@ -267,14 +303,14 @@ def solve(solver: Any, model: Any) -> Any:
         Ctrl-C; it tells what was found so far.
     """
     if threading.current_thread() is not threading.main_thread():  # which alone is told of signals
-        return solver.solve(model)
+        return solver.solve(written.model)
     solver.parameters.catch_sigint_signal = False
     ended: list[Any] = []
     over = threading.Event()
 
     def search() -> None:
         try:
-            ended.append(solver.solve(model))
+            ended.append(solver.solve(written.model))
         except BaseException as error:
             ended.append(error)
         finally:
@@ -286,20 +322,25 @@ def solve(solver: Any, model: Any) -> Any:
     except KeyboardInterrupt:
         solver.stop_search()
         over.wait()
-        raise KeyboardInterrupt(_told(solver, ended[0])) from None
+        raise KeyboardInterrupt(_told(solver, ended[0], written.unit_ns)) from None
     if isinstance(ended[0], BaseException):
         raise ended[0]
     return ended[0]
 
 
-def _told(solver: Any, status: Any) -> str:
+def _bound_ns(solver: Any, unit_ns: int) -> int:
+    """Return what nothing can be below: whole units."""
+    return max(0, ceil(solver.best_objective_bound - 1e-6)) * unit_ns
+
+
+def _told(solver: Any, status: Any, unit_ns: int) -> str:
     """Say what an interrupted search knows."""
     from ortools.sat.python import cp_model
 
-    bound = format_duration(max(0, int(solver.best_objective_bound)))
+    bound = format_duration(_bound_ns(solver, unit_ns))
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return f"the search has found nothing yet, and nothing can take less than {bound}"
-    best = format_duration(int(solver.objective_value))
+    best = format_duration(round(solver.objective_value) * unit_ns)
     return f"the best that the search has found takes {best}, and nothing can take less than {bound}"
 
 
@@ -445,14 +486,14 @@ class Activities:
         it is sure.
         """
         until = monotonic() + limit_ns / NS_PER_S
-        written = translate(self.problem)
+        written = translate(self.problem, unit_of(self.problem))
         solver: Any = self._cp.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.0, until - monotonic())
         solver.parameters.num_workers = workers
         solver.parameters.interleave_search = workers > 1  # deterministic, with however many workers
         solver.parameters.random_seed = seed
-        status = solve(solver, written.model)
-        bound = max(0, ceil(solver.best_objective_bound - 1e-6))
+        status = solve(solver, written)
+        bound = _bound_ns(solver, written.unit_ns)
         if status in (self._cp.OPTIMAL, self._cp.FEASIBLE):
             return Solved(written.reader(solver), bound, status == self._cp.OPTIMAL)
         return Solved(None, bound, status == self._cp.INFEASIBLE)

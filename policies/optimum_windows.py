@@ -398,6 +398,6 @@ def _solve(part: FreePart, effort: float, left_s: float, seed: int) -> Values | 
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     written = part.written()
-    if solve(solver, written.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    if solve(solver, written) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return written.reader(solver)
     return None

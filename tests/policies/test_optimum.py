@@ -17,7 +17,7 @@ from examples import seeds
 from runs import checked
 
 from devices.network import make_network
-from policies.cp_sat import translate
+from policies.cp_sat import translate, unit_of
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.optimum_model import Follow, JobModel
@@ -59,6 +59,22 @@ def test_every_run_keeps_to_the_model(seed: int) -> None:
     solver.parameters.num_workers = 1
     solver.parameters.fix_variables_to_their_hinted_value = True
     assert solver.solve(translate(model.times.problem).model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+
+
+def test_the_solver_counts_in_the_unit_of_all_times() -> None:
+    """Three ops of 60 us on two workers: half of their work is 90 us, and no sum of them is below 120."""
+    b = GraphBuilder("three")
+    for name in "abc":
+        b.op(name, duration_ns=60_000)
+    trace = simulate(b.build(), Machine((Device("cpu", "cpu", workers=2),)), InOrder())
+    model = JobModel(trace.job, InOrder(), trace)
+    assert unit_of(model.times.problem) == 60_000
+    model.times.after(model.times.longest, 90_001)  # a bound, which is no time of it
+    assert unit_of(model.times.problem) == 60_000
+    found, timetable = model.solve(LIMIT)
+    assert (found.bound_ns, found.finished) == (120_000, True)
+    assert timetable is not None
+    assert sorted(timetable.start_ns[0]) == [0, 0, 60_000]
 
 
 # -- brute force -------------------------------------------------------------------------------
