@@ -330,7 +330,7 @@ def solve(solver: Any, written: Written) -> Any:
 
 def _bound_ns(solver: Any, unit_ns: int) -> int:
     """Return what nothing can be below: whole units."""
-    return max(0, ceil(solver.best_objective_bound - 1e-6)) * unit_ns
+    return int(max(0, ceil(solver.best_objective_bound - 1e-6))) * unit_ns
 
 
 def _told(solver: Any, status: Any, unit_ns: int) -> str:

@@ -14,7 +14,7 @@ from scenarios.run.execute import Result
 from scenarios.run.result_sections import little_room
 from scenarios.run.run_notes import no_gap_notes, unused_notes
 from scenarios.variants.optimum import Optimum
-from scenarios.variants.tune import Tuning
+from scenarios.variants.tune import Fresh, Tuning
 from scenarios.variants.tune_report import improvements
 from scenarios.variants.variant import Row
 from sim.explain.bounds import bounds
@@ -34,7 +34,11 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
     best = trials[tuning.best]
     limits = f", with {', '.join(map(str, goal.limits))}" if goal.limits else ""
     told = shown_result(goal.what, best.row[goal.column])
-    typer.echo(f"best {goal.what} {told} of {len(trials):,} trials{limits}{_gain(tuning)}")
+    seeds = f", on average over {tuning.seeds} seeds," if tuning.seeds > 1 else ""
+    gain = _gain(tuning) if tuning.seeds == 1 else ""
+    typer.echo(f"best {goal.what} {told}{seeds} of {len(trials):,} trials{limits}{gain}")
+    if tuning.fresh is not None:
+        typer.echo(f"  {_on_fresh_seeds(tuning.fresh, goal.what)}")
     if best.variant.settings:
         typer.echo(f"  {', '.join(best.variant.texts)}")
     if best.what not in ("settings", "start"):
@@ -71,6 +75,17 @@ def _gain(tuning: Tuning) -> str:
     return (
         f"; {100 * abs(after / before - 1):.1f} % better than {first.row['policy']}, the best to start from"
     )
+
+
+def _on_fresh_seeds(fresh: Fresh, what: str) -> str:
+    """Say what the best is worth where no trial has been."""
+    best = shown_result(what, round(fresh.best) if fresh.best > 100 else fresh.best)
+    least, most = (100 * part for part in fresh.interval)
+    told = f"{100 * fresh.gain:.1f} % (95 %: {least:.1f} to {most:.1f} %)"
+    verdict = f"no better than {fresh.against}: {told} is within noise"
+    if not fresh.is_noise:
+        verdict = f"{told} better than {fresh.against}"
+    return f"on {fresh.runs} seeds that no trial has seen: {best} on average, {verdict}"
 
 
 def _print_trials(tuning: Tuning, numbers: Iterable[int], *results: str) -> None:

@@ -62,9 +62,8 @@ class Repeats:
     def intervals(self) -> dict[str, Any]:
         """Return the mean, and within what mean and median lie in 95 of 100 cases; None of few runs.
 
-        The interval of the mean is Student's (his quantile by Cornish and Fisher's expansion, Abramowitz and
-        Stegun 26.7.5), that of the median between two makespans, of whatever distribution: each run is below
-        the median or above it as a coin falls.
+        The interval of the mean is Student's, that of the median between two makespans, of whatever
+        distribution: each run is below the median or above it as a coin falls.
 
         Examples
         --------
@@ -72,13 +71,10 @@ class Repeats:
         {'mean_ns': 50, 'mean_interval_ns': [29, 71], 'p50_interval_ns': [20, 80]}
         """
         n, ranked = len(self.makespan_ns), sorted(self.makespan_ns)
-        mean = float(np.mean(ranked))
-        found: dict[str, Any] = {"mean_ns": round_half_up(mean), "mean_interval_ns": None}
+        found: dict[str, Any] = {"mean_ns": round_half_up(float(np.mean(ranked))), "mean_interval_ns": None}
         if n < _FEW:
             return found | {"p50_interval_ns": None}
-        z, free = NormalDist().inv_cdf(0.975), n - 1
-        t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
-        off = t * float(np.std(ranked, ddof=1)) / n**0.5
+        mean, off = mean_with_interval(ranked)
         found["mean_interval_ns"] = [round_half_up(mean + side) for side in (-off, off)]
         k = np.arange(1, n // 2)
         ways = np.concatenate(([0.0], np.cumsum(np.log((n - k + 1) / k))))  # logarithms of binomials
@@ -98,6 +94,22 @@ class Repeats:
             **self.intervals(),
             **({} if self.failed is None else {"failed": list(self.failed)}),
         }
+
+
+def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean, and how far from it the true one is at most in 95 of 100 cases, after Student.
+
+    His quantile is that of Cornish and Fisher's expansion (Abramowitz and Stegun 26.7.5).
+
+    Examples
+    --------
+    >>> mean, off = mean_with_interval([40, 10, 30, 20, 50, 60, 90, 70, 80])
+    >>> round(mean), round(off)
+    (50, 21)
+    """
+    n, z = len(values), NormalDist().inv_cdf(0.975)
+    t = z + (z**3 + z) / (4 * (n - 1)) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * (n - 1) ** 2)
+    return float(np.mean(values)), t * float(np.std(values, ddof=1)) / n**0.5
 
 
 def repeat(case: Case, runs: int) -> Repeats:

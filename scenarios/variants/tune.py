@@ -10,6 +10,10 @@
 The second search accepts what is worse by a threshold that shrinks to nothing (Dueck and Scheuer 1990,
 "Threshold accepting", J. Comput. Phys. 90), as placement `auto-tune` does. Everything is run as `sim run`
 runs it, so what holds for a run (memory, links, communicators, limits of the answer) holds for each trial.
+
+Where the seed changes what comes out, a trial is a run with each of some seeds, the same for all trials, and
+its result their mean: of many trials on one seed the best is the one that this seed favours. What the best
+is worth is measured on seeds that no trial has seen (`Fresh`).
 """
 
 from __future__ import annotations
@@ -22,23 +26,32 @@ from concurrent.futures import Executor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from policies.linearize import CriticalPathFirst, MemoryAware
 from policies.streams import PerBranch
 from scenarios.fields.goals import Goal, front
 from scenarios.fields.results import column_of_result
 from scenarios.run.execute import Result, run_case
+from scenarios.run.prepare_job import Jobs
 from scenarios.run.scenario import Case
+from scenarios.variants.repeat import mean_with_interval
 from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule, Space
 from scenarios.variants.search_methods import AHEAD, METHODS, Ask
-from scenarios.variants.variant import Row, Variant, Variants, attempt, refuse_all_invalid
+from scenarios.variants.variant import Row, Variant, Variants, attempt, refuse_all_invalid, value_of
 from sim.base.errors import InputError, RunError, UnknownNameError
+from sim.base.units import round_half_up
 from sim.graph.frames import has_control_flow
 from sim.trace import Trace
 
 _WORSE: Final = 0.005
 """So much worse, relatively, a schedule may be at first to be gone on from."""
+
+_SEEDS: Final = 5
+"""With so many seeds a trial runs where they matter."""
+
+_UNSEEN: Final = 20
+"""With so many others the best and what it is compared with run after the search."""
 
 _ORDERS: Final = (CriticalPathFirst(), MemoryAware())
 """Orders that are tried before they are changed, on the run's own streams and on one for each branch."""
@@ -57,12 +70,45 @@ class Trial(NamedTuple):
         Its settings, the results that are sought or limited, and ``error``: None, or why it is no answer.
     level : int
         How exactly it was run; see `scenarios.variants.search_methods`. None: it is a candidate for the best.
+    own : dict or None
+        Its row with the scenario's own seed, where `row` has means over several; None: `row` is it.
     """
 
     what: str
     variant: Variant
     row: Row
     level: int | None = None
+    own: Row | None = None
+
+
+class Fresh(NamedTuple):
+    """What the best came to on seeds that no trial has seen, beside where the search began.
+
+    Attributes
+    ----------
+    runs : int
+        Seeds.
+    against : str
+        What it is compared with: the policy with which the search for a schedule began.
+    best, before : float
+        Mean result of the best, and of that.
+    gain : float
+        By which part of `before` the best is better, on average over pairs of runs with one seed.
+    interval : tuple of float
+        Within what that lies in 95 of 100 cases.
+    """
+
+    runs: int
+    against: str
+    best: float
+    before: float
+    gain: float
+    interval: tuple[float, float]
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the best may be no better."""
+        return self.interval[0] <= 0
 
 
 @dataclass
@@ -76,14 +122,21 @@ class Tuning:
         In the order in which they were run.
     best : int or None
         Index of the best trial: the first of equal ones.
-    case : Case or None
-        What the best trial ran.
+    case, start : Case or None
+        What the best trial ran, and the best of those with which the search for a schedule began.
+    seeds : int
+        With how many a trial ran.
+    fresh : Fresh or None
+        What the best is worth on others; None: the seed does not matter, or there is nothing to compare with.
     """
 
     goal: Goal
     trials: list[Trial] = field(default_factory=list)
     best: int | None = None
     case: Case | None = None
+    start: Case | None = None
+    seeds: int = 1
+    fresh: Fresh | None = None
 
     @cached_property
     def trace(self) -> Trace:
@@ -156,6 +209,66 @@ class Tuner:
         """What was found so far."""
         return Tuning(self.goal)
 
+    # -- seeds --------------------------------------------------------------------------------
+
+    @cached_property
+    def seeds(self) -> range:
+        """The seeds of a trial: the scenario's own, and others after it if that changes what comes out."""
+        first = self._variant(Ask((0,) * (len(self.axes) + 1)))
+        try:
+            of = self.variants.scenario(first.texts).content.seed
+        except InputError:  # as its row will say
+            return range(1)
+        seeds = range(of, of + _SEEDS)
+        if "seed" in dict(first.settings):
+            return seeds[:1]
+        one, other = (self.variants.row(_seeded(first, seed)) for seed in seeds[:2])
+        if one.get(self.goal.column) == other.get(self.goal.column):
+            return seeds[:1]
+        self.tuning.seeds = len(seeds)
+        return seeds
+
+    def _joined(self, variant: Variant, rows: Sequence[Row]) -> tuple[Row, Row | None]:
+        """Return what a variant came to on average, and with the first seed; one that is no answer stands."""
+        if len(rows) == 1:
+            return rows[0], None
+        rows = [{key: value for key, value in row.items() if key != "seed"} for row in rows]
+        if (wrong := next((row for row in rows if not self.goal.allows(row)), None)) is not None:
+            return wrong, rows[0]
+        columns = [column_of_result(name) for name in self.variants.results]
+        means = {
+            column: sum(row[column] for row in rows) / len(rows)
+            for column in columns
+            if all(type(row.get(column)) in (int, float) for row in rows)
+        }
+        whole = {
+            column: round_half_up(mean) for column, mean in means.items() if type(rows[0][column]) is int
+        }
+        return rows[0] | means | whole, rows[0]
+
+    def compare_on_fresh_seeds(self) -> None:
+        """Run the best, and where the search began, on seeds that no trial has seen, if seeds matter."""
+        tuning = self.tuning
+        if len(self.seeds) == 1 or tuning.case is None:
+            return
+        try:
+            before = tuning.start or self.variants.case(Variant(policy=self.policies[0]))
+        except InputError:  # only with settings it is a scenario
+            return
+        against = "the scenario as it is" if tuning.start is None else before.label
+        first = self.seeds[-1] + 1
+        found: list[list[float]] = []
+        for case in (tuning.case, before):
+            job_with = Jobs(case)
+            results = (run_case(case, job=job_with(seed)) for seed in range(first, first + _UNSEEN))
+            found.append([float(value_of(self.goal.what, result)) for result in results])  # type: ignore[arg-type]
+        sign = -1 if self.goal.most else 1
+        gains = [sign * (1 - one / other) for one, other in zip(*found, strict=True) if other]
+        if len(gains) == _UNSEEN:
+            mean, off = mean_with_interval(gains)
+            best, base = (sum(values) / _UNSEEN for values in found)
+            tuning.fresh = Fresh(_UNSEEN, against, best, base, mean, (mean - off, mean + off))
+
     # -- settings -----------------------------------------------------------------------------
 
     @property
@@ -180,6 +293,7 @@ class Tuner:
         InputError
             Levels without ``halving`` or the other way round; no settings that make a scenario.
         """
+        budget = max(1, budget // len(self.seeds))
         method = method or ("halving" if self.levels else "grid" if self.size <= budget else "local")
         if method not in METHODS:
             raise UnknownNameError("method", method, METHODS)
@@ -201,9 +315,9 @@ class Tuner:
         """Yield the cost of each point, as far as the budget goes."""
         asks = asks[: budget - len(self.tuning.trials)]
         with closing(self._rows([self._variant(ask) for ask in asks])) as rows:
-            for ask, (variant, row) in zip(asks, rows, strict=True):
+            for ask, (variant, row, own) in zip(asks, rows, strict=True):
                 exact = self.levels is None or ask.level == len(self.levels[1]) - 1
-                yield self._put_down(Trial("settings", variant, row, None if exact else ask.level))
+                yield self._put_down(Trial("settings", variant, row, None if exact else ask.level, own))
 
     def _variant(self, ask: Ask) -> Variant:
         settings = [(key, values[k]) for (key, values), k in zip(self.axes.items(), ask.at, strict=False)]
@@ -224,15 +338,17 @@ class Tuner:
         RunError
             Nothing to start from could run.
         """
+        budget = max(1, budget // len(self.seeds))
         started: list[tuple[float, Variant, Result]] = []
         for start in self._starts():
             if len(self.tuning.trials) < budget:
-                cost, result = self._begin("start", start, self.variants.case(start))
+                cost, result = self._begin("start", start)
                 if cost is not None and result is not None:
                     started.append((cost, start, result))
         if not started:
             raise RunError(f"nothing to start from is an answer: {self._why_not()}")
         _, start, result = min(started, key=lambda each: each[0])
+        self.tuning.start = self.variants.case(start)
         self._walk(start, result, budget)
 
     def _why_not(self) -> str:
@@ -258,14 +374,13 @@ class Tuner:
         given = Given(trace.job.device_of.tolist())
         own = SearchSchedule.of(trace)
         now, cost = own, math.inf
-        case = self.variants.case(start._replace(schedule=own)).deciding(placement=given)
         for linearize, streams in [
             (ListedOrder(own.order), own),
             *itertools.product(_ORDERS, (own, PerBranch())),
         ]:
             if len(self.tuning.trials) < budget:
-                listed = case.deciding(linearize=linearize, streams=streams)
-                there, found = self._begin("list", start._replace(schedule=own), listed)
+                listed = {"placement": given, "linearize": linearize, "streams": streams}
+                there, found = self._begin("list", start._replace(schedule=own), **listed)
                 if found is not None and there is not None and there < cost:
                     now, cost = SearchSchedule.of(found.trace), there
         space = Space(trace.job, given.problem)
@@ -277,9 +392,9 @@ class Tuner:
             if not ahead:
                 return
             with closing(self._rows([start._replace(schedule=near) for _, near in ahead])) as rows:
-                for (what, near), (variant, row) in zip(ahead, rows, strict=True):
+                for (what, near), (variant, row, own_row) in zip(ahead, rows, strict=True):
                     seen.add(near)
-                    there = self._put_down(Trial(what, variant, row))
+                    there = self._put_down(Trial(what, variant, row, None, own_row))
                     left = 1 - len(self.tuning.trials) / budget
                     if there is not None and there <= cost + abs(cost) * _WORSE * left:
                         now, cost = near, there
@@ -301,19 +416,33 @@ class Tuner:
 
     # -- both ---------------------------------------------------------------------------------
 
-    def _rows(self, variants: Sequence[Variant]) -> Generator[tuple[Variant, Row], None, None]:
-        return self.variants.rows(variants, self.executor, self.jobs)
+    def _rows(self, variants: Sequence[Variant]) -> Generator[tuple[Variant, Row, Row | None], None, None]:
+        """Yield variants with what they came to, and with their rows of the first seed where it matters."""
+        n = len(self.seeds)
+        each = [_seeded(variant, seed) for variant in variants for seed in self.seeds] if n > 1 else variants
+        with closing(self.variants.rows(each, self.executor, self.jobs)) as rows:
+            for variant in variants:
+                yield variant, *self._joined(variant, [row for _, row in itertools.islice(rows, n)])
 
-    def _begin(self, what: str, variant: Variant, case: Case) -> tuple[float | None, Result | None]:
-        """Run a case here and put it down; what comes of it is needed, too."""
-        found = attempt(case)
-        if what == "start" and isinstance(found.error, InputError):
-            raise found.error
-        row = self.variants.row_of(variant, found)
-        return self._put_down(Trial(what, variant, row), case), found.result
+    def _begin(self, what: str, variant: Variant, **decisions: Any) -> tuple[float | None, Result | None]:
+        """Run a variant here, with some decisions of its own, and put it down; what comes of it is needed."""
+        each = [_seeded(variant, seed) for seed in self.seeds] if len(self.seeds) > 1 else [variant]
+        runs = [attempt(self.variants.case(one).deciding(**decisions)) for one in each]
+        if what == "start" and isinstance(runs[0].error, InputError):
+            raise runs[0].error
+        row, own = self._joined(
+            variant, [self.variants.row_of(*both) for both in zip(each, runs, strict=True)]
+        )
+        case = self.variants.case(variant).deciding(**decisions)
+        return self._put_down(Trial(what, variant, row, None, own), case), runs[0].result
 
     def _put_down(self, trial: Trial, case: Case | None = None) -> float | None:
         """Put a trial down and return its cost; None: it is no answer."""
         cost = self.tuning.add(trial, lambda: case or self.variants.case(trial.variant))
         self.tell(self.tuning)
         return cost
+
+
+def _seeded(variant: Variant, seed: int) -> Variant:
+    """Return a variant with a seed."""
+    return variant._replace(settings=(*variant.settings, ("seed", str(seed))))

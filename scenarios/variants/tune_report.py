@@ -36,10 +36,12 @@ def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
             "limits": [*map(str, tuning.goal.limits)],
         },
         "trials": len(trials),
+        "seeds": tuning.seeds,
         "answers": sum(tuning.goal.allows(trial.row) for trial in trials if trial.level is None),
         "best": None if tuning.best is None else _plain(tuning, tuning.best) | _bound(tuning),
         "starts": [_plain(tuning, k) for k, trial in enumerate(trials) if trial.what == "start"],
         "improvements": [_plain(tuning, k) for k in improvements(tuning)],
+        "fresh": None if tuning.fresh is None else tuning.fresh._asdict(),
     }
     return told if against is None else told | {"front": [_plain(tuning, k) for k in tuning.front(against)]}
 
@@ -118,7 +120,7 @@ def write_winner(tuning: Tuning, path: str) -> list[str]:
         case.scenario.document,
         tuning.trace,
         None if own and best.variant.schedule is None else case.decisions.policy.synchronisation,
-        expect={goal.what: unit.show(best.row[goal.column])},
+        expect={goal.what: unit.show((best.own or best.row)[goal.column])},
         head=f"Found by sim tune: the {least} {goal.what} of {len(tuning.trials):,} trials.",
     )
 

@@ -265,7 +265,7 @@ class Variants:
         row: Row = {column_of(key): value for key, value in variant.settings} | {"policy": found.label}
         if (result := found.result) is not None:
             row |= _numbers(result) if self.whole else {}
-            row |= {column_of_result(name): _result(name, result) for name in self.results}
+            row |= {column_of_result(name): value_of(name, result) for name in self.results}
             if self.whole:
                 row["unused_devices"] = ", ".join(result.numbers["unused_devices"])
         error = found.line or None
@@ -417,7 +417,8 @@ def _numbers(result: Result) -> Row:
     return row
 
 
-def _result(name: str, result: Result) -> Value:
+def value_of(name: str, result: Result) -> Value:
+    """Return a result of a run by its name of ``expect:``."""
     if name == "makespan":  # without all the numbers of a summary
         return result.trace.makespan_ns
     with suppress(InputError):  # it is one of the causes

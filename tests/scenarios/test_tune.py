@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from cli_runner import sim
+from scenario_texts import write
 
 from scenarios.fields.goals import read_goal
 from scenarios.run.execute import run_case
@@ -19,7 +20,7 @@ from scenarios.run.load import load_scenario
 from scenarios.variants.optimum import find_optimum
 from scenarios.variants.search_methods import METHODS, Ask
 from scenarios.variants.tune import Tuner
-from scenarios.variants.variant import Variants
+from scenarios.variants.variant import Variant, Variants
 from sim.base import plugins
 from sim.base.errors import InputError, MissingExtraError
 
@@ -226,3 +227,51 @@ def test_wrong_words_are_one_line(tmp_path: Path, options: list[str], message: s
 def test_what_has_no_schedule_to_search_says_so() -> None:
     with pytest.raises(InputError, match="no one order"):
         tuner(EXAMPLES / "loop.yaml").schedules(10)
+
+
+NOISY = """\
+machine: {devices: {cpu: {kind: cpu, cores: 2}}}
+workload: {build: {model: random-dag, layers: 5, width: 6, seed: 3}}
+policy: ready-queue
+compare: [critical-path]
+noise: {sigma: 0.3}
+seed: 4
+"""
+
+
+def test_under_noise_a_trial_is_a_mean_and_its_worth_is_measured_on_other_seeds(tmp_path: Path) -> None:
+    """Seeds 4 to 8 are those of trials, and 9 to 28 those that none has seen: by hand, run after run."""
+    path = write(tmp_path, NOISY)
+
+    def runs(cores: int, seeds: range) -> list[int]:
+        variants = [Variant((("machine.devices.cpu.cores", str(cores)), ("seed", str(k)))) for k in seeds]
+        return [row["makespan_ns"] for _, row in Variants(str(path)).rows(variants)]
+
+    done = sim("tune", path, "--vary", "machine.devices.cpu.cores=1,2,3", "--json")
+    told = json.loads(done.stdout)
+    assert (told["trials"], told["seeds"], told["best"]["machine.devices.cpu.cores"]) == (3, 5, "3")
+    assert told["best"]["makespan_ns"] == round(sum(runs(3, range(4, 9))) / 5)
+    best, before = (runs(cores, range(9, 29)) for cores in (3, 2))
+    fresh = told["fresh"]
+    assert (fresh["runs"], fresh["best"], fresh["before"]) == (20, sum(best) / 20, sum(before) / 20)
+    gains = [1 - one / other for one, other in zip(best, before, strict=True)]
+    assert fresh["gain"] == pytest.approx(sum(gains) / 20)
+    assert min(gains) < fresh["interval"][0] < fresh["gain"] < fresh["interval"][1] < max(gains)
+
+
+def test_luck_is_told_to_be_noise_and_a_winner_under_noise_does_the_same_again(tmp_path: Path) -> None:
+    """On one core all orders take as long."""
+    path = write(tmp_path, NOISY)
+    out = tmp_path / "best.yaml"
+    done = sim("tune", path, "--set", "machine.devices.cpu.cores=1", "--budget", "60", "--out", out)
+    assert done.exit_code == 0
+    assert "on average over 5 seeds, of 12 trials" in done.stdout
+    line = "no better than ready-queue: 0.0 % (95 %: 0.0 to 0.0 %) is within noise"
+    assert line in done.stdout
+    assert sim("check", out).exit_code == 0
+
+
+def test_where_seeds_change_nothing_a_trial_is_a_run(tmp_path: Path) -> None:
+    path = write(tmp_path, NOISY)
+    told = json.loads(sim("tune", path, "--set", "noise.sigma=0", "--budget", "9", "--json").stdout)
+    assert (told["trials"], told["seeds"], told["fresh"]) == (9, 1, None)

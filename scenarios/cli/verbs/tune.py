@@ -111,6 +111,7 @@ def tune(
                 if method is not None and not vary:
                     raise InputError(f"--method {method} is for settings: give --vary")
                 tuner.schedules(budget)
+            tuner.compare_on_fresh_seeds()
     except KeyboardInterrupt as stopped:
         interrupted = stopped
     tuning = tuner.tuning
