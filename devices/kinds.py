@@ -94,7 +94,7 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     >>> device.workers, device.cores_per_op
     (2, 2)
     """
-    from devices.processor.cpu_cores import CorePool, IntraOpPool, TimeShare, least_ns
+    from devices.processor.cpu_cores import CorePool, CorePoolIfShort, IntraOpPool, TimeShare, least_ns
 
     cores, pool = values.get("cores", 1), values.get("intra_op_pool")
     intra_op = values.get("intra_op", 1 if pool is None else min(pool, cores))
@@ -121,7 +121,10 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
         slowdown=1 / faster,
         origin=origin,
     )
-    processor: Any = {"none": None, "cores": CorePool, "time": TimeShare}[sharing] if oversubscribed else None
+    enough = None if sharing == "time" else CorePoolIfShort()
+    processor: Any = (
+        {"none": None, "cores": CorePool, "time": TimeShare}[sharing] if oversubscribed else enough
+    )
     if pool is not None and sharing != "time" and "sharing" in values:
         raise InputError(
             "ops share the threads of the intra_op_pool; say time, or leave it out", path=("sharing",)

@@ -12,8 +12,10 @@ An op that does not fit waits, and everybody behind it waits too, however little
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
+from typing import Final
 
 import numpy as np
 
@@ -44,6 +46,9 @@ class CorePool:
     InfeasibleError
         An op of the device asks for more cores than there are.
     """
+
+    counts_cores: Final = True
+    """That an op occupies the cores that it asks for, and takes its duration once it has them."""
 
     def __init__(self, device: Device, context: Context) -> None:
         self._duration_of = context.duration_of
@@ -77,6 +82,28 @@ class CorePool:
     def end(self, task: Task) -> None:
         """Give the task's cores back."""
         self._free += self._needs.get(task.op, self._default)
+
+
+@dataclass(frozen=True)
+class CorePoolIfShort:
+    """A `CorePool` in runs in which some op asks for more cores than its worker has; else nothing is shared.
+
+    Workers are as many as there are cores for, so that no one waits where each op has those of its worker.
+    """
+
+    counts_cores: bool = True
+
+    def __call__(self, device: Device, context: Context) -> CorePool | None:
+        """Return the processor of a run."""
+        return CorePool(device, context) if _is_short(device, context.job) else None
+
+    def columns(self, device: Device, job: Job) -> SharedCores | str | None:
+        """Return the cores, and what each op takes of them; None: nobody ever waits for them."""
+        return CorePool.columns(device, job) if _is_short(device, job) else None
+
+
+def _is_short(device: Device, job: Job) -> bool:
+    return any(cores > device.cores_per_op for cores in _needs(device, job).values())
 
 
 def _needs(device: Device, job: Job) -> dict[int, int]:

@@ -280,6 +280,13 @@ class _Search:
             self.run(case.deciding(streams=follow))
         if self.known is before:
             self.run(case)
+        job = self.known.trace.job
+        if job.graph.attribute(
+            "cores"
+        ):  # an op that starts early may take cores that the plan keeps for others
+            first, rank = timetable.start_ns[0], job.graph.topological_order.argsort().tolist()
+            listed = ListedOrder(sorted(range(len(rank)), key=lambda op: (first[op], rank[op])))
+            self.run(case.deciding(policy=InOrder(synchronisation=how), linearize=listed))
         return None if self.known is before else self.known
 
 

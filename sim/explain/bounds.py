@@ -295,10 +295,12 @@ def _drawn_ns(what: Job | Record, alone: IntArray | int) -> IntArray:
 
 
 def cores_of_ops(job: Job) -> IntArray:
-    """Return how many cores each op occupies: its attribute ``cores``, or its device's default."""
-    cores = np.array([device.cores_per_op for device in job.machine.devices])[job.device_of]
+    """Return how many cores each op occupies: its device's default, or its ``cores`` where these count."""
+    devices, device_of = job.machine.devices, job.device_of
+    cores = np.array([device.cores_per_op for device in devices])[device_of]
     for op, own in job.graph.attribute("cores").items():
-        cores[op] = own
+        if getattr(devices[device_of[op]].processor, "counts_cores", False):
+            cores[op] = own
     return cores
 
 

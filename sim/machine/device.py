@@ -162,7 +162,8 @@ class Device:
     processor : callable or None
         ``processor(device, context)`` returns the `Processor` of a run, which has a
         `sim.job.context.Context`, when tasks of the device share something; None when its streams do not
-        disturb one another.
+        disturb one another, in this run or in none. If it says ``counts_cores``, ops occupy as many as they
+        ask for, and take their durations once they have them.
     pageable : bool
         Of a CPU: its memory may be paged out, so that a host thread makes every copy to and from a device
         that is launched on (`sim.job.transfers`).
@@ -204,7 +205,7 @@ class Device:
     cores_per_op: int = 1
     memory_bytes: int | None = None
     cost: CostModel | None = None
-    processor: Callable[[Device, Any], Processor] | None = None
+    processor: Callable[[Device, Any], Processor | None] | None = None
     pageable: bool = False
     staging_bytes_per_s: int | None = None
     supports: frozenset[str] | None = None

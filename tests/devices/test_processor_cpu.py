@@ -16,6 +16,7 @@ from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine, Trace, simulate
 from sim.base.errors import InfeasibleError, InputError
+from sim.explain.bounds import bounds
 from sim.record.record import WAITS
 
 
@@ -138,3 +139,18 @@ def test_work_is_conserved_without_cost() -> None:
     assert run(ops, cores=4, inter_op=12, sharing="cores").makespan_ns == 90
     assert run(ops, cores=4).makespan_ns == 90
     assert ceil(12 * 30 / 4) == 90
+
+
+def test_ops_that_ask_for_more_cores_than_their_workers_wait_for_them() -> None:
+    """Four workers, one for each core: beside three cores there is room for one, and not for two."""
+    wants = {0: {"cores": 3}, 1: {"cores": 2}, 2: {"cores": 1}}
+    trace = run([(0, 10), (1, 10), (2, 10)], attributes=wants, cores=4)
+    assert spans(trace) == [(0, 10), (10, 20), (10, 20)]  # the last came later
+    assert bounds(trace).lower_bound_ns == 15
+    one = run([(0, 10), (0, 10), (0, 10)], attributes={0: {"cores": 1}}, cores=4)
+    assert spans(one) == [(0, 10)] * 3
+
+
+def test_where_time_is_shared_the_cores_that_an_op_asks_for_bound_nothing() -> None:
+    trace = run([(0, 10), (0, 10)], attributes={0: {"cores": 4}}, cores=4, sharing="time")
+    assert trace.makespan_ns == 10 == bounds(trace).lower_bound_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random as dice
 import time
 from collections.abc import Iterator
 from itertools import permutations
@@ -335,3 +336,23 @@ def test_ranks_stay_where_they_are() -> None:
     loaded = load_scenario(EXAMPLES / "one_communicator.yaml")
     with pytest.raises(InputError, match="meet in collectives, and so stay on their devices"):
         find_optimum([run_case(loaded.case())], limit_ns=LIMIT, placed=False)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_plans_of_ops_that_need_several_cores_run_as_planned(seed: int, tmp_path: Path) -> None:
+    """An op that starts before its turn may take cores that the plan keeps for a larger one."""
+    rng = dice.Random(seed)
+    ops = {
+        f"o{i}": {
+            "duration": f"{rng.randint(1, 9)}us",
+            "after": [f"o{j}" for j in range(i) if rng.random() < 0.15],
+            "attributes": {"cores": rng.choice([1, 1, 2, 3, 4])},
+        }
+        for i in range(9)
+    }
+    machine = {"devices": {"cpu": {"kind": "cpu", "cores": 4}}}
+    path = tmp_path / "cores.yaml"
+    path.write_text(json.dumps({"machine": machine, "workload": {"ops": ops}, "policy": "ready-queue"}))
+    result = run_case(load_scenario(path).case(), check=True)
+    assert result.trace.makespan_ns >= bounds(result.trace).lower_bound_ns
+    assert find_optimum([result], limit_ns=LIMIT).proven
