@@ -19,6 +19,7 @@ the same order of precedence. A device with cores or several streams computes wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -175,13 +176,16 @@ def unused_devices(trace: Record) -> list[str]:
 #     path       matmul 2.0 ms ± 8 %    softmax 0.3 ms ± 20 %    waits 0.1 ms        2.4 ms
 #     interval   sqrt((2.0 x 8 %)² + (0.3 x 20 %)²) = 0.17 ms                        2.2 to 2.6 ms
 #
-# This is an approximation, with two assumptions: kernels of one kind err together (a library is quicker or
-# slower than the model as a whole), those of two kinds independently; and the path stays the path. Durations
-# that the graph gives itself count as exact. Two runs of the same work err together, too, so their difference
-# is surer than either of them (`difference_ns`): what both spend on a kind cancels.
+# This is an approximation, with two assumptions: kernels of one kind and of its gradients err together (a
+# library is quicker or slower than the model as a whole), those of two kinds independently; and the path
+# stays the path. Durations that the graph gives itself count as exact. Two runs of the same work err
+# together, too, so their difference is surer than either of them (`difference_ns`): what both spend on a
+# kind cancels.
 
 MOST_TASKS: Final = 200_000
 """Of longer runs the path is not walked for this alone: it would take longer than the run."""
+
+_GRADIENT: Final = re.compile("(_input|_weight)?_grad$")
 
 
 class OnPath(NamedTuple):
@@ -200,7 +204,8 @@ class OnPath(NamedTuple):
 
 
 def spread_on_path(trace: Record) -> dict[str, OnPath]:
-    """Return what each kind of op takes on the executed path, and how sure that is, the least sure first.
+    """Return what each kind of op, gradients with it, takes on the executed path, and how sure that is, the
+    least sure first.
 
     Kinds whose durations are given or of which no cost model says how sure it is are left out; so is
     everything in runs of more than `MOST_TASKS` tasks.
@@ -224,7 +229,8 @@ def spread_on_path(trace: Record) -> dict[str, OnPath]:
             alike = next((each for each in spread if cost_the_same(here, job.machine.devices[each])), None)
             spread[d] = _asked(models[d], graph, here) if alike is None else spread[alike]
         if not np.isnan(spread[d][o]):
-            found.setdefault(graph.kind(o), []).append((ns, float(spread[d][o])))
+            kind = _GRADIENT.sub("", graph.kind(o))
+            found.setdefault(kind, []).append((ns, float(spread[d][o])))
     sums = {
         kind: OnPath(total, sum(ns * each for ns, each in parts) / total)
         for kind, parts in found.items()

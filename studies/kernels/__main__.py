@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from devices.cost.kernel_fits import FOLDER, GENERATIONS, SCHEMA
+from devices.cost.kernel_fits import FOLDER, GENERATION_WIDTH, GENERATIONS, SCHEMA
 from devices.cost.kernel_model import Model
 from devices.presets import device_preset
 from studies.kernels.fitting import alone, fit_shared
-from studies.kernels.judge import Line, judge, left_out, markdown, own, pooled, spread
+from studies.kernels.judge import Line, as_sure_as, judge, left_out, markdown, own, pooled
 from studies.kernels.tables import GDDR, HBM, Table, tables
 
 POOLED: Final = tuple(name for generation, name in GENERATIONS.items() if generation == name)
@@ -31,7 +31,7 @@ def fits_of(table: Table) -> dict[str, Model]:
         for generation in POOLED:
             gpus = [g for g in table.rows if device_preset(g)["generation"] == generation]
             if gpus:
-                found[generation] = pooled(table, gpus, 8000, 0.0 if len(gpus) > 1 else 0.06)
+                found[generation] = pooled(table, gpus, 8000, 0.0 if len(gpus) > 1 else GENERATION_WIDTH)
         return found
     groups = {"unmeasured": [*table.rows]}
     if table.name in ("elementwise", "softmax", "layer_norm"):
@@ -41,11 +41,11 @@ def fits_of(table: Table) -> dict[str, Model]:
         groups = {"unmeasured": [*(g for g in table.rows if g not in old), "a100-pcie-40"]}
     elif table.name.startswith("conv_") and table.dtype == "fp16":
         groups = {"unmeasured": ["v100-sxm"]}  # a P100 has no tensor cores
-    widths = left_out(table)
+    misses = [*left_out(table).values()]
     for name, gpus in groups.items():
         parts = [(table.rows[g], table.sheet(g)) for g in gpus]
         model = fit_shared(table.family, parts, table.dtype, **table.stiff)
-        found[name] = alone(spread(model, [w for g, w in widths.items() if g in gpus or len(set(gpus)) < 3]))
+        found[name] = alone(as_sure_as(model, misses))
     return found
 
 

@@ -189,6 +189,8 @@ def fit_model(
     smooth, ridge = family.smooth, family.ridge
     fitted = fit_grids(family.grids, features, target, smooth=smooth, ridge=ridge)
     of_row = np.arange(len(target)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    if not of_row.any():  # one group, which is all that there is
+        of_row = np.arange(len(target))
     number = int(of_row.max()) + 1
     fold = of_row if number <= 5 else np.random.default_rng(1).integers(0, 5, number)[of_row]
     left_out = np.zeros(len(target))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from devices.cost.kernel_fits import GENERATION_WIDTH, NEAREST_WIDTH
 from devices.cost.kernel_model import KernelWork, Model, Sheet, shifted
 from devices.presets import device_preset
 from sim.base.arrays import BoolArray, FloatArray
@@ -150,33 +152,37 @@ _SHARED: Final[dict[str, dict[str, Model]]] = {}  # of the last table
 def without(table: Table) -> dict[str, Model]:
     """Return what each GPU would take had it not been measured; not of one that is alone in the table."""
     if table.lenders is not None:
-        models, widths = _shared(table), left_out(table)
-        return {g: spread(m, [widths[k] for k in table.lenders(g) if k in widths]) for g, m in models.items()}
+        models, misses = _shared(table), left_out(table)
+        return {g: as_sure_as(m, [e for k, e in misses.items() if k != g]) for g, m in models.items()}
     found = {}
     for gpu in table.rows if len(table.rows) > 1 else ():
         others = [g for g in table.rows if g != gpu]
         same = [g for g in others if _generation(g) == _generation(gpu)]
         near = [g for g in others if _generation(g) in NEAR.get(_generation(gpu), ())]
         gpus = same or near or others
-        unseen = 0.25 if not same else 0.06 if len(gpus) < 2 else 0.0
+        unseen = NEAREST_WIDTH if not same else GENERATION_WIDTH if len(gpus) < 2 else 0.0
         found[gpu] = pooled(table, gpus, 12_000 // len(gpus) if same else 6000, unseen, gpu)
     return found
 
 
-def _width(model: Model, rows: Rows, sheet: Sheet) -> float:
-    """Return the half width of the 10-90 % interval of rows that a model has not seen."""
-    return float(np.quantile(np.abs(np.log(predicted(model, rows, sheet)[0] / rows.ns)), 0.8))
+def as_sure_as(model: Model, misses: Sequence[FloatArray]) -> Model:
+    """Return a model of unmeasured GPUs whose interval holds 80 % of what models of others missed; each of
+    these weighs the same.
+    """
+    each = np.abs(np.concatenate(misses))
+    weight = np.concatenate([np.full(len(miss), 1 / len(miss)) for miss in misses])
+    order = np.argsort(each)
+    place = np.searchsorted(np.cumsum(weight[order]), 0.8 * len(misses))
+    return replace(model, spread_edges=(), spread=(float(each[order][place]),))
 
 
-def spread(model: Model, widths: Sequence[float]) -> Model:
-    """Return a model of unmeasured GPUs, as sure as GPUs left out say."""
-    width = float(np.mean(widths)) if widths else 0.5
-    return Model(model.family, model.dtype, model.parameters, model.grids, (), (width,))
-
-
-def left_out(table: Table) -> dict[str, float]:
-    """Return the half width that each GPU has, left out of the fit of its lenders."""
-    return {gpu: _width(model, table.rows[gpu], table.sheet(gpu)) for gpu, model in _shared(table).items()}
+def left_out(table: Table) -> dict[str, FloatArray]:
+    """Return by how much (log) the fit of its lenders misses each kernel of each GPU."""
+    return {
+        gpu: np.log(predicted(model, rows, table.sheet(gpu))[0] / rows.ns)
+        for gpu, model in _shared(table).items()
+        for rows in [table.rows[gpu]]
+    }
 
 
 def judge(table: Table) -> Iterator[Line]:

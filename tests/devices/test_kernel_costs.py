@@ -19,6 +19,7 @@ from sim import Device, GraphBuilder
 from sim.base import plugins
 from studies.kernels.fitting import predicted
 from studies.kernels.judge import error, held, own, without
+from studies.kernels.models import runs
 from studies.kernels.tables import Table, tables
 
 GPUS = [n for n in plugins.names("sim.devices") if device_preset(n).get("kind") == "gpu"]
@@ -43,6 +44,32 @@ def test_every_kind_answers_on_every_preset(gpu: str) -> None:
     assert (
         (blocks > 0) <= np.array([kind in ("matmul", "linear", "bmm", "gemm", "moe") for kind, _, _ in CASES])
     ).all()
+
+
+def test_a_program_adds_to_what_a_table_is_off() -> None:
+    b = GraphBuilder("one")
+    b.op("a", kind="matmul", dtype="bf16", attributes={"m": 4096, "n": 4096, "k": 4096})
+    fits = load_fits("h100-sxm")
+    [alone] = fits.predict("products", "bf16", m=4096, n=4096, k=4096)[1]
+    [inside] = FittedCost(fits).spread(b.build(), AT)
+    assert inside == pytest.approx(np.hypot(alone, 0.1))
+
+
+def test_a_graph_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for durations asks for spreads, too; another gap is another question."""
+    asked: list[int] = []
+    priced = FittedCost._priced
+    monkeypatch.setattr(FittedCost, "_priced", lambda *args: asked.append(args[-1]) or priced(*args))
+    graph, model = every_kind(), FittedCost(load_fits("h100-sxm"))
+    with_gap = Device("gpu0", gap_ns=1_000)
+    for device in (AT, with_gap, AT):
+        model.durations_ns(graph, device)
+        model.spread(graph, device)
+    FittedCost(load_fits("h100-sxm")).spread(graph, AT)
+    assert asked == [0, 1_000]
+    assert (model.durations_ns(graph, with_gap) <= model.durations_ns(graph, AT)).all()
+    FittedCost(load_fits("a100-sxm-80")).spread(graph, AT)
+    assert asked == [0, 1_000, 0]
 
 
 def test_the_presets_of_the_issue_are_there() -> None:
@@ -236,3 +263,12 @@ def test_a_gpu_that_was_left_out(data_dir: Path) -> None:
     ns, width = predicted(without(table)["a100-pcie-40"], rows, table.sheet("a100-pcie-40"))
     assert error(ns, rows.ns) < 0.2
     assert np.mean(np.abs(np.log(ns / rows.ns)) <= width) > 0.7
+
+
+@pytest.mark.slow
+def test_whole_models(data_dir: Path) -> None:
+    """Each of BERT and GPT-2 in fp32 on five GPUs; four of five lie inside their interval, or more."""
+    found = list(runs(data_dir))
+    assert np.mean([abs(run.off) for run in found]) < 0.06
+    assert np.mean([run.inside for run in found]) >= 0.8
+    assert max(run.high / run.low for run in found if run.gpu != "p4") < 1.5

@@ -79,6 +79,14 @@ def test_kinds_err_together_and_apart() -> None:
     assert difference_ns(two, one) == 40
 
 
+@pytest.mark.parametrize("of", ["matmul_grad", "matmul_input_grad", "matmul_weight_grad"])
+def test_a_kind_and_its_gradients_err_together(of: str) -> None:
+    trace = run(
+        Fitted({"matmul": 100, of: 300}, {"matmul": 0.1, of: 0.2}), ("a", "matmul", []), ("b", of, ["a"])
+    )
+    assert spread_on_path(trace) == {"matmul": OnPath(400, pytest.approx(0.175))}
+
+
 def test_the_first_line_says_it() -> None:
     trace = run(Fitted({"matmul": 1_000_000}, {"matmul": 0.1}), ("a", "matmul", []))
     line = summary_lines(trace, summary(trace))[0]

@@ -1,0 +1,196 @@
+"""Whole models in fp32 as eager PyTorch ran them (BERT and GPT-2, NeuSight), beside what a run says.
+
+::
+
+    python -m studies.kernels.models --data DIR [--left-out]
+
+Each was recorded op by op for one layer. With --left-out a GPU takes what it would if its own kernels had
+not been measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from devices.cost.kernel_costs import FittedCost, load_fits
+from devices.cost.kernel_fits import KernelFits
+from devices.cost.kernel_model import Model
+from devices.machine import make_device
+from policies.issue.ready_queue import ReadyQueue
+from sim import Device, GraphBuilder, Machine, simulate
+from sim.explain.time_use import uncertainty
+from studies.kernels.fitting import alone
+from studies.kernels.judge import without
+from studies.kernels.tables import PRESETS, general_tables
+
+WIDTH: Final = 4  # bytes of a number
+_FUNCTIONS: Final = {"truediv": "div", "contiguous": "copy", "addmm": "matmul"}
+_KINDS: Final = frozenset(
+    ("add", "sub", "mul", "div", "pow", "tanh", "gelu", "where", "softmax", "matmul", "copy")
+)
+
+
+class Run(NamedTuple):
+    """A model on a GPU, in ms: as measured, as simulated, and between which limits in four of five cases."""
+
+    gpu: str
+    name: str
+    measured: float
+    simulated: float
+    low: float
+    high: float
+
+    @property
+    def off(self) -> float:
+        """How far the simulated time is from the measured one."""
+        return self.simulated / self.measured - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured time lies between the limits."""
+        return self.low <= self.measured <= self.high
+
+
+class _Op(NamedTuple):
+    kind: str
+    attributes: Mapping[str, Any]
+    read: int
+    written: int
+
+
+def _op(row: Any, training: bool) -> _Op | None:
+    """Return the op of a recorded line; None: it launches no kernel."""
+    inputs, out = ast.literal_eval(row.inputs), ast.literal_eval(row.output)
+    if not inputs or prod(out) == 1:
+        return None
+    sizes = [prod(shape) for shape in inputs]
+    read, written = WIDTH * sum(sizes), WIDTH * prod(out)
+    width = inputs[0][-1]
+    if row.op == "call_module":
+        name = row.target.split(".")[-1].lower()
+        if "drop" in name:
+            return _Op("dropout", {}, read, written) if training else None
+        if name.startswith(("layernorm", "ln_")):
+            return _Op("layer_norm", {"rows": sizes[0] // width, "columns": width}, read, written)
+        if len(out) > len(inputs[0]):
+            return _Op("embedding", {}, written, written)
+        if name == "activation":
+            return _Op("tanh", {}, read, written)
+        made = {"m": sizes[0] // width, "n": out[-1], "k": width, "transposed": True}
+        return _Op("matmul", made, read + WIDTH * width * out[-1], written)
+    name = str(row.target).split("method ")[-1].split("function ")[-1].split()[0].rstrip(">")
+    kind = _FUNCTIONS.get(name, name)
+    if kind not in _KINDS:
+        return None
+    sized: Mapping[str, Any] = {}
+    if kind == "matmul":
+        left, right = inputs[-2:]
+        sized = {"m": left[-2], "n": right[-1], "k": left[-1], "batch": prod(left[:-2])}
+    elif kind == "softmax":
+        sized = {"rows": sizes[0] // width, "columns": width}
+    return _Op(kind, sized, read, written)
+
+
+def _ops(recorded: pd.DataFrame, layers: int, training: bool) -> Iterator[_Op]:
+    """Return the ops of a whole model: those of the layer as often as it has layers."""
+    targets = recorded.target.astype(str)
+    inside = targets.str.contains(r"\.(?:layer|h)\.0\.")
+    begin = int(np.flatnonzero(inside)[0])
+    later = np.flatnonzero((recorded.op == "call_module") & ~inside)
+    end = int(later[later > begin].min())
+    for position, row in enumerate(recorded.itertuples()):
+        op = _op(row, training)
+        if op is not None:
+            yield from [op] * (layers if begin <= position < end else 1)
+
+
+def run_of(ops: Sequence[_Op], training: bool, device: Device) -> tuple[float, float, float]:
+    """Return the simulated time of a model in ms, and its limits."""
+    builder, last = GraphBuilder("model"), None
+    steps = [(op.kind, op) for op in ops]
+    if training:
+        steps += [(f"{op.kind}_grad", op) for op in reversed(ops)]
+    for number, (kind, op) in enumerate(steps):
+        product = op.kind == "matmul"
+        flops = (
+            2 * prod(op.attributes[x] for x in ("m", "n", "k")) * op.attributes.get("batch", 1)
+            if product
+            else 0
+        )
+        last = builder.op(
+            f"{number}",
+            kind=kind,
+            dtype="fp32",
+            inputs=[] if last is None else [last],
+            flops=flops * (1 + kind.endswith("_grad")),
+            bytes_read=op.read,
+            bytes_written=op.written,
+            attributes=op.attributes,
+        )
+    trace = simulate(builder.build(), Machine((device,)), ReadyQueue())
+    told = uncertainty(trace)
+    assert told is not None
+    return trace.makespan_ns / 1e6, told["low_ns"] / 1e6, told["high_ns"] / 1e6
+
+
+class _LeftOut(KernelFits):
+    """What a GPU would take had its kernels in fp32 not been measured."""
+
+    def __init__(self, gpu: str, models: Mapping[tuple[str, str], Model]) -> None:
+        super().__init__(load_fits(gpu).sheet, gpu)
+        self._models.update(models)
+
+
+def models_left_out(data: Path) -> dict[str, dict[tuple[str, str], Model]]:
+    """Return by GPU the models of the tables in fp32 that were fitted to the others."""
+    found: dict[str, dict[tuple[str, str], Model]] = {}
+    for table in general_tables(data):
+        if table.name in ("bmm", "linear", "elementwise", "softmax", "layer_norm"):
+            for gpu, model in without(table).items():
+                found.setdefault(gpu, {})[table.name, table.dtype] = alone(model)
+    return found
+
+
+def runs(data: Path, *, left_out: bool = False) -> Iterator[Run]:
+    """Return each measured model beside its simulation."""
+    models = models_left_out(data) if left_out else {}
+    whole = pd.read_csv(data / "kernels" / "fp32_models.csv.gz")
+    parts = dict(list(pd.read_csv(data / "kernels" / "fp32_models_by_op.csv.gz").groupby(["gpu", "run"])))
+    for row in whole.to_dict("records"):
+        gpu, training = PRESETS[row["gpu"]], row["mode"] == "train"
+        name = "-".join(str(row[column]) for column in ("model", "mode", "seq_len", "batch"))
+        device = make_device("gpu0", {"preset": gpu})
+        if left_out:
+            device = replace(device, cost=FittedCost(_LeftOut(gpu, models[gpu])))
+        ops = list(_ops(parts[row["gpu"], name], row["layers"], training))
+        yield Run(gpu, name, row["ms"], *run_of(ops, training, device))
+
+
+def main() -> None:
+    """Print a line for each model, and the mean error."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--left-out", action="store_true")
+    given = parser.parse_args()
+    found = list(runs(given.data, left_out=given.left_out))
+    for run in found:
+        limits = f"{run.low / run.simulated - 1:+4.0%} {run.high / run.simulated - 1:+4.0%}"
+        print(
+            f"{run.gpu:13} {run.name:26} {run.measured:7.0f} ms, simulated {run.simulated:7.0f} ms "
+            f"({run.off:+4.0%}), {limits} {'inside' if run.inside else 'outside'}"
+        )
+    inside = sum(run.inside for run in found)
+    print(f"mean error {np.mean([abs(r.off) for r in found]):.1%}, {inside} of {len(found)} inside")
+
+
+if __name__ == "__main__":
+    main()
