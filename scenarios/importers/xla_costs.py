@@ -1,0 +1,523 @@
+"""What an instruction of an XLA program computes, from the shapes that its text writes beside it.
+
+::
+
+    dot_general  (32, 20) x (20, 64), contracting 1 x 0   ──►  matmul, m 32, n 64, k 20, 81,920 flop
+    reduce       (32, 10) over 1 by add                   ──►  reduce_sum, 32 rows of 10, 288 flop
+
+The flop are those that XLA itself counts, so that a program has here what ``lowered.cost_analysis()`` says:
+a convolution multiplies no padding, a reduction takes an operation less than it has elements. Elementary
+functions (exp, tanh, ...), which XLA counts apart as ``transcendentals``, are a flop each, as in
+`scenarios.ops.op_costs`. A collective has none. What is sliced, or updated in place, moves that part only.
+
+Source: ``xla/service/hlo_cost_analysis.cc`` (https://github.com/openxla/xla); for the instructions,
+https://openxla.org/xla/operation_semantics and https://openxla.org/stablehlo/spec.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from scenarios.ops import attributes as dtypes
+from sim.base.errors import InputError
+
+
+class Array(NamedTuple):
+    """Type and shape of a tensor."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.dims)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        return dtypes.nbytes(self.dims, self.dtype)
+
+
+Shape = Array | tuple[Any, ...]
+"""A tensor, or a tuple of shapes; of a token, the empty one."""
+
+Operand = tuple[str, int | None]
+"""Name of an instruction, and which of its results where it has several."""
+
+
+@dataclass
+class Instruction:
+    """One instruction, in HLO's words whatever text it is from.
+
+    Attributes
+    ----------
+    name : str
+        By which others of its computation read it.
+    label : str
+        What its op is called.
+    opcode : str
+        ``"dot"``, ``"dynamic-slice"``, ...
+    shape : Shape
+    operands : list of Operand
+    attributes : dict
+        What costs depend on: ``window``, ``dim_labels``, ``lhs_contracting_dims``, ``replica_groups``, ...
+    called : list of Computation
+        Of a ``while``: condition, body.
+    """
+
+    name: str
+    label: str
+    opcode: str
+    shape: Shape
+    operands: list[Operand]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    called: list[Computation] = field(default_factory=list)
+
+    @property
+    def results(self) -> list[Array]:
+        """The tensors that it makes."""
+        return [*leaves(self.shape)]
+
+
+@dataclass
+class Computation:
+    """Instructions that follow one another, as a function; each reads those before it.
+
+    Attributes
+    ----------
+    name : str
+    instructions : dict of str to Instruction
+        By name, in order.
+    root : Operand
+        What it returns.
+    outer : Computation or None
+        Whose instructions it may read besides (a region of StableHLO).
+    """
+
+    name: str
+    instructions: dict[str, Instruction] = field(default_factory=dict)
+    root: Operand = ("", None)
+    outer: Computation | None = None
+
+    def shape(self, operand: Operand) -> Shape:
+        """Return the shape of what an instruction reads."""
+        name, index = operand
+        found = self.instructions.get(name)
+        if found is None:
+            if self.outer is None:
+                raise InputError(f"{self.name} reads {name!r}, which no instruction before it makes")
+            return self.outer.shape(operand)
+        return found.shape if index is None or isinstance(found.shape, Array) else found.shape[index]
+
+    def shapes(self, instruction: Instruction) -> list[Array]:
+        """Return the tensors that an instruction reads, of tuples each."""
+        return [one for operand in instruction.operands for one in leaves(self.shape(operand))]
+
+    def end(self) -> Instruction | None:
+        """Return the instruction that makes what is returned."""
+        return self.instructions.get(self.root[0])
+
+
+def leaves(shape: Shape) -> Iterator[Array]:
+    """Yield the tensors of a shape."""
+    if isinstance(shape, Array):
+        yield shape
+    else:
+        for one in shape:
+            yield from leaves(one)
+
+
+# -- what instructions are called here ------------------------------------------------------------
+
+
+def _words(text: str) -> dict[str, str]:
+    pairs = (word.partition(":") for word in text.split())
+    return {theirs: ours or theirs.replace("-", "_") for theirs, _, ours in pairs}
+
+
+_ELEMENTWISE: Final = _words(
+    """add subtract:sub multiply:mul divide:div remainder:mod maximum minimum negate:neg abs sign floor ceil
+    round-nearest-afz:round round-nearest-even:round and or xor not shift-left:bit_shift
+    shift-right-logical:bit_shift shift-right-arithmetic:bit_shift popcnt count-leading-zeros compare
+    select:where clamp:clip convert:cast reduce-precision:cast stochastic-convert:cast is-finite complex real
+    imag map"""
+)
+TRANSCENDENTAL: Final = _words(
+    """exponential:exp exponential-minus-one:exp log log-plus-one:log logistic:sigmoid power:pow sqrt cbrt
+    rsqrt tanh sine:sin cosine:cos tan atan2 erf rng:random rng-bit-generator:random"""
+)
+"""What XLA counts as ``transcendentals``."""
+
+_MOVES: Final = _words(
+    """copy transpose concatenate:concat pad reverse slice dynamic-slice:slice dynamic-update-slice gather
+    broadcast:expand iota:range topk:top_k rng-get-and-update-state:random"""
+)
+_COUNTED: Final = _words(
+    """reduce reduce-window select-and-scatter:max_pool_grad scatter:scatter_nd sort fft triangular-solve
+    cholesky erf-inv"""
+)
+COLLECTIVES: Final = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-permute": "all_to_all",
+    "collective-broadcast": "broadcast",
+}
+"""Collectives; a permutation is an exchange in which each rank sends to one."""
+
+_KINDS: Final = {**_ELEMENTWISE, **TRANSCENDENTAL, **_MOVES, **_COUNTED, **COLLECTIVES}
+_BY: Final = {"add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod", "and": "all", "or": "any"}
+_ERF_INV: Final = (37, 2)
+"""Flop and transcendentals of ``chlo.erf_inv`` an element, as XLA expands it."""
+
+_CUDNN: Final = re.compile(r"__cudnn\$conv(BackwardInput|BackwardFilter|\w*Forward)")
+
+
+def product_of(instruction: Instruction) -> str:
+    """Return ``dot`` or ``convolution``, of a library's call for one as well; of all others nothing."""
+    target = str(instruction.attributes.get("target", ""))
+    if instruction.opcode == "convolution" or _CUDNN.match(target):
+        return "convolution"
+    library = (
+        target.startswith(("__cublas$", "__onednn$matmul"))
+        and "lhs_contracting_dims" in instruction.attributes
+    )
+    return "dot" if instruction.opcode == "dot" or library else ""
+
+
+def kind_of(instruction: Instruction, given: Sequence[Array]) -> str | None:
+    """Return the kind of op, None where the instruction is not known.
+
+    Parameters
+    ----------
+    instruction : Instruction
+    given : sequence of Array
+        What it reads.
+    """
+    opcode = instruction.opcode
+    if product := product_of(instruction):
+        return "matmul" if product == "dot" else Convolution(instruction, given).kind
+    if opcode in ("reduce", "reduce-window"):
+        end = instruction.called[0].end() if instruction.called else None
+        by = _BY.get(instruction.attributes.get("by") or (end.opcode if end else ""))
+        if opcode == "reduce":
+            return f"reduce_{by}" if by else "argmax" if len(instruction.results) == 2 else "reduce"
+        low = [before for before, _ in instruction.attributes["window"].get("pad", ())]
+        if by == "sum" and max(low, default=0) + 1 in given[0].dims:
+            return "cum_sum"
+        return "max_pool" if by == "max" else "average_pool"
+    if opcode == "compare":
+        words = {
+            "LT": "less",
+            "LE": "less_or_equal",
+            "GT": "greater",
+            "GE": "greater_or_equal",
+            "NE": "not_equal",
+        }
+        return words.get(instruction.attributes.get("direction", ""), "equal")
+    if opcode.startswith("batch-norm-"):
+        return "batch_norm_grad" if opcode.endswith("grad") else "batch_norm"
+    if opcode == "custom-call" and instruction.attributes.get("target") == "TopK":
+        return "top_k"
+    return _KINDS.get(opcode.removesuffix("-start"))
+
+
+# -- flop -----------------------------------------------------------------------------------------
+
+
+class XlaWork(NamedTuple):
+    """What XLA counts: floating-point operations and, apart from them, elementary functions."""
+
+    flops: int = 0
+    transcendentals: int = 0
+
+    def times(self, n: int) -> XlaWork:
+        """Return the work of so many of these."""
+        return XlaWork(self.flops * n, self.transcendentals * n)
+
+
+class Costs:
+    """The work of instructions; that of each computation is counted once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, XlaWork] = {}
+
+    def of(self, computation: Computation) -> XlaWork:
+        """Return the work of a computation, of loops as far as their text tells it."""
+        if id(computation) not in self._known:
+            self._known[id(computation)] = XlaWork()  # of one that calls itself, which is refused elsewhere
+            works = [self.work(one, computation.shapes(one)) for one in computation.instructions.values()]
+            self._known[id(computation)] = (
+                XlaWork(*map(sum, zip(*works, strict=True))) if works else XlaWork()
+            )
+        return self._known[id(computation)]
+
+    def work(self, instruction: Instruction, given: Sequence[Array]) -> XlaWork:
+        """Return the work of an instruction that reads these tensors."""
+        opcode, called = instruction.opcode, instruction.called
+        results = instruction.results
+        made = results[0].elements if results else 0
+        if product := product_of(instruction):
+            if product == "convolution":
+                return XlaWork(Convolution(instruction, given).flops)
+            sizes = _product_sizes(instruction, given[0], given[1])
+            m, n, k = (sizes[name] for name in ("m", "n", "k"))
+            if m * n * sizes.get("batch", 1) != made:
+                raise _misfit(instruction, given)
+            return XlaWork(2 * made * k)
+        if opcode == "erf-inv":
+            return XlaWork(*_ERF_INV).times(made)
+        if opcode == "map":
+            return self.of(called[0]).times(made)
+        if opcode in _ELEMENTWISE or (opcode in TRANSCENDENTAL and not opcode.startswith("rng")):
+            if any(one.dims not in ((), results[0].dims) for one in given):
+                raise _misfit(instruction, given)
+            return XlaWork(made) if opcode in _ELEMENTWISE else XlaWork(0, made)
+        if opcode in TRANSCENDENTAL:
+            return XlaWork(0, sum(one.elements for one in results))
+        if opcode == "reduce":
+            return self._applied(instruction).times(max(0, given[0].elements - made))
+        if opcode == "reduce-window":
+            window = math.prod(instruction.attributes["window"]["size"])
+            return self._applied(instruction).times(max(0, window - 1) * made)
+        if opcode == "select-and-scatter":
+            window, n = math.prod(instruction.attributes["window"]["size"]), given[1].elements
+            select, scatter = (self.of(one) for one in called[:2])
+            return XlaWork(
+                *map(sum, zip(select.times(n * max(0, window - 1)), scatter.times(n), strict=True))
+            )
+        if opcode == "scatter":
+            return self._applied(instruction).times(given[-1].elements)
+        if opcode == "sort":
+            n = given[0].elements
+            return XlaWork(n * max(0, n - 1).bit_length())
+        if opcode == "fft":
+            lengths = instruction.attributes.get("fft_length", ())
+            return XlaWork(8 * given[0].elements * math.prod(max(1, n).bit_length() - 1 for n in lengths))
+        if opcode == "triangular-solve":
+            return XlaWork(2 * given[0].dims[-1] * given[1].elements)
+        if opcode == "cholesky":
+            return XlaWork(given[0].dims[-1] * given[0].elements // 3)
+        if opcode == "conditional":
+            return max(map(self.of, called), default=XlaWork())
+        if opcode == "while":
+            condition, body = (self.of(one) for one in called)
+            both = XlaWork(*map(sum, zip(condition, body, strict=True)))
+            return both.times(instruction.attributes.get("trips", 1))
+        if opcode in ("call", "fusion", "async-start"):
+            return self.of(called[0])
+        return XlaWork()
+
+    def _applied(self, instruction: Instruction) -> XlaWork:
+        """Return the work of what a reduction applies."""
+        return self.of(instruction.called[0]) if instruction.called else XlaWork(1)
+
+
+def _misfit(instruction: Instruction, given: Sequence[Array]) -> InputError:
+    """Return the error about what cannot be computed of that."""
+    shapes, made = " and ".join(str([*one.dims]) for one in given), [*instruction.results[0].dims]
+    return InputError(f"{instruction.label}: {instruction.opcode} does not make {made} of {shapes}")
+
+
+class Convolution:
+    """A convolution by its window and the names of its axes, ``bf01_oi01->bf01``.
+
+    A call of cuDNN for a gradient writes them as of the forward. In a plain instruction a gradient of the
+    input has a dilated image, and one of weights takes the batch for channels.
+    """
+
+    def __init__(self, instruction: Instruction, given: Sequence[Array]) -> None:
+        called = _CUDNN.match(str(instruction.attributes.get("target", "")))
+        x, w, y = given[0], given[1], instruction.results[0]
+        if called and called[1] == "BackwardInput":
+            x, y = y, x
+        elif called and called[1] == "BackwardFilter":
+            w, y = y, w
+        left, _, out = str(instruction.attributes.get("dim_labels", "")).partition("->")
+        left, _, kernel = left.partition("_")
+        if not (len(left) == len(x.dims) and len(kernel) == len(w.dims) and len(out) == len(y.dims)):
+            raise InputError(f"{instruction.label}: its dim_labels do not fit its tensors")
+        self.x, self.w, self.y = (
+            dict(zip(labels, array.dims, strict=True)) for labels, array in ((left, x), (kernel, w), (out, y))
+        )
+        if not ({*"bf"} <= {*self.x} and {*"io"} <= {*self.w} and {*"bf"} <= {*self.y}):
+            raise InputError(f"{instruction.label}: its dim_labels do not name batch and features")
+        window = instruction.attributes.get("window", {})
+        self.axes = sorted(axis for axis in self.x if axis.isdigit())
+        for name in self.axes:
+            if name not in self.w or name not in self.y:
+                raise InputError(f"{instruction.label}: its dim_labels do not have axis {name} everywhere")
+        n = len(self.axes)
+        self.stride, self.image_step, self.kernel_step = (
+            [*window.get(key, ()), *[1] * n][:n] for key in ("stride", "lhs_dilate", "rhs_dilate")
+        )
+        if min(*self.stride, *self.image_step, *self.kernel_step, 1) < 1:
+            raise InputError(f"{instruction.label}: a window whose stride or dilation is no number from 1 on")
+        self.pads = [*window.get("pad", ()), *[(0, 0)] * n][:n]
+        self.group = instruction.attributes.get("feature_group_count", 1)
+        self.batch_group = instruction.attributes.get("batch_group_count", 1)
+        if called:
+            gradients = {"BackwardInput": "conv_input_grad", "BackwardFilter": "conv_weight_grad"}
+            self.kind, self._forward = gradients.get(called[1], "conv"), True
+        else:
+            of_weights = left.index("f") < left.index("b") or self.batch_group > 1
+            of_input = max(self.image_step, default=1) > 1
+            self.kind = "conv_weight_grad" if of_weights else "conv_input_grad" if of_input else "conv"
+            self._forward = self.kind == "conv"
+
+    @property
+    def flops(self) -> int:
+        """Two for each pair of an element of the image and one of the kernel; none for padding."""
+        pairs = (
+            2 * (self.x["f"] // max(1, self.group)) * self.y["f"] * (self.x["b"] // max(1, self.batch_group))
+        )
+        for n, axis in enumerate(self.axes):
+            steps = (self.stride[n], self.kernel_step[n])
+            pairs *= _positions(
+                self.y[axis], self.w[axis], self.x[axis], steps, self.pads[n][0], self.image_step[n]
+            )
+        return int(pairs)
+
+    def sizes(self) -> dict[str, Any]:
+        """Return the sizes that cost models know it by: those of the forward convolution."""
+        x, w, y = ([array[axis] for axis in self.axes] for array in (self.x, self.w, self.y))
+        low, high = ([pad[side] for pad in self.pads] for side in (0, 1))
+        found = {"batch": self.x["b"], "in_channels": self.x["f"], "out_channels": self.y["f"]}
+        image, kernel, stride, dilation = x, w, self.stride, self.kernel_step
+        if self.kind == "conv_weight_grad" and not self._forward:  # the batch is what is summed over
+            found = {"batch": self.x["f"], "in_channels": self.x["b"], "out_channels": self.y["f"]}
+            if self.batch_group > 1:
+                found = {"batch": self.w["i"], "in_channels": self.x["b"], "out_channels": self.w["o"]}
+            kernel, stride, dilation = y, self.kernel_step, self.stride
+        elif self.kind == "conv_input_grad" and not self._forward:
+            found = {"batch": self.x["b"], "in_channels": self.y["f"], "out_channels": self.x["f"]}
+            image, stride = y, self.image_step
+            spans = [step * (n - 1) for n, step in zip(kernel, dilation, strict=True)]
+            low, high = ([span - pad for span, pad in zip(spans, pads, strict=True)] for pads in (low, high))
+        pads = [max(0, pad) for pad in (*low, *high)]
+        group = max(self.group, self.batch_group)
+        windows = {"kernel_shape": kernel, "strides": stride, "pads": pads, "dilations": dilation}
+        return {**found, "group": group, "input_shape": image, **windows}
+
+
+def _positions(made: int, kernel: int, size: int, steps: tuple[int, int], low: int, apart: int) -> int:
+    """Return how many pairs of an element made and one of the kernel meet an element of the image.
+
+    They are o and k with ``o stride + k dilation - low = i apart`` for an i below `size`.
+    """
+    (few, step), (many, stride) = sorted(((made, steps[0]), (kernel, steps[1])))
+    if few > _MOST_POSITIONS:
+        raise InputError(
+            f"a convolution whose window and result both have more than {_MOST_POSITIONS:,} places"
+        )
+    common = math.gcd(stride, apart)
+    period = apart // common
+    inverse = pow(stride // common, -1, period) if period > 1 else 0
+    found = 0
+    for n in range(few):
+        at = n * step - low  # at + o stride = i apart
+        if at % common:
+            continue
+        first = max(0, -(at // stride))
+        last = min(many - 1, (apart * (size - 1) - at) // stride)
+        first += ((-at // common) * inverse - first) % period if period > 1 else 0
+        found += max(0, (last - first) // period + 1)
+    return found
+
+
+_MOST_POSITIONS: Final = 2**20
+
+
+# -- sizes and bytes ------------------------------------------------------------------------------
+
+
+def sizes_of(instruction: Instruction, given: Sequence[Array]) -> dict[str, Any]:
+    """Return the sizes by which cost models know an op (`scenarios.ops.op_formulas`)."""
+    product = product_of(instruction)
+    if product == "convolution":
+        return Convolution(instruction, given).sizes()
+    if product == "dot":
+        return _product_sizes(instruction, given[0], given[1])
+    columns = 0
+    if instruction.opcode == "reduce" and instruction.results[0].elements:
+        columns = given[0].elements // instruction.results[0].elements
+        rows = instruction.results[0].elements
+    elif instruction.opcode == "gather":
+        columns = math.prod(instruction.attributes.get("slice_sizes", ()))
+        rows = instruction.results[0].elements // max(1, columns)
+    return {"rows": rows, "columns": columns} if columns else {}
+
+
+def _product_sizes(instruction: Instruction, left: Array, right: Array) -> dict[str, Any]:
+    of = instruction.attributes
+    summed, theirs = of.get("lhs_contracting_dims", ()), of.get("rhs_contracting_dims", ())
+    batch, kept = of.get("lhs_batch_dims", ()), of.get("rhs_batch_dims", ())
+    if [left.dims[axis] for axis in (*summed, *batch)] != [right.dims[axis] for axis in (*theirs, *kept)]:
+        raise _misfit(instruction, (left, right))
+    k, n_batches = (math.prod(left.dims[axis] for axis in axes) for axes in (summed, batch))
+    inner = [axis for axis in range(len(right.dims)) if axis not in kept]
+    m, n = (array.elements // max(1, k * n_batches) for array in (left, right))
+    found: dict[str, Any] = {"m": m, "n": n, "k": k}
+    if batch:
+        found["batch"] = n_batches
+    if len(inner) > 1 and inner[-1] in theirs:
+        found["transposed"] = True
+    return found
+
+
+_PICKS: Final = ("slice", "dynamic-slice", "gather")
+
+
+def bytes_moved(instruction: Instruction, given: Sequence[Array]) -> tuple[list[int], list[int], int | None]:
+    """Return the bytes of each tensor read, of each written, and which is updated in place, if one is."""
+    read, written = [one.nbytes for one in given], [one.nbytes for one in instruction.results]
+    if instruction.opcode in _PICKS:
+        return [written[0], *read[1:]], written, None
+    if instruction.opcode == "dynamic-update-slice":
+        return [0, *read[1:]], [read[1]], 0
+    if instruction.opcode == "scatter":
+        n = len(given) // 2
+        return [*read[n + 1 :], *read[n:]], read[n + 1 :], 0 if n == 1 else None
+    if instruction.opcode == "fusion":
+        return _fusion_bytes(instruction.called[0], read, written)
+    return read, written, None
+
+
+def _fusion_bytes(
+    inside: Computation, read: list[int], written: list[int]
+) -> tuple[list[int], list[int], int | None]:
+    """Return what a fusion moves: of what is only sliced inside the slices, of what is updated the update."""
+    readers: dict[str, list[tuple[Instruction, int]]] = {}
+    for one in inside.instructions.values():
+        for place, (name, _) in enumerate(one.operands):
+            readers.setdefault(name, []).append((one, place))
+    number = {
+        name: one.attributes.get("number", 0)
+        for name, one in inside.instructions.items()
+        if one.opcode == "parameter"
+    }
+    for name, at in number.items():
+        uses = readers.get(name, [])
+        parts = [one.results[0].nbytes for one, place in uses if one.opcode in _PICKS and not place]
+        updated = [one for one, place in uses if one.opcode == "dynamic-update-slice" and not place]
+        if len(parts) + len(updated) == len(uses) and at < len(read):
+            read[at] = min(read[at], sum(parts))
+    end = inside.end()
+    ends = [end] if end is not None and end.opcode != "tuple" else []
+    if end is not None and end.opcode == "tuple":
+        ends = [inside.instructions[name] for name, _ in end.operands if name in inside.instructions]
+    in_place = None
+    for k, one in enumerate(ends[: len(written)]):
+        while one.opcode == "bitcast" and one.operands[0][0] in inside.instructions:
+            one = inside.instructions[one.operands[0][0]]
+        if one.opcode == "dynamic-update-slice":
+            written[k] = inside.shapes(one)[1].nbytes
+            in_place = number.get(one.operands[0][0]) if k == 0 else in_place
+    return read, written, in_place

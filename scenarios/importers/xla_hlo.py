@@ -1,0 +1,427 @@
+"""The text of an HLO module: ``lowered.as_text(dialect="hlo")``, ``compiled.as_text()``, XLA's dumps.
+
+::
+
+    HloModule jit_f, is_scheduled=true, num_partitions=4, ...
+
+    %fused_computation (p: f32[8,32]) -> f32[8,32] {
+      %p = f32[8,32]{1,0} parameter(0)
+      ROOT %exp.1 = f32[8,32]{1,0} exponential(%p)
+    }
+
+    ENTRY %main (x: f32[8,32]) -> f32[8,32] {
+      %x = f32[8,32]{1,0} parameter(0)
+      ROOT %fusion = f32[8,32]{1,0} fusion(%x), kind=kLoop, calls=%fused_computation, metadata={...}
+    }
+
+A line is an instruction: name, shape with its layout, opcode, what it reads, attributes. Long ones go on in
+lines that are none. Only attributes on which a cost depends are kept.
+
+Source: https://openxla.org/xla/operation_semantics; ``xla/hlo/parser/hlo_parser.cc``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+from scenarios.importers.xla_costs import Array, Computation, Instruction, Operand, Shape
+from sim.base.errors import InputError
+
+DTYPES: Final = {
+    **{f"u{bits}": f"uint{bits}" for bits in (4, 8, 16, 32, 64)},
+    **{f"s{bits}": f"int{bits}" for bits in (4, 8, 16, 32, 64)},
+    "f64": "fp64",
+    "f32": "fp32",
+    "f16": "fp16",
+    "bf16": "bf16",
+    "pred": "bool",
+    "c64": "complex64",
+    "c128": "complex128",
+}
+"""HLO's types of numbers in our words; those of 8 and 4 bits with a fraction have longer names."""
+
+MOST_DEPTH: Final = 100
+"""How deep shapes, regions and calls may lie in one another."""
+
+
+@dataclass
+class XlaModule:
+    """A program.
+
+    Attributes
+    ----------
+    name : str
+    entry : Computation
+    n_devices : int
+        That run it, each its part.
+    compiled : bool
+        Whether its instructions are what runs.
+    for_cpu : bool
+        Whether what runs was made for a CPU, as settings show that only XLA's backend of CPUs has.
+    """
+
+    name: str
+    entry: Computation
+    n_devices: int = 1
+    compiled: bool = False
+    for_cpu: bool = False
+
+
+def dtype_of(name: str) -> str:
+    """Return our name of a type of HLO or StableHLO.
+
+    Raises
+    ------
+    InputError
+        It has no size.
+    """
+    lower = name.lower()
+    if lower in DTYPES:
+        return DTYPES[lower]
+    if re.fullmatch(r"f8e\w{3,9}", lower):
+        return "fp8"
+    if re.fullmatch(r"f4e\w{3,9}", lower):
+        return "fp4"
+    raise InputError(f"a tensor of {name:.40}, whose size is not known")
+
+
+@contextmanager
+def at_line(number: int) -> Iterator[None]:
+    """Begin the message of an error with a line of the file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"line {number}: {error}") from None
+    except (IndexError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"line {number}: cannot be read ({type(error).__name__}: {error!s:.80})") from None
+
+
+# -- brackets -------------------------------------------------------------------------------------
+
+_MARKS: Final = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|$)|[()\[\]{},]', re.DOTALL)
+
+
+def closing(text: str, opening: int) -> int:
+    """Return where the bracket closes that opens there.
+
+    Raises
+    ------
+    InputError
+        It does not.
+    """
+    depth = 0
+    for mark in _MARKS.finditer(text, opening):
+        if mark[0] in "([{":
+            depth += 1
+        elif mark[0] in ")]}":
+            depth -= 1
+            if not depth:
+                return mark.start()
+    raise InputError("a bracket that does not close")
+
+
+def parts(text: str) -> list[str]:
+    """Return what commas separate, but for those in brackets and quotes.
+
+    Examples
+    --------
+    >>> parts('kind=kLoop, calls=%f, dims={1,0}, name="a,b"')
+    ['kind=kLoop', 'calls=%f', 'dims={1,0}', 'name="a,b"']
+    """
+    found, depth, begin = [], 0, 0
+    for mark in _MARKS.finditer(text):
+        if mark[0] in "([{":
+            depth += 1
+        elif mark[0] in ")]}":
+            depth -= 1
+        elif mark[0] == "," and not depth:
+            found.append(text[begin : mark.start()].strip())
+            begin = mark.end()
+    return [part for part in (*found, text[begin:].strip()) if part]
+
+
+def _opened(line: str) -> int:
+    """Return how many brackets a line opens more than it closes."""
+    marks = [mark[0] for mark in _MARKS.finditer(line)]
+    return sum(mark in "([{" for mark in marks) - sum(mark in ")]}" for mark in marks)
+
+
+def numbers(text: str) -> list[int]:
+    """Return the whole numbers in a text.
+
+    Raises
+    ------
+    InputError
+        One is longer than any of a program.
+    """
+    found = re.findall(r"-?\d+", text)
+    if any(len(number) > _DIGITS for number in found):
+        raise InputError(f"a number of more than {_DIGITS} digits")
+    return [int(number) for number in found]
+
+
+_DIGITS: Final = 18
+
+# -- shapes ---------------------------------------------------------------------------------------
+
+_ARRAY: Final = re.compile(r"\s*(\w+)\[([^\]]*)\](?:\{[^}]*\})?")
+_COMMENT: Final = re.compile(r"/\*[^*]*\*/")
+
+
+def _shape(text: str, at: int, depth: int = 0) -> tuple[Shape, int]:
+    """Return the shape that begins there, and where it ends."""
+    if depth > MOST_DEPTH:
+        raise InputError(f"a shape with more than {MOST_DEPTH} tuples in one another")
+    if text.startswith("(", at):
+        found, at = [], at + 1
+        while not text.startswith(")", at):
+            one, at = _shape(text, at, depth + 1)
+            found.append(one)
+            at = re.compile(r"[\s,]*").match(text, at).end()  # type: ignore[union-attr]
+        return tuple(found), at + 1
+    match = _ARRAY.match(text, at)
+    if match is None:
+        raise InputError(f"no shape: {text[at : at + 40]!r}")
+    if match[1] in ("token", "opaque"):
+        return (), match.end()
+    return Array(dtype_of(match[1]), tuple(numbers(match[2]))), match.end()
+
+
+# -- modules --------------------------------------------------------------------------------------
+
+_INSTRUCTION: Final = re.compile(r"(ROOT )?%?([\w.$:\-]+) = ")
+_HEADER: Final = re.compile(r"(ENTRY )?%?([\w.$:\-]+) [({]")
+_OPCODE: Final = re.compile(r"\s*([a-z][a-z0-9\-]*)\(")
+_TOLD: Final = re.compile(r"\b(num_partitions|replica_count)=(\d{1,6})\b")
+
+
+def read_hlo(text: str) -> XlaModule:
+    """Return the program that an HLO text holds.
+
+    Raises
+    ------
+    InputError
+        With the line: one that is no instruction, a shape that is none, a computation that is not there, ...
+    """
+    first, _, _ = text.lstrip().partition("\n")
+    known: dict[str, Computation] = {}
+    entry: Computation | None = None
+    current: Computation | None = None
+    statement: list[str] = []
+    began = depth = 0
+    calls: list[tuple[int, Instruction, str]] = []
+
+    def finish() -> None:
+        if statement and current is not None:
+            with at_line(began):
+                instruction, called = _instruction("\n".join(statement))
+                if instruction.name in current.instructions:
+                    raise InputError(f"{instruction.name} is there twice")
+                current.instructions[instruction.name] = instruction
+                if statement[0].startswith("ROOT ") or not current.root[0]:
+                    current.root = instruction.name, None
+                calls.extend((began, instruction, name) for name in called)
+        statement.clear()
+
+    for number, line in enumerate(text.split("\n"), 1):
+        stripped = line.strip()
+        if current is None:
+            header = _HEADER.match(stripped) if stripped.endswith("{") else None
+            if header is not None and not stripped.startswith("HloModule"):
+                with at_line(number):
+                    if header[2] in known:
+                        raise InputError(f"the computation {header[2]} is there twice")
+                current = known[header[2]] = Computation(header[2])
+                entry = current if header[1] else entry
+        elif stripped.startswith("}") and depth <= 0:
+            finish()
+            current, depth = None, 0
+        elif _INSTRUCTION.match(stripped):
+            finish()
+            statement, began, depth = [stripped], number, _opened(stripped)
+        elif stripped and not stripped.startswith("//"):
+            if not statement:
+                raise InputError(f"line {number}: no instruction: {stripped[:60]!r}")
+            statement.append(stripped)
+            depth += _opened(stripped)
+    if current is not None:
+        raise InputError(f"the file ends in the middle of the computation {current.name}")
+    if entry is None:
+        raise InputError("has no ENTRY computation")
+    for number, instruction, name in calls:
+        with at_line(number):
+            if name not in known:
+                raise InputError(f"{instruction.name} calls {name}, which is not in the file")
+        instruction.called.append(known[name])
+    named = re.match(r"HloModule\s+([\w.$:\-]+)", first)
+    told = {key: int(n) for key, n in _TOLD.findall(first)}
+    fused = any(one.opcode == "fusion" for each in known.values() for one in each.instructions.values())
+    return XlaModule(
+        named[1] if named else "module",
+        entry,
+        told.get("num_partitions", 1) * told.get("replica_count", 1),
+        "is_scheduled=true" in first or fused,
+        '"outer_dimension_partitions"' in text,
+    )
+
+
+_CALLS: Final = {
+    "while": ("condition", "body"),
+    "conditional": ("true_computation", "false_computation", "branch_computations"),
+    "select-and-scatter": ("select", "scatter"),
+}
+_LISTS: Final = (
+    *("lhs_contracting_dims", "rhs_contracting_dims", "lhs_batch_dims", "rhs_batch_dims"),
+    *("dimensions", "slice_sizes", "fft_length"),
+)
+_COUNTS: Final = ("index", "feature_group_count", "batch_group_count")
+
+
+def _instruction(text: str) -> tuple[Instruction, list[str]]:
+    """Return an instruction, and the names of what it calls."""
+    head = _INSTRUCTION.match(text)
+    if head is None:
+        raise InputError(f"no instruction: {text[:60]!r}")
+    if "/*" in text:
+        text = _COMMENT.sub("", text)
+    shape, at = _shape(text, head.end())
+    match = _OPCODE.match(text, at)
+    if match is None:
+        raise InputError(f"no opcode: {text[at : at + 40]!r}")
+    opcode, opening = match[1], match.end() - 1
+    end = closing(text, opening)
+    inside, rest = text[opening + 1 : end], text[end + 1 :].strip()
+    if rest and not rest.startswith(","):
+        raise InputError(f"no attribute of {head[2]}: {rest[:40]!r}")
+    said = dict(_pair(part) for part in parts(rest))
+    found = Instruction(head[2], head[2], opcode, shape, [])
+    if opcode in ("constant", "parameter", "iota"):
+        if opcode == "parameter":
+            found.attributes["number"] = numbers(inside)[0]
+        elif opcode == "constant" and isinstance(shape, Array) and not shape.dims:
+            found.attributes["value"] = number_of(inside)
+    else:
+        found.operands = [(part.split()[-1].removeprefix("%"), None) for part in parts(inside)]
+    _keep(found, said)
+    called = _CALLS.get(opcode, ("to_apply", "calls"))
+    # A custom call names helpers, and a collective its sum, of which no cost depends.
+    names = [] if opcode == "custom-call" else [said[key] for key in called if key in said]
+    return found, [name for each in names for name in re.findall(r"[\w.$:\-]+", each)]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    return key.strip(), value.strip()
+
+
+def _keep(instruction: Instruction, said: dict[str, str]) -> None:
+    """Keep the attributes that costs depend on."""
+    into = instruction.attributes
+    for key, value in said.items():
+        if key in _LISTS:
+            into[key] = numbers(value)
+        elif key in _COUNTS:
+            into[key] = numbers(value)[0]
+        elif key == "window":
+            into[key] = _window(value)
+        elif key in ("dim_labels", "direction"):
+            into[key] = value
+        elif key == "replica_groups":
+            into[key] = replica_groups(value)
+        elif key == "source_target_pairs":
+            into[key] = [*zip(*[iter(numbers(value))] * 2, strict=False)]
+        elif key == "custom_call_target":
+            into["target"] = value.strip('"')
+        elif key == "use_global_device_ids":
+            into["global"] = value == "true"
+        elif key == "backend_config":
+            _keep_config(value.replace("\\", ""), into)
+        elif key == "metadata" and (name := re.search(r'op_name="([^";]*)', value)):
+            into["op_name"] = name[1]
+
+
+_TRIPS: Final = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d{1,18})')
+_DOT_AXES: Final = re.compile(r'"([lr]hs)_(contracting|batch)_dimensions":\s*\[([^\]]*)\]')
+
+
+def _keep_config(config: str, into: dict[str, Any]) -> None:
+    """Keep what the backend knows of loops, of products of libraries, and of what runs synchronously."""
+    if trips := _TRIPS.search(config):
+        into["trips"] = int(trips[1])
+    for side, which, axes in _DOT_AXES.findall(config):
+        into[f"{side}_{which}_dims"] = numbers(axes)
+    if re.search(r'"is_sync":\s*true', config):
+        into["synchronous"] = True
+
+
+def _window(text: str) -> dict[str, Any]:
+    """Return what a window says of each axis: ``{size=3x3 pad=0_1x0_1}``."""
+    found: dict[str, Any] = {}
+    for key, value in re.findall(r"(\w+)=([\d_x\-]+)", text):
+        axes = value.split("x")
+        if key == "pad":
+            found[key] = [
+                pad
+                for low, _, high in (axis.partition("_") for axis in axes)
+                for pad in [(int(low), int(high))]
+            ]
+        else:
+            found[key] = [number for axis in axes for number in numbers(axis)]
+    return found
+
+
+def replica_groups(text: str) -> list[list[int]]:
+    """Return groups of ranks, which are listed or, of an array, its rows.
+
+    Examples
+    --------
+    >>> replica_groups("{{0,1},{2,3}}"), replica_groups("[2,2]<=[2,2]T(1,0)")
+    ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
+    """
+    if "<=" not in text:
+        return [numbers(group) for group in re.findall(r"\{([^{}]*)\}", text) if group.strip()]
+    shape, _, rest = text.partition("<=")
+    source, _, order = rest.partition("T")
+    rows, sizes = numbers(shape), numbers(source)
+    n = _product(sizes)
+    if len(rows) != 2 or rows[0] * rows[1] != n or not 0 < n <= _MOST_RANKS:
+        raise InputError(f"replica groups {text[:60]!r}")
+    axes = numbers(order) or [*range(len(sizes))]
+    if sorted(axes) != [*range(len(sizes))]:
+        raise InputError(f"replica groups {text[:60]!r}")
+    steps = [_product(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    ranks = [0]
+    for axis in axes:
+        ranks = [rank + steps[axis] * k for rank in ranks for k in range(sizes[axis])]
+    return [ranks[begin:end] for begin, end in pairwise(range(0, n + 1, rows[1]))]
+
+
+_MOST_RANKS: Final = 100_000
+
+
+def _product(sizes: list[int]) -> int:
+    found = 1
+    for size in sizes:
+        found *= size
+    return found
+
+
+def number_of(text: str) -> int | float | None:
+    """Return the number, or truth value, that a scalar constant is."""
+    text = text.strip()
+    if text in ("true", "false"):
+        return int(text == "true")
+    try:
+        return int(text) if re.fullmatch(r"-?\d{1,18}", text) else float(text)
+    except ValueError:
+        return None
+
+
+def operand(name: str, index: str | None = None) -> Operand:
+    """Return an operand; of several results, that of a number."""
+    return name, None if index is None else int(index)

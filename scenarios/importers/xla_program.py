@@ -1,0 +1,539 @@
+"""Programs of JAX and XLA as text: each instruction with its shape, and the collectives of all devices.
+
+::
+
+    lowered.as_text()               StableHLO   ─┐
+    lowered.as_text(dialect="hlo")  HLO         ─┼──► instructions ──► ops with kinds, sizes, flop and bytes
+    compiled.as_text()              HLO, fused  ─┘                     on each device its part
+
+* Calls are written out, and so are loops whose counts the text tells, as those of ``scan`` and ``fori_loop``.
+* A fusion is one op: the flop of all that is in it, the bytes that it reads and writes, kind and sizes of
+  its heaviest product, convolution or other instruction. The attribute ``fused`` lists all kinds.
+* Arguments and arrays of constants are parameters. Tuples, bitcasts and reshapes are no ops. In a text that
+  is not compiled broadcasts, iotas and arithmetic on loop counters are none: XLA has them in other kernels.
+* Of a program of several devices each runs its part (``gpu0``, ``gpu1``, ...), and collectives meet by
+  replica groups. A start and its done are one op, on stream 1 beside the others on stream 0.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import ChainMap, Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+from policies.parallel.ranks import MOST_RANKS, add_ranks, gpus
+from scenarios.importers.files import choice, fixed_batch, in_file, stem
+from scenarios.importers.xla_costs import (
+    COLLECTIVES,
+    Array,
+    Computation,
+    Costs,
+    Instruction,
+    Shape,
+    bytes_moved,
+    kind_of,
+    leaves,
+    product_of,
+    sizes_of,
+)
+from scenarios.importers.xla_hlo import MOST_DEPTH, XlaModule, read_hlo
+from scenarios.importers.xla_stablehlo import read_stablehlo
+from scenarios.importers.xla_values import (
+    Traced,
+    TracedShape,
+    flat,
+    number_made,
+    same_order,
+    shaped,
+    unchanged,
+)
+from scenarios.ops import attributes as dtypes
+from scenarios.ops.op_costs import UNKNOWN_BYTES, without_formula
+from sim.base.arrays import at_most
+from sim.base.errors import InputError
+from sim.base.files import StrPath, read_bytes
+from sim.graph.builder import GraphBuilder
+from sim.graph.graph import Graph
+
+_MOST_BYTES: Final = 2**28
+_MOST_INSTRUCTIONS: Final = 500_000
+"""Most instructions of a program with its calls and loops written out."""
+
+_STABLEHLO: Final = re.compile(rb"(?:\s|#[^\n]*\n)*module\b[^\n]*\{")
+
+
+def recognises(name: str, head: bytes) -> bool:
+    """Whether `head` begins an HLO module, or an MLIR module with operations of StableHLO."""
+    dialect = b"stablehlo." in head or b"mhlo." in head or b"func.func" in head
+    return head.lstrip().startswith(b"HloModule ") or (dialect and _STABLEHLO.match(head) is not None)
+
+
+def load(path: StrPath, *, batch: int | None = None, unknown: Literal["error", "bytes"] = "error") -> Graph:
+    """Return the graph of a program.
+
+    Parameters
+    ----------
+    path : path
+    batch : int, optional
+        Not possible: shapes are those of one batch size.
+    unknown : {"error", "bytes"}
+        What to do about instructions without a cost formula, such as calls of libraries: refuse them, naming
+        all, or count their bytes and no flop, with a warning that names them.
+
+    Returns
+    -------
+    Graph
+        Of one device, wherever it is put; of several, on ``gpu0``, ``gpu1``, ...
+
+    Raises
+    ------
+    InputError
+        A damaged text, shapes that are open, unknown instructions, or more of them than fit.
+
+    Warns
+    -----
+    UserWarning
+        A loop whose count is not known runs once; of a conditional the branch with most flop runs; the text
+        is not compiled, so that what XLA would fuse is single ops; or it is not divided among its devices.
+    """
+    fixed_batch(path, batch, "its shapes are those of one batch size")
+    choice("unknown", unknown, ("error", "bytes"))
+    with in_file(path):
+        try:
+            text = read_bytes(path, most=_MOST_BYTES).decode()
+        except UnicodeDecodeError as error:
+            raise InputError(f"no UTF-8 text (byte {error.start})") from None
+        module = (read_hlo if text.lstrip().startswith("HloModule ") else read_stablehlo)(text)
+        if module.name == "module":
+            module.name = stem(path, ".txt", ".hlo", ".mlir")
+        return _Program(module, unknown).graph(path)
+
+
+_SAME: Final = (
+    *("bitcast", "reshape", "dynamic-reshape", "bitcast-convert", "opt-barrier", "domain", "add-dependency"),
+    *("async-update", "async-done", "copy-done", "all-reduce-done", "all-gather-done"),
+    "collective-permute-done",
+)
+"""Instructions whose first result is their first operand; what a start made is what its done hands on."""
+
+_SHARDING: Final = re.compile(r"Sharding$|SPMD\w+Shape$|xla\.sdy\.|annotate_|MoveTo\w+$|PinToDevice\w*$|X64")
+"""Custom calls that say where a tensor is."""
+
+
+class _Program:
+    """Follows a program and writes its ops."""
+
+    def __init__(self, module: XlaModule, unknown: str) -> None:
+        self._module, self._unknown = module, unknown
+        self._builder = GraphBuilder(module.name)
+        self._costs = Costs()
+        self._seen, self._silent, self._depth = 0, False, 0
+        self._lengths: dict[int, int] = {}
+        self._unclear: dict[str, list[str]] = {}
+        self._without: Counter[str] = Counter()
+        self._outside: bool | None = None  # ops of global shapes, beside a part for each device
+        self._asynchronous = False
+        self._groups: dict[tuple[int, ...], str] = {}
+        self._collectives = 0
+
+    def graph(self, path: StrPath) -> Graph:
+        """Return the graph of all devices."""
+        entry = self._module.entry
+        parameters = [one for one in entry.instructions.values() if one.opcode == "parameter"]
+        arguments: dict[int, TracedShape] = {}
+        for one in parameters:
+            names = iter(range(len(one.results)))
+
+            def given(array: Array, one: Instruction = one, names: Any = names) -> Traced:
+                k = next(names)
+                name = one.label if isinstance(one.shape, Array) else f"{one.label}.{k}"
+                return Traced(array, name, array.nbytes, outer=True)
+
+            arguments[one.attributes["number"]] = shaped(one.shape, given)
+        count = max(arguments, default=-1) + 1
+        if count != len(arguments):
+            raise InputError(
+                f"{entry.name} has {len(arguments)} parameters, and one with the number {count - 1}"
+            )
+        self._run(entry, [arguments[n] for n in range(count)], "")
+        self._tell(path)
+        graph = self._builder.build()
+        if self._asynchronous:
+            beside = {op: {"stream": 0, **graph.attributes.get(op, {})} for op in range(len(graph))}
+            graph = replace(graph, attributes=beside)
+        n = max([self._module.n_devices, *(max(group) + 1 for group in self._groups)])
+        return self._on_devices(graph, n) if self._collectives and n > 1 else graph
+
+    def _tell(self, path: StrPath) -> None:
+        """Say what was assumed."""
+        without_formula(self._without, self._unknown, UNKNOWN_BYTES)
+        told = [what.replace("WHICH", _several(names)) for what, names in self._unclear.items()]
+        if self._module.for_cpu:
+            told.append("was compiled for a CPU, whose fusions and types of numbers are not those of a GPU")
+        if not self._module.compiled and len(self._builder) > 1:
+            told.append(
+                f"is not compiled: its {len(self._builder)} ops are kernels of their own, of which XLA makes "
+                "fewer; lowered.compile().as_text() has those, and compile: [fusion] makes some"
+            )
+        if self._module.n_devices > 1 and (not self._collectives or self._outside):
+            told.append(
+                f"is for {self._module.n_devices} devices and not divided among them, so one does all; "
+                "lowered.compile().as_text() has the part of each, and their collectives"
+            )
+        for one in told:
+            warnings.warn(f"{path}: {one}", stacklevel=4)
+
+    # -- following ------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        computation: Computation,
+        arguments: Sequence[TracedShape],
+        path: str,
+        outer: ChainMap[str, TracedShape] | None = None,
+        stream: int | None = None,
+    ) -> TracedShape:
+        """Write the ops of a computation; return what it returns."""
+        self._depth += 1
+        self._within_limits(self._length(computation, self._depth))
+        known: ChainMap[str, TracedShape] = ChainMap({}, *(outer.maps if outer is not None else ()))
+
+        def value(name: str, index: int | None) -> TracedShape:
+            if name not in known:
+                raise InputError(f"{computation.name} reads {name!r}, which no instruction before it makes")
+            found = known[name]
+            if index is None or isinstance(found, Traced):
+                return found
+            if index >= len(found):
+                raise InputError(
+                    f"{computation.name} reads result {index} of {name!r}, which has {len(found)}"
+                )
+            return found[index]  # type: ignore[no-any-return]
+
+        for one in computation.instructions.values():
+            self._seen += 1
+            given = [value(*each) for each in one.operands]
+            if one.opcode == "parameter":
+                n = one.attributes["number"]
+                if n >= len(arguments):
+                    raise InputError(
+                        f"{computation.name} is called with {len(arguments)} arguments, not {n + 1}"
+                    )
+                known[one.name] = arguments[n]
+                if isinstance(found := arguments[n], Traced) and isinstance(one.shape, Array):
+                    known[one.name] = found.as_shape(one.shape)
+            else:
+                try:
+                    known[one.name] = self._step(one, given, path, known, stream)
+                except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
+                    what = f"{path}{one.label} ({one.opcode}): what it reads does not fit"
+                    raise InputError(f"{what} its result or its attributes") from None
+        self._depth -= 1
+        return value(*computation.root)
+
+    def _length(self, computation: Computation, depth: int) -> int:
+        """Return how many instructions a computation has with its calls written out, and its loops once."""
+        if depth > MOST_DEPTH:
+            raise InputError(
+                f"{computation.name}: more than {MOST_DEPTH} calls in one another, or it calls itself"
+            )
+        if id(computation) not in self._lengths:
+            self._lengths[id(computation)] = sum(
+                1 + sum(self._length(each, depth + 1) for each in one.called)
+                for one in computation.instructions.values()
+            )
+        return self._lengths[id(computation)]
+
+    def _within_limits(self, more: int) -> None:
+        at_most(_MOST_INSTRUCTIONS, self._seen + more, "instructions, with loops and calls written out,")
+
+    def _step(
+        self,
+        one: Instruction,
+        given: list[TracedShape],
+        path: str,
+        known: ChainMap[str, TracedShape],
+        stream: int | None,
+    ) -> TracedShape:
+        """Follow an instruction; return what it makes."""
+        opcode, called = one.opcode, one.called
+        where = f"{path}{one.label}"
+        target = str(one.attributes.get("target", ""))
+        if opcode == "tuple":
+            return given
+        if opcode == "get-tuple-element":
+            index = one.attributes.get("index")
+            if index is None or isinstance(given[0], Traced):
+                return given[0]
+            if index >= len(given[0]):
+                raise InputError(f"{one.label} reads element {index} of a tuple of {len(given[0])}")
+            return given[0][index]  # type: ignore[no-any-return]
+        if opcode in _SAME or (opcode == "custom-call" and _SHARDING.search(target)):
+            if isinstance(given[0], Traced) and isinstance(one.shape, Array):
+                return given[0].as_shape(one.shape)
+            return given[0] if len(given) == 1 else given
+        if opcode in ("call", "manual", "async-start"):
+            if opcode == "manual":
+                self._outside = bool(len(self._builder))
+            apart = opcode == "async-start" and not one.attributes.get("synchronous")
+            self._asynchronous |= apart
+            outer = known if opcode == "manual" else None
+            return self._run(
+                called[0], given, f"{where}/" if opcode == "call" else path, outer, 1 if apart else stream
+            )
+        if opcode == "while":
+            return self._loop(one, given, where, known)
+        if opcode == "conditional":
+            return self._branch(one, given, where, known)
+        if opcode in ("constant", "iota", "partition-id", "replica-id", "after-all", "create-token"):
+            return self._constant(one, where)
+        read = flat(given)
+        if not self._module.compiled:
+            if opcode == "broadcast" and len(read) == 1 and isinstance(one.shape, Array):
+                return replace(read[0], array=one.shape)
+            if (
+                opcode == "transpose"
+                and len(read) == 1
+                and same_order(read[0].array, one.attributes["dimensions"])
+            ):
+                return read[0].as_shape(one.shape)  # type: ignore[arg-type]
+            if isinstance(one.shape, Array) and one.shape.elements == 1 and all(v.ref is None for v in read):
+                return Traced(one.shape, number=number_made(one, [v.number for v in read]))
+            if (kept := unchanged(one, read)) is not None:
+                return kept
+        return self._op(one, read, where, stream)
+
+    def _constant(self, one: Instruction, where: str) -> TracedShape:
+        """Return a constant; an array of several numbers is in memory, as a parameter."""
+        several = one.opcode == "constant" and not one.attributes.get("splat")
+
+        def made(array: Array) -> Traced:
+            if several and array.elements > 1:
+                return Traced(array, where, array.nbytes, outer=True)
+            return Traced(array, number=one.attributes.get("value"))
+
+        if one.opcode == "iota" and self._module.compiled:
+            return self._op(one, [], where, None)
+        return shaped(one.shape, made)
+
+    def _loop(
+        self, one: Instruction, given: list[TracedShape], where: str, known: ChainMap[str, TracedShape]
+    ) -> TracedShape:
+        """Follow a loop as often as it runs."""
+        if len(one.called) != 2:
+            raise InputError(f"{one.label}: a loop has a condition and a body")
+        condition, body = one.called
+        state, trips, n = given, one.attributes.get("trips"), 0
+        while True:
+            goes_on = n < trips if trips is not None else self._holds(condition, state, known)
+            if goes_on is None and not n:
+                self._assume("nobody knows how often WHICH runs, which is counted once", where)
+                self._run(condition, state, f"{where}/condition/", known)
+            elif not goes_on:
+                if goes_on is None:
+                    self._assume(f"nobody knows how often WHICH runs, which is counted {n} times", where)
+                break
+            ended = self._run(body, state, f"{where}/{n}/", known)
+            state = [ended] if len(given) == 1 or isinstance(ended, Traced) else ended
+            if len(state) != len(given):
+                raise InputError(f"{one.label}: the body returns {len(state)} values of {len(given)}")
+            n += 1
+            if goes_on is None:
+                break
+        return state[0] if len(given) == 1 else state
+
+    def _holds(
+        self, condition: Computation, state: Sequence[TracedShape], known: ChainMap[str, TracedShape]
+    ) -> bool | None:
+        """Return whether a condition is true, if its numbers are known."""
+        silent, self._silent = self._silent, True
+        compiled, self._module.compiled = self._module.compiled, False  # constants are followed
+        found = self._run(condition, state, "", known)
+        self._silent, self._module.compiled = silent, compiled
+        return None if not isinstance(found, Traced) or found.number is None else bool(found.number)
+
+    def _branch(
+        self, one: Instruction, given: list[TracedShape], where: str, known: ChainMap[str, TracedShape]
+    ) -> TracedShape:
+        """Follow the branch that is taken, or else the one with most flop."""
+        chosen = flat(given[0])[0] if given else None
+        if not one.called or chosen is None:
+            raise InputError(f"{one.label}: a conditional without branches")
+        n = None if chosen.number is None else int(chosen.number)
+        if n is not None and chosen.array.dtype == "bool":
+            n = int(not n)  # the first is that of true
+        if n is None or not 0 <= n < len(one.called):
+            work = [sum(self._costs.of(each)) for each in one.called]
+            n = work.index(max(work))
+            self._assume("of WHICH the branch with most flop runs", where)
+        return self._run(one.called[n], given[n + 1 : n + 2], f"{where}/{n}/", known)
+
+    def _assume(self, what: str, where: str) -> None:
+        self._unclear.setdefault(what, []).append(where)
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def _op(self, one: Instruction, given: list[Traced], where: str, stream: int | None) -> TracedShape:
+        """Write the op of an instruction."""
+        arrays = [value.array for value in given]
+        inside, shapes = self._heaviest(one, arrays)
+        kind = kind_of(inside, shapes)
+        if kind is None and one.opcode == "fusion":
+            kind = "fusion"
+        if kind is None:
+            self._without[str(one.attributes.get("target") or one.opcode)] += 1
+            kind = one.opcode.replace("-", "_")
+        made = _made(one)
+        if self._silent:
+            return shaped(made, Traced)
+        results = one.results if made is one.shape else [*leaves(made)]
+        read, written, in_place = bytes_moved(replace(one, shape=made), arrays)
+        refs: dict[str, int] = {}
+        for value, nbytes in zip(given, read, strict=True):
+            if value.ref is None:
+                continue
+            if value.outer and value.ref not in self._builder:
+                self._builder.parameter(value.ref, value.nbytes)
+            refs[value.ref] = max(refs.get(value.ref, 0), min(nbytes, value.nbytes))
+        attributes = sizes_of(inside, shapes)
+        if one.opcode == "fusion":
+            attributes["fused"] = self._fused(one)
+        if in_place is not None and (ref := given[in_place].ref) is not None:
+            attributes["view_of"] = [*refs].index(ref)
+        if name := one.attributes.get("op_name"):
+            module, _, attributes["operator"] = name.rpartition("/")
+            attributes |= {"module": module} if module else {}
+        opcode = one.opcode.removesuffix("-start")
+        work = 0
+        if opcode in COLLECTIVES:
+            attributes |= self._collective(one, where)
+            if one.opcode != opcode and not one.attributes.get("synchronous"):
+                stream, self._asynchronous = 1, True
+        else:
+            work = sum(self._costs.work(one, arrays))
+        if stream is not None:
+            attributes["stream"] = stream
+        self._builder.op(
+            where,
+            kind=kind,
+            inputs=[*refs],
+            outputs=[array.nbytes for array in results] or 0,
+            flops=work,
+            bytes_read=sum(refs.values()),
+            bytes_written=sum(written),
+            dtype=_computed_in(shapes or arrays, [*inside.results, *results]),
+            attributes=attributes,
+        )
+        numbers = iter(range(len(results)))
+
+        def output(array: Array) -> Traced:
+            k = next(numbers)
+            return Traced(array, f"{where}:{k}" if k else where, array.nbytes)
+
+        return shaped(made, output)
+
+    def _heaviest(self, one: Instruction, arrays: list[Array]) -> tuple[Instruction, list[Array]]:
+        """Return the instruction that an op is known by, of a fusion the heaviest, and what that reads."""
+        if one.opcode != "fusion":
+            return one, arrays
+        inside = one.called[0]
+        best, most = None, (False, -1)
+        for each in inside.instructions.values():
+            if each.opcode not in _NOTHING:
+                weight = bool(product_of(each)), sum(self._costs.work(each, inside.shapes(each)))
+                if weight >= most:
+                    best, most = each, weight
+        if best is None:
+            end = inside.end()
+            return (one, arrays) if end is None else (end, inside.shapes(end))
+        return self._heaviest(best, inside.shapes(best))
+
+    def _fused(self, one: Instruction) -> list[str]:
+        inside = one.called[0]
+        kinds = [
+            kind_of(each, inside.shapes(each))
+            for each in inside.instructions.values()
+            if each.opcode not in _NOTHING
+        ]
+        return [kind for kind in dict.fromkeys(kinds) if kind]
+
+    # -- devices --------------------------------------------------------------------------------
+
+    def _collective(self, one: Instruction, where: str) -> dict[str, Any]:
+        """Return who meets in a collective, for `_on_devices`."""
+        self._collectives += 1
+        groups = one.attributes.get("replica_groups") or [[*range(self._module.n_devices)]]
+        pairs = one.attributes.get("source_target_pairs")
+        if pairs is not None:
+            groups = _connected(pairs)
+        members = [tuple(sorted(group)) for group in groups]
+        if len({rank for group in members for rank in group}) < sum(map(len, members)):
+            raise InputError(f"{where}: a rank is in two of its replica groups")
+        if any(rank >= MOST_RANKS for group in members for rank in group):
+            raise InputError(f"{where}: a rank from {MOST_RANKS:,} on")
+        for group in members:
+            self._groups.setdefault(group, f"group{len(self._groups)}")
+        found: dict[str, Any] = {"groups_of_ranks": members}
+        return found | (
+            {"pairs": dict(pairs), "nbytes": sum(a.nbytes for a in one.results[:1])} if pairs else {}
+        )
+
+    def _on_devices(self, graph: Graph, n: int) -> Graph:
+        """Return what every device runs, each in its groups."""
+        names = gpus(n)
+
+        def on(attributes: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+            found = dict(attributes)
+            groups = found.pop("groups_of_ranks", None)
+            if groups is None:
+                return found
+            own = next((group for group in groups if rank in group), (rank,))
+            found["communicator"] = self._groups.get(own, f"rank{rank}")
+            if (pairs := found.pop("pairs", None)) is not None:
+                nbytes = found.pop("nbytes")
+                found["sends"] = {names[pairs[rank]]: nbytes} if rank in pairs else {}
+            return found
+
+        out = GraphBuilder(graph.name)
+        add_ranks(out, graph, names, on)
+        return out.build()
+
+
+def _several(names: Sequence[str]) -> str:
+    return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
+
+
+_NOTHING: Final = (
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "reshape", "broadcast", "iota"),
+)
+
+
+def _made(one: Instruction) -> Shape:
+    """Return what an instruction makes: what starts has its operands in its shape as well."""
+    shape = one.shape
+    if not isinstance(shape, Array) and len(shape) > 1:
+        if one.opcode in ("all-gather-start", "collective-permute-start"):
+            return shape[1]  # type: ignore[no-any-return]
+        if one.opcode == "copy-start":
+            return shape[0]  # type: ignore[no-any-return]
+    return shape
+
+
+def _computed_in(read: Sequence[Array], made: Sequence[Array]) -> str | None:
+    found = [array.dtype for array in (*read, *made)]
+    return next((name for name in found if name in dtypes.FLOATING), found[0] if found else None)
+
+
+def _connected(pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Return the ranks that a permutation connects."""
+    group: dict[int, list[int]] = {}
+    for source, target in pairs:
+        left, right = group.setdefault(source, [source]), group.setdefault(target, [target])
+        if left is not right:
+            left += right
+            for rank in right:
+                group[rank] = left
+    return [*{id(ranks): ranks for ranks in group.values()}.values()]

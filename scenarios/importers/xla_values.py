@@ -1,0 +1,114 @@
+"""What is known of the tensors of an XLA program while it is followed: their bytes, and constant numbers.
+
+::
+
+    scan    i = 0, x  ──►  i < 10 ?  i + 1, body(x)  ──►  i < 10 ?  ...       so the body runs ten times
+
+Counters of loops are constants, and what is computed of constants alone is one; no op computes it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from scenarios.importers.xla_costs import Array, Instruction, Shape
+from sim.base.errors import InputError
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A tensor while the program is followed.
+
+    Attributes
+    ----------
+    array : Array
+    ref : str or None
+        How an op refers to it; None: a constant, which is part of the kernel that reads it.
+    nbytes : int
+        That it has in memory: a broadcast has those of what it repeats.
+    outer : bool
+        Whether it is there before the program begins.
+    number : int, float or None
+        What a constant is, where that is known.
+    """
+
+    array: Array
+    ref: str | None = None
+    nbytes: int = 0
+    outer: bool = False
+    number: int | float | None = None
+
+    def as_shape(self, array: Array) -> Traced:
+        """Return the same bytes under another shape."""
+        return replace(self, array=array, nbytes=min(self.nbytes, array.nbytes))
+
+
+TracedShape = Traced | list[Any]
+
+
+def flat(values: TracedShape | Sequence[TracedShape]) -> list[Traced]:
+    return [values] if isinstance(values, Traced) else [one for each in values for one in flat(each)]
+
+
+def shaped(shape: Shape, make: Callable[[Array], Traced]) -> TracedShape:
+    """Return a value for each tensor of a shape, in tuples as there."""
+    return make(shape) if isinstance(shape, Array) else [shaped(one, make) for one in shape]
+
+
+_NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "maximum": max,
+    "minimum": min,
+    "and": operator.and_,
+    "or": operator.or_,
+    "convert": lambda x: x,
+    "copy": lambda x: x,
+    "not": lambda x: int(not x),
+    "select": lambda chosen, yes, no: yes if chosen else no,
+}
+_COMPARED: Final = {
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "EQ": operator.eq,
+    "NE": operator.ne,
+}
+_LARGEST: Final = 2**63
+
+
+def number_made(one: Instruction, given: Sequence[int | float | None]) -> int | float | None:
+    """Return what an instruction makes of known numbers, as far as loops count with it."""
+    known = [number for number in given if number is not None]
+    if len(known) < len(given) or not known:
+        return None
+    if one.opcode == "compare" and len(known) == 2:
+        return int(_COMPARED[one.attributes.get("direction", "EQ")](*known))
+    try:
+        found = _NUMBERS[one.opcode](*known) if one.opcode in _NUMBERS else None
+    except TypeError:
+        return None
+    return found if found is not None and abs(found) < _LARGEST else None
+
+
+def unchanged(one: Instruction, given: Sequence[Traced]) -> Traced | None:
+    """Return the operand that an instruction hands on: it multiplies by 1, adds 0, or is an and with true."""
+    neutral = {"multiply": 1, "add": 0, "and": 1}.get(one.opcode)
+    if neutral is None or len(given) != 2 or given[0].array != given[1].array:
+        return None
+    if one.opcode == "and" and given[0].array.dtype != "bool":
+        return None
+    return next((given[1 - k] for k in (1, 0) if given[k].number == neutral), None)
+
+
+def same_order(array: Array, axes: Sequence[int]) -> bool:
+    """Whether a transposition leaves the order of bytes as it is: it only moves axes of length 1."""
+    if sorted(axes) != [*range(len(array.dims))]:
+        raise InputError(f"a transposition of {len(array.dims)} axes by {list(axes)[:8]}")
+    long = [axis for axis in axes if array.dims[axis] != 1]
+    return long == sorted(long)
