@@ -193,7 +193,7 @@ class Allocator(ABC):
     """
 
     kind: ClassVar[str]
-    """The name by which a scenario chooses the allocator."""
+    """What messages call it: the name by which a scenario chooses it, or that of the class."""
 
     by_stream: ClassVar[bool] = False
     """Whether `record_use` is of consequence: whether a free may have to wait for other streams."""
@@ -203,6 +203,12 @@ class Allocator(ABC):
 
     may_synchronise: bool = True
     """Whether a caller may ever have to wait until the device is idle."""
+
+    def __init_subclass__(cls) -> None:
+        """Call an allocator that does not say its kind by its class."""
+        super().__init_subclass__()
+        if not hasattr(cls, "kind"):
+            cls.kind = cls.__name__
 
     def __init__(
         self, capacity: int | DeviceMemory | None, name: str = "device", limit: int | None = None

@@ -101,8 +101,8 @@ def pipeline_graph(
         ``copy_ns(source rank, destination rank, nbytes)``, where copies run on compute streams; by
         default they take no time.
     shares : sequence of (int, int), optional
-        The part (numerator, denominator) of the stages' times that each micro-batch takes; by default
-        they are all whole. A smaller one is taken to need as much memory.
+        The part (numerator, denominator) of the stages' times and sizes that each micro-batch takes; by
+        default they are all whole.
 
     Returns
     -------

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
+from math import ceil
 from operator import itemgetter
 
 import numpy as np
@@ -135,9 +136,10 @@ class PipelineWriter:
         again = self.recomputed[at]
 
         # The sizes of outputs, by stage and phase; the F of a micro-batch that is recomputed has its own.
-        words = [*PHASES, "C"]
-        sizes = [of[word] for of in self.sizes for word in words]
+        words, odd = [*PHASES, "C"], sorted(self.shares)
+        sizes = [self._share(of[word], j) for j in (UNSET, *odd) for of in self.sizes for word in words]
         row = stage * len(words) + np.where(letters["F"] & again, len(PHASES), code)
+        row += len(self.sizes) * len(words) * np.where(np.isin(k, odd), 1 + np.searchsorted(odd, k), 0)
         table = Csr.of_rows(sizes)
         outputs = table.take(row)
         made = np.full(3 * plane, UNSET)
@@ -320,7 +322,12 @@ class PipelineWriter:
 
     def _outputs(self, stage: int, phase: str, k: int) -> tuple[int, ...]:
         recomputed = phase == "F" and self.recomputed[stage * self.m + k]
-        return self.sizes[stage]["C" if recomputed else phase]
+        return self._share(self.sizes[stage]["C" if recomputed else phase], k)
+
+    def _share(self, sizes: tuple[int, ...], k: int) -> tuple[int, ...]:
+        """Return the sizes of outputs of a micro-batch, which may have fewer samples than others."""
+        share = self.shares.get(k)
+        return sizes if share is None else tuple(ceil(share * nbytes) for nbytes in sizes)
 
     def _last_of_stage(self, rank: int, parts: Sequence[Action]) -> list[int]:
         """Return the stages whose last backward on the rank this is."""
@@ -376,7 +383,7 @@ class PipelineWriter:
 
     def _copy(self, what: str, read: Read, k: int, source: int, destination: int) -> None:
         """Write what both ends do: each posts that it is there, and copies when the other has posted, too."""
-        key = read.base + k
+        key, (nbytes,) = read.base + k, self._share((read.nbytes,), k)
         ends = [
             (f"{what} {way} {self.devices[rank]}", rank)
             for way, rank in (("from", source), ("to", destination))
@@ -398,9 +405,9 @@ class PipelineWriter:
                 name,
                 kind="copy",
                 inputs=(self._tensor(key, read.output),) if sends else (),
-                outputs=(0 if sends else read.nbytes,),
+                outputs=(0 if sends else nbytes,),
                 after=(other,),
-                duration_ns=self.copy_ns(source, destination, read.nbytes),
+                duration_ns=self.copy_ns(source, destination, nbytes),
                 device=self.devices[rank],
             )
         self.arrived[key, read.output, destination] = self.builder.tensor(op)

@@ -182,8 +182,9 @@ class _Result(NamedTuple):
             found = summary[f"{self.of}s"][name]
         if self.key == "exposed_ns":
             return _exposed_ns(trace, name)
-        part, dot, key = self.key.rpartition(".")
-        return (found.get(part) or {}).get(key) if dot else found.get(key)
+        for part in self.key.split("."):
+            found = (found or {}).get(part)
+        return found  # type: ignore[no-any-return]
 
 
 RESULTS: Final[Mapping[str, _Result]] = {
@@ -195,6 +196,7 @@ RESULTS: Final[Mapping[str, _Result]] = {
     "tasks": _Result(_COUNT, "", "tasks"),
     "micro_batches_per_s": _Result(_NUMBER, "", "micro_batches_per_s"),
     "samples_per_s": _Result(_NUMBER, "", "samples_per_s"),
+    "latency": _Result(_DURATION, "", "pipeline.latency_ns.max"),
     "failed": _Result(_COUNT, "", "failures.failed"),
     "aborted": _Result(_COUNT, "", "failures.aborted"),
     "never_ran": _Result(_COUNT, "", "failures.never_ran"),
@@ -338,7 +340,7 @@ RATES: Final = ("micro_batches_per_s", "samples_per_s")
 
 
 def throughput(summary: Mapping[str, Any], iterations: int, batch: int | None) -> dict[str, float]:
-    """Return one of `RATES`, over all iterations; nothing where neither is known.
+    """Return what is known of `RATES`, over all iterations.
 
     Parameters
     ----------
@@ -359,5 +361,7 @@ def throughput(summary: Mapping[str, Any], iterations: int, batch: int | None) -
         return {}
     seconds = summary["makespan_ns"] / NS_PER_S
     if (pipeline := summary.get("pipeline")) is not None:
-        return {"micro_batches_per_s": iterations * pipeline["micro_batches"] / seconds}
+        found = {"micro_batches_per_s": iterations * pipeline["micro_batches"] / seconds}
+        batch = pipeline.get("batch")
+        return found if batch is None else {"samples_per_s": iterations * batch / seconds, **found}
     return {} if batch is None else {"samples_per_s": iterations * batch / seconds}

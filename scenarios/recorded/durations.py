@@ -408,19 +408,29 @@ def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -
         f"the shapes of {shapes} of {len(ops)} are known, {few} others are too small to fill the GPU",
         stacklevel=2,
     )
-    return replace(graph, duration_ns=ns)
+    facts = {pin: {**known, "description": target} for pin, known in graph.device_facts.items()}
+    return replace(graph, duration_ns=ns, device_facts=facts)
+
+
+def is_of_model(description: str, preset: str) -> bool:
+    """Whether a GPU, by what its driver calls it or by a preset, is of the model of a preset.
+
+    The model counts: it is how names of presets begin, and a word in what drivers say. Sizes and boards are
+    written in too many ways.
+
+    Examples
+    --------
+    >>> is_of_model("NVIDIA H100 80GB HBM3", "h100-sxm"), is_of_model("Tesla T4", "a100-pcie-40")
+    (True, False)
+    """
+    return preset.partition("-")[0] in re.findall("[a-z0-9]+", description.lower())
 
 
 def _recorded_elsewhere(graph: Graph, source: str) -> str | None:
-    """Return what is wrong where the recording names another GPU than `source`; None: nothing is known to be.
-
-    The model counts (``h100``): it is how names of presets begin, and a word in what drivers call a GPU
-    (``NVIDIA H100 80GB HBM3``). Sizes and boards are written in too many ways.
-    """
+    """Return what is wrong where the recording names another GPU than `source`; None: nothing is."""
     known = _gpu_presets()
     for facts in graph.device_facts.values():
-        words = re.findall("[a-z0-9]+", facts.get("description", "").lower())
-        own = [name for name in known if name.partition("-")[0] in words]
+        own = [name for name in known if is_of_model(facts.get("description", ""), name)]
         if own and not any(name.startswith(source) for name in own):
             return (
                 f"device: from: {source} is not the GPU of the recording, {facts['description']} "

@@ -153,6 +153,8 @@ def _pipeline(told: Mapping[str, Any]) -> Section:
     if (latency := told.get("latency_ns")) is not None:
         median, most = (format_duration(latency[key]) for key in ("median", "max"))
         rate = f"{told['micro_batches_per_s']:,.4g} micro-batches/s"
+        if (batch := told.get("batch")) is not None:
+            rate += f", {told['micro_batches_per_s'] * batch / told['micro_batches']:,.4g} samples/s"
         lines.append(f"{rate}; each takes {median} (median), {most} at most")
     rows = [
         {

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from scenarios.recorded.durations import is_of_model
 from sim.base import plugins
 from sim.trace import Trace
 
@@ -90,7 +91,7 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
     for policy, trace in runs.items():
         for device in _on_one_stream(trace) if policy not in found else ():
             held.setdefault(device, []).append(policy)
-    notes = [*found.values(), *_shared_twice(runs.values())]
+    notes = [*found.values(), *_as_on_another_gpu(runs.values()), *_shared_twice(runs.values())]
     if not held:
         return notes
     known = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
@@ -127,6 +128,22 @@ def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
                 f"which nothing follows{under}; to let them overlap as they say, set policy.streams: recorded"
             )
     return found
+
+
+def _as_on_another_gpu(runs: Iterable[Trace]) -> list[str]:
+    """Return a line if kernels that were recorded on one GPU run as fast on a preset of another."""
+    for job in (trace.job for trace in runs):
+        facts, used = job.graph.device_facts, set(job.device_of.tolist())
+        every = [known["description"] for known in facts.values() if "description" in known]
+        for d, device in enumerate(job.machine.devices):
+            on = facts.get(device.name, {}).get("description", every[0] if every else "")
+            preset = device.details.preset
+            if d in used and on and preset and not is_of_model(on, preset):
+                return [
+                    f"{device.name} is a {preset}, and kernels take as long as they were recorded on {on}; "
+                    f"workload.what_if: {{device: {{from: ..., to: {preset}}}}} moves them"
+                ]
+    return []
 
 
 def _shared_twice(runs: Iterable[Trace]) -> list[str]:

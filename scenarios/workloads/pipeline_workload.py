@@ -193,6 +193,8 @@ def _work(
 
     def report(trace: Trace) -> dict[str, Any]:
         told = pipeline_report(trace, schedule=schedule, stages=stages.each, devices=devices)
+        if fields.batch is not None:
+            told["pipeline"]["batch"] = fields.batch
         return {**told, "note": note_on_times(fields, stages.each, first)}
 
     return Work(

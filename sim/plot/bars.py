@@ -151,7 +151,8 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
     streams |= {n_streams + d: f"{device.name}/async" for d, device in enumerate(machine.devices)}
     kind, row, begins = graph.kind_code[tasks["op"][ran]], ran, trace.begins_ns
     start, end = begins[ran], tasks["end_ns"][ran]
-    early = np.flatnonzero(tasks["start_ns"] < begins)  # collectives whose ranks have not met yet
+    meets = trace.job.meets[tasks["op"]]
+    early = np.flatnonzero(meets & (tasks["start_ns"] < begins))  # their ranks have not met yet
     if len(early):
         ran, row = np.concatenate((ran, early)), np.concatenate((ran, np.full(len(early), UNSET)))
         kind = np.concatenate((kind, np.full(len(early), len(graph.kinds))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from allocator_helpers import verify_segments
@@ -333,6 +334,21 @@ class Doubling(PoolAllocator):
 
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         return super().try_alloc(self.factor * nbytes, stream, owner)
+
+
+def test_an_allocator_that_does_not_say_its_kind_is_called_by_its_class() -> None:
+    class Stingy(Allocator):
+        def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> None:
+            return None
+
+        def free(self, block: Block) -> tuple[int, ...]:
+            return ()
+
+        def spans(self) -> Iterator[Any]:
+            yield from ()
+
+    with pytest.raises(OutOfMemoryError, match=r"out of memory on gpu7 \(Stingy allocator\)"):
+        Stingy(100, "gpu7").alloc(1)
 
 
 @pytest.fixture

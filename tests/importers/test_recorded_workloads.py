@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,23 @@ def test_a_graph_takes_the_options_of_its_importer(tmp_path: Path) -> None:
     ):
         with pytest.raises(ScenarioError, match=says):
             load_scenario(prepare(tmp_path, source, kind="graph", more=f", {more}"), allow_outside=True).graph  # noqa: B018
+
+
+@pytest.mark.parametrize("preset", ["t4", "h100-sxm"])
+def test_kernels_of_another_gpu_are_told(tmp_path: Path, preset: str) -> None:
+    """They take as long as recorded, which a preset does not change; the what-if of a device does."""
+    scenario = prepare(tmp_path, recorded("kineto/h100_bert_small.json.gz"))
+    gpu = f"machine={{devices: {{gpu0: {{preset: {preset}}}, cpu0: {{kind: cpu}}}}}}"
+    notes = []
+    for moved in ("{}", "{device: {from: h100-sxm, to: t4}}"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sets = [gpu, f"workload.what_if={moved}"]
+            result = run_scenario(load_scenario(scenario, sets=sets, allow_outside=True))
+        said = stream_notes({result.policy: result.trace})
+        notes.append([note for note in said if "as long as they were recorded on" in note])
+    assert [bool(each) for each in notes] == [preset == "t4", preset != "t4"]
+    if preset == "t4":
+        assert notes[0][0].startswith(
+            "gpu0 is a t4, and kernels take as long as they were recorded on NVIDIA H100"
+        )

@@ -356,3 +356,15 @@ def test_plans_of_ops_that_need_several_cores_run_as_planned(seed: int, tmp_path
     result = run_case(load_scenario(path).case(), check=True)
     assert result.trace.makespan_ns >= bounds(result.trace).lower_bound_ns
     assert find_optimum([result], limit_ns=LIMIT).proven
+
+
+def test_the_policy_of_the_scenario_may_stand_in_compare(tmp_path: Path) -> None:
+    """And not as the first there."""
+    path = tmp_path / "both.yaml"
+    ops = {name: {"duration": f"{k}us"} for k, name in enumerate("abc", 1)}
+    machine = {"devices": {"cpu": {"kind": "cpu"}}}
+    of = {"policy": "ready-queue", "compare": ["in-order", "ready-queue"]}
+    path.write_text(json.dumps({"machine": machine, "workload": {"ops": ops}, **of}))
+    told = json.loads(sim("optimum", path, "--json").stdout)
+    assert told["policy"] == "ready-queue"
+    assert [row["policy"] for row in told["policies"]] == ["ready-queue", "in-order"]

@@ -199,6 +199,26 @@ policy: gpipe
     assert result.trace.makespan_ns == (2 * 30 + 15) * 1000  # the last one has half of the samples
 
 
+@pytest.mark.filterwarnings("ignore:a batch of 5 in 4 micro-batches is split into 3")
+@pytest.mark.parametrize("checkpoint", ["never", "always"])  # written at once, and slot by slot
+def test_a_short_micro_batch_sends_and_keeps_less(checkpoint: str, tmp_path: Path) -> None:
+    text = f"""\
+machine: {{devices: {{gpu: {{kind: gpu, count: 2}}}}, links: [{{from: gpu0, to: gpu1, bandwidth: 1GB/s}}]}}
+workload:
+  pipeline:
+    {{ranks: 2, batch: 5, micro_batches: 4, forward: 10us, backward: 20us, activation: 1MB, kept: 3MB,
+      checkpoint: {checkpoint}}}
+policy: gpipe
+"""
+    result = run(tmp_path, text=text)
+    moved = result.trace.transfers
+    assert sorted(moved["nbytes"].tolist()) == [500_000, 500_000] + [1_000_000] * 4
+    graph = result.trace.job.graph
+    whole, short = (graph.tensor_nbytes[graph.outputs.row(graph.index(f"0F{k}"))].tolist() for k in (0, 2))
+    assert [2 * nbytes for nbytes in short] == whole
+    assert result.summary["samples_per_s"] == pytest.approx(5e9 / result.trace.makespan_ns)
+
+
 # -- memory ------------------------------------------------------------------------------------------
 
 

@@ -24,9 +24,12 @@ def import_(
     from scenarios.file.document import key_and_value
     from scenarios.importers import convert
     from scenarios.report.outputs import check_path
+    from sim.base.errors import InputError
 
     check_path("out", out, (".json", ".json.gz"))
     values = dict(key_and_value(option, "--set", "dtype=bf16") for option in options or ())
+    if "batch" in values:
+        raise InputError(f"--set batch={values['batch']}: give --batch {values['batch']}")
     with progress(f"importing {file}"):
         done = convert(file, out, batch=batch, format=format, note=note, **values)
     batches = f"at batch {done.batch}" if done.batch is not None else "at its own batch"

@@ -53,7 +53,8 @@ def optimum(
     loaded = scenario_of(Document.read(scenario, allowed).with_settings(sets or ()))
     cases = [loaded.case(name) for name in policy] if policy else [loaded.case(), *loaded.cases()]
     refuse_unmodelled(job_of(cases[0]), not devices)
-    comparison = compare_all(list({case.label: case for case in reversed(cases)}.values())[::-1])
+    of_label = {case.label: case for case in reversed(cases)}  # of those of one label the first
+    comparison = compare_all([of_label[label] for label in dict.fromkeys(case.label for case in cases)])
     results = comparison.results
     if results[0].policy != cases[0].label:
         first = comparison.failures[0].error
