@@ -10,6 +10,8 @@ import numpy as np
 
 from scenarios.recorded.durations import is_of_model
 from sim.base import plugins
+from sim.base.arrays import UNSET
+from sim.base.units import format_bytes
 from sim.trace import Trace
 
 _MOST: Final = 20
@@ -91,7 +93,8 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
     for policy, trace in runs.items():
         for device in _on_one_stream(trace) if policy not in found else ():
             held.setdefault(device, []).append(policy)
-    notes = [*found.values(), *_as_on_another_gpu(runs.values()), *_shared_twice(runs.values())]
+    traces = runs.values()
+    notes = [*found.values(), *_free_transfers(traces), *_as_on_another_gpu(traces), *_shared_twice(traces)]
     if not held:
         return notes
     known = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
@@ -128,6 +131,28 @@ def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
                 f"which nothing follows{under}; to let them overlap as they say, set policy.streams: recorded"
             )
     return found
+
+
+def _free_transfers(runs: Iterable[Trace]) -> list[str]:
+    """Return a line if what moves to or from a preset takes no time, as there are no links."""
+    for job in (trace.job for trace in runs):
+        if job.machine.links or job.machine.network is not None:
+            continue
+        edges, nbytes, on = job.graph.edges, job.graph.tensor_nbytes, job.device_of
+        known = np.flatnonzero(edges.tensor != UNSET)
+        source, target = on[edges.producer[known]], on[edges.consumer[known]]
+        real = np.array([bool(device.details.preset) for device in job.machine.devices])
+        moves = known[(source != target) & (real[source] | real[target]) & (nbytes[edges.tensor[known]] > 0)]
+        if len(moves):
+            names = [
+                job.machine.devices[on[each[moves[0]]]].name for each in (edges.producer, edges.consumer)
+            ]
+            bytes_ = format_bytes(int(nbytes[np.unique(edges.tensor[moves])].sum()))
+            return [
+                f"{bytes_} move between devices in no time, as from {names[0]} to {names[1]}: "
+                "the machine has no links"
+            ]
+    return []
 
 
 def _as_on_another_gpu(runs: Iterable[Trace]) -> list[str]:

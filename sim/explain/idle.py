@@ -302,7 +302,7 @@ def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntAr
 # did not let them is seen only afterwards.
 
 
-def final_waits(trace: Record) -> IntArray:
+def final_waits(trace: Record, derived: DerivedColumns | None = None) -> IntArray:
     """Return the code of `sim.record.record.Wait` of every task.
 
     ``ISSUER`` becomes ``POLICY`` where some issuer of the group was free for more than half of the time
@@ -320,7 +320,7 @@ def final_waits(trace: Record) -> IntArray:
     >>> trace.tasks["op"].tolist(), final_waits(trace).tolist(), Wait.POLICY
     ([0, 1, 2], [0, 0, 2], 2)
     """
-    f = DerivedColumns(trace)
+    f = derived or DerivedColumns(trace)
     by_issuer = (f.wait == Wait.ISSUER) | (f.by_worker & (f.wait == Wait.STREAM))
     waited = f.taken - f.ready
     busy = f.issuers_busy.between(f.ready, f.taken, f.group)

@@ -24,7 +24,7 @@ from sim.base.intervals import in_use
 from sim.base.units import format_duration
 from sim.explain.bounds import bounds
 from sim.explain.derived import DerivedColumns
-from sim.explain.idle import REASONS, idle_pieces, idle_reasons
+from sim.explain.idle import REASONS, final_waits, idle_pieces, idle_reasons
 from sim.explain.time_use import time_use
 from sim.record.record import Wait
 
@@ -210,7 +210,7 @@ class WaitWalk:
         self.label = np.concatenate((label, len(names) + which)).tolist()
         ends = (tuple(f.devices[end].name for end in divmod(each, len(f.devices))) for each in pairs.tolist())
         self.names = names + [f"transfer {a}<->{b}" for a, b in ends]
-        self.held_back = (f.wait == Wait.POLICY).tolist() + [False] * len(which)
+        self.held_back = (final_waits(f.trace, f) == Wait.POLICY).tolist() + [False] * len(which)
 
     def back(self, row: int, from_ns: int, to_ns: int, found: Counter[str]) -> None:
         """Put a stretch of time before the start of `row`, or up to its end, down to what it waited for."""

@@ -276,3 +276,18 @@ def test_the_parts_that_are_told_add_up(drawn: Run) -> None:
     told = [parse_duration(" ".join(part.split()[:2])) for part in parts.split(", ") if part[0].isdecimal()]
     # Each is rounded to four digits: half a thousandth of itself, at most.
     assert abs(sum(told) - trace.makespan_ns) <= trace.makespan_ns / 1000
+
+
+def test_what_a_policy_holds_back_is_no_launch() -> None:
+    """A core is free and ``log`` is ready from 20 us on; in order it waits until ``loss`` is taken at 320."""
+    ops = {"a": ("20us", []), "g": ("100us", ["a"]), "loss": ("10us", ["g"]), "log": ("30us", ["a"])}
+    builder = GraphBuilder("g")
+    for name, (time, inputs) in ops.items():
+        device, outputs = ("gpu", 10**6) if name == "g" else ("cpu", 10**6)
+        builder.op(name, duration_ns=parse_duration(time), inputs=inputs, outputs=outputs, device=device)
+    devices = {"cpu": {"kind": "cpu", "cores": 2}, "gpu": {"kind": "gpu"}}
+    link = {"from": "cpu", "to": "gpu", "bandwidth": "10GB/s"}
+    trace = checked(builder.build(), make_machine({"devices": devices, "links": [link]}), InOrder())
+    found = breakdown(DerivedColumns(trace))
+    assert (found.device, trace.makespan_ns) == ("gpu", 350_000)
+    assert found.waits_for == {"policy": 100_000, "cpu": 50_000}
