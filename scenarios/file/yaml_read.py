@@ -130,6 +130,9 @@ class Node:
         return place
 
 
+_TOO_DEEP: Final = f"is nested more than {MAX_DEPTH} levels deep"
+
+
 def read_yaml(path: str | Path) -> Node:
     """Read a YAML file.
 
@@ -191,6 +194,8 @@ def read_yaml_text(text: str, source: str, *, places: bool = True) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         why = ", ".join(part for part in (error.context, error.problem) if part)
+        if "nesting depth" in why:  # libyaml has a limit, too, from PyYAML 6.0.4 on
+            raise composer.place(mark).error(_TOO_DEEP) from None
         raise composer.place(mark).error(f"not YAML: {why}{_hint(text, mark)}") from None
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise ScenarioError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
@@ -245,7 +250,7 @@ class _Composer:
             if top is not None and isinstance(top.node.value, dict) and top.key is None:
                 raise place.error("a key must be plain text, not a list or mapping")
             if len(self.open) >= MAX_DEPTH:
-                raise place.error(f"is nested more than {MAX_DEPTH} levels deep")
+                raise place.error(_TOO_DEEP)
             empty: list[Node] | dict[str, Node] = {} if isinstance(event, yaml.MappingStartEvent) else []
             if event.anchor is not None:
                 self.anchors[event.anchor] = None

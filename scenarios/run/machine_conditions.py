@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from devices.processor.cpu_cores import CorePoolIfShort
 from policies.streams import PerBranch, RoundRobinStreams, SingleStream
 from scenarios.fields.policy_fields import MemoryFields
 from scenarios.file.document import Loc
@@ -65,7 +66,10 @@ class _Described(NamedTuple):
 
     def shares(self, *kinds: str) -> bool:
         """Whether its tasks share something, in one of these ways."""
-        return self.device.processor is not None and (not kinds or self.values.get("sharing") in kinds)
+        processor: object = self.device.processor
+        if isinstance(processor, CorePoolIfShort) and not self.case.work.graph.attribute("cores"):
+            return False
+        return processor is not None and (not kinds or self.values.get("sharing") in kinds)
 
     def timed(self) -> bool:
         """Whether its cost model is asked: some op that may run there has no duration of its own."""

@@ -280,7 +280,7 @@ def test_to_json_has_base_units(tmp_path: Path) -> None:
 OF_FAILURES = ("failed", "aborted", "never_ran", "steps", "steps_lost")
 OF_PARALLEL = ("imbalance", "fullest", "dropped", "mean_staleness", "max_staleness")
 OF_TRAINING = ("step_time", "tokens_per_s", "mfu", "step_memory", "step_bubble", "exposed", "fits")
-OF_PIPELINES = ("pipeline_bubble", "makespan_bubble", "span_bubble", "bottleneck")
+OF_PIPELINES = ("pipeline_bubble", "makespan_bubble", "span_bubble", "bottleneck", "latency")
 
 
 def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
