@@ -337,20 +337,43 @@ LLM_ROWS: Final = Family(
 
 # ---- convolutions ------------------------------------------------------------------------------------------
 
+# On tensor cores thread blocks have large tiles, channels are padded to fill 16 bytes, and k is cut where SMs
+# would idle, but not for the gradient of the input. On vector units only the gradient of weights cuts k.
 # Winograd F(2x2, 3x3) multiplies 2.25 times less, fused in one kernel; F(4x4, 3x3) 4 times less, with its
 # transforms as kernels of their own that pass (4 + 2)^2 numbers for 16 pixels and for 9 weights through
 # memory (Lavin and Gray, arXiv:1509.09308). Of 5x5 and more, a Fourier transform leaves about a tenth of a
-# multiplication an element of the kernel. Columns: tile_n, tile_m, may split k, side of Winograd's cell
-# (5: Fourier).
-_CONV_TILES: Final = ((128, 128), (128, 32), (32, 128), (8, 128), (1, 128))
-_WAYS: Final = (
-    *((tile_n, tile_m, split, 0) for tile_n, tile_m in _CONV_TILES for split in (0, 1)),
-    *((64, 64, 0, 2), (32, 64, 0, 2), (64, 64, 0, 4), (64, 64, 0, 5)),
-)
-_ALIGNMENT: Final = 8  # channels of tensor cores; others run on vector units, a quarter of the rate or less
+# multiplication an element of the kernel. Columns: tile_n, tile_m, may split k, side of Winograd's cell (5:
+# Fourier).
+_LARGE_TILES: Final = ((128, 128), (64, 256))
+_VECTOR_TILES: Final = ((128, 128), (128, 256), (64, 256), (32, 256), (8, 256), (1, 256))
+_WEIGHT_TILES: Final = ((128, 128), (128, 32), (32, 128), (8, 128), (1, 128))
+_TRANSFORMED: Final = ((64, 64, 0, 2), (32, 64, 0, 2), (64, 64, 0, 4), (64, 64, 0, 5))
+_FEWEST: Final = 4  # columns of a tile whose operands a vector unit loads anew: it keeps several pixels
+_FEW_CHANNELS: Final = 4.0
+"""How many times as long tensor cores take whose operands are gathered tap by tap, as channels do not fill 16
+bytes: a V100 (its vector units do it) 4, two vision transformers' patches on an H100 3.4 and 4.9."""
+_SIDE_BY_SIDE: Final = 64  # channels whose gradients by weights a tensor core's tile takes together
 _TRANSFORM: Final = (
     2.0  # a byte of a transform costs as much as this many from L2: part of them come from DRAM
 )
+
+
+def _direction(s: Sizes) -> str:
+    return str(np.ravel(s.get("direction", "forward"))[0])
+
+
+def _ways(dtype: str, direction: str, tensor: bool) -> FloatArray:
+    """Return the columns that a library may choose from."""
+    weights = direction == "backward_weights"
+    if tensor or (ELEMENT_BYTES[dtype] <= 2 and not weights):
+        splits = (0,) if direction == "backward_data" else (0, 1)
+        return np.array([(*tile, split, 0) for tile in _LARGE_TILES for split in splits], float).T
+    plain = (
+        [(*t, c, 0) for t in _WEIGHT_TILES for c in (0, 1)]
+        if weights
+        else [(*t, 0, 0) for t in _VECTOR_TILES]
+    )
+    return np.array([*plain, *_TRANSFORMED], float).T
 
 
 def _implicit(s: Sizes) -> tuple[list[FloatArray], list[FloatArray], list[FloatArray]]:
@@ -369,7 +392,7 @@ def _implicit(s: Sizes) -> tuple[list[FloatArray], list[FloatArray], list[FloatA
     ow = np.floor((w + 2 * given("pad_w", 0) - dilation * (kw - 1) - 1) / given("stride_w", 1)) + 1
     oh, ow = np.maximum(oh, 1), np.maximum(ow, 1)
     cin, cout = cin / groups, cout / groups
-    direction = str(np.ravel(s.get("direction", "forward"))[0])
+    direction = _direction(s)
     if direction == "forward":
         m, n, k = batch * oh * ow, cout, cin * kh * kw
     elif direction == "backward_data":  # a product per output pixel, spread over the input
@@ -385,33 +408,49 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     way.
     """
     product, tensors, out = _implicit(s)
-    width = ELEMENT_BYTES[dtype]
-    kh, kw, cin = columns(s, "kernel_h kernel_w in_channels")
-    area = kh * kw
-    plain = (np.asarray(s.get("stride_h", 1.0), float) == 1) & (product[0] == 1)
-    odd = (cin % _ALIGNMENT > 0) & (dtype in ("fp16", "bf16") and _generation(sheet) != "pascal")
-    tile_n, tile_m, may_split, cell = (np.array(c, float)[None, :] for c in zip(*_WAYS, strict=True))
-    rows = [*product, *tensors, *out, (kh == 3) & (kw == 3) & plain, (area >= 25) & plain, area, odd]
-    g, m, n, k, given, weights, made, oh, ow, three, large, area, odd = (
-        (x + 0 * product[1])[:, None] for x in rows
-    )
-    side = np.maximum(cell, 1)
+    width, direction = ELEMENT_BYTES[dtype], _direction(s)
+    tensor = dtype not in ("fp32", "fp64") and _generation(sheet) != "pascal"
+    g, m, n, k, given, weights, made, oh, ow = (x[:, None] for x in (*product, *tensors, *out))
+
+    def column(name: str, default: float = np.nan) -> FloatArray:
+        return np.asarray(s.get(name, default), float).reshape(-1, 1) + 0 * m
+
+    kh, kw, sh, sw = column("kernel_h"), column("kernel_w"), column("stride_h", 1), column("stride_w", 1)
+    cin, cout = column("in_channels") / g, column("out_channels") / g
+    if width < 4 and direction == "backward_data":  # pixels of one remainder have as many taps
+        m, k = m * np.minimum(1, kh / sh) * np.minimum(1, kw / sw), cout * np.ceil(kh / sh) * np.ceil(kw / sw)
+    slower, whole = np.ones_like(m), np.zeros_like(m, bool)
+    if tensor:
+        fill = 16 / width
+        odd = (cin % fill > 0) | (cout % fill > 0)
+        if direction == "backward_weights":
+            together = np.where(odd, fill, _SIDE_BY_SIDE)
+            m = m * np.ceil(cin / together) * together / cin
+        else:
+            deep = cin if direction == "forward" else cout
+            k = k * np.ceil(deep / fill) * fill / deep
+        slower, whole = np.where(odd, _FEW_CHANNELS, 1.0), odd & (direction == "forward")
+    tile_n, tile_m, may_split, cell = _ways(dtype, direction, tensor)
+    side, area, plain = np.maximum(cell, 1), kh * kw, (sh == 1) & (g == 1)
     winograd, fourier = (cell > 0) & (cell < 5), cell == 5
     padded = np.where(winograd, np.ceil(oh / side) * np.ceil(ow / side) * side**2 / (oh * ow), 1.0)
     less = np.where(fourier, np.maximum(1, area / 10), np.where(winograd, 9 * side**2 / (side + 2) ** 2, 1.0))
     tiles = g * np.ceil(n / tile_n) * np.ceil(m * padded / tile_m)
-    split = np.where(may_split > 0, _filling(tiles, k, sheet.sms), 1.0)
+    split = np.where((may_split > 0) & ~whole, _filling(tiles, k, sheet.sms), 1.0)
     part_k = np.ceil(k / split / 8) * 8
-    flops = 2 * tiles * split * tile_n * tile_m * part_k / less * _inflated(tile_n, tile_m)
-    impossible = (winograd & (three < 1)) | (fourier & (large < 1))
-    flops = np.where(impossible, 1e3 * flops, flops) * (1 + 5 * odd)
+    flops = 2 * tiles * split * tile_n * tile_m * part_k / less * slower
+    if not tensor:
+        flops = flops * _inflated(np.maximum(tile_n, _FEWEST), tile_m)
+    possible = plain & np.where(winograd, (kh == 3) & (kw == 3), area >= 25)
+    flops = np.where((cell > 0) & ~possible, 1e3 * flops, flops)
     if dtype == "fp32":  # heat counts half by logarithm, whatever the size: convolutions pause more
         flops = flops * _issued(sheet) / np.sqrt(sheet.sustained.get("fp32", 1.0))
     passes = np.where(cell >= 4, width * padded * (2 * 36 / 16 * (given + made) + 2 * 4 * weights), 0.0)
-    partial = np.where(split > 1, 2 * split * g * m * n * width, 0.0)
+    partial = np.where(split > 1, 2 * split * g * m * n * 4, 0.0)
+    seen = given * np.minimum(1, kh / sh)  # rows between two strides are not read
     return KernelWork(
         flops=flops,
-        dram_bytes=width * sum(tensors),
+        dram_bytes=width * (seen + weights + made)[:, 0],
         load_bytes=tiles * split * (tile_n + tile_m) * part_k * width / less,
         blocks=tiles * split,
         steps=part_k / 8,
@@ -422,8 +461,27 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     )
 
 
+def converted(s: Sizes) -> list[FloatArray]:
+    """Return how many numbers pass the conversions between NCHW and NHWC of input, weights and output: tiles
+    of 32 pixels and 32 channels, filled or not.
+
+    On an H100, 3 channels of 4 x 224 x 224 pixels take as long as 3 x 768 of 16 x 16, and five times as long
+    as 768 of 4 x 14 x 14.
+    """
+    batch, cin, cout, h, w, kh, kw = columns(
+        s, "batch in_channels out_channels height width kernel_h kernel_w"
+    )
+    oh, ow = _implicit(s)[2]
+    deep, wide = (np.ceil(c / 32) * 32 for c in (cin, cout))
+    return [
+        batch * h * w * deep,
+        cout * kh * kw * np.ceil(cin / s.get("group", 1) / 32) * 32,
+        batch * oh * ow * wide,
+    ]
+
+
 def conv_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
-    """Return sizes of the implicit product, channels, height, and elements of the kernel."""
+    """Return sizes of the implicit product, channels, height, elements of the kernel, and stride."""
     (groups, m, n, k), _, _ = _implicit(s)
     cin, height, kh, kw = columns(s, "in_channels height kernel_h kernel_w")
     return {
@@ -434,6 +492,7 @@ def conv_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
         "side": log2(height),
         "flops": log2(2 * groups * m * n * k),
         "kernel": log2(kh * kw),
+        "strided": np.minimum(log2(s.get("stride_h", 1.0)), 1) + 0 * height,
     }
 
 
@@ -466,6 +525,7 @@ CONV_ANY: Final = Family(
     conv_features,
     grids(
         ("kernel cin", ((0, 3.2, 4.6, 6), (0, 4, 7, 10))),
+        ("kernel strided", ((0, 3.2, 4.6, 6), (0, 1))),
         ("waves k", ((-2, 0, 2, 4), (5, 8, 11, 14))),
         ("balance", ((-2, 0, 2, 4),)),
     ),

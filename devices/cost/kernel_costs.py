@@ -25,10 +25,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.cost.general_kernels import ELEMENT_FLOPS, ROWS, by_bytes
+from devices.cost.general_kernels import ELEMENT_FLOPS, ROWS, by_bytes, converted
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel, fits
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, take
-from devices.cost.language_kernels import EXCHANGE, LANGUAGE_FAMILIES
+from devices.cost.language_kernels import EXCHANGE, LANGUAGE_FAMILIES, seen_pairs
 from devices.cost.own_kernels import read_kernels
 from devices.describe.field_reading import read_fields
 from devices.describe.field_types import DEFAULT, dtype_name
@@ -73,6 +73,16 @@ _IN_PROGRAM: Final = 0.1
 """Half width (log) that a program adds to a kernel's: neighbours, clock and caches are not those of one that
 runs again and again. Beyond what tables are off, kinds of op of BERT in fp32 on four GPUs were off by 0.06
 (four of five, by time) and 0.15 (by kind)."""
+_EXPONENTIALS: Final = {"blackwell": 16, "blackwell_ultra": 32}
+"""An SM and cycle, of the Blackwells whose attention was measured, and of Ultra (NVIDIA's blog, "Making
+Softmax More Efficient with NVIDIA Blackwell Ultra")."""
+_NOT_HIDDEN: Final = 0.5
+"""Of the exponentials' time that attention takes beside its products. Ultra reaches 1,215 and 1,749 TFLOP/s
+without a mask, heads of 64 and 128 (flash-attention, pull request 2605), and 1,250 with 80 (cudnn-frontend,
+598): of a GB300 the models say 1,211, 1,060 and 1,122, without this 980, 961 and 955."""
+_NATIVE_NCHW: Final = frozenset(("pascal", "volta"))
+"""Whose convolutions in 16 bits compute in the layout that PyTorch and ONNX have; tensor cores of later ones
+want channels last, and the library converts (`cudnn::nchwToNhwcKernel`), but for a recorded kernel."""
 _ON_VECTOR_UNITS: Final = frozenset(("fp32", "fp64", "int32", "int64", "uint32", "uint64", "complex64"))
 
 
@@ -85,6 +95,7 @@ class KernelAsk(NamedTuple):
     sizes: Mapping[str, Any]
     width: float = 0.0
     times: Any = 1.0
+    saved_ns: Any = 0.0
 
 
 @dataclass(frozen=True)
@@ -167,21 +178,24 @@ def _as_product(
     """Return a product on tensor cores, or on vector units where there are none for its data type.
 
     On these a right matrix that is stored as (n, k), as torch's linear layers have it, takes other kernels,
-    and one by a vector those that memory bounds.
+    and one by a vector those that memory bounds, as an outer product does everywhere.
     """
-    if ops.dtype not in _ON_VECTOR_UNITS and sheet.generation != "pascal":
-        return [KernelAsk(rows, "products", ops.dtype, sizes, width)]
-    stored = np.array([ops.kind == "linear" or bool(each.get("transposed")) for each in ops.attributes], bool)
-    alone = sizes["batch"] == 1
-    few = sizes["m"] * sizes["n"] < _TILE * sheet.sms  # these cut k as linear layers do, or leave SMs idle
-    linear = alone & (stored | few | (width > 0))
     m, n, k, batch = (sizes[name] for name in ("m", "n", "k", "batch"))
-    vector, element = (m == 1) | (n == 1), ELEMENT_BYTES[ops.dtype]
+    tensor = ops.dtype not in _ON_VECTOR_UNITS and sheet.generation != "pascal"
+    by_memory = (k == 1) | (~np.bool_(tensor) & ((m == 1) | (n == 1)))
+    element = ELEMENT_BYTES[ops.dtype]
     [moved] = by_bytes("gemv", batch * (m + n) * k * element, batch * m * n * element, ops.dtype)
+    moved["indexed"] = (k == 1) * 1.0  # each element of an outer product has another pair of operands
+    asks = [KernelAsk(rows & by_memory, "elementwise", ops.dtype, moved, width)]
+    if tensor:
+        return [*asks, KernelAsk(rows & ~by_memory, "products", ops.dtype, sizes, width)]
+    stored = np.array([ops.kind == "linear" or bool(each.get("transposed")) for each in ops.attributes], bool)
+    few = m * n < _TILE * sheet.sms  # these cut k as linear layers do, or leave SMs idle
+    linear = (batch == 1) & (stored | few | (width > 0))
     return [
-        KernelAsk(rows & vector, "elementwise", ops.dtype, moved, width),
-        KernelAsk(rows & ~vector & ~linear, "bmm", ops.dtype, sizes, width),
-        KernelAsk(rows & ~vector & linear, "linear", ops.dtype, sizes, width),
+        *asks,
+        KernelAsk(rows & ~by_memory & ~linear, "bmm", ops.dtype, sizes, width),
+        KernelAsk(rows & ~by_memory & linear, "linear", ops.dtype, sizes, width),
     ]
 
 
@@ -226,11 +240,17 @@ def _attention(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     fewer = 1 + _BACKWARD_QUERIES / np.maximum(queries, _BACKWARD_LEAST)
     back = (2.35 + sizes["head_dim"] / 256) * fewer if grad else 1.0
     does = known | (ops.flops > 0)
+    sooner = 1 / _EXPONENTIALS["blackwell"] - 1 / _EXPONENTIALS.get(
+        sheet.generation, _EXPONENTIALS["blackwell"]
+    )
+    seen = np.where(all_seen, sizes["seq_len"] ** 2, seen_pairs(sizes["seq_len"], sizes["window"]))
+    pairs = sizes["batch"] * sizes["heads"] * seen
+    saved = np.where(alone, 0.0, _NOT_HIDDEN * sooner * pairs / (sheet.sms * sheet.clock_hz / 1e9))
     asks = []
     for table, rows in (("decode", alone), ("encoder", all_seen), ("prefill", ~alone & ~all_seen)):
         for sure, width in ((known, 0.0), (~known, _GUESSED_WIDTH)):
             more = float(np.hypot(width, _BACKWARD_WIDTH * grad))
-            asks.append(KernelAsk(rows & sure & does, table, ops.dtype, sizes, more, back))
+            asks.append(KernelAsk(rows & sure & does, table, ops.dtype, sizes, more, back, saved))
     return asks
 
 
@@ -263,6 +283,11 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     s = {name: np.where(known, column, 1.0) for name, column in s.items()}
     asks = [KernelAsk(known & square, "conv_3x3", ops.dtype, {**s, "direction": "forward"})]
     asks += [KernelAsk(known & ~square, f"conv_{way}", ops.dtype, {**s, "direction": way}) for way in ways]
+    if ELEMENT_BYTES[ops.dtype] == 2 and sheet.generation not in _NATIVE_NCHW:
+        alone = known & np.array(["kernel" not in each for each in ops.attributes], bool)
+        flat = {"element_flops": 2 + 0 * s["batch"], "operands": 1 + 0 * s["batch"]}
+        each = [{**flat, "elements": count} for count in converted(s)] * len(ways)
+        asks += [KernelAsk(alone, "elementwise", ops.dtype, sizes) for sizes in each]
     return [*asks, *_by_flops(ops, sheet, ~known)]
 
 
@@ -343,7 +368,7 @@ def _way(kind: str) -> Callable[[Ops, Sheet], list[KernelAsk]]:
     return {"attention": _attention}.get(forward, _product if forward in PRODUCTS else _any)
 
 
-_ATTENTION: Final = frozenset(("prefill", "encoder"))
+_OF_AMPERE: Final = frozenset(("prefill", "encoder", *(f"conv_{way}" for way in CONVS.values())))
 _BACK_TO_BACK: Final = frozenset(family.name for family in LANGUAGE_FAMILIES if family is not EXCHANGE)
 
 
@@ -430,14 +455,16 @@ class FittedCost(CostModel):
                 for ask, one_by_one in product(asks, (False, True)):
                     here = np.flatnonzero(ask.ops & (eager == one_by_one))
                     if len(here):
-                        fitted = self._older if one_by_one and ask.table in _ATTENTION else self.fits
+                        fitted = self._older if one_by_one and ask.table in _OF_AMPERE else self.fits
                         found, width = fitted.predict(ask.table, ask.dtype, **take(ask.sizes, here))
                         whole = self.fits.model(ask.table, ask.dtype).family.name in _BACK_TO_BACK
                         if one_by_one and ask.table == "products":
                             found = found + _EAGER_START_NS
                         else:
                             found = np.maximum(found - gap_ns * whole, 1 if whole else self.least_ns)
+                        saved = np.broadcast_to(ask.saved_ns, len(rows))[here]
                         found = found * np.broadcast_to(ask.times, len(rows))[here]
+                        found = np.maximum(found - saved, found / 2)
                         ns[here] += found
                         weighted[here] += found * np.hypot(np.hypot(width, ask.width), _IN_PROGRAM)
             does = ns > 0

@@ -50,10 +50,11 @@ GENERATIONS: Final = {
     "ada": "l40s",
     "hopper": "hopper",
     "blackwell": "blackwell",
+    "blackwell_ultra": "blackwell",
 }
 """Generation -> the fit of its only measured GPU, or of several together."""
 NEAREST: Final = {
-    "blackwell": ("hopper", "ampere"),
+    **dict.fromkeys(("blackwell", "blackwell_ultra"), ("hopper", "ampere")),
     "hopper": ("blackwell", "ampere"),
     "ampere": ("hopper", "blackwell"),
     "blackwell_rtx": ("ada", "blackwell"),
@@ -201,7 +202,7 @@ class KernelFits:
             near.append((SAME_HOST[self.like], HOST_WIDTH))
         near += [("unmeasured_gddr" if small else "unmeasured_hbm", 0.0), ("unmeasured", 0.0)]
         if generation in GENERATIONS:
-            pooled = GENERATIONS[generation] == generation
+            pooled = GENERATIONS[generation] in GENERATIONS
             near.append((GENERATIONS[generation], 0.0 if pooled else GENERATION_WIDTH))
         far = [(GENERATIONS[g], NEAREST_WIDTH) for g in NEAREST.get(generation, ("hopper", "ampere"))]
         return near, far

@@ -472,8 +472,8 @@ QUANTIZE: Final = Family(
 
 # ---- tokens sent to the ranks of their experts -------------------------------------------------------------
 
-LINK_BYTES_PER_S: Final = {"ampere": 300e9, "hopper": 450e9, "blackwell": 900e9}
-"""NVLink of a GPU in one direction: data sheets of the A100 (third generation), H100 (fourth), B200."""
+LINK_BYTES_PER_S: Final = {"ampere": 300e9, "hopper": 450e9, "blackwell": 900e9, "blackwell_ultra": 900e9}
+"""NVLink of a GPU in one direction: data sheets of the A100 (third generation), H100 (fourth), B200, B300."""
 
 
 def exchange_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:

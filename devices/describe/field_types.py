@@ -408,7 +408,17 @@ _INTEGER: Final = Type(_integer, "0", {"type": "integer"})
 _FRACTION: Final = Type(_share, "0.8 or 80%", _SHARE)
 
 _GENERATIONS: Final = (
-    *("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell_rtx"),
+    *(
+        "pascal",
+        "volta",
+        "turing",
+        "ampere",
+        "ada",
+        "hopper",
+        "blackwell",
+        "blackwell_ultra",
+        "blackwell_rtx",
+    ),
     *("cdna", "cdna2", "cdna3"),
 )
 """Of GPUs whose kernels are told apart (`devices.cost.kernel_fits`)."""

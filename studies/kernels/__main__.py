@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from devices.cost.kernel_fits import FOLDER, GENERATION_WIDTH, GENERATIONS, SCHEMA
+from devices.cost.kernel_fits import FOLDER, GENERATION_WIDTH, GENERATIONS, NEAREST_WIDTH, SCHEMA
 from devices.cost.kernel_model import Model
 from devices.presets import device_preset
 from studies.kernels.fitting import alone, fit_shared
@@ -33,14 +33,14 @@ def fits_of(table: Table) -> dict[str, Model]:
             if gpus:
                 found[generation] = pooled(table, gpus, 8000, 0.0 if len(gpus) > 1 else GENERATION_WIDTH)
         return found
+    if table.name.startswith("conv_") and table.dtype == "fp16":  # a P100 has no tensor cores
+        return found | {"unmeasured": found["v100-sxm"].wider(NEAREST_WIDTH)}
     groups = {"unmeasured": [*table.rows]}
     if table.name in ("elementwise", "softmax", "layer_norm"):
         groups = {"unmeasured_hbm": [*HBM], "unmeasured_gddr": [*GDDR]}
     elif table.name in ("bmm", "linear"):  # the newest generation counts twice: later ones run its kernels
         old = ("p100-pcie-16", "p4") if table.name == "linear" else ()
         groups = {"unmeasured": [*(g for g in table.rows if g not in old), "a100-pcie-40"]}
-    elif table.name.startswith("conv_") and table.dtype == "fp16":
-        groups = {"unmeasured": ["v100-sxm"]}  # a P100 has no tensor cores
     misses = [*left_out(table).values()]
     for name, gpus in groups.items():
         parts = [(table.rows[g], table.sheet(g)) for g in gpus]

@@ -4,7 +4,8 @@
 
     python -m studies.kernels.recorded --gpu h100-sxm TRACE.json.gz ...
 
-Of each kernel whose sizes the profiler noted (products, attention, norms, ...), by operator and sizes.
+Of each kernel whose sizes the profiler noted (products, attention, norms, ...), by operator and sizes, where
+it ran alone: beside a kernel of another stream it waits for SMs and memory, which is no part of its cost.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import permutations
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ import numpy as np
 from devices.cost.kernel_costs import FittedCost, load_fits
 from devices.presets import device_preset
 from scenarios.importers import load_graph
-from sim import Device, GraphBuilder
+from sim import Device, Graph, GraphBuilder
 from sim.base.units import parse_duration
 
 SIZES: Final = (
@@ -41,12 +43,33 @@ class Recorded(NamedTuple):
     predicted_ns: float
 
 
+def accompanied(graph: Graph) -> frozenset[int]:
+    """Return the recorded kernels during which another stream of their GPU ran one."""
+    ops_of = defaultdict(list)
+    for op, given in graph.attributes.items():
+        if "stream" in given and not given.get("kernel", "Mem").startswith("Mem"):
+            ops_of[graph.pin_code[op], given["stream"]].append(op)
+    starts = {
+        key: np.array([graph.attributes[op]["recorded_start_ns"] for op in ops])
+        for key, ops in ops_of.items()
+    }
+    found: set[int] = set()
+    for here, there in permutations(ops_of, 2):
+        if here[0] == there[0]:
+            ended = np.sort(starts[there] + graph.duration_ns[ops_of[there]])
+            begun = np.searchsorted(np.sort(starts[there]), starts[here] + graph.duration_ns[ops_of[here]])
+            both = begun > np.searchsorted(ended, starts[here], side="right")
+            found.update(np.array(ops_of[here])[both].tolist())
+    return frozenset(found)
+
+
 def compare(path: str, gpu: str) -> list[Recorded]:
-    """Return the kernels of a recording that have sizes."""
+    """Return the kernels of a recording that have sizes and ran alone."""
     graph, took = load_graph(path), defaultdict(list)
     names = [graph.kinds[code] for code in graph.kind_code]
+    beside = accompanied(graph)
     for op, given in graph.attributes.items():
-        if "kernel" in given and names[op] in SIZED:
+        if "kernel" in given and names[op] in SIZED and op not in beside:
             sizes = {name: given[name] for name in SIZES if name in given}
             if sizes:
                 took[names[op], given.get("operator", ""), repr(sizes)].append(op)
@@ -54,7 +77,7 @@ def compare(path: str, gpu: str) -> list[Recorded]:
     for at, ((kind, operator, _), ops) in enumerate(took.items()):
         sizes = {name: graph.attributes[ops[0]][name] for name in SIZES if name in graph.attributes[ops[0]]}
         dtype = graph.dtypes[code] if (code := graph.dtype_code[ops[0]]) >= 0 else None
-        builder.op(f"{at}", kind=kind, dtype=dtype, attributes={**sizes, "operator": operator})
+        builder.op(f"{at}", kind=kind, dtype=dtype, attributes={**sizes, "operator": operator, "kernel": ""})
     floor, gap = (parse_duration(device_preset(gpu)[key]) for key in ("kernel_floor", "gap"))
     cost = FittedCost(load_fits(gpu), least_ns=floor)
     costs = cost.durations_ns(builder.build(), Device("gpu0", gap_ns=gap))

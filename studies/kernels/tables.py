@@ -305,16 +305,12 @@ def _convolutions(here: Path) -> Iterator[Table]:
         filter_height="kernel_h",
         filter_width="kernel_w",
     )
-    lenders = _but("p100-pcie-16", "v100-sxm")
     every, loose = (*logs, "width", "kernel_h", "kernel_w"), {"smooth": 10.0, "ridge": 0.5}
     for dtype in ("fp32", "fp16"):
         for way in ("forward", "backward_data", "backward_weights"):
             part = b[b.dtype == dtype].assign(us=b[f"{way}_us"], direction=way).dropna(subset=["us"])
-            more: dict[str, Any] = {
-                "lenders": _but("p100-pcie-16", "v100-sxm"),
-                "stiff": loose,
-                "logs": every,
-            }
+            gpus = ("p100-pcie-16", "v100-sxm") if dtype == "fp32" else ()  # in fp16 one has tensor cores
+            more: dict[str, Any] = {"lenders": _but(*gpus), "stiff": loose, "logs": every}
             yield _table(f"conv_{way}", dtype, general.CONV_ANY, part, sizes, layer, **more)
 
 

@@ -207,6 +207,46 @@ def test_images_of_one_and_three_axes_and_transposed_convolutions() -> None:
     )
 
 
+def test_convolutions_in_16_bits_of_few_channels_gather_and_later_gpus_convert_the_layout() -> None:
+    """3 channels fill no 16 bytes; a Turing card passes all tensors once more each way, a V100 and what was
+    recorded as one kernel do not.
+    """
+    three, eight = ({**PLAIN, "batch": 64, "in_channels": n} for n in (3, 8))
+    recorded = {"kernel": "cutlass_tensorop"}
+    for gpu in ("v100-sxm", "t4", "a100-sxm-80"):
+        few, full = (ns_of("conv", "fp16", gpu, sizes | recorded) for sizes in (three, eight))
+        assert 1.5 < few / full < 5
+        whole, one = (ns_of("conv", "fp16", gpu, sizes) for sizes in (PLAIN, PLAIN | recorded))
+        assert (whole == one) == (gpu == "v100-sxm")
+        assert one <= whole < 5 * one
+        assert ns_of("conv", "fp32", gpu, PLAIN) == ns_of("conv", "fp32", gpu, PLAIN | recorded)
+
+
+def test_an_outer_product_is_bound_by_writing_it_down() -> None:
+    """1024 of 32 x 32 take as long as 32 of 1024 x 32, and an A100 writes 200 elements a ns."""
+    few, many = ({"batch": b, "m": m, "n": 32, "k": 1} for b, m in ((32, 1024), (1024, 32)))
+    for dtype in ("fp32", "tf32"):
+        small, large = (ns_of("bmm", dtype, "a100-sxm-80", sizes) for sizes in (few, many))
+        assert small == pytest.approx(large, rel=0.05)
+        assert 4e3 < large < 12e3
+
+
+def test_attention_of_a_blackwell_ultra_hides_more_of_its_exponentials() -> None:
+    """The fewer numbers a head has, the more; nothing of decoding, which memory bounds."""
+    heads = {**HEADS, "seq_len": 16384, "kv_heads": HEADS["heads"]}
+    faster = []
+    for dim in (64, 128):
+        sizes = {**heads, "head_dim": dim}
+        gb200, gb300 = (ns_of("attention", gpu=gpu, sizes=sizes) for gpu in ("gb200", "gb300"))
+        faster.append(gb200 / gb300)
+        back = [ns_of("attention_grad", gpu=gpu, sizes=sizes) for gpu in ("gb200", "gb300")]
+        assert 1 < back[0] / back[1] < gb200 / gb300
+    assert faster[0] > faster[1] > 1.1
+    decode = {**heads, "head_dim": 128, "seq_len": 1, "kv_len": 16384, "batch": 64}
+    gb200, gb300 = (ns_of("attention", gpu=gpu, sizes=decode) for gpu in ("gb200", "gb300"))
+    assert gb300 == pytest.approx(gb200, rel=0.02)
+
+
 def test_rows_are_priced_by_rows_and_else_by_bytes() -> None:
     nbytes = {"bytes_read": 2 * 1024 * 4096, "bytes_written": 2 * 1024 * 4096}
     for kind in ("softmax", "layer_norm", "rms_norm"):
