@@ -342,20 +342,17 @@ LLM_ROWS: Final = Family(
 # Winograd F(2x2, 3x3) multiplies 2.25 times less, fused in one kernel; F(4x4, 3x3) 4 times less, with its
 # transforms as kernels of their own that pass (4 + 2)^2 numbers for 16 pixels and for 9 weights through
 # memory (Lavin and Gray, arXiv:1509.09308). Of 5x5 and more, a Fourier transform leaves about a tenth of a
-# multiplication an element of the kernel. Columns: tile_n, tile_m, may split k, side of Winograd's cell (5:
-# Fourier).
+# multiplication an element. Columns: tile_n, tile_m, may split k, side of Winograd's cell (5: Fourier).
 _LARGE_TILES: Final = ((128, 128), (64, 256))
 _VECTOR_TILES: Final = ((128, 128), (128, 256), (64, 256), (32, 256), (8, 256), (1, 256))
 _WEIGHT_TILES: Final = ((128, 128), (128, 32), (32, 128), (8, 128), (1, 128))
 _TRANSFORMED: Final = ((64, 64, 0, 2), (32, 64, 0, 2), (64, 64, 0, 4), (64, 64, 0, 5))
 _FEWEST: Final = 4  # columns of a tile whose operands a vector unit loads anew: it keeps several pixels
 _FEW_CHANNELS: Final = 4.0
-"""How many times as long tensor cores take whose operands are gathered tap by tap, as channels do not fill 16
-bytes: a V100 (its vector units do it) 4, two vision transformers' patches on an H100 3.4 and 4.9."""
-_SIDE_BY_SIDE: Final = 64  # channels whose gradients by weights a tensor core's tile takes together
-_TRANSFORM: Final = (
-    2.0  # a byte of a transform costs as much as this many from L2: part of them come from DRAM
-)
+"""How many times as long operands take that are gathered tap by tap, as channels do not fill 16 bytes: 4 on
+a V100 (its vector units do it), 3.4 and 4.9 for two vision transformers' patches on an H100."""
+_SIDE_BY_SIDE: Final = 64  # channels whose gradients by weights a tile takes together
+_TRANSFORM: Final = 2.0  # bytes from L2 that one of a transform costs: part of them come from DRAM
 
 
 def _direction(s: Sizes) -> str:
@@ -365,15 +362,11 @@ def _direction(s: Sizes) -> str:
 def _ways(dtype: str, direction: str, tensor: bool) -> FloatArray:
     """Return the columns that a library may choose from."""
     weights = direction == "backward_weights"
-    if tensor or (ELEMENT_BYTES[dtype] <= 2 and not weights):
-        splits = (0,) if direction == "backward_data" else (0, 1)
-        return np.array([(*tile, split, 0) for tile in _LARGE_TILES for split in splits], float).T
-    plain = (
-        [(*t, c, 0) for t in _WEIGHT_TILES for c in (0, 1)]
-        if weights
-        else [(*t, 0, 0) for t in _VECTOR_TILES]
-    )
-    return np.array([*plain, *_TRANSFORMED], float).T
+    large = tensor or (ELEMENT_BYTES[dtype] <= 2 and not weights)
+    tiles = _LARGE_TILES if large else _WEIGHT_TILES if weights else _VECTOR_TILES
+    splits = (0, 1) if weights or (large and direction == "forward") else (0,)
+    ways = [(*tile, split, 0) for tile in tiles for split in splits]
+    return np.array(ways if large else [*ways, *_TRANSFORMED], float).T
 
 
 def _implicit(s: Sizes) -> tuple[list[FloatArray], list[FloatArray], list[FloatArray]]:
@@ -404,9 +397,7 @@ def _implicit(s: Sizes) -> tuple[list[FloatArray], list[FloatArray], list[FloatA
 
 
 def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
-    """Return what a convolution asks as an implicit product or, 3x3 with stride 1, by Winograd: one column a
-    way.
-    """
+    """Return what a convolution asks as an implicit product, by Winograd or Fourier: one column a way."""
     product, tensors, out = _implicit(s)
     width, direction = ELEMENT_BYTES[dtype], _direction(s)
     tensor = dtype not in ("fp32", "fp64") and _generation(sheet) != "pascal"
@@ -468,16 +459,9 @@ def converted(s: Sizes) -> list[FloatArray]:
     On an H100, 3 channels of 4 x 224 x 224 pixels take as long as 3 x 768 of 16 x 16, and five times as long
     as 768 of 4 x 14 x 14.
     """
-    batch, cin, cout, h, w, kh, kw = columns(
-        s, "batch in_channels out_channels height width kernel_h kernel_w"
-    )
-    oh, ow = _implicit(s)[2]
-    deep, wide = (np.ceil(c / 32) * 32 for c in (cin, cout))
-    return [
-        batch * h * w * deep,
-        cout * kh * kw * np.ceil(cin / s.get("group", 1) / 32) * 32,
-        batch * oh * ow * wide,
-    ]
+    cin, cout = columns(s, "in_channels out_channels")
+    channels = cin, cin / s.get("group", 1), cout
+    return [n * np.ceil(c / 32) * 32 / c for n, c in zip(_implicit(s)[1], channels, strict=True)]
 
 
 def conv_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:

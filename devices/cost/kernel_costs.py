@@ -264,10 +264,8 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     known = _known(s) & given
     image, kernel, strides = ops.axes("input_shape"), ops.axes("kernel_shape"), ops.axes("strides")
     pads, dilations = ops.axes("pads", 0.0), ops.axes("dilations")
-    s["batch"] *= np.maximum(
-        image[:, 0] / strides[:, 0], 1
-    )  # each image of a volume, of as many channels more
-    s["in_channels"] *= kernel[:, 0]
+    s["batch"] *= np.maximum(image[:, 0] / strides[:, 0], 1)  # each image of a volume,
+    s["in_channels"] *= kernel[:, 0]  # of as many channels more
     for i, (side, edge) in enumerate((("height", "h"), ("width", "w")), 1):
         s |= {side: image[:, i], f"kernel_{edge}": kernel[:, i], f"stride_{edge}": strides[:, i]}
         s[f"pad_{edge}"] = pads[:, i]
