@@ -28,7 +28,7 @@ import numpy as np
 from devices.cost.general_kernels import ELEMENT_FLOPS, ROWS, by_bytes, converted
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel, fits
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, take
-from devices.cost.language_kernels import EXCHANGE, LANGUAGE_FAMILIES, seen_pairs
+from devices.cost.language_kernels import EXCHANGE, LANGUAGE_FAMILIES, seen_pairs, sooner_ns
 from devices.cost.own_kernels import read_kernels
 from devices.describe.field_reading import read_fields
 from devices.describe.field_types import DEFAULT, dtype_name
@@ -73,13 +73,6 @@ _IN_PROGRAM: Final = 0.1
 """Half width (log) that a program adds to a kernel's: neighbours, clock and caches are not those of one that
 runs again and again. Beyond what tables are off, kinds of op of BERT in fp32 on four GPUs were off by 0.06
 (four of five, by time) and 0.15 (by kind)."""
-_EXPONENTIALS: Final = {"blackwell": 16, "blackwell_ultra": 32}
-"""An SM and cycle, of the Blackwells whose attention was measured, and of Ultra (NVIDIA's blog, "Making
-Softmax More Efficient with NVIDIA Blackwell Ultra")."""
-_NOT_HIDDEN: Final = 0.5
-"""Of the exponentials' time that attention takes beside its products. Ultra reaches 1,215 and 1,749 TFLOP/s
-without a mask, heads of 64 and 128 (flash-attention, pull request 2605), and 1,250 with 80 (cudnn-frontend,
-598): of a GB300 the models say 1,211, 1,060 and 1,122, without this 980, 961 and 955."""
 _NATIVE_NCHW: Final = frozenset(("pascal", "volta"))
 """Whose convolutions in 16 bits compute in the layout that PyTorch and ONNX have; tensor cores of later ones
 want channels last, and the library converts (`cudnn::nchwToNhwcKernel`), but for a recorded kernel."""
@@ -240,12 +233,8 @@ def _attention(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     fewer = 1 + _BACKWARD_QUERIES / np.maximum(queries, _BACKWARD_LEAST)
     back = (2.35 + sizes["head_dim"] / 256) * fewer if grad else 1.0
     does = known | (ops.flops > 0)
-    sooner = 1 / _EXPONENTIALS["blackwell"] - 1 / _EXPONENTIALS.get(
-        sheet.generation, _EXPONENTIALS["blackwell"]
-    )
     seen = np.where(all_seen, sizes["seq_len"] ** 2, seen_pairs(sizes["seq_len"], sizes["window"]))
-    pairs = sizes["batch"] * sizes["heads"] * seen
-    saved = np.where(alone, 0.0, _NOT_HIDDEN * sooner * pairs / (sheet.sms * sheet.clock_hz / 1e9))
+    saved = np.where(alone, 0.0, sooner_ns(sizes["batch"] * sizes["heads"] * seen, sheet))
     asks = []
     for table, rows in (("decode", alone), ("encoder", all_seen), ("prefill", ~alone & ~all_seen)):
         for sure, width in ((known, 0.0), (~known, _GUESSED_WIDTH)):

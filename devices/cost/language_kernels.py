@@ -132,6 +132,13 @@ PRODUCTS_FINE: Final = replace(
 _TILE_ROWS: Final = np.array([16.0, 64.0, 128.0, 256.0])  # of queries
 _KEYS: Final = 128.0  # that a thread block takes at a time
 ATTENTION: Final = "batch seq_len heads kv_heads head_dim"
+_EXPONENTIALS: Final = {"blackwell": 16, "blackwell_ultra": 32}
+"""An SM and cycle, of the Blackwells whose attention was measured, and of Ultra (NVIDIA's blog, "Making
+Softmax More Efficient with NVIDIA Blackwell Ultra")."""
+_NOT_HIDDEN: Final = 0.5
+"""Of the exponentials' time that attention takes beside its products. Ultra reaches 1,215 and 1,749 TFLOP/s
+without a mask, heads of 64 and 128 (flash-attention, pull request 2605), and 1,250 with 80 (cudnn-frontend,
+598): of a GB300 the models say 1,211, 1,060 and 1,122, without this 980, 961 and 955."""
 
 
 def seen_pairs(seq_len: FloatArray, window: FloatArray, causal: bool = True) -> FloatArray:
@@ -147,6 +154,14 @@ def seen_pairs(seq_len: FloatArray, window: FloatArray, causal: bool = True) -> 
     seen = np.where(window > 0, np.minimum(window, seq_len), seq_len)
     pairs: FloatArray = seen * (seen + 1) / 2 + (seq_len - seen) * seen
     return pairs
+
+
+def sooner_ns(pairs: FloatArray, sheet: Sheet) -> FloatArray:
+    """Return by how much attention to so many pairs ends sooner than with a Blackwell's exponentials."""
+    own = _EXPONENTIALS.get(str(sheet.generation), _EXPONENTIALS["blackwell"])
+    cycles = _NOT_HIDDEN * pairs * (1 / _EXPONENTIALS["blackwell"] - 1 / own)
+    found: FloatArray = cycles / (sheet.sms * sheet.clock_hz / 1e9)
+    return found
 
 
 def attention_work(s: Sizes, sheet: Sheet, dtype: str, causal: bool = True) -> KernelWork:
