@@ -36,7 +36,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from policies.option_checks import one_of
-from policies.parallel.context_tokens import GROUP, SHAPE, Parts, Tokens, part_of
+from policies.parallel.context_tokens import GROUP, SHAPE, Parts, Tokens
 from policies.parallel.program import COMPUTE
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
@@ -204,7 +204,7 @@ class Ring(Tokens):
         self.last = name
         self.records.make(
             replace(
-                part_of(g, Fraction(0)),
+                g.part(Fraction(0)),
                 name=name,
                 kind="add",
                 inputs=[(tensor, 0) for tensor in reads],

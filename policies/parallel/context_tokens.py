@@ -12,13 +12,12 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
 
-from policies.parallel.program import COMPUTE
+from policies.parallel.program import COMPUTE, exchange
 from policies.parallel.training_step import TrainingStep, parts_of_gradients
 from policies.rewrite.backward import OPTIMIZERS, elements
-from policies.rewrite.records import Edge, OpEntry, Records, read
+from policies.rewrite.records import Edge, OpEntry, Records, proportion, read
 from sim import Graph
 from sim.base.errors import GraphError
-from sim.base.units import round_half_up
 from sim.graph.graph import Role
 
 # ----------------------------------------------------------------------------------------------------------
@@ -167,13 +166,13 @@ class Tokens(ABC):
             if key in attributes:
                 attributes[key] = -(-attributes[key] // self.c)
         if "nbytes" in attributes:
-            attributes["nbytes"] = _scaled(attributes["nbytes"], *read_)
+            attributes["nbytes"] = proportion(attributes["nbytes"], *read_)
         self.records.make(
             replace(
-                part_of(record, Fraction(1, self.c)),
+                record.part(Fraction(1, self.c)),
                 outputs=outputs,
-                bytes_read=_scaled(record.bytes_read, *read_),
-                bytes_written=_scaled(record.bytes_written, sum(outputs), sum(record.outputs)),
+                bytes_read=proportion(record.bytes_read, *read_),
+                bytes_written=proportion(record.bytes_written, sum(outputs), sum(record.outputs)),
                 attributes=attributes,
             )
         )
@@ -218,7 +217,7 @@ class Tokens(ABC):
         kept = {key: value for key, value in of.attributes.items() if key not in SHAPE}
         self.records.make(
             replace(
-                part_of(of, part),
+                of.part(part),
                 name=name,
                 inputs=[(tensor, 0) for tensor in inputs],
                 outputs=tuple(outputs),
@@ -235,7 +234,7 @@ class Tokens(ABC):
         self.last = of.name
         self.records.make(
             replace(
-                part_of(of, Fraction(0)),
+                of.part(Fraction(0)),
                 kind="concat",
                 inputs=[(tensor, 0) for tensor in reads],
                 outputs=outputs,
@@ -258,28 +257,8 @@ class Tokens(ABC):
         **more: Any,
     ) -> str:
         """Write what ranks exchange."""
-        self.records.make(
-            OpEntry(
-                name,
-                kind,
-                [(tensor, 0) for tensor in dict.fromkeys(reads)],
-                [(each, 0) for each in more.pop("after", ())],
-                tuple(outputs),
-                bytes_read=nbytes,
-                bytes_written=sum(outputs),
-                dtype=of.dtype,
-                stage=of.stage,
-                micro_batch=of.micro_batch,
-                phase=of.phase,
-                attributes={
-                    "communicator": GROUP,
-                    "dimension": "cp",
-                    "stream": COMPUTE,
-                    "nbytes": nbytes,
-                    **more,
-                },
-            )
-        )
+        where = {"communicator": GROUP, "dimension": "cp", **more}
+        self.records.make(exchange(of, name, kind, reads, nbytes, outputs, **where))
         return name
 
 
@@ -301,17 +280,6 @@ class Parts:
         self.kv_nbytes = self.sizes[1] + self.sizes[2]
 
 
-def part_of(record: OpEntry, part: Fraction) -> OpEntry:
-    """Return a part of the work of an op."""
-    ns = record.duration_ns
-    return replace(
-        record,
-        flops=round_half_up(record.flops * part),
-        duration_ns=None if ns is None else round_half_up(ns * part),
-        duration_by_kind={kind: round_half_up(each * part) for kind, each in record.duration_by_kind.items()},
-    )
-
-
 def _on_compute(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes with the stream on which an op runs, if it has none yet."""
     return (
@@ -319,7 +287,3 @@ def _on_compute(attributes: Mapping[str, Any]) -> dict[str, Any]:
         if "communicator" in attributes
         else {**attributes, "stream": COMPUTE}
     )
-
-
-def _scaled(value: int, new: int, old: int) -> int:
-    return round_half_up(Fraction(value * new, old)) if old else value

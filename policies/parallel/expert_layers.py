@@ -22,7 +22,6 @@ from policies.parallel.modules import pattern_of
 from policies.parallel.training_step import TrainingStep, parts_of_gradients
 from policies.rewrite.records import OpEntry
 from sim.base.errors import GraphError, InputError
-from sim.base.units import round_half_up
 from sim.graph.graph import Role
 
 _AT_THE_END: Final = "./_- "
@@ -224,11 +223,11 @@ class Layers:
                     name = f"{name}/{layer.name}" + ("" if expert is None else f".{expert}")
                     name = records.free(name)
                     edges = [(tensor, 0) for tensor in tensors]
-                    here = scaled(record, Fraction(len(tensors) - 1, parts - 1))
+                    here = record.scaled(Fraction(len(tensors) - 1, parts - 1))
                     records.ops[name] = replace(here, name=name, inputs=edges, after=[])
                     rest = [edge for edge in record.inputs if edge[0] not in tensors]
                     share = Fraction(parts - len(tensors), parts - 1)
-                    record = replace(scaled(record, share), inputs=[(name, 0), *rest])
+                    record = replace(record.scaled(share), inputs=[(name, 0), *rest])
                     records.ops[record.name] = record
                     for each in (records.ops[name], record):
                         each.bytes_read = sum(records.nbytes(tensor) for tensor, _ in each.inputs)
@@ -286,18 +285,6 @@ def _name(match: re.Match[str]) -> str:
         begin, end = (at - match.start() for at in match.span(1))
         whole = whole[:begin] + whole[end:]
     return whole.strip(_AT_THE_END) or whole
-
-
-def scaled(record: OpEntry, by: Fraction) -> OpEntry:
-    """Return an op with so many times its work, bytes and time."""
-    return replace(
-        record,
-        flops=round_half_up(record.flops * by),
-        bytes_read=round_half_up(record.bytes_read * by),
-        bytes_written=round_half_up(record.bytes_written * by),
-        duration_ns=None if record.duration_ns is None else round_half_up(record.duration_ns * by),
-        duration_by_kind={kind: round_half_up(ns * by) for kind, ns in record.duration_by_kind.items()},
-    )
 
 
 def _add(to: list[str], tensors: Iterable[str]) -> None:

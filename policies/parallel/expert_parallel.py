@@ -34,7 +34,7 @@ from typing import Any, Final
 
 from policies.option_checks import whole
 from policies.parallel.ddp import closed_when_full, reduce_in_buckets
-from policies.parallel.expert_layers import Layer, Layers, scaled
+from policies.parallel.expert_layers import Layer, Layers
 from policies.parallel.expert_routing import ExpertRouting, routed
 from policies.parallel.program import COMPUTE, HostProgram
 from policies.parallel.rank_grid import DATA, Grid, OnRanks, Ranked
@@ -214,7 +214,7 @@ class OneRank:
         of_weights = [t in self.layers.weights or t in self.layers.gradients for t in outputs]
         written = sum(n for n, weight in zip(record.outputs, of_weights, strict=True) if weight)
         by = Fraction(held) if of_weights and all(t in self.layers.weights for t in outputs) else each
-        made = scaled(record, by)
+        made = record.scaled(by)
         made.inputs = [(moved.get(tensor, tensor), distance) for tensor, distance in record.inputs]
         made.outputs = tuple(
             n * held if weight else ceil(n * by) for n, weight in zip(record.outputs, of_weights, strict=True)
@@ -233,7 +233,7 @@ class OneRank:
         if copies:
             inputs = [(self.back.get(tensor, tensor), distance) for tensor, distance in record.inputs]
             outputs = tuple(round_half_up(n * copies) for n in record.outputs)
-            self.made[record.name] = replace(scaled(record, copies), inputs=inputs, outputs=outputs)
+            self.made[record.name] = replace(record.scaled(copies), inputs=inputs, outputs=outputs)
 
     def _update(self, record: OpEntry) -> None:
         """Add an update: of the parameters that are here."""
@@ -252,7 +252,7 @@ class OneRank:
                 self.copies.setdefault(tensor, share)
         if share:
             inputs = [edge for edge in record.inputs if edge[0] not in gone]
-            self.made[record.name] = replace(scaled(record, share), inputs=inputs)
+            self.made[record.name] = replace(record.scaled(share), inputs=inputs)
 
     def _copies(self, name: str) -> Fraction:
         """Return how many times a rank has what the graph has as one parameter, or as its state."""

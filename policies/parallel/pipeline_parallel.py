@@ -21,14 +21,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
 from policies.option_checks import whole
 from policies.parallel.accumulation import added, refuse_micro_batches, renamed
 from policies.parallel.modules import pattern_of
-from policies.parallel.program import COMPUTE
+from policies.parallel.program import COMPUTE, exchange
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
 from policies.parallel.training_step import TrainingStep, parts_of_gradients
@@ -37,7 +36,6 @@ from policies.pipeline.pipeline_schedule import Action, Schedule
 from policies.rewrite.records import OpEntry, Records, write
 from sim import Graph
 from sim.base.errors import GraphError, InputError
-from sim.base.units import round_half_up
 from sim.graph.graph import Role
 
 
@@ -248,28 +246,13 @@ class _Rank:
         name = f"micro{k}/{tensor}/{kind}{sink}"
         word = f"pipeline {source} to {sink}"
         peer = self.place[sink if kind == "send" else source]
-        attributes: dict[str, Any] = {
-            "communicator": word,
-            "dimension": "pp",
-            "stream": word,
-            "nbytes": nbytes,
-        }
-        self.records.make(
-            OpEntry(
-                name,
-                kind,
-                [(f"micro{k}/{tensor}", 0)] if kind == "send" else [],
-                [(self.last, 0)] if self.last and self.last != f"micro{k}/{tensor}" else [],
-                (nbytes,) if kind == "recv" else (),
-                bytes_read=nbytes,
-                bytes_written=nbytes if kind == "recv" else 0,
-                dtype=producer.dtype,
-                stage=sink if kind == "recv" else source,
-                micro_batch=k,
-                phase=producer.phase,
-                attributes={**attributes, "peer": str(peer)},
-            )
-        )
+        where = {"communicator": word, "dimension": "pp", "stream": word, "peer": str(peer)}
+        own, sends = f"micro{k}/{tensor}", kind == "send"
+        after = [self.last] if self.last and self.last != own else []
+        reads, outputs = ([own], []) if sends else ([], [nbytes])
+        made = exchange(producer, name, kind, reads, nbytes, outputs, after=after, **where)
+        made.stage, made.micro_batch = source if sends else sink, k
+        self.records.make(made)
 
     # -- updates --------------------------------------------------------------------------------
 
@@ -301,12 +284,9 @@ class _Rank:
             self.records.externals |= {t: self.old.externals[t] for t, _ in inputs if t in self.old.externals}
             self.records.make(
                 replace(
-                    update,
+                    update.scaled(part),
                     inputs=inputs,
                     after=[(name, d) for name, d in update.after if d],
-                    flops=round_half_up(update.flops * part),
-                    bytes_read=round_half_up(update.bytes_read * part),
-                    bytes_written=round_half_up(update.bytes_written * part),
                     attributes={**update.attributes, "stream": COMPUTE},
                 )
             )

@@ -20,7 +20,6 @@ from typing import Any, Final
 from policies.parallel.training_step import Parameter, TrainingStep
 from policies.rewrite.records import Edge, OpEntry, Records, free_name, write
 from sim import Graph
-from sim.base.units import round_half_up
 
 COMPUTE: Final = "compute"
 """Stream of all that no other is named for."""
@@ -110,12 +109,10 @@ class HostProgram:
                 self.records.externals[name] = replace(given, nbytes=-(-given.nbytes // n))
         return [
             replace(
-                update,
+                update.part(Fraction(1, n)),
                 flops=-(-update.flops // n),
                 bytes_read=-(-update.bytes_read // n),
                 bytes_written=-(-update.bytes_written // n),
-                duration_ns=_part(update.duration_ns, n),
-                duration_by_kind={kind: _part(ns, n) or 0 for kind, ns in update.duration_by_kind.items()},
             )
             if "communicator" not in update.attributes
             else _sum_of_parts(update, n if parameters else 1)
@@ -125,6 +122,34 @@ class HostProgram:
     def graph(self) -> Graph:
         """Return what one rank runs."""
         return write(self.records)
+
+
+def exchange(
+    of: OpEntry,
+    name: str,
+    kind: str,
+    reads: Iterable[str],
+    nbytes: int,
+    outputs: Sequence[int],
+    *,
+    after: Iterable[str | Edge | None] = (),
+    **attributes: Any,
+) -> OpEntry:
+    """Return what ranks exchange of what an op has to do with: `nbytes` as the collective counts them."""
+    return OpEntry(
+        name,
+        kind,
+        _edges(dict.fromkeys(reads)),
+        _edges(after),
+        tuple(outputs),
+        bytes_read=nbytes,
+        bytes_written=sum(outputs),
+        dtype=of.dtype,
+        stage=of.stage,
+        micro_batch=of.micro_batch,
+        phase=of.phase,
+        attributes={"stream": COMPUTE, "nbytes": nbytes, **attributes},
+    )
 
 
 def _edges(given: Iterable[str | Edge | None]) -> list[Edge]:
@@ -138,10 +163,6 @@ def _sum_of_parts(sum_: OpEntry, n: int) -> OpEntry:
     return replace(
         sum_, outputs=sizes, bytes_read=sum(sizes), bytes_written=sum(sizes), attributes=attributes
     )
-
-
-def _part(ns: int | None, n: int) -> int | None:
-    return None if ns is None else round_half_up(Fraction(ns, n))
 
 
 def shard_nbytes(parameter: Parameter, n: int) -> int:

@@ -34,16 +34,15 @@ from fractions import Fraction
 from itertools import chain
 from typing import Final
 
-from policies.parallel.program import COMPUTE
+from policies.parallel.program import COMPUTE, exchange
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
 from policies.parallel.tensor_plan import LOSSES, PRODUCTS, TensorPlan, data_and_weight
 from policies.parallel.training_step import TrainingStep, parts_of_gradients
 from policies.rewrite.backward import OPTIMIZERS, elements
-from policies.rewrite.records import OpEntry, Records, free_name, read, write
+from policies.rewrite.records import OpEntry, Records, free_name, proportion, read, write
 from sim import Graph
 from sim.base.errors import GraphError
-from sim.base.units import round_half_up
 from sim.graph.frames import has_control_flow
 
 # ----------------------------------------------------------------------------------------------------------
@@ -167,25 +166,11 @@ class Exchanges:
     ) -> str:
         """Write what ranks exchange; `beside`: on a stream that waits for what was issued before only."""
         name = self.free(name)
-        self.records.ops[name] = OpEntry(
-            name,
-            kind,
-            [(source, 0)],
-            [(self.last, 0)] if beside and self.last != source else [],
-            (kept,),
-            bytes_read=min(nbytes, self.records.nbytes(source)),
-            bytes_written=kept,
-            dtype=of.dtype,
-            stage=of.stage,
-            micro_batch=of.micro_batch,
-            phase=of.phase,
-            attributes={
-                "communicator": STREAM,
-                "dimension": "tp",
-                "stream": STREAM if beside else COMPUTE,
-                "nbytes": nbytes,
-            },
-        )
+        after = [self.last] if beside and self.last != source else []
+        where = {"communicator": STREAM, "dimension": "tp", "stream": STREAM if beside else COMPUTE}
+        made = exchange(of, name, kind, [source], nbytes, [kept], after=after, **where)
+        made.bytes_read = min(nbytes, self.records.nbytes(source))
+        self.records.ops[name] = made
         return name
 
 
@@ -367,21 +352,16 @@ class RankWriter(Exchanges):
         read_ = {t: self._size(s, makes, t) for (s, _), (t, _) in zip(inputs, record.inputs, strict=True)}
         before = sum(self.old.nbytes(tensor) for tensor in read_)
         n = self.t if share else 1
-        after = [(name, d) for name, d in record.after]
         self.records.ops[record.name] = replace(
-            record,
+            record.part(Fraction(1, n)),
             inputs=inputs,
-            after=after,
+            after=[*record.after],
             outputs=tuple(outputs),
             flops=-(-record.flops // n),
-            bytes_read=_scaled(record.bytes_read, sum(read_.values()), before)
+            bytes_read=proportion(record.bytes_read, sum(read_.values()), before)
             if share
             else record.bytes_read,
-            bytes_written=_scaled(record.bytes_written, sum(outputs), sum(record.outputs)),
-            duration_ns=None
-            if record.duration_ns is None
-            else round_half_up(Fraction(record.duration_ns, n)),
-            duration_by_kind={k: round_half_up(Fraction(v, n)) for k, v in record.duration_by_kind.items()},
+            bytes_written=proportion(record.bytes_written, sum(outputs), sum(record.outputs)),
             attributes={
                 **(self._attributes(record, makes) if share else record.attributes),
                 "stream": COMPUTE,
@@ -457,26 +437,14 @@ class RankWriter(Exchanges):
             for tensor in own:
                 if tensor in self.old.externals and tensor not in weights:
                     given = self.old.externals[tensor]
-                    self.records.externals[tensor] = replace(given, nbytes=_scaled(given.nbytes, new, old))
-            outputs = tuple(_scaled(nbytes, new, old) for nbytes in update.outputs)
-            duration = update.duration_ns
+                    self.records.externals[tensor] = replace(given, nbytes=proportion(given.nbytes, new, old))
+            outputs = tuple(proportion(nbytes, new, old) for nbytes in update.outputs)
             self.records.ops[update.name] = replace(
-                update,
+                update.scaled(Fraction(new, old) if old else Fraction(1)),
                 inputs=[(self.moved.get(tensor, tensor), d) for tensor, d in update.inputs],
                 outputs=outputs,
-                flops=_scaled(update.flops, new, old),
-                bytes_read=_scaled(update.bytes_read, new, old),
-                bytes_written=_scaled(update.bytes_written, new, old),
-                duration_ns=None if duration is None else _scaled(duration, new, old),
-                duration_by_kind={
-                    kind: _scaled(ns, new, old) for kind, ns in update.duration_by_kind.items()
-                },
                 attributes={**update.attributes, "stream": COMPUTE},
             )
-
-
-def _scaled(value: int, new: int, old: int) -> int:
-    return round_half_up(Fraction(value * new, old)) if old else value
 
 
 class WholeWarning(UserWarning):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import chain, count, pairwise
 from typing import Any, Final
 
@@ -213,6 +214,34 @@ class OpEntry:
     def tensors(self) -> list[str]:
         """The names of all outputs."""
         return [self.tensor(k) for k in range(len(self.outputs))]
+
+    def part(self, by: Fraction) -> OpEntry:
+        """Return an op of so many times the work, that takes so many times as long; bytes stay."""
+        n, d = by.numerator, by.denominator
+        return replace(
+            self,
+            flops=proportion(self.flops, n, d),
+            duration_ns=None if self.duration_ns is None else proportion(self.duration_ns, n, d),
+            duration_by_kind={kind: proportion(ns, n, d) for kind, ns in self.duration_by_kind.items()},
+        )
+
+    def scaled(self, by: Fraction) -> OpEntry:
+        """Return an op of so many times the work, bytes and time."""
+        made, n, d = self.part(by), by.numerator, by.denominator
+        made.bytes_read = proportion(self.bytes_read, n, d)
+        made.bytes_written = proportion(self.bytes_written, n, d)
+        return made
+
+
+def proportion(value: int, new: int, old: int) -> int:
+    """Return value · new / old, half up; the value itself where `old` is 0.
+
+    Examples
+    --------
+    >>> proportion(5, 1, 2), proportion(5, 1, 0)
+    (3, 5)
+    """
+    return (2 * value * new + old) // (2 * old) if old else value
 
 
 @dataclass(frozen=True)
