@@ -49,7 +49,7 @@ def products(m: int, k: int, n: int, groups: int = 1) -> tuple[Product, Product,
 class Attention(NamedTuple):
     """Attention in one kernel that keeps no scores; half of them are masked.
 
-    `parts` ranks share the queries of a sequence, and each has as many of the scores.
+    It has one of so many `parts` of the scores, which ranks share, and blocks of a ring.
     """
 
     batch: int
@@ -64,7 +64,7 @@ class Attention(NamedTuple):
     @property
     def flops(self) -> int:
         """All scores: two products forward, five backward (arXiv 2307.08691, section 2.3)."""
-        one = self.batch * self.heads * self.sequence * (self.sequence // self.parts)
+        one = self.batch * self.heads * (self.sequence * self.sequence // self.parts)
         if self.backward:
             return 2 * one * (3 * self.query_head + 2 * self.value_head)
         return 2 * one * (self.query_head + self.value_head)

@@ -11,7 +11,7 @@
     without sequence parallelism: AR behind proj and down, forward, and behind qkv and up, backward
 
     cp by all-to-all: (T, a) ─► (c·T, a/c) before attention, and back behind it      (Ulysses)
-    cp by ring: keys and values travel c−1 times beside attention
+    cp by ring: attention in c blocks; keys and values travel c−1 times, beside all blocks but the last
 
 Backward, a product with weights gathers its saved input again while the gradient of its input is computed,
 and scatters that while the gradient of its weight is; the gradient behind proj and down is gathered before
@@ -229,15 +229,19 @@ class RankWork:
         by_heads = c > 1 and b.context == "all-to-all"
         over = (b.sequence, heads // c, max(1, kv // c)) if by_heads else (b.sequence, heads, kv)
         forward = Attention(b.samples, *over, m.query_head, m.value_head)
-        backward = forward._replace(backward=True)
         inputs, output = (_exchanged(q, k, v), _exchanged(o)) if by_heads else ([], [])
-        before, before_back = inputs, output
-        if c > 1 and not by_heads:
-            forward, backward, before, before_back = self._shared_scores(forward, backward, k + v)
+        before, before_back, behind_back = inputs, output, inputs
+        if c > 1 and b.context == "all-gather":
+            forward = forward._replace(parts=c)
+            before = before_back = [Collective("all_gather", c * n, "cp") for n in (k, v)]
+            behind_back = [Collective("reduce_scatter", c * n, "cp") for n in (k, v)]
+        backward = forward._replace(backward=True)
+        runs, runs_back = self._attended(forward), self._attended(backward)
+        if c > 1 and b.context == "ring":
+            runs, runs_back = self._in_blocks(forward, k + v), self._in_blocks(backward, k + v)
         out = o if by_heads else 0  # saved before it is sent, besides what proj saves
         lse = 4 * self.tokens * heads if b.flash else 0
         scores = 0
-        runs, runs_back = self._attended(forward), self._attended(backward)
         if not b.flash:  # softmax and dropout read and write all of them, one after the other
             each = b.samples * b.sequence**2 * heads // c
             scores = each * (2 * e + b.dropout)
@@ -246,7 +250,7 @@ class RankWork:
         return LayerPiece(
             "attention",
             (*around, *before, *runs, *output),
-            (*before_back, *runs_back, *inputs, *back),
+            (*before_back, *runs_back, *behind_back, *back),
             saved=q + k + v + lse + o + out + scores,
             made=o,
             took=q + k + v,
@@ -260,33 +264,28 @@ class RankWork:
         """Return the one kernel of attention, or the products of which its scores are written and read."""
         if self.batch.flash:
             return (of,)
-        rows, keys, query, value = of.sequence // of.parts, of.sequence, of.query_head, of.value_head
+        rows, keys = max(1, of.sequence // of.parts), of.sequence
+        query, value = of.query_head, of.value_head
         sizes = [(rows, query, keys), (rows, keys, value)]
         if of.backward:  # of values, scores, queries, keys
             sizes = [(keys, rows, value), (rows, value, keys), (rows, keys, query), (keys, rows, query)]
         return tuple(Product(*size, "S", of.batch * of.heads) for size in sizes)
 
-    def _shared_scores(
-        self, forward: Attention, backward: Attention, kv_bytes: int
-    ) -> tuple[Attention, Attention, list[Kernel], list[Kernel]]:
-        """Return attention of which each rank has 1/c of the scores, and what brings it keys and values."""
-        c = self.c
-        # a rank has chunks i and 2c−1−i of 2c, so that all have as many scores that are not masked
-        forward, backward = forward._replace(parts=c), backward._replace(parts=c)
-        if self.batch.context == "ring":
-            hops = (c - 1) * kv_bytes
-            return (
-                forward,
-                backward,
-                [Collective("send", hops, "cp", forward)],
-                [Collective("send", 2 * hops, "cp", backward)],
-            )
-        return (
-            forward,
-            backward,
-            [Collective("all_gather", c * kv_bytes, "cp")],
-            [Collective("all_gather", c * kv_bytes, "cp"), Collective("reduce_scatter", c * kv_bytes, "cp")],
-        )
+    def _in_blocks(self, of: Attention, kv: int) -> tuple[Kernel, ...]:
+        """Return attention as keys and values come round a ring, a block beside each message but the last.
+
+        Backward gradients follow them, one message later, so that there is a message beside each block.
+        """
+        c = self.c  # a rank has chunks i and 2c−1−i of 2c, so that all blocks have as many scores
+        block = of._replace(parts=c * c)
+        sizes = [kv] * (c - 1)
+        if of.backward:
+            sizes = [kv, *(2 * kv for _ in range(c - 2)), kv]
+        runs: list[Kernel] = []
+        for k in range(c):
+            runs += [Collective("send", n, "cp", block) for n in sizes[k : k + 1]]
+            runs += self._attended(block)
+        return tuple(runs)
 
     def latent_attention(self) -> list[LayerPiece]:
         """Return the pieces of multi-head latent attention; its down-products are on every rank."""
