@@ -31,10 +31,12 @@ torch/distributed/pipelining/stage.py (``backward_maybe_with_nosync``).
 
 from __future__ import annotations
 
-from typing import Final
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final, Generic, TypeVar
 
 from policies.parallel.accumulation import are_in_turn, micro_batches
-from policies.parallel.modules import Module, Modules, Turns, pattern_of
+from policies.parallel.modules import ROOT, Module, Modules, Turns, pattern_of
 from policies.parallel.program import HostProgram, shard_nbytes
 from policies.parallel.rank_grid import REPLICAS, REPLICATE, DataParallel
 from policies.parallel.training_step import TrainingStep
@@ -133,28 +135,130 @@ class FullyShard(DataParallel):
         return host.program.graph()
 
 
-class _Host:
+# ----------------------------------------------------------------------------------------------------------
+# What hooks do as modules are entered and left: a machine of states that knows no clock and no ops. `_Host`
+# writes it down op by op, `workload: {train: ...}` (`scenarios.builders.train.step`) block by block.
+
+
+H = TypeVar("H")
+
+
+class FullyShardHooks(ABC, Generic[H]):
+    """Gathers modules as they are entered; override `all_gather`, `copy_out` and `reduce`, which write.
+
+    Attributes
+    ----------
+    names : list of str
+        All modules, in the order of their forwards.
+    keep : bool
+        Whether modules keep their parameters behind their backward.
+    may_gather : list
+        What the streams of all_gather wait for.
+    """
+
+    def __init__(self, of: FullyShard) -> None:
+        self.of, self.keep = of, not of.reshard_after_backward
+        self.names: list[str] = []
+        self.gathered: dict[str, H] = {}
+        """Module → its all_gather that nobody has waited for yet."""
+        self.unsharded: set[str] = set()
+        self.may_gather: list[H] = []
+        self.copied_out: H | None = None
+        """The copy out for which they will, in the forward, once the next module has been waited for."""
+        self.post_forward: list[str] = []
+
+    @abstractmethod
+    def all_gather(self, module: str, after: Sequence[H], *, backward: bool) -> H:
+        """Write what gathers a module for a forward or a backward, behind `after`, on streams of its own."""
+
+    @abstractmethod
+    def copy_out(self, module: str, gathered: H) -> H | None:
+        """Write what makes parameters of what was gathered; return it (None: nothing is before it)."""
+
+    @abstractmethod
+    def reduce(self, module: str) -> None:
+        """Write what reduces the gradients of a module, behind its backward."""
+
+    def begin(self, after: Sequence[H]) -> None:
+        """Begin a micro-batch whose first gathers wait for `after`."""
+        self.may_gather, self.copied_out, self.post_forward = list(after), None, []
+
+    def pre_forward(self, module: str) -> None:
+        """Gather a module and wait for it; what is listed is gathered before it computes."""
+        self._enter(module, self.listed(self.of.forward_prefetch, module, self.names), backward=False)
+
+    def leave_forward(self, module: str) -> None:
+        """Note that a module has computed."""
+        self.post_forward.append(module)
+        if self.of.reshard:
+            self.unsharded.discard(module)
+
+    def turn(self, root: str | None) -> None:
+        """End the forward, and begin the backward with the root, which keeps its parameters between them."""
+        if self.copied_out is not None:
+            self.may_gather = [self.copied_out]
+        self.copied_out = None
+        if root is not None:
+            self.post_forward.append(root)
+            self.pre_backward(root)
+
+    def pre_backward(self, module: str) -> None:
+        """Gather a module unless that was done, wait for it, and gather the next."""
+        ahead = self.listed(self.of.backward_prefetch, module, self.post_forward[::-1])
+        self._enter(module, ahead, backward=True)
+
+    def leave_backward(self, module: str, *, reduces: bool = True) -> None:
+        """End the backward of a module, whose gradients are reduced, or kept for another micro-batch."""
+        if not self.keep:
+            self.unsharded.discard(module)
+        if reduces:
+            self.reduce(module)
+
+    def listed(self, given: _Prefetch | None, module: str, order: list[str]) -> list[str]:
+        """Return what is gathered ahead of a module."""
+        if isinstance(given, dict):
+            for name in [*given, *given.get(module, [])]:
+                if name not in self.names:
+                    raise UnknownNameError("module", name, self.names)
+            return given.get(module, [])
+        at = order.index(module) + 1
+        return order[at : at + (1 if given is None else given)]
+
+    def _enter(self, module: str, ahead: Sequence[str], *, backward: bool) -> None:
+        self._unshard(module, backward=backward)
+        if module in self.gathered:
+            if self.copied_out is not None and not backward:
+                self.may_gather = [self.copied_out]
+            copied = self.copy_out(module, self.gathered.pop(module))
+            self.unsharded.add(module)
+            if not backward:
+                self.copied_out = copied
+            elif copied is not None:
+                self.may_gather = [copied]
+        for other in ahead:
+            self._unshard(other, backward=backward)
+
+    def _unshard(self, module: str, *, backward: bool) -> None:
+        """Gather a module, unless it is there or on its way."""
+        if module not in self.gathered and module not in self.unsharded:
+            self.gathered[module] = self.all_gather(module, self.may_gather, backward=backward)
+
+
+class _Host(FullyShardHooks[str]):
     """The host of a rank, hook after hook."""
 
     def __init__(self, of: FullyShard, step: TrainingStep, n: int) -> None:
-        self.of, self.step, self.n = of, step, n
-        self.program = HostProgram(step, "fsdp2")
+        super().__init__(of)
+        self.step, self.n = step, n
         self.in_turn = are_in_turn(step)
+        self.keep = self.keep or not self.in_turn
+        self.program = HostProgram(step, "fsdp2")
         self.synchronised = of.requires_gradient_sync and self.in_turn
         self.batches = micro_batches(step, added_up=not self.synchronised)
-        self.modules: list[Module] = []
-        self.keeps = not (of.reshard_after_backward and self.in_turn)
+        self.modules: dict[str, Module] = {}
         self.updates = self.program.shard(step, self.n)
         self.prefix = ""
         """What names of this micro-batch begin with, if there are several."""
-        self.gathered: dict[str, str] = {}
-        """Module → its all_gather that nobody has waited for yet."""
-        self.unsharded: set[str] = set()
-        self.may_gather: list[str | Edge] = [(step.updates[-1].name, 1)]
-        """What the streams of all_gather wait for."""
-        self.copied_out: str | None = None
-        """The copy out for which they will, in the forward, once the next module has been waited for."""
-        self.post_forward: list[Module] = []
         self.scattered: str | None = None
         self.reduced: str | None = None
         self.last = ""
@@ -167,6 +271,7 @@ class _Host:
     def run(self) -> None:
         """Issue the whole step."""
         turns = [Turns(Modules(batch, self.of.wrap), batch, k) for k, batch in enumerate(self.batches)]
+        self.names = [module.name for module in turns[0].modules]
         done = [0] * len(turns)
         for record in self.step.work:
             k = (record.micro_batch or 0) if len(turns) > 1 else 0
@@ -177,10 +282,9 @@ class _Host:
             self._op(turns[k], place, record)
             if done[k] == len(turns[k].work) and self.in_turn:
                 self._end(turns[k])
-        if not self.in_turn:
-            self.modules = turns[-1].modules
-            for module in self.modules:
-                self.post_backward(module)
+        for name in self.names if not self.in_turn else ():
+            self.modules = turns[-1].named
+            self.reduce(name)
         self.program.instead = {each.gradient: self.sums[each.name] for each in self.step.parameters}
         for update in self.updates:
             self.program.compute(update, after=[self.reduced])
@@ -188,39 +292,28 @@ class _Host:
     def _op(self, at: Turns, place: int, record: OpEntry) -> None:
         """Issue an op of forward or backward, and what hooks do before and behind it."""
         several = len(self.batches) > 1
-        self.prefix, self.modules, root = f"micro{at.number}/" if several else "", at.modules, at.root
-        if place == 0:
-            if at.number and self.in_turn:
-                self.may_gather = [last for last in (self.last, self.waits) if last]
-                self.copied_out, self.post_forward = None, []
-            if root:
-                self.pre_forward(root)
+        self.prefix, self.modules = f"micro{at.number}/" if several else "", at.named
+        if place == 0 and at.number and self.in_turn:
+            self.begin([last for last in (self.last, self.waits) if last])
+        if place == 0 and at.root:
+            self.pre_forward(ROOT)
         if place == at.turn:
-            if root:
-                self.post_forward.append(root)
-            self.may_gather = [self.copied_out] if self.copied_out else self.may_gather
-            self.copied_out = None
-            if root:
-                self.pre_backward(root)
+            self.turn(ROOT if at.root else None)
         if place in at.enter:
-            self.pre_forward(at.enter[place])
+            self.pre_forward(at.enter[place].name)
         if place in at.back:
-            self.pre_backward(at.back[place])
+            self.pre_backward(at.back[place].name)
         self.program.compute(record, after=[self.waits])
         self.last, self.waits = record.name, None
         if place in at.leave:
-            self.post_forward.append(at.leave[place])
-            if self.of.reshard:
-                self.unsharded.discard(at.leave[place].name)
+            self.leave_forward(at.leave[place].name)
         if place in at.over and self.in_turn:
             self._leave(at, at.over[place])
 
     def _leave(self, at: Turns, module: Module) -> None:
         """End the backward of a module."""
-        if not self.keeps:
-            self.unsharded.discard(module.name)
-        if self.synchronised or at.number + 1 == len(self.batches):
-            self.post_backward(module)
+        last = at.number + 1 == len(self.batches)
+        self.leave_backward(module.name, reduces=self.synchronised or last)
 
     def _end(self, at: Turns) -> None:
         """End a micro-batch: compute waits for what was reduced."""
@@ -229,76 +322,38 @@ class _Host:
                 self._leave(at, module)
         self.waits = self.reduced
 
-    def pre_forward(self, module: Module) -> None:
-        """Gather a module and wait for it; what is listed is gathered before it computes."""
-        self.unshard(module)
-        self.wait_for_unshard(module, forward=True)
-        for other in self.listed("forward_prefetch", module, self.modules):
-            self.unshard(other)
-
-    def pre_backward(self, module: Module) -> None:
-        """Gather a module unless that was done, wait for it, and gather the next."""
-        self.unshard(module)
-        self.wait_for_unshard(module, forward=False)
-        for other in self.listed("backward_prefetch", module, self.post_forward[::-1]):
-            self.unshard(other)
-
-    def listed(self, option: str, module: Module, order: list[Module]) -> list[Module]:
-        """Return what is gathered ahead of a module."""
-        given: _Prefetch | None = getattr(self.of, option)
-        if isinstance(given, dict):
-            known = {each.name: each for each in self.modules}
-            for name in [*given, *given.get(module.name, [])]:
-                if name not in known:
-                    raise UnknownNameError("module", name, known)
-            return [known[name] for name in given.get(module.name, [])]
-        at = order.index(module) + 1
-        return order[at : at + (1 if given is None else given)]
-
-    def unshard(self, module: Module) -> None:
-        """Copy in and all_gather, on streams of their own."""
-        if module.name in self.gathered or module.name in self.unsharded:
-            return
-        before = f"{self.prefix}{module.name}/{'backward_' if module in self.post_forward else ''}"
-        shard = sum(shard_nbytes(each, self.n) for each in module.parameters)
-        after = self.may_gather
-        parameters = [each.name for each in module.parameters]
+    def all_gather(self, module: str, after: Sequence[str], *, backward: bool) -> str:
+        """Copy in and all_gather, on streams of their own; the first ones behind the step before."""
+        waits: list[str | Edge] = [*after] or [(self.step.updates[-1].name, 1)]
+        name = f"{self.prefix}{module}/{'backward_' * backward}"
+        shard = sum(shard_nbytes(each, self.n) for each in self.modules[module].parameters)
+        parameters = [each.name for each in self.modules[module].parameters]
         copied = self.program.add(
-            f"{before}copy_in", "copy_in", parameters, [shard], after=after, stream=_COPY_IN
+            f"{name}copy_in", "copy_in", parameters, [shard], after=waits, stream=_COPY_IN
         )
-        self.gathered[module.name] = self.program.add(
-            f"{before}all_gather",
+        return self.program.add(
+            f"{name}all_gather",
             "all_gather",
             [copied],
             [self.n * shard],
-            after=after,
+            after=waits,
             stream="all_gather",
             communicator="all_gather" if self.of.separate else "shard",
         )
 
-    def wait_for_unshard(self, module: Module, *, forward: bool) -> None:
+    def copy_out(self, module: str, gathered: str) -> str:
         """Copy what was gathered into the parameters that the module reads."""
-        gathered = self.gathered.pop(module.name, None)
-        if gathered is None:
-            return
-        if forward and self.copied_out:
-            self.may_gather = [self.copied_out]
-        name = f"{gathered.rpartition('all_gather')[0]}copy_out"
-        sizes = [each.nbytes for each in module.parameters]
-        copied = self.program.add(name, "copy_out", [gathered], sizes)
-        for k, each in enumerate(module.parameters):
+        name, parameters = f"{gathered.rpartition('all_gather')[0]}copy_out", self.modules[module].parameters
+        copied = self.program.add(name, "copy_out", [gathered], [each.nbytes for each in parameters])
+        for k, each in enumerate(parameters):
             self.program.instead[each.name] = output_name(copied, k)
-        self.unsharded.add(module.name)
-        if forward:
-            self.copied_out = copied
-        else:
-            self.may_gather = [copied]
+        return copied
 
-    def post_backward(self, module: Module) -> None:
+    def reduce(self, module: str) -> None:
         """Copy gradients together, once the reduce_scatter before is over, and reduce them."""
-        name = f"{self.prefix}{module.name}"
-        shards = [shard_nbytes(each, self.n) for each in module.parameters]
-        gradients = [each.gradient for each in module.parameters]
+        name, parameters = f"{self.prefix}{module}", self.modules[module].parameters
+        shards = [shard_nbytes(each, self.n) for each in parameters]
+        gradients = [each.gradient for each in parameters]
         whole_ = [self.n * sum(shards)]
         copied = self.program.add(
             f"{name}/reduce_copy_in", "copy_in", gradients, whole_, after=[self.scattered]
@@ -324,7 +379,7 @@ class _Host:
                 communicator=REPLICATE,
                 dimension=REPLICAS,
             )
-        for k, each in enumerate(module.parameters):
+        for k, each in enumerate(parameters):
             made = output_name(last, k)
             self.reduced = last
             if each.name in self.sums:

@@ -126,6 +126,7 @@ class Turns:
     work : list of Record
     modules : list of Module
         Their names are the same in each micro-batch.
+    named : dict of str to Module
     root : Module or None
     turn : int
         The place of the first op of the backward.
@@ -137,7 +138,8 @@ class Turns:
         self.number, self.work, self.modules, self.turn = number, batch.work, modules.all, modules.turn
         for module in self.modules:
             module.name = module.name.removeprefix(f"micro{number}/")
-        self.root = next((module for module in self.modules if module.name == ROOT), None)
+        self.named = {module.name: module for module in self.modules}
+        self.root = self.named.get(ROOT)
         within = [module for module in self.modules if module is not self.root]
         self.enter = {module.forward[0]: module for module in within}
         self.leave = {module.forward[-1]: module for module in within}

@@ -8,11 +8,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from policies.issue.program_order import InOrder
+from policies.parallel.fsdp2 import FullyShard, FullyShardHooks
+from policies.parallel.modules import ROOT
 from policies.parallel.zero_3 import Coordinator, Limits
 from policies.pipeline import Schedule
 from scenarios.builders.pipeline_graph import (
@@ -38,7 +41,7 @@ from sim.trace import Trace
 # keeps, a backward's first are gradients that are to be scattered, and the last is what an op needs besides.
 
 
-class StepWriter:
+class StepWriter(ABC):
     """Writes the ops of a step.
 
     Attributes
@@ -51,8 +54,8 @@ class StepWriter:
         What the rank holds the whole time, until the first op reads it.
     """
 
-    def __init__(self, of: Training, name: str) -> None:
-        self.of, self.builder = of, GraphBuilder(name)
+    def __init__(self, of: Training) -> None:
+        self.of, self.builder = of, GraphBuilder(of.layout.sharding)
         self.stage = of.each_stage[0]
         self.device = rank_name(0)
         self.after: list[int] = []
@@ -118,9 +121,20 @@ class StepWriter:
         slower = (1 - self.of.calibration.hiding) * min(spent.ns, sum(messages))
         return self.op(name, kind, spent.ns + slower, after, k, phase, spent.exposed + slower, **memory)
 
-    def optimizer(self) -> int:
-        """Write the optimizer's step."""
-        return self.op("optimizer", "optimizer", self.of.optimizer_ns(self.stage), self.after, -1, "O")
+    @abstractmethod
+    def micro_batch(self, k: int) -> None:
+        """Write forward and backward of a micro-batch."""
+
+    def write(self) -> Graph:
+        """Return the ops of a step on one rank, in the order in which its host issues them."""
+        for k in range(self.of.micro_batches):
+            self.micro_batch(k)
+        ns = self.of.optimizer_ns(self.stage)
+        self.finish(self.op("optimizer", "optimizer", ns, self.after, -1, "O"))
+        return self.builder.build()
+
+    def finish(self, optimizer: int) -> None:  # noqa: B027 - most steps end with their optimizer
+        """Write what follows the optimizer's step."""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -129,125 +143,151 @@ class StepWriter:
 #     compute        E  F0 F1 F2 .. H  BH B2 B1 B0 E'  clip Adam
 #     communication  AG0 AG1 AG2 .. AG2 AG1 RS2 AG0 RS1 RS0          one communicator: one after the other
 #
-# Each layer is a unit; embedding and head belong to the root, which is gathered once a micro-batch. The
-# gather of unit i waits for the forward of unit i−2, so that two gathered units lie in memory at most; in the
-# backward the gather of unit i−1 is issued before the backward of i, and the scatter of i behind it. Every
-# micro-batch reduces its gradients. With HSDP the sums go over the replicas behind each scatter.
-#
-# Sources: PyTorch, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (``unshard``,
-# ``_backward_prefetch``); Zhao et al., "PyTorch FSDP", arXiv 2304.11277, section 3.3.
+# Each layer is a module; embedding and head belong to the root. What is gathered, behind what, and when its
+# gradients are reduced, the hooks of the rewrite ``fsdp2`` decide (`policies.parallel.fsdp2`). Copies in and
+# out take no time of their own here: what waits for a copy out waits for the block before it. A message slows
+# the block that follows what it waits for, unless that needs it. With HSDP the sums go over the replicas
+# behind each scatter.
 
 
-def fsdp_graph(training: Training) -> Graph:
-    """Return the ops of a step on one rank, in the order in which its host issues them."""
-    writer = _FsdpWriter(training)
-    for k in range(training.micro_batches):
-        writer.micro_batch(k)
-    writer.optimizer()
-    return writer.builder.build()
+_MESSAGES: Final = ("gather", "scatter")
+
+
+class _Block(NamedTuple):
+    """What is computed between messages: where its time goes, and what it makes and needs."""
+
+    name: str
+    kind: str
+    spent: Spent
+    outputs: tuple[int, ...]
+
+
+class _FsdpOrder(FullyShardHooks[int]):
+    """What the host issues for a micro-batch: blocks by phase, module, number; messages behind a block."""
+
+    def __init__(self, layers: Sequence[str]) -> None:
+        super().__init__(FullyShard())
+        self.names, self.blocks = [ROOT, *layers], 0
+        self.issued: list[tuple[str, str, int]] = []
+        self.pre_forward(ROOT)
+        self.block("F", ROOT)
+        for name in layers:
+            self.pre_forward(name)
+            self.block("F", name)
+            self.leave_forward(name)
+        self.turn(ROOT)
+        self.block("head", ROOT)
+        for name in reversed(layers):
+            self.pre_backward(name)
+            self.block("B", name)
+            self.leave_backward(name)
+        self.block("B", ROOT)
+        self.leave_backward(ROOT)
+
+    def block(self, phase: str, module: str) -> None:
+        self.blocks += 1
+        self.issued.append((phase, module, self.blocks))
+
+    def all_gather(self, module: str, after: Sequence[int], *, backward: bool) -> int:
+        """Gather a module."""
+        self.issued.append(("gather", module, max(after, default=0)))
+        return self.blocks
+
+    def copy_out(self, module: str, gathered: int) -> int:
+        """Take what was gathered."""
+        return self.blocks
+
+    def reduce(self, module: str) -> None:
+        """Scatter the gradients of a module."""
+        self.issued.append(("scatter", module, self.blocks))
 
 
 class _FsdpWriter(StepWriter):
     def __init__(self, training: Training) -> None:
-        super().__init__(training, "fsdp")
-        layers = [unit for unit in self.stage.units if unit.boundary]
-        self.units = [training.timed(unit) for unit in layers]
-        ends = [training.timed(unit) for unit in self.stage.units if not unit.boundary]
-        self.first, self.last = ends[0], ends[-1]
-        self.bytes = [unit.parameters for unit in self.units]
-        self.root = self.stage.parameters - sum(self.bytes)
-        sizes = {*self.bytes, self.root}
+        super().__init__(training)
+        first, *_, last = (training.timed(unit) for unit in self.stage.units)
+        width, held = training.parameter_bytes, (self.memory(first.units[0]), self.memory(last.units[0]))
+        self.parameters: dict[str, int] = {}
+        """Of each module."""
+        self.block: dict[tuple[str, str], _Block] = {}
+        """Phase, module → what is computed."""
+        for unit in self.stage.units:
+            if unit.boundary:
+                self.layer(unit.name.removeprefix("layer "), unit)
+        self.order = _FsdpOrder([*self.parameters])
+        rest = self.parameters[ROOT] = self.stage.parameters - sum(self.parameters.values())
+        of_head = width * last.parameters, max(held[1].forward, held[1].backward)
+        of_words = width * (rest - last.parameters), _backward(held[0])
+        head = last.forward.plus(last.backward)
+        self.block["F", ROOT] = _Block("embedding", "embedding", first.forward, _forward(held[0]))
+        self.block["head", ROOT] = _Block("head", "head", head, of_head)
+        self.block["B", ROOT] = _Block("embedding gradient", "embedding", first.backward, of_words)
+        sizes = {*self.parameters.values()}
         self.gather_ns = {n: training.gather_ns(n) for n in sizes}
         self.scatter_ns = {n: training.scatter_ns(n) for n in sizes}
-        self.held = [self.memory(unit) for unit in layers]
-        self.held_first, self.held_last = self.memory(self.first.units[0]), self.memory(self.last.units[0])
+        self.beside = self.passing()
+        self.before: tuple[int, ...] = ()
+        """The last block of the micro-batch before."""
         self.hold()
 
-    def gather(self, name: str, parameters: int, after: Sequence[int], k: int) -> int:
-        whole = (self.of.parameter_bytes * parameters,)
-        ns = self.gather_ns[parameters]
-        op = self.op(f"gather {name}", "all_gather", ns, after, k, BESIDE, outputs=whole)
-        return self.builder.tensor(op)
+    def layer(self, name: str, unit: CheckpointUnit) -> None:
+        """Note what a layer computes."""
+        of, held = self.of.timed(unit), self.memory(unit)
+        self.parameters[name] = of.parameters
+        backward = self.of.parameter_bytes * of.parameters, _backward(held)
+        self.block["F", name] = _Block(f"F{name}", "layer", of.forward, _forward(held))
+        self.block["B", name] = _Block(f"B{name}", "layer", of.backward, backward)
+
+    def passing(self) -> list[list[float]]:
+        """Return the times of the messages that pass beside each block, by its number."""
+        issued = self.order.issued
+        found: list[list[float]] = [[] for _ in range(self.order.blocks + 2)]
+        blocks = {
+            number: (place, of) for place, (what, of, number) in enumerate(issued) if what not in _MESSAGES
+        }
+        for place, (what, module, number) in enumerate(issued):
+            follows, whose = blocks.get(number + 1, (0, ""))
+            if what in _MESSAGES and not (place < follows and whose == module):
+                n = self.parameters[module]
+                found[number + 1].append(self.gather_ns[n] if what == "gather" else sum(self.scatter_ns[n]))
+        return found
+
+    def micro_batch(self, k: int) -> None:
+        """Write forward and backward of a micro-batch."""
+        done, whole, kept = {0: self.before}, dict[str, int](), dict[str, int]()
+        made: dict[str, list[int]] = {}
+        for what, module, number in self.order.issued:
+            n = self.parameters[module]
+            if what == "gather":
+                name, whole_ = f"gather {module}{' again' * (module in whole)}", self.of.parameter_bytes * n
+                after = done[number]
+                op = self.op(name, "all_gather", self.gather_ns[n], after, k, BESIDE, outputs=(whole_,))
+                whole[module] = self.builder.tensor(op)
+            elif what == "scatter":
+                self.scatter(module, n, made[module], k)
+            else:
+                name, kind, spent, outputs = self.block[what, module]
+                reads = [whole[module], *([self.kept(kept[module])] if what == "B" else [])]
+                memory = {"reads": reads, "outputs": outputs}
+                phase = "F" if what == "F" else "B"
+                op = self.slot(name, kind, spent, self.beside[number], (), k, phase, **memory)
+                done[number] = (op,)
+                if what == "F":
+                    kept[module] = op
+                else:
+                    made.setdefault(module, []).append(op)
+        self.before = done[self.order.blocks]
 
     def scatter(self, name: str, parameters: int, backwards: Sequence[int], k: int) -> None:
         """Copy the gradients of backwards to the type in which they are summed, and scatter them."""
         scatter, replicas = self.scatter_ns[parameters]
         reads = [self.builder.tensor(op) for op in backwards]
-        copy = max(0, self.of.gradient_bytes - self.of.parameter_bytes) * parameters
-        last = self.op(
-            f"scatter {name}",
-            "reduce_scatter",
-            scatter,
-            backwards[-1:],
-            k,
-            BESIDE,
-            reads=reads,
-            outputs=(copy,),
-        )
+        copy = (max(0, self.of.gradient_bytes - self.of.parameter_bytes) * parameters,)
+        kind, after = "reduce_scatter", backwards[-1:]
+        last = self.op(f"scatter {name}", kind, scatter, after, k, BESIDE, reads=reads, outputs=copy)
         if replicas:
             last = self.op(f"sum {name}", "all_reduce", replicas, (last,), k, BESIDE)
         self.after.append(last)
-
-    def micro_batch(self, k: int) -> None:
-        """Write forward and backward of a micro-batch."""
-        n = len(self.units)
-        root = self.gather("root", self.root, (), k)
-        embedded = self.slot(
-            "embedding",
-            "embedding",
-            self.first.forward,
-            (),
-            (),
-            k,
-            "F",
-            reads=(root,),
-            outputs=_forward(self.held_first),
-        )
-        forwards: list[int] = []
-        gathered = self.gather("0", self.bytes[0], (), k)
-        for i, unit in enumerate(self.units):
-            arrived, messages = gathered, []
-            if i + 1 < n:
-                gathered = self.gather(str(i + 1), self.bytes[i + 1], forwards[i - 1 : i] if i else (), k)
-                messages.append(self.gather_ns[self.bytes[i + 1]])
-            kept = _forward(self.held[i])
-            forwards.append(
-                self.slot(
-                    f"F{i}", "layer", unit.forward, messages, (), k, "F", reads=(arrived,), outputs=kept
-                )
-            )
-        head = self.last.forward.plus(self.last.backward)
-        width, of_head = self.of.parameter_bytes, self.last.parameters
-        most = width * of_head, max(self.held_last.forward, self.held_last.backward)
-        backwards = [
-            self.slot("head", "head", head, (), (forwards[-1],), k, "B", reads=(root,), outputs=most)
-        ]
-        gathered = self.gather(f"{n - 1} again", self.bytes[-1], (forwards[-1],), k)
-        for i in reversed(range(n)):
-            unit, arrived, messages = self.units[i], gathered, []
-            if i:
-                gathered = self.gather(f"{i - 1} again", self.bytes[i - 1], backwards[-2:-1], k)
-                messages.append(self.gather_ns[self.bytes[i - 1]])
-            if i + 1 < n:
-                messages.append(sum(self.scatter_ns[self.bytes[i + 1]]))
-            whole = width * self.bytes[i], _backward(self.held[i])
-            reads = arrived, self.kept(forwards[i])
-            backwards.append(
-                self.slot(f"B{i}", "layer", unit.backward, messages, (), k, "B", reads=reads, outputs=whole)
-            )
-            self.scatter(str(i), self.bytes[i], backwards[-1:], k)
-        last = self.slot(
-            "embedding gradient",
-            "embedding",
-            self.first.backward,
-            (),
-            (),
-            k,
-            "B",
-            reads=(root, self.kept(embedded)),
-            outputs=(width * (self.root - of_head), _backward(self.held_first)),
-        )
-        self.scatter("root", self.root, (backwards[0], last), k)
 
 
 def _forward(memory: StageMemory) -> tuple[int, int, int, int]:
@@ -355,7 +395,7 @@ def _visits(of: Training) -> list[_Visit]:
 
 class _ZeroThreeWriter(StepWriter):
     def __init__(self, of: Training) -> None:
-        super().__init__(of, "zero-3")
+        super().__init__(of)
         self.visits = _visits(of)
         modules = [visit.weights for visit in self.visits if visit.weights]
         limits = Limits()
@@ -374,12 +414,8 @@ class _ZeroThreeWriter(StepWriter):
         buckets = 2 * of.gradient_bytes * max(_REDUCE_BUCKET, *(each.elements for each in weights))
         self.hold(of.parameter_bytes * self.stays + buckets)
 
-    def write(self) -> Graph:
-        for k in range(self.of.micro_batches):
-            self.micro_batch(k)
-        ns = self.of.gather_ns(self.stays)
-        self.op("gather what stays", "all_gather", ns, (self.optimizer(),), -1, BESIDE)
-        return self.builder.build()
+    def finish(self, optimizer: int) -> None:
+        self.op("gather what stays", "all_gather", self.of.gather_ns(self.stays), (optimizer,), -1, BESIDE)
 
     def micro_batch(self, k: int) -> None:
         self.coordinator.reset()
@@ -453,15 +489,10 @@ class _ZeroThreeWriter(StepWriter):
         self.after.append(last)
 
 
-def zero_three_graph(training: Training) -> Graph:
-    """Return the ops of a step on one rank, in the order in which its host issues them."""
-    return _ZeroThreeWriter(training).write()
-
-
 # ----------------------------------------------------------------------------------------------------------
 
-_LAYERED: Final = {"fsdp": fsdp_graph, "zero-3": zero_three_graph}
-"""Steps that gather parameters layer by layer: their graph."""
+_LAYERED: Final[Mapping[str, type[StepWriter]]] = {"fsdp": _FsdpWriter, "zero-3": _ZeroThreeWriter}
+"""Who writes steps that gather parameters layer by layer."""
 
 
 def is_layered(training: Training) -> bool:
@@ -472,7 +503,7 @@ def is_layered(training: Training) -> bool:
 def step_graph(training: Training, schedule: Schedule) -> tuple[Graph, Machine]:
     """Return the ops of a step, and the devices that they run on."""
     if is_layered(training):
-        return _LAYERED[training.layout.sharding](training), plain_machine(1, streams=2)
+        return _LAYERED[training.layout.sharding](training).write(), plain_machine(1, streams=2)
     around = replace(training.around, buffer_nbytes=training.buffers(schedule))
     machine = plain_machine(
         schedule.ranks,
