@@ -160,6 +160,7 @@ def chosen():
     grouped, _ = conv(0, (1, 1), ((2, 2), (0, 3)), rhs_dilation=(2, 1), feature_group_count=4)
     strided, _ = conv(0, (2, 3), "SAME")
     spread = Part("d", "t")
+    special = jnp.sinh, jnp.cosh, jnp.arcsin, jnp.arctanh, lax.erf_inv, lax.erfc, lax.lgamma, lax.digamma
     return {
         "product": (lambda a, b: a @ b, (of(37, 53), of(53, 71))),
         "batched": (lambda a, b: a @ b, (of(4, 5, 17, 23), of(4, 5, 23, 9))),
@@ -191,7 +192,8 @@ def chosen():
             (of(8, 9), of(8, 9)),
         ),
         "fourier": (lambda a: abs(jnp.fft.fft(a)), (of(4, 64),)),
-        "inverse_erf": (lambda a: lax.erf_inv(a), (of(32, 32),)),
+        "special": (lambda a: [function(a) for function in special], (of(32, 32),)),
+        "random": (lambda key: jax.random.uniform(key, (64, 64)), (jax.random.key(0, impl="rbg"),)),
         "recurrent": (recurrent(1), (of(16, 16), of(10, 4, 16)), recurrent(10)),
         "powers": (powers(1), (of(16, 16),), powers(7)),
         "until": (lambda w: lax.while_loop(lambda x: x.sum() < 100, lambda x: x @ x, w), (of(16, 16),)),

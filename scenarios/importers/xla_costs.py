@@ -145,7 +145,7 @@ _ELEMENTWISE: Final = _words(
     round-nearest-afz:round round-nearest-even:round and or xor not shift-left:bit_shift
     shift-right-logical:bit_shift shift-right-arithmetic:bit_shift popcnt count-leading-zeros compare
     select:where clamp:clip convert:cast reduce-precision:cast stochastic-convert:cast is-finite complex real
-    imag map"""
+    imag map bitcast-convert:cast"""
 )
 TRANSCENDENTAL: Final = _words(
     """exponential:exp exponential-minus-one:exp log log-plus-one:log logistic:sigmoid power:pow sqrt cbrt
@@ -159,7 +159,7 @@ _MOVES: Final = _words(
 )
 _COUNTED: Final = _words(
     """reduce reduce-window select-and-scatter:max_pool_grad scatter:scatter_nd sort fft triangular-solve
-    cholesky erf-inv"""
+    cholesky"""
 )
 COLLECTIVES: Final = {
     "all-reduce": "all_reduce",
@@ -172,11 +172,34 @@ COLLECTIVES: Final = {
 }
 """Collectives; a permutation is an exchange in which each rank sends to one."""
 
-_KINDS: Final = {**_ELEMENTWISE, **TRANSCENDENTAL, **_MOVES, **_COUNTED, **COLLECTIVES}
-_BY: Final = {"add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod", "and": "all", "or": "any"}
-_ERF_INV: Final = (37, 2)
-"""Flop and transcendentals of ``chlo.erf_inv`` an element, as XLA expands it."""
 
+_BY: Final = {"add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod", "and": "all", "or": "any"}
+_EXPANDED: Final = {
+    "sinh": (10, 3),
+    "cosh": (3, 2),
+    "asin": (5, 2),
+    "acos": (3, 2),
+    "atan": (0, 1),
+    "asinh": (11, 3),
+    "acosh": (7, 4),
+    "atanh": (6, 2),
+    "erf-inv": (37, 2),
+    "erfc": (62, 1),
+    "lgamma": (53, 4),
+    "digamma": (73, 3),
+    "bessel-i1e": (83, 1),
+    "next-after": (24, 0),
+}
+"""Functions that XLA writes out in HLO: flop and transcendentals of an element, of fp32."""
+
+_KINDS: Final = {
+    **{opcode: opcode.replace("-", "_") for opcode in _EXPANDED},
+    **_ELEMENTWISE,
+    **TRANSCENDENTAL,
+    **_MOVES,
+    **_COUNTED,
+    **COLLECTIVES,
+}
 _CUDNN: Final = re.compile(r"__cudnn\$conv(BackwardInput|BackwardFilter|\w*Forward)")
 
 
@@ -272,12 +295,13 @@ class Costs:
             if m * n * sizes.get("batch", 1) != made:
                 raise _misfit(instruction, given)
             return XlaWork(2 * made * k)
-        if opcode == "erf-inv":
-            return XlaWork(*_ERF_INV).times(made)
+        if opcode in _EXPANDED:
+            return XlaWork(*_EXPANDED[opcode]).times(made)
         if opcode == "map":
             return self.of(called[0]).times(made)
         if opcode in _ELEMENTWISE or (opcode in TRANSCENDENTAL and not opcode.startswith("rng")):
-            if any(one.dims not in ((), results[0].dims) for one in given):
+            same = opcode == "bitcast-convert" or all(one.dims in ((), results[0].dims) for one in given)
+            if not same:
                 raise _misfit(instruction, given)
             return XlaWork(made) if opcode in _ELEMENTWISE else XlaWork(0, made)
         if opcode in TRANSCENDENTAL:

@@ -63,6 +63,8 @@ class XlaModule:
         Whether its instructions are what runs.
     for_cpu : bool
         Whether what runs was made for a CPU, as settings show that only XLA's backend of CPUs has.
+    simplified : bool
+        Whether XLA leaves out products with 1 and sums with 0 when it makes HLO of it.
     """
 
     name: str
@@ -70,6 +72,7 @@ class XlaModule:
     n_devices: int = 1
     compiled: bool = False
     for_cpu: bool = False
+    simplified: bool = False
 
 
 def dtype_of(name: str) -> str:

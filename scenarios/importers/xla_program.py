@@ -113,7 +113,7 @@ def load(path: StrPath, *, batch: int | None = None, unknown: Literal["error", "
 
 
 _SAME: Final = (
-    *("bitcast", "reshape", "dynamic-reshape", "bitcast-convert", "opt-barrier", "domain", "add-dependency"),
+    *("bitcast", "reshape", "dynamic-reshape", "opt-barrier", "domain", "add-dependency"),
     *("async-update", "async-done", "copy-done", "all-reduce-done", "all-gather-done"),
     "collective-permute-done",
 )
@@ -281,9 +281,8 @@ class _Program:
             apart = opcode == "async-start" and not one.attributes.get("synchronous")
             self._asynchronous |= apart
             outer = known if opcode == "manual" else None
-            return self._run(
-                called[0], given, f"{where}/" if opcode == "call" else path, outer, 1 if apart else stream
-            )
+            inside = path if opcode == "manual" else f"{where}/"
+            return self._run(called[0], given, inside, outer, 1 if apart else stream)
         if opcode == "while":
             return self._loop(one, given, where, known)
         if opcode == "conditional":
@@ -313,7 +312,7 @@ class _Program:
         def made(array: Array) -> Traced:
             if several and array.elements > 1:
                 return Traced(array, where, array.nbytes, outer=True)
-            return Traced(array, number=one.attributes.get("value"))
+            return Traced(array, number=one.attributes.get("value"), literal=self._module.simplified)
 
         if one.opcode == "iota" and self._module.compiled:
             return self._op(one, [], where, None)
@@ -477,9 +476,9 @@ class _Program:
         for group in members:
             self._groups.setdefault(group, f"group{len(self._groups)}")
         found: dict[str, Any] = {"groups_of_ranks": members}
-        return found | (
-            {"pairs": dict(pairs), "nbytes": sum(a.nbytes for a in one.results[:1])} if pairs else {}
-        )
+        if pairs is not None:
+            found |= {"pairs": dict(pairs), "nbytes": sum(array.nbytes for array in leaves(_made(one)))}
+        return found
 
     def _on_devices(self, graph: Graph, n: int) -> Graph:
         """Return what every device runs, each in its groups."""

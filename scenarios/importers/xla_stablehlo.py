@@ -98,7 +98,7 @@ def read_stablehlo(text: str) -> XlaModule:
             if callee not in functions:
                 raise InputError(f"calls @{callee}, which is not in the file")
         instruction.called.append(functions[callee])
-    return XlaModule(name, entry, devices)
+    return XlaModule(name, entry, devices, simplified=True)
 
 
 class _Lines:

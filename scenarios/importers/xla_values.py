@@ -33,6 +33,8 @@ class Traced:
         Whether it is there before the program begins.
     number : int, float or None
         What a constant is, where that is known.
+    literal : bool
+        Whether XLA looks at the number when it turns the text into HLO.
     """
 
     array: Array
@@ -40,6 +42,7 @@ class Traced:
     nbytes: int = 0
     outer: bool = False
     number: int | float | None = None
+    literal: bool = False
 
     def as_shape(self, array: Array) -> Traced:
         """Return the same bytes under another shape."""
@@ -103,7 +106,7 @@ def unchanged(one: Instruction, given: Sequence[Traced]) -> Traced | None:
         return None
     if one.opcode == "and" and given[0].array.dtype != "bool":
         return None
-    return next((given[1 - k] for k in (1, 0) if given[k].number == neutral), None)
+    return next((given[1 - k] for k in (1, 0) if given[k].literal and given[k].number == neutral), None)
 
 
 def same_order(array: Array, axes: Sequence[int]) -> bool:

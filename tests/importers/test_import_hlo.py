@@ -288,6 +288,39 @@ def test_a_start_and_its_done_are_one_op_beside_the_others(load):
     assert [attributes(graph, f"gpu{n}/s")["communicator"] for n in range(4)] == ["group0", "group1"] * 2
 
 
+APART = """
+wrapped {
+  p = f32[8]{0} parameter(0)
+  ROOT a = f32[8]{0} all-to-all(f32[8]{0} %p), channel_id=3, replica_groups={{0,1}}, dimensions={0}
+}
+"""
+SYNC = 'calls=wrapped, backend_config={"collective_backend_config":{"is_sync":%s}}'
+TWO = "(f32[2,8]{1,0}, f32[2,8]{1,0})"
+
+
+def test_what_starts_apart_may_be_several_tensors_or_a_computation(load):
+    graph = load(
+        hlo(
+            "x = f32[8]{0} parameter(0)",
+            "y = f32[2,8]{1,0:T(2,128)S(1)} parameter(1)",
+            f"c = ({TWO}, {TWO}) collective-permute-start(y, y), source_target_pairs={{{{0,1}}}}",
+            f"s = ((f32[8]{{0}}), f32[8]{{0}}, u32[]) async-start(f32[8]{{0}} %x), {SYNC % 'true'}",
+            "d = f32[8]{0} async-done(((f32[8]{0}), f32[8]{0}, u32[]) %s)",
+            f"t = ((f32[8]{{0}}), f32[8]{{0}}, u32[]) async-start(d), {SYNC % 'false'}",
+            f"e = {TWO} collective-permute-done(c)",
+            "f = f32[8]{0} async-done(t)",
+            "g = (f32[8]{0}, f32[16]{0}) all-gather-start(f), replica_groups=[1,2]<=[2], dimensions={0}",
+            "ROOT h = f32[16]{0} all-gather-done(g)",
+            header="HloModule f, is_scheduled=true, num_partitions=2",
+            before=APART,
+        )
+    )
+    assert graph.op_names[:4] == ["gpu0/c", "gpu0/s/a", "gpu0/t/a", "gpu0/g"]
+    assert [graph.attributes[op]["stream"] for op in range(4)] == [1, 0, 1, 1]
+    assert graph.attributes[0]["sends"] == {"gpu1": 128}
+    assert graph.bytes_written[:4].tolist() == [128, 32, 32, 64]
+
+
 def test_a_permutation_is_an_exchange(load):
     for text in TEXTS:
         graph = load(PROGRAMS["permuted"][text])
