@@ -353,7 +353,10 @@ def _check_closed(shapes: Mapping[str, list[int | str]]) -> None:
     sizes = [(f"{name}[{i}]", dim) for name, shape in shapes.items() for i, dim in enumerate(shape)]
     left = ", ".join(where + (f" = {dim!r}" if dim else "") for where, dim in sizes if isinstance(dim, str))
     if left:
-        raise InputError(f"dimensions without a size: {left}; give the first axis as batch=, others as dims=")
+        raise InputError(
+            f"dimensions without a size: {left}; give the first axis as batch=, others as dims= (in a "
+            "scenario graph: FILE, batch: 8, dims: {NAME: 32}; sim import FILE --batch 8 --set dims=NAME=32)"
+        )
 
 
 def _values(shapes: Mapping[str, list[Any]], elems: Mapping[str, int]) -> Values:

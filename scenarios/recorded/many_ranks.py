@@ -241,6 +241,7 @@ def _transferring(
 # ----------------------------------------------------------------------------------------------------------
 # Recordings where a scenario is expected: ``sim run trace.json.gz`` runs it as it was recorded.
 
+_MODELS = (".onnx", ".pt2", ".keras", ".pb", ".pbtxt", ".dot", ".hlo", ".mlir")
 _ENDINGS = (".json", ".json.gz", ".et", ".et.gz", ".chakra", ".sqlite", ".sqlite.gz")
 
 
@@ -252,8 +253,8 @@ def format_of(path: StrPath) -> str | None:
     Raises
     ------
     InputError
-        A packed file that is damaged (no scenario is packed), or a report of Nsight Systems that was not
-        exported.
+        A packed file that is damaged (no scenario is packed), a model, or a report of Nsight Systems that was
+        not exported.
     """
     from scenarios.importers import chakra, graph_json
     from scenarios.importers.kineto import kineto
@@ -262,7 +263,12 @@ def format_of(path: StrPath) -> str | None:
         return "kineto" if any(name.endswith(_ENDINGS) for name in os.listdir(path)) else None
     if os.fspath(path).endswith((".nsys-rep", ".qdrep")):
         raise InputError(f"{path}: is not read as it is; `nsys export --type sqlite` writes what is")
-    if not os.fspath(path).endswith(_ENDINGS):
+    if (name := os.path.basename(path)).endswith(_MODELS):
+        raise InputError(
+            f"{path}: is a model, not a scenario; name it in one, as in `workload: {{graph: {name}}}`, or "
+            f"make a graph file of it: sim import {name} --out {name.partition('.')[0]}.json.gz"
+        )
+    if not name.endswith(_ENDINGS):
         return None
     try:
         head = read_head(path)
@@ -270,7 +276,6 @@ def format_of(path: StrPath) -> str | None:
         if os.fspath(path).endswith(".gz"):
             raise
         return None  # whoever reads all of it says why
-    name = os.path.basename(path)
     if graph_json.recognises(name, head):
         return "graph" if b'"recorded_start_ns"' in head else None
     formats = {"chakra": chakra, "kineto": kineto}

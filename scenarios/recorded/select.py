@@ -159,7 +159,7 @@ class Names:
         UnknownNameError
             There is none; the message has the nearest name.
         InputError
-            A pattern that fits nothing.
+            A pattern that fits nothing, or a group of which there is none.
         """
         graph, found = self._graph, np.zeros(len(self._graph), np.bool_)
         if "*" in word or "?" in word:
@@ -183,6 +183,8 @@ class Names:
             found[graph.index(word)] = True
         if word in GROUPS:
             found |= GROUPS[word](graph)
+        if not found.any() and word in GROUPS:
+            raise InputError(f"the recording has no {word}")
         if not found.any():
             known = [*graph.kinds, *graph.pins, *self._of, *(each for each in GROUPS if self._has(each))]
             raise UnknownNameError("op, kind, kernel, operator or device", word, dict.fromkeys(known))

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from cli_runner import sim
 from import_helpers import recorded
 from policy_helpers import gpu, job_of
 from scenario_texts import write
@@ -215,3 +216,14 @@ def test_kernels_of_another_gpu_are_told(tmp_path: Path, preset: str) -> None:
         assert notes[0][0].startswith(
             "gpu0 is a t4, and kernels take as long as they were recorded on NVIDIA H100"
         )
+
+
+def test_a_model_in_place_of_a_scenario_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"\x08\x07")
+    done = sim("run", path)
+    assert done.exit_code == 2
+    assert done.stderr.endswith(
+        "is a model, not a scenario; name it in one, as in `workload: {graph: net.onnx}`, or make a graph "
+        "file of it: sim import net.onnx --out net.json.gz\n"
+    )
