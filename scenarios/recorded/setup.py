@@ -14,6 +14,7 @@ costs anything.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,7 @@ from devices.machine import described_devices, make_machine
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams import Recorded
 from sim import Graph, simulate
-from sim.base.arrays import Codes, IntArray
+from sim.base.arrays import UNSET, Codes, IntArray
 from sim.base.errors import InputError
 from sim.base.plugins import NOWHERE, Origin
 from sim.job.noise import Noise
@@ -73,9 +74,15 @@ def recorded_setup(graph: Graph) -> Setup:
         device: {"kind": "gpu", "streams": len(used), **graph.device_facts.get(device, {})}
         if where == "stream"
         else {"kind": "cpu", "cores": len(used)}
-        for (device, where), used in lanes.items()
+        for (device, where), used in sorted(lanes.items(), key=lambda lane: _rank_of(lane[0][0]))
     }
     return Setup({"devices": devices}, dict(POLICY))
+
+
+def _rank_of(device: str) -> int:
+    """Return the number at the end of a device's name, which ranks share: theirs stand together."""
+    found = re.search(r"\d+$", device)
+    return int(found[0]) if found else UNSET
 
 
 def run_recorded(graph: Graph, *, noise: Noise | None = None) -> Trace:
