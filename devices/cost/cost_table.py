@@ -34,10 +34,9 @@ import numpy.typing as npt
 from devices.cost.kriging import Kriging
 from devices.cost.measured import NOTHING_SAID, Measured, read_record, well_formed
 from devices.cost.unreliable import UnreliableCostWarning
+from sim.base.arrays import BoolArray, FloatArray, IntArray
 from sim.base.errors import InputError, UnknownNameError
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 _LOG_LIMIT = float(np.log(2.0**63)) - 1e-6
 _ROUGH: Final = float(np.log(2)) / 4
 """Standard error of a logarithm at which a table is rough: a factor of 2 is four of them away."""
@@ -61,18 +60,13 @@ class Estimate(NamedTuple):
     """
 
     latency_ns: IntArray
-    outside: npt.NDArray[np.bool_]
+    outside: BoolArray
     error: FloatArray
 
     @property
-    def rough(self) -> npt.NDArray[np.bool_]:
+    def rough(self) -> BoolArray:
         """Which shapes have neighbours that contradict one another: a factor of 2 is within four errors."""
         return self.error > _ROUGH
-
-    @property
-    def doubtful(self) -> npt.NDArray[np.bool_]:
-        """Where :meth:`CostTable.lookup` warns, of one thing or the other."""
-        return self.outside | self.rough
 
 
 @dataclass(frozen=True)

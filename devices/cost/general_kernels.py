@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.cost.kernel_model import ELEMENT_BYTES, Family, KernelWork, Parameters, Sheet, Sizes, grids
-from devices.cost.language_kernels import columns, log2
+from devices.cost.language_kernels import columns, log2, logs
 from sim.base.arrays import FloatArray
 
 # ---- products in fp32 on vector units ----------------------------------------------------------------------
@@ -122,11 +122,6 @@ def linear_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     return _product(s, sheet, dtype, _LINEAR_TILES.get(_generation(sheet), _LINEAR_NEWER), True)
 
 
-def vector_product_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
-    """Return sizes."""
-    return {name: log2(s[name]) for name in "mnk"}
-
-
 _VECTOR_START: Final = Parameters(
     fixed_ns=1500,  # of a kernel among others; what its table has beyond it is the measuring
     flop_share=0.88,
@@ -142,7 +137,7 @@ _NK6, _NK7 = (3, 5, 6, 7, 8, 10), (4, 6, 8, 10, 12, 14, 16)
 BMM: Final = Family(
     "bmm",
     batched_work,
-    vector_product_features,
+    logs("m n k"),
     grids(
         ("waves k", ((-4, -2, -1, 0, 1, 2, 4, 6, 9), (2, 4, 5, 6, 7, 8, 10))),
         _BALANCE,
@@ -154,7 +149,7 @@ BMM: Final = Family(
 LINEAR: Final = Family(
     "linear",
     linear_work,
-    vector_product_features,
+    logs("m n k"),
     grids(
         ("waves k", ((-2, 0, 1, 2, 4, 6, 9), (3, 5, 7, 9, 11, 13, 16))),
         _BALANCE,

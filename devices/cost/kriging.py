@@ -43,11 +43,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
-IntArray = npt.NDArray[np.intp]
+from sim.base.arrays import BoolArray, FloatArray, IntArray
+
 _RIDGE = 1e-8
 _DETERMINED = 1e-6  # far above what the ridge leaves of an exact zero, far below one over a distance
 _LEAST_TO_JUDGE = 8  # neighbours beyond those that fix a plane: an error from fewer is off by over a quarter

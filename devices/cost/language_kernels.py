@@ -8,6 +8,7 @@ own steps in m, n, k), and in waves and balance, which other GPUs share.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,6 +31,11 @@ def log2(x: Any) -> FloatArray:
     """Return the logarithm to base 2 of any numbers."""
     found: FloatArray = np.log2(np.asarray(x, float))
     return found
+
+
+def logs(names: str) -> Callable[[Sizes, Sheet, str], dict[str, FloatArray]]:
+    """Return features that are sizes, and nothing else."""
+    return lambda s, sheet, dtype: {name: log2(s[name]) for name in names.split()}
 
 
 def columns(sizes: Sizes, names: str) -> list[FloatArray]:
@@ -503,16 +509,11 @@ def exchange_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     return KernelWork(dram_bytes=as_dram, load_bytes=sent, blocks=given, dtype=dtype)
 
 
-def exchange_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
-    """Return the sizes."""
-    return {n: log2(s[n]) for n in ("tokens", "hidden", "topk", "nodes", "sms", "experts")}
-
-
 _T5 = knots("1 32 256 2048 131072")
 EXCHANGE: Final = Family(
     "deepep",
     exchange_work,
-    exchange_features,
+    logs("tokens hidden topk nodes sms experts"),
     grids(
         ("tokens sms nodes", (knots("1 8 64 512 4096 131072"), knots("4 8 16 24"), (0, 1, 2, 3))),
         ("hidden tokens", (knots("2048 4096 7168"), _T5)),

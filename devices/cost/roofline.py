@@ -28,9 +28,9 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from sim.base.arrays import IntArray
 from sim.base.errors import InputError
 
-IntArray = npt.NDArray[np.int64]
 _NS_PER_S = 1_000_000_000
 _INT64_MAX = int(np.iinfo(np.int64).max)
 

@@ -12,7 +12,13 @@ class UnreliableCostWarning(UserWarning):
     """A cost may be wrong by more than a factor of 2."""
 
 
-class PlainRooflineWarning(UnreliableCostWarning):
+class _OfASubject(UnreliableCostWarning):
+    def __init__(self, message: str, subject: str) -> None:
+        super().__init__(message)
+        self.subject = subject
+
+
+class PlainRooflineWarning(_OfASubject):
     """Ops of a real device take its plain roofline.
 
     Attributes
@@ -21,12 +27,8 @@ class PlainRooflineWarning(UnreliableCostWarning):
         The preset of the device: whoever shows warnings of many runs may show one for each subject.
     """
 
-    def __init__(self, message: str, subject: str) -> None:
-        super().__init__(message)
-        self.subject = subject
 
-
-class BorrowedRateWarning(UnreliableCostWarning):
+class BorrowedRateWarning(_OfASubject):
     """Ops compute at the rate of another data type, as their device has none for their own.
 
     Attributes
@@ -34,7 +36,3 @@ class BorrowedRateWarning(UnreliableCostWarning):
     subject : str
         Preset or kind of device, and data type: whoever shows warnings of many runs may show one for each.
     """
-
-    def __init__(self, message: str, subject: str) -> None:
-        super().__init__(message)
-        self.subject = subject

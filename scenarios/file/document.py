@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from scenarios.file.yaml_read import Node, Place, read_yaml, read_yaml_text
 from sim.base.errors import InputError, ScenarioError, UnknownNameError, UnknownOptionError, hint, shortened
-from sim.base.plugins import NOTHING, Allowed, Origin, within
+from sim.base.plugins import NOTHING, Allowed, Origin, names, within
 
 Loc = tuple[str | int, ...]
 """A path into a document."""
@@ -165,9 +165,10 @@ class Document:
     def wrong(self, error: InputError, loc: Loc = ()) -> ScenarioError:
         """Return `error` with its place: its path begins at `loc`."""
         if isinstance(error, UnknownNameError):
-            return self.error(
-                (*loc, *error.path), f"unknown {error.what} {error.name!r}{hint(error.name, error.known)}"
-            )
+            near = hint(error.name, error.known)
+            if error.what == "policy" and error.name in names("sim.runtimes"):
+                near = f"; it is a runtime: policy: {{runtime: {error.name}}}"
+            return self.error((*loc, *error.path), f"unknown {error.what} {error.name!r}{near}")
         return self.error((*loc, *error.path), error.message, key=isinstance(error, UnknownOptionError))
 
     @contextmanager
