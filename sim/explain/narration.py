@@ -404,9 +404,27 @@ def _path_lines(f: DerivedColumns, path: list[PathStep], longest: int, where: Wh
     here = " here" if where.text(f) else ""
     which = f", the {len(shown)} longest" if len(shown) < len(path) else ""
     lines = [f"Executed critical path, {len(path)} steps{here}{which}"]
+    if which:
+        lines += _kinds_line(f, path)
     for step in sorted(shown, key=lambda step: step.start_ns):
         lines.append(f"  {_when(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}")
     return lines
+
+
+_KINDS_SHOWN: Final = 6
+
+
+def _kinds_line(f: DerivedColumns, path: list[PathStep]) -> list[str]:
+    """Return what each kind of op takes on the path, most first; nothing of one kind alone."""
+    graph, op = f.trace.job.graph, f.trace.tasks["op"]
+    took: Counter[str] = Counter()
+    for step in path:
+        if step.kind == "task":
+            took[graph.kind(int(op[step.row]))] += step.end_ns - step.start_ns
+    if len(took) < 2:
+        return []
+    shown = [f"{kind} {format_duration(ns)}" for kind, ns in took.most_common(_KINDS_SHOWN) if ns]
+    return [f"  by kind: {', '.join(shown)}{', ...' if len(took) > len(shown) else ''}"]
 
 
 def _device_lines(f: DerivedColumns, where: Where, reasons: _Reasons) -> list[str]:

@@ -329,6 +329,21 @@ def test_the_path_covers_the_makespan(seed: int) -> None:
             assert step.reason != "policy"
 
 
+def test_kinds_on_the_path() -> None:
+    """Off the path a kind does not count, and a path that is shown whole tells its kinds itself."""
+    b = GraphBuilder("some")
+    for name, kind, ns, inputs in (
+        ("a", "conv", 5_000, []),
+        ("b", "relu", 2_000, ["a"]),
+        ("c", "conv", 4_000, ["b"]),
+        ("d", "pool", 100, []),
+    ):
+        b.op(name, kind=kind, duration_ns=ns, inputs=inputs)
+    trace = simulate(b.build(), Machine((Device("cpu0", "cpu", workers=2),)), ReadyQueue())
+    assert "\n  by kind: conv 9 us, relu 2 us\n" in explain_text(trace, longest=1)
+    assert "by kind" not in explain_text(trace, longest=3)
+
+
 @pytest.mark.parametrize("seed", seeds(40))
 def test_every_run_can_be_told(seed: int) -> None:
     trace = draw_run(seed)
