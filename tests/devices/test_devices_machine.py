@@ -12,6 +12,7 @@ from devices.describe.field_types import TYPES
 from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS
 from devices.kinds import speedup
 from devices.machine import described_devices, make_device, make_machine
+from devices.processor.cpu_cores import CorePoolIfShort
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine, simulate
 from sim.base.errors import InputError, UnitError, UnknownNameError
@@ -20,7 +21,7 @@ from sim.base.errors import InputError, UnitError, UnknownNameError
 def test_a_bare_cpu_is_ideal() -> None:
     device = make_device("cpu0", {"kind": "cpu", "cores": 4})
     assert (device.workers, device.cores_per_op, device.issue_ns) == (4, 1, 0)
-    assert device.processor is None
+    assert device.processor == CorePoolIfShort()  # nothing is shared unless an op asks for several cores
     assert device.memory_bytes is None
     assert device.cost is None
 

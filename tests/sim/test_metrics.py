@@ -8,6 +8,7 @@ import pytest
 from drawn_runs import draw_run
 from examples import seeds
 
+from devices.machine import make_device
 from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
@@ -164,8 +165,9 @@ def use_of(cpu: Device, *cores: int) -> tuple[int, float]:
 
 
 def test_one_busy_core_of_eight_is_an_eighth() -> None:
-    assert use_of(Device("cpu0", "cpu", workers=8, cores=8), 1) == (30, 1 / 8)
-    assert use_of(Device("cpu0", "cpu", workers=8, cores=8), 1, 3) == (120, 1 / 2)
+    eight = make_device("cpu0", {"kind": "cpu", "cores": 8})
+    assert use_of(eight, 1) == (30, 1 / 8)
+    assert use_of(eight, 1, 3) == (120, 1 / 2)
     assert use_of(Device("cpu0", "cpu", workers=4), 1) == (30, 1 / 4)  # cores are not counted: workers are
 
 
