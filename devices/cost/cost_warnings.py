@@ -9,17 +9,18 @@ loss are counted, once for all devices of a preset::
 Nothing is said of ops that have a duration, of kinds for which a loss is given, of what a table or a fit
 answered, of ``ideal: true``, and of devices described without a preset: what a description leaves out is the
 ideal, and there the ideal is what was asked for. But of any device it is said that ops in ``int4`` compute at
-the rate of ``fp32`` because ``peak`` has no other, of an NPU that ops of one unit compute in no time because
-only the other has a peak, and of a preset that all ops do because it gives none.
+the rate of ``fp32`` (a fit: of the nearest data type) because ``peak`` has no other, of an NPU that ops of
+one unit compute in no time because only the other has a peak, and of a preset that all ops do because it
+gives none.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,16 +68,13 @@ def warn_of_plain_rooflines(job: Job) -> None:
     'a100-sxm-80: 1 of 1 op has no measured cost'
     """
     counts = _Counts(job.graph)
-    alike: list[
-        tuple[Device, RooflineCost | TiledCost, list[int]]
-    ] = []  # devices that a model knows no difference of
+    alike: list[tuple[Device, _Rated, list[int]]] = []  # devices that a model knows no difference of
     for index, device in enumerate(job.machine.devices):
-        if (model := _roofline(device.cost)) is None:
-            continue
-        same = (found for one, other, found in alike if one.kind == device.kind and other == model)
-        if (indices := next(same, None)) is None:
-            alike.append((device, model, indices := []))
-        indices.append(index)
+        for model in _rated(device.cost):
+            same = (found for one, other, found in alike if one.kind == device.kind and other == model)
+            if (indices := next(same, None)) is None:
+                alike.append((device, model, indices := []))
+            indices.append(index)
     for device, model, indices in alike:
         counts.add(device, model, np.isin(job.device_of, indices) & ~job.meets, job.duration_ns)
     counts.tell("op")
@@ -98,12 +96,12 @@ def warn_of_plain_ops(graph: Graph, devices: Sequence[Device]) -> None:
         As `warn_of_plain_rooflines`.
     """
     counts = _Counts(graph)
-    seen: list[RooflineCost | TiledCost] = []
+    seen: list[_Rated] = []
     for device in devices:
-        model = _roofline(device.cost)
-        if model is not None and model not in seen:
-            seen.append(model)
-            counts.add(device, model, np.ones(len(graph), np.bool_), costs_ns(graph, device))
+        for model in _rated(device.cost):
+            if model not in seen:
+                seen.append(model)
+                counts.add(device, model, np.ones(len(graph), np.bool_), costs_ns(graph, device))
     counts.tell("op of the model")
 
 
@@ -116,9 +114,7 @@ class _Counts:
         self.total: Counter[str] = Counter()
         self.borrowed: Counter[tuple[str, str, str]] = Counter()
 
-    def add(
-        self, device: Device, model: RooflineCost | TiledCost, here: BoolArray, duration_ns: IntArray
-    ) -> None:
+    def add(self, device: Device, model: _Rated, here: BoolArray, duration_ns: IntArray) -> None:
         """Count the ops that are `here`, on devices like this one, which take `duration_ns`."""
         graph = self.graph
         free = here & (graph.duration_ns == UNSET)
@@ -128,7 +124,8 @@ class _Counts:
         if roofline:
             self.total[roofline.hardware] += int(here.sum())
         plain = roofline.plain(graph) if roofline else np.zeros_like(free)
-        lent = model.borrowed(graph) if model.peak_flop_per_s or device.details.preset else {}
+        ideal = isinstance(model, RooflineCost | TiledCost) and not model.peak_flop_per_s
+        lent = {} if ideal and not device.details.preset else model.borrowed(graph)
         if not ((free & plain).any() or lent):
             return
         timed = free & (model.durations_ns(graph, device) == duration_ns)
@@ -159,10 +156,17 @@ class _Counts:
                 warnings.warn(BorrowedRateWarning(message, f"{where} {dtype}"), stacklevel=3)
 
 
-def _roofline(model: CostModel | None) -> RooflineCost | TiledCost | None:
-    """Return the first roofline in a model, or tiles, if there are; a second is never asked."""
-    models = model.models if isinstance(model, FirstCost) else (model,)
-    return next((one for one in models if isinstance(one, RooflineCost | TiledCost)), None)
+_Rated = Any
+"""A cost model that knows peaks, and so has a method `borrowed`: a roofline, tiles, a fit."""
+
+
+def _rated(model: CostModel | None) -> Iterator[_Rated]:
+    """Yield what knows peaks in a model, down to its first roofline, or tiles: a second is never asked."""
+    for one in model.models if isinstance(model, FirstCost) else (model,):
+        if hasattr(one, "borrowed"):
+            yield one
+        if isinstance(one, RooflineCost | TiledCost):
+            return
 
 
 def _message(hardware: str, found: Counter[str], total: int, op: str) -> str:

@@ -584,7 +584,7 @@ def by_bytes(
     if forward != kind and forward in BACKWARD:
         operands = [operand + 0 * most for operand in BACKWARD[forward]]
     else:
-        operands = [(nbytes_read + nbytes_written) / most - 1 + SLOWER.get(kind, 0.0)]
+        operands = [np.maximum((nbytes_read + nbytes_written) / most - 1, 0) + SLOWER.get(kind, 0.0)]
     flops = ELEMENT_FLOPS.get(forward, 2.0) + 0 * most
     beside = nbytes_read - most  # of the smaller operand, where one is stretched to the other's shape
     stretched = (beside > 8) & (beside < 0.9 * most) & (forward in STRETCHING)

@@ -10,8 +10,8 @@ families.
     any other, or without its sizes          ─► elementwise, by the bytes that the op reads and writes; a
                                                 product, attention or convolution by flops and bytes
 
-An op that does nothing is unknown to it, and so is one of a kind whose loss the description gives
-(``efficiency: {matmul: 75%}``): that counts before any fit.
+An op that does nothing is unknown to it, and so is one that computes longer than the bytes take by which it
+goes, or is of a kind whose loss the description gives (``efficiency: {matmul: 75%}``): that counts before.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import numpy as np
 
 from devices.cost.general_kernels import ELEMENT_FLOPS, ROWS, by_bytes, converted
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel, fits
-from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, take
+from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, product_of, take
 from devices.cost.language_kernels import EXCHANGE, LANGUAGE_FAMILIES, seen_pairs, sooner_ns
 from devices.cost.own_kernels import read_kernels
 from devices.describe.field_reading import read_fields
-from devices.describe.field_types import DEFAULT, dtype_name
+from devices.describe.field_types import DEFAULT, INDICES, dtype_name
 from devices.describe.fields import DEVICE_FIELDS
 from devices.presets import device_preset
 from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
@@ -41,12 +41,8 @@ from sim.graph.graph import Graph
 from sim.job.costs import answered
 from sim.machine.device import CostModel, Device
 
-PRODUCTS: Final = frozenset(
-    (
-        *("matmul", "gemm", "linear", "bmm", "batch_matmul", "grouped_matmul", "einsum"),
-        *("lstm", "gru", "rnn", "moe"),
-    )
-)
+PRODUCTS: Final = frozenset(("matmul", "gemm", "linear", "bmm", "batch_matmul", "grouped_matmul", "einsum",
+                             "lstm", "gru", "rnn", "moe"))  # fmt: skip
 CONVS: Final = {
     **dict.fromkeys(("conv", "conv1d", "conv2d", "conv3d", "depthwise_conv"), "forward"),
     "conv_transpose": "transposed",
@@ -193,21 +189,14 @@ def _as_product(
 
 
 def _by_flops(ops: Ops, sheet: Sheet, rows: BoolArray) -> list[KernelAsk]:
-    """Return products with the flops and bytes that ops have: m x n by n x n, or a cube where bytes are
-    fewer.
-    """
+    """Return products with the flops and bytes that ops have."""
     rows = rows & (ops.flops > 0)
     if not rows.any():
         return []
-    flops = np.maximum(ops.flops, 2) / 2
     numbers = (ops.nbytes_read + ops.nbytes_written) / ELEMENT_BYTES[ops.dtype]
-    numbers = np.maximum(numbers, 3 * flops ** (2 / 3))  # 2 m n + n^2 = numbers, m n^2 = flops
-    angle = np.arccos(np.clip(-flops * (3 / numbers) ** 1.5, -1, 1)) / 3
-    n = np.maximum(2 * np.sqrt(numbers / 3) * np.cos(angle), 1)
-    m = np.maximum(flops / n**2, 1)
-    k = np.maximum(np.rint(flops / (m * n)), 1)
-    sizes = {"m": np.rint(m), "n": np.rint(n), "k": k, "batch": 1 + 0 * n}
-    return _as_product(ops, sheet, rows, sizes, _GUESSED_WIDTH)
+    m, n, k = product_of(ops.flops, numbers)
+    asks = _as_product(ops, sheet, rows, {"m": m, "n": n, "k": k, "batch": 1 + 0 * n}, _GUESSED_WIDTH)
+    return [ask._replace(times=np.maximum(ops.flops, 2) / (2 * m * n * k)) for ask in asks]
 
 
 def _attention(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
@@ -217,6 +206,7 @@ def _attention(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     known = _known(sizes)
     if not known.all():  # scores of a row are as many as its flops over its bytes
         numbers = np.maximum((ops.nbytes_read + ops.nbytes_written) / ELEMENT_BYTES[ops.dtype], 4)
+        numbers = np.maximum(numbers, 16 * ops.flops**0.5)  # one head of 64 reads and writes as much
         length = np.maximum(np.rint(np.maximum(ops.flops, 1) / numbers), 1)
         heads = np.maximum(np.rint(numbers / (4 * length * 64)), 1)
         guess = {"batch": 1, "seq_len": length, "heads": heads, "head_dim": 64, "kv_heads": heads}
@@ -408,13 +398,27 @@ class FittedCost(CostModel):
     def blocks(self, graph: Graph, device: Device) -> IntArray:
         """Return in how many thread blocks, one an SM, each product is computed; -1 for other ops."""
         found = np.full(len(graph), -1)
-        for rows, ops in self._groups(graph):
+        for rows, ops, _ in self._groups(graph):
             for ask in _product(ops, self.fits.sheet) if ops.kind in PRODUCTS else ():
                 here = np.flatnonzero(ask.ops & (ask.width == 0))
                 if len(here):
                     model = self.fits.model(ask.table, ask.dtype)
                     waves = model.base(take(ask.sizes, here), self.fits.sheet)[1]["waves"]
                     found[rows[here]] = np.maximum(1, np.rint(2**waves * self.fits.sheet.sms))
+        return found
+
+    def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
+        """Return the ops that compute at another data type's rate, by their own and how.
+
+        As of a roofline, indices are not among them; nor is fp8 with a scale for each block.
+        """
+        found: dict[tuple[str, str], list[int]] = {}
+        for rows, ops, dtype in self._groups(graph):
+            lent, product = self.fits.sheet.rated(ops.dtype), ops.kind in PRODUCTS or ops.kind in CONVS
+            own = lent in (dtype, DEFAULT) or (dtype, lent) == ("fp8_block", "fp8")
+            if not own and (product or dtype not in INDICES):
+                how = f"at the rate of {lent}, as peak has none for {dtype}"
+                found.setdefault((dtype, how), []).extend(rows[ops.flops > 0].tolist())
         return found
 
     def _asked(self, graph: Graph, device: Device) -> tuple[FloatArray, FloatArray]:
@@ -433,7 +437,7 @@ class FittedCost(CostModel):
         launches one by one start cold.
         """
         total, spread = np.full(len(graph), np.nan), np.full(len(graph), np.nan)
-        for rows, ops in self._groups(graph):
+        for rows, ops, _ in self._groups(graph):
             ns, weighted, eager = np.zeros(len(rows)), np.zeros(len(rows)), ops.eager
             for way in (_way(ops.kind), _any):  # what has neither sizes nor flops moves bytes all the same
                 if (ns > 0).all():
@@ -455,6 +459,8 @@ class FittedCost(CostModel):
                         ns[here] += found
                         weighted[here] += found * np.hypot(np.hypot(width, ask.width), _IN_PROGRAM)
             does = ns > 0
+            if _way(ops.kind) in (_any, _rows, _language):  # timed by bytes: no more arithmetic
+                does &= ns >= ops.flops / self.fits.sheet.peak_of(ops.dtype) * 1e9
             total[rows[does]], spread[rows[does]] = ns[does], weighted[does] / ns[does]
         return total, spread
 
@@ -475,7 +481,7 @@ class FittedCost(CostModel):
         InputError
             An op that is no kernel, or several, or whose sizes are missing.
         """
-        for rows, ops in self._groups(graph):
+        for rows, ops, _ in self._groups(graph):
             asks = [ask for ask in _way(ops.kind)(ops, self.fits.sheet) if ask.ops.any()]
             for i, row in enumerate(rows.tolist()):
                 mine = [ask for ask in asks if ask.ops[i]]
@@ -490,8 +496,9 @@ class FittedCost(CostModel):
                 )
                 yield MeasuredKernel(ask.table, ask.dtype, sizes, max(ns[row] - gap_ns * alone, 1.0))
 
-    def _groups(self, graph: Graph) -> list[tuple[IntArray, Ops]]:
-        """Return the ops of each kind and data type."""
+    def _groups(self, graph: Graph) -> list[tuple[IntArray, Ops, str]]:
+        """Return the ops of each kind and data type, and the latter, in whose stead fp32 may be taken."""
+        known = ELEMENT_BYTES.keys() - ({"tf32"} - self.fits.sheet.peak.keys())  # else fp32 comes in
         none: Mapping[str, Any] = {}
         pair = (graph.dtype_code + 1) * len(graph.kinds) + graph.kind_code
         order = np.argsort(pair, kind="stable")
@@ -505,13 +512,13 @@ class FittedCost(CostModel):
             name = dtype_name(graph.dtypes[dtype - 1] if dtype else self.default_dtype)
             ops = Ops(
                 kind,
-                name if name in ELEMENT_BYTES else "fp32",
+                name if name in known else "fp32",
                 [graph.attributes.get(op, none) for op in rows.tolist()],
                 graph.flops[rows].astype(float),
                 graph.bytes_read[rows].astype(float),
                 graph.bytes_written[rows].astype(float),
             )
-            out.append((rows, ops))
+            out.append((rows, ops, name))
         return out
 
 

@@ -82,12 +82,14 @@ class Sheet:
     sustained: Mapping[str, float] = field(default_factory=dict)
 
     def peak_of(self, dtype: str) -> Any:
-        """Return the rate at which a data type computes: that of fp16 (or fp32) where the GPU lacks it."""
+        """Return the rate at which a data type computes."""
+        return self.peak[self.rated(dtype)]
+
+    def rated(self, dtype: str) -> str:
+        """Return at whose rate a data type computes: at that of fp16 (or fp32) where the GPU lacks it."""
         wide = ELEMENT_BYTES.get(dtype, 4.0) >= 4
-        for name in (dtype, _PEAK_OF.get(dtype, ""), "fp32" if wide else "fp16", "fp32"):
-            if name in self.peak:
-                return self.peak[name]
-        return next(iter(self.peak.values()))
+        names = (dtype, "default", _PEAK_OF.get(dtype, ""), "fp32" if wide else "fp16", "fp32", *self.peak)
+        return next(name for name in names if name in self.peak)
 
     def rows(self, rows: Any) -> Sheet:
         """Return some rows of a sheet of columns; a plain one stays."""
@@ -466,6 +468,25 @@ class Model:
             tuple(record["spread_edges"]),
             tuple(record["spread"]),
         )
+
+
+def product_of(flops: FloatArray, numbers: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return m, n, k of products with so many flops, and numbers read and written: m x n by n x n.
+
+    Where numbers are too few, a cube; in multiples of 64 (8 where small), as sizes of models are.
+    """
+    half = np.maximum(flops, 2) / 2
+    numbers = np.maximum(numbers, 3 * half ** (2 / 3))  # 2 m n + n^2 = numbers, m n^2 = half
+    angle = np.arccos(np.clip(-half * (3 / numbers) ** 1.5, -1, 1)) / 3
+    n = np.maximum(2 * np.sqrt(numbers / 3) * np.cos(angle), 1)
+    m, n = _even(np.maximum(half / n**2, 1)), _even(n)
+    return m, n, _even(half / (m * n))
+
+
+def _even(size: FloatArray) -> FloatArray:
+    unit = np.where(size >= 256, 64, np.where(size >= 16, 8, 1))
+    found: FloatArray = np.maximum(np.rint(size / unit) * unit, 1)
+    return found
 
 
 def take(sizes: Sizes, rows: Any) -> dict[str, Any]:

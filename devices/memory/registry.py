@@ -138,11 +138,12 @@ def make_allocator(
         return VirtualDevices(
             capacity, virtual_devices, lambda memory, part: make(memory, name=part, **options), name=name
         )
-    if not planned:
-        return make(capacity, name=name, **options)
-    if events is None:
+    if planned and events is None:
         raise InputError(f"{name}: the {kind} allocator needs to know what will be asked for")
-    return make(events, capacity, name=name, **options)
+    found: Any = make(*([events] if planned else []), capacity, name=name, **options)
+    if not isinstance(found, Allocator):
+        raise InputError(f"{make.__name__} returned {found!r:.60}, should be a devices.memory.Allocator")
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from sim.base.errors import shortened
 from sim.base.units import format_duration
 from sim.diff.differences import Differences
 from sim.diff.propagated_delays import told_apart
+from sim.explain.idle import REASONS
 from sim.explain.makespan_breakdown import change_text
 from sim.export.tables import percent, titled
 
@@ -64,6 +65,9 @@ def _tables(answer: Answer, told: dict[str, Any]) -> Iterator[_Table]:
     if told["makespan"] is not None:
         of = ", ".join(dict.fromkeys(told["makespan"]["parts_of"].values()))
         parts = [{"part": part, **both} for part, both in told["makespan"]["parts"].items()]
+        if bubble := told["makespan"].get("bubble"):  # its reasons are in the table above
+            parts = [row for row in parts if row["part"] not in REASONS]
+            parts += [{"part": f"bubble, {phase}", **both} for phase, both in bubble.items()]
         changed = [row for row in parts if row["a_ns"] != row["b_ns"]]
         yield _both(changed, f"makespan of {of}: part"), 1, 0
 

@@ -265,6 +265,11 @@ def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...])
 
 
 _HOW_MANY: Final = ("count", "nodes")
+_SHORT: Final = {
+    "calibration": "from",
+    **dict.fromkeys(("policy", "placement", "streams", "linearize", "allocator"), "name"),
+}
+"""Where a name may stand for a mapping that has it under this key: ``--set`` may add keys to it."""
 
 
 def _laid_over(base: Node, over: Node) -> Node:
@@ -290,7 +295,7 @@ def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> N
         name = max(fitting, key=len, default=rest)
         below = rest[len(name) + 1 :]
         first, dot, beyond = rest.partition(".")
-        if not fitting and dot and at and node.value:
+        if not fitting and dot and at and node.value and _short(at) is None:
             known = hint(first, node.value)
             add = "" if "did you mean" in known else f" (a new one is given whole: {at}.{first}={{...}})"
             raise place.error(f"there is no key {first!r}{_under(at)}{known}{add}")
@@ -309,7 +314,14 @@ def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> N
         return Node(items, node.place)
     if node.value is None:
         return _replaced(Node({}, node.place), rest, whole, value, place)
+    if isinstance(node.value, str) and (key := _short(at)) is not None:
+        return _replaced(Node({key: node}, node.place), rest, whole, value, place)
     raise place.error(f"{at} is {node.value!r} and has no key {rest!r}")
+
+
+def _short(at: str) -> str | None:
+    """Return the key that a name stands for, where one may stand in place of a mapping."""
+    return _SHORT.get(at.rpartition(".")[2])
 
 
 def _under(at: str) -> str:

@@ -25,7 +25,7 @@ from sim.diff.differences import Differences, PathChange, idle_change, path_chan
 from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
 from sim.diff.propagated_delays import Why, own_ns, why_first_moved
 from sim.diff.schedule import OpSchedule, schedule_of
-from sim.explain.makespan_breakdown import PARTS, MakespanChange, change
+from sim.explain.makespan_breakdown import BUBBLE, PARTS, MakespanChange, change
 from sim.export.perfetto import PERFETTO_ENDINGS
 from sim.graph.graph import Graph
 from sim.record.plan import SCHEMA as PLAN
@@ -178,10 +178,13 @@ class Answer:
 
     def _makespan(self, change: MakespanChange) -> dict[str, Any]:
         a, b = change.a, change.b
-        return {
+        told: dict[str, Any] = {
             "parts_of": {"a": a.device, "b": b.device},
             "parts": {part: _both(both) for part, both in parts_of_both(change).items()},
         }
+        phases = [phase for phase in BUBBLE if phase in a.bubble or phase in b.bubble]
+        bubble = {phase: _both((a.bubble.get(phase, 0), b.bubble.get(phase, 0))) for phase in phases}
+        return told | ({"bubble": bubble} if bubble else {})
 
     def _path(self, path: PathChange) -> dict[str, Any]:
         a, b = self.differences.a, self.differences.b

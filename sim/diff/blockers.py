@@ -114,7 +114,7 @@ def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
     last, data = int(f.last_producer[row]), int(f.data[row])
     made = int(np.clip(f.data[last] if last >= f.n else data, anew, start))
     there = int(np.clip(data, made, start))
-    yield "dependency", anew, made - anew
+    yield "host" if row < f.n and f.by_host[row] else "dependency", anew, made - anew
     yield "transfer", made, there - made
     if row >= f.n:
         yield "transfer", there, start - there
@@ -128,9 +128,9 @@ def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
 
 def _in_the_way(f: DerivedColumns, row: int, at_ns: int, reason: str) -> int:
     """Return the row that a reason names."""
-    if reason in ("dependency", "event"):
+    if reason in ("dependency", "host", "event"):
         last = int(f.last_producer[row])
-        return int(f.last_producer[last]) if last >= f.n and reason == "dependency" else last
+        return int(f.last_producer[last]) if last >= f.n and reason != "event" else last
     if reason == "transfer":
         return int(f.last_producer[row])
     if reason == "issue":
@@ -196,9 +196,21 @@ def _pieces_in_table(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int,
     issue = min(max(int(told.issue_ns[row]), ready), start)
     word = told.wait[row] or "stream"
     by_issuer = "policy" if word == "policy" else "memory" if word == "memory" else "issue"
-    yield "dependency", 0, ready
+    yield "host" if _by_host_in_table(schedule, told, row) else "dependency", 0, ready
     yield by_issuer, ready, issue - ready
     yield ("stream" if word in ("issuer", "policy") else word), issue, start - issue
+
+
+def _producer_in_table(schedule: OpSchedule, told: RowNotes, row: int) -> int:
+    ready = int(told.ready_ns[row])
+    ended = np.flatnonzero((schedule.end_ns == ready) & (schedule.start_ns < ready))
+    return int(ended[0]) if len(ended) else UNSET
+
+
+def _by_host_in_table(schedule: OpSchedule, told: RowNotes, row: int) -> bool:
+    cause = _producer_in_table(schedule, told, row)
+    works = [schedule.lane_of(each) == told.issuer[each] for each in (cause, row)]
+    return cause != UNSET and works == [True, False]
 
 
 def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> Blocker:
@@ -206,11 +218,9 @@ def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> B
     told = schedule.told
     if told is None or reason == UNEXPLAINED:
         return Blocker(UNEXPLAINED, f"{name} does not start; the file does not say why", UNSET)
-    if reason == "dependency":
-        ready = int(told.ready_ns[row])
-        ended = np.flatnonzero((schedule.end_ns == ready) & (schedule.start_ns < ready))
-        cause = int(ended[0]) if len(ended) else UNSET
-        when = f"{name} is ready at {format_duration(ready)}"
+    if reason in ("dependency", "host"):
+        cause = _producer_in_table(schedule, told, row)
+        when = f"{name} is ready at {format_duration(int(told.ready_ns[row]))}"
         return Blocker(
             reason, when if cause == UNSET else f"{when}, when {schedule.name_of(cause)} ends", cause
         )

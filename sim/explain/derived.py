@@ -283,6 +283,14 @@ class DerivedColumns:
         return Cover(stacked(start, end, group, size), self.trace.makespan_ns)
 
     @cached_property
+    def by_host(self) -> BoolArray:
+        """Whether the last producer of a launched task, or of what brought its input, is an op of a CPU."""
+        last = self.last_producer[: self.n]
+        producer = np.where(last >= self.n, self.last_producer[last], last)
+        found: BoolArray = (producer != UNSET) & self.by_worker[producer] & ~self.by_worker
+        return found
+
+    @cached_property
     def queue_was_full(self) -> BoolArray:
         """Whether a launch was put on its stream at the moment when another one left a full queue."""
         full = np.zeros(self.n, dtype=bool)

@@ -188,8 +188,7 @@ def _pieces(f: DerivedColumns, where: Where) -> IdlePieces:
     last = f.last_producer[row]
     made = np.clip(np.where(last >= f.n, f.data[last], f.data[row]), start, end)
     there = np.clip(f.data[row], made, end)
-    producer = np.where(last >= f.n, f.last_producer[last], last)
-    by_host = (producer != UNSET) & f.by_worker[producer] & ~f.by_worker[row]
+    by_host = f.by_host[row]
     parts.append(_part(device, start, np.where(by_host, 0, made - start), "dependency", row))
     parts.append(_part(device, start, np.where(by_host, made - start, 0), "host", row))
     parts.append(_part(device, made, there - made, "transfer", row))

@@ -8,7 +8,10 @@ makespan divides into computing, exposed communication, and idle time by reason,
     gpu0   ▇▇▇▇▇a▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇b▇▇▇▇┤               it waits for gpu0 for 10
 
 The same work on the same device takes the same time to compute, so that a difference between two runs is one
-of waits. A pipeline's rank is idle in its bubble, whatever the reason.
+of waits. A pipeline's rank is idle in its bubble, whatever the reason, in one of three phases of each step::
+
+    rank 1   ·····F F F F·····B F B F B F·B·B·B···    before its first backward, after its last forward, and
+             ├─ warm-up ─────┤├─ steady ─┤├ drain ┤   between; under GPipe nothing is between
 """
 
 from __future__ import annotations
@@ -20,12 +23,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from sim.base.arrays import UNSET, IntArray
-from sim.base.intervals import in_use
+from sim.base.intervals import Cover, in_use, union
 from sim.base.units import format_duration
 from sim.explain.bounds import bounds
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import REASONS, final_waits, idle_pieces, idle_reasons
 from sim.explain.time_use import time_use
+from sim.explain.where import EVERYWHERE
 from sim.record.record import Wait
 
 _WORDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -54,6 +58,9 @@ _WORDS: Final[Mapping[str, tuple[str, str]]] = {
 PARTS: Final = tuple(part for part in _WORDS if part != "bubble")
 """What a device's makespan divides into: computing, communicating, and the reasons of `sim.explain.idle`."""
 
+BUBBLE: Final = ("warm-up", "steady state", "drain")
+"""Phases of a pipeline's step on a rank (the last is Megatron's cool-down)."""
+
 _FOR_OTHERS: Final = ("dependency", "host", "finished")
 """Reasons to be idle that are put down to what ran elsewhere."""
 _ABOUT_AS_MUCH: Final = 0.9
@@ -74,15 +81,19 @@ class Breakdown(NamedTuple):
         What ran elsewhere while it waited for inputs, or had no work left, most first: a device, ``stage 2``
         of a pipeline, ``transfer gpu0<->gpu1``, or where nothing ran ``policy`` or ``launch``. In a pipeline
         this is all of its idle time.
+    bubble : dict of str to int
+        In a pipeline its idle time by phase, those of `BUBBLE` that occur.
     """
 
     device: str
     parts: dict[str, int]
     waits_for: dict[str, int]
+    bubble: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``--json`` of `sim explain` and `sim compare` has of it."""
-        return {"parts_of": self.device, "parts_ns": self.parts, "waits_for_ns": self.waits_for}
+        told = {"parts_of": self.device, "parts_ns": self.parts, "waits_for_ns": self.waits_for}
+        return told | ({"bubble_ns": self.bubble} if self.bubble else {})
 
 
 def breakdown(f: DerivedColumns, device: str | None = None) -> Breakdown:
@@ -103,10 +114,10 @@ def breakdown(f: DerivedColumns, device: str | None = None) -> Breakdown:
     ...     _ = b.op(name, inputs=inputs, duration_ns=ns, device=f"gpu{device}")
     >>> trace = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), InOrder())
     >>> breakdown(DerivedColumns(trace))
-    Breakdown(device='gpu1', parts={'compute': 40, 'policy': 40}, waits_for={})
+    Breakdown(device='gpu1', parts={'compute': 40, 'policy': 40}, waits_for={}, bubble={})
     """
     if not f.trace.makespan_ns:
-        return Breakdown("", {}, {})
+        return Breakdown("", {}, {}, {})
     reasons = idle_reasons(f.trace, f)
     use = time_use(f.trace, reasons)
     if device is None:
@@ -117,7 +128,8 @@ def breakdown(f: DerivedColumns, device: str | None = None) -> Breakdown:
     held = min(_held_beside_others(f, d), parts["compute"])
     parts["policy"] = parts.get("policy", 0) + held
     parts["compute"] -= held
-    return Breakdown(device, {part: parts[part] for part in PARTS if parts.get(part)}, _waits_for(f, d))
+    found = {part: parts[part] for part in PARTS if parts.get(part)}
+    return Breakdown(device, found, _waits_for(f, d), _bubble(f, d) if is_pipeline(f) else {})
 
 
 def _busiest(f: DerivedColumns, compute: Mapping[str, int]) -> str:
@@ -147,6 +159,29 @@ def _held_beside_others(f: DerivedColumns, d: int) -> int:
 def is_pipeline(f: DerivedColumns) -> bool:
     """Whether the graph has stages."""
     return bool(f.job.graph.stage.max(initial=UNSET) > 0)
+
+
+def _bubble(f: DerivedColumns, d: int) -> dict[str, int]:
+    """Return the idle time of a pipeline's rank by phase: they add up to it."""
+    graph, makespan = f.job.graph, f.trace.makespan_ns
+    rows = np.flatnonzero(EVERYWHERE.tasks(f) & (f.device == d))
+    step, phase = f.trace.tasks["iteration"][rows], graph.phase_code[f.trace.tasks["op"][rows]]
+    start, end = f.begins[rows], f.trace.occupied_until_ns[rows]
+    is_forward, is_backward = (
+        np.array([bool(set(letters) & set(name)) for name in (*graph.phases, "")])[phase]
+        for letters in ("F", "BI")
+    )
+    cuts = [0]
+    for one in np.unique(step):
+        mine = step == one
+        ends, begins = (mine & of if (mine & of).any() else mine for of in (is_forward, is_backward))
+        first = int(start[begins].min())
+        cuts += [first, max(first, int(end[ends].max())), int(end[mine].max())]
+    cuts[-1] = makespan
+    at = np.maximum.accumulate(cuts)
+    busy = Cover(union(start, end, f.device[rows]), makespan)
+    idle = np.diff(at) - busy.between(at[:-1], at[1:], np.full(len(at) - 1, d))
+    return {name: ns for k, name in enumerate(BUBBLE) if (ns := int(idle[k::3].sum()))}
 
 
 def _waits_for(f: DerivedColumns, d: int) -> dict[str, int]:
@@ -290,8 +325,9 @@ def breakdown_line(f: DerivedColumns) -> str:
     largest = sorted(terms, key=lambda part: -terms[part])[:3]
     told = [f"{format_duration(terms[part])} {_noun(part, f)}" for part in largest if terms[part]]
     if "bubble" in terms:
-        whom = next(iter(own.waits_for), "")
-        told = [term + f" (most of it waiting for {whom})" * (term.endswith("bubble")) for term in told]
+        phases = ", ".join(f"{name} {format_duration(ns)}" for name, ns in own.bubble.items())
+        phases += f"; most of it waiting for {next(iter(own.waits_for), '')}"
+        told = [term + f" ({phases})" * term.endswith(" bubble") for term in told]
     rest = f.trace.makespan_ns - sum(terms[part] for part in largest)
     used = [device for device in f.devices if device.name in _used(f)]
     of = f"{own.device}: " if len(used) > 1 else ""
@@ -336,20 +372,25 @@ def change_text(a: DerivedColumns, b: DerivedColumns) -> str:
         more[f"for {_OTHERS}"] = sum(more.pop(part) for part in others)
     speed = f"{format_duration(abs(total))} {'slower' if total > 0 else 'faster'}"
     if total < 0:
-        return f"{speed}: {_signed_terms(more, total, a, b)}"
+        return f"{speed}: {_signed_terms(more, total, a, b, found)}"
     cause = max(more, key=lambda part: (more[part], part != "compute"))
     because, ns = _because(a, b, found, cause), more.pop(cause)
     if not any(more.values()):
         return f"{speed} because {because}"
-    return f"{speed}, mainly because {because} ({_signed(ns)}); {_signed_terms(more, total - ns, a, b)}"
+    return (
+        f"{speed}, mainly because {because} ({_signed(ns)}); {_signed_terms(more, total - ns, a, b, found)}"
+    )
 
 
 def _terms(f: DerivedColumns, own: Breakdown) -> dict[str, int]:
     """Return the parts as a line tells them: waits by what for (``for gpu1``), or all of them as bubble."""
     if is_pipeline(f):
-        bubble = sum(ns for part, ns in own.parts.items() if part in REASONS)
+        bubble = sum(own.bubble.values())
         kept = {part: ns for part, ns in own.parts.items() if part not in REASONS}
-        return kept | ({"bubble": bubble} if bubble else {})
+        kept["policy"] = (
+            f.trace.makespan_ns - sum(kept.values()) - bubble
+        )  # beside others, on several workers
+        return {part: ns for part, ns in (kept | {"bubble": bubble}).items() if ns}
     kept = Counter({part: ns for part, ns in own.parts.items() if part not in _FOR_OTHERS})
     for name, ns in own.waits_for.items():
         what = name.partition(" ")[0]
@@ -361,11 +402,24 @@ def _noun(part: str, f: DerivedColumns) -> str:
     return _WORDS[part][0].format(policy=f.policy) if part in _WORDS else f"waiting {part}"
 
 
-def _signed_terms(more: Mapping[str, int], total: int, a: DerivedColumns, b: DerivedColumns) -> str:
+def _phases(found: MakespanChange) -> str:
+    """Say by how much a bubble is longer in each phase."""
+    longer = _minus(found.a.bubble, found.b.bubble)
+    told = ", ".join(f"{name} {_signed(longer[name])}" for name in BUBBLE if name in longer)
+    return f" ({told})" * bool(told)
+
+
+def _signed_terms(
+    more: Mapping[str, int], total: int, a: DerivedColumns, b: DerivedColumns, found: MakespanChange
+) -> str:
     """Name the three largest parts; sum up the rest, and what is below a twentieth of the largest."""
     largest = sorted((part for part in more if more[part]), key=lambda part: -abs(more[part]))
     shown = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
-    terms = [f"{_signed(more[part])} {_noun(part, a if more[part] > 0 else b)}" for part in shown]
+    terms = [
+        f"{_signed(more[part])} {_noun(part, a if more[part] > 0 else b)}"
+        + _phases(found) * (part == "bubble")
+        for part in shown
+    ]
     rest = total - sum(more[part] for part in shown)
     return ", ".join(terms + [f"{_signed(rest)} other"] * (rest != 0))
 
@@ -378,7 +432,7 @@ def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: 
     if part == "bubble":
         longer = _minus(found.a.waits_for, found.b.waits_for)
         whom = max(longer, key=lambda name: longer[name], default="")
-        return _WORDS[part][1] + f", most of it waiting for {whom}" * bool(whom)
+        return _WORDS[part][1] + _phases(found) + f", most of it waiting for {whom}" * bool(whom)
     if part == "compute":
         took, before = _lasted(a, device), _lasted(b, found.b.device)
         if len(took) != len(before):

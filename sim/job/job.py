@@ -237,12 +237,8 @@ class Job:
         if self.streams is None:
             return first
         lanes = np.array([d.lanes for d in self.machine.devices])[self.device_of]
-        if bool((self.lane >= lanes).any()):
-            raise InputError(
-                f"stream assignment {type(self.streams).__name__} names a stream that does not exist",
-                path=("streams",),
-            )
-        return first + self.lane
+        whose = f"{type(self.streams).__name__}.assign"
+        return first + whole_numbers(self.lane, whose, below=lanes, of=self.graph.op_names)
 
     @cached_property
     def lane(self) -> IntArray:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli_runner import sim
 
@@ -199,22 +201,42 @@ def test_the_rate_of_another_data_type_is_told(device: dict[str, Any], where: st
 DTYPES = ["fp64", "fp32", "fp16", "bf16", "fp8", "int8", "int32"]
 
 
-@pytest.mark.parametrize("kind", ["matmul", "conv", "gelu"])
+@pytest.mark.parametrize("kind", ["matmul", "conv", "gelu", "attention", "softmax", "op"])
 @pytest.mark.parametrize(
     "preset", [each.name for each in presets("sim.devices") if "switch" not in each.name]
 )
 def test_on_every_preset_arithmetic_takes_time_or_a_line_says_why_not(preset: str, kind: str) -> None:
     values = device_preset(preset)
     own = {name for key in ("peak", "matrix_peak", "vector_peak") for name in values.get(key) or {}}
-    rated = {"cost": "roofline"} if values["kind"] == "gpu" else {}
-    for dtype in DTYPES:
+    costs = [{}, {"cost": "roofline"}] if values["kind"] == "gpu" else [{}]
+    for dtype, rated in product(DTYPES, costs):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             one = job({"preset": preset, **rated}, {"kind": kind, "flops": 10**12, "dtype": dtype})
             warn_of_plain_rooflines(one)
         assert one.duration_ns[0] >= 200_000 or not own  # the fastest: 5000 TFLOP/s of a GB200
-        if dtype not in own and (dtype, kind) != ("int32", "gelu"):
+        if dtype not in own and (dtype != "int32" or kind in ("matmul", "conv")):
             assert any(isinstance(each.message, BorrowedRateWarning) for each in caught), dtype
+
+
+def test_a_fitted_gpu_computes_in_fp32_what_is_tf32_elsewhere_and_says_whose_rate_it_takes() -> None:
+    ops = [{"kind": "matmul", "flops": 197 * 10**9, "dtype": dtype} for dtype in ("fp32", "tf32")]
+    with pytest.warns(BorrowedRateWarning, match=r"v100-sxm: 1 op in tf32 computes at the rate of fp32, as"):
+        warn_of_plain_rooflines(one := job({"preset": "v100-sxm"}, *ops))
+    assert one.duration_ns[0] == one.duration_ns[1]
+    with pytest.warns(BorrowedRateWarning, match=r"h100-sxm: 1 op in mxfp8 computes at the rate of fp8, as"):
+        warn_of_plain_rooflines(job({"preset": "h100-sxm"}, {**ops[0], "dtype": "mxfp8"}))
+    blocks = {**ops[0], "dtype": "fp8_block"}  # measured on it as such
+    warn_of_plain_rooflines(job({"preset": "h100-sxm"}, {**blocks, "bytes_read": 10**8}))
+
+
+def test_a_product_without_its_shape_takes_longer_the_more_it_computes() -> None:
+    ops = [
+        {"kind": "matmul", "flops": n * 10**11, "dtype": "bf16", "bytes_read": 10**8} for n in range(1, 40)
+    ]
+    for preset in ("a100-sxm-80", "h100-sxm"):
+        times = job({"preset": preset}, *ops).duration_ns
+        assert (np.diff(times) > 0).all()
 
 
 def test_a_tpu_computes_products_in_fp32_as_six_in_bf16() -> None:

@@ -31,6 +31,13 @@ def document(text: str) -> Document:
         (["a.c.d.e=4"], {"a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 4}}}),
         (["new=1e3"], {"a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 3}}, "new": 1000.0}),
         (["m.d.k=4"], {"a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 3}}, "m": {"d": {"k": 4}}}),
+        (
+            ["calibration=h100", "calibration.between.b=4"],
+            {
+                "a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 3}},
+                "calibration": {"from": "h100", "between": {"b": 4}},
+            },
+        ),
         (["a.b="], {"a": {"b": None, "l": [1, {"x": 2}], "c.d": {"e": 3}}}),
         (["a.b= a=b "], {"a": {"b": "a=b", "l": [1, {"x": 2}], "c.d": {"e": 3}}}),
     ],
@@ -48,10 +55,9 @@ def test_settings(settings: list[str], expected: object) -> None:
         ("a.b", "--set a.b: should be KEY=VALUE, as in --set workload.batch=32"),
         ("=3", "--set =3: should be KEY=VALUE, as in --set workload.batch=32"),
         ("a.=3", "--set a.=3: should be KEY=VALUE, as in --set workload.batch=32"),
-        ("policy.nam.x=3", "--set policy.nam.x=3: there is no key 'nam' under 'policy'; did you mean "
-         "'name'?"),
-        ("policy.streams.x=3", "--set policy.streams.x=3: there is no key 'streams' under 'policy'; known: "
-         "name (a new one is given whole: policy.streams={...})"),
+        ("list.1.aa.x=3", "--set list.1.aa.x=3: there is no key 'aa' under 'list.1'; did you mean 'a'?"),
+        ("list.1.b.x=3", "--set list.1.b.x=3: there is no key 'b' under 'list.1'; known: a (a new one is "
+         "given whole: list.1.b={...})"),
         ("policy.name.x=3", "--set policy.name.x=3: policy.name is 'in-order' and has no key 'x'"),
         ("list.7=3", "--set list.7=3: list is a list of 2; '7' should be an index from 0"),
         ("list.x.y=3", "--set list.x.y=3: list is a list of 2; 'x' should be an index from 0"),
@@ -62,7 +68,7 @@ def test_settings(settings: list[str], expected: object) -> None:
 )  # fmt: skip
 def test_settings_that_lead_nowhere(setting: str, message: str) -> None:
     with pytest.raises(ScenarioError) as caught:
-        document("policy: {name: in-order}\nlist: [1, 2]\n").with_settings([setting])
+        document("policy: {name: in-order}\nlist: [1, {a: 2}]\n").with_settings([setting])
     assert str(caught.value) == message
 
 

@@ -97,6 +97,15 @@ def test_the_error_names_the_op() -> None:
         _run(placement=Mine())
 
 
+def test_a_stream_that_does_not_exist_is_named() -> None:
+    class Mine:
+        def assign(self, job: Any) -> Any:
+            return [0, 1]
+
+    with pytest.raises(InputError, match=r"Mine\.assign returned 1 for op 'b', should be a whole"):
+        _run(streams=Mine())
+
+
 class _Queue(Policy):
     """A queue of its own, so that it is asked task by task."""
 
@@ -229,6 +238,10 @@ class Freed(Bump):
         super().free(block)
 
 
+def no_allocator(capacity: int | None = None, *, name: str) -> Any:
+    return 3
+
+
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
@@ -240,6 +253,7 @@ class Freed(Bump):
         ),
         (Number, r"Number\.try_alloc returned 0 for '.*', should be"),
         (Freed, r"Freed\.free returned None, should be a tuple of streams"),
+        (no_allocator, r"no_allocator returned 3, should be a devices\.memory\.Allocator"),
     ],
 )
 def test_a_wrong_answer_of_an_allocator_is_named(kind: Any, told: str) -> None:

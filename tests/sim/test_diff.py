@@ -22,6 +22,7 @@ from sim.diff.differences import Differences, common_subsequence, differences, i
 from sim.diff.ops_table import read_ops_table, schedule_of_table
 from sim.diff.propagated_delays import Why, own_ns, why_first_moved
 from sim.diff.schedule import schedule_of
+from sim.explain.idle import idle_reasons
 from sim.export.tables import task_table
 from sim.job.noise import Noise
 from tests.communicator_helpers import draw_collectives, draw_ranks
@@ -78,6 +79,22 @@ def test_who_keeps_an_issuer_busy_is_named(tmp_path: Path) -> None:
     held = held_at(schedule_of_table(path, read_ops_table(path)), 2, 1)
     assert held is not None
     assert held.told == "'c' is ready, and gpu0/host issues 'a' and 1 more first"
+
+
+def test_an_op_of_the_host_is_waited_for_under_one_name(tmp_path: Path) -> None:
+    """As `sim explain` has it, of a trace and of its table."""
+
+    def step(ns: int) -> Trace:
+        machine = Machine((Device("cpu0", "cpu", workers=1), Device("gpu0")))
+        return run({"load": (ns, "cpu0", []), "a": (2, "gpu0", ["load"])}, machine)
+
+    path, one, other = tmp_path / "ops.csv", step(5), step(8)
+    task_table(other).to_csv(path, index=False)
+    assert idle_reasons(other)["gpu0"] == {"host": 8}
+    for b in (schedule_of(other, "run"), schedule_of_table(path, read_ops_table(path))):
+        found = why(differences(schedule_of(one, "run"), b))
+        assert (found.reason, found.root, found.later) == ("host", "duration", "b")
+        assert (found.waited_a, found.waited_b) == ({"host": 5}, {"host": 8})
 
 
 # -- by hand ----------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from sim.base.units import parse_duration
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import REASONS, idle_reasons
 from sim.explain.makespan_breakdown import (
+    BUBBLE,
     PARTS,
     breakdown,
     breakdown_line,
@@ -150,9 +151,9 @@ def two_gpus(policy: Policy) -> Trace:
 def test_a_policy_that_holds_back_counts_for_all_that_it_holds_back() -> None:
     """c is ready at 0 and comes after b: gpu1, which ends last, is idle for 40."""
     in_order, ready_queue = two_gpus(InOrder()), two_gpus(ReadyQueue())
-    assert breakdown(DerivedColumns(in_order)) == ("gpu1", {"compute": 40, "policy": 40}, {})
+    assert breakdown(DerivedColumns(in_order)) == ("gpu1", {"compute": 40, "policy": 40}, {}, {})
     assert breakdown(DerivedColumns(ready_queue)) == (
-        ("gpu1", {"compute": 40, "dependency": 10}, {"gpu0": 10})
+        ("gpu1", {"compute": 40, "dependency": 10}, {"gpu0": 10}, {})
     )
     assert difference(in_order, ready_queue) == (
         "30 ns slower, mainly because InOrder holds ready ops back (+40 ns); -10 ns waiting for gpu0"
@@ -175,22 +176,45 @@ def test_idle_time_is_put_down_to_what_ran_elsewhere() -> None:
         {"compute": 70, "dependency": 16, "transfer": 8},
         {"gpu1": 10, "transfer gpu0<->gpu1": 6},
     )
-    assert breakdown(f) == ("gpu0", parts, waits_for)
+    assert breakdown(f) == ("gpu0", parts, waits_for, {})
     assert breakdown(f, "gpu1").parts == {"compute": 10, "dependency": 40, "transfer": 6, "finished": 38}
     assert breakdown(f, "gpu1").waits_for == {"gpu0": 70, "transfer gpu0<->gpu1": 8}
     assert breakdown_line(f) == "gpu0: 70 ns computing, 14 ns waiting for transfers, 10 ns waiting for gpu1"
 
 
-def test_a_pipeline_has_a_bubble() -> None:
-    """The textbook: both idle for 3 of 11 parts of 33 ms; with two chunks a rank, for 4.5 ms."""
+def test_a_pipeline_has_a_bubble_of_three_phases() -> None:
+    """The textbook: all idle for 3 of 11 parts of 33 ms; with two chunks a rank, for 4.5 ms.
+
+    GPipe turns round after the last forward, 1F1B after the p - s first: rank s waits for p - 1 - s others
+    to go forward and back, or only back. It makes up for it in the drain.
+    """
     most = "most of it waiting for stage"
     cases = load_scenario("scenarios/examples/gpipe.yaml").cases()
     gpipe, one_f_one_b, chunks = (DerivedColumns(run_case(case).trace, case.label) for case in cases)
     for f in (gpipe, one_f_one_b):
-        assert breakdown_line(f).startswith(f"rank0: 24 ms computing, 9 ms bubble ({most}")
+        assert breakdown_line(f).startswith("rank0: 24 ms computing, 9 ms bubble (warm-up ")
         assert sum(breakdown(f).waits_for.values()) == 9_000_000
-        assert change_text(f, chunks).startswith(f"4.5 ms slower because its bubble is larger, {most}")
+        for s in range(4):  # F is 1 ms, B 2 ms
+            after = 3 - s
+            warm_up, drain = (s + 3 * after, 2 * s) if f is gpipe else (s + 2 * after, after + 2 * s)
+            told = {"warm-up": 1_000_000 * warm_up, "drain": 1_000_000 * drain}
+            assert breakdown(f, f"rank{s}").bubble == {phase: ns for phase, ns in told.items() if ns}
+    assert breakdown_line(gpipe).endswith(f"bubble (warm-up 9 ms; {most} 1)")
+    assert change_text(one_f_one_b, chunks).startswith(
+        "4.5 ms slower because its bubble is larger (warm-up +4.5 ms, steady state -500 us, drain +500 us), "
+        + most
+    )
     assert change_text(gpipe, one_f_one_b) in ("equally fast", "the same")
+
+
+def test_phases_of_a_bubble_add_up_to_it_under_every_schedule_and_over_steps() -> None:
+    cases = load_scenario("scenarios/examples/schedules.yaml", sets=["iterations=2"]).cases()
+    for f in (DerivedColumns(run_case(case).trace, case.label) for case in cases):
+        for device in f.devices:
+            own = breakdown(f, device.name)
+            idle = f.trace.makespan_ns - own.parts["compute"] - own.parts.get("communicate", 0)
+            assert sum(own.bubble.values()) == idle
+            assert set(own.bubble) <= set(BUBBLE)
 
 
 def test_exposed_communication_is_a_cause() -> None:
