@@ -184,7 +184,7 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
     for row, line in zip(
         whole, titled(whole, [f"{each}: {told.get(each, each)}" for each in columns]), strict=True
     ):
-        name = ", ".join(line[key] for key in (*settings, "policy"))
+        name = ", ".join(line[key] for key in (*settings, "policy") if line[key])
         if row["error"]:
             line["makespan"] = "failed"
             failures.append(f"{name}: {row['error']}")

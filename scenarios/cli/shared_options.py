@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +23,25 @@ def completes(*groups: str) -> Callable[[str], list[str]]:
     return names
 
 
+def keys(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the keys of the scenario on the line that begin like this: what its files say."""
+    from scenarios.file.document import Document
+    from sim.base.errors import SimError
+
+    def below(value: Any, path: str) -> Iterator[str]:
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, each in inner:
+            at = f"{path}.{key}" if path else str(key)
+            nested = isinstance(each, dict | list) and each
+            yield from below(each, at) if nested else [f"{at}="]
+
+    try:
+        root = Document.read(ctx.params["scenario"] or ctx.args[0]).root.plain()
+    except (IndexError, SimError):  # no scenario yet, or none that can be read
+        return []
+    return [key for key in below(root, "") if key.startswith(incomplete)]
+
+
 def option(name: str, help: str, **more: Any) -> Any:
     """Return what typer reads of an option: ``"--jobs N"``, its name and what stands for its value."""
     flag, _, value = name.partition(" ")
@@ -34,9 +53,9 @@ def argument(name: str, help: str, **more: Any) -> Any:
     return typer.Argument(metavar=name, help=help, **more)
 
 
-def settings(help: str, name: str = "--set") -> Any:
+def settings(help: str, name: str = "--set", **more: Any) -> Any:
     """Return the option ``--set KEY=VALUE``, or another one of its form."""
-    return option(f"{name} KEY=VALUE", help)
+    return option(f"{name} KEY=VALUE", help, **more)
 
 
 ScenarioPath = Annotated[str, argument("SCENARIO", "A scenario file (YAML), or a recording.")]
@@ -72,7 +91,9 @@ SubjectTo = Annotated[
 
 Sets = Annotated[
     list[str] | None,
-    settings("Change the scenario: a dotted path and a YAML value, as in workload.batch=32."),
+    settings(
+        "Change the scenario: a dotted path and a YAML value, as in workload.batch=32.", autocompletion=keys
+    ),
 ]
 
 AllowCode = Annotated[

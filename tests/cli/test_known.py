@@ -198,6 +198,8 @@ def test_a_preset_is_shown_with_its_sources() -> None:
         ("policies out-o", "out-of-order"),
         ("run x.yaml --policy torchg", "torchgpipe"),
         ("new --template gpi", "gpipe"),
+        ("run scenarios/examples/branches.yaml --set workload.ops.join.d", "workload.ops.join.duration="),
+        ("sweep scenarios/examples/gpipe.yaml --vary compare.2.ch", "compare.2.chunks="),
     ],
 )
 def test_a_shell_completes_names(words: str, found: str) -> None:

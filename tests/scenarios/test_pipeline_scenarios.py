@@ -109,6 +109,20 @@ policy: forward-only
     ]
 
 
+def test_copies_that_block_keep_micro_batches_from_queueing_before_a_slow_stage(tmp_path: Path) -> None:
+    """Micro-batch k starts at 5 k and ends at 12 + 10 (k + 1); if copies block, rank 2 takes one in 11."""
+    text = """
+workload:
+  pipeline: {stages: [{forward: 5ms}, {forward: 5ms}, {forward: 10ms}], micro_batches: 16, transfer: 1ms}
+policy: forward-only
+"""
+    free = block(run(tmp_path, text=text))
+    held = block(run(tmp_path, "workload.pipeline.copy_streams=false", text=text))
+    assert (free["makespan_ns"], held["makespan_ns"]) == (172_000_000, 12_000_000 + 16 * 11_000_000)
+    assert free["latency_ns"] == {"median": 62_000_000, "max": 97_000_000}
+    assert held["latency_ns"] == {"median": 37_000_000, "max": 37_000_000}
+
+
 @pytest.mark.parametrize("key", ["optimizer=1ms", "data_parallel={all_reduce: 1ms}"])
 def test_inference_has_no_step_at_the_end(tmp_path: Path, key: str) -> None:
     with pytest.raises(InputError, match="forward-only has no backward; leave out"):

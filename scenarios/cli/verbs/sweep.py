@@ -18,6 +18,7 @@ def sweep(
         option(
             "--vary KEY=V1,V2,...",
             "Values of a key, 1..8 or 1..64 x2 among them; several times for every combination.",
+            autocompletion=shared.keys,
         ),
     ],
     policy: shared.Policies = None,

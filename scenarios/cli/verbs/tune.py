@@ -15,7 +15,11 @@ def tune(
     scenario: shared.ScenarioPath,
     vary: Annotated[
         list[str] | None,
-        option("--vary KEY=V1,V2,...", "Values of a key to try; may be given several times."),
+        option(
+            "--vary KEY=V1,V2,...",
+            "Values of a key to try; may be given several times.",
+            autocompletion=shared.keys,
+        ),
     ] = None,
     schedules: Annotated[
         bool, option("--schedules", "Change orders, placements and streams; the default without --vary.")
