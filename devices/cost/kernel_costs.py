@@ -510,15 +510,9 @@ class FittedCost(CostModel):
             if not self.by_others.isdisjoint((kind, DEFAULT)):
                 continue
             name = dtype_name(graph.dtypes[dtype - 1] if dtype else self.default_dtype)
-            ops = Ops(
-                kind,
-                name if name in known else "fp32",
-                [graph.attributes.get(op, none) for op in rows.tolist()],
-                graph.flops[rows].astype(float),
-                graph.bytes_read[rows].astype(float),
-                graph.bytes_written[rows].astype(float),
-            )
-            out.append((rows, ops, name))
+            attributes = [graph.attributes.get(op, none) for op in rows.tolist()]
+            moved = (of[rows].astype(float) for of in (graph.flops, graph.bytes_read, graph.bytes_written))
+            out.append((rows, Ops(kind, name if name in known else "fp32", attributes, *moved), name))
         return out
 
 
