@@ -467,7 +467,7 @@ def test_deep_and_endless_programs_are_refused(load, monkeypatch, text, message)
 def changed(text, draw):
     """Return a text with a few faults."""
     for _ in range(draw.choice((1, 1, 2, 4))):
-        at, n = draw.randrange(len(text)), draw.randrange(1, 40)
+        at, n = draw.randrange(len(text) or 1), draw.randrange(1, 40)
         lines = text.split("\n")
         k = draw.randrange(len(lines))
         match draw.randrange(6):
