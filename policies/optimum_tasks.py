@@ -330,8 +330,7 @@ def share(tasks: Tasks, memory: bool) -> list[LinkOrder]:
         if not device.workers:
             tasks.times.limit(("streams", d), device.streams)
             _in_order(tasks, d)
-        alone = device.processor is None or getattr(device.processor, "counts_cores", False)
-        tasks.note(not alone, "ops that slow one another down", device.name)
+        tasks.note(not device.keeps_durations, "ops that slow one another down", device.name)
         tasks.note(
             device.queue_depth is not None and device.queue_depth < tasks.n_ops * job.iterations,
             "launch queues that may be full",

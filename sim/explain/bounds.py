@@ -299,7 +299,7 @@ def cores_of_ops(job: Job) -> IntArray:
     devices, device_of = job.machine.devices, job.device_of
     cores = np.array([device.cores_per_op for device in devices])[device_of]
     for op, own in job.graph.attribute("cores").items():
-        if getattr(devices[device_of[op]].processor, "counts_cores", False):
+        if devices[device_of[op]].counts_cores:
             cores[op] = own
     return cores
 

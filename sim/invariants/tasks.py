@@ -73,9 +73,7 @@ def durations(c: Columns) -> None:
         c.dead & c.live & ~c.graph.is_kind("send", "recv")[c.op],
         lambda r: f"{c.task(r)} is dead and took {c.end[r] - c.start[r]} ns",
     )
-    processors = [device.processor for device in c.machine.devices]
-    alone = [each is None or getattr(each, "counts_cores", False) for each in processors]
-    fixed = np.array(alone)[c.device] | c.alone
+    fixed = np.array([device.keeps_durations for device in c.machine.devices])[c.device] | c.alone
     fixed &= ~c.job.meets[c.op] & ~c.cut
     took, due = c.end - c.start, c.trace.alone_ns.copy()
     conditions = c.trace.conditions

@@ -215,6 +215,16 @@ class Device:
     for_processes: Callable[[Device, int], Device] | None = None
     details: Details = field(default_factory=Details)
 
+    @property
+    def counts_cores(self) -> bool:
+        """Whether ops occupy as many cores as they ask for."""
+        return getattr(self.processor, "counts_cores", False)
+
+    @property
+    def keeps_durations(self) -> bool:
+        """Whether an op, once it runs, takes as long as by itself, whatever runs beside it."""
+        return self.processor is None or self.counts_cores
+
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
         if self.workers < 0 or self.streams < 1 or (self.queue_depth is not None and self.queue_depth < 1):
