@@ -73,19 +73,10 @@ class Transformer:
             raise InputError(f"hidden size {self.hidden} is no multiple of {self.heads} heads")
 
     @property
-    def layer_parameters(self) -> int:
-        """Parameters of a layer."""
-        return 12 * self.hidden**2 + 13 * self.hidden
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Parameters of the embedding of words and positions."""
-        return (self.vocabulary + self.sequence) * self.hidden if self.vocabulary else 0
-
-    @property
     def parameters(self) -> int:
         """All parameters but the last norm's; the output layer's are the embedding's."""
-        return self.layers * self.layer_parameters + self.embedding_parameters
+        rows = self.vocabulary + self.sequence if self.vocabulary else 0
+        return (self.layers * (12 * self.hidden + 13) + rows) * self.hidden
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -194,6 +194,8 @@ def _steady_ns(trace: Trace) -> int:
 
 _AT_ONCE = 1_000_000
 """Items that are drawn at once."""
+_MOST_OPS = 10
+"""Most ops that a batch of a replica has."""
 
 Durations = Annotated[
     list[Duration],
@@ -253,10 +255,6 @@ class InputPipeline(Builder):
         """Return the devices of a replica that load, without its number, and their cores."""
         raise InputError(f"{type(self).__name__} must define loaders()")
 
-    def ops_of_a_batch(self) -> int:
-        """Return the most ops that a batch of a replica has."""
-        return 10
-
     def graph(self) -> Graph:
         """Return one epoch of all replicas.
 
@@ -265,7 +263,7 @@ class InputPipeline(Builder):
         InputError
             More ops or items than can be made.
         """
-        at_most(MOST_BUILT, self.replicas * self.batches * self.ops_of_a_batch(), "ops")
+        at_most(MOST_BUILT, self.replicas * self.batches * _MOST_OPS, "ops")
         builder = GraphBuilder(str(self.model_dump(include={"model"})["model"]))
         replicas = [Replica(self, builder, r) for r in range(self.replicas)]
         for of in replicas:
@@ -335,9 +333,8 @@ class InputPipeline(Builder):
 
     def default_machine(self) -> Mapping[str, Any]:
         """Return loaders, a thread and a GPU for each replica, and the storage, on a link that they share."""
-        devices: dict[str, Any] = {"storage": {"kind": "cpu"}} if self.size else {}
-        if self.size:
-            devices["network"] = {"kind": "switch"}
+        read = {"storage": {"kind": "cpu"}, "network": {"kind": "switch"}}
+        devices: dict[str, Any] = read if self.size else {}
         for r in range(self.replicas):
             for name, cores in self.loaders().items():
                 devices[f"{name}{r}"] = {"kind": "cpu", "cores": cores}
@@ -347,9 +344,10 @@ class InputPipeline(Builder):
             return {"devices": devices}
         limit = {} if self.storage is None else {"bandwidth": f"{self.storage}B/s"}
         links = [{"from": "storage", "to": "network", "sharing": "shared", "duplex": False, **limit}]
-        for name in dict.fromkeys([*self.loaders(), "main"]):
-            to_all = {"from": "network", "to": f"{name}*", "sharing": "independent", "duplex": False}
-            links.append(to_all)
+        links += [
+            {"from": "network", "to": f"{name}*", "sharing": "independent", "duplex": False}
+            for name in dict.fromkeys([*self.loaders(), "main"])
+        ]
         return {"devices": devices, "links": links}
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from policies.pipeline import Schedule
 from policies.pipeline.evaluate import StageTimes
@@ -316,6 +316,13 @@ class End:
         self.pieces = around.buckets if around.all_reduce_ns and around.overlap else 1
         self.after_each_backward = bool(schedule.meta.get("asynchronous") and around.optimizer_ns)
 
+    def append(
+        self, rank: int, name: str, kind: str, ns: int, after: Sequence[int] = (), **facts: Any
+    ) -> int:
+        """Write an op on a rank's device; unless it is said, it reads nothing and makes an empty tensor."""
+        facts = {"outputs": (0,), "device": self.devices[rank], **facts}
+        return self.builder.append(name, kind=kind, duration_ns=ns, after=after, **facts)
+
     def _resident(self, rank: int, stage: int) -> list[int]:
         """Declare what a rank holds of a stage the whole time."""
         of, versions = self.stages[stage], self.schedule.meta.get("weight_versions")
@@ -344,17 +351,9 @@ class End:
         part = whole * (piece + 1) // self.pieces - whole * piece // self.pieces
         sharded = self.around.sharded
         name = f"{'reduce-scatter' if sharded else 'all-reduce'} of stage {stage} on {self.devices[rank]}"
-        return self.builder.append(
-            name if self.pieces == 1 else f"{name}/{piece + 1}",
-            kind="reduce_scatter" if sharded else "all_reduce",
-            inputs=(),
-            outputs=(0,),
-            after=(after,),
-            duration_ns=part // 2 if self.around.halved else part,
-            device=self.devices[rank],
-            stage=stage,
-            phase=self.beside,
-        )
+        name = name if self.pieces == 1 else f"{name}/{piece + 1}"
+        kind, ns = "reduce_scatter" if sharded else "all_reduce", part // 2 if self.around.halved else part
+        return self.append(rank, name, kind, ns, (after,), stage=stage, phase=self.beside)
 
     def step(self, rank: int, parts: Sequence[Action]) -> None:
         """Update the weights of a stage after its backward (PipeDream)."""
@@ -373,15 +372,8 @@ class End:
         if around.synchronisation_ns is not None:
             everywhere = tuple(dict.fromkeys(complete))
             for rank in range(self.schedule.ranks):
-                synchronised[rank] = self.builder.append(
-                    f"synchronise on {self.devices[rank]}",
-                    kind="synchronise",
-                    inputs=(),
-                    outputs=(0,),
-                    after=everywhere,
-                    duration_ns=around.synchronisation_ns,
-                    device=self.devices[rank],
-                )
+                name, ns = f"synchronise on {self.devices[rank]}", around.synchronisation_ns
+                synchronised[rank] = self.append(rank, name, "synchronise", ns, everywhere)
         if not around.optimizer_ns or self.after_each_backward:
             return
         for (rank, stage), ops in self.reduced.items():
@@ -390,28 +382,9 @@ class End:
             if around.all_reduce_ns and around.sharded:
                 whole = around.all_reduce_ns[stage]
                 behind = whole - whole // 2 if around.halved else around.all_gather_ns[stage]
-                self.builder.append(
-                    f"all-gather of stage {stage} on {self.devices[rank]}",
-                    kind="all_gather",
-                    inputs=(),
-                    outputs=(0,),
-                    after=(op,),
-                    duration_ns=behind,
-                    device=self.devices[rank],
-                    stage=stage,
-                    phase=self.beside,
-                )
+                name = f"all-gather of stage {stage} on {self.devices[rank]}"
+                self.append(rank, name, "all_gather", behind, (op,), stage=stage, phase=self.beside)
 
     def _optimizer(self, rank: int, stage: int, after: Sequence[int], name: str, k: int = -1) -> int:
-        return self.builder.append(
-            name,
-            kind="optimizer",
-            inputs=(),
-            outputs=(0,),
-            after=after,
-            duration_ns=self.around.optimizer_ns[stage],
-            device=self.devices[rank],
-            stage=stage,
-            micro_batch=k,
-            phase="O",
-        )
+        ns = self.around.optimizer_ns[stage]
+        return self.append(rank, name, "optimizer", ns, after, stage=stage, micro_batch=k, phase="O")

@@ -307,16 +307,10 @@ class PipelineWriter:
     def _collective(self, rank: int, key: int, nbytes: int, of: str) -> None:
         """Write the messages inside a stage that end an action."""
         stage = key % self.plane // self.m
-        op = self.builder.append(
-            f"collective of {of}",
-            kind="collective",
-            inputs=(self.made[key],),
-            outputs=(nbytes,),
-            duration_ns=self.stages[stage].collective_ns,
-            device=self.devices[rank],
-            stage=stage,
-            micro_batch=key % self.m,
-        )
+        name, ns = f"collective of {of}", self.stages[stage].collective_ns
+        facts = {"inputs": (self.made[key],), "outputs": (nbytes,)}
+        k = key % self.m
+        op = self.end.append(rank, name, "collective", ns, stage=stage, micro_batch=k, **facts)
         self.gathered[key] = self.builder.tensor(op)
         self.end.last[rank] = op
 
@@ -388,28 +382,12 @@ class PipelineWriter:
             (f"{what} {way} {self.devices[rank]}", rank)
             for way, rank in (("from", source), ("to", destination))
         ]
-        posts = [
-            self.builder.append(
-                f"post {name}",
-                kind="post",
-                inputs=(),
-                outputs=(0,),
-                duration_ns=0,
-                device=self.devices[rank],
-            )
-            for name, rank in ends
-        ]
+        posts = [self.end.append(rank, f"post {name}", "post", 0) for name, rank in ends]
         for (name, rank), other in zip(ends, reversed(posts), strict=True):
             sends = rank == source
-            op = self.builder.append(
-                name,
-                kind="copy",
-                inputs=(self._tensor(key, read.output),) if sends else (),
-                outputs=(0 if sends else nbytes,),
-                after=(other,),
-                duration_ns=self.copy_ns(source, destination, nbytes),
-                device=self.devices[rank],
-            )
+            moves = {"inputs": (self._tensor(key, read.output),)} if sends else {"outputs": (nbytes,)}
+            ns = self.copy_ns(source, destination, nbytes)
+            op = self.end.append(rank, name, "copy", ns, (other,), **moves)
         self.arrived[key, read.output, destination] = self.builder.tensor(op)
 
 

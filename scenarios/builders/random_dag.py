@@ -13,14 +13,11 @@ A random graph is a function of its seed and its parameters alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema
-from pydantic_core.core_schema import no_info_after_validator_function, no_info_before_validator_function
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from devices.describe.field_types import Bytes, Duration, fault, quantity_schema
 from devices.describe.quantities import Size, Whole
@@ -74,29 +71,6 @@ class Branchy(Builder):
         return builder.build()
 
 
-@dataclass(frozen=True)
-class _Range:
-    """Makes a list of two, [least, greatest], for which one value may stand.
-
-    Attributes
-    ----------
-    of : mapping
-        JSON Schema of a value.
-    """
-
-    of: Mapping[str, Any]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return how pydantic reads it."""
-        both = no_info_after_validator_function(_ordered, handler(source))
-        return no_info_before_validator_function(lambda v: v if isinstance(v, list) else [v, v], both)
-
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: Any) -> dict[str, Any]:
-        """Return its JSON Schema."""
-        pair = {"type": "array", "items": dict(self.of), "minItems": 2, "maxItems": 2}
-        return {"anyOf": [dict(self.of), pair], "description": "a value, or [least, greatest]"}
-
-
 def _ordered(value: list[int]) -> list[int]:
     if value[0] > value[1]:
         raise fault(f"[{value[0]}, {value[1]}] is no range from least to greatest")
@@ -107,20 +81,31 @@ def _two(default: list[Any]) -> Any:
     return Field(default=default, min_length=2, max_length=2)
 
 
+def _schema(of: dict[str, Any]) -> WithJsonSchema:
+    pair = {"type": "array", "items": of, "minItems": 2, "maxItems": 2}
+    return WithJsonSchema({"anyOf": [of, pair], "description": "a value, or [least, greatest]"})
+
+
+_BOTH = BeforeValidator(lambda value: value if isinstance(value, list) else [value, value])
+_ORDERED = AfterValidator(_ordered)
+
+
 class RandomDag(Builder):
     """Layers of ops wired at random, the same for the same seed."""
 
     model: Annotated[Literal["random-dag"], Field(description="which builder")]
     layers: Annotated[Size, Field(description="how many layers of ops")] = 10
-    width: Annotated[list[Size], _two([1, 4]), _Range({"type": "integer", "minimum": 1})]
+    width: Annotated[list[Size], _two([1, 4]), _BOTH, _ORDERED, _schema({"type": "integer", "minimum": 1})]
     probability: Annotated[
         float,
         Field(
             ge=0, le=1, strict=False, description="probability of an edge from each op of each earlier layer"
         ),
     ] = 0.2
-    duration: Annotated[list[Duration], _two(["1us", "100us"]), _Range(quantity_schema(DURATION))]
-    output: Annotated[list[Bytes], _two([0, 0]), _Range(quantity_schema(BYTES))]
+    duration: Annotated[
+        list[Duration], _two(["1us", "100us"]), _BOTH, _ORDERED, _schema(quantity_schema(DURATION))
+    ]
+    output: Annotated[list[Bytes], _two([0, 0]), _BOTH, _ORDERED, _schema(quantity_schema(BYTES))]
     seed: Annotated[Whole, Field(description="seed of the graph; the scenario's seed is for the run")] = 0
 
     def graph(self) -> Graph:
@@ -153,14 +138,8 @@ class RandomDag(Builder):
                 inputs = [before[draw((0, len(before) - 1))]] if before else []
                 drawn = np.flatnonzero(rng.random(len(earlier)) < self.probability)
                 inputs += [earlier[k] for k in drawn.tolist() if earlier[k] != inputs[0]]
-                here.append(
-                    builder.op(
-                        f"l{layer}/{i}",
-                        inputs=inputs,
-                        outputs=draw(self.output),
-                        duration_ns=draw(self.duration),
-                    )
-                )
+                size, ns = draw(self.output), draw(self.duration)
+                here.append(builder.op(f"l{layer}/{i}", inputs=inputs, outputs=size, duration_ns=ns))
             earlier += here
             before = here
         return builder.build()

@@ -117,11 +117,6 @@ class Architecture:
         """Width of a head of queries and keys, its rotary part included."""
         return self.head + self.rotary_head if self.kv_rank else self.head
 
-    @property
-    def qkv_width(self) -> int:
-        """Columns of the product that makes queries, keys and values."""
-        return (self.heads + 2 * self.kv_heads) * self.head
-
     def is_dense(self, layer: int) -> bool:
         """Whether a layer has no experts."""
         return not self.experts or layer < self.dense_layers
@@ -133,12 +128,9 @@ class Architecture:
         h, a = self.hidden, self.heads
         out = (a * self.value_head, h)
         if not self.kv_rank:
-            return (h, self.qkv_width), out
-        queries = (
-            ((h, self.q_rank), (self.q_rank, a * self.query_head))
-            if self.q_rank
-            else ((h, a * self.query_head),)
-        )
+            return (h, (a + 2 * self.kv_heads) * self.head), out  # of queries, keys and values
+        wide = a * self.query_head
+        queries = ((h, self.q_rank), (self.q_rank, wide)) if self.q_rank else ((h, wide),)
         latent = (h, self.kv_rank + self.rotary_head), (self.kv_rank, a * (self.head + self.value_head))
         return *queries, *latent, out
 
@@ -154,12 +146,8 @@ class Architecture:
 
     def layer_parameters(self, layer: int = 0) -> tuple[int, int]:
         """Return the parameters of a layer: of all but its experts, and of its experts."""
-        middles = [] if not self.is_dense(layer) else [self.middle]
-        if not self.is_dense(layer) and self.shared_middle:
-            middles.append(self.shared_middle)
-        products = [*self.attention_weights()]
-        for middle in middles:
-            products += self.middle_weights(middle)
+        middle = self.middle if self.is_dense(layer) else self.shared_middle
+        products = [*self.attention_weights(), *(self.middle_weights(middle) if middle else ())]
         shared = sum(k * n + n * self.biases for k, n in products) + self.norm_parameters
         if self.is_dense(layer):
             return shared, 0
@@ -167,43 +155,31 @@ class Architecture:
         return shared + self.hidden * self.experts, one * self.experts
 
     @property
-    def embedding_parameters(self) -> int:
-        """Parameters of words and learned positions."""
-        return (self.vocabulary + self.positions) * self.hidden
-
-    @property
-    def head_parameters(self) -> int:
-        """Parameters of the last norm, and of the head where it has its own."""
-        return self.hidden * (1 + self.biases) + (0 if self.tied else self.vocabulary * self.hidden)
-
-    @property
     def parameters(self) -> int:
-        """All parameters."""
+        """All parameters: layers, words and learned positions, the last norm, a head that has its own."""
         layers = sum(sum(self.layer_parameters(i)) for i in range(self.layers))
-        return layers + self.embedding_parameters + self.head_parameters
+        rows = self.vocabulary * (2 - self.tied) + self.positions + 1 + self.biases
+        return layers + rows * self.hidden
 
     # -- work -------------------------------------------------------------------------------------------
 
-    def layer_flops(self, samples: int, sequence: int, layer: int = 0, *, causal: bool = False) -> int:
+    def layer_flops(self, samples: int, sequence: int, layer: int = 0) -> int:
         """Return the flop of a layer's forward."""
         tokens = samples * sequence
-        middle = self.middle_weights(self.middle) if self.is_dense(layer) else ()
+        middle = self.middle_weights(self.middle if self.is_dense(layer) else self.shared_middle)
         products = sum(k * n for k, n in (*self.attention_weights(), *middle))
         if not self.is_dense(layer):
             one = sum(k * n for k, n in self.middle_weights(self.expert_middle))
-            beside = sum(k * n for k, n in self.middle_weights(self.shared_middle))
-            products += self.top_k * one + beside + self.hidden * self.experts
-        scores = self.heads * (self.query_head + self.value_head) * tokens * sequence
-        return 2 * tokens * products + (scores if causal else 2 * scores)
+            products += self.top_k * one + self.hidden * self.experts
+        scores = self.heads * (self.query_head + self.value_head) * sequence
+        return 2 * tokens * (products + scores)
 
-    def flops(self, samples: int, sequence: int, *, causal: bool = False, recompute: bool = False) -> int:
+    def flops(self, samples: int, sequence: int, *, recompute: bool = False) -> int:
         """Return the flop of a training step: forward, twice that backward, and the layers' forward again.
 
         Parameters
         ----------
         samples, sequence : int
-        causal : bool
-            Leave out the masked half of the scores.
         recompute : bool
             Count what full recomputation of the layers does besides.
 
@@ -216,7 +192,7 @@ class Architecture:
         ...     96 * 2048**2 * 96 * 12288 // 6 + 96 * 2048 * 51200 * 12288 // 16)
         True
         """
-        layers = sum(self.layer_flops(samples, sequence, i, causal=causal) for i in range(self.layers))
+        layers = sum(self.layer_flops(samples, sequence, i) for i in range(self.layers))
         return (3 + recompute) * layers + 6 * samples * sequence * self.vocabulary * self.hidden
 
 
@@ -230,21 +206,10 @@ class Architecture:
 # (DeepSeek-V2, V3); Qwen team, arXiv 2505.09388 (Qwen3).
 
 
-def _llama(
-    layers: int, hidden: int, heads: int, kv_heads: int, middle: int, vocabulary: int
-) -> dict[str, Any]:
-    return {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "middle": middle,
-        "vocabulary": vocabulary,
-        "gated": True,
-        "tied": False,
-        "rotary": True,
-        "biases": False,
-    }
+def _llama(*sizes: int) -> dict[str, Any]:
+    names = ("layers", "hidden", "heads", "kv_heads", "middle", "vocabulary")
+    ways = {"gated": True, "tied": False, "rotary": True, "biases": False}
+    return {**dict(zip(names, sizes, strict=True)), **ways}
 
 
 def _gpt(layers: int, hidden: int, heads: int, vocabulary: int = 51200) -> dict[str, Any]:
@@ -255,13 +220,8 @@ def _latent(
     of: dict[str, Any], experts: int, middle: int, shared: int, dense: int, chosen: int
 ) -> dict[str, Any]:
     latent = {"head": 128, "q_rank": 1536, "kv_rank": 512, "rotary_head": 64, "value_head": 128}
-    return {
-        **of,
-        **latent,
-        **_experts(experts, chosen, middle),
-        "shared_middle": shared,
-        "dense_layers": dense,
-    }
+    layers = {"shared_middle": shared, "dense_layers": dense}
+    return {**of, **latent, **_experts(experts, chosen, middle), **layers}
 
 
 def _experts(experts: int, chosen: int, middle: int) -> dict[str, Any]:

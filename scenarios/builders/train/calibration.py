@@ -220,14 +220,12 @@ class TrainingCalibration:
         return kernel.flops / (rate * self.sustained) * NS_PER_S
 
     def _traffic_ns(self, nbytes: int, of: str = "elementwise") -> float:
-        return nbytes / (self.memory_bandwidth * self._pass_efficiency(of)) * NS_PER_S
+        reached = self.pass_efficiency.get(of, self.pass_efficiency.get("elementwise", 1.0))
+        return nbytes / (self.memory_bandwidth * reached) * NS_PER_S
 
-    def _pass_efficiency(self, of: str) -> float:
-        return self.pass_efficiency.get(of, self.pass_efficiency.get("elementwise", 1.0))
-
-    def pass_ns(self, nbytes: int, of: str = "elementwise") -> float:
+    def pass_ns(self, nbytes: int) -> float:
         """Return the time of reading and writing so many bytes."""
-        return self.kernel_ns(Pass(nbytes, of))
+        return self.kernel_ns(Pass(nbytes))
 
     def collective_ns(self, kind: CollectiveKind, nbytes: int, group: RankGroup) -> float:
         """Return the time of a collective of a group."""

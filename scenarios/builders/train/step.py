@@ -495,14 +495,9 @@ _LAYERED: Final[Mapping[str, type[StepWriter]]] = {"fsdp": _FsdpWriter, "zero-3"
 """Who writes steps that gather parameters layer by layer."""
 
 
-def is_layered(training: Training) -> bool:
-    """Whether a step is written layer by layer: parameters are gathered for each of them."""
-    return training.parameters_apart
-
-
 def step_graph(training: Training, schedule: Schedule) -> tuple[Graph, Machine]:
     """Return the ops of a step, and the devices that they run on."""
-    if is_layered(training):
+    if training.parameters_apart:
         return _LAYERED[training.layout.sharding](training).write(), plain_machine(1, streams=2)
     around = replace(training.around, buffer_nbytes=training.buffers(schedule))
     machine = plain_machine(
@@ -528,6 +523,6 @@ def step_trace(training: Training, schedule: Schedule | None = None) -> Trace:
     return simulate(graph, machine, InOrder(), streams=CommunicationStream(), linearize=AsWritten())
 
 
-def step_ns(training: Training, schedule: Schedule | None = None) -> int:
+def step_ns(training: Training) -> int:
     """Return how long a step takes, as `step_trace` runs it."""
-    return step_trace(training, schedule).makespan_ns
+    return step_trace(training).makespan_ns

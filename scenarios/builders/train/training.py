@@ -418,35 +418,29 @@ class Training:
     @cached_property
     def pipeline_stages(self) -> list[PipelineStage]:
         """The stages as a pipeline knows them."""
-        return [
-            PipelineStage(
-                StageTimes(
-                    forward=round_half_up(stage.forward.ns),
-                    input_grad=round_half_up(stage.input_grad.ns),
-                    weight_grad=round_half_up(stage.weight_grad.ns),
-                ),
-                exposed=StageTimes(
-                    forward=round_half_up(stage.forward.exposed),
-                    input_grad=round_half_up(stage.input_grad.exposed),
-                    weight_grad=round_half_up(stage.weight_grad.exposed),
-                )
-                if stage.forward.exposed or stage.backward.exposed
-                else None,
-                boundary_nbytes=self.sent_nbytes,
-                activation_nbytes=memory.saved,
-                weight_grad_nbytes=memory.for_weights,
-                forward_working_nbytes=max(0, memory.forward - memory.saved - self.sent_nbytes),
-                working_nbytes=max(0, memory.backward - memory.saved - self._gradients_sent(s)),
-                parameter_nbytes=self.resident(stage)["parameters"],
-                gradient_nbytes=self.resident(stage)["gradients"],
-                optimizer_nbytes=self.resident(stage)["optimizer state"],
-            )
-            for s, (stage, memory) in enumerate(zip(self.each_stage, self.memory_of_stages, strict=True))
-        ]
+        both = zip(self.each_stage, self.memory_of_stages, strict=True)
+        return [self._pipeline_stage(s, *of) for s, of in enumerate(both)]
 
-    def _gradients_sent(self, stage: int) -> int:
-        """Return the bytes of gradients that a backward receives and sends on."""
-        return self.sent_nbytes * ((stage > 0) + (stage < self.stages - 1))
+    def _pipeline_stage(self, s: int, stage: StagePart, memory: StageMemory) -> PipelineStage:
+        parts = ("forward", "input_grad", "weight_grad")
+        times, exposed = (
+            StageTimes(**{part: round_half_up(getattr(getattr(stage, part), what)) for part in parts})
+            for what in ("ns", "exposed")
+        )
+        held, sent = self.resident(stage), self.sent_nbytes
+        gradients = sent * ((s > 0) + (s < self.stages - 1))  # which a backward receives and sends on
+        return PipelineStage(
+            times,
+            exposed=exposed if stage.forward.exposed or stage.backward.exposed else None,
+            boundary_nbytes=sent,
+            activation_nbytes=memory.saved,
+            weight_grad_nbytes=memory.for_weights,
+            forward_working_nbytes=max(0, memory.forward - memory.saved - sent),
+            working_nbytes=max(0, memory.backward - memory.saved - gradients),
+            parameter_nbytes=held["parameters"],
+            gradient_nbytes=held["gradients"],
+            optimizer_nbytes=held["optimizer state"],
+        )
 
     @cached_property
     def around(self) -> Around:
