@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from devices.collectives.groups import CollectiveKind, Fabric, NcclGroups, NodeFabrics
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, fault
@@ -39,14 +39,10 @@ from sim.base.units import format_bytes, parse_bandwidth, parse_bytes, parse_flo
 #     between: {bandwidth: 50GB/s, latency: nccl}                     and between nodes
 
 
-def _ratio(value: Any) -> Any:
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-Share = Annotated[float, BeforeValidator(_ratio), Field(gt=0, le=2)]
+Share = Annotated[float, Field(gt=0, le=2)]
 """A part of a peak; measured ones of short runs may exceed it."""
 
-Factor = Annotated[float, BeforeValidator(_ratio), Field(ge=0.01, le=100)]
+Factor = Annotated[float, Field(ge=0.01, le=100)]
 
 Kinds = dict[str, Share]
 Times = dict[str, Duration]
@@ -145,9 +141,7 @@ class CalibrationFields(Strict):
     sustained: Annotated[Share, Field(description="rate in a long run / rate of the measurements")] = 1.0
     contention: Annotated[Factor, Field(description="time of a collective in a step / alone")] = 1.0
     overlap: Annotated[
-        float,
-        BeforeValidator(_ratio),
-        Field(ge=0, le=1, description="part of a collective that passes beside a kernel"),
+        float, Field(ge=0, le=1, description="part of a collective that passes beside a kernel")
     ] = 1.0
     nccl: Annotated[
         Literal["a100", "h100", "h200", "b200"] | None,
@@ -455,9 +449,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
             measured[Product(m, k, n, each.part, *groups)] = each.efficiency
         else:
             assert each.attention is not None
-            batch, sequence, heads, kv_heads, query_head, value_head = each.attention
-            kernel = Attention(batch, sequence, heads, kv_heads, query_head, value_head, each.backward)
-            measured[kernel] = each.efficiency
+            measured[Attention(*each.attention, each.backward)] = each.efficiency  # type: ignore[call-arg,arg-type]
     if fields.node is not None and fields.node.latency is None and not fields.node.fixed:
         warnings.warn(
             f"{name}: node has no latency, so that messages inside a node are counted by their bytes alone; "

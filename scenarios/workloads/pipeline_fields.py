@@ -155,10 +155,6 @@ class PipelineModelFields(Strict):
         return self
 
 
-def _ratio(value: Any) -> Any:
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
 def _stages(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -200,9 +196,7 @@ class PipelineFields(StageFields):
         File | None, Field(description="layers from a graph of a forward pass, of any known format")
     ] = None
     backward_ratio: Annotated[
-        float,
-        BeforeValidator(_ratio),
-        Field(gt=0, le=100, description="time of an op's backward divided by its forward"),
+        float, Field(gt=0, le=100, description="time of an op's backward divided by its forward")
     ] = 2.0
     model: Annotated[PipelineModelFields | None, Field(description="a transformer cut into equal stages")] = (
         None

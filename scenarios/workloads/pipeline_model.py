@@ -152,10 +152,7 @@ def _training(fields: PipelineFields, stages: int, times: TrainingCalibration) -
     replicas = (data.replicas or 1) if data is not None else 1
     return Training(
         Architecture(
-            layers=model.layers,
-            hidden=model.hidden,
-            heads=model.heads,
-            vocabulary=model.vocabulary,
+            **model.model_dump(include={"layers", "hidden", "heads", "vocabulary"}),
             positions=model.sequence if model.vocabulary else 0,
         ),
         ParallelLayout(
@@ -166,11 +163,7 @@ def _training(fields: PipelineFields, stages: int, times: TrainingCalibration) -
             sharding="none" if data is None else data.sharding,
         ),
         times,
-        sequence=model.sequence,
-        micro_batch=model.micro_batch,
+        **model.model_dump(include={"sequence", "micro_batch", "recompute", "flash", "dropout"}),
         batch=model.micro_batch * replicas,
-        recompute=model.recompute,
         gradient_bytes=4 if model.gradients == "fp32" else 2,
-        flash=model.flash,
-        dropout=model.dropout,
     )

@@ -30,6 +30,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -39,11 +40,12 @@ from scenarios.builders.pipeline_stage import RESIDENT, PipelineStage
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import OutOfMemoryError
 from sim.base.intervals import most_in_use, union
-from sim.base.units import NS_PER_S, format_bytes
+from sim.base.units import NS_PER_S
 from sim.explain.communication import COMMUNICATION
 from sim.explain.derived import DerivedColumns
 from sim.explain.makespan_breakdown import WaitWalk
 from sim.explain.memory_use import Lifetimes, lifetimes
+from sim.export.tables import size
 from sim.trace import Trace
 
 
@@ -205,43 +207,43 @@ Others = Callable[[], Sequence[tuple[str, Sequence[PipelineStage]]]]
 """Makes the stages of other settings, each with the setting in words, the cheapest first."""
 
 
-def too_much(
+def check_memory(
     trace: Trace,
+    advise: bool = True,
+    *,
     schedule: Schedule,
     stages: Sequence[PipelineStage],
     devices: Sequence[str],
     others: Others = tuple,
-) -> OutOfMemoryError | None:
-    """Return why a run does not fit the memory of a device, if it does not; of several, the worst."""
+) -> None:
+    """Refuse a run that needs more memory than a device has; of several, the worst is told.
+
+    The error always says what would help (`advise`): it is found by formula.
+
+    Raises
+    ------
+    OutOfMemoryError
+        Telling what takes it, and what would help.
+    """
     machine = trace.job.machine
-    numbers = [machine.device_index(name) for name in devices]
-    if all(machine.devices[d].memory_bytes is None for d in numbers):
-        return None
-    lives, band = lifetimes(trace), band_of_tensors(trace)
-    worst: tuple[int, int, int, dict[str, int]] | None = None
-    for rank, d in enumerate(numbers):
-        limit = machine.devices[d].memory_bytes
-        at, bands = _at_peak(lives, band, d)
-        over = 0 if limit is None else sum(bands.values()) - limit
-        if over > 0 and (worst is None or over > worst[0]):
-            worst = over, rank, at, bands
-    if worst is None:
-        return None
-    over, rank, at, bands = worst
-    limit = machine.devices[numbers[rank]].memory_bytes
-    assert limit is not None
+    limits = [machine.devices[machine.device_index(name)].memory_bytes for name in devices]
+    if not any(limit is not None for limit in limits):
+        return
+    found = []
+    for rank, (limit, (at, bands)) in enumerate(zip(limits, memory_peaks(trace, devices), strict=True)):
+        if limit is not None and (over := sum(bands.values()) - limit) > 0:
+            found.append((over, rank, limit, at, bands))
+    if not found:
+        return
+    over, rank, limit, at, bands = max(found, key=itemgetter(0))
     shown = ", ".join(
-        f"{name} {_size(size)}" for name, size in sorted(bands.items(), key=lambda item: -item[1])
+        f"{name} {size(held)}" for name, held in sorted(bands.items(), key=lambda item: -item[1])
     )
-    return OutOfMemoryError(
-        f"{schedule.name}: rank {rank} ({devices[rank]}) needs {_size(limit + over)} of {_size(limit)} "
-        f"at micro-batch {_micro_batch(trace, numbers[rank], at)}: {shown}\n"
+    raise OutOfMemoryError(
+        f"{schedule.name}: rank {rank} ({devices[rank]}) needs {size(limit + over)} of {size(limit)} "
+        f"at micro-batch {_micro_batch(trace, machine.device_index(devices[rank]), at)}: {shown}\n"
         f"  {_help(over, limit, bands, schedule, stages, rank, others)}"
     )
-
-
-def _size(nbytes: int) -> str:
-    return format_bytes(nbytes, iec=True)
 
 
 def _micro_batch(trace: Trace, device: int, at_ns: int) -> int:
@@ -264,7 +266,7 @@ def _help(
     resident = sum(bands.get(name, 0) for name in RESIDENT)
     if resident > limit:
         return (
-            f"what stays the whole time is too much by {_size(resident - limit)}; it would take more stages, "
+            f"what stays the whole time is too much by {size(resident - limit)}; it would take more stages, "
             "sharded optimizer state, or larger memory"
         )
     mine = schedule.stages_of(rank)
@@ -289,7 +291,7 @@ def _help(
         checkpointed = held // one * inputs + one
         if held - checkpointed >= over:
             advice.append("checkpoint: always (recomputation)")
-    advice.append(f"{_size(over)} more memory")
+    advice.append(f"{size(over)} more memory")
     return f"it would fit with {', or '.join(advice)}"
 
 
@@ -389,29 +391,6 @@ def _executing(trace: Trace, first: IntArray, last: IntArray) -> IntArray:
         for at in (trace.begins_ns, trace.tasks["end_ns"])
     )
     return union(start, end, device).lengths(len(first))
-
-
-def check_memory(
-    trace: Trace,
-    advise: bool = True,
-    *,
-    schedule: Schedule,
-    stages: Sequence[PipelineStage],
-    devices: Sequence[str],
-    others: Others = tuple,
-) -> None:
-    """Refuse a run that needs more memory than a device has.
-
-    The error always says what would help (`advise`): it is found by formula.
-
-    Raises
-    ------
-    OutOfMemoryError
-        Telling what takes it, and what would help.
-    """
-    error = too_much(trace, schedule, stages, devices, others)
-    if error is not None:
-        raise error
 
 
 def _excess(cost: int, work: int) -> float:

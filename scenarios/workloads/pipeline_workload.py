@@ -171,14 +171,13 @@ def _work(
         stages = replace(stages, each=[stage.for_inference() for stage in stages.each], end=None)
     around = _around(fields, stages, schedule.chunks if fields.ranks is not None else 1)
     if machine is None:
-        streams, transfer, issue_cost = 1 + around.own_stream, fields.transfer or 0, fields.issue_cost or 0
-        pairs = crossings(schedule, around)
+        transfer = fields.transfer or 0
         machine = plain_machine(
             schedule.ranks,
             transfer if around.copy_streams else 0,
-            pairs=pairs,
-            streams=streams,
-            dispatch_ns=issue_cost,
+            pairs=crossings(schedule, around),
+            streams=1 + around.own_stream,
+            dispatch_ns=fields.issue_cost or 0,
         )
         devices = [device.name for device in machine.devices]
         copy_ns = lambda source, destination, nbytes: transfer  # noqa: E731
@@ -242,9 +241,10 @@ def _schedule(
         return generate(name, micro_batches=micro_batches, chunks=chunks, **given)
     if stages.replicas is not None and "replicas" in known:
         given.setdefault("replicas", list(stages.replicas))
+    a_rank = chunks or default_chunks(name)
     if name == "zb-auto":
         given = {**_problem(fields, stages.each), **given}
-        resident = _resident(stages.each, chunks or default_chunks(name))
+        resident = _resident(stages.each, a_rank)
         given["memory_limit"] = _limit(given.get("memory_limit"), resident)
     checkpoint = given.pop("checkpoint", fields.checkpoint)
     if checkpoint == "except_last" and micro_batches < fields.micro_batches:
@@ -255,19 +255,11 @@ def _schedule(
     if isinstance(replicas, list) and all(type(each) is int for each in replicas):
         ranks = sum(replicas)
     else:
-        ranks = count // (chunks or default_chunks(name))
-    if not replicas and count % (chunks or default_chunks(name)):
-        raise InputError(
-            f"{count} stages cannot be shared by ranks of {chunks or default_chunks(name)} chunks"
-        )
-    return generate(
-        name,
-        ranks=ranks,
-        micro_batches=micro_batches,
-        chunks=chunks,
-        checkpoint=checkpoint,
-        **given,
-    )
+        ranks = count // a_rank
+    if not replicas and count % a_rank:
+        raise InputError(f"{count} stages cannot be shared by ranks of {a_rank} chunks")
+    sizes = {"ranks": ranks, "micro_batches": micro_batches, "chunks": chunks}
+    return generate(name, **sizes, checkpoint=checkpoint, **given)
 
 
 def _problem(fields: PipelineFields, stages: list[PipelineStage]) -> dict[str, Any]:

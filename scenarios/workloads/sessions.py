@@ -254,8 +254,7 @@ def _ends(graph: Graph) -> list[str]:
     ends = np.flatnonzero(counts == 0).tolist()
     if has_control_flow(graph):
         structure = frame_structure(graph)
-        leaves = {
-            op for op in ends if graph.kind(op) == "exit" and structure.parent[structure.frame_of[op]] == 0
-        }
-        ends = [op for op in ends if structure.frame_of[op] == 0 or op in leaves]
+        frames = {op: structure.frame_of[op] for op in ends}
+        leaves = {op for op in ends if graph.kind(op) == "exit" and structure.parent[frames[op]] == 0}
+        ends = [op for op in ends if frames[op] == 0 or op in leaves]
     return [graph.op_names[op] for op in ends]

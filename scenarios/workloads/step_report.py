@@ -158,7 +158,8 @@ def _times(trace: Trace, devices: Sequence[int], updates: BoolArray) -> list[dic
     op, ns = trace.tasks["op"], trace.tasks["end_ns"] - trace.tasks["start_ns"]
     moves = moving_ops(trace.job)[op]
     within = np.zeros(len(graph), bool)
-    within[[k for k in graph.in_communicators if _dimension(graph, k) not in _AROUND]] = True
+    dimensions = {k: str(graph.attributes[k].get("dimension", "dp")) for k in graph.in_communicators}
+    within[[k for k, dimension in dimensions.items() if dimension not in _AROUND]] = True
     parts = {
         "products": _is_product(graph)[op],
         "attention": _is_attention(graph)[op],
@@ -181,10 +182,6 @@ def _times(trace: Trace, devices: Sequence[int], updates: BoolArray) -> list[dic
         of["hidden"] = max(0, int(sent[d]) - of["exposed_in_layers"] - of["exposed_around"])
         found.append(of)
     return found
-
-
-def _dimension(graph: Graph, op: int) -> str:
-    return str(graph.attributes[op].get("dimension", "dp"))
 
 
 def covered_ns(trace: Trace, rows: BoolArray, until: IntArray | None = None) -> IntArray:

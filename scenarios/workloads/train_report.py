@@ -24,9 +24,10 @@ from scenarios.builders.train.training import Spent, Training
 from scenarios.workloads.pipeline_report import memory_peaks
 from scenarios.workloads.step_report import covered_ns
 from sim.base.errors import InputError, OutOfMemoryError
-from sim.base.units import NS_PER_S, format_bytes, format_duration, round_half_up
+from sim.base.units import NS_PER_S, format_duration, round_half_up
 from sim.explain.communication import computes_until_ns, exposed_communication
 from sim.explain.derived import DerivedColumns
+from sim.export.tables import size
 from sim.graph.graph import Graph
 from sim.trace import Trace
 
@@ -87,7 +88,7 @@ def latency_note(training: Training, step: int, exposed: int) -> str | None:
         return note
     return (
         f"{note}; parallel.shard: {fewer.layout.shard} (HSDP) takes {_duration(took)} a step "
-        f"({100 * (took / step - 1):+.1f}%) and {format_bytes(fullest(fewer, trace), iec=True)}"
+        f"({100 * (took / step - 1):+.1f}%) and {size(fullest(fewer, trace))}"
     )
 
 
@@ -405,10 +406,10 @@ def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> N
     if limit is None or worst.nbytes <= limit:
         return
     owners = sorted(worst.parts.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{name} {_size(nbytes)}" for name, nbytes in owners if nbytes)
+    shown = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in owners if nbytes)
     same = training.layout.ranks // len(peaks)
     message = (
-        f"pipeline rank {rank} (each of its {same} GPUs) needs {_size(worst.nbytes)} of {_size(limit)}, "
+        f"pipeline rank {rank} (each of its {same} GPUs) needs {size(worst.nbytes)} of {size(limit)}, "
         f"at the {worst.when}: {shown}"
     )
     if step is None:
@@ -429,8 +430,4 @@ def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> N
 
 def _told(change: FittingChange, step: int) -> str:
     slower = 100 * (change.step_ns / step - 1)
-    return f"{change.what} ({_size(change.peak)}, step {format_duration(change.step_ns)}, {slower:+.1f}%)"
-
-
-def _size(nbytes: int) -> str:
-    return format_bytes(nbytes, iec=True)
+    return f"{change.what} ({size(change.peak)}, step {format_duration(change.step_ns)}, {slower:+.1f}%)"

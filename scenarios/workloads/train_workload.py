@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -22,7 +22,7 @@ from policies.parallel.expert_routing import UnplacedRouting
 from policies.pipeline.registry import check_options
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.layout import ORDER, ParallelLayout
-from scenarios.builders.train.step import is_layered, step_graph
+from scenarios.builders.train.step import step_graph
 from scenarios.builders.train.training import Training, default_schedule
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.calibrations import CalibrationFields, Factor, calibration_of
@@ -225,7 +225,7 @@ class Train(Workload):
 
         def report(trace: Trace) -> dict[str, Any]:
             told = {"train": train_report(trace, training, schedule)}
-            if is_layered(training):
+            if training.parameters_apart:
                 return told
             of = pipeline_report(trace, schedule=schedule, stages=training.pipeline_stages, devices=names)
             return {**of, **told}
@@ -252,6 +252,13 @@ def training_of(fields: TrainFields, document: Document) -> Training:
         return _training(fields, document)
 
 
+_AS_GIVEN: Final = {
+    *("sequence", "micro_batch", "batch", "recompute", "optimizer_state", "overlap"),
+    *("flash", "dropout", "fused_loss", "imbalance"),
+}
+"""Fields that a `Training` takes as they are."""
+
+
 def _training(fields: TrainFields, document: Document) -> Training:
     with located("model"):
         model = _architecture(fields.model)
@@ -260,15 +267,8 @@ def _training(fields: TrainFields, document: Document) -> Training:
     parallel = fields.parallel
     with located("parallel"):
         layout = ParallelLayout(
-            tp=parallel.tp,
-            cp=parallel.cp,
-            pp=parallel.pp,
+            **parallel.model_dump(exclude={"dp", "order", "context"}),
             dp=_replicas(fields),
-            ep=parallel.ep,
-            chunks=parallel.chunks,
-            sequence_parallel=parallel.sequence_parallel,
-            sharding=parallel.sharding,
-            shard=parallel.shard,
             order=tuple(parallel.order),
             node=fields.node or calibration.node,
         )
@@ -276,19 +276,10 @@ def _training(fields: TrainFields, document: Document) -> Training:
         model=model,
         layout=layout,
         calibration=calibration,
-        sequence=fields.sequence,
-        micro_batch=fields.micro_batch,
-        batch=fields.batch,
-        recompute=fields.recompute,
+        **fields.model_dump(include=_AS_GIVEN),
         gradient_bytes=4 if fields.gradients == "fp32" else 2,
-        optimizer_state=fields.optimizer_state,
-        overlap=fields.overlap,
         partition=tuple(fields.partition or ()),
         context=parallel.context,
-        flash=fields.flash,
-        dropout=fields.dropout,
-        fused_loss=fields.fused_loss,
-        imbalance=fields.imbalance,
         routes=_routes(fields, document),
         memory=fields.memory if fields.memory is not None else calibration.memory,
     )

@@ -252,8 +252,9 @@ def kind_of(name: str) -> type[Workload] | None:
         kind = plugins.lookup(_GROUP, name)
     except UnknownNameError:  # it cannot be loaded: a warning says why
         return None
-    if isinstance(kind, type) and issubclass(kind, Workload) and name in _keys(kind):
-        return kind
+    fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, Workload) else {}
+    if name in {field.alias or key for key, field in fields.items()}:
+        return kind  # type: ignore[no-any-return]
     warnings.warn(
         f"the kind of workload {name!r} is left out: {kind!r:.80} should be a class that extends "
         f"scenarios.workloads.workload.Workload and has a field {name}",
@@ -267,7 +268,3 @@ def every_kind() -> Mapping[str, type[Workload]]:
     """Load all kinds; return them by name, sorted."""
     found = {name: kind_of(name) for name in kind_names()}
     return {name: kind for name, kind in found.items() if kind is not None}
-
-
-def _keys(kind: type[Workload]) -> set[str]:
-    return {field.alias or name for name, field in kind.model_fields.items()}
