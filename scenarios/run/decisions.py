@@ -92,16 +92,14 @@ def overlay(base: PolicyFields, over: PolicyFields) -> PolicyFields:
     """
     if over.runtime is not None:
         base = PolicyFields()
-    own = {
-        key: value for key, value in over if key in over.model_fields_set and key in PolicyFields.model_fields
-    }
-    named = over.name is not None or over.runtime is not None
-    old = {
-        key: value for key, value in base if key in base.model_fields_set and key in PolicyFields.model_fields
-    }
-    if named:
+    old, own = (
+        {key: value for key, value in of if key in of.model_fields_set & PolicyFields.model_fields.keys()}
+        for of in (base, over)
+    )
+    options = {**base.options, **over.options}
+    if over.name is not None or over.runtime is not None:
         old = {key: value for key, value in old.items() if key not in ("name", "runtime")}
-    options = over.options if named else {**base.options, **over.options}
+        options = over.options
     return PolicyFields.model_construct(**{**old, **own, **options})
 
 

@@ -27,7 +27,6 @@ from sim.graph.frames import has_control_flow
 from sim.job.collectives import told_of
 from sim.job.job import Job, Tried
 from sim.kernel.run import NotOnKernelError, run_job
-from sim.machine.machine import Machine
 from sim.metrics import summary
 from sim.notebook import Section, card_of
 from sim.policy import Policy
@@ -171,9 +170,10 @@ class Result:
 
     def _other(self, label: str) -> Result:
         """Return another run of the scenario, which is run once for all that is expected beside it."""
-        known = self.case.base.other_runs
+        base, known = self.case.base, self.case.base.other_runs
         if label not in known:
-            known[label] = run_case(replace(self.case.base.called(label), expectations=()))
+            case = base.case(label if label in base.variants else None)
+            known[label] = run_case(replace(case, expectations=()))
         result: Result = known[label]
         return result
 
@@ -312,8 +312,11 @@ def trace_of(
             raise
         raise placed(error, case) from error
     if memory is None and case.make is None and exceeds_memory(trace):
+        from devices.memory.run_memory import tensor_memory
+
         # Again, and counted: it ends where memory ends, and says who held what.
-        trace = run_job(job, decisions.policy, memory=exact_memory(job.machine))
+        counted = dict.fromkeys((device.name for device in job.machine.devices), _ideal())
+        trace = run_job(job, decisions.policy, memory=tensor_memory(counted))
     return trace
 
 
@@ -427,13 +430,6 @@ def _read(choice: Choice | None, scenario: Scenario, loc: Loc) -> MemorySpec:
         return _ideal()
     with scenario.document.placing(*loc):
         return read_allocator({"name": choice.name, **choice.options}, scenario.document.origin)
-
-
-def exact_memory(machine: Machine) -> Callable[..., Any]:
-    """Return a memory that counts bytes and nothing else."""
-    from devices.memory.run_memory import tensor_memory
-
-    return tensor_memory(dict.fromkeys((device.name for device in machine.devices), _ideal()))
 
 
 def exceeds_memory(trace: Trace) -> bool:

@@ -75,7 +75,10 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
     words = {loc: str(loc[-1]) for loc in _matching(document, _KEYS_BY_KIND)}
     words |= {loc: _text(document, loc) for loc in _matching(document, _LISTS)}
     _need_kinds(words, [DEFAULT, *own, *graph.kinds], document)
-    _check_dtypes(document, graph)
+    places = {_text(document, loc): loc for loc in _matching(document, (f"{op}.dtype" for op in _EVERY_OP))}
+    for dtype in graph.dtypes:
+        with document.placing(*places.get(dtype, ("workload",))):
+            dtype_name(dtype)
     devices = [*DEVICE_KINDS, *(device.kind for device in machine.devices), DEFAULT]
     for loc in _matching(document, (f"{op}.duration.*" for op in _EVERY_OP)):
         _need("kind of device", str(loc[-1]), devices, document, loc)
@@ -84,10 +87,8 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
     patterns = (*(f"{op}.attributes.*" for op in _EVERY_OP), *_OF_FILES)
     for loc in _matching(document, patterns):
         node = document.at(loc)
-        try:
+        with document.placing(*loc):
             read_attribute(str(loc[-1]), None if node is None else node.plain(), machine)
-        except InputError as error:
-            raise document.wrong(error, loc) from None
     check_attributes(graph, machine)
     warn_of_contradictions(graph)
 
@@ -96,19 +97,8 @@ def _need_kinds(words: Mapping[Loc, str], more: Iterable[str], document: Documen
     """Refuse words that are neither kinds of op nor among `more`."""
     own = frozenset(more)
     for loc, word in words.items():
-        try:
+        with document.placing(*loc):
             check_kind(word, own)
-        except UnknownNameError as error:
-            raise document.wrong(error, loc) from None
-
-
-def _check_dtypes(document: Document, graph: Graph) -> None:
-    places = {_text(document, loc): loc for loc in _matching(document, (f"{op}.dtype" for op in _EVERY_OP))}
-    for dtype in graph.dtypes:
-        try:
-            dtype_name(dtype)
-        except InputError as error:
-            raise document.wrong(error, places.get(dtype, ("workload",))) from None
 
 
 def _matching(document: Document, patterns: Iterable[str]) -> Iterable[Loc]:
@@ -291,10 +281,8 @@ def _check_failures(case: Case, job: Job) -> None:
     from sim.engine.failing_ops import refuse_unknown
 
     document = case.scenario.document
-    try:
+    with document.placing(*case.decisions.loc):
         refuse_unknown(job, case.decisions.policy)
-    except InputError as error:
-        raise document.wrong(error, case.decisions.loc) from error
     if case.scenario.content.memory is not None:
         message = (
             "an allocator cannot follow a step in which an op fails: leave memory out, or no op may fail"
@@ -316,14 +304,11 @@ def _check_faults(case: Case, job: Job) -> None:
 
 def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
     """Refuse a device, or a model with memory of its own, that nobody has: a slip of the pen."""
-    content, document = scenario.content, scenario.document
-    devices = [device.name for device in machine.devices]
-    for key, part in (("noise", content.noise), ("memory", content.memory)):
-        for name in part.devices if part is not None else ():
-            if name not in devices:
-                raise document.wrong(UnknownNameError("device", name, devices), (key, "devices", name))
+    document, devices = scenario.document, [device.name for device in machine.devices]
+    for loc in _matching(document, ("noise.devices.*", "memory.devices.*")):
+        _need("device", str(loc[-1]), devices, document, loc)
     patterns = ("memory.allocator.limits", "memory.devices.*.limits", "machine.devices.*.virtual_devices")
-    for loc in (loc for pattern in patterns for loc in document.matching(pattern)):
+    for loc in _matching(document, patterns):
         from devices.memory.device_memory import Groups
 
         named = document.matching(f"{dotted(loc)}.*")

@@ -123,11 +123,10 @@ def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
         if several:
             first = several[0]
             shown = ", ".join(map(str, list(named[first])[:4])) + (", ..." if len(named[first]) > 4 else "")
-            others = len(several) - 1
-            also = f" and {others} other device{'s' * (others > 1)}" if others else ""
             under = f" under {policy}" if len(runs) > 1 else ""
+            devices = _and_others(job.machine.devices[first].name, len(several))
             found[policy] = (
-                f"ops of {job.machine.devices[first].name}{also} name {len(named[first])} streams ({shown}), "
+                f"ops of {devices} name {len(named[first])} streams ({shown}), "
                 f"which nothing follows{under}; to let them overlap as they say, set policy.streams: recorded"
             )
     return found
@@ -176,18 +175,22 @@ def _shared_twice(runs: Iterable[Trace]) -> list[str]:
     names: dict[str, None] = {}
     for job in (trace.job for trace in runs):
         if job.graph.attribute("recorded_start_ns"):
-            devices = enumerate(job.machine.devices)
-            shared = [d for d, device in devices if device.kind == "gpu" and device.processor is not None]
+            every = enumerate(job.machine.devices)
+            shared = [d for d, device in every if device.kind == "gpu" and device.processor is not None]
             used = set(job.device_of.tolist())
             names |= {job.machine.devices[d].name: None for d in shared if d in used}
     if not names:
         return []
-    first, others = next(iter(names)), len(names) - 1
-    also = f" and {others} other device{'s' * (others > 1)}" if others else ""
+    devices = _and_others(next(iter(names)), len(names))
     return [
-        f"kernels share the SMs of {first}{also}, and did so when their durations were recorded: that counts "
+        f"kernels share the SMs of {devices}, and did so when their durations were recorded: that counts "
         "twice; give the device sharing: none"
     ]
+
+
+def _and_others(first: str, n: int) -> str:
+    """Return the name of a device, and how many of `n` there are besides."""
+    return first + (f" and {n - 1} other device{'s' * (n > 2)}" if n > 1 else "")
 
 
 def _on_one_stream(trace: Trace) -> list[tuple[str, int]]:

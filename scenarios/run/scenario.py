@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +29,7 @@ from scenarios.workloads.workload import Work
 from sim.base import plugins
 from sim.base.errors import InputError, hint, shortened
 from sim.graph.graph import Graph
-from sim.machine.machine import Host, Machine
+from sim.machine.machine import Machine
 from sim.notebook import card
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ class Scenario:
         return self._machine_of(self.machine_spec)
 
     def machine_with(self, intra_op_threads: int | None) -> Machine:
-        """Return the machine with so many threads in the intra-op pool of each CPU; None: as it is described.
+        """Return the machine with so many threads in the intra-op pool of each CPU.
+
+        0: as many as cores; None: as the machine is described.
 
         Raises
         ------
@@ -88,22 +90,60 @@ class Scenario:
         """
         if intra_op_threads is None:
             return self.machine
-        hosts, described = self.machine.hosts, self.described_devices
-        return self._machine_of(
-            with_intra_op_threads(self.machine_spec, described, hosts, intra_op_threads, self.document)
-        )
+        described, document = self.described_devices, self.document
+        cpus = [name for name, values in described.items() if values.get("kind") == "cpu"]
+        for host in self.machine.hosts:
+            pooled = [name for name in host.serves if name in cpus]
+            if len(pooled) > 1:
+                message = f"serves {' and '.join(pooled)}: that CPUs share one intra-op pool is not modelled"
+                raise document.error(("machine", "hosts", host.name), message)
+        devices = dict(self.machine_spec.get("devices", {}))
+        for name in cpus:
+            if "intra_op_pool" in described[name]:
+                message = "intra_op_parallelism_threads is the size of this pool, too; give one of them"
+                raise document.error(("machine", "devices", name, "intra_op_pool"), message)
+            pool = {"intra_op_pool": intra_op_threads or described[name].get("cores", 1)}
+            devices[name] = {**devices.get(name, {}), **pool}
+        return self._machine_of({**self.machine_spec, "devices": devices})
 
     def _machine_of(self, spec: dict[str, Any]) -> Machine:
-        return build_machine(spec, self.content, self.document)
+        """Return what a description, the scenario's cost model and what its recording knows make."""
+        content, document, origin = self.content, self.document, self.document.origin
+        if not spec:
+            raise document.error((), "machine: is missing")
+        recording = content.workload.recording(document)
+        try:
+            # Kinds of op are checked where those of the graph are known (`scenarios.run.prepare_job`).
+            spec = _with_cost(spec, content.cost, origin)
+            spec = spec if recording is None else with_facts(spec, recording, origin)
+            return make_machine(spec, origin=origin, kinds=None)
+        except InputError as error:
+            if error.path[3:4] == ("cost",) and document.at(error.path[:4]) is None:
+                error.path = error.path[3:]  # it is the scenario's
+            raise document.wrong(error) from error
 
     @cached_property
     def machine_spec(self) -> dict[str, Any]:
-        """What the scenario says of its machine; of a workload that needs none, the one that is meant."""
-        return meant_machine(self._given_machine, self.content, self.document)
+        """What the scenario says of its machine; that of a recording, where it is meant, is written out."""
+        spec = self._given_machine
+        if spec.get("preset") != AS_RECORDED["preset"]:
+            return spec
+        recording = self.content.workload.recording(self.document)
+        if recording is None:
+            return spec
+        try:
+            return as_recorded_machine(spec, recording)
+        except InputError as error:
+            if self.content.machine is None:  # of a graph that is no recording
+                return {}
+            raise self.document.wrong(error) from error
 
     @cached_property
     def _given_machine(self) -> dict[str, Any]:
-        return given_machine(self.content)
+        """What the scenario says of its machine, or its workload of the one that is meant."""
+        if self.content.machine is None:
+            return dict(self.content.workload.default_machine() or {})
+        return self.content.machine.model_dump(by_alias=True, exclude_unset=True)
 
     @cached_property
     def described_devices(self) -> dict[str, dict[str, Any]]:
@@ -230,21 +270,14 @@ class Scenario:
 
     def expected(self) -> list[Case]:
         """Return the runs of which something is expected: the scenario's own, and entries of ``compare``."""
-        cases = [self.case(), *map(self.entry, range(len(self.variants)))] if self._expects else []
+        expects = self.content.expect or any(entry.expect for entry in self.content.compare)
+        cases = [self.case(), *map(self.entry, range(len(self.variants)))] if expects else []
         return [case for case in cases if case.expectations]
-
-    @property
-    def _expects(self) -> bool:
-        return bool(self.content.expect) or any(entry.expect for entry in self.content.compare)
 
     @cached_property
     def other_runs(self) -> dict[str, Any]:
         """What came out of runs that expectations of others may name, by label; who runs them writes here."""
         return {}
-
-    def called(self, label: str) -> Case:
-        """Return the run that an expectation of another one names."""
-        return self.case(label if label in self.variants else None)
 
     def _others(self, label: str) -> list[str]:
         """Return the labels of the runs that an expectation of the run `label` may name."""
@@ -291,14 +324,8 @@ class Scenario:
         """Return the run under a policy that stands at `loc` in `document`; no `loc`: on the command line."""
         content, base = self.content, base or self
         if not content.workload.schedules():
-            decisions = resolve(
-                spec,
-                label,
-                document,
-                loc,
-                knowledge=content.knowledge,
-                inherited=not loc,
-            )
+            known = content.knowledge
+            decisions = resolve(spec, label, document, loc, knowledge=known, inherited=not loc)
             return Case(self, decisions, base, expectations)
         unnamed = "policy" not in content.model_fields_set and spec.name == content.policy.name
         if unnamed and content.workload.default_policy() is None:
@@ -419,60 +446,6 @@ def _own_label(policy: PolicyFields) -> str:
     return policy.name or policy.runtime or "policy"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The machine of a scenario: what its file says, what its workload or recording adds, and what is built.
-
-
-def given_machine(content: ScenarioFile) -> dict[str, Any]:
-    """Return what a scenario says of its machine, or its workload of the one that is meant."""
-    if content.machine is None:
-        return dict(content.workload.default_machine() or {})
-    return content.machine.model_dump(by_alias=True, exclude_unset=True)
-
-
-def meant_machine(spec: dict[str, Any], content: ScenarioFile, document: Document) -> dict[str, Any]:
-    """Return a description in which the machine of a recording, where that is meant, is written out.
-
-    Raises
-    ------
-    ScenarioError
-        The machine of a recording is asked for, and the graph is none.
-    """
-    if spec.get("preset") != AS_RECORDED["preset"]:
-        return spec
-    recording = content.workload.recording(document)
-    if recording is None:
-        return spec
-    try:
-        return as_recorded_machine(spec, recording)
-    except InputError as error:
-        if content.machine is None:  # of a graph that is no recording
-            return {}
-        raise document.wrong(error) from error
-
-
-def build_machine(spec: dict[str, Any], content: ScenarioFile, document: Document) -> Machine:
-    """Return the machine of a description, with the scenario's cost model and what its recording knows.
-
-    Raises
-    ------
-    ScenarioError
-        There is no description, or it contradicts itself.
-    """
-    if not spec:
-        raise document.error((), "machine: is missing")
-    recording, origin = content.workload.recording(document), document.origin
-    try:
-        # Kinds of op are checked where those of the graph are known (`scenarios.run.prepare_job`).
-        spec = _with_cost(spec, content.cost, origin)
-        spec = spec if recording is None else with_facts(spec, recording, origin)
-        return make_machine(spec, origin=origin, kinds=None)
-    except InputError as error:
-        if error.path[3:4] == ("cost",) and document.at(error.path[:4]) is None:
-            error.path = error.path[3:]  # it is the scenario's
-        raise document.wrong(error) from error
-
-
 def _with_cost(spec: dict[str, Any], cost: Any, origin: Origin) -> dict[str, Any]:
     """Give the scenario's cost model to every device for which it names none, those of a preset included."""
     if cost is None:
@@ -480,44 +453,3 @@ def _with_cost(spec: dict[str, Any], cost: Any, origin: Origin) -> dict[str, Any
     preset = machine_preset(spec["preset"], origin).get("devices", {}) if "preset" in spec else {}
     given = {**{name: {} for name in preset}, **spec.get("devices", {})}
     return {**spec, "devices": {name: {"cost": cost, **device} for name, device in given.items()}}
-
-
-def with_intra_op_threads(
-    spec: Mapping[str, Any],
-    described: Mapping[str, Mapping[str, Any]],
-    hosts: Iterable[Host],
-    threads: int,
-    document: Document,
-) -> dict[str, Any]:
-    """Return a description in which every CPU has an intra-op pool of so many threads; 0: as many as cores.
-
-    Parameters
-    ----------
-    spec : mapping
-    described : mapping
-        What `spec` says of each device: see `devices.machine.described_devices`.
-    hosts : iterable of Host
-        The processes of the machine.
-    threads : int
-    document : Document
-        For messages.
-
-    Raises
-    ------
-    ScenarioError
-        A CPU with an ``intra_op_pool`` already, or several CPUs of one process.
-    """
-    cpus = [name for name, values in described.items() if values.get("kind") == "cpu"]
-    for host in hosts:
-        pooled = [name for name in host.serves if name in cpus]
-        if len(pooled) > 1:
-            message = f"serves {' and '.join(pooled)}: that CPUs share one intra-op pool is not modelled"
-            raise document.error(("machine", "hosts", host.name), message)
-    devices = dict(spec.get("devices", {}))
-    for name in cpus:
-        if "intra_op_pool" in described[name]:
-            message = "intra_op_parallelism_threads is the size of this pool, too; give one of them"
-            raise document.error(("machine", "devices", name, "intra_op_pool"), message)
-        pool = {"intra_op_pool": threads or described[name].get("cores", 1)}
-        devices[name] = {**devices.get(name, {}), **pool}
-    return {**spec, "devices": devices}
