@@ -173,8 +173,6 @@ class Option(NamedTuple):
     default : object
         As a scenario would write it; None: as the meaning says.
     meaning : str
-    annotation : object
-        What values are held to, for schemas.
     """
 
     name: str
@@ -182,7 +180,6 @@ class Option(NamedTuple):
     required: bool
     default: Any
     meaning: str
-    annotation: Any
 
 
 class KnownDecision(NamedTuple):
@@ -213,8 +210,6 @@ class KnownDecision(NamedTuple):
     def data(self) -> dict[str, Any]:
         """What it is, as JSON."""
         options = [{**one._asdict(), "meaning": plain(one.meaning)} for one in self.options]
-        for one in options:
-            del one["annotation"]
         return {
             "name": self.name,
             "what": plugins.GROUPS[self.decision.group],
@@ -380,7 +375,7 @@ def _option(parameter: inspect.Parameter, told: ParameterDoc) -> Option:
     if isinstance(default, (tuple, Path)) or callable(default):
         default = list(default) if isinstance(default, tuple) else str(default)
     required = parameter.default is parameter.empty
-    return Option(spelling(parameter.name), kind, required, default, told.meaning, parameter.annotation)
+    return Option(spelling(parameter.name), kind, required, default, told.meaning)
 
 
 def _yaml(value: object) -> str:

@@ -16,10 +16,10 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copyfile
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from scenarios.file.document import Document
-from scenarios.file.yaml_read import read_yaml, read_yaml_text
+from scenarios.file.yaml_read import read_yaml, read_yaml_text, texts_in
 from sim.base.errors import InputError, UnknownNameError, located
 from sim.base.files import write_text
 
@@ -137,7 +137,7 @@ def write_scenario(target: Path, text: str, *, force: bool = False) -> list[Path
     write_text(target, text)
     written = [target]
     files = {path.relative_to(_EXAMPLES).as_posix(): path for path in _EXAMPLES.rglob("*") if path.is_file()}
-    names = list(_strings(read_yaml_text(text, str(target), places=False).plain()))
+    names = list(texts_in(read_yaml_text(text, str(target), places=False).plain()))
     for name in names:  # they become more: a scenario that this one extends names files, too
         copy = target.parent / name
         if name in files and not copy.exists():
@@ -145,14 +145,5 @@ def write_scenario(target: Path, text: str, *, force: bool = False) -> list[Path
             copyfile(files[name], copy)
             written.append(copy)
             if name.endswith(".yaml"):
-                names += _strings(read_yaml(copy).plain())
+                names += texts_in(read_yaml(copy).plain())
     return written
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Yield every text in a value."""
-    if isinstance(value, str):
-        yield value
-    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for one in below:
-        yield from _strings(one)

@@ -83,7 +83,7 @@ def _on_fresh_seeds(fresh: Fresh, what: str) -> str:
     least, most = (100 * part for part in fresh.interval)
     told = f"{100 * fresh.gain:.1f} % (95 %: {least:.1f} to {most:.1f} %)"
     verdict = f"no better than {fresh.against}: {told} is within noise"
-    if not fresh.is_noise:
+    if fresh.interval[0] > 0:
         verdict = f"{told} better than {fresh.against}"
     return f"on {fresh.runs} seeds that no trial has seen: {best} on average, {verdict}"
 

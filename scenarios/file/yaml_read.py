@@ -204,6 +204,15 @@ def read_yaml_text(text: str, source: str, *, places: bool = True) -> Node:
     return composer.root
 
 
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield every text in a plain value that may name a file: most texts name none, and some are too long."""
+    if isinstance(value, dict | list):
+        for inside in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(inside)
+    elif isinstance(value, str) and 0 < len(value) < 1000:
+        yield value
+
+
 def _hint(text: str, mark: Any) -> str:
     """Say what is wrong with the most frequent of all indentations."""
     line = text.split("\n")[mark.line] if mark is not None and mark.line < text.count("\n") + 1 else ""

@@ -30,7 +30,8 @@ COLLECTIVES_SCHEMA: Final = "sim.collectives/1"
 
 KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "send")
 
-_SMALLEST, _LARGEST = 1 << 10, 1 << 30
+_POWERS: Final = range(10, 31)
+"""Of two: sizes where none were measured."""
 _BUS: Final = {**RING_ROUNDS, "all_to_all": 1}
 
 
@@ -173,12 +174,7 @@ def _accelerators(machine: Machine) -> list[int]:
 
 def sizes_around(nbytes: int | None, measured: Iterable[int]) -> list[int]:
     """Return the sizes of a table: those measured, or powers of two; and the one asked for."""
-    sizes = set(measured)
-    if not sizes:
-        size = _SMALLEST
-        while size <= _LARGEST:
-            sizes.add(size)
-            size *= 2
+    sizes = set(measured) or {1 << k for k in _POWERS}
     return sorted(sizes | ({nbytes} if nbytes is not None else set()))
 
 

@@ -81,18 +81,6 @@ class Answer:
         a, b = self.differences.a.facts, self.differences.b.facts
         return None if a is None or b is None else change(a, b)
 
-    def only(self, schedule: OpSchedule, rows: IntArray) -> list[tuple[str, int, int, int]]:
-        """Return (what, kind, how many, ns, first row) of rows that are in one schedule alone.
-
-        Events of a recording are counted by what they do, and ops of a program each by itself.
-        """
-        label = schedule.labels if schedule.numbered else schedule.names
-        groups: dict[str, list[int]] = {}
-        for row in rows.tolist():
-            groups.setdefault(label[row], []).append(row)
-        found = [(name, len(of), int(schedule.lasted_ns[of].sum()), of[0]) for name, of in groups.items()]
-        return sorted(found, key=lambda one: (-one[2], -one[1], one[3]))[: self.top]
-
     def to_json(self) -> dict[str, Any]:
         """Return what ``sim diff --json`` prints."""
         d, why = self.differences, self.why
@@ -161,20 +149,25 @@ class Answer:
         return {**both, "a": _start(d.a, a), "b": _start(d.b, b)}
 
     def _only(self, schedule: OpSchedule, rows: IntArray) -> dict[str, Any]:
-        return {
-            "ops": len(rows),
-            "most": [
-                {
-                    "op": name,
-                    "kind": schedule.kind_of(row),
-                    "ops": ops,
-                    "ns": ns,
-                    "first_lane": schedule.lane_of(row),
-                    "first_start_ns": int(schedule.start_ns[row]),
-                }
-                for name, ops, ns, row in self.only(schedule, rows)
-            ],
-        }
+        """Return how many rows are in one schedule alone, and which of them take longest."""
+        label = schedule.labels if schedule.numbered else schedule.names
+        groups: dict[str, list[int]] = {}
+        for row in rows.tolist():
+            groups.setdefault(label[row], []).append(row)
+        ns = {name: int(schedule.lasted_ns[of].sum()) for name, of in groups.items()}
+        ranked = sorted(groups, key=lambda name: (-ns[name], -len(groups[name]), groups[name][0]))
+        most = [
+            {
+                "op": name,
+                "kind": schedule.kind_of(row),
+                "ops": len(groups[name]),
+                "ns": ns[name],
+                "first_lane": schedule.lane_of(row),
+                "first_start_ns": int(schedule.start_ns[row]),
+            }
+            for name, row in ((name, groups[name][0]) for name in ranked[: self.top])
+        ]
+        return {"ops": len(rows), "most": most}
 
     def _makespan(self, change: MakespanChange) -> dict[str, Any]:
         a, b = change.a, change.b

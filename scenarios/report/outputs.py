@@ -60,7 +60,11 @@ def check_outputs(files: Files) -> None:
     taken: dict[Path, str] = {}
     for what, path in _each(files):
         if what == "trace" and _is_folder(path):
-            target = _check_folder(path).resolve()
+            from sim.export.chrome import check_folder
+
+            with _about("--trace "):
+                check_folder(path)
+            target = Path(path).resolve()
         else:
             target = check_path(what, path, _ENDINGS[what]).resolve()
         if target in taken:
@@ -125,9 +129,8 @@ def check_path(option: str, path: str, endings: tuple[str, ...]) -> Path:
     if not target.name.lower().endswith(endings):
         raise InputError(f"--{option} {path}: should end in {', '.join(endings)}")
     try:
-        check_writable(target)
-    except InputError as error:
-        raise InputError(f"--{option} {error}") from None
+        with _about(f"--{option} "):
+            check_writable(target)
     except (OSError, ValueError) as error:  # the latter: a null character
         why = getattr(error, "strerror", None) or error
         raise InputError(f"--{option} {path}: cannot be written ({why})") from None
@@ -141,28 +144,14 @@ def _write_chart(results: Sequence[Result], path: str, what: str, **shown: bool)
     if what == "html":
         sections = {result.policy: result.sections for result in results}
         save_page(traces, path, title=results[0].scenario, sections=sections, **shown)
-    elif _is_html(path):
+    elif path.lower().endswith(".html"):
         save_html(traces, path, **shown)
     else:
         save(compare_gantt(traces, **shown), path)
 
 
-def _is_html(path: str) -> bool:
-    return path.lower().endswith(".html")
-
-
 def _is_folder(path: str) -> bool:
     return path.endswith(("/", os.sep)) or os.path.isdir(path)
-
-
-def _check_folder(path: str) -> Path:
-    from sim.export.chrome import check_folder
-
-    try:
-        check_folder(path)
-    except InputError as error:
-        raise InputError(f"--trace {error}") from None
-    return Path(path)
 
 
 def _write_trace(results: Sequence[Result], path: str) -> None:
@@ -227,7 +216,7 @@ def _write_links(results: Sequence[Result], path: str) -> None:
     figure, axes = new_figure(len(results), height=min(40.0, sum(1.2 + 0.24 * max(3, n) for n in rows)))
     until_ns = max(1, *(result.trace.makespan_ns for result in results))
     for result, ax in zip(results, axes, strict=True):
-        with _about("links", path):
+        with _about(f"--links {path}: "):
             link_heat_map(result.trace, ax, title=result.policy, until_ns=until_ns)
         ax.label_outer()
     save(figure, path)
@@ -238,18 +227,18 @@ def _write_roofline(results: Sequence[Result], path: str) -> None:
 
     figure, axes = new_figure(len(results), width=9.0, height=5.0 * len(results))
     for result, ax in zip(results, axes, strict=True):
-        with _about("roofline", path):
+        with _about(f"--roofline {path}: "):
             roofline(result.trace, ax, title=result.policy)
     save(figure, path)
 
 
 @contextlib.contextmanager
-def _about(option: str, path: str) -> Iterator[None]:
-    """Say of which option and file a mistake is."""
+def _about(option: str) -> Iterator[None]:
+    """Say of which option, and of which file unless the error says it, a mistake is."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"--{option} {path}: {error}") from None
+        raise InputError(f"{option}{error}") from None
 
 
 def _write_plan(results: Sequence[Result], path: str) -> None:

@@ -48,26 +48,19 @@ def pipeline_rows(results: Sequence[Result]) -> list[dict[str, str]]:
         bubbles = {key: told[key] for key in ("makespan_bubble", "span_bubble", "bubble_formula")}
         row = {key: "" if share is None else f"{100 * share:.2f}%" for key, share in bubbles.items()}
         most = {key: max(told[key]) for key in ("span_ns", "peak_activations", "exposed_ns")}
-        rows.append({**told, **row, **most, "schedule": result.policy, "peak": _highest_peak(told)})
+        peak, rank = _peak_bytes(told)
+        shown = f"rank {rank}: " * (peak > 0) + size(peak)
+        rows.append({**told, **row, **most, "schedule": result.policy, "peak": shown})
     columns = ["schedule", "makespan_ns", "longest span: span_ns", "bubble: makespan_bubble", "span_bubble"]
     columns += ["formula: bubble_formula", "of: formula_of", "activations: peak_activations"]
     columns += ["highest peak memory: peak", "waits for transfers: exposed_ns", "bottleneck"]
     return titled(rows, columns)
 
 
-def _peaks_bytes(told: dict[str, Any]) -> list[int]:
-    bands: list[dict[str, int]] = told["memory_bytes"]
-    return [sum(of_rank.values()) for of_rank in bands]
-
-
-def _peak_bytes(told: dict[str, Any]) -> int:
-    return max(_peaks_bytes(told))
-
-
-def _highest_peak(told: dict[str, Any]) -> str:
-    """Return the rank that holds most at once, and how much that is; without a rank if it is nothing."""
-    peak = _peak_bytes(told)
-    return f"rank {_peaks_bytes(told).index(peak)}: {size(peak)}" if peak else size(peak)
+def _peak_bytes(told: dict[str, Any]) -> tuple[int, int]:
+    """Return the most that a rank holds at once, and the first that does."""
+    held = [sum(of_rank.values()) for of_rank in told["memory_bytes"]]
+    return max(held), held.index(max(held))
 
 
 def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
@@ -90,8 +83,9 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     if ax is None:
         _, (ax,) = new_figure(width=7.0, height=4.5)
     told = [result.summary["pipeline"] for result in results]
-    sized = any(map(_peak_bytes, told))
-    memory = [_peak_bytes(one) if sized else max(one["peak_activations"]) for one in told]
+    peaks = [_peak_bytes(one)[0] for one in told]
+    sized = any(peaks)
+    memory = peaks if sized else [max(one["peak_activations"]) for one in told]
     points = [
         (float(result.trace.makespan_ns), float(size)) for result, size in zip(results, memory, strict=True)
     ]
@@ -164,13 +158,11 @@ def draw_pareto(results: Sequence[Result], path: str) -> None:
     InputError
         A result is of no pipeline.
     """
-    from sim.plot.figure import new_figure, save
+    from sim.plot.figure import save
 
     if not is_pipelines(results):
         raise InputError("--pareto compares schedules of a pipeline; the workload is none")
-    figure, (ax,) = new_figure(width=7.0, height=4.5)
-    pareto(results, ax)
-    save(figure, path)
+    save(pareto(results), path)
 
 
 def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:

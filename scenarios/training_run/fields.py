@@ -123,15 +123,11 @@ class CheckpointFields(Strict):
         """Return it in ns."""
         save, restore = self.save, self.restore
         if self.size is not None:
-            save = _travel_ns(self.size, self.bandwidth)
-            if restore is None:
-                restore = save
+            nbytes, per_s = self.size, self.bandwidth  # None: at once
+            save = 0 if per_s is None else round_half_up(Fraction(nbytes * NS_PER_S, per_s))
+            restore = save if restore is None else restore
         every_ns, steps = self.every
         return Checkpoints(every_ns, steps, save or 0, self.asynchronous, self.pause or 0, restore or 0)
-
-
-def _travel_ns(nbytes: int, bandwidth: int | None) -> int:
-    return 0 if bandwidth is None else round_half_up(Fraction(nbytes * NS_PER_S, bandwidth))
 
 
 class TrainingRun(Strict):
@@ -224,11 +220,8 @@ class TrainingRun(Strict):
 
     def _failures(self, document: Document) -> Iterator[Failure]:
         for name, cause in self.failures.items():
-            told: dict[str, Any] = {
-                "detect": cause.detect,
-                "repair_ns": cause.repair,
-                "restart_ns": cause.restart,
-            }
+            follows: dict[str, Any] = {"repair_ns": cause.repair, "restart_ns": cause.restart}
+            told = {"detect": cause.detect, **follows}
             with located(name):
                 counted = cause.counted_mtbf_ns(name, document)
             if not counted:

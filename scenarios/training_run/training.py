@@ -67,18 +67,13 @@ class RecoveryRuns:
 
 
 def _told(life: Life) -> dict[str, Any]:
+    spent = ("goodput", "end_ns", "steps", "useful_ns", "lost_ns", "time_ns")
+    counts = ("checkpoints", "restarts", "fewest_workers")
     return {
-        "goodput": life.goodput,
-        "end_ns": life.end_ns,
-        "steps": life.steps,
-        "useful_ns": life.useful_ns,
-        "lost_ns": life.lost_ns,
-        "time_ns": life.time_ns,
+        **{key: getattr(life, key) for key in spent},
         "interruptions": sum(life.interruptions.values()),
         "interruptions_by_cause": life.interruptions,
-        "checkpoints": life.checkpoints,
-        "restarts": life.restarts,
-        "fewest_workers": life.fewest_workers,
+        **{key: getattr(life, key) for key in counts},
     }
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread, current_thread, main_thread
 from types import FrameType
@@ -102,17 +102,13 @@ def process_executor(jobs: int, begin: Callable[[], None]) -> Iterator[Executor]
             raise
 
 
-@contextmanager
-def executor_of(jobs: int, begin: Callable[[], None], dask: str | None = None) -> Iterator[Executor | None]:
+def executor_of(
+    jobs: int, begin: Callable[[], None], dask: str | None = None
+) -> AbstractContextManager[Executor | None]:
     """Give what variants run on: a Dask cluster where there is an address, processes, or None: here."""
     if dask is not None:
-        with dask_executor(dask) as executor:
-            yield executor
-    elif jobs > 1:
-        with process_executor(jobs, begin) as executor:
-            yield executor
-    else:
-        yield None
+        return dask_executor(dask)
+    return process_executor(jobs, begin) if jobs > 1 else nullcontext()
 
 
 @contextmanager

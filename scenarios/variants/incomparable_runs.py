@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +13,6 @@ from scenarios.run.prepare_job import job_of
 from scenarios.run.scenario import Case
 from sim.base.errors import SimError
 from sim.job.job import Job
-from sim.machine.device import Device
 
 if TYPE_CHECKING:
     from devices.cost.cost_warnings import Costing
@@ -54,26 +53,30 @@ def _costings(case: Case, job: Job) -> Iterator[Costing]:
     from devices.cost.cost_warnings import costing_of
 
     timed = case.scenario.content.workload.timed(case.scenario.document)
-    busy = {*job.device_of.tolist()}
-    alike: list[tuple[Device, list[int]]] = []
-    for i, device in enumerate(job.machine.devices):
-        if i in busy and device.details.preset:
-            same = (
-                indices
-                for other, indices in alike
-                if (other.details.preset, other.kind, other.cost)
-                == (device.details.preset, device.kind, device.cost)
-            )
-            if (found := next(same, None)) is None:
-                alike.append((device, found := []))
-            found.append(i)
-    for device, indices in alike:
+    busy, devices = {*job.device_of.tolist()}, job.machine.devices
+    preset = [i for i, device in enumerate(devices) if i in busy and device.details.preset]
+    alike = grouped(preset, lambda i: (devices[i].details.preset, devices[i].kind, devices[i].cost))
+    for indices in alike:
+        device = devices[indices[0]]
         if timed is not None:
             costing = costing_of(timed, device)
         else:
             costing = costing_of(job.graph, device, np.isin(job.device_of, indices) & ~job.meets)
         if costing is not None:
             yield costing
+
+
+def grouped(numbers: Iterable[int], key: Callable[[int], object]) -> list[list[int]]:
+    """Return numbers with equal keys, which need no hash, together, in the order of the first of each."""
+    groups: list[tuple[object, list[int]]] = []
+    for number in numbers:
+        mine = key(number)
+        same = next((group for known, group in groups if known == mine), None)
+        if same is None:
+            groups.append((mine, [number]))
+        else:
+            same.append(number)
+    return [group for _, group in groups]
 
 
 def _quiet(case: Case) -> Job:

@@ -12,12 +12,13 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from scenarios.variants.incomparable_runs import grouped
 from scenarios.variants.variant import Variant
 from sim.base.arrays import BoolArray, IntArray
 from sim.base.errors import InputError
@@ -73,10 +74,8 @@ def machine_trials(trace: Trace) -> list[Variant]:
     trials += _of_communication(trace)
     if any(device.memory_bytes is not None for device in machine.devices):
         waits = (trace.tasks["wait"] == Wait.MEMORY).any() or trace.tasks.get("calls_ns", _NONE).any()
-        label = "memory without limit"
-        trials.append(
-            _trial(label, _unlimited) if waits else Variant(label=label, why_not="nothing waits for memory")
-        )
+        why_not = "" if waits else "nothing waits for memory"
+        trials.append(_trial("memory without limit", _unlimited, why_not))
     for op in _longest_on_path(trace):
         ops = np.isin(np.arange(len(names)), _on_all_ranks(trace, op))
         trials.append(Variant(label=f"{names[op]!r} twice as fast", job=_halving(ops)))
@@ -142,9 +141,9 @@ def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
     tasks = trace.executed & computes[trace.tasks["op"]]
     compute_ns = np.zeros(len(job.machine.devices), np.int64)
     np.add.at(compute_ns, trace.device[tasks], (trace.tasks["end_ns"] - trace.tasks["start_ns"])[tasks])
-    groups = _grouped(used, lambda d: (_unnamed(job.machine.devices[d]), compute_ns[d]))
+    groups = grouped(used, lambda d: (_unnamed(job.machine.devices[d]), compute_ns[d]))
     if len(groups) > MOST_DEVICES:
-        groups = _grouped(used, lambda d: job.machine.devices[d].kind)
+        groups = grouped(used, lambda d: job.machine.devices[d].kind)
         names = [f"every {job.machine.devices[group[0]].kind}" for group in groups]
     else:
         first = [job.machine.devices[group[0]].name for group in groups]
@@ -157,28 +156,12 @@ def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
         yield Variant(label=f"{name} twice as fast", job=_computing(here & computes))
         if not job.machine.devices[devices[0]].workers:
             more = _with_stream({job.machine.devices[d].name for d in devices})
-            label = f"one more stream on {name}"
-            if _is_used(job, more):
-                yield _trial(label, more)
-            else:
-                yield Variant(label=label, why_not="policy.streams would put no op on it")
+            why_not = "" if _is_used(job, more) else "policy.streams would put no op on it"
+            yield _trial(f"one more stream on {name}", more, why_not)
 
 
 def _unnamed(device: Device) -> Device:
     return replace(device, name="")
-
-
-def _grouped(devices: Sequence[int], key: Callable[[int], object]) -> list[list[int]]:
-    """Return devices with equal keys together, in the order of the first of each."""
-    groups: list[tuple[object, list[int]]] = []
-    for d in devices:
-        mine = key(d)
-        same = next((group for known, group in groups if known == mine), None)
-        if same is None:
-            groups.append((mine, [d]))
-        else:
-            same.append(d)
-    return [group for _, group in groups]
 
 
 def _with_stream(names: set[str]) -> Callable[[Device], Device]:
@@ -203,11 +186,13 @@ def _is_used(job: Job, more: Callable[[Device], Device]) -> bool:
     return bool((lane >= np.array([device.lanes for device in devices])[job.device_of]).any())
 
 
-def _trial(label: str, change: Callable[[Device], Device]) -> Variant:
-    """Return a what-if that changes each device."""
-    return Variant(
-        label=label, machine=lambda machine: replace(machine, devices=tuple(map(change, machine.devices)))
-    )
+def _trial(label: str, change: Callable[[Device], Device], why_not: str = "") -> Variant:
+    """Return a what-if that changes each device, or why it is not tried."""
+
+    def changed(machine: Machine) -> Machine:
+        return replace(machine, devices=tuple(map(change, machine.devices)))
+
+    return Variant(label=label, machine=changed, why_not=why_not)
 
 
 def _computing(ops: BoolArray) -> Callable[[Job], Job]:

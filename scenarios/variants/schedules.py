@@ -53,11 +53,6 @@ class SearchSchedule:
         lane = np.maximum(job.stream_of - first[job.device_of], 0)
         return cls(tuple(order), tuple(job.device_of.tolist()), tuple(lane.tolist()))
 
-    @property
-    def placement(self) -> Placement:
-        """Its devices, as a decision."""
-        return Given(self.device)
-
     def assign(self, job: Job) -> Sequence[int]:
         """Return its streams, as a decision (`sim.job.job.StreamAssignment`)."""
         return self.lane

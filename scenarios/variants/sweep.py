@@ -35,7 +35,7 @@ from typing import Any, Final
 
 from scenarios.fields.results import column_of_result
 from scenarios.file.document import Document
-from scenarios.file.yaml_read import read_yaml_text
+from scenarios.file.yaml_read import read_yaml_text, texts_in
 from scenarios.importers.files import files_in
 from scenarios.variants.variant import Row, Variant, Variants, column_of, refuse_all_invalid
 from sim.base.errors import InputError, extra
@@ -90,7 +90,7 @@ def sweep(
         check_same_table(out, points)
     with sweeping(out) as known:
         rows = _sweep(variants, points, executor, known, done)
-        if not force and Path(out).exists() and not same_as(rows, out):
+        if not force and Path(out).exists() and read_bytes(out, unpack=False) != _content(rows, out):
             raise InputError(f"{out}: is there already, and its results differ; replace it with --force")
         write_rows(rows, out)
     return rows
@@ -165,7 +165,7 @@ def stamps(document: Document, points: Sequence[Variant]) -> tuple[str, dict[str
         return b""
 
     base = hashlib.sha256(json.dumps([plain, version("graph-schedule-sim")]).encode())
-    for text in _texts(plain):
+    for text in texts_in(plain):
         base.update(content(text))
     found = {}
     for point in points:
@@ -173,7 +173,7 @@ def stamps(document: Document, points: Sequence[Variant]) -> tuple[str, dict[str
         own.update(content(point.policy) if point.policy else b"")
         for _, value in point.settings:
             with suppress(InputError):  # the run of the point says where it is wrong
-                for text in _texts(read_yaml_text(value, "--vary", places=False).plain()):
+                for text in texts_in(read_yaml_text(value, "--vary", places=False).plain()):
                     own.update(content(text))
         found[point.key] = own.hexdigest()
     return hashlib.sha256(json.dumps([base.hexdigest(), found]).encode()).hexdigest(), found
@@ -188,15 +188,6 @@ def program() -> str:
             if path.is_file() and path.suffix not in (".pyc", ".so", ".pyd"):
                 found.update(path.read_bytes())
     return found.hexdigest()
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a tree that may name a file."""
-    if isinstance(value, dict | list):
-        for inside in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inside)
-    elif isinstance(value, str) and 0 < len(value) < 1000:
-        yield value
 
 
 def remember(points: Path, entry: Row) -> None:
@@ -289,11 +280,6 @@ def _read_rows(path: Path) -> list[Row]:
         return [{column: text_of_csv(cell or "") for column, cell in row.items()} for row in cells]
     rows: list[Row] = json.loads(text)
     return rows
-
-
-def same_as(rows: Sequence[Row], path: str | Path) -> bool:
-    """Whether a file is the table of these rows already."""
-    return read_bytes(Path(path), unpack=False) == _content(rows, path)
 
 
 def write_rows(rows: Sequence[Row], path: str | Path) -> None:

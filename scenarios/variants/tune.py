@@ -105,11 +105,6 @@ class Fresh(NamedTuple):
     gain: float
     interval: tuple[float, float]
 
-    @property
-    def is_noise(self) -> bool:
-        """Whether the best may be no better."""
-        return self.interval[0] <= 0
-
 
 @dataclass
 class Tuning:

@@ -181,13 +181,10 @@ def tuning_figure(tuning: Tuning, against: str | None = None) -> Figure:
     return figure
 
 
-def progress_plot(tuning: Tuning, ax: Axes | None = None) -> Axes:
+def progress_plot(tuning: Tuning, ax: Axes) -> None:
     """Draw every trial, and the best so far as a line."""
-    from sim.plot.figure import new_figure
     from sim.plot.theme import OKABE_ITO, plain
 
-    if ax is None:
-        _, (ax,) = new_figure(width=7.0, height=4.2)
     goal = tuning.goal
     at: list[int] = []
     values: list[float] = []
@@ -205,16 +202,12 @@ def progress_plot(tuning: Tuning, ax: Axes | None = None) -> Axes:
     _values_along(ax.yaxis, ax, goal.what)
     ax.legend(frameon=False)
     plain(ax)
-    return ax
 
 
-def front_plot(tuning: Tuning, against: str, ax: Axes | None = None) -> Axes:
+def front_plot(tuning: Tuning, against: str, ax: Axes) -> None:
     """Draw the goal against another result, and the trials that no other beats in both."""
-    from sim.plot.figure import new_figure
     from sim.plot.theme import OKABE_ITO, plain
 
-    if ax is None:
-        _, (ax,) = new_figure(width=7.0, height=4.2)
     goal, column = tuning.goal, column_of_result(against)
     rows = [t.row for t in tuning.trials if t.level is None and goal.allows(t.row) and column in t.row]
     ax.plot([r[column] for r in rows], [r[goal.column] for r in rows], ".", color="0.7", markersize=4)
@@ -230,7 +223,6 @@ def front_plot(tuning: Tuning, against: str, ax: Axes | None = None) -> Axes:
     _values_along(ax.yaxis, ax, goal.what)
     ax.legend(frameon=False)
     plain(ax)
-    return ax
 
 
 def _values_along(axis: Any, ax: Axes, what: str) -> None:

@@ -29,7 +29,7 @@ from scenarios.run.execute import Result, run_case
 from scenarios.run.scenario import Case, Scenario, scenario_of
 from scenarios.variants.executors import without_interrupts
 from scenarios.variants.incomparable_runs import may_change_costs, warn_of_unlike_costs
-from scenarios.variants.schedules import ListedOrder, SearchSchedule
+from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule
 from scenarios.workloads.workload import Workload
 from sim.base.arrays import MOST_RUNS, at_most
 from sim.base.errors import InputError, MisfitError, RunError, SimError
@@ -243,7 +243,7 @@ class Variants:
             policy=OutOfOrder(synchronisation=case.decisions.policy.synchronisation),
             linearize=ListedOrder(schedule.order),
             streams=schedule,
-            placement=schedule.placement,
+            placement=Given(schedule.device),
         )
 
     def row(self, variant: Variant) -> Row:
