@@ -16,6 +16,7 @@ from policies.pipeline.custom import parse_csv, picture, read_csv, to_csv, write
 from policies.pipeline.evaluate import (
     ClosedForm,
     Evaluation,
+    Evaluator,
     StageActivations,
     StageTimes,
     closed_form,
@@ -44,6 +45,7 @@ __all__ = [
     "ClosedForm",
     "Dependencies",
     "Evaluation",
+    "Evaluator",
     "Overlap",
     "Phase",
     "Schedule",

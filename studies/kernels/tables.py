@@ -106,7 +106,8 @@ def _rows(d: pd.DataFrame, columns: tuple[str, ...], layer: tuple[str, ...], tex
     sizes: dict[str, Any] = {c: d[c].to_numpy(float) for c in columns if c != text}
     if text in columns:
         sizes[text] = str(d[text].iloc[0])
-    key = d[list(layer)].astype(str).agg(",".join, axis=1).to_numpy()
+    first, *others = (d[name].astype(str) for name in layer)
+    key = first.str.cat(others, sep=",").to_numpy()
     floor = d.floor_ns.to_numpy(float) if "floor_ns" in d else 0.0
     return Rows(sizes, d.us.to_numpy(float) * 1e3, key, floor, "waits" in d)
 

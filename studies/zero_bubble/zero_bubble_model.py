@@ -19,12 +19,13 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.pipeline import Schedule, StageTimes, closed_form, evaluate, generate, transformer_activations
+from policies.pipeline import Evaluator, Schedule, StageTimes, closed_form, generate, transformer_activations
 from scenarios.builders.gpt import Transformer
 from sim.base.errors import InputError
 from sim.base.units import round_half_up
@@ -104,6 +105,11 @@ class Measured:
     def synchronous(self) -> bool:
         """Whether all devices wait for the last one before the step; zero bubble's do not (section 4)."""
         return not self.schedule.startswith("ZB")
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """Evaluates its schedule at many times."""
+        return Evaluator(self.programs)
 
 
 class Fit(NamedTuple):
@@ -196,7 +202,7 @@ def schedule_ns(row: Measured, by: Fit) -> int:
     """Return the same without the optimizer."""
     known = row.known_ns.get(by)
     if known is None:
-        run = evaluate(row.programs, _slots(row, by), transfer=row.transfer_ns)
+        run = row.evaluator(_slots(row, by), transfer=row.transfer_ns)
         known = row.known_ns[by] = run.makespan if row.synchronous else max(run.spans)
     return known
 

@@ -20,7 +20,7 @@ from sim.base import plugins
 from studies.kernels.fitting import predicted
 from studies.kernels.judge import error, held, own, without
 from studies.kernels.models import runs
-from studies.kernels.tables import Table, tables
+from studies.kernels.tables import Table, general_tables, language_tables
 
 GPUS = [n for n in plugins.names("sim.devices") if device_preset(n).get("kind") == "gpu"]
 AT = Device("gpu0")
@@ -272,7 +272,9 @@ def test_more_bytes_take_longer_and_never_less_than_the_memory(log2: int, gpu: s
 
 
 def table_of(data_dir: Path, name: str, dtype: str) -> Table:
-    return next(t for t in tables(data_dir) if (t.name, t.dtype) == (name, dtype))
+    """Return a table; of the folder's others it reads those before it."""
+    some = general_tables(data_dir) if dtype == "fp32" else language_tables(data_dir)
+    return next(t for t in some if (t.name, t.dtype) == (name, dtype))
 
 
 @pytest.mark.slow
@@ -289,6 +291,7 @@ def test_a_fifth_that_was_left_out(data_dir: Path, name: str, dtype: str, gpu: s
     """Errors as docs/costs.md has them; four of five rows lie inside the interval."""
     table = table_of(data_dir, name, dtype)
     rows, sheet = table.rows[gpu], table.sheet(gpu)
+    rows = rows.take(np.arange(len(rows.ns)) % max(1, len(rows.ns) // 4000) == 0)  # the study takes all
     out = held(len(rows.ns))
     ns, width = predicted(own(table, gpu, rows.take(~out)), rows.take(out), sheet)
     true = rows.take(out).ns
