@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,8 +107,7 @@ def _rows(d: pd.DataFrame, columns: tuple[str, ...], layer: tuple[str, ...], tex
     sizes: dict[str, Any] = {c: d[c].to_numpy(float) for c in columns if c != text}
     if text in columns:
         sizes[text] = str(d[text].iloc[0])
-    first, *others = (d[name].astype(str) for name in layer)
-    key = first.str.cat(others, sep=",").to_numpy()
+    key = reduce(lambda a, b: a + "," + b, (d[name].astype(str) for name in layer)).to_numpy()
     floor = d.floor_ns.to_numpy(float) if "floor_ns" in d else 0.0
     return Rows(sizes, d.us.to_numpy(float) * 1e3, key, floor, "waits" in d)
 
