@@ -27,7 +27,7 @@ from policies.optimum_windows import windows
 from policies.placement.problem import NEVER, Problem
 from sim import Job, Policy, Trace
 from sim.base.arrays import UNSET
-from sim.base.errors import InputError
+from sim.base.errors import InputError, listed
 from sim.graph.frames import has_control_flow
 from sim.job.costs import issue_costs_ns
 from sim.job.transfers import Flow
@@ -277,9 +277,7 @@ class JobModel:
 
 def _named(names: Sequence[str]) -> str:
     """Return some names in brackets, and how many there are."""
-    more = len(names) - _MOST_NAMED
-    told = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-    return f" ({told})" if told else ""
+    return f" ({listed(names, _MOST_NAMED)})" if names else ""
 
 
 def _unplaced(job: Job) -> Flow:

@@ -205,28 +205,22 @@ def _of_one(source: Source, number: int, machines: int, seed: int) -> Iterator[F
     order = np.argsort(first, kind="stable")
     later: list[tuple[int, int]] = []
     streams: dict[int, np.random.Generator] = {}
+
+    def next_of_later() -> FaultEvent:
+        """Take the next of the components that have had an event before, and draw when it has another."""
+        time_ns, component = heappop(later)
+        heappush(later, (time_ns + _whole(streams[component].exponential(mean)), component))
+        return FaultEvent(time_ns, number, component // source.per_machine)
+
     for component in order.tolist():
         time_ns = _whole(first[component])
         while later and later[0] < (time_ns, component):
-            yield _next(later, streams, mean, source.per_machine, number)
+            yield next_of_later()
         yield FaultEvent(time_ns, number, component // source.per_machine)
         streams[component] = np.random.default_rng([*key, 0, component])
         heappush(later, (time_ns + _whole(streams[component].exponential(mean)), component))
     while True:
-        yield _next(later, streams, mean, source.per_machine, number)
-
-
-def _next(
-    later: list[tuple[int, int]],
-    streams: dict[int, np.random.Generator],
-    mean: float,
-    per_machine: int,
-    number: int,
-) -> FaultEvent:
-    """Take the next of the components that have had an event before, and draw when it has another."""
-    time_ns, component = heappop(later)
-    heappush(later, (time_ns + _whole(streams[component].exponential(mean)), component))
-    return FaultEvent(time_ns, number, component // per_machine)
+        yield next_of_later()
 
 
 _LATEST: Final = float(LATEST_NS)
@@ -453,20 +447,18 @@ class Conditions:
     @cached_property
     def link_paces(self) -> dict[int, SpeedProfile]:
         """How fast links carry bytes, those of which it may change; of links of one medium the first."""
-        return self._paces(
-            (self._machine.channels[part], cause, place)
-            for cause in self.faults.causes
-            if cause.kind == "link"
-            for place, part in enumerate(cause.parts)
-        )
+        return self._paces_of_links(self.faults.causes)
 
     @cached_property
     def _outages(self) -> dict[int, SpeedProfile]:
         """When links are down, and nothing else of them."""
+        return self._paces_of_links(cause for cause in self.faults.causes if cause.factor is None)
+
+    def _paces_of_links(self, causes: Iterable[Cause]) -> dict[int, SpeedProfile]:
         return self._paces(
             (self._machine.channels[part], cause, place)
-            for cause in self.faults.causes
-            if cause.kind == "link" and cause.factor is None
+            for cause in causes
+            if cause.kind == "link"
             for place, part in enumerate(cause.parts)
         )
 

@@ -194,7 +194,7 @@ def with_processes(job: Job) -> Job:
             for place, process in enumerate(users.tolist()):
                 here = (job.device_of == d) & (process_of == process)
                 lane[here] = _lanes_alone(job, process_of == process)[here] + place * device.streams
-    hosts = [host for each in _hosts(machine) for host in _of_each(each, machine, names)]
+    hosts = [host for each in machine.hosts_in_order for host in _of_each(each, machine, names)]
     return replace(
         job,
         machine=replace(machine, devices=tuple(devices), hosts=tuple(hosts)),
@@ -220,15 +220,6 @@ def _process_of(graph: Graph, names: Sequence[str]) -> IntArray:
                     of[a] = of[b] = max(of[a], of[b])
         found = np.maximum(np.array(of, np.int64), 0)
     return found
-
-
-def _hosts(machine: Machine) -> list[Host]:
-    """Return the hosts of all devices, those that nobody named among them."""
-    named = {name: host for host in machine.hosts for name in host.serves}
-    every = [
-        named.get(device.name, Host(f"{device.name}/host", (device.name,))) for device in machine.devices
-    ]
-    return list({host.name: host for host in every}.values())
 
 
 def _of_each(host: Host, machine: Machine, names: Sequence[str]) -> list[Host]:

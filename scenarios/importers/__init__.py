@@ -23,7 +23,7 @@ from scenarios.importers.files import TRACES, read_head
 from scenarios.importers.graph_json import read_graph, write_graph
 from sim.base import plugins
 from sim.base.arrays import at_most
-from sim.base.errors import InputError, located
+from sim.base.errors import InputError, listed, located
 from sim.base.files import StrPath
 from sim.base.options import arguments, checked, parameters, require_call
 from sim.graph.attributes import typed
@@ -103,8 +103,7 @@ def _told(path: StrPath | Sequence[StrPath]) -> str:
     """Return what messages call one file or several."""
     if isinstance(path, str | os.PathLike):
         return os.fspath(path)
-    first, *others = [*path] or ["no file"]
-    return f"{os.fspath(first)}" + (f" and {len(others)} more" if others else "")
+    return listed([os.fspath(each) for each in path] or ["no file"])
 
 
 def convert(

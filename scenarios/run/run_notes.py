@@ -11,6 +11,7 @@ import numpy as np
 from scenarios.recorded.durations import is_of_model
 from sim.base import plugins
 from sim.base.arrays import UNSET
+from sim.base.errors import listed
 from sim.base.units import format_bytes
 from sim.trace import Trace
 
@@ -37,7 +38,7 @@ def unused_notes(unused: Mapping[str, Sequence[str]]) -> list[str]:
     for run, devices in unused.items():
         runs_of.setdefault(tuple(devices), []).append(run)
     return [
-        ("unused" if len(runs_of) == 1 else f"unused under {', '.join(runs)}") + f": {_named(devices)}"
+        ("unused" if len(runs_of) == 1 else f"unused under {', '.join(runs)}") + f": {listed(devices, _MOST)}"
         for devices, runs in runs_of.items()
         if devices
     ]
@@ -52,11 +53,6 @@ def no_gap_notes(reasons: Iterable[str | None]) -> list[str]:
     ['no lower bound: an op failed']
     """
     return [f"no lower bound: {reason}" for reason in dict.fromkeys(filter(None, reasons))]
-
-
-def _named(devices: Sequence[str]) -> str:
-    more = len(devices) - _MOST
-    return ", ".join(devices[:_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 # ----------------------------------------------------------------------------------------------------------

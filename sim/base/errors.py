@@ -380,3 +380,20 @@ def shortened(name: str) -> str:
         return line
     end = LONGEST_NAME // 4
     return f"{line[: LONGEST_NAME - end - 3]}...{line[-end:]}"
+
+
+def clipped(value: object, most: int = 60) -> str:
+    """Return a `repr` that is short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def listed(names: Sequence[str], most: int = 1) -> str:
+    """Return the first of some names, and how many more there are.
+
+    Examples
+    --------
+    >>> listed(["gpu0", "gpu1", "gpu2"]), listed(["gpu0", "gpu1", "gpu2"], 2), listed(["gpu0"])
+    ('gpu0 and 2 more', 'gpu0, gpu1 and 1 more', 'gpu0')
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

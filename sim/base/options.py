@@ -26,7 +26,7 @@ from typing import Any, Final, get_args, get_origin
 import numpy as np
 
 from sim.base.arrays import IntArray
-from sim.base.errors import InputError, UnknownOptionError, located, nearest
+from sim.base.errors import InputError, UnknownOptionError, clipped, located, nearest
 from sim.base.units import parse_bandwidth, parse_bytes, parse_duration, parse_flop_rate
 
 SUFFIXES: Final[Mapping[str, Callable[..., int]]] = {
@@ -261,8 +261,7 @@ def misfit_text(*faults: Any) -> str:
         Of `pydantic.ValidationError.errors`; several where the value is no member of a union.
     """
     found = faults[0]["input"]
-    shown = "nothing" if found is None else repr(found)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    shown = "nothing" if found is None else clipped(found)
     if faults[0]["type"] == "literal_error" and isinstance(found, str):
         words = re.findall("'([^']*)'", faults[0]["ctx"]["expected"])
         near = nearest(found, words)
@@ -289,7 +288,6 @@ def whole_numbers(
     least: int = 0,
     below: int | IntArray | None = None,
     of: Sequence[str] = (),
-    accepted: Callable[[int], str] | None = None,
 ) -> IntArray:
     """Return an answer as a column, if it is whole numbers within a range.
 
@@ -306,8 +304,6 @@ def whole_numbers(
         What each number has to be less than.
     of : sequence of str
         The op that each number is for.
-    accepted : callable, optional
-        Tells what is accepted at a position, in other words than the range.
 
     Raises
     ------
@@ -328,7 +324,7 @@ def whole_numbers(
         or not hasattr(answer, "__len__")
         or not hasattr(answer, "__getitem__")
     ):
-        raise InputError(f"{whose} returned {_shown(answer)}, should be a sequence of {many}")
+        raise InputError(f"{whose} returned {clipped(answer, 40)}, should be a sequence of {many}")
     if isinstance(answer, np.ndarray) and answer.ndim != 1:
         raise InputError(f"{whose} returned an array of shape {answer.shape}, should be {many}")
     if n is not None and len(answer) != n:
@@ -340,35 +336,24 @@ def whole_numbers(
         values = list(answer)
         for i, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise _wrong(whose, value, i, least, below, of, accepted)
+                raise _wrong(whose, value, i, least, below, of)
         column = np.array(values, dtype=object)
     wrong = np.asarray((column < least) | (column > np.iinfo(np.int64).max), dtype=bool)
     if below is not None:
         wrong |= np.asarray(column >= below, dtype=bool)
     if wrong.any():
         i = int(wrong.argmax())
-        raise _wrong(whose, column[i], i, least, below, of, accepted)
+        raise _wrong(whose, column[i], i, least, below, of)
     return column.astype(np.int64, copy=False)
 
 
 def _wrong(
-    whose: str,
-    value: Any,
-    i: int,
-    least: int,
-    below: int | IntArray | None,
-    of: Sequence[str],
-    accepted: Callable[[int], str] | None,
+    whose: str, value: Any, i: int, least: int, below: int | IntArray | None, of: Sequence[str]
 ) -> InputError:
     op = of[i] if i < len(of) else None
     most = None if below is None else (below if isinstance(below, int) else int(below[i])) - 1
     limits = f"from {least} on" if most is None else f"from {least} to {most}"
-    should = f"a whole number {limits}" if accepted is None else accepted(i)
     where = f"at position {i}" if op is None else f"for op {op!r}"
-    error = InputError(f"{whose} returned {_shown(value)} {where}, should be {should}")
+    shown = clipped(value.item() if isinstance(value, np.generic) else value, 40)
+    error = InputError(f"{whose} returned {shown} {where}, should be a whole number {limits}")
     return error if op is None else error.about(op)
-
-
-def _shown(value: Any) -> str:
-    shown = repr(value.item() if isinstance(value, np.generic) else value)
-    return shown if len(shown) <= 40 else f"{shown[:37]}..."

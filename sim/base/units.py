@@ -33,7 +33,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.base.errors import UnitError, located
+from sim.base.errors import UnitError, clipped, located
 
 # ----------------------------------------------------------------------------------------------------------
 # The vocabulary of :mod:`sim.base.units`: every unit that may be written, and its size.
@@ -261,11 +261,11 @@ def _share(value: object) -> float:
     accepted = "accepted: a number from 0 to 1, or a percentage such as '80%'"
     number, unit = _split(value, accepted)
     if unit not in ("", "%"):
-        raise UnitError(f"{_shown(value)} has the unit {_shown(unit)}; {accepted}")
+        raise UnitError(f"{clipped(value)} has the unit {clipped(unit)}; {accepted}")
     share = number / 100 if unit else number
     if not 0 <= share <= 1:
         percent = f"; did you mean '{_shown_number(number)}%'?" if not unit and 1 < number <= 100 else ""
-        raise UnitError(f"{_shown(value)} is not between 0 and 1{percent or '; ' + accepted}")
+        raise UnitError(f"{clipped(value)} is not between 0 and 1{percent or '; ' + accepted}")
     return float(share)
 
 
@@ -356,28 +356,28 @@ def _whole(value: object, dimension: Dimension) -> int:
     accepted = f"accepted: {dimension.shown}"
     number, unit = _split(value, accepted)
     if not unit and number:
-        raise UnitError(f"{_shown(value)} has no unit; {accepted}")
+        raise UnitError(f"{clipped(value)} has no unit; {accepted}")
     if unit and unit not in dimension.units:
-        raise UnitError(f"{_shown(value)} {_wrong_unit(unit, dimension)}; {accepted}")
+        raise UnitError(f"{clipped(value)} {_wrong_unit(unit, dimension)}; {accepted}")
     if number < 0:
-        raise UnitError(f"{_shown(value)} is negative")
+        raise UnitError(f"{clipped(value)} is negative")
     if not number and not dimension.zero_allowed:
-        raise UnitError(f"{_shown(value)} is zero, and nothing would ever finish")
+        raise UnitError(f"{clipped(value)} is zero, and nothing would ever finish")
     exact = number * dimension.units[unit] if unit else number
     whole = round_half_up(exact)
     if exact and not whole and dimension.rounds:
-        raise UnitError(f"{_shown(value)} would round to 0 {dimension.base}; write 0, or at least 1ns")
+        raise UnitError(f"{clipped(value)} would round to 0 {dimension.base}; write 0, or at least 1ns")
     if whole != exact and not dimension.rounds:
-        raise UnitError(f"{_shown(value)} is not a whole number of {dimension.base}")
+        raise UnitError(f"{clipped(value)} is not a whole number of {dimension.base}")
     if whole > _LARGEST:
-        raise UnitError(f"{_shown(value)} is more than 2**63 - 1 {dimension.base}")
+        raise UnitError(f"{clipped(value)} is more than 2**63 - 1 {dimension.base}")
     return whole
 
 
 def _split(value: object, accepted: str) -> tuple[Fraction, str]:
     """Return the exact number and the text of the unit behind it."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal, Fraction)):
-        raise UnitError(f"{_shown(value)} is not a quantity; {accepted}")
+        raise UnitError(f"{clipped(value)} is not a quantity; {accepted}")
     if not isinstance(value, str):
         if not isinstance(value, int) and not math.isfinite(value):
             raise UnitError(f"{value} is not a finite number; {accepted}")
@@ -385,16 +385,16 @@ def _split(value: object, accepted: str) -> tuple[Fraction, str]:
         return Fraction(str(value) if isinstance(value, float) else value), ""
     match = _NUMBER.fullmatch(value.strip())
     if match is None:
-        raise UnitError(f"{_shown(value)} is not a number and a unit; {accepted}")
+        raise UnitError(f"{clipped(value)} is not a number and a unit; {accepted}")
     sign, digits, unit = match.groups()
     # 80 digits are what 2**63 - 1 bytes take in EiB; more would only make a fraction of any size.
     mantissa, _, exponent = digits.lower().partition("e")
     if len(mantissa) > 80 or len(exponent) > 3:
-        raise UnitError(f"{_shown(value)} has too many digits")
+        raise UnitError(f"{clipped(value)} has too many digits")
     try:
         return Fraction(sign + digits), unit
     except ValueError:
-        raise UnitError(f"{_shown(value)} is not a number and a unit; {accepted}") from None
+        raise UnitError(f"{clipped(value)} is not a number and a unit; {accepted}") from None
 
 
 def _wrong_unit(unit: str, dimension: Dimension) -> str:
@@ -406,7 +406,7 @@ def _wrong_unit(unit: str, dimension: Dimension) -> str:
     close = [known for known in dimension.units if known.lower() == unit.lower()]
     close = close or difflib.get_close_matches(unit, dimension.units, n=1, cutoff=0.5)
     hint = " (did you mean " + " or ".join(map(repr, close)) + "?)" if close else ""
-    return f"has the unknown unit {_shown(unit)}{hint}"
+    return f"has the unknown unit {clipped(unit)}{hint}"
 
 
 def _format(
@@ -439,9 +439,3 @@ def _shown_number(number: Fraction) -> str:
     digits = str(math.floor(number * 10**places)).rjust(places + 1, "0")
     whole, decimals = digits[: len(digits) - places], digits[len(digits) - places :].rstrip("0")
     return f"{whole}.{decimals}" if decimals else whole
-
-
-def _shown(value: object) -> str:
-    """Return a `repr` short enough for a message."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -138,8 +138,7 @@ def _in_the_way(f: DerivedColumns, row: int, at_ns: int, reason: str) -> int:
             row = int(f.before_at_issuer[row])
         return row
     if reason == "policy":
-        later = np.flatnonzero((f.group == f.group[row]) & (f.taken > at_ns))
-        ahead = int(later[np.lexsort((later, f.taken[later]))[0]]) if len(later) else row
+        ahead = f.taken_next(row, at_ns)
         return UNSET if ahead == row else ahead
     if reason == "stream":
         return int(f.before_on_lane[row])
@@ -148,8 +147,7 @@ def _in_the_way(f: DerivedColumns, row: int, at_ns: int, reason: str) -> int:
     if reason == "communicator":
         return int(f.before_in_line[row])
     if reason in ("resources", "memory"):
-        ended = (one for one in reversed(f.ended_at(int(f.start[row]))) if one < f.n)
-        return next((one for one in ended if f.device[one] == f.device[row]), UNSET)
+        return f.task_that_ended(int(f.device[row]), int(f.start[row]))
     return UNSET
 
 
@@ -159,13 +157,7 @@ def _held_transfer(f: DerivedColumns, row: int, at_ns: int, reason: str) -> Bloc
     if reason == "dependency" and cause != UNSET:
         verb = "runs" if f.row_start[cause] <= at_ns else "has not started yet"
         return Blocker(reason, f"{name} carries what {row_text(f, cause)} makes, which {verb}", cause)
-    way = f.way(row - f.n)
-    ahead = (
-        other
-        for other in reversed(f.ended_at(int(f.row_start[row])))
-        if other >= f.n and way & f.way(other - f.n)
-    )
-    other = next(ahead, UNSET)
+    other = f.transfer_that_ended(row, int(f.row_start[row]))
     if other == UNSET:
         return Blocker(reason, f"{name} waits for a link, or for its request", UNSET)
     return Blocker(reason, f"{name} waits for {row_text(f, other)} on its way", other)

@@ -302,14 +302,12 @@ class Differences:
     @cached_property
     def moved(self) -> BoolArray:
         """Which pairs start at another time."""
-        moved: BoolArray = np.abs(self.moved_ns) > self.over_ns
-        return moved
+        return np.asarray(np.abs(self.moved_ns) > self.over_ns)
 
     @cached_property
     def resized(self) -> BoolArray:
         """Which pairs last longer, or shorter."""
-        resized: BoolArray = np.abs(self.longer_ns) > self.over_ns
-        return resized
+        return np.asarray(np.abs(self.longer_ns) > self.over_ns)
 
     @cached_property
     def relaned(self) -> BoolArray:
@@ -321,8 +319,7 @@ class Differences:
             np.array([codes.setdefault(lane, len(codes)) for lane in each.lanes], np.int64)
             for each in (self.a, self.b)
         )
-        relaned: BoolArray = of_a[self.a.lane[self.pairs.a]] != of_b[self.b.lane[self.pairs.b]]
-        return relaned
+        return np.asarray(of_a[self.a.lane[self.pairs.a]] != of_b[self.b.lane[self.pairs.b]])
 
     @cached_property
     def only_a(self) -> IntArray:

@@ -93,13 +93,13 @@ def run_attempts(
     begin_ns: int | None = 0
     run = step = reached = in_vain = 0
     while begin_ns is not None and step < job.iterations:
-        part = _from_step(job, step)
+        part = _steps(job, step, job.iterations)
         conditions = Conditions(faults, job.machine, job.seed, begin_ns)
         engine = Engine(part, policy, flow=flow, memory=memory, observers=observers, conditions=conditions)
         trace = engine.run()
         begun = int(trace.tasks["iteration"].max(initial=0)) + 1
         done = _steps_done(trace, begun)
-        trace = replace(trace, job=_first_steps(part, begun))
+        trace = replace(trace, job=_steps(part, 0, begun))
         saved = step + done
         if trace.detection is not None:
             saved = 0 if faults.every_steps is None else saved - saved % faults.every_steps
@@ -126,14 +126,9 @@ def run_attempts(
     return _joined(job, attempts)
 
 
-def _from_step(job: Job, step: int) -> Job:
-    noisy_ns = None if job.noisy_ns is None else job.noisy_ns[step:]
-    return replace(job, iterations=job.iterations - step, noisy_ns=noisy_ns)
-
-
-def _first_steps(job: Job, steps: int) -> Job:
-    noisy_ns = None if job.noisy_ns is None else job.noisy_ns[:steps]
-    return replace(job, iterations=steps, noisy_ns=noisy_ns)
+def _steps(job: Job, first: int, end: int) -> Job:
+    noisy_ns = None if job.noisy_ns is None else job.noisy_ns[first:end]
+    return replace(job, iterations=end - first, noisy_ns=noisy_ns)
 
 
 def _steps_done(trace: Trace, begun: int) -> int:

@@ -122,8 +122,12 @@ class Breakdowns:
     # -- what the engine tells -----------------------------------------------------------------
 
     def started(self, transfer: Task) -> None:
-        """Put down that a transfer is under way; over a link that is down it stands still."""
-        self._watch(transfer)
+        """Let a transfer that is under way fail if it stands still for the timeout: a link is down."""
+        if self._faults.connection_timeout_ns is None:
+            return
+        channels = self._job.machine.channels
+        for link in sorted({channels[k] for k in self._route(transfer)}):
+            self._await_standstill((transfer, link, self._context.now_ns))
 
     def launched(self, collective: Task) -> None:
         """Let a rank count how long a collective takes."""
@@ -199,14 +203,6 @@ class Breakdowns:
         timeout_ns = self._faults.connection_timeout_ns if silent else 0
         if timeout_ns is not None:
             self._context.call_at(self._context.now_ns + timeout_ns, self._detect, told)
-
-    def _watch(self, transfer: Task) -> None:
-        """Let a transfer fail that stands still for the timeout, because a link on its way is down."""
-        if self._faults.connection_timeout_ns is None:
-            return
-        channels = self._job.machine.channels
-        for link in sorted({channels[k] for k in self._route(transfer)}):
-            self._await_standstill((transfer, link, self._context.now_ns))
 
     def _await_standstill(self, watched: tuple[Task, int, int]) -> None:
         transfer, link, from_ns = watched

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 
 from sim.base.arrays import UNSET
-from sim.base.errors import GraphError, StuckError
+from sim.base.errors import GraphError, StuckError, listed
 from sim.engine.breakdowns import Breakdowns
 from sim.job.collectives import Collectives, call_of, described
 from sim.job.context import Context
@@ -166,13 +166,13 @@ class Communicators:
 
     def lacks(self) -> dict[int, str]:
         """Return for each task (id) that waits for other ranks, or in line, what it waits for."""
-        found = {}
+        found, devices = {}, self._job.machine.devices
         for (party, _), meeting in self._meetings.items():
             there = set(self._ranks(meeting))
             for task in meeting.there:
-                absent = [d for d in self._c.members[party] if d not in there]
+                absent = [devices[d].name for d in self._c.members[party] if d not in there]
                 if absent:
-                    found[task.id] = self._others(task, absent)
+                    found[task.id] = f"{listed(absent, 3)} on communicator {self._name(task)!r}"
         for line in self._in_line:
             for ahead, task in zip(line, list(line)[1:], strict=False):
                 if self._is_first(task):
@@ -180,11 +180,6 @@ class Communicators:
                 communicator = self._name(task)
                 found[task.id] = f"{self._told(ahead)}, which is before it on communicator {communicator!r}"
         return found
-
-    def _others(self, task: Task, absent: list[int]) -> str:
-        names = [self._job.machine.devices[d].name for d in absent]
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        return f"{shown} on communicator {self._name(task)!r}"
 
     def _name(self, task: Task) -> str:
         return self._c.names[int(self._c.communicator[self._entry[task.op]])]

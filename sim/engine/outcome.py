@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from sim.base.errors import StuckError
+from sim.base.errors import StuckError, listed
 from sim.engine.state import RunState
 from sim.graph.walks import a_cycle
 from sim.machine.links import Message
@@ -41,8 +41,7 @@ def deadlock_error(
     others = {id: producers for id, producers in waiting.items() if id not in (starved or {})}
     for id, producers in list(others.items())[: _SHOWN - len(lines)]:
         if producers:
-            more = f" and {len(producers) - 3} more" if len(producers) > 3 else ""
-            why = "waits for " + ", ".join(name(p) for p in producers[:3]) + more
+            why = f"waits for {listed([name(p) for p in producers], 3)}"
         else:
             why = f"has all its inputs; {type(policy).__name__} never issues it, or its stream is blocked"
         lines.append(f"  {name(id)} {why}")

@@ -8,7 +8,7 @@ known, and told as the last part of the op.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,11 +19,8 @@ from sim.explain.derived import DerivedColumns
 from sim.explain.idle import held_up, idle_reasons
 from sim.explain.where import EVERYWHERE, Where
 from sim.graph.graph import Graph
+from sim.job.job import Job
 from sim.record.record import Record
-
-if TYPE_CHECKING:
-    from sim.job.job import Job
-    from sim.record.record import Record
 
 COMMUNICATION: Final = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "collective", "copy", "recv"}
@@ -366,13 +363,9 @@ def traffic_on_links(trace: Record) -> Traffic:
 
 def transfers_on_links(trace: Record) -> tuple[IntArray, IntArray]:
     """Return (row of the transfer, link) for every link that a transfer crosses, by link, then row."""
-    machine = trace.job.machine
-    moved = trace.transfers
-    routes, which = machine.distinct_routes(moved["source"], moved["destination"], moved["tensor"])
-    used = Csr.of_rows([route for _, _, route in routes]).take(which)
-    row, link = used.rows(), used.indices
-    order = np.argsort(link, kind="stable")
-    return row[order], link[order]
+    moved = traffic_on_links(trace)
+    own = moved.row < len(trace.transfers["id"])
+    return moved.row[own], moved.link[own]
 
 
 class LinkLoad(NamedTuple):
@@ -403,8 +396,7 @@ class LinkLoad(NamedTuple):
     def means(self, edges_ns: IntArray) -> FloatArray:
         """Return the mean share between each edge and the next."""
         integral = np.concatenate(([0.0], np.cumsum(self.share[:-1] * np.diff(self.times_ns))))
-        found: FloatArray = np.diff(np.interp(edges_ns, self.times_ns, integral)) / np.diff(edges_ns)
-        return found
+        return np.asarray(np.diff(np.interp(edges_ns, self.times_ns, integral)) / np.diff(edges_ns))
 
 
 def link_loads(trace: Record) -> list[LinkLoad]:

@@ -220,8 +220,7 @@ class DerivedColumns:
         latency = np.array([d.launch_latency_ns for d in self.devices])[self.device]
         gap = np.array([d.gap_ns for d in self.devices])[self.device]
         gap = np.where(self.before_on_lane == UNSET, 0, gap)
-        launch_end: IntArray = np.maximum(self.issue + latency, self.lane_end + gap)
-        return launch_end
+        return np.asarray(np.maximum(self.issue + latency, self.lane_end + gap))
 
     @cached_property
     def keeps_issuer(self) -> BoolArray:
@@ -287,8 +286,7 @@ class DerivedColumns:
         """Whether the last producer of a launched task, or of what brought its input, is an op of a CPU."""
         last = self.last_producer[: self.n]
         producer = np.where(last >= self.n, self.last_producer[last], last)
-        found: BoolArray = (producer != UNSET) & self.by_worker[producer] & ~self.by_worker
-        return found
+        return np.asarray((producer != UNSET) & self.by_worker[producer] & ~self.by_worker)
 
     @cached_property
     def queue_was_full(self) -> BoolArray:
@@ -353,18 +351,30 @@ class DerivedColumns:
 
     def ended_at(self, time_ns: int) -> list[int]:
         """Return the rows that took some time and ended at an instant, in their order."""
-        ends, rows = self._by_end
-        first, last = np.searchsorted(ends, (time_ns, time_ns + 1))
-        found: list[int] = rows[first:last].tolist()
-        return found
+        return _at(self._by_end, time_ns)
+
+    def task_that_ended(self, device: int, time_ns: int) -> int:
+        """Return the last task of a device that took some time and ended at an instant, or -1."""
+        ended = reversed(self.ended_at(time_ns))
+        return next((row for row in ended if row < self.n and self.device[row] == device), UNSET)
+
+    def transfer_that_ended(self, row: int, time_ns: int) -> int:
+        """Return the last transfer that ended at an instant and met the one of a row on its way, or -1."""
+        way, ended = self.way(row - self.n), reversed(self.ended_at(time_ns))
+        return next((other for other in ended if other >= self.n and way & self.way(other - self.n)), UNSET)
 
     def taken_at(self, time_ns: int, below: int) -> list[int]:
         """Return the tasks that were taken at an instant, the last first, of rows below one."""
-        return _at(self._by_taken, time_ns, below)
+        return [row for row in reversed(_at(self._by_taken, time_ns)) if row < below]
+
+    def taken_next(self, row: int, time_ns: int) -> int:
+        """Return the task of a task's group that is taken first after an instant; itself, if none is."""
+        later = np.flatnonzero((self.group == self.group[row]) & (self.taken > time_ns))
+        return int(later[np.lexsort((later, self.taken[later]))[0]]) if len(later) else row
 
     def issued_at(self, time_ns: int, below: int) -> list[int]:
         """Return the tasks that were issued at an instant, the last first, of rows below one."""
-        return _at(self._by_issue, time_ns, below)
+        return [row for row in reversed(_at(self._by_issue, time_ns)) if row < below]
 
     @cached_property
     def _by_taken(self) -> tuple[IntArray, IntArray]:
@@ -389,12 +399,12 @@ def _sorted(times: IntArray) -> tuple[IntArray, IntArray]:
     return times[rows], rows
 
 
-def _at(of: tuple[IntArray, IntArray], time_ns: int, below: int) -> list[int]:
-    """Return the rows of a time, the last first, that are below one."""
+def _at(of: tuple[IntArray, IntArray], time_ns: int) -> list[int]:
+    """Return the rows of a time, in their order."""
     times, rows = of
     first, last = np.searchsorted(times, (time_ns, time_ns + 1))
-    found: list[int] = rows[first:last][::-1].tolist()
-    return [row for row in found if row < below]
+    found: list[int] = rows[first:last].tolist()
+    return found
 
 
 def _before(order: IntArray, key: IntArray) -> IntArray:

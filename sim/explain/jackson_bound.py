@@ -137,13 +137,10 @@ def ways(job: Job, flow: Flow, ns: IntArray, cost: IntArray, synchronisation: st
     synchronisation : str or None
         None: it is not known, and what a host pays counts once.
     """
-    n, own = flow.n_ops, np.zeros(flow.n_nodes, np.int64)
-    own[:n] = ns
-    own[n:] = travel_ns(job.machine, flow.source, flow.destination, flow.tensor, flow.nbytes)
-    paid = np.zeros(flow.n_nodes, np.int64)
-    paid[:n] = cost
-    latency = np.zeros(flow.n_nodes, np.int64)
-    latency[:n] = launch_latencies_ns(job)
+    n, none = flow.n_ops, np.zeros(len(flow.tensor), np.int64)
+    travel = travel_ns(job.machine, flow.source, flow.destination, flow.tensor, flow.nbytes)
+    own, paid = np.concatenate((ns, travel)), np.concatenate((cost, none))
+    latency = np.concatenate((launch_latencies_ns(job), none))
     now = flow.distance == 0
     at_issue = edges_at_issue(synchronisation or "issue", job, flow)
     early = (np.zeros(len(now), bool) if at_issue is None else at_issue)[now]

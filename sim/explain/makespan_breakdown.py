@@ -200,15 +200,12 @@ def _waits_for(f: DerivedColumns, d: int) -> dict[str, int]:
     mine = mine[np.argsort(f.begins[mine], kind="stable")]
     last = int(f.row_end.argmax())
     found: Counter[str] = Counter()
-    for start, ns, row in zip(
-        *(column[here].tolist() for column in pieces[1:3]), pieces.row[here].tolist(), strict=True
-    ):
+    told = (pieces.start_ns, pieces.length_ns, pieces.row)
+    for start, ns, row in zip(*(column[here].tolist() for column in told), strict=True):
         if is_pipeline(f) and row != UNSET:  # for the slot that comes next, whichever could have
             row = int(mine[np.searchsorted(f.begins[mine], start + ns)])
         walk.back(last if row == UNSET else row, start, start + ns, found)
-    return dict(
-        sorted(((name, ns) for name, ns in found.items() if ns), key=lambda item: (-item[1], item[0]))
-    )
+    return dict(sorted((+found).items(), key=lambda item: (-item[1], item[0])))
 
 
 class WaitWalk:
@@ -447,8 +444,7 @@ def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: 
 def _lasted(f: DerivedColumns, device: str) -> IntArray:
     """Return how long each task of a device lasted; of no device, none."""
     here = f.trace.executed & (f.device == (f.machine.device_index(device) if device else UNSET))
-    lasted: IntArray = f.end[here] - f.begins[here]
-    return lasted
+    return np.asarray(f.end[here] - f.begins[here])
 
 
 def _launches_ahead(f: DerivedColumns) -> bool:

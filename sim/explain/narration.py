@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sim.base.arrays import UNSET, IntArray
-from sim.base.errors import shortened
+from sim.base.errors import listed, shortened
 from sim.base.units import format_duration
 from sim.explain.bounds import Bounds, bounds
 from sim.explain.communication import communicator_waits, exposed_communication
@@ -90,7 +90,7 @@ def _longest(f: DerivedColumns, rows: list[int], reasons: tuple[str, ...] = ()) 
             length = np.where(np.isin(f.before_on_lane[at], met), length, 0)
         k = int(length.argmax())
         if length[k] > (best.ns if best else 0):
-            best = _Piece(int(length[k]), rows[k], reason, int(np.broadcast_to(begin, length.shape)[k]))
+            best = _Piece(int(length[k]), rows[k], reason, int(begin[k]))
     return best
 
 
@@ -309,11 +309,8 @@ def op_text(f: DerivedColumns, op: str, where: Where = EVERYWHERE, most: int = 5
             for step in before
         ]
         held = [f"{task_text(f, row)} on {f.trace.lane_name(row)}" for row in life.held_up]
-        more = f" and {len(held) - most} more" if len(held) > most else ""
-        lines += (
-            [f"  waited for it last: {', '.join(held[:most])}{more}"]
-            if held
-            else ["  nothing waited for it last"]
+        lines.append(
+            f"  waited for it last: {listed(held, most)}" if held else "  nothing waited for it last"
         )
     if len(found) > most:
         lines += ["", f"{len(found) - most} more executions"]
@@ -360,8 +357,7 @@ def _gap_line(gap: Gap) -> str:
 
 def _who(names: Sequence[str]) -> str:
     """Return ``gpu0 and 7 more``, as wide as a column."""
-    first, *others = names
-    return f"{first + (f' and {len(others)} more' if others else ''):<16}"
+    return f"{listed(names):<16}"
 
 
 def _group_line(group: GapGroup) -> str:

@@ -151,8 +151,8 @@ class _Walk:
                 and at.last_producer[row] != UNSET
             ):
                 return self.producer(row)  # a Recv that had been taken before anything was sent
-            other = self.task_that_ended(at.device[row], at.row_start[row])
-            if other is not None:
+            other = self.f.task_that_ended(at.device[row], at.row_start[row])
+            if other != UNSET:
                 return other, True
             self.add("wait", row, paid, at.row_start[row], self.shortage(row))
         self.add("issue", row, called, paid)
@@ -171,8 +171,8 @@ class _Walk:
             if device.event_ns and data + device.event_ns == start:
                 self.add("wait", row, data, start, "event")
                 return self.producer(row)
-            other = self.task_that_ended(at.device[row], start)
-            if other is not None:
+            other = f.task_that_ended(at.device[row], start)
+            if other != UNSET:
                 return other, True
             self.add("wait", row, bound, start, self.shortage(row))
         if data == bound and at.last_producer[row] != UNSET:
@@ -194,8 +194,8 @@ class _Walk:
         paid_from = called - at.calls[row]
         if at.taken[row] < paid_from:  # it was blocked until somebody made room
             starved = at.wait[row] == Wait.MEMORY
-            other = self.task_that_ended(at.device[row], paid_from if starved else at.issue[row])
-            if other is not None:
+            other = self.f.task_that_ended(at.device[row], paid_from if starved else at.issue[row])
+            if other != UNSET:
                 if starved:
                     self.paying(row, paid_from, called)
                 return other, True
@@ -251,8 +251,8 @@ class _Walk:
         start, made = at.row_start[row], at.data[row]
         self.add("transfer", row, start, at.row_end[row])
         if start > made:
-            other = self.transfer_that_ended(row, start)
-            if other is not None:
+            other = self.f.transfer_that_ended(row, start)
+            if other != UNSET:
                 return other, True
             self.add("wait", row, made, start, "transfer")
         return self.producer(row)
@@ -307,12 +307,6 @@ class _Walk:
             return "memory"
         return "resources" if at.by_worker[row] or at.wait[row] == Wait.RESOURCES else "event"
 
-    def task_that_ended(self, device: int, time_ns: int) -> int | None:
-        """Return a task of a device that took some time and ended at an instant."""
-        at, f = self.at, self.f
-        ended = (row for row in reversed(f.ended_at(time_ns)) if row < f.n and at.device[row] == device)
-        return next(ended, None)
-
     def copy_that_ended(self, row: int) -> int | None:
         """Return a transfer that the host of a task made itself until it took the task."""
         at, f = self.at, self.f
@@ -321,12 +315,3 @@ class _Walk:
         group = f.issuers[f.issuer[row]].group
         ended = np.flatnonzero((f.copied_by == group) & (f.trace.transfers["end_ns"] == at.taken[row]))
         return f.n + int(ended[0]) if len(ended) else None
-
-    def transfer_that_ended(self, row: int, time_ns: int) -> int | None:
-        """Return a transfer that took some time, ended at an instant, and met this one on its way."""
-        f = self.f
-        way = f.way(row - f.n)
-        ended = (
-            other for other in reversed(f.ended_at(time_ns)) if other >= f.n and way & f.way(other - f.n)
-        )
-        return next(ended, None)

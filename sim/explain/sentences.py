@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, IntArray
-from sim.base.errors import InputError
+from sim.base.arrays import UNSET
+from sim.base.errors import InputError, listed
 from sim.base.units import format_duration
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import held_up
@@ -128,8 +128,7 @@ def _others(f: DerivedColumns, row: int, at_ns: int) -> str:
 
 
 def _policy(f: DerivedColumns, row: int, at_ns: int) -> str:
-    later = np.flatnonzero((f.group == f.group[row]) & (f.taken > at_ns))
-    ahead = int(later[np.lexsort((later, f.taken[later]))[0]]) if len(later) else row
+    ahead = f.taken_next(row, at_ns)
     does = f"runs {task_text(f, ahead)} first" if ahead != row else "holds it back"
     return f"{task_text(f, row)} is ready and an issuer is free, but {f.policy} {does}"
 
@@ -162,8 +161,7 @@ def _in_line(f: DerivedColumns, row: int, at_ns: int) -> str:
 def never_came_text(f: DerivedColumns, row: int) -> str:
     """Return for whom a collective waited in vain; empty if all came."""
     absent = [f.devices[device].name for device in f.who_never_came(row)]
-    more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
-    return f"{', '.join(absent[:_NAMED])}{more}, which never came" if absent else ""
+    return f"{listed(absent, _NAMED)}, which never came" if absent else ""
 
 
 def _late_rank(f: DerivedColumns, row: int, at_ns: int) -> str:
@@ -284,10 +282,9 @@ def lives(facts: DerivedColumns, op: str, where: Where = EVERYWHERE) -> list[Tas
 def _life(f: DerivedColumns, row: int) -> TaskLife:
     one = np.array([row])
     pieces = [
-        LifePiece(reason, begin, ns, blame(f, reason, row, begin))
+        LifePiece(reason, int(start[0]), int(length[0]), blame(f, reason, row, int(start[0])))
         for reason, start, length in held_up(f, one, f.data[one], f.begins[one])
-        for begin, ns in [(_only(start), _only(length))]
-        if ns > 0
+        if length[0] > 0
     ]
     begins, ends = int(f.begins[row]), int(f.end[row])
     pieces.append(LifePiece("runs", begins, ends - begins, ""))
@@ -295,7 +292,3 @@ def _life(f: DerivedColumns, row: int) -> TaskLife:
     moved = np.flatnonzero(f.last_producer[f.n :] == row) + f.n
     held += np.flatnonzero(np.isin(f.last_producer[: f.n], moved)).tolist()
     return TaskLife(row, pieces, executed_path(f.trace, f, row), sorted(held))
-
-
-def _only(values: IntArray) -> int:
-    return int(np.broadcast_to(values, (1,))[0])

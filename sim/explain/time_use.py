@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, FloatArray
+from sim.base.arrays import UNSET, FloatArray, IntArray
 from sim.base.errors import InputError
 from sim.base.intervals import in_use, union
 from sim.explain.bounds import cores_of_ops
@@ -38,11 +38,6 @@ from sim.graph.graph import Graph
 from sim.job.costs import answered, cost_the_same
 from sim.machine.device import CostModel, Device
 from sim.record.record import Record
-
-if TYPE_CHECKING:
-    from sim.base.arrays import IntArray
-    from sim.machine.device import Device
-    from sim.record.record import Record
 
 WORD_OF_REASON: Final = {"transfer": "communicate", "finished": "idle", "unused": "idle"}
 """What time without a running op is called, by its reason (`sim.explain.idle.REASONS`); else ``wait``."""
@@ -212,7 +207,8 @@ def spread_on_path(trace: Record) -> dict[str, OnPath]:
     """
     job, graph = trace.job, trace.job.graph
     models = {d: one.cost for d, one in enumerate(job.machine.devices) if one.cost is not None}
-    if not models or len(trace) > MOST_TASKS or all(map(_silent, models.values())):
+    silent = all(type(one).spread is CostModel.spread for one in models.values())  # none says how sure it is
+    if silent or len(trace) > MOST_TASKS:
         return {}
     op, device = trace.tasks["op"], trace.device
     steps = [(step.row, step.end_ns - step.start_ns) for step in executed_path(trace) if step.kind == "task"]
@@ -285,8 +281,3 @@ def _asked(model: CostModel, graph: Graph, device: Device) -> FloatArray:
         whose = f"{type(model).__name__}.spread"
         raise InputError(f"{whose} should return {len(graph)} number(s), one an op; found {answer.size}")
     return answer
-
-
-def _silent(model: CostModel) -> bool:
-    """Whether a cost model never says how sure it is."""
-    return type(model).spread is CostModel.spread

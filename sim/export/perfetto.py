@@ -268,8 +268,7 @@ class _Slices:
         long = self.end > self.start
         turn = np.column_stack((3 * self.start + np.where(long, 2, 1), 3 * self.end + np.where(long, 0, 1)))
         order = np.argsort(turn.ravel(), kind="stable")
-        real: IntArray = order[self.real[order >> 1]]
-        return real
+        return np.asarray(order[self.real[order >> 1]])
 
 
 def _arrows(timeline: Timeline, slices: _Slices, order: IntArray, most: int) -> tuple[IntArray, IntArray]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.base.arrays import UNSET, Csr, IntArray
+from sim.base.arrays import UNSET, Codes, Csr, IntArray
 from sim.base.errors import GraphError, UnknownNameError, nearest
 from sim.graph.attributes import typed
 from sim.graph.graph import Graph, Role, split_output
@@ -28,14 +28,11 @@ Ref = str | int | tuple[str | int, int]
 """An input: a name or number, or (name, distance) for the tensor of `distance` iterations before."""
 
 
-class _Vocabulary:
+class _Vocabulary(Codes[str]):
     """Strings to small codes, in order of first use."""
 
-    def __init__(self) -> None:
-        self.code: dict[str, int] = {}
-
     def __call__(self, word: str | None) -> int:
-        return UNSET if word is None else self.code.setdefault(word, len(self.code))
+        return UNSET if word is None else self[word]
 
     def all(self, words: Sequence[str], codes: IntArray) -> IntArray:
         """Return the codes of ``words[codes[0]], words[codes[1]], ...``; `UNSET` stays."""
@@ -46,10 +43,6 @@ class _Vocabulary:
             if first[code] < len(codes):
                 own[code] = self(words[code])
         return own[codes]
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        return tuple(self.code)
 
 
 class _Refs:
@@ -399,16 +392,16 @@ class GraphBuilder:
         nbytes = np.concatenate((external[:, 0], np.asarray(self._sizes)))
         outputs = Csr(bounds, np.arange(len(external), len(nbytes)))
         inputs, input_distance = self._inputs.csr(len(external))
-        nbytes = forwarded_nbytes(nbytes, self._kinds.words, kind, inputs, outputs)
+        nbytes = forwarded_nbytes(nbytes, tuple(self._kinds), kind, inputs, outputs)
         after, after_distance = self._after.csr(0)
         graph = Graph(
             name=self.name,
             op_names=list(self._ops),
-            kinds=self._kinds.words,
+            kinds=tuple(self._kinds),
             kind_code=kind,
-            dtypes=self._dtypes.words,
+            dtypes=tuple(self._dtypes),
             dtype_code=dtype,
-            pins=self._pins.words,
+            pins=tuple(self._pins),
             pin_code=pin,
             flops=flops,
             bytes_read=np.where(read == UNSET, inputs.sums(nbytes), read),
@@ -417,7 +410,7 @@ class GraphBuilder:
             duration_by_kind={k: _dense(v, n) for k, v in self._duration_by_kind.items()},
             stage=stage,
             micro_batch=micro_batch,
-            phases=self._phases.words,
+            phases=tuple(self._phases),
             phase_code=phase,
             outputs=outputs,
             inputs=inputs,

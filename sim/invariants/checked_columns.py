@@ -64,8 +64,7 @@ class Columns:
     @cached_property
     def by_worker(self) -> BoolArray:
         """Whether a worker executes the task (else it was launched on a stream)."""
-        by_worker: BoolArray = ~self.job.launched[self.op]
-        return by_worker
+        return np.asarray(~self.job.launched[self.op])
 
     @cached_property
     def cost(self) -> IntArray:

@@ -52,18 +52,19 @@ def reads_of(c: Columns) -> _Reads:
 # -- transfers ----------------------------------------------------------------------------------
 
 
-def _key(c: Columns, tensor: IntArray, destination: IntArray, iteration: IntArray | int) -> IntArray:
+def transfer_key(c: Columns, tensor: IntArray, destination: IntArray, iteration: IntArray | int) -> IntArray:
     return (iteration * c.graph.n_tensors + tensor) * len(c.machine.devices) + destination
 
 
-def _moved_key(c: Columns) -> IntArray:
-    return _key(c, c.moved["tensor"], c.moved["destination"], c.moved["iteration"])
+def moved_keys(c: Columns) -> IntArray:
+    """Return the keys of the transfers that happened."""
+    return transfer_key(c, c.moved["tensor"], c.moved["destination"], c.moved["iteration"])
 
 
 def _transfer_of(c: Columns, tensor: IntArray, reader: IntArray, iteration: IntArray) -> IntArray:
     """Return the row of the transfer that brings each tensor, made in an iteration, to its reader; or -1."""
-    moved = _moved_key(c)
-    wanted = _key(c, tensor, c.job.device_of[reader], iteration)
+    moved = moved_keys(c)
+    wanted = transfer_key(c, tensor, c.job.device_of[reader], iteration)
     if not len(moved):
         return np.full(len(wanted), UNSET)
     by_key = np.argsort(moved, kind="stable")
@@ -74,7 +75,7 @@ def _transfer_of(c: Columns, tensor: IntArray, reader: IntArray, iteration: IntA
 def needed_transfers(c: Columns) -> IntArray:
     """Return the keys of all transfers that a run needs; `transfer_of_key` reads them."""
     reads = reads_of(c)
-    needed = np.unique(_key(c, reads.tensor, c.job.device_of[reads.reader], 0)[reads.crosses])
+    needed = np.unique(transfer_key(c, reads.tensor, c.job.device_of[reads.reader], 0)[reads.crosses])
     step = c.graph.n_tensors * len(c.machine.devices)
     return (np.arange(c.iterations)[:, None] * step + needed[None, :]).ravel()
 
@@ -91,7 +92,7 @@ def transfers_once(c: Columns) -> None:
 
     With control flow it is sent as often as a loop says.
     """
-    moved = _moved_key(c)
+    moved = moved_keys(c)
     expected = needed_transfers(c)
     useful = np.isin(moved, expected) | np.isin(c.moved["tensor"], list(c.sent))  # see `rendezvous_pairs`
     refuse(~useful, lambda r: f"{c.transfer(r)} happened and nobody needs it")
@@ -137,11 +138,11 @@ def transfers_have_data(c: Columns) -> None:
     producer = c.graph.tensor_producer[c.moved["tensor"]]
     made = np.flatnonzero(producer != UNSET)
     row = c.done_row_of[c.moved["iteration"][made] * c.n + producer[made]]
-    refuse(row == UNSET, lambda k: f"{c.transfer(int(made[k]))} happened, and its tensor was never made")
+    refuse(row == UNSET, lambda k: f"{c.transfer(made[k])} happened, and its tensor was never made")
     begun = c.moved["start_ns"][made]
     refuse(
         begun < c.end[row],
-        lambda k: f"{c.transfer(int(made[k]))} started at {begun[k]} ns, before {c.ended(int(row[k]))}",
+        lambda k: f"{c.transfer(made[k])} started at {begun[k]} ns, before {c.ended(row[k])}",
     )
 
 
@@ -187,7 +188,7 @@ def _after(c: Columns, first: IntArray, second: IntArray) -> None:
     first, second = first[~fails], second[~fails]
     refuse(
         c.start[second] < c.row_end[first],
-        lambda k: f"{c.started(int(second[k]))}, before {c.ended(int(first[k]))}, which it needs",
+        lambda k: f"{c.started(second[k])}, before {c.ended(first[k])}, which it needs",
     )
     first, second = first[first < len(c.op)], second[first < len(c.op)]
     # What was eligible before its producer had ended was issued behind an event of the other stream.
@@ -197,8 +198,7 @@ def _after(c: Columns, first: IntArray, second: IntArray) -> None:
     refuse(
         by_event & (c.start[second] < c.end[first] + hop),
         lambda k: (
-            f"{c.started(int(second[k]))}; {c.ended(int(first[k]))} on another stream, "
-            f"and its event takes {hop[k]} ns"
+            f"{c.started(second[k])}; {c.ended(first[k])} on another stream, and its event takes {hop[k]} ns"
         ),
     )
 
@@ -210,7 +210,7 @@ def inputs_are_there(c: Columns) -> None:
         reader, supplier = _of_those_that_ran(c, reads.where(~c.non_strict[reads.reader]))
         refuse(
             supplier == NEVER,
-            lambda k: f"{c.started(int(reader[k]))}, and something that it reads was never made, or sent",
+            lambda k: f"{c.started(reader[k])}, and something that it reads was never made, or sent",
         )
         _after(c, supplier[supplier != UNSET], reader[supplier != UNSET])
 
@@ -228,23 +228,29 @@ def first_input_is_there(c: Columns) -> None:
     refuse(
         c.start[reader] < first[reader],
         lambda k: (
-            f"{c.started(int(reader[k]))}, and the first of its inputs was there at {first[reader[k]]} ns; "
+            f"{c.started(reader[k])}, and the first of its inputs was there at {first[reader[k]]} ns; "
             "it needs one"
         ),
     )
 
 
+def followed(c: Columns) -> tuple[IntArray, IntArray]:
+    """Return, for each control edge in each iteration, the row of what is followed, or -1, and the task."""
+    after, distance = c.graph.after, c.graph.after_distance
+    edge, iteration = unroll(distance, c.iterations)
+    first = c.done_row_of[(iteration - distance[edge]) * c.n + after.indices[edge]]
+    return first, iteration * c.n + after.rows()[edge]
+
+
 def control_edges(c: Columns) -> None:
     """No op starts before those it follows have ended."""
     if c.static:
-        after, distance = c.graph.after, c.graph.after_distance
-        edge, iteration = unroll(distance, c.iterations)
-        first = c.done_row_of[(iteration - distance[edge]) * c.n + after.indices[edge]]
-        second = c.row_of[iteration * c.n + after.rows()[edge]]
+        first, task = followed(c)
+        second = c.row_of[task]
         first, second = first[second != UNSET], second[second != UNSET]
         refuse(
             first == UNSET,
-            lambda k: f"{c.started(int(second[k]))}, and an op that it follows failed, or never ran",
+            lambda k: f"{c.started(second[k])}, and an op that it follows failed, or never ran",
         )
         _after(c, first, second)
 

@@ -17,17 +17,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.base.arrays import UNSET, BoolArray, Codes, IntArray
 from sim.base.errors import InvariantError
 from sim.faults import Failed
 from sim.graph.failures import ABORTED, DONE, FAILED
 from sim.invariants.checked_columns import Columns, refuse
-from sim.invariants.data import NEVER, needed_transfers, never_sent, reads_of, suppliers, transfer_of_key
+from sim.invariants.data import (
+    NEVER,
+    followed,
+    moved_keys,
+    needed_transfers,
+    never_sent,
+    reads_of,
+    suppliers,
+    transfer_key,
+    transfer_of_key,
+)
 from sim.job.transfers import host_groups
-from sim.record.dependencies import unroll
 from sim.record.record import Attempt, Record
 
 
@@ -73,14 +83,14 @@ def aborted_steps_send_nothing(c: Columns) -> None:
     made_by = c.graph.tensor_producer[moved["tensor"]]
     own = np.flatnonzero(made_by != UNSET)
     late = moved["ready_ns"][own] > since[_step_of(c, made_by[own], moved["iteration"][own])]
-    refuse(late, lambda k: f"{c.transfer(int(own[k]))} was ready when its step had been aborted")
+    refuse(late, lambda k: f"{c.transfer(own[k])} was ready when its step had been aborted")
     source, recv = c.trace.met_rows.T
     by_op = source < len(c.op)
     source, recv = source[by_op], recv[by_op]
     offered = np.where(c.by_worker[source], c.end[source], c.issue[source])
     refuse(
         offered > since[_step_of(c, c.op[source], c.iteration[source])],
-        lambda k: f"{c.task(int(recv[k]))} received what was sent when its step had been aborted",
+        lambda k: f"{c.task(recv[k])} received what was sent when its step had been aborted",
     )
 
 
@@ -104,10 +114,8 @@ def queued_work_runs(c: Columns) -> None:
         return
     missing = c.row_of == UNSET
     excused = _lacks_input(c)
-    after, distance = c.graph.after, c.graph.after_distance
-    edge, iteration = unroll(distance, c.iterations)
-    first = c.done_row_of[(iteration - distance[edge]) * c.n + after.indices[edge]]
-    excused[(iteration * c.n + after.rows()[edge])[first == UNSET]] = True
+    first, second = followed(c)
+    excused[second[first == UNSET]] = True
     stopped: BoolArray = np.asarray(_stopped_since(c) <= c.trace.makespan_ns)
     excused |= np.tile(stopped[c.job.group_of], c.iterations)
     asks = np.zeros(c.n, bool)
@@ -128,8 +136,6 @@ def queued_work_runs(c: Columns) -> None:
     refuse(missing & ~excused, tell)
     key = needed_transfers(c)
     iteration, tensor, to = transfer_of_key(c, key)
-    n_devices = len(c.machine.devices)
-    sent = (c.moved["iteration"] * c.graph.n_tensors + c.moved["tensor"]) * n_devices + c.moved["destination"]
     producer = c.graph.tensor_producer[tensor]
     made = np.where(producer == UNSET, UNSET, c.done_row_of[iteration * c.n + producer])
     made_ns = np.where(made == UNSET, 0, c.end[made])
@@ -140,13 +146,10 @@ def queued_work_runs(c: Columns) -> None:
     reads = reads_of(c)
     reads = reads.where(reads.crosses)
     at, read = np.nonzero(~not_begun[:, reads.reader])
-    wanted = (at * c.graph.n_tensors + reads.tensor[read]) * n_devices
-    wanted += c.job.device_of[reads.reader[read]]
+    wanted = transfer_key(c, reads.tensor[read], c.job.device_of[reads.reader[read]], at)
     gone = np.where(producer == UNSET, ~np.isin(key, wanted), made == UNSET)
-    refuse(
-        ~np.isin(key, sent) & ~(gone | late | no_host),
-        lambda k: never_sent(c, int(key[k])),
-    )
+    excused = np.isin(key, moved_keys(c)) | gone | late | no_host
+    refuse(~excused, lambda k: never_sent(c, int(key[k])))
 
 
 def _lacks_input(c: Columns) -> BoolArray:
@@ -172,9 +175,7 @@ def _ids(c: Columns) -> IntArray:
 
 def _sessions(c: Columns) -> IntArray:
     """Return a number for the session of each op."""
-    names = [*map(c.graph.attribute("session").get, range(c.n))]
-    number = {name: k for k, name in enumerate(dict.fromkeys(names))}
-    return np.array([number[name] for name in names], np.int64)
+    return Codes[Any]().of(map(c.graph.attribute("session").get, range(c.n)))
 
 
 def _step_of(c: Columns, op: IntArray, iteration: IntArray) -> IntArray:

@@ -39,7 +39,7 @@ def cores(c: Columns) -> None:
         used, k = most_at_once(start, end, need)
         if used > device.cores:
             raise InvariantError(
-                f"{c.started(int(rows[k]))}; then {used} of {device.cores} cores of {device.name} are in use"
+                f"{c.started(rows[k])}; then {used} of {device.cores} cores of {device.name} are in use"
             )
 
 
@@ -54,7 +54,7 @@ def serial_links(c: Columns) -> None:
     first, second = neighbours(np.lexsort((row, end, start, link)), link)
 
     def carried(k: int) -> str:
-        return c.transfer(int(row[k])) if row[k] < len(c.moved["tensor"]) else "a message of a collective"
+        return c.transfer(row[k]) if row[k] < len(c.moved["tensor"]) else "a message of a collective"
 
     refuse(
         start[second] < end[first],
@@ -80,7 +80,7 @@ def host_threads(c: Columns) -> None:
         over = np.concatenate((c.moved["end_ns"][copied], end))
         most, k = most_at_once(start, over, np.ones(len(start), np.int64))
         if most > int((group_of == group).sum()):
-            what = c.transfer(int(copied[k])) if k < len(copied) else c.task(int(rows[k - len(copied)]))
+            what = c.transfer(copied[k]) if k < len(copied) else c.task(int(rows[k - len(copied)]))
             raise InvariantError(
                 f"{what} began at {start[k]} ns; then its host does {most} things at once, copies of "
                 f"pageable memory among them, with {(group_of == group).sum()} threads"
@@ -163,7 +163,7 @@ def one_at_a_time(c: Columns) -> None:
     refuse(
         c.issue[following] < c.issue[one],
         lambda k: (
-            f"{c.started(int(following[k]))} on {c.lane(int(following[k]))} after {c.task(int(one[k]))}, "
+            f"{c.started(following[k])} on {c.lane(following[k])} after {c.task(one[k])}, "
             f"and was issued before it, at {c.issue[following[k]]} ns"
         ),
     )
@@ -171,7 +171,7 @@ def one_at_a_time(c: Columns) -> None:
     refuse(
         c.start[following] < c.end[one] + gap,
         lambda k: (
-            f"{c.started(int(following[k]))} on {c.lane(int(following[k]))}, where {c.ended(int(one[k]))}"
+            f"{c.started(following[k])} on {c.lane(following[k])}, where {c.ended(one[k])}"
             + (f" and a gap of {gap[k]} ns is due" if gap[k] else "")
         ),
     )
@@ -206,8 +206,8 @@ def issuers_do_one_thing_at_a_time(c: Columns) -> None:
     refuse(
         begin[following] < end[one],
         lambda k: (
-            f"{c.issuer_name(int(one[k]))} was busy with {c.task(int(one[k]))} until {end[one[k]]} ns, and "
-            f"began with {c.task(int(following[k]))} at {begin[following[k]]} ns"
+            f"{c.issuer_name(one[k])} was busy with {c.task(one[k])} until {end[one[k]]} ns, and "
+            f"began with {c.task(following[k])} at {begin[following[k]]} ns"
         ),
     )
 
@@ -224,7 +224,7 @@ def launch_queues_hold_what_they_can(c: Columns) -> None:
 
         def tell(k: int, rows: IntArray = here, count: IntArray = outstanding) -> str:
             return (
-                f"{count[k]} launches were outstanding when {c.task(int(rows[k]))} was issued at "
+                f"{count[k]} launches were outstanding when {c.task(rows[k])} was issued at "
                 f"{c.issue[rows[k]]} ns; the queue of {c.device_name(c.device[rows[k]])} holds fewer"
             )
 

@@ -108,8 +108,7 @@ def rows_are_in_order(c: Columns) -> None:
     )
     ids = c.trace.tasks["id"]
     refuse(
-        np.diff(c.start) < 0,
-        lambda k: f"{c.started(k + 1)}, and its row comes after that of {c.started(k)}",
+        np.diff(c.start) < 0, lambda k: f"{c.started(k + 1)}, and its row comes after that of {c.started(k)}"
     )
     back = (c.start[1:] == c.start[:-1]) & (
         (c.stream[1:] < c.stream[:-1]) | ((c.stream[1:] == c.stream[:-1]) & (ids[1:] < ids[:-1]))
@@ -149,7 +148,7 @@ def one_at_a_time_in_line(c: Columns) -> None:
     refuse(
         (c.issue[following] < c.issue[one]) | (c.start[following] < c.end[one]),
         lambda k: (
-            f"{c.started(int(following[k]))}, issued at {c.issue[following[k]]} ns; {c.task(int(one[k]))}, "
+            f"{c.started(following[k])}, issued at {c.issue[following[k]]} ns; {c.task(one[k])}, "
             f"before it on its communicator, was issued at {c.issue[one[k]]} and ended at {c.end[one[k]]} ns"
         ),
     )
@@ -164,16 +163,11 @@ def members_fit(c: Columns) -> None:
     who = met.last
     whole = np.ones(len(met.party), bool)  # else nobody else came before the step was aborted
     whole[met.meeting[c.cut[met.row]]] = False
-    refuse(
-        whole & (met.size != due), lambda k: f"{c.task(int(who[k]))} met {met.size[k]} ranks, not {due[k]}"
-    )
+    refuse(whole & (met.size != due), lambda k: f"{c.task(who[k])} met {met.size[k]} ranks, not {due[k]}")
     first = np.unique(met.meeting, return_index=True)[1]
     other = of.signature[met.entry] != of.signature[met.entry[first]][met.meeting]
     refuse(
-        other,
-        lambda k: (
-            f"{c.task(int(met.row[k]))} met {c.task(int(met.row[first[met.meeting[k]]]))}, of another kind"
-        ),
+        other, lambda k: f"{c.task(met.row[k])} met {c.task(met.row[first[met.meeting[k]]])}, of another kind"
     )
 
 
@@ -193,7 +187,7 @@ def members_end_together(c: Columns) -> None:
     refuse(
         (c.end[met.row] != end) & ~c.cut[met.row],
         lambda k: (
-            f"{c.ended(int(met.row[k]))}; its ranks met at {met.met_ns[met.meeting[k]]} ns, and it takes "
+            f"{c.ended(met.row[k])}; its ranks met at {met.met_ns[met.meeting[k]]} ns, and it takes "
             f"{took[met.meeting[k]]} ns"
         ),
     )
@@ -214,11 +208,11 @@ def pairs_have_one_key(c: Columns) -> None:
     recvs = np.flatnonzero(np.isin(c.op, list(c.keys.recvs)) & (c.trace.status != ABORTED))
     carried = np.isin(moved["tensor"], list(c.sent))
     source, recv = c.trace.met_rows.T
-    refuse(~np.isin(recvs, recv), lambda k: f"{c.started(int(recvs[k]))} and met no send")
+    refuse(~np.isin(recvs, recv), lambda k: f"{c.started(recvs[k])} and met no send")
     both = np.concatenate((source, recv))
     again = np.ones(len(both), dtype=bool)
     again[np.unique(both, return_index=True)[1]] = False
-    refuse(again, lambda k: f"{c.either(int(both[k]))} met twice")
+    refuse(again, lambda k: f"{c.either(both[k])} met twice")
     brought = np.isin(moved["id"][carried], c.trace.met[:, 0])
     refuse(~brought, lambda k: f"{c.transfer(int(np.flatnonzero(carried)[k]))} was not asked for")
 
@@ -233,10 +227,10 @@ def pairs_have_one_key(c: Columns) -> None:
     )
     wrong |= iteration[source] != iteration[recv]
     wrong[sender] |= frame[source[sender]] != frame[recv[sender]]
-    refuse(wrong, lambda k: f"{c.started(int(recv[k]))} and met {c.either(int(source[k]))}, of another key")
+    refuse(wrong, lambda k: f"{c.started(recv[k])} and met {c.either(source[k])}, of another key")
     refuse(
         (c.start[recv] < c.row_end[source]) & c.live[recv] & (c.done[recv] | ~c.trace.at_once[recv]),
-        lambda k: f"{c.started(int(recv[k]))}, before {c.ended(int(source[k]))}",
+        lambda k: f"{c.started(recv[k])}, before {c.ended(source[k])}",
     )
 
 

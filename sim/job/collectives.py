@@ -362,8 +362,7 @@ def modelled_ops(graph: Graph, machine: Machine, device: Device) -> IntArray:
     by_kind = graph.duration_by_kind.get(device.kind)
     if by_kind is not None:
         given |= by_kind[ops] != UNSET
-    missing: IntArray = ops[~given]
-    return missing
+    return np.asarray(ops[~given])
 
 
 def is_modelled(graph: Graph, machine: Machine, c: Collectives) -> BoolArray:

@@ -101,8 +101,7 @@ class Job:
             return np.array([self.drawn.ns(*task) for task in tasks], np.int64)
         if self.noisy_ns is None:
             return self.duration_ns[op]
-        drawn: IntArray = self.noisy_ns[iteration, op]
-        return drawn
+        return np.asarray(self.noisy_ns[iteration, op])
 
     def once(self, what: Hashable, work: Callable[[], _T]) -> _T:
         """Return what follows from the job whatever its seed; if it has many, that is worked out once."""

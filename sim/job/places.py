@@ -109,8 +109,7 @@ def allowed_devices(graph: Graph, machine: Machine) -> BoolArray:
     fits[:, -1] = True  # no pin, code -1
     for code, devices in enumerate(_devices_of_pins(graph, machine)):
         fits[devices, code] = True
-    allowed: BoolArray = fits[:, graph.pin_code]
-    return allowed
+    return np.asarray(fits[:, graph.pin_code])
 
 
 # ----------------------------------------------------------------------------------------------------------

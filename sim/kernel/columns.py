@@ -5,9 +5,9 @@ Everything here is array operations: a loop over ops in Python would cost more t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -20,10 +20,6 @@ from sim.job.transfers import Flow, check_routes, holding_ops, host_groups
 from sim.kernel.layout import InColumns, ProcessorInColumns, RouteColumns, SharedCores, SharedSms
 from sim.policy import Order, Policy
 from sim.readiness.eligibility import edges_at_issue, non_strict_ops
-
-if TYPE_CHECKING:
-    from sim.job.job import Job
-    from sim.job.transfers import Flow
 
 # ----------------------------------------------------------------------------------------------------------
 # The communicators of a job, in columns.
@@ -95,39 +91,34 @@ def no_order(policy: Policy) -> str:
 
 def obstacle(job: Job, *, memory: object = None, observers: Iterable[Any] = ()) -> str | None:
     """Return what stands in the way at first sight, in words; None: nothing does."""
+    return next((why for stands, why in _obstacles(job, memory, observers) if stands), None)
+
+
+def _obstacles(job: Job, memory: object, observers: Iterable[Any]) -> Iterator[tuple[bool, str]]:
+    """Yield whether something stands in the way, and what that is; nothing is asked for too early."""
     graph, machine = job.graph, job.machine
-    if has_control_flow(graph):
-        return "the graph has control flow"
-    if rendezvous_keys(graph).recvs:
-        return "the graph has Sends and Recvs that meet by key"
-    if graph.attributes and non_strict_ops(graph).any():
-        return "the graph has ops that start with the first of their inputs (strict: false)"
-    if job.failures is not None:
-        return "some of the ops may fail"
-    if job.faults is not None:
-        return "parts of the machine fail, or become slow"
-    if job.collectives is not None and (job.collectives.group != UNSET).any():
-        return "sends and recvs are grouped"
-    if job.carried.any():
-        return "collectives go over the links message by message"
-    if memory is not None and not isinstance(memory, MemoryAfterwards):
-        return "the memory of the run is of your own"
-    if any(True for _ in observers):
-        return "an observer watches the run"
-    if job.record_ns is not None and job.record_ns.any():
-        return "recording an event takes a host time after the launch"
-    if job.process_of is not None:
-        return "several processes launch on the same devices"
-    if any(issuer.other_lanes for issuer in machine.issuers()):
-        return "threads of a host run the ops of several CPUs"
+    yield has_control_flow(graph), "the graph has control flow"
+    yield bool(rendezvous_keys(graph).recvs), "the graph has Sends and Recvs that meet by key"
+    first = bool(graph.attributes) and bool(non_strict_ops(graph).any())
+    yield first, "the graph has ops that start with the first of their inputs (strict: false)"
+    yield job.failures is not None, "some of the ops may fail"
+    yield job.faults is not None, "parts of the machine fail, or become slow"
+    grouped = job.collectives is not None and bool((job.collectives.group != UNSET).any())
+    yield grouped, "sends and recvs are grouped"
+    yield bool(job.carried.any()), "collectives go over the links message by message"
+    own = memory is not None and not isinstance(memory, MemoryAfterwards)
+    yield own, "the memory of the run is of your own"
+    yield any(True for _ in observers), "an observer watches the run"
+    records = job.record_ns is not None and bool(job.record_ns.any())
+    yield records, "recording an event takes a host time after the launch"
+    yield job.process_of is not None, "several processes launch on the same devices"
+    several = any(issuer.other_lanes for issuer in machine.issuers())
+    yield several, "threads of a host run the ops of several CPUs"
     for device in machine.devices:
-        if device.processor is not None and not isinstance(device.processor, ProcessorInColumns):
-            return f"the tasks of {device.name} share its cores, SMs or bandwidth"
-    if _longest_ns(job) > _LATEST:
-        return TOO_LONG
-    if _most_tasks(job) > _MOST:
-        return "the run may have more tasks than 32 bits can count"
-    return None
+        shares = device.processor is not None and not isinstance(device.processor, ProcessorInColumns)
+        yield shares, f"the tasks of {device.name} share its cores, SMs or bandwidth"
+    yield _longest_ns(job) > _LATEST, TOO_LONG
+    yield _most_tasks(job) > _MOST, "the run may have more tasks than 32 bits can count"
 
 
 def _most_tasks(job: Job) -> int:
@@ -260,7 +251,9 @@ def _fixed(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Co
     }
     out |= _nodes(job, flow)
     out |= _edges(job, flow, policy.synchronisation)
-    out |= _tasks(n_tasks)
+    out |= {name: np.full(n_tasks, -1) for name in ("ready", "issue", "end")}
+    out |= {name: np.full(n_tasks, -1, np.int32) for name in ("stream", "issuer")}
+    out |= {name: np.zeros(n_tasks, np.int32) for name in ("wait", "follower")}
     out |= _devices(job) | _hosts(job, flow)
     out |= _partitions(job, shared) | _cores(flow, shared) | communicator_columns(job)
     # Streams to be woken are numbered after the tasks.
@@ -268,13 +261,8 @@ def _fixed(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Co
     out["turn"] = np.concatenate((np.zeros(n_tasks, np.int64), np.arange(int(out["n_lanes"]))))
     n_transfers = n_tasks - flow.n_ops * job.iterations
     n_events = 2 * int(out["n_lanes"]) + int(out["n_issuers"]) + n_transfers
-    for name, size in (
-        ("event_key", n_events),
-        ("event_task", n_events),
-        ("ended", n_events),
-        ("paid", n_events),
-    ):
-        out[name] = np.zeros(size + 1, np.int64)
+    for name in ("event_key", "event_task", "ended", "paid"):
+        out[name] = np.zeros(n_events + 1, np.int64)
     out["placed"], out["n_placed"] = np.zeros(int(out["n_issuers"]), np.int64), 0
     out["networked"], out["n_released"] = n_transfers > 0, 0
     out["released"] = np.zeros(n_transfers + 1, np.int64)
@@ -294,16 +282,16 @@ def _nodes(job: Job, flow: Flow) -> Columns:
     def padded(ops: IntArray, transfers: int = 0) -> IntArray:
         return np.concatenate((ops.astype(np.int64), np.full(more, transfers)))
 
-    executed, holds = ~job.launched, np.zeros(flow.n_ops, bool)
+    lane, holds = np.full(flow.n_ops, UNSET), np.zeros(flow.n_ops, bool)
+    if job.launched.any():
+        lane = np.where(job.launched, job.stream_of, UNSET)
     holds[list(holding_ops(job))] = True
     cost, no = issue_costs_ns(job), np.zeros(1, np.int64)
     return {
         "device": padded(device, len(devices)),
         "charged": bool(cost.any()),
         "cost": padded(cost) if cost.any() else no,
-        "lane_of": padded(
-            np.where(executed, UNSET, job.stream_of) if not executed.all() else device * 0 - 1, -2
-        ),
+        "lane_of": padded(lane, -2),
         "holding": bool(holds.any()),
         "holds": padded(holds) if holds.any() else no,
     }
@@ -335,13 +323,6 @@ def _edges(job: Job, flow: Flow, synchronisation: str) -> Columns:
     }
 
 
-def _tasks(n_tasks: int) -> Columns:
-    """Return the columns of what will have happened to each task."""
-    out: Columns = {name: np.full(n_tasks, -1) for name in ("ready", "issue", "end")}
-    out |= {name: np.full(n_tasks, -1, np.int32) for name in ("stream", "issuer")}
-    return out | {name: np.zeros(n_tasks, np.int32) for name in ("wait", "follower")}
-
-
 def _devices(job: Job) -> Columns:
     """Return what is known of devices, lanes, issuers and groups of issuers."""
     machine = job.machine
@@ -366,22 +347,14 @@ def _devices(job: Job) -> Columns:
         # Issuers of a group are neighbours, so their heap of idle ones has as many slots as they are.
         "idle_first": np.searchsorted(group, np.arange(job.n_groups)),
     }
-    for name, value, size in (
-        ("head", -1, n_lanes),
-        ("tail", -1, n_lanes),
-        ("busy", 0, n_lanes),
-        ("free", 0, n_lanes),
-        ("touched", 0, n_lanes),
-        ("is_touched", 0, n_lanes),
-        ("outstanding", 0, len(devices)),
-        ("parked", -1, len(devices)),
-        ("parked_last", -1, len(devices)),
-        ("idle", 0, n_issuers),
-        ("n_idle", 0, job.n_groups),
-        ("asked", 0, job.n_groups),
-        ("is_asked", 0, job.n_groups),
+    for size, queues, counts in (  # first and last of queues, which are empty; what is counted from 0
+        (n_lanes, ("head", "tail"), ("busy", "free", "touched", "is_touched")),
+        (len(devices), ("parked", "parked_last"), ("outstanding",)),
+        (n_issuers, (), ("idle",)),
+        (job.n_groups, (), ("n_idle", "asked", "is_asked")),
     ):
-        out[name] = np.full(size, value)
+        out |= {name: np.full(size, UNSET) for name in queues}
+        out |= {name: np.zeros(size, np.int64) for name in counts}
     return out
 
 

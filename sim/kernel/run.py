@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from sim.job.context import Context
 
 
-_SYNCHRONISATIONS: Final = ("completion", "issue")
-"""Those that the kernel runs; any other is the engine's on SimPy alone."""
-
 _SOURCE: Final = "sim.kernel.loop"
 
 _SLICE_S: Final = 0.02
@@ -91,8 +88,6 @@ def run(
     why = obstacle(job, memory=memory, observers=observers)
     if why is not None:
         return why
-    if policy.synchronisation not in _SYNCHRONISATIONS:
-        return f"synchronisation {policy.synchronisation!r} is not in the kernel"
     if policy.runs_in_turn and job.iterations > 1:
         return "runs follow one another (runs: in-turn)"
     order = order_of(policy, job)

@@ -28,7 +28,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from sim.base.arrays import UNSET, FloatArray, IntArray
+from sim.base.arrays import UNSET, Codes, FloatArray, IntArray
+from sim.base.errors import listed
 from sim.base.files import write_text
 from sim.base.units import format_bytes
 from sim.explain.communication import LinkLoad, link_loads
@@ -65,21 +66,6 @@ SEVERAL: Final = -2
 """Names of bars that have none: launches and waits for ranks, and what stands for many."""
 
 
-class NameTable:
-    """Names of ops and tensors, each once, in the order in which they are met."""
-
-    def __init__(self) -> None:
-        self._index: dict[str, int] = {}
-
-    def index(self, name: str) -> int:
-        """Return the number of a name."""
-        return self._index.setdefault(name, len(self._index))
-
-    def listed(self) -> list[str]:
-        """Return the names by their numbers."""
-        return list(self._index)
-
-
 def packed(column: IntArray) -> int | list[int]:
     """Return a column as it stands in the file.
 
@@ -93,7 +79,7 @@ def packed(column: IntArray) -> int | list[int]:
     return int(column[0]) if (column == column[0]).all() else column.tolist()
 
 
-def bar_columns(trace: Record, bars: Bars, entry: IntArray, names: NameTable) -> dict[str, Any]:
+def bar_columns(trace: Record, bars: Bars, entry: IntArray, names: Codes[str]) -> dict[str, Any]:
     """Return the columns of bars.
 
     Parameters
@@ -119,7 +105,7 @@ def bar_columns(trace: Record, bars: Bars, entry: IntArray, names: NameTable) ->
     columns |= {"nbytes": np.full(len(bars), UNSET), "name": np.full(len(bars), SEVERAL)}
     columns["name"][np.isin(bars.kind, [bars.kinds.index(LAUNCH), bars.kinds.index(WAITING)])] = UNNAMED
     named = bars.row != UNSET
-    columns["name"][named] = [names.index(name_of(trace, row)) for row in bars.row[named].tolist()]
+    columns["name"][named] = names.of(name_of(trace, row) for row in bars.row[named].tolist())
     task, moves = named & (bars.row < n), bars.row >= n
     row, tasks = bars.row[task], trace.tasks
     columns["ready"][task] = start[task] - tasks["ready_ns"][row]
@@ -180,10 +166,7 @@ def told(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) ->
         shares = tuple((part, round(ns / total, 6)) for part, ns in parts.items() if ns)
         if shares != (("idle", 1.0),):  # it has no work at all
             alike.setdefault(shares, []).append(name)
-    use = [
-        [f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0], shares]
-        for shares, names in list(alike.items())[:_DEVICES]
-    ]
+    use = [[listed(names), shares] for shares, names in list(alike.items())[:_DEVICES]]
     seen = {part for shares in alike for part, _ in shares}
     return {
         "title": title,
@@ -383,7 +366,7 @@ def gantt_data(
     named = (kind for entry in key for kind in entry.kinds)
     labels = list(dict.fromkeys([*named, *(kind for bars in every for kind in bars.kinds)]))
     columns = _INSTANTS // max(1, len(strips))
-    names = NameTable()
+    names = Codes[str]()
     rows: list[_Data] = []
     stories: list[_Data] = []
     for (name, trace), all_bars, below in zip(traces.items(), every, held, strict=True):
@@ -425,7 +408,7 @@ def gantt_data(
             {"label": entry.label, "kinds": [labels.index(kind) for kind in entry.kinds]} for entry in key
         ],
         "theme": chosen(),
-        "names": names.listed(),
+        "names": list(names),
         "reasons": list(WAITS),
         "statuses": list(STATUSES),
         "path_shown": path_shown,

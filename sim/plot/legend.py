@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from sim.base.errors import listed
 from sim.plot.bars import Bars
 from sim.plot.figure import elided
 from sim.plot.theme import LAUNCH, TRANSFER, WAITING, hatches, kind_colours, paper, printed, shade
@@ -157,8 +158,7 @@ def _told(kinds: Sequence[str]) -> str:
     >>> _told(["add"]), _told(["add", "mul", "sub", "div", "bias_add"])
     ('add', 'add, mul, sub and 2 more')
     """
-    names = ", ".join(elided(kind) for kind in kinds[:_NAMED])
-    return names + (f" and {len(kinds) - _NAMED} more" if len(kinds) > _NAMED else "")
+    return listed([elided(kind) for kind in kinds], _NAMED)
 
 
 def handles_of(entries: Iterable[Entry], colours: Mapping[str, str]) -> dict[str, Any]:

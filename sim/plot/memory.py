@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from sim.base.arrays import IntArray
+from sim.base.errors import listed
 from sim.base.units import format_bytes
 from sim.explain.memory_use import OTHER, RESIDENT, memory_bands, memory_use
 from sim.plot.figure import elided, new_figure, scale_time
@@ -140,10 +141,8 @@ class Strips(NamedTuple):
         """
         if not self.left_out:
             return ""
-        names, more = ", ".join(self.left_out[:_NAMED]), len(self.left_out) - _NAMED
         of = f"{len(self.shown)} of {len(self.shown) + len(self.left_out)}"
-        rest = f"{names} and {more} more" if more > 0 else names
-        return f"memory: the {of} devices with the highest peaks; without {rest}"
+        return f"memory: the {of} devices with the highest peaks; without {listed(self.left_out, _NAMED)}"
 
 
 class Scale(NamedTuple):
@@ -343,8 +342,7 @@ def byte_unit(most: int) -> tuple[int, str]:
 
 
 def _sum(columns: Iterable[IntArray], length: int) -> IntArray:
-    total: IntArray = np.sum([*columns, np.zeros(length, np.int64)], axis=0)
-    return total
+    return np.asarray(np.sum([*columns, np.zeros(length, np.int64)], axis=0))
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def on_dark(colour: str) -> str:
     """
     if (picked := _ON_DARK.get(colour.upper())) is not None:
         return picked
-    red, green, blue = rgb = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    red, green, blue = rgb = _rgb(colour)
     luma = 0.3 * red + 0.59 * green + 0.11 * blue
     if max(rgb) - min(rgb) < _GREY:
         if luma > 0.8:
@@ -276,22 +276,18 @@ def _by_checksum(kind: str) -> str:
         rgb = hls_to_rgb(hue / 360, _LIGHTNESS[lightness], _SATURATION[rest % len(_SATURATION)])
         if min(dist(rgb, _rgb(known)) for known in _KNOWN.values()) > _APART:
             break
-    return _upper_hex(rgb)
+    return _hex(rgb).upper()
 
 
 def _mixed(colour: str, share: float) -> str:
     """Return a colour with so much black in it, or white where it is dark already."""
     rgb = _rgb(colour)
     other = 1.0 if sum(rgb) < _DARK_SUM else 0.0
-    return _upper_hex([part + share * (other - part) for part in rgb])
+    return _hex([part + share * (other - part) for part in rgb]).upper()
 
 
 def _rgb(colour: str) -> list[float]:
     return [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-
-
-def _upper_hex(rgb: Iterable[float]) -> str:
-    return "#" + "".join(f"{round(255 * part):02X}" for part in rgb)
 
 
 def kind_colours(kinds: Iterable[str]) -> dict[str, str]:

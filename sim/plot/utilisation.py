@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from sim.base.arrays import UNSET, FloatArray, IntArray
-from sim.base.errors import InputError
+from sim.base.errors import InputError, listed
 from sim.base.units import NS_PER_S
 from sim.explain.communication import LinkLoad, link_loads
 from sim.explain.derived import DerivedColumns
@@ -335,9 +335,8 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
         ]
         handles[entry.label] = dots[0] if len(dots) == 1 else tuple(dots)
     for number, points in enumerate(sorts if len(sorts) > 1 and not printed() else ()):
-        name = points.devices[0] + (f" and {len(points.devices) - 1} more" if points.devices[1:] else "")
         shape: dict[str, Any] = {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": "none"}
-        handles[elided(name)] = Line2D([], [], color=ink(), markerfacecolor="none", **shape)
+        handles[elided(listed(points.devices))] = Line2D([], [], color=ink(), markerfacecolor="none", **shape)
     ax.set(xscale="log", yscale="log", xlabel="flop per byte of memory", ylabel="")
     ax.margins(0.08)
     ax.autoscale_view()
@@ -410,12 +409,6 @@ def _rate(value: float) -> str:
     >>> _rate(989.4e12), _rate(3.35e12), _rate(12.0)
     ('989 T', '3.35 T', '12 ')
     """
-    unit, letter = next(
-        (
-            (unit, letter)
-            for unit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
-            if value >= unit
-        ),
-        (1.0, ""),
-    )
+    units = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+    unit, letter = next((each for each in units if value >= each[0]), (1.0, ""))
     return f"{value / unit:.3g} {letter}"

@@ -181,16 +181,14 @@ class CounterReadiness:
 
     def _count_down(self, edges: _Edges, task: Task) -> list[Task]:
         """Return the consumers that waited for nothing but `task`, in edge order."""
-        pending, base = self.pending, task.id - task.op
+        pending, base, now_ready = self.pending, task.id - task.op, []
         offsets = edges.offsets[task.op]
         if edges.steps is None:
-            now_ready = []
             for offset in offsets:
                 pending[base + offset] = left = pending[base + offset] - 1
                 if not left:
                     now_ready.append(self._task(base + offset))
             return now_ready
-        now_ready = []
         for offset, step in zip(offsets, edges.steps[task.op], strict=True):
             id = base + offset
             before = pending[id]

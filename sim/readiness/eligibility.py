@@ -11,13 +11,12 @@ head of the consumer's stream then holds back the start. All the others count at
 executes what it takes, so an edge into or out of its task counts at the end under either: the host cannot
 read what the device has not computed.
 
-A new synchronisation is a word in `sim.policy.Synchronisation` and a row in the table here.
+A new synchronisation is a word in `sim.policy.Synchronisation` and a case in `edges_at_issue`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from typing import get_args
 
 import numpy as np
 
@@ -27,22 +26,12 @@ from sim.graph.graph import Graph
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.job import Job
 from sim.job.transfers import Flow
+from sim.policy import Synchronisation
 
 
 def launched_nodes(job: Job, flow: Flow) -> BoolArray:
     """Return whether each node is launched on a stream, or is a transfer, which behaves as if it were."""
     return np.append(job.launched, np.ones(flow.n_nodes - flow.n_ops, dtype=bool))
-
-
-def _between_launched(job: Job, flow: Flow) -> BoolArray:
-    launched = launched_nodes(job, flow)
-    return launched[flow.producer] & launched[flow.consumer]
-
-
-_AT_ISSUE: Final[Mapping[str, Callable[[Job, Flow], BoolArray] | None]] = {
-    "completion": None,
-    "issue": _between_launched,
-}
 
 
 def edges_at_issue(synchronisation: str, job: Job, flow: Flow) -> BoolArray | None:
@@ -53,10 +42,12 @@ def edges_at_issue(synchronisation: str, job: Job, flow: Flow) -> BoolArray | No
     UnknownNameError
         There is no such synchronisation.
     """
-    if synchronisation not in _AT_ISSUE:
-        raise UnknownNameError("synchronisation", synchronisation, _AT_ISSUE)
-    found = _AT_ISSUE[synchronisation]
-    return None if found is None else found(job, flow)
+    if synchronisation not in get_args(Synchronisation):
+        raise UnknownNameError("synchronisation", synchronisation, get_args(Synchronisation))
+    if synchronisation == "completion":
+        return None
+    launched = launched_nodes(job, flow)  # those behind one another on streams wait for events
+    return launched[flow.producer] & launched[flow.consumer]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -129,8 +120,7 @@ def inputs_from_the_start(graph: Graph, flow: Flow, iteration: int) -> BoolArray
     comes = (flow.carries != UNSET) & (flow.distance <= iteration)
     coming = np.bincount(flow.consumer[comes], minlength=flow.n_nodes)[: flow.n_ops]
     reads = graph.inputs.counts()
-    there: BoolArray = (coming < reads) | (reads == 0)
-    return there
+    return np.asarray((coming < reads) | (reads == 0))
 
 
 # ----------------------------------------------------------------------------------------------------------

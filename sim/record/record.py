@@ -322,8 +322,7 @@ class Record:
     @cached_property
     def alone(self) -> BoolArray:
         """Whether each task ran on no stream and no worker: a host had started it, and went on without it."""
-        alone: BoolArray = self.tasks["stream"] == BACKGROUND
-        return alone
+        return np.asarray(self.tasks["stream"] == BACKGROUND)
 
     @cached_property
     def status(self) -> IntArray:
@@ -364,8 +363,7 @@ class Record:
     def executed(self) -> BoolArray:
         """Whether each task executed: all that live, and dead Sends and Recvs that took their time."""
         tasks = self.tasks
-        executed: BoolArray = (tasks["dead"] == 0) | (tasks["end_ns"] > tasks["start_ns"])
-        return executed
+        return np.asarray((tasks["dead"] == 0) | (tasks["end_ns"] > tasks["start_ns"]))
 
     @cached_property
     def occupied_until_ns(self) -> IntArray:
