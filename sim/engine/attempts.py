@@ -109,12 +109,9 @@ def run_attempts(
             reached, in_vain = step + done, 0
         in_vain += 1
         if in_vain > _MOST_IN_VAIN or run * len(job.graph) > MOST_TASKS or begin_ns > LATEST_NS:
-            last = trace.detection
-            ended = (
-                ""
-                if last is None
-                else f" ({last.how} at {last.by}, {format_duration(last.time_ns)}: {last.what})"
-            )
+            last, ended = trace.detection, ""
+            if last is not None:
+                ended = f" ({last.how} at {last.by}, {format_duration(last.time_ns)}: {last.what})"
             raise RunError(
                 f"too much fails: after {len(attempts):,} attempts {reached:,} of {job.iterations:,} steps "
                 f"are done; the last {in_vain - 1:,} attempts came no further{ended}"

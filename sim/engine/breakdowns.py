@@ -33,7 +33,6 @@ from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow, node_name
 from sim.machine.device import MANAGED, WAIT, Device, Processor
-from sim.machine.links import Message
 from sim.machine.task import Task
 
 _NOT_YET: Final = 1 << 62
@@ -341,6 +340,8 @@ class _OwnTime:
         self.job: Job = context.job
         self.flow: Flow = context.flow
         self.conditions = context.conditions
+        self.when_settled, self.started = context.when_settled, context.started
+        self.duration_of, self.carried, self.finish = context.duration_of, context.carried, context.finish
 
     @property
     def now_ns(self) -> int:
@@ -360,18 +361,3 @@ class _OwnTime:
         at_ns = self.at(time_ns)
         if at_ns is not None:
             self._context.call_at(at_ns, callback, value)
-
-    def when_settled(self, callback: Callable[[], None]) -> None:
-        self._context.when_settled(callback)
-
-    def started(self, task: Task) -> None:
-        self._context.started(task)
-
-    def duration_of(self, task: Task) -> int:
-        return self._context.duration_of(task)
-
-    def carried(self, message: Message) -> None:
-        self._context.carried(message)
-
-    def finish(self, task: Task) -> None:
-        self._context.finish(task)

@@ -335,6 +335,11 @@ class _Load(NamedTuple):
     ways: HeadsAndTails
     exact: bool
 
+    @property
+    def around_ops(self) -> HeadsAndTails:
+        """What is around ops, without transfers."""
+        return HeadsAndTails(*(column[: len(self.ns)] for column in self.ways))
+
     def between(self, head: IntArray, body: IntArray, tail: IntArray, capacity: int = 1) -> int:
         """Return the least time of a machine with some tasks."""
         if self.exact:
@@ -380,25 +385,14 @@ def _devices(load: _Load) -> dict[str, int]:
 
     A worker pays for issuing with its own time, a stream does not.
     """
-    job, devices, around, out = load.job, load.job.machine.devices, load.ways, {}
-    n, n_ops = len(devices), len(load.ns)
-    gap = np.array([0 if d.workers else d.gap_ns for d in devices])[job.device_of]
-    lanes = load.least(
-        job.device_of,
-        n,
-        head=np.where(job.launched, around.start[:n_ops], around.taken[:n_ops]),
-        rest=np.where(job.launched, gap, load.cost),
-        times=1,
-        tail=around.tail[:n_ops],
-    )
-    cores = load.least(
-        job.device_of,
-        n,
-        head=around.start[:n_ops],
-        rest=0,
-        times=np.where(job.meets, 0, least_cores_of_ops(job)),  # a collective need not use its cores
-        tail=around.tail[:n_ops],
-    )
+    job, devices, around, out = load.job, load.job.machine.devices, load.around_ops, {}
+    of, n = job.device_of, len(devices)
+    gap = np.array([0 if d.workers else d.gap_ns for d in devices])[of]
+    rest = np.where(job.launched, gap, load.cost)
+    begin = np.where(job.launched, around.start, around.taken)
+    lanes = load.least(of, n, head=begin, rest=rest, times=1, tail=around.tail)
+    times = np.where(job.meets, 0, least_cores_of_ops(job))  # a collective need not use its cores
+    cores = load.least(of, n, head=around.start, rest=0, times=times, tail=around.tail)
     ops = np.bincount(job.device_of, minlength=n).tolist()
     for d, device in enumerate(devices):
         out[device.name] = max(0, lanes(d, device.lanes) - (0 if device.workers else device.gap_ns))
@@ -411,17 +405,9 @@ def _devices(load: _Load) -> dict[str, int]:
 
 def _streams(load: _Load) -> dict[str, int]:
     """Bound each stream by its tasks, the gaps between them, and what is before and after them."""
-    job, machine, out = load.job, load.job.machine, {}
-    n, n_ops = machine.first_stream[-1], len(load.ns)
-    gap = np.array([device.gap_ns for device in machine.devices])[job.device_of]
-    least = load.least(
-        job.stream_of,
-        n,
-        head=load.ways.start[:n_ops],
-        rest=gap,
-        times=1,
-        tail=load.ways.tail[:n_ops],
-    )
+    job, machine, around, out = load.job, load.job.machine, load.around_ops, {}
+    gap, n = np.array([device.gap_ns for device in machine.devices])[job.device_of], machine.first_stream[-1]
+    least = load.least(job.stream_of, n, head=around.start, rest=gap, times=1, tail=around.tail)
     for d, device in enumerate(machine.devices):
         if device.workers:
             continue
@@ -436,19 +422,14 @@ def _hosts(load: _Load) -> dict[str, int]:
 
     Where workers of a CPU are the issuers, they also execute.
     """
-    job, out, n_ops = load.job, {}, len(load.ns)
+    job, around, out = load.job, load.around_ops, {}
     members: dict[int, list[str]] = {}
     for issuer in job.machine.issuers():
         members.setdefault(issuer.group, []).append(issuer.name)
     launches = np.bincount(job.group_of[job.launched & (load.runs > 0)], minlength=job.n_groups)
-    least = load.least(
-        job.group_of,
-        job.n_groups,
-        head=load.ways.taken[:n_ops],
-        rest=load.cost,
-        times=np.where(job.launched, 0, 1),
-        tail=np.where(job.launched, load.ways.issued[:n_ops], load.ways.tail[:n_ops]),
-    )
+    of, n, times = job.group_of, job.n_groups, np.where(job.launched, 0, 1)
+    tail = np.where(job.launched, around.issued, around.tail)
+    least = load.least(of, n, head=around.taken, rest=load.cost, times=times, tail=tail)
     for group, names in members.items():
         if launches[group]:
             out[names[0]] = least(group, len(names))

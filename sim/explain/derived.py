@@ -147,14 +147,15 @@ class DerivedColumns:
         """Edges between rows that held somebody back, transfers included."""
         edges = waited_for(self.trace, dependencies(self.trace))
         if len(self.trace.attempts) > 1:  # what was there when all started anew came from a checkpoint
-            attempt = np.searchsorted(self._first_runs, self.trace.of_rows("iteration"), side="right")
-            inside = attempt[edges.producer] == attempt[edges.consumer]
+            inside = self._attempt[edges.producer] == self._attempt[edges.consumer]
             edges = TaskEdges(*(column[inside] for column in edges))
         return with_iterations(self.trace, edges)
 
-    @property
-    def _first_runs(self) -> list[int]:
-        return [attempt.run for attempt in self.trace.attempts]
+    @cached_property
+    def _attempt(self) -> IntArray:
+        """The attempt that each row is of."""
+        first = [attempt.run for attempt in self.trace.attempts]
+        return np.searchsorted(first, self.trace.of_rows("iteration"), side="right") - 1
 
     @cached_property
     def restarted(self) -> IntArray:
@@ -162,8 +163,7 @@ class DerivedColumns:
         if len(self.trace.attempts) < 2:
             return np.zeros(len(self.row_end), np.int64)
         begins = np.array([attempt.begin_ns for attempt in self.trace.attempts])
-        attempt = np.searchsorted(self._first_runs, self.trace.of_rows("iteration"), side="right") - 1
-        return np.asarray(begins[attempt], np.int64)
+        return np.asarray(begins[self._attempt], np.int64)
 
     @cached_property
     def row_end(self) -> IntArray:
@@ -228,11 +228,7 @@ class DerivedColumns:
 
         A worker executes it; a host thread waits for it (to read a value back), or makes the copy itself.
         """
-        waits = awaited_ops(self.job.graph)
-        keeps: BoolArray = self.by_worker
-        if waits:
-            keeps = keeps | np.isin(self.trace.tasks["op"], np.array(waits, np.int64))
-        return keeps
+        return np.asarray(self.by_worker | np.isin(self.trace.tasks["op"], awaited_ops(self.job.graph)))
 
     @cached_property
     def let_go(self) -> IntArray:

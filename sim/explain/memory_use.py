@@ -187,13 +187,9 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
     outside = (graph.tensor_producer[graph.inputs.indices] == UNSET) & ~away
     here = np.repeat(trace.job.device_of, graph.inputs.counts())[outside]
     sent = graph.tensor_producer[moved["tensor"]] == UNSET
-    stays = np.concatenate(
-        (
-            graph.inputs.indices[outside] * n_devices + here,
-            moved["tensor"][sent] * n_devices + moved["source"][sent],
-        )
-    )
-    kept, on = np.divmod(np.unique(stays), n_devices)
+    read_here = graph.inputs.indices[outside] * n_devices + here
+    sent_away = moved["tensor"][sent] * n_devices + moved["source"][sent]
+    kept, on = np.divmod(np.unique(np.concatenate((read_here, sent_away))), n_devices)
 
     tensor = np.concatenate((tensor, kept))
     lives = Lifetimes(

@@ -257,14 +257,9 @@ def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
     streams = ["on stream" if category == "delay" else "stream" for category in CATEGORIES]
     several, columns = job.iterations > 1, timeline.trace.tasks
     for rows in in_pieces(shown):
-        ops, start, issue = columns["op"][rows], columns["start_ns"][rows], columns["issue_ns"][rows]
-        spans = (
-            columns["ready_ns"][rows],
-            start,
-            columns["end_ns"][rows] - start,
-            issue - cost[ops],
-            cost[ops],
-        )
+        names = ("op", "ready_ns", "issue_ns", "start_ns", "end_ns")
+        ops, ready_ns, issue_ns, start_ns, end_ns = (columns[name][rows] for name in names)
+        spans = (ready_ns, start_ns, end_ns - start_ns, issue_ns - cost[ops], cost[ops])
         by_op = (column[ops].tolist() for column in (facts_of, titles.category, titles.own))
         after = timeline.feeds.take(rows).lists()
         each = zip(timeline.tasks(rows), *map(_us, spans), *by_op, after, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -97,11 +98,11 @@ def cost_the_same(one: Device, other: Device, *, asks: bool = True) -> bool:
     if not asks or (one.cost is None and other.cost is None):
         return True
     by_description = one.cost is not None and not one.cost.by_name and one.cost == other.cost
-    return by_description and (one.cores, one.cores_per_op, one.details) == (
-        other.cores,
-        other.cores_per_op,
-        other.details,
-    )
+    return by_description and _described(one) == _described(other)
+
+
+_described: Final = attrgetter("cores", "cores_per_op", "details")
+"""What a cost model reads of a device, beside its kind."""
 
 
 def _by_identity(columns: Sequence[IntArray]) -> list[tuple[IntArray, list[int]]]:

@@ -627,31 +627,27 @@ class Run:
         if self.keeping and self.kept[who] >= 0:
             task = self.kept[who]
             self.kept[who] = self.follower[task]
-            self.issuer[task] = who
         elif self.stealing:
             task = self.threads.take(who)
             if task < 0:
                 return -1
-            self.issuer[task] = who
         elif self.fifo:
             if self.queue_head[queue] == self.queue_tail[queue]:
                 return -1
             task = self.slots[first + self.queue_head[queue]]
             self.queue_head[queue] += 1
-            self.issuer[task] = who
         elif self.lifo:
             if self.queue_tail[queue] == 0:
                 return -1
             self.queue_tail[queue] -= 1
             task = self.slots[first + self.queue_tail[queue]]
-            self.issuer[task] = who
         elif self.windowed:
             if self.queue_tail[queue] == 0:
                 return -1
             place = self.pop_slot(first, self.queue_tail[queue])
             self.queue_tail[queue] -= 1
             task = self.task_at(queue, place)
-            self.issuer[task] = who
+            self.issuer[task] = who  # the window slides over it
             if place == self.queue_head[queue]:
                 self.slide(queue)
         else:
@@ -665,7 +661,7 @@ class Run:
                     return -1
                 self.in_flight[queue] += 1
             self.queue_head[queue] += 1
-            self.issuer[task] = who
+        self.issuer[task] = who
         return task
 
     def task_at(self, queue: int, place: int) -> int:

@@ -136,15 +136,8 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
         launched, paid = launched[paid > 0], paid[paid > 0]
         issue = tasks["issue_ns"][launched]
         who = {issuer.index: issuer.name for issuer in machine.issuers()}
-        nobody = np.full(len(launched), UNSET)
-        add(
-            tasks["issuer"][launched],
-            who,
-            np.full(len(launched), len(kinds) - 2),
-            issue - paid,
-            issue,
-            nobody,
-        )
+        kind, nobody = (np.full(len(launched), code) for code in (len(kinds) - 2, UNSET))
+        add(tasks["issuer"][launched], who, kind, issue - paid, issue, nobody)
     streams = {s: machine.stream_name(s) for s in range(machine.first_stream[-1])}
     n_streams = machine.first_stream[-1]
     lane = np.where(trace.alone, n_streams + trace.device, tasks["stream"])

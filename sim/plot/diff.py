@@ -13,7 +13,7 @@ change its lane.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from sim.diff.schedule import OpSchedule
 from sim.plot.bar_polygons import HEIGHT, draw_bars, forms, name_lanes, write_names
 from sim.plot.bars import Bars
 from sim.plot.figure import new_figure, scale_time, told_time
-from sim.plot.theme import hatches, ink, paper, plain, printed, shade
+from sim.plot.legend import Entry, handles_of
+from sim.plot.theme import ink, plain, printed, shade
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,9 +96,7 @@ def diff_gantt(differences: Differences) -> Figure:
         _names(ax, schedule, bars, scale, until)
         name_lanes(ax, lanes, 72 * _LANE_INCHES)
         ax.set_xlim(0, until / scale)
-        plain(ax, f"{letter}  {schedule.title}: {told_time(schedule.makespan_ns, until)}")
-        ax.grid(axis="x", linewidth=0.4, alpha=0.5)
-        ax.set_axisbelow(True)
+        plain(ax, f"{letter}  {schedule.title}: {told_time(schedule.makespan_ns, until)}", "x")
         ax.axvline(schedule.makespan_ns / scale, color=ink(), linewidth=0.8, linestyle=":")
         if d.first is not None:
             _mark_first(ax, d, letter == "A", lanes, scale)
@@ -178,24 +177,12 @@ def _mark_first(ax: Axes, d: Differences, is_a: bool, lanes: list[str], scale: i
 
 def _legend(figure: Figure, seen: set[int], d: Differences) -> None:
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
-    hatch = hatches(dict(zip(_WORDS, _COLOURS, strict=True)))
-    handles: list[Patch | Line2D] = [
-        Patch(
-            facecolor=shade(_COLOURS[change]),
-            edgecolor=paper(),
-            hatch=hatch[_WORDS[change]] or None,
-            linewidth=0,
-            label=_WORDS[change],
-        )
-        for change in sorted(seen)
-    ]
+    entries = [Entry(_WORDS[change], (_WORDS[change],), (_COLOURS[change],)) for change in sorted(seen)]
+    handles = handles_of(entries, dict(zip(_WORDS, _COLOURS, strict=True)))
     if d.first is not None:
-        handles.append(
-            Line2D(
-                [], [], color=ink(), marker="v", linestyle="--", linewidth=0.9, label="the first that moved"
-            )
-        )
-    roomy = {"handlelength": 3.0, "handleheight": 1.7} if printed() else {}
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8, **roomy)
+        first = Line2D([], [], color=ink(), marker="v", linestyle="--", linewidth=0.9)
+        handles["the first that moved"] = first
+    roomy: dict[str, Any] = {"handlelength": 3.0, "handleheight": 1.7} if printed() else {}
+    place: Final = "outside lower center"
+    figure.legend(handles.values(), handles, loc=place, ncols=3, frameon=False, fontsize=8, **roomy)

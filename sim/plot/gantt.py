@@ -121,9 +121,7 @@ def gantt(
         draw_arrows(ax, trace, bars, scale)
     name_lanes(ax, bars.lanes, points)
     ax.set_xlim(0, until / scale)
-    ax.grid(axis="x", linewidth=0.4, alpha=0.5)
-    ax.set_axisbelow(True)
-    plain(ax, "; ".join(part for part in (title, _UNSEEN if unseen else "") if part))
+    plain(ax, "; ".join(part for part in (title, _UNSEEN if unseen else "") if part), "x")
     if legend:
         add_legend(ax, handles_of(legend_of([bars], colours), colours))
     return ax

@@ -235,19 +235,10 @@ def save_html(
         A directory that does not exist.
     """
     named = {"": traces} if isinstance(traces, Record) else traces
-    _write(
-        path,
-        named,
-        gantt_data(
-            named,
-            links=links,
-            issuers=issuers,
-            arrows=arrows,
-            memory=memory,
-            critical_path=critical_path,
-            path_shown=critical_path,
-        ),
+    data = gantt_data(
+        named, links=links, issuers=issuers, arrows=arrows, memory=memory, critical_path=critical_path
     )
+    _write(path, named, data)
 
 
 def save_page(
@@ -284,7 +275,7 @@ def save_page(
         A directory that does not exist.
     """
     named = {"": traces} if isinstance(traces, Record) else traces
-    data = gantt_data(named, arrows=arrows, path_shown=critical_path, whole=True, sections=sections)
+    data = gantt_data(named, arrows=arrows, critical_path=critical_path, whole=True, sections=sections)
     _write(path, named, data, title)
 
 
@@ -315,7 +306,6 @@ def gantt_data(
     arrows: bool = False,
     memory: bool = True,
     critical_path: bool = False,
-    path_shown: bool = False,
     whole: bool = False,
     sections: Mapping[str, Sequence[Section]] | None = None,
 ) -> _Data:
@@ -327,8 +317,6 @@ def gantt_data(
         Title → trace, from top to bottom.
     links, issuers, arrows, memory, critical_path : bool
         As for `save_html`.
-    path_shown : bool
-        Whether the critical path is shown from the beginning.
     whole : bool
         Whether all is there that `save_page` lists.
     sections : mapping of str to sequence of Section, optional
@@ -411,7 +399,7 @@ def gantt_data(
         "names": list(names),
         "reasons": list(WAITS),
         "statuses": list(STATUSES),
-        "path_shown": path_shown,
+        "path_shown": critical_path,
         "rows": rows,
         "told": stories,
     }

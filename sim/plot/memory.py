@@ -453,9 +453,7 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, 
     ax.set_ylim(0, 1.35 * size.top_bytes / size.unit)  # room for the peak's label
     ax.locator_params(axis="y", nbins=3)
     ax.tick_params(axis="y", labelsize=7)
-    plain(ax)
-    ax.grid(axis="x", linewidth=0.4, alpha=0.5)
-    ax.set_axisbelow(True)
+    plain(ax, grid="x")
 
 
 def draw_bands(ax: Axes, strip: Strip, colours: Mapping[str, str], *, scale: int, unit: int) -> None:

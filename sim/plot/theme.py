@@ -20,7 +20,7 @@ from colorsys import hls_to_rgb
 from contextvars import ContextVar
 from functools import cache
 from math import dist
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from zlib import crc32
 
 from sim.base.errors import UnknownNameError
@@ -183,11 +183,14 @@ def hatches(colours: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def plain(ax: Axes, title: str | None = None) -> None:
-    """Take the frame's right and upper side away, and write the title on the left."""
+def plain(ax: Axes, title: str | None = None, grid: Literal["x", "both"] | None = None) -> None:
+    """Take the frame's right and upper side away, write the title on the left, and draw a grid behind all."""
     ax.spines[["top", "right"]].set_visible(False)
     if title:
         ax.set_title(title, loc="left", fontsize=10)
+    if grid:
+        ax.grid(axis=grid, linewidth=0.4, alpha=0.5)
+        ax.set_axisbelow(True)
 
 
 # ----------------------------------------------------------------------------------------------------------

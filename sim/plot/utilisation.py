@@ -343,9 +343,7 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
     _roofs(ax, trace, sorts)
     left_out = len(np.unique(trace.tasks["op"])) - len(np.unique(np.concatenate([each.op for each in sorts])))
     note = f"without {left_out} ops that have no flop or no bytes" if left_out else ""
-    plain(ax, "; ".join(part for part in (title, note) if part))
-    ax.grid(linewidth=0.4, alpha=0.5)
-    ax.set_axisbelow(True)
+    plain(ax, "; ".join(part for part in (title, note) if part), "both")
     add_legend(ax, handles, alone=True)
     return ax
 

@@ -292,6 +292,8 @@ class RunsInTurn:
 
     def __init__(self, inner: Readiness, job: Job, flow: Flow) -> None:
         self.inner, self.asynchronous = inner, inner.asynchronous
+        self.may_start, self.released = inner.may_start, inner.released
+        self.unfinished, self.name = inner.unfinished, inner.name
         self._n = flow.n_nodes
         self._session = sessions_of(job, flow)
         self._current: dict[object, int] = defaultdict(int)
@@ -342,19 +344,3 @@ class RunsInTurn:
             else:
                 self._held[session, task.iteration].append(task)
         return out
-
-    def may_start(self, task: Task) -> bool:
-        """Whether all producers of an issued task have ended."""
-        return self.inner.may_start(task)
-
-    def released(self) -> list[Task]:
-        """Return (and forget) the tasks that were refused by `may_start` and may start now."""
-        return self.inner.released()
-
-    def unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
-        """Yield (task id, ids of the producers it waits for) for every task that is not `over`."""
-        return self.inner.unfinished(over)
-
-    def name(self, id: int) -> str:
-        """Return what the task with that id is called in messages."""
-        return self.inner.name(id)

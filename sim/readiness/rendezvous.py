@@ -128,7 +128,7 @@ class Rendezvous:
         tell: Callable[[Task, Task], None] = lambda send, recv: None,
     ) -> None:
         self._aborted, self._tell = aborted, tell
-        self.inner, self.asynchronous = inner, inner.asynchronous
+        self.inner, self.asynchronous, self.name = inner, inner.asynchronous, inner.name
         self.met: list[tuple[int, int]] = []
         self._context, self._recvs = context, keys.recvs
         n_ops = flow.n_ops
@@ -205,10 +205,6 @@ class Rendezvous:
         for id, producers in self.inner.unfinished(over):
             if id not in unasked:
                 yield id, producers
-
-    def name(self, id: int) -> str:
-        """Return what the task with that id is called in messages."""
-        return self.inner.name(id)
 
     def ask(self, recv: Task) -> list[Task]:
         """Let a Recv that is taken ask; return the transfer that this sets off, if there is one."""
