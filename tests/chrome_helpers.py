@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from sim.export.chrome import lines_of
+from sim.export.timeline import Timeline
 from sim.record.record import Record
 
 
 def chrome_events(trace: Record, *, arrows: int = 20_000) -> Iterator[dict[str, Any]]:
     """Yield the events of a trace: names, slices, flows, counters."""
-    return map(json.loads, lines_of(trace, most=arrows))
+    return map(json.loads, lines_of(Timeline(trace), arrows))

@@ -140,18 +140,13 @@ class Pairs(NamedTuple):
 def matched(a: OpSchedule, b: OpSchedule) -> Pairs:
     """Return which rows of two schedules are the same op, each row at most once."""
     n_a, n_b = int(a.compared.sum()), int(b.compared.sum())
-    named = _by_name(a, b)
+    of_b = _keys(b)
+    named = _pairs([(row, of_b[key]) for key, row in _keys(a).items() if key in of_b], "name")
     if len(named.a) < min(n_a, n_b) and a.numbered and b.numbered:
         ordered = _by_order(a, b)
         if len(ordered.a) > len(named.a):
             return ordered
     return named
-
-
-def _by_name(a: OpSchedule, b: OpSchedule) -> Pairs:
-    of_b = _keys(b)
-    pairs = [(row, of_b[key]) for key, row in _keys(a).items() if key in of_b]
-    return _pairs(pairs, "name")
 
 
 def _keys(schedule: OpSchedule) -> dict[tuple[object, ...], int]:
@@ -161,13 +156,12 @@ def _keys(schedule: OpSchedule) -> dict[tuple[object, ...], int]:
     iteration = schedule.iteration.tolist()
     moves = (schedule.kind == schedule.kinds.index(TRANSFER)).tolist() if TRANSFER in schedule.kinds else None
     keys: dict[tuple[object, ...], int] = {}
-    times: dict[tuple[object, ...], int] = {}
+    times = Counter[tuple[object, ...]]()
     for row in rows:
         way = schedule.lane_of(row) if moves and moves[row] else ""
         key: tuple[object, ...] = (schedule.names[row], iteration[row], schedule.frame_of(row), way)
-        n = times.get(key, 0)
-        times[key] = n + 1
-        keys[(*key, n)] = row
+        keys[(*key, times[key])] = row
+        times[key] += 1
     return keys
 
 

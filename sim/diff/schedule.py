@@ -74,6 +74,8 @@ class OpSchedule:
         Of its trace, whose rows (transfers after tasks) are the rows here.
     told : Told, optional
         Without a trace: what a table says.
+    recorded : bool
+        Whether the times were recorded, and not computed.
     """
 
     title: str
@@ -92,6 +94,7 @@ class OpSchedule:
     makespan_ns: int
     facts: DerivedColumns | None = None
     told: RowNotes | None = None
+    recorded: bool = False
     frames: Sequence[str] = ()
     frame: IntArray | None = field(default=None)
 
@@ -225,6 +228,7 @@ def schedule_of(
         trace.makespan_ns,
         DerivedColumns(trace, policy, recorded),
         None,
+        recorded,
         trace.frames,
         trace.of_rows("frame") if "frame" in tasks else None,
     )

@@ -19,7 +19,7 @@ from sim.engine.failing_ops import Failing
 from sim.engine.hooks import Memory, Observer, tell
 from sim.faults import Conditions
 from sim.graph.frames import has_control_flow
-from sim.graph.rendezvous_keys import rendezvous_keys
+from sim.graph.rendezvous_keys import RendezvousKeys, rendezvous_keys
 from sim.issuers import Issuers
 from sim.job.context import Context
 from sim.job.costs import issue_costs_ns
@@ -36,62 +36,6 @@ from sim.record.record import task_columns, transfer_columns
 
 # ----------------------------------------------------------------------------------------------------------
 # What a run is put together from: its nodes and their readiness, host threads, the network.
-
-
-def make_nodes(job: Job, flow: Flow) -> Flow:
-    """Return the nodes and edges of a run: those of `flow`, and the transfers that Sends set off by key."""
-    keys = rendezvous_keys(job.graph)
-    return with_keyed_transfers(job, flow, keys) if keys.recvs else flow
-
-
-def make_readiness(
-    job: Job,
-    own: Flow,
-    flow: Flow,
-    policy: Policy,
-    context: Context,
-    memory: Memory | None,
-    taken: list[tuple[int, int]],
-    failing: Failing | None = None,
-) -> tuple[Readiness, Rendezvous | None, RunsInTurn | None]:
-    """Return what says when the tasks of a run are eligible, and what stands before that.
-
-    Parameters
-    ----------
-    job : Job
-    own : Flow
-        What `make_flow` gives.
-    flow : Flow
-        What `make_nodes` makes of it.
-    policy : Policy
-    context : Context
-    memory : Memory or None
-        Told where tokens go, and who meets.
-    taken : list
-        Filled with what switches say: id of the task, and which of its outputs is live.
-    failing : Failing or None
-        Knows which steps are aborted, where ops may fail.
-    """
-    keys = rendezvous_keys(job.graph)
-    readiness: Readiness
-    if has_control_flow(job.graph):
-        readiness = tokens = TaggedTokenReadiness(
-            job, flow, policy.synchronisation, decided(job, flow), memory.watcher if memory else None
-        )
-        tokens.sides = taken
-    else:
-        alone = keys.recvs if policy.asks_in_turn else ()
-        readiness = CounterReadiness(job, flow, policy.synchronisation, alone)
-    runs = rendezvous = None
-    if policy.runs_in_turn and job.iterations > 1:
-        readiness = runs = RunsInTurn(readiness, job, own)
-    if keys.recvs:
-        never = (lambda task: False) if failing is None else failing.aborted
-        tell = (lambda send, recv: None) if memory is None else memory.met
-        readiness = rendezvous = Rendezvous(
-            readiness, job, flow, keys, context, policy.asks_in_turn, never, tell
-        )
-    return readiness, rendezvous, runs
 
 
 def groups_that_copy(job: Job, flow: Flow) -> dict[int, int]:
@@ -253,7 +197,8 @@ class RunState:
         self.starved: list[Task] = []  # refused by the memory
         self.settling: list[Callable[[], None]] = []
         flow = make_flow(job) if flow is None else flow
-        self.flow = make_nodes(job, flow)
+        keys = rendezvous_keys(job.graph)
+        self.flow = with_keyed_transfers(job, flow, keys) if keys.recvs else flow
         self.memory = memory(job, context) if memory else None
         self.failing = None
         if job.failures is not None:
@@ -261,13 +206,10 @@ class RunState:
         self.conditions = conditions
         self.breakdowns: Breakdowns | None = None
         # Tasks that are eligible and not over, by id, where some may fail.
-        self.open: dict[int, Task] | None = None
-        if self.failing is not None or conditions is not None:
-            self.open = {}
-        self.taken: list[tuple[int, int]] = []
-        self.readiness, self.rendezvous, self.runs = make_readiness(
-            job, flow, self.flow, policy, context, self.memory, self.taken, self.failing
-        )
+        may_fail = self.failing is not None or conditions is not None
+        self.open: dict[int, Task] | None = {} if may_fail else None
+        self.taken: list[tuple[int, int]] = []  # what switches say: id of the task, output that is live
+        self._make_readiness(keys, flow)
         self.asynchronous = self.readiness.asynchronous
         # Of each op: its device, whether a worker executes it, what issuing it costs, how long it takes.
         self.device_of: list[int] = job.device_of.tolist()
@@ -336,10 +278,32 @@ class RunState:
         )
         # What came out.
         self.frames: dict[str, int] = {}
-        n_tasks, may_fail = self.flow.n_ops * job.iterations, self.open is not None
+        n_tasks = self.flow.n_ops * job.iterations
         self.tasks = task_columns(job.graph, n_tasks, self.frames, may_fail=may_fail)
         n_transfers = (self.flow.n_nodes - self.flow.n_ops) * job.iterations
         self.transfers = transfer_columns(n_transfers, self.frames if has_control_flow(job.graph) else None)
+
+    def _make_readiness(self, keys: RendezvousKeys, own: Flow) -> None:
+        """Make what says when tasks are eligible; `own` has no transfers that Sends set off by key."""
+        job, flow, policy, memory = self.job, self.flow, self.policy, self.memory
+        self.readiness: Readiness
+        if has_control_flow(job.graph):
+            watcher = memory.watcher if memory else None
+            tokens = TaggedTokenReadiness(job, flow, policy.synchronisation, decided(job, flow), watcher)
+            self.readiness, tokens.sides = tokens, self.taken
+        else:
+            alone = keys.recvs if policy.asks_in_turn else ()
+            self.readiness = CounterReadiness(job, flow, policy.synchronisation, alone)
+        self.runs: RunsInTurn | None = None
+        self.rendezvous: Rendezvous | None = None
+        if policy.runs_in_turn and job.iterations > 1:
+            self.readiness = self.runs = RunsInTurn(self.readiness, job, own)
+        if keys.recvs:
+            never = (lambda task: False) if self.failing is None else self.failing.aborted
+            tell = (lambda send, recv: None) if memory is None else memory.met
+            self.readiness = self.rendezvous = Rendezvous(
+                self.readiness, job, flow, keys, self, policy.asks_in_turn, never, tell
+            )
 
     # -- for processors, networks and memory: `sim.job.context.Context` ------------------------------
 

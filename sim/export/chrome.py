@@ -85,7 +85,7 @@ def write_chrome(
     lines = (
         line
         for run, (label, timeline) in enumerate(zip(traces, timelines, strict=True))
-        for line in _lines(timeline, arrows, run, label)
+        for line in lines_of(timeline, arrows, run, label)
     )
     _write(path, _head(timelines), lines)
 
@@ -121,8 +121,7 @@ def write_ranks(trace: Record, folder: str | os.PathLike[str], *, arrows: int = 
             )
     folder.mkdir(exist_ok=True)
     for rank, name in enumerate(names):
-        lines = _lines(timeline, arrows, rank=rank)
-        _write(folder / name, _head([timeline], rank, len(names)), lines)
+        _write(folder / name, _head([timeline], rank, len(names)), lines_of(timeline, arrows, rank=rank))
     return [str(folder / name) for name in names]
 
 
@@ -141,25 +140,23 @@ def check_folder(folder: str | os.PathLike[str]) -> None:
         raise InputError(f"{folder}: is a file, not a folder")
 
 
-def lines_of(trace: Record, *, most: int = 20_000, run: int = 0, label: str = "") -> Iterator[str]:
+def lines_of(
+    timeline: Timeline, most: int, run: int = 0, label: str = "", rank: int | None = None
+) -> Iterator[str]:
     """Yield the events of one run as JSON.
 
     Parameters
     ----------
-    trace : Trace
+    timeline : Timeline
     most : int
         At most so many arrows from producers to consumers.
     run : int
         Number of the run in its file: processes and flows of two runs never meet.
     label : str
         What the names of its processes begin with.
+    rank : int, optional
+        Of which alone the events are.
     """
-    return _lines(Timeline(trace, run), most, run, label)
-
-
-def _lines(
-    timeline: Timeline, most: int, run: int = 0, label: str = "", rank: int | None = None
-) -> Iterator[str]:
     mine = np.array([rank is None or timeline.rank_of(lane) == rank for lane in timeline.lanes])
     rows, crossed = timeline.shown(), timeline.crossed
     rows, which = rows[mine[timeline.lane[rows]]], np.flatnonzero(mine[crossed])

@@ -73,7 +73,8 @@ def frame_structure(graph: Graph) -> FrameStructure:
         op = queue.popleft()
         inside = frame_of[op]
         if kind[op] == "enter":
-            name: str = graph.attributes.get(op, {}).get("frame", "")
+            given = graph.attributes.get(op, {})
+            name: str = given.get("frame", "")
             if not name:
                 raise GraphError(
                     f"enter {graph.op_names[op]!r} names no frame: give it attributes: {{frame: NAME}}"
@@ -82,7 +83,7 @@ def frame_structure(graph: Graph) -> FrameStructure:
                 by_name[inside, name] = len(parent)
                 parent.append(inside)
                 names.append(name)
-                parallel.append(_parallel(graph, op))
+                parallel.append(given.get("parallel_iterations", DEFAULT_PARALLEL_ITERATIONS))
             inside = child_of[op] = by_name[inside, name]
         elif kind[op] in ("exit", "next_iteration"):
             if inside == 0:
@@ -108,11 +109,6 @@ def frame_structure(graph: Graph) -> FrameStructure:
 
 def _frame_name(names: list[str], frame: int) -> str:
     return f"loop {names[frame]!r}" if frame else "outside all loops"
-
-
-def _parallel(graph: Graph, enter: int) -> int:
-    given: int = graph.attributes.get(enter, {}).get("parallel_iterations", DEFAULT_PARALLEL_ITERATIONS)
-    return given
 
 
 def _check_distances(graph: Graph, kind: list[str]) -> None:

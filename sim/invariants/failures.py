@@ -292,7 +292,8 @@ def _noticed(c: Columns) -> Iterator[bool]:
     if detection.how == "timeout":
         rows = np.flatnonzero(c.job.meets[c.op] & c.cut)
         timeout_ns = faults.collective_timeout_ns
-        yield timeout_ns is not None and _late(c, rows, at_ns - timeout_ns)
+        if timeout_ns is not None:  # one was launched then, or none of those that were launched has begun
+            yield bool((c.issue[rows] == at_ns - timeout_ns).any()) or not len(rows)
         return
     for failed in c.trace.broken:
         if detection.how == "health-check" and faults.health_check is not None and failed.kind != "link":
@@ -303,11 +304,6 @@ def _noticed(c: Columns) -> Iterator[bool]:
         elif detection.how == "send-recv":
             wait_ns = faults.connection_timeout_ns if failed.silent else 0
             yield wait_ns is not None and failed.time_ns + wait_ns <= at_ns
-
-
-def _late(c: Columns, rows: IntArray, launched_ns: int) -> bool:
-    """Whether a collective that was cut was launched then, or none of those that were launched has begun."""
-    return bool((c.issue[rows] == launched_ns).any()) or not len(rows)
 
 
 def _failed_ns(c: Columns) -> IntArray:

@@ -103,7 +103,14 @@ def make_job(
     tasks = len(graph) * iterations
     edges = (len(graph.inputs.indices) + len(graph.after.indices)) * iterations
     check_room(tasks * TASK_BYTES + edges * EDGE_BYTES, f"{tasks:,} tasks with {edges:,} edges")
-    job = _placed(graph, machine, placement, streams, linearize, iterations, knowledge, estimate_error, seed)
+    cost_ns = _costs_of_all(graph, machine)
+    known_ns = known_costs(knowledge, graph, cost_ns, partial(drawing, "estimates", seed), estimate_error)
+    device_of, duration_ns = _placed(graph, machine, placement or PinnedPlacement(), cost_ns, known_ns)
+    expected_ns = duration_ns if known_ns is cost_ns else _of_devices(known_ns, device_of)
+    job = Job(graph, machine, device_of, duration_ns, expected_ns, iterations, seed, linearize, streams)
+    job.known_costs_ns = known_ns
+    if job.collectives is not None:
+        _ask_for_collectives(job, job.collectives, knowledge, estimate_error)
     draw(job, noise, may_fail=may_fail)
     job.faults = faults if faults is not None and faults.causes else None
     job.machine = _with_streams(job)
@@ -131,29 +138,22 @@ def draw(job: Job, noise: Noise | None, *, may_fail: bool = True) -> None:
 def _placed(
     graph: Graph,
     machine: Machine,
-    placement: Placement | None,
-    streams: StreamAssignment | None,
-    linearize: Linearizer | None,
-    iterations: int,
-    knowledge: str,
-    estimate_error: float,
-    seed: int,
-) -> Job:
-    """Return the job with costs and placement, before anything is drawn that varies from run to run."""
-    cost_ns = _costs_of_all(graph, machine)
-    chosen_by = placement or PinnedPlacement()
-    if not isinstance(chosen_by, Placement):
-        raise InputError(f"the placement, a {type(chosen_by).__name__}, should extend sim.job.job.Placement")
-    first = first_able(graph, machine, cost_ns, pinned=not chosen_by.soft)
+    chooser: Placement,
+    cost_ns: list[IntArray],
+    known_ns: Sequence[IntArray],
+) -> tuple[IntArray, IntArray]:
+    """Return the device of each op, and how long it takes there."""
+    if not isinstance(chooser, Placement):
+        raise InputError(f"the placement, a {type(chooser).__name__}, should extend sim.job.job.Placement")
+    first = first_able(graph, machine, cost_ns, pinned=not chooser.soft)
     nowhere = first == UNSET
     if nowhere.any():
         op = int(nowhere.argmax())
         why = _why_nowhere(graph, machine, op, int(nowhere.sum()))
         raise InfeasibleError(why).about(graph.op_names[op])
-    known_ns = known_costs(knowledge, graph, cost_ns, partial(drawing, "estimates", seed), estimate_error)
     device_of = whole_numbers(
-        chosen_by.place(graph, machine, known_ns),
-        f"{type(chosen_by).__name__}.place",
+        chooser.place(graph, machine, known_ns),
+        f"{type(chooser).__name__}.place",
         len(graph),
         below=len(machine.devices),
         of=graph.op_names,
@@ -167,14 +167,9 @@ def _placed(
             f"the placement puts op {graph.op_names[op]!r} on {device.name}, which cannot run it"
             + (f": {reason}" if reason else "")
         ).about(graph.op_names[op])
-    of_devices_ns = duration_ns if known_ns is cost_ns else _of_devices(known_ns, device_of)
     device_of = device_of.view()
     device_of.flags.writeable = False  # a policy reads it
-    job = Job(graph, machine, device_of, duration_ns, of_devices_ns, iterations, seed, linearize, streams)
-    job.known_costs_ns = known_ns
-    if job.collectives is not None:
-        _ask_for_collectives(job, job.collectives, knowledge, estimate_error)
-    return job
+    return device_of, duration_ns
 
 
 def _with_streams(job: Job) -> Machine:

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.base.arrays import IntArray
 from sim.base.errors import InfeasibleError
 from sim.machine.task import Task
 
@@ -306,16 +305,10 @@ class Router:
         if table is None:
             if (len(self._tables) + 1) * len(self._names) > _MOST_KEPT:
                 self._tables.clear()
-            table = self._tables[destination] = self._search(destination)
+            hops = np.full(len(self._names), -1)
+            hops[destination] = n = 0
+            while len(into := np.flatnonzero((hops[self._to] == n) & (hops[self._from] < 0))):
+                n += 1
+                hops[self._from[into]] = n
+            table = self._tables[destination] = hops.tolist()
         return table
-
-    def _search(self, destination: int) -> list[int]:
-        hops: IntArray = np.full(len(self._names), -1)
-        hops[destination] = n = 0
-        while True:
-            into = np.flatnonzero((hops[self._to] == n) & (hops[self._from] < 0))
-            if not len(into):
-                found: list[int] = hops.tolist()
-                return found
-            n += 1
-            hops[self._from[into]] = n
