@@ -444,16 +444,15 @@ def check_runs(
     for what, each in expect.items():
         of_a_run, is_result = isinstance(each, dict), what.partition(".")[0] in RESULTS
         if of_a_run and what not in runs:
+            message = f"unknown run or result {what!r}{hint(what, [*RESULTS, *runs])}"
             if is_result:
-                message = (
-                    f"is a result; give equals, at_most, at_least or tolerance, not {next(iter(each))!r}"
-                )
-            else:
-                message = f"unknown run or result {what!r}{hint(what, [*RESULTS, *runs])}"
-            raise document.error(("expect", what), message, key=True)
-        if not of_a_run and what in runs and not is_result:
+                first = next(iter(each))
+                message = f"is a result; give equals, at_most, at_least or tolerance, not {first!r}"
+        elif not of_a_run and what in runs and not is_result:
             message = "is a run; say which of its results, as in {makespan: 45us}"
-            raise document.error(("expect", what), message, key=True)
+        else:
+            continue
+        raise document.error(("expect", what), message, key=True)
 
 
 def read_expectations(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import yaml
 
@@ -18,16 +18,12 @@ from scenarios.expectations import Expectation, FinishedRun, Outcome, Relative, 
 from scenarios.fields.results import ORDER, RESULTS, Value, holds
 from scenarios.file.document import Document, Loc
 from scenarios.file.yaml_read import LOADER, Node, Place, read_yaml, read_yaml_text
-from scenarios.run.execute import run_case
+from scenarios.run.execute import Result, run_case
 from scenarios.run.scenario import Case, scenario_of
 from sim.base.errors import InputError, InvariantError, RunError, SimError
 from sim.base.files import write_bytes
 from sim.base.plugins import NOTHING, Allowed
 from sim.explain.time_use import unused_devices
-
-if TYPE_CHECKING:
-    from scenarios.run.execute import Result
-
 
 # ----------------------------------------------------------------------------------------------------------
 # Failures as annotations: GitHub shows them beside the lines of a pull request.
@@ -303,7 +299,9 @@ def _written(outcome: Outcome, result: Result) -> str:
     table = outcome.expectation.table
     if table is None:
         return _rewritten(outcome)
-    write_golden(table, result, _holders(outcome.expectation, result))
+    expected = result.case.base.expected()
+    holders = [case.label for case in expected if any(each.table == table for each in case.expectations)]
+    write_golden(table, result, holders)
     return str(outcome.condition["equals"])
 
 
@@ -345,15 +343,6 @@ def _reordered(outcome: Outcome, there: Node) -> list[tuple[Node, str]]:
         raise InputError(f"{missing[0]!r} is not among them")
     pairs = zip(listed, outcome.actual, strict=True)
     return [(node, name) for node, name in pairs if str(node.value) != name]
-
-
-def _holders(expectation: Expectation, result: Result) -> list[str]:
-    """Return the labels of the runs that are held to the same table."""
-    return [
-        case.label
-        for case in result.case.base.expected()
-        if any(each.table == expectation.table for each in case.expectations)
-    ]
 
 
 # ----------------------------------------------------------------------------------------------------------

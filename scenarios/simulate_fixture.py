@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -28,7 +28,7 @@ from scenarios.file.faults import scenario_error
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.regression import write_golden
 from scenarios.run.execute import names_of, run_case
-from scenarios.run.scenario import scenario_of
+from scenarios.run.scenario import Scenario, scenario_of
 from sim.base.errors import InputError, SimError
 from sim.base.plugins import NOTHING, Allowed, Origin
 from sim.graph.graph import Graph
@@ -37,10 +37,6 @@ from sim.metrics import summary
 from sim.policy import Policy
 from sim.simulation import simulate
 from sim.trace import Trace
-
-if TYPE_CHECKING:
-    from scenarios.run.scenario import Scenario
-
 
 # ----------------------------------------------------------------------------------------------------------
 # What the pytest fixture ``simulate`` gives: a run, which says what of it one asserts and does not hold.
@@ -243,11 +239,10 @@ class Simulate:
 
     def _scenario(self, work: str | Path | Mapping[str, Any], sets: Iterable[str]) -> Scenario:
         if isinstance(work, Mapping):
-            document = replace(
-                self._document, root=read_yaml_text(json.dumps(work), self.test.name, places=False)
-            )
-            return scenario_of(document.with_settings(sets))
-        document = Document.read(self.test.parent / work, self.allowed)
+            root = read_yaml_text(json.dumps(work), self.test.name, places=False)
+            document = replace(self._document, root=root)
+        else:
+            document = Document.read(self.test.parent / work, self.allowed)
         return scenario_of(document.with_settings(sets))
 
     def _graph(

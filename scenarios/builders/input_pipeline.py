@@ -14,7 +14,7 @@ the copy of one batch may hide behind the step on another.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BeforeValidator, Field
@@ -31,10 +31,7 @@ from sim.graph.builder import GraphBuilder, Ref
 from sim.graph.graph import Graph
 from sim.job.job import drawing
 from sim.job.noise import lognormal
-
-if TYPE_CHECKING:
-    from sim.trace import Trace
-
+from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
 # What limits a training loop with an input pipeline: who needs the most time for a step.

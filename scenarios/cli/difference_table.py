@@ -94,17 +94,16 @@ def _makespans(d: Differences) -> str:
 
 def _counts(answer: Answer) -> str:
     d, own = answer.differences, answer.own_ns
+    n_a, n_b = len(d.only_a), len(d.only_b)
     if d.same:
         return f"nothing differs in {len(d.pairs.a):,} ops{_beyond(d)}"
     if not len(d.pairs.a):
-        n_a, n_b = len(d.only_a), len(d.only_b)
         return f"no op of the {n_a:,} in A and the {n_b:,} in B has the same name: is it the same work?"
     parts = [f"{int(d.moved.sum()):,} start at another time"]
     if own is not None and d.moved.any():
         parts[0] += f", {int((own != 0).sum()):,} of them by themselves"
     parts.append(f"{int(d.resized.sum()):,} last longer or shorter")
     parts.append(f"{int(d.relaned.sum()):,} run on another lane")
-    n_a, n_b = len(d.only_a), len(d.only_b)
     only = "".join(f"; {n:,} in {side} only" for n, side in ((n_a, "A"), (n_b, "B")) if n)
     matched = f"{len(d.pairs.a):,} ops are in both ({_CONDITION[d.pairs.by]}){only}"
     return f"{matched}\nof those in both {'; '.join(parts)}{_beyond(d)}"
@@ -134,10 +133,6 @@ def _short(sentence: str) -> str:
     return re.sub(r"'([^'\s]+)'", lambda found: f"'{shortened(found[1])}'", sentence)
 
 
-def _arrow(a: str, b: str) -> str:
-    return a if a == b else f"{a} → {b}"
-
-
 def _waits(waited: dict[str, int]) -> str:
     return ", ".join(f"{reason} {format_duration(ns)}" for reason, ns in waited.items()) or "nothing"
 
@@ -148,7 +143,7 @@ def _moved(title: str, pair: dict[str, Any], move: dict[str, Any]) -> dict[str, 
     return {
         title: shortened(a["name"]) + f" and {ops - 1:,} more" * (ops > 1),
         "kind": pair["kind"],
-        "lane": _arrow(a["lane"], b["lane"]),
+        "lane": " → ".join(dict.fromkeys((a["lane"], b["lane"]))),
         "start in A": start[0],
         "start in B": start[1],
         "moved" if title == "moved most" else "by": _signed(move["by_ns"]),

@@ -45,11 +45,7 @@ def print_repeats(repeats: Sequence[Repeats]) -> None:
     print_table(titled(rows, [*columns, *(["failed"] * some_may)]))
     for row in rows:
         if row["mean_interval_ns"] is not None and row["min_ns"] < row["max_ns"]:
-            (mean, median), of = (
-                [
-                    " .. ".join(map(format_duration, row[key]))
-                    for key in ("mean_interval_ns", "p50_interval_ns")
-                ],
-                f"{row['policy']}: " * (len(rows) > 1),
-            )
+            intervals = (row["mean_interval_ns"], row["p50_interval_ns"])
+            mean, median = (" .. ".join(map(format_duration, interval)) for interval in intervals)
+            of = f"{row['policy']}: " * (len(rows) > 1)
             print(f"{of}mean {format_duration(row['mean_ns'])} (95 %: {mean}), median (95 %: {median})")

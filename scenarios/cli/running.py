@@ -22,6 +22,9 @@ from sim.base.errors import InputError, RunError, SimError
 from sim.base.plugins import Allowed
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from scenarios.report.compare import Comparison
     from scenarios.report.outputs import Files
     from scenarios.variants.repeat import Repeats
@@ -133,7 +136,9 @@ def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Resul
     results = []
     for case, of in _counted(cases):
         try:
-            results.append(_run(case, of, record_memory=record_memory))
+            _prepare(case, of)
+            with progress(f"simulating {case.label}{of}"):
+                results.append(run_case(case, record_memory=record_memory))
             results[-1].share()
         except SimError as error:
             if of and error.exit_status == 1:  # the story that follows does not say of which run it is
@@ -186,12 +191,6 @@ def _counted(cases: Sequence[Case]) -> list[tuple[Case, str]]:
     return [(case, f" ({i} of {n})" if n > 1 else "") for i, case in enumerate(cases, start=1)]
 
 
-def _run(case: Case, of: str, *, record_memory: bool = False) -> Result:
-    _prepare(case, of)
-    with progress(f"simulating {case.label}{of}"):
-        return run_case(case, record_memory=record_memory)
-
-
 def _prepare(case: Case, of: str = "") -> None:
     """Make what a case runs, for which a large file may have to be read."""
     with progress(f"reading {case.scenario.name}{of}"):
@@ -227,13 +226,26 @@ def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
             with progress("writing files"):
                 write_outputs(results, files, **shown, wrote=written.append)
         finally:
-            for path in written:
-                typer.echo(f"wrote {path}", err=True)
+            say_written(*written)
     if charts.open and results:
         for path in files["html"] or ():
             _open_page(path)
     if not all(result.passed for result in results):
         raise typer.Exit(1)
+
+
+def say_written(*paths: str) -> None:
+    """Say which files were written."""
+    for path in paths:
+        typer.echo(f"wrote {path}", err=True)
+
+
+def save_picture(picture: Axes | Figure, path: str) -> None:
+    """Save a picture, and say so."""
+    from sim.plot.figure import save
+
+    save(picture, path)
+    say_written(path)
 
 
 def _temporary_page() -> str:

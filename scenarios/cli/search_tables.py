@@ -195,7 +195,8 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
         lines.append(line)
     print_table(lines, left=len(settings) + 1)
     if best is not None:
-        print(f"* {_best_of(goal)}")
+        least, most = ("shortest", "longest") if goal.what == "makespan" else ("least", "greatest")
+        print(f"* {most if goal.most else least} {goal.what}")
     for note in (*unused_notes(unused), *no_gap_notes(row.get("no_gap") for row in rows)):
         print(note)
     if failures:  # below the table: a long story in a column of its own would leave no room for the others
@@ -253,13 +254,6 @@ def print_answer(
         for error in sorted({row["error"] for row in rows if row["error"]})[:3]:
             print(f"  {error}")
     print_left_out(left_out)
-
-
-def _best_of(goal: Goal) -> str:
-    """Return what a star means."""
-    if goal.what == "makespan":
-        return "longest makespan" if goal.most else "shortest makespan"
-    return f"{'greatest' if goal.most else 'least'} {goal.what}"
 
 
 def print_left_out(left_out: Mapping[str, int]) -> None:

@@ -64,9 +64,9 @@ def check_outputs(files: Files) -> None:
 
             with _about("--trace "):
                 check_folder(path)
-            target = Path(path).resolve()
         else:
-            target = check_path(what, path, _ENDINGS[what]).resolve()
+            check_path(what, path, _ENDINGS[what])
+        target = Path(path).resolve()
         if target in taken:
             raise InputError(f"--{what} {path}: is what --{taken[target]} writes")
         taken[target] = what
@@ -117,24 +117,24 @@ def write_outputs(
         raise refused
 
 
-def check_path(option: str, path: str, endings: tuple[str, ...]) -> Path:
-    """Return the path of a file that an option names, if it can be written.
+def check_path(option: str, path: str | None, endings: tuple[str, ...]) -> None:
+    """Refuse the name of a file, if an option gives one, that cannot be written.
 
     Raises
     ------
     InputError
         Another ending, or a place where no file can be written.
     """
-    target = Path(path)
-    if not target.name.lower().endswith(endings):
+    if path is None:
+        return
+    if not Path(path).name.lower().endswith(endings):
         raise InputError(f"--{option} {path}: should end in {', '.join(endings)}")
     try:
         with _about(f"--{option} "):
-            check_writable(target)
+            check_writable(path)
     except (OSError, ValueError) as error:  # the latter: a null character
         why = getattr(error, "strerror", None) or error
         raise InputError(f"--{option} {path}: cannot be written ({why})") from None
-    return target
 
 
 def _write_chart(results: Sequence[Result], path: str, what: str, **shown: bool) -> None:

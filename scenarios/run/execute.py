@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from devices.memory.device_memories import Recordings
     from devices.memory.registry import MemorySpec
     from devices.memory.run_memory import TensorMemories
-    from scenarios.run.scenario import Scenario
     from scenarios.training_run.plan import Life
     from scenarios.training_run.training import RecoveryRuns
     from sim.engine import Observer
@@ -154,19 +153,15 @@ class Result:
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each expectation."""
-        recorded = self.new_tables or any(each.table is not None for each in self.expectations)
-        unrecorded = "" if recorded else self._in_commands
+        unrecorded = ""
+        if not self.new_tables and all(each.table is None for each in self.expectations):
+            base = self.case.base  # the file, and the policy where it is not the scenario's own
+            words = ["--policy", self.policy] if self.policy in base.variants else []
+            unrecorded = shlex.join([str(base.document.path), *words])
         return tuple(
             expectation.hold(self, self._other, new_tables=self.new_tables, unrecorded=unrecorded)
             for expectation in self.expectations
         )
-
-    @property
-    def _in_commands(self) -> str:
-        """The file, and the policy where it is not the scenario's own."""
-        base = self.case.base
-        words = ["--policy", self.policy] if self.policy in base.variants else []
-        return shlex.join([str(base.document.path), *words])
 
     def _other(self, label: str) -> Result:
         """Return another run of the scenario, which is run once for all that is expected beside it."""
@@ -381,6 +376,7 @@ def memory_of(
     if fields is None and not cut and recordings is None:
         return None
     from devices.memory.device_memories import PLAN_NEEDS_ORDER
+    from devices.memory.registry import read_allocator
     from devices.memory.run_memory import tensor_memory
 
     fields = fields or MemoryFields.model_validate({})
@@ -391,7 +387,11 @@ def memory_of(
         choice = fields.devices[device.name] if own else fields.allocator
         if choice is not None and choice.name == RUNTIME:
             choice = _of_runtime(choice, allocators, device.kind, scenario, loc)
-        specs[device.name] = _read(choice, scenario, loc)
+        specs[device.name] = _ideal()
+        if choice is not None:
+            with document.placing(*loc):
+                named = {"name": choice.name, **choice.options}
+                specs[device.name] = read_allocator(named, document.origin)
         if specs[device.name].allocator == "planned" and has_control_flow(job.graph):
             raise document.error(loc, PLAN_NEEDS_ORDER)
     for name, parts in cut.items():
@@ -421,15 +421,6 @@ def _of_runtime(
     if kind not in allocators:
         return None
     return Choice(**{**allocators[kind], **choice.options})
-
-
-def _read(choice: Choice | None, scenario: Scenario, loc: Loc) -> MemorySpec:
-    from devices.memory.registry import read_allocator
-
-    if choice is None:
-        return _ideal()
-    with scenario.document.placing(*loc):
-        return read_allocator({"name": choice.name, **choice.options}, scenario.document.origin)
 
 
 def exceeds_memory(trace: Trace) -> bool:

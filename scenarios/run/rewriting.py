@@ -16,7 +16,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
@@ -33,6 +33,7 @@ from policies.parallel.parameter_server import ParameterServer
 from policies.parallel.rank_grid import OnRanks, Ranked, RankOrder, warn_of_unsummed
 from policies.rewrite.partition import DistributedSession
 from policies.streams import PerBranch, PerKind, Recorded, RoundRobinStreams, SingleStream
+from scenarios.file.document import Document
 from scenarios.run.decisions import RewriteStep
 from scenarios.run.scenario import Case
 from sim.base.arrays import IntArray
@@ -42,10 +43,6 @@ from sim.job.build_job import make_job
 from sim.job.job import Placement
 from sim.job.places import PinnedPlacement
 from sim.machine.machine import Machine
-
-if TYPE_CHECKING:
-    from scenarios.file.document import Document
-
 
 MakeRanks = Callable[[Ranked, RewriteStep], tuple[Graph, Machine]]
 

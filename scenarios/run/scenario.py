@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -28,14 +28,10 @@ from scenarios.schema import ScenarioFile, model_for
 from scenarios.workloads.workload import Work
 from sim.base import plugins
 from sim.base.errors import InputError, hint, shortened
+from sim.base.plugins import Origin
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 from sim.notebook import card
-
-if TYPE_CHECKING:
-    from scenarios.file.document import Document
-    from scenarios.schema import ScenarioFile
-    from sim.base.plugins import Origin
 
 
 @dataclass(frozen=True, eq=False)

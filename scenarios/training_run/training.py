@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from policies.recovery import Recovery
 from scenarios.file.document import Document
@@ -13,9 +13,7 @@ from scenarios.training_run.fields import TrainingRun
 from scenarios.training_run.lifecycle import live
 from scenarios.training_run.plan import Life, TrainingPlan, best, daly, young
 from sim.base.units import round_half_up
-
-if TYPE_CHECKING:
-    from sim.trace import Trace
+from sim.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)

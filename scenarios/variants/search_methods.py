@@ -55,17 +55,15 @@ AHEAD: Final = 8
 
 
 def _grid(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
-    numbers = range(min(math.prod(sizes), budget))
-    yield from _all([Ask(_at(number, sizes), levels - 1) for number in numbers])
+    yield from _all(range(min(math.prod(sizes), budget)), sizes, levels)
 
 
 def _random(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
-    numbers = _drawn(sizes, budget, random.Random(seed))
-    yield from _all([Ask(_at(number, sizes), levels - 1) for number in numbers])
+    yield from _all(_drawn(sizes, budget, random.Random(seed)), sizes, levels)
 
 
-def _all(asks: list[Ask]) -> Search:
-    for _ in (yield asks):
+def _all(numbers: Sequence[int], sizes: Sequence[int], levels: int) -> Search:
+    for _ in (yield [Ask(_at(number, sizes), levels - 1) for number in numbers]):
         pass
 
 

@@ -220,11 +220,6 @@ _LAYOUTS: Final = {"TN": "F", "NN": "I", "NT": "W"}
 _STAGES: Final = {"fwd": "F", "bwd_grad_act": "I", "bwd_grad_w": "W"}
 
 
-def is_simumax(content: Any) -> bool:
-    """Whether a document is a system file of SimuMax."""
-    return isinstance(content, Mapping) and {"accelerator", "networks"} <= set(content)
-
-
 def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> TrainingCalibration:
     """Return the calibration that a system file describes.
 
@@ -406,7 +401,7 @@ def _parsed(text: str, name: str, precision: str, gradients: str = "fp32") -> Tr
             content: Any = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{name}: not JSON: {error}") from None
-        if is_simumax(content):
+        if isinstance(content, Mapping) and {"accelerator", "networks"} <= set(content):
             with in_file(name):
                 _refuse_precision(precision, "the system file has one rate of products")
                 return from_simumax(content, gradients=gradients)

@@ -55,6 +55,7 @@ def collectives(
     from devices.collectives.formulas import Formula
     from devices.collectives.measured import MeasuredTable
     from scenarios.cli.output import print_json
+    from scenarios.cli.running import save_picture
     from scenarios.file.document import plain_settings
     from scenarios.report.collective_sizes import (
         COLLECTIVES_SCHEMA,
@@ -73,8 +74,7 @@ def collectives(
         raise InputError("--json and --csv: give one of them")
     if op not in KINDS:
         raise UnknownNameError("collective", op, KINDS)
-    if plot is not None:
-        check_path("plot", plot, PICTURES)
+    check_path("plot", plot, PICTURES)
     size = None if nbytes is None else parse_bytes(nbytes, what="--bytes")
     kind = op.replace("-", "_")
     if op == "send" and nodes > 2:
@@ -101,10 +101,7 @@ def collectives(
     at = "1 node" if nodes == 1 else f"{nodes} nodes"
     title = f"{op} on {n_ranks} {who.word}, {at} of {machine}"
     if plot is not None:
-        from sim.plot.figure import save
-
-        save(draw_sizes(rows, title), plot)
-        typer.echo(f"wrote {plot}", err=True)
+        save_picture(draw_sizes(rows, title), plot)
     if json:
         asked = [row.to_json() for row in rows if row.nbytes == size]
         print_json(

@@ -39,7 +39,7 @@ def compare(
     result that the file expects (`expect:`) did not come out.
     """
     from scenarios.cli.output import print_json, print_told
-    from scenarios.cli.running import Charts, cases_of, compare_all, finish
+    from scenarios.cli.running import Charts, cases_of, compare_all, finish, say_written
     from scenarios.report.outputs import check_outputs
     from scenarios.report.pipeline_compare import draw_pareto
 
@@ -50,7 +50,7 @@ def compare(
     comparison = compare_all(cases_of(scenario, policy, sets, allowed, compare=True))
     if pareto is not None:
         draw_pareto(comparison.results, pareto)
-        typer.echo(f"wrote {pareto}", err=True)
+        say_written(pareto)
     if json:
         print_json(comparison.to_json())
     else:

@@ -52,7 +52,7 @@ def diff(
     """
     from scenarios.cli.difference_table import print_difference
     from scenarios.cli.output import print_json
-    from scenarios.cli.running import progress
+    from scenarios.cli.running import progress, save_picture
     from scenarios.report.diff import Answer, Asked, two_sides
     from scenarios.report.outputs import PICTURES, check_path
     from scenarios.variants.incomparable_runs import warn_of_unlike_costs
@@ -81,10 +81,8 @@ def diff(
             print_difference(answer)
     for path in gantt or ():
         from sim.plot.diff import diff_gantt
-        from sim.plot.figure import save
 
         with progress(f"drawing {path}"):
-            save(diff_gantt(answer.differences), path)
-        typer.echo(f"wrote {path}", err=True)
+            save_picture(diff_gantt(answer.differences), path)
     if exit_code and not answer.differences.same:
         raise typer.Exit(1)

@@ -44,7 +44,7 @@ def memory(
     from devices.memory.registry import allocators, needs_capacity
     from devices.memory.trace_readers import read_events
     from scenarios.cli.output import print_json
-    from scenarios.cli.running import progress
+    from scenarios.cli.running import progress, say_written
     from scenarios.file.document import plain_settings
     from scenarios.report.memory_replays import MEMORY_SCHEMA, event_table, replay_report, replay_under
     from scenarios.report.outputs import check_path
@@ -53,10 +53,9 @@ def memory(
     from sim.export.tables import TABLE_ENDINGS, write_table
 
     names = list(dict.fromkeys(allocator or [name for name in allocators() if not needs_capacity(name)]))
-    if ops is not None:
-        check_path("ops", ops, TABLE_ENDINGS)
-        if len(names) > 1:
-            raise InputError(f"--ops {ops}: holds the addresses of one allocator; name one --allocator")
+    check_path("ops", ops, TABLE_ENDINGS)
+    if ops is not None and len(names) > 1:
+        raise InputError(f"--ops {ops}: holds the addresses of one allocator; name one --allocator")
     limit = None if capacity is None else parse_bytes(capacity, what="--capacity")
     options = plain_settings(sets or (), "allow_growth=true")
     events = read_events(trace, device=device)
@@ -73,7 +72,7 @@ def memory(
         if ops is not None:
             write_table(event_table(done), ops)
             until = "" if done.failure is None else f", up to event {len(done.events):,}"
-            typer.echo(f"wrote {ops}{until}", err=True)
+            say_written(f"{ops}{until}")
         if done.failure is None:
             reports.append(replay_report(done, name))
         else:

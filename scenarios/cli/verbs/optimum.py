@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from scenarios.cli.shared_options import Json, Policies, ScenarioPath, Sets, option
 from sim.base.plugins import NOTHING, Allowed
 
@@ -35,7 +33,7 @@ def optimum(
     """
     from policies.optimum_model import refuse_unmodelled
     from scenarios.cli.output import print_json
-    from scenarios.cli.running import compare_all, progress
+    from scenarios.cli.running import compare_all, progress, say_written
     from scenarios.cli.search_tables import print_optimum
     from scenarios.file.document import Document
     from scenarios.run.prepare_job import job_of
@@ -70,7 +68,7 @@ def optimum(
         best = found.best
         follows = None if best is results[0] and not policy else best.case.decisions.policy.synchronisation
         makespan = format_duration(best.trace.makespan_ns, digits=None)
-        written = write_found(
+        paths = write_found(
             out,
             best.case.scenario.document,
             best.trace,
@@ -79,5 +77,4 @@ def optimum(
             head="Found by sim optimum: "
             + ("no schedule takes less." if found.proven else found.told(limit_ns)),
         )
-        for path in written:
-            typer.echo(f"wrote {path}", err=True)
+        say_written(*paths)

@@ -39,7 +39,7 @@ def run(
     With `--repeat`, files and tables show the run with the scenario's own seed.
     """
     from scenarios.cli.output import print_json, print_repeats, print_told
-    from scenarios.cli.running import Charts, cases_of, finish, run_all, run_repeatedly
+    from scenarios.cli.running import Charts, cases_of, finish, run_all, run_repeatedly, say_written
     from sim.base.errors import InputError
 
     files = {"gantt": gantt, "html": html, "trace": trace, "ops": ops, "memory": memory}
@@ -83,10 +83,9 @@ def run(
         from scenarios.report.outputs import write_graphs
 
         write_graphs(results[0], show_graph)
-        typer.echo(f"wrote {show_graph[0]} and {show_graph[1]}", err=True)
+        say_written(f"{show_graph[0]} and {show_graph[1]}")
     if memory_trace is not None:
         from scenarios.report.memory_replays import write_memory_traces
 
-        for path in write_memory_traces(results[0], memory_trace):
-            typer.echo(f"wrote {path}", err=True)
+        say_written(*write_memory_traces(results[0], memory_trace))
     finish(results, files, charts)

@@ -58,20 +58,19 @@ def sweep(
     point and its runner-up are named, and exit status 1 means that there is none.
     """
     from scenarios.cli.output import print_json
-    from scenarios.cli.running import Ticker
+    from scenarios.cli.running import Ticker, save_picture, say_written
     from scenarios.cli.search_tables import print_answer, print_left_out, print_rows
     from scenarios.cli.terminal import show_warnings
     from scenarios.fields.goals import read_goal
     from scenarios.report.outputs import PICTURES, check_path
+    from scenarios.report.pictures import sweep_plot
     from scenarios.variants import sweep as sweeps
     from scenarios.variants.executors import executor_of
     from scenarios.variants.variant import Variants, column_of, points_of
     from sim.base.errors import InputError
 
-    if out is not None:
-        check_path("out", out, (".csv", ".json", ".parquet"))
-    if plot is not None:
-        check_path("plot", plot, PICTURES)
+    check_path("out", out, (".csv", ".json", ".parquet"))
+    check_path("plot", plot, PICTURES)
     if dask is not None and jobs > 1:
         raise InputError("give --jobs or --dask, not both")
     goal = read_goal(minimise, maximise, subject_to or ())
@@ -105,15 +104,12 @@ def sweep(
             show(stopped.rows)
             raise
     variants.warn_of_unlike_costs(points)
+    if out is not None:
+        say_written(out)
     if plot is not None:
-        from scenarios.report.pictures import sweep_plot
-        from sim.plot.figure import save
-
         drawn = () if goal is None else (goal.what,)
-        save(sweep_plot(rows, settings, *drawn, most=goal is not None and goal.most), plot)
-    for path in (out, plot):
-        if path is not None:
-            typer.echo(f"wrote {path}", err=True)
+        most = goal is not None and goal.most
+        save_picture(sweep_plot(rows, settings, *drawn, most=most), plot)
     show(rows)
     if any(row["error"] for row in rows) if goal is None else not goal.ranked(rows):
         raise typer.Exit(1)

@@ -69,7 +69,7 @@ def tune(
     Ctrl-C ends the search and keeps the best so far. Exit status 1 means that no trial kept the limits.
     """
     from scenarios.cli.output import print_json
-    from scenarios.cli.running import Ticker
+    from scenarios.cli.running import Ticker, save_picture, say_written
     from scenarios.cli.search_tables import print_tuning
     from scenarios.cli.terminal import show_warnings
     from scenarios.fields.goals import read_goal
@@ -77,17 +77,21 @@ def tune(
     from scenarios.report.outputs import PICTURES, check_path
     from scenarios.variants.executors import executor_of
     from scenarios.variants.tune import Tuner, Tuning
-    from scenarios.variants.tune_report import check_winner, trial_table, tuning_report, write_winner
+    from scenarios.variants.tune_report import (
+        check_winner,
+        trial_table,
+        tuning_figure,
+        tuning_report,
+        write_winner,
+    )
     from scenarios.variants.variant import Variants, axes_of
     from sim.base.errors import InputError
     from sim.export.tables import TABLE_ENDINGS, write_table
 
     if out is not None:
         check_winner(out, scenario)
-    if table is not None:
-        check_path("table", table, TABLE_ENDINGS)
-    if plot is not None:
-        check_path("plot", plot, PICTURES)
+    check_path("table", table, TABLE_ENDINGS)
+    check_path("plot", plot, PICTURES)
     if level is not None and not vary:
         raise InputError("--level is for --method halving of --vary")
     goal = read_goal(minimise or (None if maximise else "makespan"), maximise, subject_to or ())
@@ -121,20 +125,13 @@ def tune(
     tuning = tuner.tuning
     if vary:
         variants.warn_of_unlike_costs(trial.variant for trial in tuning.trials)
-    written = []
     if out is not None and tuning.best is not None:
-        written += write_winner(tuning, out)
+        say_written(*write_winner(tuning, out))
     if table is not None and tuning.trials:
         write_table(trial_table(tuning), table)
-        written.append(table)
+        say_written(table)
     if plot is not None and tuning.best is not None:
-        from scenarios.variants.tune_report import tuning_figure
-        from sim.plot.figure import save
-
-        save(tuning_figure(tuning, against), plot)
-        written.append(plot)
-    for path in written:
-        typer.echo(f"wrote {path}", err=True)
+        save_picture(tuning_figure(tuning, against), plot)
     if json:
         print_json(tuning_report(tuning, against))
     else:

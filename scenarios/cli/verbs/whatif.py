@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from scenarios.cli.shared_options import Json, Sets, argument, option
 from sim.base.plugins import NOTHING, Allowed
 
@@ -45,14 +43,13 @@ def whatif(
     file is read once. To run a recording with a change, write a scenario with `workload: {what_if: ...}`.
     """
     from scenarios.cli.output import print_json
-    from scenarios.cli.running import progress
+    from scenarios.cli.running import progress, save_picture
     from scenarios.report.outputs import PICTURES, check_path
     from scenarios.report.pictures import draw_what_ifs, to_json
     from scenarios.variants.machine_what_ifs import machine_trials
     from scenarios.variants.what_ifs import WhatIfs, chosen, standard_trials, try_all
 
-    if plot is not None:
-        check_path("plot", plot, PICTURES)
+    check_path("plot", plot, PICTURES)
     given = [_given(text) for text in also or ()]  # before anything is read: it may be wrong
     with progress(f"reading {file}"):
         what_ifs = WhatIfs(file, sets or (), allowed)
@@ -68,10 +65,7 @@ def whatif(
     with progress(f"simulating {name} with {len(trials) + len(given)} changes"):
         rows = list(try_all(what_ifs, trials, given))
     if plot is not None:
-        from sim.plot.figure import save
-
-        save(draw_what_ifs(name, rows), plot)
-        typer.echo(f"wrote {plot}", err=True)
+        save_picture(draw_what_ifs(name, rows), plot)
     if json:
         print_json(to_json(name, recorded_ns, rows))
     else:
