@@ -27,7 +27,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from scenarios.cli.common_options import SIMULATING, with_force, with_limit, with_permissions, with_theme
-from scenarios.cli.terminal import show_warnings, terminal
+from scenarios.cli.terminal import place_of_other_code, show_warnings, terminal
 from sim.base import plugins
 from sim.base.errors import SimError, UnknownNameError
 
@@ -198,8 +198,6 @@ def _told(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
     where = f"{file}: " if file else ""
     if isinstance(error, MemoryError):
         return f"{where}needs more memory than there is", 1
-    from scenarios.cli.terminal import place_of_other_code
-
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     if (place := place_of_other_code(error)) is not None:
         return f"{place}: {what}; SIM_TRACEBACK=1 shows how it came there", 2

@@ -110,9 +110,7 @@ class Row(NamedTuple):
         found: dict[str, Any] = {
             "bytes": self.nbytes,
             "algorithm": self.algorithm,
-            "protocol": None if self.choice is None else self.choice.protocol,
-            "channels": None if self.choice is None else self.choice.channels,
-            "threads": None if self.choice is None else self.choice.threads,
+            **{key: getattr(self.choice, key, None) for key in ("protocol", "channels", "threads")},
         }
         times = {
             "tuner": self.tuner_us,

@@ -139,11 +139,9 @@ def _links(links: Mapping[str, Mapping[str, Any]]) -> Section:
 
 def _pipeline(told: Mapping[str, Any]) -> Section:
     """Return sizes, bubble and formula of a pipeline in one line, and a row for each rank."""
-    formula = (
-        ""
-        if told["bubble_formula"] is None
-        else f"; formula {100 * told['bubble_formula']:.2f}% ({told['formula']})"
-    )
+    formula = ""
+    if told["bubble_formula"] is not None:
+        formula = f"; formula {100 * told['bubble_formula']:.2f}% ({told['formula']})"
     line = (
         f"{told['ranks']} ranks, {told['stages']} stages, {told['micro_batches']} micro-batches: "
         f"bubble {100 * told['bubble']:.2f}% of the makespan, {100 * told['span_bubble']:.2f}% of the "
@@ -196,11 +194,9 @@ def _train(told: Mapping[str, Any]) -> Section:
         rates.append(f"{told['samples_per_s']:,.4g} samples/s")
     if told["mfu"] is not None:
         rates.append(f"MFU {percent(told['mfu'])}")
-    of = (
-        f"{told['parameters'] / 1e9:.4g} billion parameters; {told['schedule']}, "
-        if "schedule" in told
-        else ""
-    )
+    of = ""
+    if "schedule" in told:
+        of = f"{told['parameters'] / 1e9:.4g} billion parameters; {told['schedule']}, "
     gpus, step = told["gpus"], format_duration(told["step_ns"])
     lines = [
         f"step {step} on {gpus:,} GPU{'s'[: gpus != 1]}: {', '.join(rates)}{fits}\n{of}"

@@ -218,9 +218,7 @@ def _facts(case: Case, ranks: tuple[str, ...]) -> Iterator[dict[str, Hashable]]:
     noisy = {} if content.noise is None else content.noise.devices
     memory = {} if content.memory is None else content.memory.devices
     told: dict[int, dict[str, Hashable]] = {}  # devices of a count have one description
-    threads: dict[str, int] = {}
-    for host in case.work.machine.hosts:
-        threads.update(dict.fromkeys(host.serves, host.threads))
+    threads = {name: host.threads for host in case.work.machine.hosts for name in host.serves}
     for name in ranks:
         values: dict[str, Any] = described[name]
         if id(values) not in told:

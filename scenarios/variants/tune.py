@@ -150,6 +150,12 @@ class Tuning:
             vars(self).pop("trace", None)
         return cost
 
+    @property
+    def answers(self) -> list[int]:
+        """The trials that keep to the limits, and are exact."""
+        allows = self.goal.allows
+        return [k for k, trial in enumerate(self.trials) if trial.level is None and allows(trial.row)]
+
     def cost(self, trial: Trial) -> float:
         """Return what is to be small."""
         value: float = trial.row[self.goal.column]
@@ -158,11 +164,7 @@ class Tuning:
     def front(self, against: str) -> list[int]:
         """Return the trials that no other one beats in both the goal and the least of another result."""
         column = column_of_result(against)
-        answers = [
-            k
-            for k, trial in enumerate(self.trials)
-            if trial.level is None and self.goal.allows(trial.row) and trial.row.get(column) is not None
-        ]
+        answers = [k for k in self.answers if self.trials[k].row.get(column) is not None]
         points = [(self.cost(self.trials[k]), self.trials[k].row[column]) for k in answers]
         return [answers[i] for i in front(points)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,7 +38,7 @@ def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
         },
         "trials": len(trials),
         "seeds": tuning.seeds,
-        "answers": sum(tuning.goal.allows(trial.row) for trial in trials if trial.level is None),
+        "answers": len(tuning.answers),
         "best": None if tuning.best is None else _plain(tuning, tuning.best) | _bound(tuning),
         "starts": [_plain(tuning, k) for k, trial in enumerate(trials) if trial.what == "start"],
         "improvements": [_plain(tuning, k) for k in improvements(tuning)],
@@ -59,10 +60,8 @@ def _bound(tuning: Tuning) -> dict[str, Any]:
 def improvements(tuning: Tuning) -> list[int]:
     """Return the trials that were the best when they were run."""
     found: list[int] = []
-    for k, trial in enumerate(tuning.trials):
-        if trial.level is not None or not tuning.goal.allows(trial.row):
-            continue
-        if not found or tuning.cost(trial) < tuning.cost(tuning.trials[found[-1]]):
+    for k in tuning.answers:
+        if not found or tuning.cost(tuning.trials[k]) < tuning.cost(tuning.trials[found[-1]]):
             found.append(k)
     return found
 
@@ -186,14 +185,9 @@ def progress_plot(tuning: Tuning, ax: Axes) -> None:
     from sim.plot.theme import OKABE_ITO, plain
 
     goal = tuning.goal
-    at: list[int] = []
-    values: list[float] = []
-    best: list[float] = []
-    for k, trial in enumerate(tuning.trials):
-        if trial.level is None and goal.allows(trial.row):
-            at.append(k + 1)
-            values.append(trial.row[goal.column])
-            best.append((max if goal.most else min)(values[-1], best[-1] if best else values[-1]))
+    at = [k + 1 for k in tuning.answers]
+    values = [tuning.trials[k].row[goal.column] for k in tuning.answers]
+    best = list(accumulate(values, max if goal.most else min))
     ax.plot(at, values, ".", color="0.7", markersize=3, label="trials", rasterized=True)
     ax.step(at, best, where="post", color=OKABE_ITO[4], label="best so far")
     ax.set_xlabel("trial")
@@ -209,7 +203,8 @@ def front_plot(tuning: Tuning, against: str, ax: Axes) -> None:
     from sim.plot.theme import OKABE_ITO, plain
 
     goal, column = tuning.goal, column_of_result(against)
-    rows = [t.row for t in tuning.trials if t.level is None and goal.allows(t.row) and column in t.row]
+    answers = (tuning.trials[k].row for k in tuning.answers)
+    rows = [row for row in answers if column in row]
     ax.plot([r[column] for r in rows], [r[goal.column] for r in rows], ".", color="0.7", markersize=4)
     front = [tuning.trials[k].row for k in tuning.front(against)]
     ax.plot(

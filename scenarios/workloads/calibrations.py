@@ -166,15 +166,10 @@ class CalibrationFields(Strict):
         begun = read_yaml_text(_shipped(name), name).plain()
         if "nccl" in given:  # in place of these
             begun = {key: value for key, value in begun.items() if key not in ("node", "between")}
-        return {
-            **begun,
-            **{
-                key: {**begun[key], **value}
-                if isinstance(value, dict) and isinstance(begun.get(key), dict)
-                else value
-                for key, value in given.items()
-            },
-        }
+        for key, value in given.items():
+            both = isinstance(value, dict) and isinstance(begun.get(key), dict)
+            begun[key] = {**begun[key], **value} if both else value
+        return begun
 
     @model_validator(mode="after")
     def _one_way(self) -> CalibrationFields:

@@ -158,11 +158,8 @@ class PipelineModelFields(Strict):
 def _stages(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if (
-        value is None
-        or isinstance(value, list)
-        or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
-    ):
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if value is None or isinstance(value, list) or is_count:
         return value
     raise fault(f"should be a number of stages, or a list of them, not {value!r}")
 

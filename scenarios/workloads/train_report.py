@@ -179,9 +179,8 @@ def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[s
     seconds = step / NS_PER_S
     capacity, most = training.memory, max(peak.nbytes for peak in peaks)
     times = _times(trace, training, schedule)
-    exposed = max(
-        sum(parts.values()) for parts in [{"none": 0}, *exposed_communication(DerivedColumns(trace)).values()]
-    )
+    messages = exposed_communication(DerivedColumns(trace)).values()
+    exposed = max((sum(parts.values()) for parts in messages), default=0)
     return {
         "step_ns": step,
         "tokens_per_s": training.tokens / seconds,
@@ -263,11 +262,7 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
         for stage in schedule.stages_of(rank):
             slots = slots.plus(training.each_stage[stage].forward).plus(training.each_stage[stage].backward)
         m = training.micro_batches
-        kernels = {
-            "products": round(m * slots.products),
-            "attention": round(m * slots.attention),
-            "passes": round(m * slots.passes),
-        }
+        kernels = {part: round(m * getattr(slots, part)) for part in ("products", "attention", "passes")}
         exposed = computes - int(alone[rank])
         # each slot lasts whole ns; here all slots are rounded at once
         kernels["products"] += computes - steps - exposed - sum(kernels.values())

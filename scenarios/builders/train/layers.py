@@ -291,22 +291,17 @@ class RankWork:
         """Return the pieces of multi-head latent attention; its down-products are on every rank."""
         m, t, e, T = self.model, self.t, self.e, self.tokens
         heads = m.heads // t
-        down: list[LayerPiece] = []
-        latent = m.kv_rank + m.rotary_head
-        norm_in = Pass(2 * self.thin)
+        queries = [self.column("q", m.hidden, heads * m.query_head)]
         if m.q_rank:
-            down.append(
-                self._plain("q down", m.hidden, m.q_rank, (norm_in,), (Pass(3 * self.thin),), 2 * self.thin)
-            )
-            down.append(self.column("q up", m.q_rank, heads * m.query_head))
-        else:
-            down.append(self.column("q", m.hidden, heads * m.query_head))
-        down.append(self._plain("kv down", m.hidden, latent, (), (), 0))
-        down.append(self.column("kv up", m.kv_rank, heads * (m.head + m.value_head)))
+            norm, back = (Pass(2 * self.thin),), (Pass(3 * self.thin),)
+            down = self._plain("q down", m.hidden, m.q_rank, norm, back, 2 * self.thin)
+            queries = [down, self.column("q up", m.q_rank, heads * m.query_head)]
         q, v = T * heads * m.query_head * e, T * heads * m.value_head * e
         around = (Pass(2 * q), Pass(2 * q), Pass(2 * (q + v)))  # rotary parts are joined to the others
         return [
-            *down,
+            *queries,
+            self._plain("kv down", m.hidden, m.kv_rank + m.rotary_head, (), (), 0),
+            self.column("kv up", m.kv_rank, heads * (m.head + m.value_head)),
             self.core(heads, heads, around, around),
             self.row("proj", heads * m.value_head, m.hidden, saved=False),
         ]
