@@ -337,10 +337,12 @@ class Expectation(NamedTuple):
         if result.unit is FILE:
             return self._hold_schedule(run, new_tables=new_tables)
         actual = self._result_of(run)
+        beside = {
+            key: given for key, given in self.condition.items() if isinstance(given, Relative) and given.run
+        }
         references = {
             given.run: self._result_of(other(given.run), f"the run {given.run!r}")
-            for given in self.condition.values()
-            if isinstance(given, Relative) and given.run
+            for given in beside.values()
         }
         condition = resolved(self.condition, references)
         if isinstance(actual, list):
@@ -348,13 +350,9 @@ class Expectation(NamedTuple):
             assert isinstance(listed, list)
             actual = [op for op in actual if op in set(listed)]
         words = {"equals": "", "tolerance": "give or take ", "at_most": "at most ", "at_least": "at least "}
-        beside = {
-            key: f" ({given})"
-            for key, given in self.condition.items()
-            if isinstance(given, Relative) and given.run
-        }
         wanted = ", ".join(
-            words[key] + result.unit.show(value) + beside.get(key, "") for key, value in condition.items()
+            words[key] + result.unit.show(value) + (f" ({beside[key]})" if key in beside else "")
+            for key, value in condition.items()
         )
         passed = holds(actual, condition)
         told = f"{self.what} is {result.unit.show(actual)}, expected {wanted}"

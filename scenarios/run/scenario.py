@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -333,9 +333,7 @@ class Scenario:
             machine = None if content.machine is None else self.machine
             return content.workload.work(self.document, machine, named, loc, seed=content.seed)
 
-        def misfit() -> str | None:
-            return content.workload.misfit(self.document, named)
-
+        misfit = partial(content.workload.misfit, self.document, named)
         return Case(self, decisions, base, expectations, make, misfit)
 
 
