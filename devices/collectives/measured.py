@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from sim.base.errors import InputError, UnknownNameError, nearest
-from sim.base.files import read_bytes
+from sim.base.files import read_text
 from sim.base.plugins import NOWHERE, Origin
 from sim.base.units import format_bytes, round_half_up
 from sim.machine.communicators import Call
@@ -126,9 +126,7 @@ def read_measurements(
 def _lines(path: str | Path) -> Iterator[list[str]]:
     """Yield the lines of a CSV file."""
     try:
-        yield from csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig")))
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is no table: it is no text in UTF-8") from None
+        yield from csv.reader(io.StringIO(read_text(path)))
     except csv.Error as error:
         raise InputError(f"{path}: is no table in CSV: {error}") from None
 

@@ -26,7 +26,7 @@ from policies.option_checks import SYNCHRONISATIONS, one_of
 from sim import Graph, Job, Machine
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError, UnknownNameError, located
-from sim.base.files import read_bytes
+from sim.base.files import read_text
 from sim.issuers import process_names
 from sim.job.job import Placement
 from sim.policy import Order
@@ -46,10 +46,7 @@ def read_plan(plan: Plan | None, file: Path | None) -> Plan:
     if plan is not None:
         return plan
     with located("file"):
-        try:
-            return Plan.from_json(read_bytes(file or "").decode())
-        except UnicodeDecodeError:
-            raise InputError(f"{file}: is no plan (not UTF-8 text)") from None
+        return Plan.from_json(read_text(file or ""))
 
 
 class ReplayPlan(ProgramOrder):

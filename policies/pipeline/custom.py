@@ -21,7 +21,7 @@ from policies.pipeline.evaluate import Evaluation, StageTimes, evaluate
 from policies.pipeline.pipeline_schedule import Action, Schedule, Slot, is_communication, parse_slot
 from policies.pipeline.validate import validate
 from sim.base.errors import InputError
-from sim.base.files import read_bytes
+from sim.base.files import read_text
 
 
 def custom(
@@ -227,10 +227,7 @@ def read_csv(path: str | Path) -> Rows:
     InputError
         The file cannot be read, or is no such table.
     """
-    try:
-        text = read_bytes(path, unpack=False).decode("utf-8-sig")  # spreadsheets begin with a mark
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is not UTF-8 text") from None
+    text = read_text(path, unpack=False)
     first = next((cell for line in text.splitlines() for cell in _cells(line) if cell), "0F0")
     if not is_communication(first):
         try:

@@ -34,7 +34,7 @@ from devices.describe.quantities import Count, File, Name, Shorthand, Strict
 from scenarios.fields.policy_fields import Factor
 from scenarios.file.document import Document
 from sim.base.errors import InputError, UnknownNameError, located
-from sim.base.files import read_bytes
+from sim.base.files import read_text
 from sim.faults import NCCL_TIMEOUT_NS, Cause, Faults, HealthCheck, PartKind
 from sim.machine.links import Link
 from sim.machine.machine import Machine
@@ -51,11 +51,7 @@ def read_causes(path: Path) -> dict[str, int]:
     InputError
         A column that is missing, a row that is none, a component that is counted twice, or nothing counted.
     """
-    try:
-        text = read_bytes(path).decode("utf-8-sig")  # spreadsheets begin with a mark
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is no text in UTF-8") from None
-    rows = csv.DictReader(text.splitlines())
+    rows = csv.DictReader(read_text(path).splitlines())
     missing = [name for name in ("component", "count") if name not in (rows.fieldnames or ())]
     if missing:
         raise InputError(

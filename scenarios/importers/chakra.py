@@ -27,7 +27,6 @@ machine's links to the recv that ``comm_src``, ``comm_dst`` and ``comm_tag`` nam
 
 from __future__ import annotations
 
-import heapq
 import os
 import re
 import warnings
@@ -38,10 +37,8 @@ from itertools import islice
 from typing import Any, Final, Literal
 
 from scenarios.importers.chakra_nodes import ChakraNode, arguments, process_groups, read_nodes
-from scenarios.importers.files import TRACES, all_files, choice, fixed_batch, in_file, job_name, stem
+from scenarios.importers.files import TRACES, all_files, fixed_batch, in_file, job_name, stem
 from scenarios.importers.kineto.kineto_ranks import (
-    END_TOGETHER,
-    Groups,
     RecordedCall,
     clock_offsets,
     communicators,
@@ -53,6 +50,7 @@ from sim.base.errors import GraphError, InputError
 from sim.base.files import StrPath
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
+from sim.graph.walks import Dag, least_first
 
 # ----------------------------------------------------------------------------------------------------------
 # What a Chakra trace leaves out: the order on each stream and thread, and waits between them.
@@ -109,9 +107,7 @@ class ChakraOrder:
         self._timed = all(node.start_ns is not None for node in nodes)
         self.lanes = [_lane(node) for node in nodes]
         self.launcher: list[int | None] = [
-            None
-            if _on_host(node)
-            else max((d for d in own if _on_host(nodes[d])), key=self._began, default=None)
+            None if node.on_host else max((d for d in own if nodes[d].on_host), key=self._began, default=None)
             for node, own in zip(nodes, needs, strict=True)
         ]
 
@@ -129,22 +125,12 @@ class ChakraOrder:
             began = self._began(i if self._timed or launched is None else launched)
             return began, launched is not None, nodes[i].id
 
-        waiting = [len(set(own)) for own in self._needs]
-        followers: dict[int, list[int]] = defaultdict(list)
-        for i, own in enumerate(self._needs):
-            for other in set(own):
+        needs = [[*own] for own in self._needs]
+        followers: list[list[int]] = [[] for _ in nodes]
+        for i, own in enumerate(needs):
+            for other in own:
                 followers[other].append(i)
-        ready = [(key(i), i) for i, left in enumerate(waiting) if not left]
-        heapq.heapify(ready)
-        order = []
-        while ready:
-            _, i = heapq.heappop(ready)
-            order.append(i)
-            for follower in followers[i]:
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    heapq.heappush(ready, (key(follower), follower))
-        return order
+        return least_first(Dag(followers, needs), [key(i) for i in range(len(nodes))])
 
     @cached_property
     def before(self) -> list[list[int]]:
@@ -162,7 +148,7 @@ class ChakraOrder:
                 last[lane] = i
             launched = self.launcher[i]
             thread = lane if launched is None else self.lanes[launched]
-            if _on_host(self._nodes[i]):
+            if self._nodes[i].on_host:
                 found[i] += awaited.pop(thread, [])
             elif self._nodes[i].type in _COMMUNICATES:
                 if self._pytorch and thread in computing and self.lanes[computing[thread]] != lane:
@@ -187,17 +173,10 @@ class ChakraOrder:
         """What kernels need of one another, by the tensors of their operators; counted as nodes."""
         if not self._pytorch or len(self.issued) < len(self._nodes):
             return {}
-        kernels = [i for i in self.issued if not _on_host(self._nodes[i])]
+        kernels = [i for i in self.issued if not self._nodes[i].on_host]
         touches = [Touch(self._operator(i), self._nodes[i].reads, self._writes(i)) for i in kernels]
-        flows = tensor_flow(touches)
-        return {
-            i: TaskFlow(
-                [(kernels[task], k) for task, k in flow.inputs],
-                [kernels[k] for k in flow.after],
-                flow.outputs,
-            )
-            for i, flow in zip(kernels, flows, strict=True)
-        }
+        flows = zip(kernels, tensor_flow(touches), strict=True)
+        return {i: flow.numbered(kernels) for i, flow in flows}
 
     def _writes(self, i: int) -> list[Tensor]:
         """Return the recorded outputs of a task, and what it writes in place."""
@@ -230,15 +209,11 @@ class ChakraOrder:
             yield i, min(usual, recorded), max(0, recorded - usual)
 
 
-def _on_host(node: ChakraNode) -> bool:
-    return bool(node.attributes.get("is_cpu_op", False))
-
-
 def _lane(node: ChakraNode) -> tuple[str, int] | None:
     """Return where a node runs: the converter writes the thread of the launch beside a kernel's stream."""
-    names = ("tid",) if _on_host(node) else ("stream", "tid")
+    names = ("tid",) if node.on_host else ("stream", "tid")
     number = next((node.attributes[name] for name in names if name in node.attributes), None)
-    return None if not isinstance(number, int) else ("thread" if _on_host(node) else "stream", number)
+    return None if not isinstance(number, int) else ("thread" if node.on_host else "stream", number)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -298,7 +273,6 @@ def load(
     """
     paths = all_files(path, "chakra")
     fixed_batch(paths[0], batch, "its times were measured at one batch size")
-    choice("unknown", unknown, ("warn", "error"))
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
     traces = [_Trace(path, None if one else rank, unknown) for rank, path in _ranks(paths, one)]
     if not one:
@@ -380,7 +354,7 @@ class _Trace:
         ranks, found = self._ranks_of_groups, []
         for i in self.order.issued:
             node = self.nodes[i]
-            if node.attributes.get("is_cpu_op", False) or node.type not in ("collective", "send", "recv"):
+            if node.on_host or node.type not in _COMMUNICATES:
                 continue
             dimensions = node.attributes.get("involved_dim", ())
             name = node.attributes.get("pg_name")
@@ -392,7 +366,8 @@ class _Trace:
             group = None if name is None else (str(name), str(ranks.get(str(name), "")))
             pair = node.type != "collective"
             if not (pair and self.message(i)):
-                found.append(RecordedCall(i, _kind(node, False), self.order.lanes[i], group, pair))
+                end_ns = (node.start_ns or 0) + node.duration_ns
+                found.append(RecordedCall(i, _kind(node), self.order.lanes[i], end_ns, group, pair))
         return found
 
     def message(self, i: int) -> tuple[int, int, int] | None:
@@ -414,23 +389,21 @@ class _Trace:
         for i, node in enumerate(self.nodes):
             flow = order.flows.get(i)
             after = dict.fromkeys([*self.needs[i], *order.before[i], *(flow.after if flow else ())])
-            on_cpu = bool(node.attributes.get("is_cpu_op", False))
-            attributes = self._attributes(i, on_cpu)
-            facts = self._facts(i, on_cpu)
+            attributes, facts = self._attributes(i), self._facts(i)
             if i in waits:
                 facts["duration_ns"], attributes["recorded_wait_ns"] = waits[i]
             builder.op(
                 names[i],
-                kind=_kind(node, on_cpu),
+                kind=_kind(node),
                 inputs=[f"{names[task]}:{k}" for task, k in flow.inputs] if flow else self.arrives.get(i, ()),
                 after=[names[other] for other in after],
                 outputs=flow.outputs if flow else self.sends.get(i, ()),
-                device=f"{'cpu' if on_cpu else 'gpu'}{self.number}",
+                device=f"{'cpu' if node.on_host else 'gpu'}{self.number}",
                 attributes=attributes,
                 **facts,
             )
 
-    def _facts(self, i: int, on_cpu: bool) -> dict[str, Any]:
+    def _facts(self, i: int) -> dict[str, Any]:
         """Return what an op takes and moves."""
         node = self.nodes[i]
         duration: int | None = self.transfer_ns.get(i, node.duration_ns)
@@ -438,19 +411,17 @@ class _Trace:
         flops, size = (node.attributes.get(name, 0) for name in ("num_ops", "comm_size"))
         members = self.communicator[i][1] if i in self.communicator else 1
         if type(size) is int and size > 0:
-            kind = _kind(node, on_cpu)
-            read = size
-            written = size * members if kind == "all_gather" else size
-        if not (self.pytorch or on_cpu or duration):
+            read, written = size, size * members if _kind(node) == "all_gather" else size
+        if not (self.pytorch or node.on_host or duration):
             if node.type == "comp" and type(flops) is int and flops > 0:
                 moved = node.attributes.get("tensor_size", 0)
-                read, duration = moved if type(moved) is int else 0, None
+                read = moved if type(moved) is int else 0
                 return {"duration_ns": None, "flops": flops, "bytes_read": read, "bytes_written": 0}
             if node.type == "collective" or (node.type in ("send", "recv") and not self.message(i)):
                 duration = None
         return {"duration_ns": duration, "bytes_read": read, "bytes_written": written}
 
-    def _attributes(self, i: int, on_cpu: bool) -> dict[str, Any]:
+    def _attributes(self, i: int) -> dict[str, Any]:
         """Return the attributes of an op: those of the node, and what we call by other names."""
         node, order = self.nodes[i], self.order
         found = {k: v for k, v in node.attributes.items() if k not in ("is_cpu_op", "stream", "tid")}
@@ -459,7 +430,7 @@ class _Trace:
         lane, launched = order.lanes[i], order.launcher[i]
         if lane is not None:
             found[lane[0]] = lane[1]
-        if not on_cpu:
+        if not node.on_host:
             found["kernel"] = node.name
             if launched is not None:
                 found["operator"] = re.sub(r"\(\d+\)$", "", self.nodes[launched].name)
@@ -468,7 +439,7 @@ class _Trace:
         if node.start_ns is not None and self.begin_ns is not None:
             found["recorded_start_ns"] = node.start_ns - self.begin_ns
         name = node.attributes.get("pg_name")
-        if name is not None and not on_cpu:
+        if name is not None and not node.on_host:
             found |= process_group(str(name), str(self._ranks_of_groups.get(str(name), "")))
         if i in self.communicator:
             found["communicator"] = self.communicator[i][0]
@@ -477,12 +448,12 @@ class _Trace:
         return found
 
 
-def _kind(node: ChakraNode, on_cpu: bool) -> str:
+def _kind(node: ChakraNode) -> str:
     """Return what a node does: the collective, the kernel's kind, or a host op."""
     comm_type = node.attributes.get("comm_type") if node.type == "collective" else None
     if isinstance(comm_type, int) and 0 <= comm_type < len(_COLLECTIVES):
         return _COLLECTIVES[comm_type]
-    if on_cpu:
+    if node.on_host:
         return "host"
     return kind_of(node.name) if node.type == "comp" else node.type
 
@@ -520,7 +491,7 @@ def _meet(traces: Sequence[_Trace]) -> None:
                 traces[rank].communicator[i] = name, len(members)
                 traces[rank].transfer_ns[i] = min(together)
     if all(trace.begin_ns is not None for trace in traces):
-        offsets = clock_offsets(_ends(traces, groups), paths)
+        offsets = clock_offsets(calls, groups, paths)
         first = min((trace.begin_ns or 0) + offsets[trace.rank or 0] for trace in traces)
         for trace in traces:
             trace.begin_ns = first - offsets[trace.rank or 0]
@@ -544,15 +515,3 @@ def _send(traces: Sequence[_Trace]) -> None:
             size = source.nodes[k].attributes.get("comm_size", 0)
             source.sends[k] = [size if type(size) is int and size > 0 else 0]
             sink.arrives[i] = [source.names[k]]
-
-
-def _ends(traces: Sequence[_Trace], groups: Groups) -> dict[int, dict[tuple[str, int], int]]:
-    """Return when the collectives ended that end together."""
-    ends: dict[int, dict[tuple[str, int], int]] = {trace.rank or 0: {} for trace in traces}
-    for name, members in groups.items():
-        for rank, met in members.items():
-            for n, i in enumerate(met):
-                node = traces[rank].nodes[i]
-                if _kind(node, False) in END_TOGETHER:
-                    ends[rank][name, n] = (node.start_ns or 0) + node.duration_ns
-    return ends

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from scenarios.importers.files import parts
 from scenarios.importers.tensor_flow import Tensor
 from sim.base.arrays import LATEST_NS
 from sim.base.errors import InputError
@@ -130,7 +131,6 @@ _TYPES: Final = (
 _TENSOR: Final = re.compile(r"\[(\d+), (\d+), \d+, (\d+), (\d+), '([^']*)'\]")
 """A tensor in the recorded inputs and outputs: id, storage, offset, elements, bytes of one, device."""
 
-_MARKS: Final = re.compile(r"[\[\],]|'[^']*'")
 _BOOL, _STRING, _BOOLS = 27, 29, 28
 """Fields of an attribute; whole numbers are the other varints."""
 
@@ -169,6 +169,11 @@ class ChakraNode:
     writes: list[Tensor] = field(default_factory=list)
     values: str = ""
     attributes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host does it."""
+        return bool(self.attributes.get("is_cpu_op", False))
 
 
 def read_nodes(path: StrPath) -> list[ChakraNode]:
@@ -210,13 +215,7 @@ def arguments(values: str) -> list[list[Tensor]]:
     >>> arguments("[[1, 2, 0, 8, 4, 'cuda:0'], 5, [[3, 4, 0, 2, 4, 'cuda:0'], [6, 7, 0, 1, 4, 'cpu']]]")[2]
     [Tensor(storage=('cuda:0', 4), nbytes=8), Tensor(storage=('cpu', 7), nbytes=4)]
     """
-    depth, begin, found = 0, 1, []
-    for mark in _MARKS.finditer(values):
-        if mark[0] == "," and depth == 1:
-            found.append((begin, mark.start()))
-            begin = mark.end()
-        depth += (mark[0] == "[") - (mark[0] == "]")
-    return [[*_tensors(values[a:b])] for a, b in [*found, (begin, len(values))]]
+    return [[*_tensors(part)] for part in parts(values[1:])]
 
 
 def _node(message: bytes) -> ChakraNode:

@@ -25,9 +25,10 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Final, Literal, NamedTuple
 
-from scenarios.importers.files import choice, fixed_batch, in_file, read_json, stem
+from scenarios.importers.files import fixed_batch, in_file, parts, read_json, stem
 from scenarios.importers.tensor_flow import Storage, Tensor, Touch, tensor_flow, written_arguments
-from scenarios.importers.torch_export import CAUSAL, WINDOWS, attributes_of, kind_of, operator_name, ordered
+from scenarios.importers.torch_export import CAUSAL, WINDOWS, attributes_of, kind_of, ordered, plain_name
+from scenarios.ops.attributes import FLOATING, computed
 from scenarios.ops.op_costs import UNKNOWN_BYTES, VIEWS, WITHOUT_DATA, cost_of, without_formula
 from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, measured_shape
 from sim.base.errors import InputError
@@ -199,21 +200,9 @@ def _argument(value: Any, shape: Any, kind: Any) -> Argument:
         inside = kind.removeprefix("Tensor(").removesuffix(")")
         return TensorValue(Tensor((str(device), _whole(storage)), nbytes), dimensions, _DTYPES.get(inside))
     if isinstance(kind, str) and kind.startswith("GenericList[") and "Tensor(" in kind:
-        kinds = _split(kind.removeprefix("GenericList[").removesuffix("]"))
+        kinds = parts(kind.removeprefix("GenericList[").removesuffix("]"))
         return [_argument(*each) for each in zip(_listed(value), _listed(shape), kinds, strict=True)]
     return None if value == "<None>" else value
-
-
-def _split(kinds: str) -> list[str]:
-    """Return the types of a list's elements: parts at commas that are in no brackets."""
-    found, depth = [""], 0
-    for letter in kinds:
-        depth += (letter in "[(<") - (letter in "])>")
-        if letter == "," and not depth:
-            found.append("")
-        else:
-            found[-1] += letter
-    return found
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -250,19 +239,14 @@ class CostedOperator(NamedTuple):
     attributes: dict[str, Any]
 
 
-def plain_name(operator: Operator) -> str:
-    """Return the name of an operator without its namespace and the mark of in-place."""
-    return operator_name(SimpleNamespace(_schema=SimpleNamespace(name=operator.name)))
-
-
 def is_view(operator: Operator) -> bool:
     """Whether an operator only looks at its input in another way, or has no work."""
-    return plain_name(operator) in _NO_WORK or _kind(operator) in _FREE
+    return plain_name(operator.name) in _NO_WORK or _kind(operator) in _FREE
 
 
 def known_cost(operator: Operator) -> CostedOperator | None:
     """Return what an operator costs; None: it has no formula, or moves nothing."""
-    name = plain_name(operator)
+    name = plain_name(operator.name)
     if name == "convolution_backward":
         return _convolution_backward(operator)
     kind = _kind(operator)
@@ -270,12 +254,17 @@ def known_cost(operator: Operator) -> CostedOperator | None:
         return None
     given, made = list(tensors(operator.inputs)), list(tensors(operator.outputs))
     try:
-        own = name in WINDOWS or name in CAUSAL  # their arguments stand elsewhere
-        attributes = attributes_of(name if own else _SAME.get(name, name), _node(operator))
+        attributes = _attributes_of(name, _node(operator))
         facts = OpFacts(kind, tuple(map(_facts, ordered(name, given))), tuple(map(_facts, made)), attributes)
-        return CostedOperator(kind, cost_of(facts), _dtype(given), {**attributes, **measured_shape(facts)})
+        dtype = computed([value.dtype for value in given if value.dtype is not None])
+        return CostedOperator(kind, cost_of(facts), dtype, {**attributes, **measured_shape(facts)})
     except (InputError, AttributeError, LookupError, TypeError, ValueError):  # other arguments than expected
         return None
+
+
+def _attributes_of(name: str, node: Any) -> dict[str, Any]:
+    own = name in WINDOWS or name in CAUSAL  # their arguments stand elsewhere
+    return attributes_of(name if own else _SAME.get(name, name), node)
 
 
 _PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "linear")
@@ -316,8 +305,8 @@ def sizes_of(name: str, shapes: bytes, values: bytes, types: bytes = b"") -> dic
     {'m': 3, 'n': 7, 'k': 5, 'dtype': 'fp32'}
     """
     found = _sizes_of(name, shapes, values)
-    dtypes = [_DTYPES.get(str(word), "") for word in (json.loads(types) if types else [])]
-    dtype = next((dtype for dtype in dtypes if dtype.startswith(("fp", "bf"))), None)
+    dtypes = [_DTYPES.get(str(word)) for word in (json.loads(types) if types else [])]
+    dtype = next((dtype for dtype in dtypes if dtype in FLOATING), None)
     return {**found, "dtype": dtype} if found and dtype else found
 
 
@@ -326,7 +315,7 @@ def _sizes_of(name: str, shapes: bytes, values: bytes) -> dict[str, Any]:
         listed, said = json.loads(shapes), json.loads(values) if values else []
         inputs = [_noted(shape, *said[i : i + 1]) for i, shape in enumerate(listed)]
         operator = Operator(0, 0, name, "", 0, 0, inputs, [])
-        plain = plain_name(operator)
+        plain = plain_name(name)
         given = [one.shape for one in tensors(inputs)]
         if plain == "convolution_backward":
             return _gradients_sizes(inputs)
@@ -334,7 +323,7 @@ def _sizes_of(name: str, shapes: bytes, values: bytes) -> dict[str, Any]:
             return _attention_sizes(inputs, *_IN_ONE[plain])
         node, kind = _node(operator), _kind(replace(operator, outputs=inputs[:1]))
         node.meta = _meta(inputs[0])
-        attributes = attributes_of(plain if plain in (*WINDOWS, *CAUSAL) else _SAME.get(plain, plain), node)
+        attributes = _attributes_of(plain, node)
         facts = tuple(map(_facts, ordered(plain, list(tensors(inputs)))))
         shape = facts[0].shape
         if plain in _PRODUCTS:
@@ -393,12 +382,11 @@ def _gradients_sizes(given: Sequence[Argument]) -> dict[str, Any]:
 
 def bytes_of(operator: Operator) -> Cost:
     """Return the bytes that an operator without a formula reads and writes."""
-    read = sum(one.nbytes for one in operator.reads)
-    return Cost(0, read, sum(one.nbytes for one in operator.writes))
+    return Cost(0, *(sum(one.nbytes for one in side) for side in (operator.reads, operator.writes)))
 
 
 def _kind(operator: Operator) -> str | None:
-    name = plain_name(operator)
+    name = plain_name(operator.name)
     if not operator.name.startswith("aten::"):
         return None
     try:
@@ -417,18 +405,12 @@ def _convolution_backward(operator: Operator) -> CostedOperator | None:
         return None
     macs = _facts(gradient).elements * _facts(weight).elements // max(1, weight.shape[0])
     flops = 2 * macs * sum(map(bool, wanted[:2])) + _facts(gradient).elements * any(wanted[2:3])
-    moved = bytes_of(operator)
-    cost = Cost(flops, moved.bytes_read, moved.bytes_written)
+    cost = bytes_of(operator)._replace(flops=flops)
     return CostedOperator("conv_grad", cost, gradient.dtype, _gradients_sizes(given))
 
 
 def _facts(value: TensorValue) -> TensorFacts:
     return TensorFacts(value.shape, value.tensor.nbytes)
-
-
-def _dtype(values: list[TensorValue]) -> str | None:
-    named = [value.dtype for value in values if value.dtype is not None]
-    return next((name for name in named if name.startswith(("fp", "bf"))), next(iter(named), None))
 
 
 def _node(operator: Operator) -> Any:
@@ -464,7 +446,6 @@ def load(path: StrPath, *, batch: int | None = None, unknown: Literal["error", "
         No execution graph, one that names operators without a formula, or `batch` given.
     """
     fixed_batch(path, batch, "its shapes are those of one run")
-    choice("unknown", unknown, ("error", "bytes"))
     operators = read_operators(path)
     chosen = list(_chosen(operators))
     if not chosen:
@@ -500,7 +481,7 @@ def _chosen(operators: Sequence[Operator]) -> Iterator[tuple[Operator, CostedOpe
 
 def _build(name: str, chosen: Sequence[tuple[Operator, CostedOperator | None]]) -> Graph:
     builder = GraphBuilder(name)
-    names = [f"{plain_name(operator)}.{operator.id}" for operator, _ in chosen]
+    names = [f"{plain_name(operator.name)}.{operator.id}" for operator, _ in chosen]
     flows = tensor_flow([Touch(one.id, one.reads, one.writes) for one, _ in chosen], host=True)
     given: dict[Storage, str] = {}
     written: set[Storage] = set()
@@ -521,9 +502,7 @@ def _build(name: str, chosen: Sequence[tuple[Operator, CostedOperator | None]]) 
             inputs=[*(f"{names[n]}:{k}" for n, k in flow.inputs), *externals],
             after=[names[n] for n in flow.after],
             outputs=flow.outputs,
-            flops=cost.flops,
-            bytes_read=cost.bytes_read,
-            bytes_written=cost.bytes_written,
+            **cost._asdict(),
             device="cpu" if on_host else "gpu",
             dtype=None if known is None else known.dtype,
             attributes={

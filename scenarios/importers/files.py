@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from sim.base.errors import GraphError, InputError, UnknownNameError, hint
+from sim.base.errors import GraphError, InputError, hint
 from sim.base.files import StrPath, read_bytes, read_chunks
 from sim.base.options import misfit_text
 
@@ -115,10 +115,28 @@ def fixed_batch(path: StrPath, batch: int | None, why: str) -> None:
         raise InputError(f"{path}: {why}, so batch={batch} cannot be set")
 
 
-def choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Check an option that is one of a few words; UnknownNameError when it is none of them."""
-    if value not in allowed:
-        raise UnknownNameError(f"value of {option}", value, allowed)
+MARKS: Final = re.compile(r"""'[^']*'|"(?:[^"\\]++|\\.)*+(?:"|$)|[()\[\]{},]""", re.DOTALL)
+"""Brackets and commas, and quoted texts, in which they mean nothing."""
+
+
+def parts(text: str) -> list[str]:
+    """Return what commas separate, but for those in brackets and quotes, up to a bracket that was not opened.
+
+    Examples
+    --------
+    >>> parts('kind=kLoop, calls=%f, dims={1,0}, name="a,b") -> ()')
+    ['kind=kLoop', 'calls=%f', 'dims={1,0}', 'name="a,b"']
+    """
+    found, depth, begin = [], 0, 0
+    for mark in MARKS.finditer(text):
+        depth += (mark[0] in "([{") - (mark[0] in ")]}")
+        if depth < 0:
+            text = text[: mark.start()]
+            break
+        if mark[0] == "," and not depth:
+            found.append(text[begin : mark.start()].strip())
+            begin = mark.end()
+    return [part for part in (*found, text[begin:].strip()) if part]
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scenarios.importers.batching import BatchSlope, at_batch
+from scenarios.importers.files import in_file
 from scenarios.importers.graph_columns import (
     SCHEMA,
     FunctionRecord,
@@ -85,14 +86,10 @@ def write_graph(
         The file cannot be written.
     """
     head: dict[str, Any] = {"schema": SCHEMA, "name": graph.name}
-    if source is not None:
-        head["source"] = source
-    if slope is not None:
-        head["batch"] = slope.batch
-    if graph.device_facts:
-        head["devices"] = graph.device_facts
+    batch = None if slope is None else slope.batch
+    head |= {"source": source, "batch": batch, "devices": graph.device_facts or None}
     try:
-        lines = [f"{_json(key)}: {_json(value)},\n" for key, value in head.items()]
+        lines = [f"{_json(key)}: {_json(value)},\n" for key, value in head.items() if value is not None]
         tensors = ",\n".join(map(_json, _tensors(graph, slope)))
         ops = ",\n".join(_ops(graph, slope))
         text = f'{{\n{"".join(lines)}"tensors": [\n{tensors}\n],\n"ops": [\n{ops}\n]\n}}\n'
@@ -263,29 +260,20 @@ def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
     file = parse(content, path) if read is None else read[0]
     del content
     builder = GraphBuilder(file["name"])
-    try:
+    with in_file(path):
         for tensor in file.get("tensors", []):
             add = builder.input if tensor["role"] == "input" else builder.parameter
             add(tensor["name"], tensor.get("nbytes", 0), device=tensor.get("device"))
         if read is not None:
             builder.extend(**read[1])
             del read
-            return _with_facts(builder.build(), file)
-        functions = [_function(record) for record in file.get("functions", [])]
-        add_ops(builder, [_arguments(op) for op in file["ops"]], {f.name: f for f in functions})
-        graph = _with_facts(builder.build(), file)
+        else:
+            functions = [_function(record) for record in file.get("functions", [])]
+            add_ops(builder, [_arguments(op) for op in file["ops"]], {f.name: f for f in functions})
+        graph = replace(builder.build(), device_facts=file.get("devices", {}))
         if batch is not None and len(graph) != len(file["ops"]):
             raise InputError("its functions have no 'per_sample', so the batch cannot be set")
-        return graph if batch is None else at_batch(graph, _slope(file, graph, path), batch)
-    except GraphError as error:
-        raise GraphError(f"{path}: {error}") from None
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def _with_facts(graph: Graph, file: GraphFileRecord) -> Graph:
-    """Return the graph with what its file says of devices."""
-    return replace(graph, device_facts=file["devices"]) if "devices" in file else graph
+        return graph if batch is None else at_batch(graph, _slope(file, graph), batch)
 
 
 load = read_graph
@@ -310,7 +298,7 @@ def _arguments(op: OpRecord) -> dict[str, Any]:
     return arguments
 
 
-def _slope(file: GraphFileRecord, graph: Graph, path: StrPath) -> BatchSlope:
+def _slope(file: GraphFileRecord, graph: Graph) -> BatchSlope:
     """Return by how much the numbers in `file` grow with each sample."""
     if "batch" not in file:
         raise InputError(

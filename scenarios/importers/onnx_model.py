@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import yaml
 
-from scenarios.importers.files import choice, in_file
+from scenarios.importers.files import in_file
 from scenarios.importers.onnx_nodes import (
     BRANCHES,
     Scope,
@@ -104,7 +104,6 @@ def import_onnx(
     --------
     >>> graph = import_onnx("light_resnet50.onnx", batch=32, dtype="bf16")  # doctest: +SKIP
     """
-    choice("unknown", unknown, ("error", "bytes"))
     stored = dtypes.stored_in(dtype)
     named = isinstance(model, (str, os.PathLike))
     name = os.fspath(model) if named else "the model"

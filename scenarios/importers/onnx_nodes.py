@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -129,8 +129,7 @@ def kind_of(op_type: str) -> str:
     >>> [kind_of(name) for name in ("Conv", "MaxPool", "BatchNormalization", "LRN", "Sum", "ReduceL1")]
     ['conv', 'max_pool', 'batch_norm', 'lrn', 'add_n', 'reduce_l1']
     """
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", op_type).lower()
-    return _KINDS.get(op_type, re.sub(r"_normalization$", "_norm", words))
+    return _KINDS.get(op_type, re.sub(r"_normalization$", "_norm", dtypes.snake_case(op_type)))
 
 
 def operands_of(node: Any, values: Values) -> dict[int, tuple[str, Any]]:
@@ -257,15 +256,12 @@ _Enter = Callable[[str, str, Values], Scope]
 _KEYS = {"If": ("outcome",), "Loop": ("trips", "parallel_iterations")}
 
 
-class SubgraphNames(NamedTuple):
-    """What a node with subgraphs writes, and what these see, by attribute."""
-
-    values: Values
-    inside: dict[str, Scope]
+_Written = tuple[Values, dict[str, Scope]]
+"""What a node with subgraphs writes, and what these see, by attribute."""
 
 
-def control_values(node: Any, values: Values, path: str, told: Told, enter: _Enter) -> SubgraphNames:
-    """Return what an If or a Loop writes.
+def control_values(node: Any, values: Values, path: str, told: Told, enter: _Enter) -> _Written:
+    """Return what an If or a Loop writes, and what its subgraphs see, by attribute.
 
     Parameters
     ----------
@@ -304,7 +300,7 @@ def constant(name: str, values: Values) -> Any:
 # -- If -------------------------------------------------------------------------------------------
 
 
-def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _Enter) -> SubgraphNames:
+def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _Enter) -> _Written:
     known, outcome = constant(node.input[0], values), about.get("outcome")
     if known is not None:  # as constant folding has it: the branch takes the node's place
         if outcome is not None and outcome != known:
@@ -314,7 +310,7 @@ def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _
             )
         taken = "then_branch" if known else "else_branch"
         scope = enter(taken, f"{name}/", {})
-        return SubgraphNames(_together(node, _ends(node, taken, scope)), {taken: scope})
+        return _together(node, _ends(node, taken, scope)), {taken: scope}
     inside = {key: enter(key, f"{name}/{short}/", {}) for key, short in BRANCHES.items()}
     yes, no = (_ends(node, key, scope) for key, scope in inside.items())
     found: Values = {}
@@ -329,7 +325,7 @@ def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _
         batch_first = a.batch_first and b.batch_first
         found[output] = replace(end, data=None, constant=False, from_shape=False, batch_first=batch_first)
     found.pop("", None)
-    return SubgraphNames(found, inside)
+    return found, inside
 
 
 def _ends(node: Any, attribute: str, scope: Scope) -> list[Value]:
@@ -354,7 +350,7 @@ def _together(node: Any, ends: Sequence[Value]) -> Values:
 # -- Loop -----------------------------------------------------------------------------------------
 
 
-def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _Enter) -> SubgraphNames:
+def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _Enter) -> _Written:
     from onnx import TensorProto
 
     body = graphs_of(node)["body"]
@@ -394,7 +390,7 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
             plain = replace(plain, shape=(trips, *end.shape), batch_first=False)
         found[node.output[k]] = plain
     found.pop("", None)
-    return SubgraphNames(found, {"body": replace(scope, trips=trips)})
+    return found, {"body": replace(scope, trips=trips)}
 
 
 def _trips(

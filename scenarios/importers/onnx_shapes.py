@@ -111,9 +111,9 @@ def _infer_graph(graph: Any, given: Values, rebatch: Rebatch | None, whole: _Mod
             inner = None if rebatch is None else rebatch.of((first_output(node), attribute))
             return _infer_graph(graphs_of(node)[attribute], {**given, **more}, inner, whole, name)
 
-        found = control_values(node, given, path, whole.told, enter)
-        scope.inside.update({(first_output(node), key): inner for key, inner in found.inside.items()})
-        given.update(found.values)
+        written, inside = control_values(node, given, path, whole.told, enter)
+        scope.inside.update({(first_output(node), key): inner for key, inner in inside.items()})
+        given.update(written)
     reader = f"the end of {path[:-1]!r}" if path else "the caller"
     _check_known(reader, [output.name for output in graph.output], given, whole)
     if not path:

@@ -28,7 +28,7 @@ from fractions import Fraction
 
 from scenarios.importers.files import fixed_batch, in_file, stem
 from sim.base.errors import GraphError, InputError, hint
-from sim.base.files import StrPath, read_bytes
+from sim.base.files import StrPath, read_text
 from sim.base.units import round_half_up
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph, output_name
@@ -111,10 +111,7 @@ def read_profile(path: StrPath) -> list[LayerProfile]:
     >>> layers = read_profile("vgg16.txt")  # doctest: +SKIP
     >>> sum(layer.forward_ns for layer in layers)  # doctest: +SKIP
     """
-    try:
-        lines = read_bytes(path).decode().splitlines()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: no text ({error.reason} at byte {error.start})") from None
+    lines = read_text(path).splitlines()
     found: dict[str, re.Match[str]] = {}
     before: dict[str, list[str]] = {}
     edges: list[tuple[int, str, str]] = []

@@ -28,9 +28,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Final, Literal
 
-from scenarios.importers.files import choice, fixed_batch, in_file, stem
+from scenarios.importers.files import fixed_batch, in_file, stem
 from sim.base.errors import GraphError, InputError, shortened
-from sim.base.files import StrPath, read_bytes
+from sim.base.files import StrPath, read_text
 from sim.base.units import NS_PER_S, parse_bandwidth, parse_duration, round_half_up
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
@@ -77,19 +77,11 @@ def load(
         A cycle, or a predecessor that is not there.
     """
     fixed_batch(path, batch, "its times are given")
-    choice("communication", communication, ("no", "yes"))
     unit_ns = parse_duration(unit, what="unit")
     rate = parse_bandwidth(bandwidth, what="bandwidth")
     per_edge = 2 if communication == "yes" else 1
-    try:
-        text = read_bytes(path).decode("ascii")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not a task graph (it is no plain text)") from None
-    rows = [
-        (number, line.partition("#")[0].split())
-        for number, line in enumerate(text.splitlines(), start=1)
-        if line.partition("#")[0].strip()
-    ]
+    lines = (line.partition("#")[0].split() for line in read_text(path).splitlines())
+    rows = [(number, words) for number, words in enumerate(lines, start=1) if words]
     if not rows or len(rows[0][1]) != 1 or _NUMBER.fullmatch(rows[0][1][0]) is None:
         raise InputError(f"{path}: not a task graph (its first line should be the number of tasks)")
     tasks = [_task(row, number, path, per_edge) for number, row in rows[1:]]
@@ -116,7 +108,7 @@ def load(
         return builder.build()
 
 
-_NUMBER: Final = re.compile(r"\d{1,30}(\.\d{1,30})?")
+_NUMBER: Final = re.compile(r"\d{1,30}(\.\d{1,30})?", re.ASCII)
 
 _Row = tuple[Fraction, Fraction, list[tuple[Fraction, Fraction]]]
 

@@ -23,6 +23,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from scenarios.importers.files import parts
+
 Storage = tuple[str, int]
 """Where a tensor lies: device, and the number of the storage."""
 
@@ -57,20 +59,12 @@ class Touch(NamedTuple):
 def written_arguments(schema: str) -> list[int]:
     """Return which arguments an operator writes in place, by its schema.
 
-    Examples -------- >>> written_arguments("aten::_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *,
-    Scalar alpha=1) -> ()") [0]
+    Examples
+    --------
+    >>> written_arguments("aten::_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar c=1) -> ()")
+    [0]
     """
-    _, _, inside = schema.partition("(")
-    arguments, depth = [""], 0
-    for letter in inside:
-        depth += (letter in "([") - (letter in ")]")
-        if depth < 0:
-            break
-        if letter == "," and not depth:
-            arguments.append("")
-        else:
-            arguments[-1] += letter
-    positions = [argument for argument in arguments if argument.strip() != "*"]
+    positions = [argument for argument in parts(schema.partition("(")[2]) if argument != "*"]
     return [i for i, argument in enumerate(positions) if "!)" in argument]
 
 
@@ -91,6 +85,11 @@ class TaskFlow:
     inputs: list[tuple[int, int]] = field(default_factory=list)
     after: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+
+    def numbered(self, tasks: Sequence[int]) -> TaskFlow:
+        """Return it with other numbers of tasks."""
+        inputs = [(tasks[n], k) for n, k in self.inputs]
+        return TaskFlow(inputs, [tasks[n] for n in self.after], self.outputs)
 
 
 @dataclass

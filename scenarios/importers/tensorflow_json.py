@@ -33,7 +33,7 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from scenarios.importers import files as checked_json
-from scenarios.importers.files import choice, in_file
+from scenarios.importers.files import in_file
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_costs import COSTS, op_arguments
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
@@ -217,11 +217,8 @@ def kind_of(op: str) -> str:
     >>> [kind_of(op) for op in ("Conv2D", "ConcatV2", "FusedBatchNormV3", "NextIteration", "NoOp", "Mean")]
     ['conv', 'concat', 'batch_norm', 'next_iteration', 'no_op', 'reduce_mean']
     """
-    for name in (op, re.sub(r"V\d+$", "", op)):
-        if name in _KINDS:
-            return _KINDS[name]
-    words = re.sub(r"V\d+$", "", op)
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", words).lower()
+    plain = re.sub(r"V\d+$", "", op)
+    return _KINDS.get(op) or _KINDS.get(plain) or dtypes.snake_case(plain)
 
 
 def op_facts(
@@ -304,7 +301,6 @@ def import_tensorflow_json(
     --------
     >>> import_tensorflow_json("ResNet50_train_b32.json.gz")  # doctest: +SKIP
     """
-    choice("unknown", unknown, ("error", "bytes"))
     file = checked_json.parse(_FILE, read_bytes(path), path)
     with in_file(path):
         return _graph(file, batch, unknown)

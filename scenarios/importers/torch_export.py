@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from scenarios.importers.files import choice, in_file
+from scenarios.importers.files import in_file
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_costs import COSTS, op_arguments, without_formula
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
@@ -83,7 +83,11 @@ def operator_name(target: Any) -> str:
     'relu'
     """
     schema = getattr(target, "_schema", None)
-    name = str(schema.name) if schema is not None else str(getattr(target, "__name__", target))
+    return plain_name(str(getattr(target, "__name__", target) if schema is None else schema.name))
+
+
+def plain_name(name: str) -> str:
+    """Return the same of what an operator is called in full."""
     namespace, colons, plain = name.partition("::")
     if not colons or namespace != "aten":
         return name
@@ -242,7 +246,6 @@ def import_torch(
     MissingExtraError
         PyTorch is not installed.
     """
-    choice("unknown", unknown, ("error", "bytes"))
     stored = dtypes.stored_in(dtype)
     with extra("torch", "reading PyTorch modules"):
         import torch
@@ -370,5 +373,4 @@ def _dtype(value: Any, dtype: str | None) -> str:
 def _computed_in(node: Any, dtype: str | None) -> str | None:
     """Return the type of the tensors read, which is that of the arithmetic; else of what is written."""
     read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
-    found = [_dtype(value, dtype) for value in [*read, *_values(node)]]
-    return next((name for name in found if name in dtypes.FLOATING), found[0] if found else None)
+    return dtypes.computed([_dtype(value, dtype) for value in [*read, *_values(node)]])

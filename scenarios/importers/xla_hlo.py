@@ -22,6 +22,7 @@ Source: https://openxla.org/xla/operation_semantics; ``xla/hlo/parser/hlo_parser
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+from scenarios.importers.files import MARKS, parts
 from scenarios.importers.xla_costs import Array, Computation, Instruction, Operand, Shape
 from sim.base.errors import InputError
 
@@ -106,8 +108,6 @@ def at_line(number: int) -> Iterator[None]:
 
 # -- brackets -------------------------------------------------------------------------------------
 
-_MARKS: Final = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|$)|[()\[\]{},]', re.DOTALL)
-
 
 def closing(text: str, opening: int) -> int:
     """Return where the bracket closes that opens there.
@@ -118,39 +118,16 @@ def closing(text: str, opening: int) -> int:
         It does not.
     """
     depth = 0
-    for mark in _MARKS.finditer(text, opening):
-        if mark[0] in "([{":
-            depth += 1
-        elif mark[0] in ")]}":
-            depth -= 1
-            if not depth:
-                return mark.start()
+    for mark in MARKS.finditer(text, opening):
+        depth += (mark[0] in "([{") - (mark[0] in ")]}")
+        if not depth:
+            return mark.start()
     raise InputError("a bracket that does not close")
-
-
-def parts(text: str) -> list[str]:
-    """Return what commas separate, but for those in brackets and quotes.
-
-    Examples
-    --------
-    >>> parts('kind=kLoop, calls=%f, dims={1,0}, name="a,b"')
-    ['kind=kLoop', 'calls=%f', 'dims={1,0}', 'name="a,b"']
-    """
-    found, depth, begin = [], 0, 0
-    for mark in _MARKS.finditer(text):
-        if mark[0] in "([{":
-            depth += 1
-        elif mark[0] in ")]}":
-            depth -= 1
-        elif mark[0] == "," and not depth:
-            found.append(text[begin : mark.start()].strip())
-            begin = mark.end()
-    return [part for part in (*found, text[begin:].strip()) if part]
 
 
 def _opened(line: str) -> int:
     """Return how many brackets a line opens more than it closes."""
-    marks = [mark[0] for mark in _MARKS.finditer(line)]
+    marks = [mark[0] for mark in MARKS.finditer(line)]
     return sum(mark in "([{" for mark in marks) - sum(mark in ")]}" for mark in marks)
 
 
@@ -368,11 +345,8 @@ def _window(text: str) -> dict[str, Any]:
     for key, value in re.findall(r"(\w+)=([\d_x\-]+)", text):
         axes = value.split("x")
         if key == "pad":
-            found[key] = [
-                pad
-                for low, _, high in (axis.partition("_") for axis in axes)
-                for pad in [(int(low), int(high))]
-            ]
+            ends = (axis.partition("_") for axis in axes)
+            found[key] = [(int(low), int(high)) for low, _, high in ends]
         else:
             found[key] = [number for axis in axes for number in numbers(axis)]
     return found
@@ -391,13 +365,13 @@ def replica_groups(text: str) -> list[list[int]]:
     shape, _, rest = text.partition("<=")
     source, _, order = rest.partition("T")
     rows, sizes = numbers(shape), numbers(source)
-    n = _product(sizes)
+    n = math.prod(sizes)
     if len(rows) != 2 or rows[0] * rows[1] != n or not 0 < n <= _MOST_RANKS:
         raise InputError(f"replica groups {text[:60]!r}")
     axes = numbers(order) or [*range(len(sizes))]
     if sorted(axes) != [*range(len(sizes))]:
         raise InputError(f"replica groups {text[:60]!r}")
-    steps = [_product(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     ranks = [0]
     for axis in axes:
         ranks = [rank + steps[axis] * k for rank in ranks for k in range(sizes[axis])]
@@ -405,13 +379,6 @@ def replica_groups(text: str) -> list[list[int]]:
 
 
 _MOST_RANKS: Final = 100_000
-
-
-def _product(sizes: list[int]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
 
 
 def number_of(text: str) -> int | float | None:

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal
 
 from policies.parallel.ranks import MOST_RANKS, add_ranks, gpus
-from scenarios.importers.files import choice, fixed_batch, in_file, stem
+from scenarios.importers.files import fixed_batch, in_file, stem
 from scenarios.importers.xla_costs import (
     COLLECTIVES,
     Array,
@@ -54,7 +54,7 @@ from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_costs import UNKNOWN_BYTES, without_formula
 from sim.base.arrays import at_most
 from sim.base.errors import InputError
-from sim.base.files import StrPath, read_bytes
+from sim.base.files import StrPath, read_text
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 
@@ -100,12 +100,8 @@ def load(path: StrPath, *, batch: int | None = None, unknown: Literal["error", "
         is not compiled, so that what XLA would fuse is single ops; or it is not divided among its devices.
     """
     fixed_batch(path, batch, "its shapes are those of one batch size")
-    choice("unknown", unknown, ("error", "bytes"))
+    text = read_text(path, most=_MOST_BYTES)
     with in_file(path):
-        try:
-            text = read_bytes(path, most=_MOST_BYTES).decode()
-        except UnicodeDecodeError as error:
-            raise InputError(f"no UTF-8 text (byte {error.start})") from None
         module = (read_hlo if text.lstrip().startswith("HloModule ") else read_stablehlo)(text)
         if module.name == "module":
             module.name = stem(path, ".txt", ".hlo", ".mlir")
@@ -423,7 +419,7 @@ class _Program:
             flops=work,
             bytes_read=sum(refs.values()),
             bytes_written=sum(written),
-            dtype=_computed_in(shapes or arrays, [*inside.results, *results]),
+            dtype=dtypes.computed([each.dtype for each in (*(shapes or arrays), *inside.results, *results)]),
             attributes=attributes,
         )
         numbers = iter(range(len(results)))
@@ -519,11 +515,6 @@ def _made(one: Instruction) -> Shape:
         if one.opcode == "copy-start":
             return shape[0]  # type: ignore[no-any-return]
     return shape
-
-
-def _computed_in(read: Sequence[Array], made: Sequence[Array]) -> str | None:
-    found = [array.dtype for array in (*read, *made)]
-    return next((name for name in found if name in dtypes.FLOATING), found[0] if found else None)
 
 
 def _connected(pairs: Sequence[tuple[int, int]]) -> list[list[int]]:

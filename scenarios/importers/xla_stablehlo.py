@@ -22,6 +22,7 @@ Source: https://openxla.org/stablehlo/spec.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final
 
@@ -261,12 +262,7 @@ def _list(key: str, text: str) -> list[int] | None:
         return None
     said = numbers(found[1] or found[2] or found[4] or "")
     shape = numbers((found[3] or "").replace("x", " "))
-    if len(said) == 1 and shape:
-        count = 1
-        for n in shape:
-            count *= n
-        return said * min(count, 10_000)
-    return said
+    return said * min(math.prod(shape), 10_000) if len(said) == 1 else said
 
 
 def _keep(name: str, opcode: str, text: str, types: str, into: dict[str, Any]) -> None:

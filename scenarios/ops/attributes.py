@@ -12,6 +12,7 @@ attributes too, and so is each axis of a cost table of a device's own.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -163,6 +164,22 @@ TENSORFLOW = {name: name for name in [*_INTEGERS, "bool", "complex64", "complex1
     "qint32": "int32",
 }
 """``tf.DType.name`` -> our name."""
+
+
+def snake_case(operator: str) -> str:
+    """Return the name of an operator of ONNX or TensorFlow as kinds of op are written.
+
+    Examples
+    --------
+    >>> snake_case("MaxPool"), snake_case("LRN"), snake_case("ReduceL1")
+    ('max_pool', 'lrn', 'reduce_l1')
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", operator).lower()
+
+
+def computed(names: Sequence[str]) -> str | None:
+    """Return in what type arithmetic on tensors of some types is: the first floating one, else the first."""
+    return next((name for name in names if name in FLOATING), names[0] if names else None)
 
 
 def check_dtype(name: str) -> str:

@@ -114,6 +114,8 @@ def without_formula(operators: Mapping[str, int], unknown: str, way_out: str, wh
     where : str
         Begins a message.
     """
+    if unknown not in ("error", "bytes"):
+        raise UnknownNameError("value of unknown", unknown, ("error", "bytes"))
     if not operators:
         return
     listed = ", ".join(f"{name} ({count})" for name, count in sorted(operators.items()))

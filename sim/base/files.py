@@ -64,6 +64,20 @@ def read_bytes(
         return b"".join(_chunks(path, raw, stream, most, -1 if stream is raw else _CHUNK))
 
 
+def read_text(path: StrPath, *, most: int = MOST_BYTES, unpack: bool = True) -> str:
+    """Return the text of a file in UTF-8, without the mark with which spreadsheets begin; as `read_bytes`.
+
+    Raises
+    ------
+    InputError
+        As `read_bytes`, or it is not UTF-8.
+    """
+    try:
+        return read_bytes(path, most=most, unpack=unpack).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+
+
 def read_chunks(path: StrPath, *, most: int = MOST_BYTES) -> Iterator[bytes]:
     """Yield the content of a file piece by piece, for who need not hold all of it; as `read_bytes`."""
     with _readable(path) as raw, _opened(raw, True) as stream:

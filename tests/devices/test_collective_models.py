@@ -257,7 +257,7 @@ def test_a_table_that_is_wrong(tmp_path: Path, text: str, options: dict[str, Any
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xff\xfe\x00secret")
-    with pytest.raises(InputError, match=r"t\.csv: is no table: it is no text") as told:
+    with pytest.raises(InputError, match=r"t\.csv: is not UTF-8 text") as told:
         MeasuredTable(str(path))
     assert "secret" not in str(told.value)
 

@@ -509,7 +509,7 @@ def test_texts_have_no_size():
 def test_wrong_options_and_files(tmp_path):
     with pytest.raises(UnknownNameError, match="unknown dtype 'half'"):
         import_onnx(light("resnet50"), dtype="half")
-    with pytest.raises(UnknownNameError, match=r"unknown value of unknown 'byte'; did you mean 'bytes'\?"):
+    with pytest.raises(InputError, match=r"unknown value of unknown 'byte'; did you mean 'bytes'\?"):
         import_onnx(light("resnet50"), unknown="byte")
     with pytest.raises(InputError, match="no such file"):
         import_onnx(tmp_path / "none.onnx")

@@ -157,7 +157,7 @@ def test_a_profile_is_of_one_batch_size(profile):
 
 def test_other_files_are_no_profiles(tmp_path):
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="no text"):
+    with pytest.raises(InputError, match="is not UTF-8 text"):
         read_profile(tmp_path / "bytes.txt")
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(InputError, match="no layer in it"):

@@ -265,7 +265,7 @@ def test_options_that_do_not_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="batch=2 cannot be set"):
         load_workflow(tmp_path / "graph.json", batch=2)
     (tmp_path / "binary.stg").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="no plain text"):
+    with pytest.raises(InputError, match="is not UTF-8 text"):
         load_stg(tmp_path / "binary.stg")
     (tmp_path / "no.json").write_text("{")
     with pytest.raises(InputError, match="not JSON"):

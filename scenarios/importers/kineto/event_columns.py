@@ -172,9 +172,8 @@ def given(name: str, into: int, ranks: int) -> tuple[int, int]:
     ((8, 8), (8, 32), (8, 0))
     """
     if "gather" in name:
-        return (
-            (into, min(into * ranks, 2**53)) if ranks else (0, 0)
-        )  # the size of one that gathers is what comes out
+        # The size of one that gathers is what comes out.
+        return (into, min(into * ranks, 2**53)) if ranks else (0, 0)
     return into, into if re.search(r"all_?reduce|broadcast", name) else 0
 
 
@@ -441,15 +440,8 @@ class EventColumns:
         on = [_QUEUE if _QUEUE in own else "stream" for own in args]
         stream = wholes([own[key] for own, key in zip(args, on, strict=True)], "stream").tolist()
         place = map(sys.intern, _names(events)), device, stream, correlation, start_ns.tolist()
-        rows = zip(
-            *place,
-            (end_ns - start_ns).tolist(),
-            *(map(found, args) for found in (_nbytes, _facts, _group, _collective, message)),
-            wholes([own.get("Group size", 0) for own in args], "Group size").tolist(),
-            map(_peer, args),
-            strict=True,
-        )
-        self.tasks += map(GpuTask._make, rows)
+        rows = zip(*place, (end_ns - start_ns).tolist(), strict=True)
+        self.tasks += (GpuTask(*row, *_told(own)) for row, own in zip(rows, args, strict=True))
         for key in ("External id", "external id"):
             has = [n for n, own in enumerate(args) if key in own]
             for n, external in zip(has, wholes([args[n][key] for n in has], key).tolist(), strict=True):
@@ -523,27 +515,13 @@ def _thread_of(process: Any, thread: Any) -> Thread:
     return thread_of({"pid": process, "tid": thread}) if known else (-1, -1)
 
 
-def _nbytes(args: Fields) -> int:
-    return size(args, "bytes")
-
-
-def _facts(args: Fields) -> dict[str, Any]:
-    return {key: args[name] for key, name in _FACTS.items() if name in args}
-
-
-def _group(args: Fields) -> tuple[str, str] | None:
-    """Return name and ranks of the process group of a collective."""
-    if "Process Group Name" not in args:
-        return None
-    return str(args["Process Group Name"]), str(args.get("Process Group Ranks", ""))
-
-
-def _collective(args: Fields) -> str:
-    """Return what PyTorch calls a collective; nothing, where it does not say it."""
-    return str(args.get("Collective name", ""))
-
-
-def _peer(args: Fields) -> int:
-    """Return the other rank of a send or recv, by its number in the job."""
-    key = _PEERS.get(_collective(args))
-    return whole(args, key) if key is not None and key in args else UNSET
+def _told(args: Fields) -> tuple[Any, ...]:
+    """Return the fields of a `GpuTask` from `nbytes` on."""
+    facts = {key: args[name] for key, name in _FACTS.items() if name in args}
+    group = None
+    if "Process Group Name" in args:
+        group = str(args["Process Group Name"]), str(args.get("Process Group Ranks", ""))
+    ranks = whole(args, "Group size") if "Group size" in args else 0
+    called = str(args.get("Collective name", ""))
+    peer = whole(args, _PEERS[called]) if _PEERS.get(called) in args else UNSET
+    return size(args, "bytes"), facts, group, called, message(args), ranks, peer

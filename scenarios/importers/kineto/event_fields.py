@@ -55,8 +55,8 @@ def thread_of(event: Fields) -> tuple[int, int]:
 
 def span(event: Fields) -> tuple[int, int]:
     """Return begin and end in ns."""
-    start = ns(event, "ts")
-    end = start + ns(event, "dur")
+    start = _ns(event["ts"], "ts")
+    end = start + _ns(event["dur"], "dur")
     if end > LATEST_NS:
         raise ValueError(f"ends after {LATEST_NS // 1000} us")
     return start, end
@@ -88,19 +88,11 @@ def size(of: Fields, key: str, each: int = 1) -> int:
     return nbytes
 
 
-def ns(of: Fields, key: str) -> int:
-    """Return a time in microseconds as whole ns, rounded half up, exactly."""
-    return _ns(of[key], key)
-
-
 def _ns(value: Any, key: str) -> int:
-    if (
-        isinstance(_there(value, key), bool)
-        or not isinstance(value, int | float)
-        or not 0 <= value < math.inf
-    ):
+    """Return a time in microseconds as whole ns, rounded half up, exactly."""
+    if type(_there(value, key)) not in (int, float) or not 0 <= value < math.inf:
         raise ValueError(f"{key}: {value!r:.40} is no time in microseconds")
-    above, below = value.as_integer_ratio()
+    above, below = map(int, value.as_integer_ratio())
     return (2000 * above + below) // (2 * below)
 
 
@@ -139,7 +131,7 @@ def spans(begins: Sequence[Any], lengths: Sequence[Any]) -> tuple[IntArray, IntA
 
 
 def _all_ns(values: Sequence[Any], key: str) -> IntArray | None:
-    """Return times as `ns`; None if one of them has to be looked at."""
+    """Return times as `_ns`; None if one of them has to be looked at."""
     if not {*map(type, values)} <= {int, float}:
         return None
     us = np.array(values, np.float64)

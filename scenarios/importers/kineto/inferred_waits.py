@@ -39,11 +39,10 @@ from scenarios.importers.kineto.kineto_host import (
     EVENT,
     STREAM,
     STREAM_WAIT,
-    EventWait,
     Streams,
     waits_for_copy,
 )
-from scenarios.importers.kineto.kineto_rows import HostCall, HostWait, RecordedTrace, Thread
+from scenarios.importers.kineto.kineto_rows import EventWait, HostCall, HostWait, RecordedTrace, Thread
 
 _RECORDS: Final = 64
 """Of so many recorded events one is the one that a call waits for."""
@@ -139,12 +138,10 @@ class _Reader:
     def _noted(self, streams: Streams) -> dict[int, EventWait]:
         """Return what the profiler noted, by call."""
         noted = {}
-        for n, told in enumerate(self._trace.waits):
-            key = n, told.on_stream
-            wait = EventWait(key, told.after, told.device, told.stream, told.on_stream, told.recorded)
-            wait = wait if told.sure else wait._replace(fits=streams.fits(self._trace, wait))
+        for told in self._trace.waits:
+            wait = told if told.fits else told._replace(fits=streams.fits(self._trace, told))
             self.found.streams.append(wait)
-            noted[told.after] = wait
+            noted[wait.at] = wait
         return noted
 
     def _take(self, call: HostCall, noted: Mapping[int, EventWait]) -> None:
@@ -215,8 +212,7 @@ class _Reader:
         """Return events, those of one stream once, that are for something which is not known to be over."""
         found: dict[tuple[Lane, int], _Event] = {}
         for event in events:
-            adds = any(all(n > own.get(each, 0) for own in known) for each, n in event.reach.items())
-            if adds:
+            if any(all(n > own.get(each, 0) for own in known) for each, n in event.reach.items()):
                 found.setdefault((event.lane, event.reach[event.lane]), event)
         return [*found.values()]
 
@@ -348,11 +344,8 @@ class _Reader:
     def _before_ns(self, task: int) -> int:
         """Return when the task before one on its stream ended."""
         lane = self._lane(task)
-        tasks, n = (
-            self._tasks[lane],
-            bisect.bisect_left(self._launched[lane], self._trace.tasks[task].correlation),
-        )
-        return self._trace.tasks[tasks[n - 1]].end_ns if n else 0
+        n = bisect.bisect_left(self._launched[lane], self._trace.tasks[task].correlation)
+        return self._trace.tasks[self._tasks[lane][n - 1]].end_ns if n else 0
 
     def _held(self, events: Iterable[_Event], others_ns: int, start_ns: int) -> list[_Event]:
         """Return events that were over last of all that may have held a task, and just before it."""

@@ -31,7 +31,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from scenarios.importers.execution_kernels import KernelNotes
-from scenarios.importers.files import all_files, choice, fixed_batch, in_file, job_name, stem
+from scenarios.importers.files import all_files, fixed_batch, in_file, job_name, stem
 from scenarios.importers.kineto.inferred_waits import Waits, waits_of
 from scenarios.importers.kineto.kineto_events import read_events, what_it_is
 from scenarios.importers.kineto.kineto_host import STREAM_WAIT, HostOps, Record, Streams
@@ -114,7 +114,6 @@ def load(
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
     paths = all_files(path, "kineto")
     fixed_batch(paths[0], batch, "its times were measured at one batch size")
-    choice("host", host, ("calls", "none"))
     with collector_paused(keeps=True):
         return _load(paths, path, one, host, execution_graph)
 
@@ -256,7 +255,7 @@ class _Process:
         prefix = "" if rank is None else f"rank{rank}/"
         names = [f"{prefix}{short_name(task.name)}.{i}" for i, task in enumerate(trace.tasks)]
         launcher: Mapping[int, str] = {}
-        held: Mapping[int, Delay] = {}
+        held: Mapping[int, tuple[int, int]] = {}
         if host == "calls":
             latency_ns = self.overheads.launch_latency.usual_ns
             own = HostOps(
@@ -272,9 +271,7 @@ class _Process:
             yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
             launcher = own.launcher
             held = delays(trace, self.streams, own.issued_ns, begin_ns, self.overheads)
-            self._warn_of_gradients(len(trace.uncalled))
-            self._warn_of_turns(trace.in_turn)
-            self._warn_of_early([task for i, task in enumerate(trace.tasks) if i not in launcher])
+            self._warn([task for i, task in enumerate(trace.tasks) if i not in launcher])
         for i, task in enumerate(trace.tasks):
             pin = {"device": self.gpus[task.device]}
             after = [*([launcher[i]] if i in launcher else []), *(names[p] for p in self.streams.before[i])]
@@ -344,29 +341,26 @@ class _Process:
             return task.duration_ns
         return max(0, task.end_ns - free_ns - gap_ns)
 
-    def _warn_of_gradients(self, threads: int) -> None:
-        if threads:
-            warnings.warn(
-                f"{self.path}: {threads} thread(s) run gradients, and it is not clear who waits for each; "
-                "the time that the caller of backward waits for them counts as its own work",
-                stacklevel=3,
+    def _warn(self, early: Sequence[GpuTask]) -> None:
+        """Warn of threads that are not clear, and of tasks that were launched before the trace begins."""
+        trace, told = self.rank.trace, []
+        if trace.uncalled:
+            told.append(
+                f"{len(trace.uncalled)} thread(s) run gradients, and it is not clear who waits for each; "
+                "the time that the caller of backward waits for them counts as its own work"
             )
-
-    def _warn_of_turns(self, waits: int) -> None:
-        if waits:
-            warnings.warn(
-                f"{self.path}: two threads look as if they took turns; {waits} wait(s) of one for the other "
-                "are inferred, as no operators tell who waits for whom",
-                stacklevel=3,
+        if trace.in_turn:
+            told.append(
+                f"two threads look as if they took turns; {trace.in_turn} wait(s) of one for the other "
+                "are inferred, as no operators tell who waits for whom"
             )
-
-    def _warn_of_early(self, missing: Sequence[GpuTask]) -> None:
-        if missing:
-            warnings.warn(
-                f"{self.path}: {len(missing)} of {len(self.rank.trace.tasks)} GPU tasks were launched before "
-                f"the trace begins (the first is {missing[0].name[:60]!r}); they wait only for their streams",
-                stacklevel=3,
+        if early:
+            told.append(
+                f"{len(early)} of {len(trace.tasks)} GPU tasks were launched before the trace begins (the "
+                f"first is {early[0].name[:60]!r}); they wait only for their streams"
             )
+        for one in told:
+            warnings.warn(f"{self.path}: {one}", stacklevel=3)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -424,13 +418,6 @@ class Overheads(NamedTuple):
         return {name: f"{one.usual_ns}ns" for name, one in zip(self._fields, self, strict=True)}
 
 
-class Delay(NamedTuple):
-    """Idle time of a stream before a task that nothing in the trace explains."""
-
-    since_ns: int
-    duration_ns: int
-
-
 def overheads(trace: RecordedTrace, streams: Streams) -> Overheads:
     """Return what the GPUs of a process took themselves."""
     ends = {call.correlation: call.end_ns for call in trace.calls}
@@ -451,8 +438,8 @@ def overheads(trace: RecordedTrace, streams: Streams) -> Overheads:
 
 def delays(
     trace: RecordedTrace, streams: Streams, issued_ns: Mapping[int, int], begin_ns: int, known: Overheads
-) -> dict[int, Delay]:
-    """Return what held tasks that the trace does not show, by task.
+) -> dict[int, tuple[int, int]]:
+    """Return since when, and how long, something held tasks that the trace does not show, by task.
 
     Parameters
     ----------
@@ -476,7 +463,7 @@ def delays(
     late_ns = trace.start_ns - since_ns
     held = np.flatnonzero(late_ns > np.maximum(jitter_ns, known.gap.usual_ns))
     lasts_ns = late_ns[held] - known.gap.usual_ns
-    found = map(Delay, since_ns[held].tolist(), lasts_ns.tolist())
+    found = zip(since_ns[held].tolist(), lasts_ns.tolist(), strict=True)
     return dict(zip(held.tolist(), found, strict=True))
 
 

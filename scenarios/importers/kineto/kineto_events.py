@@ -31,7 +31,7 @@ from scenarios.importers.files import in_file, items, lists
 from scenarios.importers.kineto.event_columns import EventColumns, given, is_collective, resolved, wanted
 from scenarios.importers.kineto.event_fields import ABSENT
 from scenarios.importers.kineto.gradients import NODE, callers, turns
-from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, HostWait, RecordedTrace, StreamWait
+from scenarios.importers.kineto.kineto_rows import Calls, EventWait, GpuTask, HostWait, RecordedTrace
 from scenarios.importers.kineto.nsight_systems import is_report, read_report
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
@@ -100,15 +100,9 @@ def _first_wrong(path: StrPath) -> InputError:
     """Return what is wrong with the first event of a trace that is."""
     before = 0
     for events in lists(path, "a trace", "traceEvents", {}, wanted):
-        fine, wrong, reason = 0, len(events) + 1, ""
-        while fine + 1 < wrong:  # so many are fine, and so many are not
-            middle = (fine + wrong) // 2
-            if found := _wrong(events[:middle]):
-                wrong, reason = middle, found
-            else:
-                fine = middle
-        if reason:
-            return InputError(f"{path}: traceEvents[{before + fine}]{_called(events[fine])}: {reason}")
+        for n, event in enumerate(events if _wrong(events) else ()):
+            if reason := _wrong([event]):
+                return InputError(f"{path}: traceEvents[{before + n}]{_called(event)}: {reason}")
         before += len(events)
     raise AssertionError("no event is wrong by itself")
 
@@ -133,7 +127,8 @@ def _wrong(events: Sequence[Any]) -> str:
 def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> RecordedTrace:
     """Return all that was taken, in order."""
     tasks = sorted(found.tasks, key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
-    calls, host_waits, waits = found.calls(), found.host_waits, []
+    calls, host_waits = found.calls(), found.host_waits
+    waits: list[EventWait] = []
     launches = _launches(tasks, calls)
     inner = np.isin(calls.correlation, calls.correlation[launches])
     inner[launches] = False
@@ -154,17 +149,15 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
         if wait.stream < 0:
             host_waits[wait.call] = HostWait(wait.device, wait.on_stream, recorded)
         else:
-            sure = wait.recorded >= 0
-            waits.append(StreamWait(wait.device, wait.stream, wait.call, wait.on_stream, recorded, sure))
+            key, on, sure = (len(waits), wait.on_stream), wait.on_stream, wait.recorded >= 0
+            waits.append(EventWait(key, wait.call, wait.device, wait.stream, on, recorded, sure))
     matter = np.isin(calls.correlation, [*calls.correlation[launches].tolist(), *host_waits])
     matter |= calls.named(_MATTERS)
     matter[:1] = True  # when the trace begins
     threads = [*found.threads]
     waits_for, uncalled = callers(threads, found.numbered(), found.operators.spans(NODE.match), calls)
-    told = (
-        len(found.numbered().number) or waits_for or uncalled or any(name is not None for name in operators)
-    )
-    in_turn = {} if told else turns(threads, calls)
+    told = waits_for or uncalled or any(name is not None for name in operators)
+    in_turn = {} if told or len(found.numbered().number) else turns(threads, calls)
     waits_for |= {thread: whose for thread, (whose, _) in in_turn.items()}
     merged = defaultdict(list, {threads[thread]: _apart(spans) for thread, spans in inside.items()})
     return RecordedTrace(
@@ -200,12 +193,8 @@ def _add_sizes(
     longest: dict[int, int] = {}
     for i, task in enumerate(tasks if around else ()):
         name, n = around.get(task.correlation, ("", UNSET))
-        if (
-            name
-            and operators[i] == name
-            and task.duration_ns > tasks[longest.get(n, i)].duration_ns - (n not in longest)
-        ):
-            longest[n] = i
+        if name and operators[i] == name:
+            longest[n] = max(longest.get(n, i), i, key=lambda at: tasks[at].duration_ns)
     known: dict[tuple[str, bytes, bytes, bytes], dict[str, Any]] = {}
     for n, i in longest.items():
         if (noted := inputs[n]) not in known:

@@ -56,15 +56,22 @@ import bisect
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from scenarios.importers.kineto.kineto_rows import GpuTask, HostCall, HostWait, RecordedTrace, Thread
+from scenarios.importers.kineto.kineto_rows import (
+    EventWait,
+    GpuTask,
+    HostCall,
+    HostWait,
+    RecordedTrace,
+    Thread,
+)
 from sim.base.arrays import BoolArray, Csr, IntArray
 
 # ----------------------------------------------------------------------------------------------------------
@@ -86,31 +93,6 @@ _QUEUE: Final = 900
 """A queue of NVIDIA's GPUs holds about 1,024 launches (1,022 at most in public recordings)."""
 _RETURN_NS: Final = 10_000
 """So soon after a place was free the call returned that waited for it."""
-
-
-class EventWait(NamedTuple):
-    """A wait of a stream for an event of another one.
-
-    Attributes
-    ----------
-    key : tuple
-        Which wait of the process it is, and for which stream: the same on all ranks of one program.
-    at : int
-        Correlation of the call.
-    device, stream, on_stream : int
-    recorded : int
-        Correlation of the call that recorded the event.
-    fits : bool
-        Whether the next task of the stream was recorded to start after what it waits for had ended.
-    """
-
-    key: tuple[int, int]
-    at: int
-    device: int
-    stream: int
-    on_stream: int
-    recorded: int
-    fits: bool = True
 
 
 class Streams:
@@ -155,11 +137,6 @@ class Streams:
         tasks, others = rows.rows(), rows.indices
         return tasks, others, self._lane[tasks] == self._lane[others]
 
-    @property
-    def known(self) -> list[tuple[int, int]]:
-        """The streams, as device and number."""
-        return [*self._history]
-
     def at(self, stream: tuple[int, int], correlation: int) -> tuple[int, ...]:
         """Return the position of a stream of a device before a call."""
         history = self._history.get(stream, [])
@@ -173,15 +150,12 @@ class Streams:
         if following == len(history):
             return True
         (task,) = history[following][1]
-        return self._end_ns(trace, wait) <= trace.tasks[task].start_ns
-
-    def _end_ns(self, trace: RecordedTrace, wait: EventWait) -> int:
         awaited = self.at((wait.device, wait.on_stream), wait.recorded)
-        return max((trace.tasks[i].end_ns for i in awaited), default=0)
+        return all(trace.tasks[i].end_ns <= trace.tasks[task].start_ns for i in awaited)
 
     def all_at(self, correlation: int, device: int | None = None) -> tuple[int, ...]:
         """Return the positions of all streams, or of those of a device, before a call."""
-        known = (stream for stream in self.known if device is None or stream[0] == device)
+        known = (stream for stream in self._history if device is None or stream[0] == device)
         return tuple(dict.fromkeys(i for stream in known for i in self.at(stream, correlation)))
 
 
@@ -320,8 +294,7 @@ class HostOps:
         self._split_waits()
 
     def _take(self, n: int, call: HostCall) -> None:
-        tasks = self._launches.get(call.correlation, [])
-        if tasks:
+        if tasks := self._launches.get(call.correlation, []):
             self._launch(n, call, tasks)
         elif (awaited := self._awaited(call)) is not None:
             self._reach(n, call)
@@ -399,17 +372,14 @@ class HostOps:
         if noted is not None:
             return self._in_time(call, self._streams.at((noted.device, noted.stream), noted.recorded))
         if FREE.match(call.name):
-            return self._through(call, self._streams.all_at(call.correlation)) or None
+            tasks = self._streams.all_at(call.correlation)
+            found = self._in_time(call, tasks)
+            return found if found and len(found) == len(tasks) else None  # all of them, or it did not wait
         return [] if STREAM.match(call.name) or EVENT.match(call.name) else None
 
     def _in_time(self, call: HostCall, tasks: Iterable[int]) -> list[int]:
         """Return the tasks that had ended when a call returned: for others it cannot have waited."""
         return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns + APART_NS]
-
-    def _through(self, call: HostCall, tasks: Sequence[int]) -> list[int]:
-        """Return tasks if all of them had ended when a call returned, else none."""
-        found = self._in_time(call, tasks)
-        return found if len(found) == len(tasks) else []
 
     def _wait(self, n: int, call: HostCall, awaited: list[int]) -> None:
         """Add a wait: it lasts what is left of its call when what it waits for has ended."""

@@ -57,6 +57,8 @@ class RecordedCall(NamedTuple):
         Its number among the tasks of its rank.
     kind : str
     stream : hashable
+    end_ns : int
+        By the clock of its rank.
     group : tuple of str or None
         Name and ranks of the process group, where recorded.
     pair : bool
@@ -68,6 +70,7 @@ class RecordedCall(NamedTuple):
     task: int
     kind: str
     stream: Hashable
+    end_ns: int
     group: tuple[str, str] | None = None
     pair: bool = False
     peer: int = UNSET
@@ -151,9 +154,7 @@ def _pairs(calls: Mapping[int, Sequence[RecordedCall]]) -> Groups:
 
 def _ranks_of(key: _Key, calls: Mapping[int, Sequence[RecordedCall]]) -> list[int]:
     """Return the ranks of a communicator, as far as it is known."""
-    if not isinstance(key, tuple):
-        return [*calls]
-    return _listed(key[1])
+    return _listed(key[1]) if isinstance(key, tuple) else [*calls]
 
 
 def _listed(ranks: str) -> list[int]:
@@ -202,14 +203,14 @@ def _check_members(
 
 
 def clock_offsets(
-    ends: Mapping[int, Mapping[tuple[str, int], int]], paths: Mapping[int, StrPath]
+    calls: Mapping[int, Sequence[RecordedCall]], groups: Groups, paths: Mapping[int, StrPath]
 ) -> dict[int, int]:
     """Return what each rank's clock is to be shifted by.
 
     Parameters
     ----------
-    ends : mapping
-        By rank: when its collectives ended, by communicator and number.
+    calls, groups : mapping
+        As for `communicators`, and what it returns.
     paths : mapping
         By rank: the file in which it was recorded.
 
@@ -218,6 +219,13 @@ def clock_offsets(
     InputError
         A rank has none that ended together with one of another rank, and a recording of its own.
     """
+    ends: dict[int, dict[tuple[str, int], int]] = {rank: {} for rank in calls}
+    for name, members in groups.items():
+        for rank, tasks in members.items():
+            own = {call.task: call for call in calls[rank]}
+            for n, task in enumerate(tasks):
+                if own[task].kind in END_TOGETHER:
+                    ends[rank][name, n] = own[task].end_ns
     first, *others = ends
     offsets, known, by_file = {first: 0}, dict(ends[first]), {paths[first]: 0}
     while others:
@@ -232,15 +240,11 @@ def clock_offsets(
                     f"{paths[rank]}: rank {rank} has no collective that ends together with one of rank "
                     f"{first}, so their clocks cannot be compared"
                 )
-            by_file[paths[rank]] = _median(apart)
+            by_file[paths[rank]] = sorted(apart)[len(apart) // 2]
         offsets[rank] = by_file[paths[rank]]
         known = {key: end + offsets[rank] for key, end in ends[rank].items()} | known
         others.remove(rank)
     return offsets
-
-
-def _median(values: Sequence[int]) -> int:
-    return sorted(values)[len(values) // 2]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -306,10 +310,9 @@ def together(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -> list[
     """
     file_of = _files_of_ranks(paths, traces)
     path_of = {rank: paths[file] for rank, file in file_of.items()}
-    by_rank = {rank: traces[file] for rank, file in file_of.items()}
-    calls = {rank: _calls(trace) for rank, trace in by_rank.items()}
+    calls = {rank: _calls(traces[file]) for rank, file in file_of.items()}
     groups = communicators(calls, path_of)
-    offsets = clock_offsets(_ends(by_rank, groups), path_of)
+    offsets = clock_offsets(calls, groups, path_of)
     shifted = {rank: traces[file].later(offsets[rank]) for rank, file in file_of.items()}
     meetings = _meetings(shifted, groups, path_of)
     return [Rank(rank, file, shifted[rank], meetings[rank]) for rank, file in file_of.items()]
@@ -346,21 +349,10 @@ def _files_of_ranks(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -
 def _calls(trace: RecordedTrace) -> list[RecordedCall]:
     """Return the kernels of NCCL."""
     return [
-        RecordedCall(i, _kind(task), task.stream, task.group, task.pair, task.peer)
+        RecordedCall(i, _kind(task), task.stream, task.end_ns, task.group, task.pair, task.peer)
         for i, task in enumerate(trace.tasks)
         if task.communicates
     ]
-
-
-def _ends(traces: Mapping[int, RecordedTrace], groups: Groups) -> dict[int, dict[tuple[str, int], int]]:
-    """Return when the collectives ended that end together."""
-    ends: dict[int, dict[tuple[str, int], int]] = {rank: {} for rank in traces}
-    for name, members in groups.items():
-        for rank, tasks in members.items():
-            for n, i in enumerate(tasks):
-                if _kind(traces[rank].tasks[i]) in END_TOGETHER:
-                    ends[rank][name, n] = traces[rank].tasks[i].end_ns
-    return ends
 
 
 def _meetings(

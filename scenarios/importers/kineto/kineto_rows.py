@@ -110,14 +110,8 @@ class Calls:
 
     def only(self, which: BoolArray) -> Calls:
         """Return some of them."""
-        return replace(
-            self,
-            name=self.name[which],
-            thread=self.thread[which],
-            correlation=self.correlation[which],
-            start_ns=self.start_ns[which],
-            end_ns=self.end_ns[which],
-        )
+        columns = self.name, self.thread, self.correlation, self.start_ns, self.end_ns
+        return Calls(self.names, *(column[which] for column in columns))
 
     def rows(self, threads: Sequence[Thread], which: BoolArray) -> list[HostCall]:
         """Return some of them as rows."""
@@ -128,19 +122,30 @@ class Calls:
         return [*map(HostCall, np.flatnonzero(which).tolist(), names, of, *numbers)]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamWait:
-    """A recorded wait of a stream for an event of another one."""
+class EventWait(NamedTuple):
+    """A wait of a stream for an event of another one.
 
+    Attributes
+    ----------
+    key : tuple
+        Which wait of the process it is, and for which stream: the same on all ranks of one program.
+    at : int
+        Correlation of the call: tasks of the stream that are launched after it wait.
+    device, stream, on_stream : int
+    recorded : int
+        Correlation of the call that recorded the event: it is for tasks of `on_stream` launched before.
+    fits : bool
+        Whether the next task of the stream was recorded to start after what it waits for had ended; of a wait
+        as it was noted, whether the event was recorded by that call, and not maybe earlier.
+    """
+
+    key: tuple[int, int]
+    at: int
     device: int
     stream: int
-    after: int
-    """Tasks of the stream launched after this correlation wait,"""
     on_stream: int
     recorded: int
-    """for those of the other stream launched before this one."""
-    sure: bool
-    """Whether the event was recorded by that call; else it may have been earlier."""
+    fits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +190,7 @@ class RecordedTrace:
 
     tasks: list[GpuTask] = field(default_factory=list)
     calls: list[HostCall] = field(default_factory=list)
-    waits: list[StreamWait] = field(default_factory=list)
+    waits: list[EventWait] = field(default_factory=list)
     operators: list[str | None] = field(default_factory=list)
     host_waits: dict[int, HostWait] = field(default_factory=dict)
     around: dict[int, dict[str, str]] = field(default_factory=dict)

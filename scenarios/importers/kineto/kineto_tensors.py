@@ -10,7 +10,6 @@ from scenarios.importers.execution_graph import read_operators
 from scenarios.importers.execution_kernels import KernelNotes, TracedKernel, operators_of_launches, told
 from scenarios.importers.kineto.kineto_host import Record
 from scenarios.importers.kineto.kineto_rows import RecordedTrace
-from scenarios.importers.tensor_flow import TaskFlow
 from sim.base.files import StrPath
 
 # ----------------------------------------------------------------------------------------------------------
@@ -140,15 +139,8 @@ def told_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[KernelN
             TracedKernel(operator, step, (task.device, task.stream), task.duration_ns, task.communicates)
         )
     found = zip(launched, told(kernels, {operator.id: operator for operator in operators}), strict=True)
-    return [_numbered(one, launched) for _, one in sorted(found, key=lambda pair: pair[0])]
-
-
-def _numbered(one: KernelNotes, tasks: Sequence[int]) -> KernelNotes:
-    """Return what is told, with the numbers of tasks instead of launches."""
-    flow = one.flow
-    return one._replace(
-        flow=TaskFlow([(tasks[n], k) for n, k in flow.inputs], [tasks[n] for n in flow.after], flow.outputs)
-    )
+    in_order = sorted(found, key=lambda pair: pair[0])
+    return [one._replace(flow=one.flow.numbered(launched)) for _, one in in_order]
 
 
 def add_told(op: Record, one: KernelNotes, names: Sequence[str]) -> Record:
