@@ -243,6 +243,11 @@ def _measured_alike(attributes: Mapping[str, Any], axes: Sequence[str]) -> bool:
     return "m" not in axes or "batch" in axes or "batch" not in attributes
 
 
+def models_of(cost: CostModel | None) -> tuple[CostModel, ...]:
+    """Return the models that a device asks, in turn."""
+    return cost.models if isinstance(cost, FirstCost) else () if cost is None else (cost,)
+
+
 @dataclass(frozen=True)
 class FirstCost(CostModel):
     """Ask several models in turn: the first that knows an op counts."""

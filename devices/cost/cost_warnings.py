@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from devices.cost.cost_models import FirstCost, RooflineCost
+from devices.cost.cost_models import FirstCost, RooflineCost, models_of
 from devices.cost.npu_tiles import TiledCost
 from devices.cost.roofline import IDEAL
 from devices.describe.field_types import DEFAULT
@@ -162,7 +162,7 @@ _Rated = Any
 
 def _rated(model: CostModel | None) -> Iterator[_Rated]:
     """Yield what knows peaks in a model, down to its first roofline, or tiles: a second is never asked."""
-    for one in model.models if isinstance(model, FirstCost) else (model,):
+    for one in models_of(model):
         if hasattr(one, "borrowed"):
             yield one
         if isinstance(one, RooflineCost | TiledCost):

@@ -76,11 +76,14 @@ def read_causes(path: Path) -> dict[str, int]:
 # ----------------------------------------------------------------------------------------------------------
 
 
+_Positive = Annotated[Duration, Field(gt=0)]
+
+
 class EventFields(Strict):
     """When something happens: by chance, or at given times."""
 
     at: Annotated[list[Duration] | None, Field(min_length=1, description="times of the run")] = None
-    mtbf: Annotated[Duration | None, Field(description="mean time between two events of each part")] = None
+    mtbf: Annotated[_Positive | None, Field(description="mean time between two events of each part")] = None
 
     def ways(self) -> dict[str, bool]:
         """Return the ways of saying when, and which are used."""
@@ -89,8 +92,6 @@ class EventFields(Strict):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         need_one(self.ways())
-        if self.mtbf == 0:
-            raise fault("should be more than 0", ("mtbf",))
         return self
 
 
@@ -108,7 +109,7 @@ class CountedFields(EventFields):
     causes: Annotated[
         File | None, Field(description="CSV with the columns component and count: a cause each row")
     ] = None
-    over: Annotated[Duration | None, Field(description="time in which they were counted")] = None
+    over: Annotated[_Positive | None, Field(description="time in which they were counted")] = None
     devices: Annotated[Count | None, Field(description="parts on which they were counted")] = None
 
     def ways(self) -> dict[str, bool]:
@@ -120,8 +121,6 @@ class CountedFields(EventFields):
         counted = self.count is not None or self.causes is not None
         if any((value is not None) != counted for value in (self.over, self.devices)):
             raise fault("over and devices go with count or causes: when, and on how many, they were counted")
-        if self.over == 0:
-            raise fault("should be more than 0", ("over",))
         return self
 
     def counted_mtbf_ns(self, name: str, document: Document) -> dict[str, Fraction]:
@@ -213,17 +212,11 @@ class SlowDownFields(CauseFields):
     """A cause of slowness."""
 
     for_: Annotated[
-        Duration | None, Field(alias="for", description="how long it lasts; default: for ever")
+        _Positive | None, Field(alias="for", description="how long it lasts; default: for ever")
     ] = None
     factor: Annotated[
         Factor, Field(ge=1, description="how many times longer all takes; of a link: 2 is half its bandwidth")
     ]
-
-    @model_validator(mode="after")
-    def _lasts(self) -> Self:
-        if self.for_ == 0:
-            raise fault("should be more than 0", ("for",))
-        return self
 
 
 class HealthCheckFields(Strict):

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from scenarios.fields.results import RESULTS, Value, check_named, column_of_result, holds
-from sim.base.errors import InputError
+from sim.base.errors import InputError, in_file
 
 _SIGNS: Final = {"<=": "at_most", ">=": "at_least", "=": "equals"}
 
@@ -140,7 +140,8 @@ def read_goal(minimise: str | None, maximise: str | None, subject_to: Sequence[s
             raise InputError("--subject-to is a limit on an answer: say what to --minimise or --maximise")
         return None
     option = "--minimise" if minimise is not None else "--maximise"
-    _check_known(what, option)
+    with in_file(f"{option} {what}"):
+        check_named(what)
     if not RESULTS[what.partition(".")[0]].is_amount:
         raise InputError(f"{option} {what}: has no least and no most")
     return Goal(what, maximise is not None, tuple(_limits(subject_to)))
@@ -154,20 +155,12 @@ def _limits(texts: Sequence[str]) -> Iterator[Limit]:
         what, sign, value = parts.groups()
         if what == "fits" and sign is None:
             continue
-        _check_known(what, "--subject-to")
+        with in_file(f"--subject-to {what}"):
+            check_named(what)
         if sign is None:
             raise InputError(f"--subject-to {text!r}: give its limit, too, as in '{what}<=...'")
-        try:
+        with in_file(f"--subject-to {text!r}"):
             yield Limit(what, {_SIGNS[sign]: RESULTS[what.partition(".")[0]].read_text(value)}, value)
-        except InputError as error:
-            raise InputError(f"--subject-to {text!r}: {error}") from None
-
-
-def _check_known(what: str, option: str) -> None:
-    try:
-        check_named(what)
-    except InputError as error:
-        raise InputError(f"{option} {what}: {error}") from None
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:

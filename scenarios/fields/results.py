@@ -23,6 +23,7 @@ from sim.base.units import (
     parse_duration,
     parse_fraction,
 )
+from sim.graph.attributes import flag
 from sim.job.job import Job
 from sim.trace import Trace
 
@@ -98,12 +99,6 @@ def _outcome(value: Any) -> str:
     return str(value)
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"{value!r} is neither true nor false")
-    return value
-
-
 _DURATION = Unit(
     lambda value: parse_duration(value, what=""),
     lambda value: format_duration(value, digits=None),
@@ -122,7 +117,7 @@ _NUMBER = Unit(
     lambda value: f"{value:.10g}",
     lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}",
 )
-FLAG = Unit(_flag, lambda value: str(value).lower())
+FLAG = Unit(flag, lambda value: str(value).lower())
 WORD = Unit(str, str)
 FILE = Unit(_file, str)
 OUTCOME = Unit(_outcome, str)

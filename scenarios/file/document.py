@@ -95,7 +95,7 @@ class Document:
                 path = os.path.realpath(path)
                 root = read_yaml_text(json.dumps(as_scenario(path)), path, places=False)
                 return cls(root, Path(path), allowed=allowed)
-        return cls(_read(Path(path), allowed.outside), Path(path), allowed=allowed)
+        return cls(_whole(read_yaml(path), Path(path), allowed.outside), Path(path), allowed=allowed)
 
     @classmethod
     def written(cls, text: str, folder: str | Path, allowed: Allowed = NOTHING) -> Document:
@@ -107,7 +107,7 @@ class Document:
             As of a file.
         """
         path = Path(folder) / "scenario"
-        root = _whole(read_yaml_text(text, path.name), path, allowed.outside, ())
+        root = _whole(read_yaml_text(text, path.name), path, allowed.outside)
         return cls(root, path, allowed=allowed)
 
     @property
@@ -227,13 +227,8 @@ VERSIONS: Final = (1,)
 """Versions of the format that can be read; a file that names none is of the last one."""
 
 
-def _read(path: Path, allow_outside: bool, above: tuple[Path, ...] = ()) -> Node:
-    """Read a file and those that it extends; `above` are the files that extend it."""
-    return _whole(read_yaml(path), path, allow_outside, above)
-
-
-def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...]) -> Node:
-    """Return what a file says, laid over the one that it extends."""
+def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...] = ()) -> Node:
+    """Return what a file says, laid over the one that it extends; `above` are the files that extend it."""
     if not isinstance(root.value, dict):
         raise root.place.error("a scenario is a mapping: 'name: ...', 'machine: ...', 'workload: ...'")
     schema, version, extends = (root.child(key) for key in ("schema", "version", "extends"))
@@ -257,7 +252,7 @@ def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...])
         chain = " -> ".join(each.name for each in (*seen, base))
         raise extends.place.error(f"extends: a scenario cannot extend itself: {chain}")
     try:
-        return _laid_over(_read(base, allow_outside, seen), root)
+        return _laid_over(_whole(read_yaml(base), base, allow_outside, seen), root)
     except ScenarioError as error:
         if str(error).startswith(f"{base}: "):  # of the whole file: it is missing, or cannot be read
             raise extends.place.error(f"extends: {error}") from None
@@ -298,7 +293,7 @@ def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> N
         if not fitting and dot and at and node.value and _short(at) is None:
             known = hint(first, node.value)
             add = "" if "did you mean" in known else f" (a new one is given whole: {at}.{first}={{...}})"
-            raise place.error(f"there is no key {first!r}{_under(at)}{known}{add}")
+            raise place.error(f"there is no key {first!r} under {at!r}{known}{add}")
         if not fitting and dot:  # a part that the file leaves out, such as the machine; the schema checks it
             made = _replaced(Node({}, place), beyond, whole, value, place)
             return Node({**node.value, first: made}, node.place, {**node.keys, first: place})
@@ -322,7 +317,3 @@ def _replaced(node: Node, rest: str, whole: str, value: Node, place: Place) -> N
 def _short(at: str) -> str | None:
     """Return the key that a name stands for, where one may stand in place of a mapping."""
     return _SHORT.get(at.rpartition(".")[2])
-
-
-def _under(at: str) -> str:
-    return f" under {at!r}" if at else ""

@@ -228,6 +228,11 @@ class _Open:
     key: str | None = None
     merged: list[Node] = field(default_factory=list)
 
+    @property
+    def wants_key(self) -> bool:
+        """Whether a key of a mapping comes next."""
+        return isinstance(self.node.value, dict) and self.key is None
+
 
 class _Composer:
     """Events in, one tree of nodes out; what is open stands on a stack, so that depth costs no recursion."""
@@ -248,15 +253,13 @@ class _Composer:
         place = self.place(event.start_mark)
         if isinstance(event, yaml.ScalarEvent):
             self._check_tag(event, place)
-            top = self.open[-1] if self.open else None
-            if top is not None and isinstance(top.node.value, dict) and top.key is None:
-                self._key(top, event.value, place)
+            if self.open and self.open[-1].wants_key:
+                self._key(self.open[-1], event.value, place)
             else:
                 self._add(Node(_scalar(event), place), event.anchor)
         elif isinstance(event, yaml.CollectionStartEvent):
             self._check_tag(event, place)
-            top = self.open[-1] if self.open else None
-            if top is not None and isinstance(top.node.value, dict) and top.key is None:
+            if self.open and self.open[-1].wants_key:
                 raise place.error("a key must be plain text, not a list or mapping")
             if len(self.open) >= MAX_DEPTH:
                 raise place.error(_TOO_DEEP)
@@ -287,8 +290,7 @@ class _Composer:
         top.node.keys[key] = place
 
     def _alias(self, anchor: str, place: Place) -> None:
-        top = self.open[-1] if self.open else None
-        if top is not None and isinstance(top.node.value, dict) and top.key is None:
+        if self.open and self.open[-1].wants_key:
             raise place.error(f"a key must be plain text, not the alias *{anchor}")
         if anchor not in self.anchors:
             raise place.error(f"the alias *{anchor} refers to nothing before it")

@@ -18,9 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-from scenarios.importers.batching import BatchSlope, is_straight, slope_between
 from scenarios.importers.files import TRACES, read_head
-from scenarios.importers.graph_json import read_graph, write_graph
+from scenarios.importers.graph_json import BatchSlope, is_straight, read_graph, slope_between, write_graph
 from sim.base import plugins
 from sim.base.arrays import at_most
 from sim.base.errors import InputError, listed, located

@@ -33,20 +33,20 @@ import warnings
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from typing import Any, Final, Literal
 
 from scenarios.importers.chakra_nodes import ChakraNode, arguments, process_groups, read_nodes
-from scenarios.importers.files import TRACES, all_files, fixed_batch, in_file, job_name, stem
+from scenarios.importers.files import TRACES, all_files, fixed_batch, job_name, stem
 from scenarios.importers.kineto.kineto_ranks import (
     RecordedCall,
     clock_offsets,
     communicators,
+    files_of_ranks,
     process_group,
 )
 from scenarios.importers.kineto.kineto_tensors import kind_of, short_name
 from scenarios.importers.tensor_flow import TaskFlow, Tensor, Touch, tensor_flow, written_arguments
-from sim.base.errors import GraphError, InputError
+from sim.base.errors import GraphError, InputError, in_file
 from sim.base.files import StrPath
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
@@ -290,18 +290,13 @@ def _ranks(paths: Sequence[StrPath], one: bool) -> list[tuple[int, StrPath]]:
     """Return the files with their ranks, in order."""
     if one:
         return [(0, paths[0])]
-    found: dict[int, StrPath] = {}
+    ranks = []
     for path in paths:
         name = _RANK.search(os.fspath(path))
         if name is None or len(name[1]) > 9:
             raise InputError(f"{path}: does not say which rank it is; its name should end as in trace.3.et")
-        rank = int(name[1])
-        if rank in found:
-            raise InputError(f"{path}: is rank {rank}, as {found[rank]} is")
-        found[rank] = path
-    if missing := list(islice((rank for rank in range(max(found)) if rank not in found), 8)):
-        raise InputError(f"{paths[0]}: is of a job of {max(found) + 1} ranks or more; missing: {missing[0]}")
-    return sorted(found.items())
+        ranks.append(int(name[1]))
+    return [(rank, paths[file]) for rank, file in files_of_ranks(ranks, paths).items()]
 
 
 class _Trace:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from scenarios.importers.files import parts
 from scenarios.importers.tensor_flow import Tensor
 from sim.base.arrays import LATEST_NS
-from sim.base.errors import InputError
+from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath, read_bytes
 
 # ----------------------------------------------------------------------------------------------------------
@@ -185,11 +185,8 @@ def read_nodes(path: StrPath) -> list[ChakraNode]:
         No such file, or it is no Chakra trace.
     """
     content = read_bytes(path)
-    try:
-        messages = list(delimited(content))
-        nodes = [_node(message) for message in messages[1:]]
-    except InputError as error:
-        raise InputError(f"{path}: not a Chakra trace: {error}") from None
+    with in_file(f"{path}: not a Chakra trace"):
+        nodes = [_node(message) for message in [*delimited(content)][1:]]
     if not nodes:
         raise InputError(f"{path}: not a Chakra trace: no node in it")
     return nodes

@@ -25,13 +25,13 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Final, Literal, NamedTuple
 
-from scenarios.importers.files import fixed_batch, in_file, parts, read_json, stem
+from scenarios.importers.files import fixed_batch, parts, read_json, stem
 from scenarios.importers.tensor_flow import Storage, Tensor, Touch, tensor_flow, written_arguments
 from scenarios.importers.torch_export import CAUSAL, WINDOWS, attributes_of, kind_of, ordered, plain_name
 from scenarios.ops.attributes import FLOATING, computed
 from scenarios.ops.op_costs import UNKNOWN_BYTES, VIEWS, WITHOUT_DATA, cost_of, without_formula
 from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, measured_shape
-from sim.base.errors import InputError
+from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
@@ -416,12 +416,10 @@ def _facts(value: TensorValue) -> TensorFacts:
 def _node(operator: Operator) -> Any:
     """Return an operator as `torch_ops` looks at one: a node of torch.fx."""
     made = next(tensors(operator.outputs), None)
-    args = tuple(_as_argument(one) for one in operator.inputs)
+    args = tuple(
+        SimpleNamespace(meta=_meta(one)) if isinstance(one, TensorValue) else one for one in operator.inputs
+    )
     return SimpleNamespace(args=args, kwargs={}, meta={} if made is None else _meta(made))
-
-
-def _as_argument(one: Argument) -> Any:
-    return SimpleNamespace(meta=_meta(one)) if isinstance(one, TensorValue) else one
 
 
 def _meta(value: TensorValue) -> dict[str, Any]:

@@ -73,7 +73,10 @@ def told(kernels: Sequence[TracedKernel], around: Mapping[int, Operator]) -> lis
     around : mapping
         All operators, by id.
     """
-    touched = [_with_tensors(kernel.operator, around) for kernel in kernels]
+    touched = [
+        next((one for one in _outward(kernel.operator, around) if one.reads or one.writes), None)
+        for kernel in kernels
+    ]
     flows = tensor_flow(
         [
             Touch(None)
@@ -93,10 +96,6 @@ def _outward(operator: Operator | None, around: Mapping[int, Operator]) -> Itera
             break
         yield operator
         operator = around.get(operator.parent) if operator.parent != operator.id else None
-
-
-def _with_tensors(operator: Operator | None, around: Mapping[int, Operator]) -> Operator | None:
-    return next((one for one in _outward(operator, around) if one.reads or one.writes), None)
 
 
 def _writes(operator: Operator, kernel: TracedKernel) -> list[Any]:
@@ -187,11 +186,8 @@ _AGREE: Final = 0.9
 _Thread = tuple[Any, Any]
 
 
-class Made(NamedTuple):
-    """What made a launch: an operator of the graph, and in which of the steps of the trace."""
-
-    operator: Operator
-    step: int
+Made = tuple[Operator, int]
+"""What made a launch: an operator of the graph, and in which of the steps of the trace."""
 
 
 class _Slice(NamedTuple):
@@ -316,7 +312,7 @@ def _by_number(slices: Mapping[_Thread, Sequence[_Slice]], operators: Sequence[O
             if operator is not None:
                 met += 1
                 if operator.name == one.name:
-                    found[thread, i] = Made(operator, 0)
+                    found[thread, i] = operator, 0
     return found if met and len(found) >= _AGREE * met else None
 
 
@@ -334,7 +330,7 @@ def _by_name(slices: Mapping[_Thread, Sequence[_Slice]], operators: Sequence[Ope
             same = names.get(one.name, ())
             if same and counts[one.name] % len(same) == 0:
                 step, n = divmod(seen[one.name], len(same))
-                found[thread, i] = Made(same[n], step)
+                found[thread, i] = same[n], step
             seen[one.name] += 1
     return found
 

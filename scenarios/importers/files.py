@@ -7,13 +7,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from sim.base.errors import GraphError, InputError, hint
+from sim.base.errors import InputError, hint
 from sim.base.files import StrPath, read_bytes, read_chunks
 from sim.base.options import misfit_text
 
@@ -97,16 +96,6 @@ def job_name(path: StrPath | Sequence[StrPath]) -> str:
     """Return what the ranks of a job are called together: the name of their folder."""
     first = path if isinstance(path, str | os.PathLike) else os.path.dirname(os.fspath(next(iter(path))))
     return os.path.basename(os.path.abspath(first)) or "ranks"
-
-
-@contextmanager
-def in_file(path: object) -> Iterator[None]:
-    """Begin the message of an error with the file (or model) that it is about."""
-    try:
-        yield
-    except InputError as error:
-        kind = GraphError if isinstance(error, GraphError) else InputError
-        raise kind(f"{path}: {error}") from None
 
 
 def fixed_batch(path: StrPath, batch: int | None, why: str) -> None:
@@ -234,7 +223,6 @@ _TOKEN: Final = 16
 """So near the end of the text `json` may take for wrong, or whole, what goes on: ``-Infin``, ``1e``."""
 
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
-_NEXT: Final = re.compile(r"[ \t\n\r]*([,\]}])[ \t\n\r]*")
 _BETWEEN: Final = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*\{")
 _TOGETHER: Final = 2**16
 """Characters parsed together: what is made of them should fit into a processor's cache."""
@@ -385,16 +373,13 @@ class _Text:
 
     def _next(self, closing: str) -> str:
         """Return what follows a value, a comma or the end of what it is in, and go behind it."""
-        found = _NEXT.match(self._text, self._at)
-        if found is None or found[1] not in {",", closing}:
-            self._skip()
-            found = _NEXT.match(self._text, self._at)
-            if found is None or found[1] not in {",", closing}:
-                raise self._wrong("Expecting ',' delimiter", self._at)
-        self._at = found.end()
-        if self._at == len(self._text):
-            self._skip()
-        return found[1]
+        self._skip()
+        mark = self._text[self._at : self._at + 1]
+        if mark not in (",", closing):
+            raise self._wrong("Expecting ',' delimiter", self._at)
+        self._at += 1
+        self._skip()
+        return mark
 
     def _skip(self) -> None:
         """Go behind white space, and read on if nothing else is left."""

@@ -25,7 +25,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
-from scenarios.importers import files as checked_json
 from scenarios.ops.inlining import FUNCTIONAL_KINDS
 from sim.base.arrays import UNSET, Csr, IntArray
 from sim.graph.graph import split_output
@@ -122,32 +121,17 @@ class GraphFileRecord(TypedDict):
     functions: NotRequired[list[FunctionRecord]]
 
 
-_FILE = TypeAdapter(GraphFileRecord)
+FILE = TypeAdapter(GraphFileRecord)
+"""What checks a whole file."""
 
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a graph file, as committed in ``scenarios/graph.schema.json``."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **_FILE.json_schema(),
+        **FILE.json_schema(),
         "title": "A computation graph (sim.graph/1)",
     }
-
-
-def checked(content: bytes) -> GraphFileRecord:
-    """Return the records in `content`; pydantic's ValidationError where they are wrong."""
-    return _FILE.validate_json(content)
-
-
-def parse(content: bytes, path: object) -> GraphFileRecord:
-    """Return the records in `content`, checked; `path` begins every message.
-
-    Raises
-    ------
-    InputError
-        Not JSON, another schema, a missing or unknown key, a wrong type, a number out of range.
-    """
-    return checked_json.parse(_FILE, content, path)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -181,7 +165,7 @@ def read_columns(content: bytes) -> tuple[GraphFileRecord, dict[str, Any]] | Non
     if found is None or end < found.end():
         return None
     try:
-        file = checked(content[: found.end() - 1] + _STAND_IN + content[end + 1 :])
+        file = FILE.validate_json(content[: found.end() - 1] + _STAND_IN + content[end + 1 :])
         _need(file["ops"] == from_json(_STAND_IN) and "functions" not in file)
         columns = _Columns(tensor["name"] for tensor in file.get("tensors", []))
         for begin, stop in _blocks(content, found.end(), end):

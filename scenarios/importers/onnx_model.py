@@ -27,7 +27,6 @@ from typing import Any, Literal
 
 import yaml
 
-from scenarios.importers.files import in_file
 from scenarios.importers.onnx_nodes import (
     BRANCHES,
     Scope,
@@ -48,7 +47,7 @@ from scenarios.importers.onnx_shapes import Rebatch, check_scaled, infer, inputs
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.inlining import Function, add_ops
 from scenarios.ops.op_costs import COSTS, UNKNOWN_BYTES, VIEWS, op_arguments, without_formula
-from sim.base.errors import InputError, extra
+from sim.base.errors import InputError, extra, in_file
 from sim.base.files import StrPath, read_bytes
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph, output_name

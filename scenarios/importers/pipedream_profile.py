@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from scenarios.importers.files import fixed_batch, in_file, stem
-from sim.base.errors import GraphError, InputError, hint
+from scenarios.importers.files import fixed_batch, stem
+from sim.base.errors import GraphError, InputError, hint, in_file
 from sim.base.files import StrPath, read_text
 from sim.base.units import round_half_up
 from sim.graph.builder import GraphBuilder
@@ -210,7 +210,10 @@ def training_graph(layers: Sequence[LayerProfile], name: str) -> Graph:
         builder.op(
             f"F.{layer.name}",
             kind=layer.kind,
-            inputs=[*(f"F.{before}{picked[layer.name]}" for before in layer.predecessors), *layer.weights],
+            inputs=[
+                *(output_name(f"F.{before}", picked[layer.name]) for before in layer.predecessors),
+                *layer.weights,
+            ],
             outputs=layer.activation_bytes,
             duration_ns=layer.forward_ns,
             stage=layer.stage,
@@ -229,7 +232,7 @@ def training_graph(layers: Sequence[LayerProfile], name: str) -> Graph:
             op,
             kind=f"{layer.kind}_grad",
             inputs=[f"F.{layer.name}", *gradients[layer.name], *layer.weights],
-            outputs=[_size(by_name[before], picked[layer.name]) for before in sources],
+            outputs=[by_name[before].activation_bytes[picked[layer.name]] for before in sources],
             duration_ns=layer.backward_ns,
             stage=layer.stage,
             phase="B",
@@ -238,14 +241,10 @@ def training_graph(layers: Sequence[LayerProfile], name: str) -> Graph:
     return builder.build()
 
 
-def _picked(layer: LayerProfile, by_name: dict[str, LayerProfile]) -> str:
-    """Return which output of the layer before it a ``__getitem__(k)`` reads: "" or ":k"."""
+def _picked(layer: LayerProfile, by_name: dict[str, LayerProfile]) -> int:
+    """Return which output of the layer before it a ``__getitem__(k)`` reads."""
     match = _GETITEM.fullmatch(layer.description)
     if match is None or len(layer.predecessors) != 1:
-        return ""
+        return 0
     k = int(match[1])
-    return f":{k}" if 0 < k < len(by_name[layer.predecessors[0]].activation_bytes) else ""
-
-
-def _size(layer: LayerProfile, picked: str) -> int:
-    return layer.activation_bytes[int(picked.removeprefix(":") or 0)]
+    return k if k < len(by_name[layer.predecessors[0]].activation_bytes) else 0

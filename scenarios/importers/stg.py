@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Final, Literal
 
-from scenarios.importers.files import fixed_batch, in_file, stem
-from sim.base.errors import GraphError, InputError, shortened
+from scenarios.importers.files import fixed_batch, stem
+from sim.base.errors import GraphError, InputError, in_file, shortened
 from sim.base.files import StrPath, read_text
 from sim.base.units import NS_PER_S, parse_bandwidth, parse_duration, round_half_up
 from sim.graph.builder import GraphBuilder

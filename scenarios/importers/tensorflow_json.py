@@ -33,11 +33,10 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from scenarios.importers import files as checked_json
-from scenarios.importers.files import in_file
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_costs import COSTS, op_arguments
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
-from sim.base.errors import GraphError, InputError, hint
+from sim.base.errors import GraphError, InputError, hint, in_file
 from sim.base.files import StrPath, read_bytes
 from sim.graph.builder import GraphBuilder
 from sim.graph.frames import CONTROL_FLOW_KINDS
@@ -105,7 +104,9 @@ class RecordedNodes:
             raise GraphError(f"the node {twice!r} is there twice")
         nodes = self.nodes.items()
         self.kinds = {name: kind_of(node["op"]) for name, node in nodes}
-        self.sources = {name: [_split(text) for text in node.get("inputs", [])] for name, node in nodes}
+        self.sources = {
+            name: [split_output(text) or (text, 0) for text in node.get("inputs", [])] for name, node in nodes
+        }
         self.externals = {name: node for name, node in nodes if _is_external(node)}
         self.tensors: dict[str, list[TensorFacts]] = {}
         self.open: dict[tuple[str, int], str] = {}
@@ -175,11 +176,6 @@ def _dtypes(node: TensorflowNode) -> list[str]:
 def _is_external(node: TensorflowNode) -> bool:
     waits = node.get("inputs") or node.get("control")
     return (node["op"].startswith("Placeholder") or node["op"] in _PARAMETERS) and not waits
-
-
-def _split(text: str) -> tuple[str, int]:
-    """Return node and output of ``name:k``."""
-    return split_output(text) or (text, 0)
 
 
 # -- TensorFlow's words in ours -----------------------------------------------------------------

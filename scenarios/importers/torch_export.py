@@ -21,11 +21,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from scenarios.importers.files import in_file
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_costs import COSTS, op_arguments, without_formula
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
-from sim.base.errors import InputError, extra
+from sim.base.errors import InputError, extra, in_file
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph, output_name
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
 
-from scenarios.importers.files import fixed_batch, in_file, read_json
-from sim.base.errors import GraphError, InputError
+from scenarios.importers.files import fixed_batch, read_json
+from sim.base.errors import GraphError, InputError, in_file
 from sim.base.files import StrPath
 from sim.base.units import NS_PER_S, round_half_up
 from sim.graph.builder import GraphBuilder

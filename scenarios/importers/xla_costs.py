@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -266,6 +266,11 @@ class XlaWork(NamedTuple):
         return XlaWork(self.flops * n, self.transcendentals * n)
 
 
+def _sum(works: Iterable[XlaWork]) -> XlaWork:
+    listed = [*works]
+    return XlaWork(sum(one.flops for one in listed), sum(one.transcendentals for one in listed))
+
+
 class Costs:
     """The work of instructions; that of each computation is counted once."""
 
@@ -276,10 +281,8 @@ class Costs:
         """Return the work of a computation, of loops as far as their text tells it."""
         if id(computation) not in self._known:
             self._known[id(computation)] = XlaWork()  # of one that calls itself, which is refused elsewhere
-            works = [self.work(one, computation.shapes(one)) for one in computation.instructions.values()]
-            self._known[id(computation)] = (
-                XlaWork(*map(sum, zip(*works, strict=True))) if works else XlaWork()
-            )
+            works = (self.work(one, computation.shapes(one)) for one in computation.instructions.values())
+            self._known[id(computation)] = _sum(works)
         return self._known[id(computation)]
 
     def work(self, instruction: Instruction, given: Sequence[Array]) -> XlaWork:
@@ -314,9 +317,7 @@ class Costs:
         if opcode == "select-and-scatter":
             window, n = math.prod(instruction.attributes["window"]["size"]), given[1].elements
             select, scatter = (self.of(one) for one in called[:2])
-            return XlaWork(
-                *map(sum, zip(select.times(n * max(0, window - 1)), scatter.times(n), strict=True))
-            )
+            return _sum((select.times(n * max(0, window - 1)), scatter.times(n)))
         if opcode == "scatter":
             return self._applied(instruction).times(given[-1].elements)
         if opcode == "sort":
@@ -332,9 +333,7 @@ class Costs:
         if opcode == "conditional":
             return max(map(self.of, called), default=XlaWork())
         if opcode == "while":
-            condition, body = (self.of(one) for one in called)
-            both = XlaWork(*map(sum, zip(condition, body, strict=True)))
-            return both.times(instruction.attributes.get("trips", 1))
+            return _sum(map(self.of, called)).times(instruction.attributes.get("trips", 1))
         if opcode in ("call", "fusion", "async-start"):
             return self.of(called[0])
         return XlaWork()

@@ -31,7 +31,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from scenarios.importers.files import MARKS, parts
-from scenarios.importers.xla_costs import Array, Computation, Instruction, Operand, Shape
+from scenarios.importers.xla_costs import Array, Computation, Instruction, Shape
 from sim.base.errors import InputError
 
 DTYPES: Final = {
@@ -278,7 +278,8 @@ def _instruction(text: str) -> tuple[Instruction, list[str]]:
     inside, rest = text[opening + 1 : end], text[end + 1 :].strip()
     if rest and not rest.startswith(","):
         raise InputError(f"no attribute of {head[2]}: {rest[:40]!r}")
-    said = dict(_pair(part) for part in parts(rest))
+    pairs = (part.partition("=") for part in parts(rest))
+    said = {key.strip(): value.strip() for key, _, value in pairs}
     found = Instruction(head[2], head[2], opcode, shape, [])
     if opcode in ("constant", "parameter", "iota"):
         if opcode == "parameter":
@@ -292,11 +293,6 @@ def _instruction(text: str) -> tuple[Instruction, list[str]]:
     # A custom call names helpers, and a collective its sum, of which no cost depends.
     names = [] if opcode == "custom-call" else [said[key] for key in called if key in said]
     return found, [name for each in names for name in re.findall(r"[\w.$:\-]+", each)]
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, _, value = text.partition("=")
-    return key.strip(), value.strip()
 
 
 def _keep(instruction: Instruction, said: dict[str, str]) -> None:
@@ -390,8 +386,3 @@ def number_of(text: str) -> int | float | None:
         return int(text) if re.fullmatch(r"-?\d{1,18}", text) else float(text)
     except ValueError:
         return None
-
-
-def operand(name: str, index: str | None = None) -> Operand:
-    """Return an operand; of several results, that of a number."""
-    return name, None if index is None else int(index)

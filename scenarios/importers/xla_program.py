@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal
 
 from policies.parallel.ranks import MOST_RANKS, add_ranks, gpus
-from scenarios.importers.files import fixed_batch, in_file, stem
+from scenarios.importers.files import fixed_batch, stem
 from scenarios.importers.xla_costs import (
     COLLECTIVES,
     Array,
@@ -53,7 +53,7 @@ from scenarios.importers.xla_values import (
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_costs import UNKNOWN_BYTES, without_formula
 from sim.base.arrays import at_most
-from sim.base.errors import InputError
+from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath, read_text
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
@@ -166,7 +166,9 @@ class _Program:
     def _tell(self, path: StrPath) -> None:
         """Say what was assumed."""
         without_formula(self._without, self._unknown, UNKNOWN_BYTES)
-        told = [what.replace("WHICH", _several(names)) for what, names in self._unclear.items()]
+        told = []
+        for what, (first, *others) in self._unclear.items():
+            told.append(what.replace("WHICH", first + (f" (and {len(others)} more)" if others else "")))
         if self._module.for_cpu:
             told.append("was compiled for a CPU, whose fusions and types of numbers are not those of a GPU")
         if not self._module.compiled and len(self._builder) > 1:
@@ -194,7 +196,8 @@ class _Program:
     ) -> TracedShape:
         """Write the ops of a computation; return what it returns."""
         self._depth += 1
-        self._within_limits(self._length(computation, self._depth))
+        length = self._seen + self._length(computation, self._depth)
+        at_most(_MOST_INSTRUCTIONS, length, "instructions, with loops and calls written out,")
         known: ChainMap[str, TracedShape] = ChainMap({}, *(outer.maps if outer is not None else ()))
 
         def value(name: str, index: int | None) -> TracedShape:
@@ -242,9 +245,6 @@ class _Program:
                 for one in computation.instructions.values()
             )
         return self._lengths[id(computation)]
-
-    def _within_limits(self, more: int) -> None:
-        at_most(_MOST_INSTRUCTIONS, self._seen + more, "instructions, with loops and calls written out,")
 
     def _step(
         self,
@@ -495,10 +495,6 @@ class _Program:
         out = GraphBuilder(graph.name)
         add_ranks(out, graph, names, on)
         return out.build()
-
-
-def _several(names: Sequence[str]) -> str:
-    return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
 
 
 _NOTHING: Final = (

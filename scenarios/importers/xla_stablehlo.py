@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
-from scenarios.importers.xla_costs import Array, Computation, Instruction, Shape
-from scenarios.importers.xla_hlo import MOST_DEPTH, XlaModule, at_line, dtype_of, number_of, numbers, operand
+from scenarios.importers.xla_costs import Array, Computation, Instruction, Operand, Shape
+from scenarios.importers.xla_hlo import MOST_DEPTH, XlaModule, at_line, dtype_of, number_of, numbers
 from sim.base.errors import InputError
 
 _RENAMED: Final = {
@@ -118,9 +119,6 @@ class _Lines:
         self.number += 1
         return self._lines[self.number - 1].strip()
 
-    def _next(self) -> str:
-        return self._lines[self.number].strip() if self.number < len(self._lines) else ""
-
     def body(self, into: Computation) -> str:
         """Read operations up to the line that closes their region; return that line."""
         self._depth += 1
@@ -142,7 +140,8 @@ class _Lines:
         head, regions = line, []
         pairs = _LOOP.findall(line) if "stablehlo.while(" in line else []
         opens = line.endswith("{")
-        if not opens and re.match(r"(cond|reducer)\b", self._next()):
+        following = self._lines[self.number].strip() if self.number < len(self._lines) else ""
+        if not opens and re.match(r"(cond|reducer)\b", following):
             line, opens = self.take() or "", True
         while opens:
             region = Computation(into.name, outer=into)
@@ -165,7 +164,7 @@ class _Lines:
             raise InputError(f"no operation: {head[:60]!r}")
         name, rest = match[2], head[match.end() :]
         if name in _RETURNS:
-            values = [operand(*found) for found in _values(rest.partition(" : ")[0])]
+            values = _operands(_VALUE.findall(rest.partition(" : ")[0]))
             into.root = values[0] if len(values) == 1 else ("return", None)
             if len(values) != 1:
                 shape = tuple(into.shape(value) for value in values)
@@ -186,10 +185,10 @@ class _Lines:
         shapes = shapes[len(shapes) - count :]
         if opcode == "manual":
             before = before[: before.find(")")]
-        operands = [operand(*found) for found in _values(before)]
         made: dict[str, Any] = {}
+        operands = _operands(_VALUE.findall(before))
         if opcode == "while":
-            operands = [operand(value, index or None) for _, value, index in _LOOP.findall(before)]
+            operands = _operands(found[1:] for found in _LOOP.findall(before))
         elif opcode == "reduce" and not before.startswith(", "):
             operands = [*operands[::2], *operands[1::2]]
         _keep(name, opcode, before, types, made)
@@ -214,8 +213,9 @@ class _Lines:
             self.calls.append((self.number, found, callee[1]))
 
 
-def _values(text: str) -> list[tuple[str, str | None]]:
-    return [(found[1], found[2]) for found in _VALUE.finditer(text)]
+def _operands(found: Iterable[tuple[str, ...]]) -> list[Operand]:
+    """Return what is read, by name and by number of the result, which is nothing of the only one."""
+    return [(name, int(index) if index else None) for name, index in found]
 
 
 def _put_argument(into: Computation, name: str, shape: Shape) -> None:

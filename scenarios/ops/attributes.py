@@ -90,10 +90,9 @@ def read_attribute(name: str, value: Any, machine: Machine) -> None:
 
 
 def _cost_models(machine: Machine) -> list[CostModel]:
-    from devices.cost.cost_models import FirstCost
+    from devices.cost.cost_models import models_of
 
-    costs = [device.cost for device in machine.devices if device.cost is not None]
-    return [one for cost in costs for one in (cost.models if isinstance(cost, FirstCost) else (cost,))]
+    return [one for device in machine.devices for one in models_of(device.cost)]
 
 
 def _axes(models: Sequence[CostModel]) -> set[str]:

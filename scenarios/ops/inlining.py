@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from sim.base.arrays import MOST_BUILT, at_most
-from sim.base.errors import GraphError, InputError, UnknownNameError
+from sim.base.errors import GraphError, UnknownNameError
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import output_name, split_output
 
@@ -98,12 +98,7 @@ def check_size(records: Sequence[Record], functions: Mapping[str, Function]) -> 
             raise GraphError(f"functions call one another more than {_DEEPEST} levels deep")
         return count, depth
 
-    try:
-        at_most(MOST_BUILT, measure(records, ())[0], "ops, with those of functions,")
-    except GraphError:
-        raise
-    except InputError as error:
-        raise GraphError(str(error)) from None
+    at_most(MOST_BUILT, measure(records, ())[0], "ops, with those of functions,")
 
 
 _DEEPEST: Final = 64
@@ -344,9 +339,8 @@ class _Scope:
 
         def branch(key: str) -> Any:
             def write(builder: GraphBuilder, inside: Mapping[Any, str]) -> list[Any]:
-                pivot = (
-                    [self._identity(f"{name}/{key}", inside[predicate])] if self._starts(sides[key]) else []
-                )
+                starts = self._starts(sides[key])
+                pivot = [self._identity(f"{name}/{key}", inside[predicate])] if starts else []
                 given = [inside[x] for x in values]
                 results, ends = self._write(sides[key], f"{name}/{key}/", given, key, pivot=pivot)
                 stray = [end for end in ends if end not in results]
@@ -358,9 +352,8 @@ class _Scope:
 
         from scenarios.ops.control_flow import cond
 
-        switched = (
-            list(dict.fromkeys([predicate, *values])) if any(map(self._starts, sides.values())) else values
-        )
+        starts = any(map(self._starts, sides.values()))
+        switched = list(dict.fromkeys([predicate, *values])) if starts else values
         merges = cond(self.builder, name, predicate, switched, branch("then"), branch("else"))
         return merges, merges
 

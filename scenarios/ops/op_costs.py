@@ -35,7 +35,7 @@ from scenarios.ops import op_formulas as f
 from scenarios.ops.inlining import FUNCTIONAL_KINDS
 from scenarios.ops.op_formulas import Cost, Formula, OpFacts, measured_shape
 from sim.base.arrays import UNSET
-from sim.base.errors import GraphError, InputError, UnknownNameError
+from sim.base.errors import GraphError, InputError, UnknownNameError, in_file
 from sim.job.job import Job
 from sim.machine.device import Device
 
@@ -89,10 +89,8 @@ def op_arguments(
     GraphError
         An input that the formula needs is absent.
     """
-    try:
+    with in_file(where):
         cost = cost_of(op) if known else Cost(0, op.read, op.written)
-    except GraphError as error:
-        raise GraphError(f"{where}: {error}") from None
     more = {**attributes, **(measured_shape(op) if known else {})}
     if op.kind in VIEWS and op.inputs:
         more["view_of"] = 0
@@ -165,6 +163,13 @@ _FLOPS_PER_INPUT = {
 }
 """Flop an element of the first input."""
 
+_OWN_FLOPS = (
+    *(f.conv, f.conv_transpose, f.depthwise_conv, f.conv_input_grad, f.conv_weight_grad),
+    *(f.matmul, f.einsum, f.attention, f.attention_grad),
+    *(f.lrn, f.batch_norm, f.resize, f.top_k, f.unique),
+)
+"""Flop of the kinds that are called as their formula."""
+
 COSTS: Mapping[str, Formula] = {
     **dict.fromkeys([*_VIEWS.split(), *WITHOUT_DATA.split()], f.free),
     **dict.fromkeys(_FILLS.split(), lambda op: Cost(0, 0, op.written)),
@@ -172,16 +177,8 @@ COSTS: Mapping[str, Formula] = {
     **dict.fromkeys(_PICKS.split(), f.pick),
     **{kind: f.per_output(n) for n, kinds in _FLOPS_PER_OUTPUT.items() for kind in kinds.split()},
     **{kind: f.per_input(n) for n, kinds in _FLOPS_PER_INPUT.items() for kind in kinds.split()},
-    "conv": f.streamed(f.conv),
-    "conv_transpose": f.streamed(f.conv_transpose),
-    "depthwise_conv": f.streamed(f.depthwise_conv),
-    "conv_input_grad": f.streamed(f.conv_input_grad),
-    "conv_weight_grad": f.streamed(f.conv_weight_grad),
-    "matmul": f.streamed(f.matmul),
+    **{flops.__name__: f.streamed(flops) for flops in _OWN_FLOPS},
     "gemm": f.streamed(f.matmul),
-    "einsum": f.streamed(f.einsum),
-    "attention": f.streamed(f.attention),
-    "attention_grad": f.streamed(f.attention_grad),
     "embedding_grad": f.streamed(lambda op: op.input(1).elements),  # (indices, gradient): one sum an element
     "adam": f.adam,
     "lstm": f.recurrent(gates=4, pointwise=26),  # 8 additions, 3 sigmoid, 2 tanh, 3 products, 1 sum
@@ -190,11 +187,6 @@ COSTS: Mapping[str, Formula] = {
     "max_pool": f.streamed(f.pool),
     "average_pool": f.streamed(f.pool),
     "average_pool_grad": f.streamed(f.pool_grad),
-    "lrn": f.streamed(f.lrn),
-    "batch_norm": f.streamed(f.batch_norm),
-    "resize": f.streamed(f.resize),
-    "top_k": f.streamed(f.top_k),
-    "unique": f.streamed(f.unique),
     "add_n": f.nary(0),
     "maximum": f.nary(0),
     "minimum": f.nary(0),
@@ -229,7 +221,7 @@ def refuse_costless(job: Job) -> None:
     GraphError
         About the first of them.
     """
-    from devices.cost.cost_models import FirstCost
+    from devices.cost.cost_models import models_of
 
     graph = job.graph
     unsaid = (graph.duration_ns == UNSET) & (graph.flops == 0)
@@ -247,8 +239,8 @@ def refuse_costless(job: Job) -> None:
             nothing &= ~here
         elif device.details.preset and device.cost is not None and (unsaid & here).any():
             # The overhead of a preset's kind is no time that somebody meant the op to take.
-            models = device.cost.models if isinstance(device.cost, FirstCost) else (device.cost,)
-            nothing |= unsaid & here & (models[-1].durations_ns(graph, device) == job.duration_ns)
+            last = models_of(device.cost)[-1]
+            nothing |= unsaid & here & (last.durations_ns(graph, device) == job.duration_ns)
     if nothing.any():
         name, count = graph.op_names[int(nothing.argmax())], int(nothing.sum()) - 1
         more = f" (and {count} other op{'s' * (count > 1)})" if count else ""
@@ -260,8 +252,7 @@ def refuse_costless(job: Job) -> None:
 
 def _by_rates(device: Device) -> bool:
     """Whether what the device times is reckoned from flops and bytes, or not at all."""
-    from devices.cost.cost_models import FirstCost, RooflineCost
+    from devices.cost.cost_models import RooflineCost, models_of
     from devices.cost.npu_tiles import TiledCost
 
-    models = device.cost.models if isinstance(device.cost, FirstCost) else (device.cost,)
-    return all(model is None or isinstance(model, RooflineCost | TiledCost) for model in models[-1:])
+    return all(isinstance(model, RooflineCost | TiledCost) for model in models_of(device.cost)[-1:])

@@ -435,10 +435,8 @@ def _windows(op: OpFacts, x: Shape, y: Shape, window: Shape | None, group: int) 
     last = _channels_last(op)
     image, made = (shape[1:-1] if last else shape[2:] for shape in (x, y))
     wide, narrow = (made, image) if op.kind == "conv_transpose" else (image, made)
-    strides, dilations = (
-        _each(op, "strides", len(image)),
-        _each(op, "dilations", len(image)) or [1] * len(image),
-    )
+    strides = _each(op, "strides", len(image))
+    dilations = _each(op, "dilations", len(image)) or [1] * len(image)
     if window is None:
         strides = [a // b for a, b in zip(wide, narrow, strict=True)]
         window = tuple(a - (b - 1) * s for a, b, s in zip(wide, narrow, strides, strict=True))

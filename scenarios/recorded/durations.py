@@ -190,17 +190,16 @@ def issue_cost(graph: Graph, change: Change) -> Graph:
     launch = np.flatnonzero(roles.launches(graph)).tolist()
     if not launch:
         raise InputError("this recording has no launch calls of the host")
-    ns, attributes = graph.duration_ns.copy(), dict(graph.attributes)
-    following = _next_on_thread(graph)
+    parts: list[_Part] = []
+    following, attributes = _next_on_thread(graph), graph.attributes
     for op in launch:
-        own = attributes[op]
-        call_ns, after = int(own.get("call_ns", ns[op])), following.get(op)
+        call_ns, after = int(attributes[op].get("call_ns", graph.duration_ns[op])), following.get(op)
         rest_ns = 0 if after is None else int(attributes[after].get("rest_of_call_ns", 0))
         whole_ns = call_ns + rest_ns
-        _set_part(ns, attributes, op, "call_ns", call_ns, change.of_part(call_ns, whole_ns))
+        parts.append((op, "call_ns", call_ns, change.of_part(call_ns, whole_ns)))
         if after is not None and rest_ns:
-            _set_part(ns, attributes, after, "rest_of_call_ns", rest_ns, change.of_part(rest_ns, whole_ns))
-    return graph if (ns == graph.duration_ns).all() else replace(graph, duration_ns=ns, attributes=attributes)
+            parts.append((after, "rest_of_call_ns", rest_ns, change.of_part(rest_ns, whole_ns)))
+    return _with_parts(graph, parts)
 
 
 def other_gap(graph: Graph, change: Change) -> Graph:
@@ -217,19 +216,22 @@ def other_gap(graph: Graph, change: Change) -> Graph:
     now = {pin: f"{change.of([parse_duration(gap)])[0]}ns" for pin, gap in gaps.items()}
     if now == gaps:
         return graph
-    facts = {
-        pin: {**known, **({"gap": now[pin]} if pin in now else {})}
-        for pin, known in graph.device_facts.items()
-    }
-    return replace(graph, device_facts=facts)
+    changed = {pin: {**graph.device_facts[pin], "gap": gap} for pin, gap in now.items()}
+    return replace(graph, device_facts={**graph.device_facts, **changed})
 
 
-def _set_part(
-    ns: np.ndarray[Any, Any], attributes: dict[int, Any], op: int, part: str, was_ns: int, now_ns: int
-) -> None:
-    if now_ns != was_ns:
-        ns[op] += now_ns - was_ns
-        attributes[op] = {**attributes[op], part: now_ns}
+_Part = tuple[int, str, int, int]
+"""An op, the attribute that is a part of its duration, and how long that was and is now."""
+
+
+def _with_parts(graph: Graph, parts: Iterable[_Part]) -> Graph:
+    """Return a graph with other parts of durations; the same one if none changes."""
+    ns, attributes = graph.duration_ns.copy(), dict(graph.attributes)
+    for op, part, was_ns, now_ns in parts:
+        if now_ns != was_ns:
+            ns[op] += now_ns - was_ns
+            attributes[op] = {**attributes[op], part: now_ns}
+    return graph if (ns == graph.duration_ns).all() else replace(graph, duration_ns=ns, attributes=attributes)
 
 
 def _next_on_thread(graph: Graph) -> dict[int, int]:
@@ -251,12 +253,9 @@ def _communicating(graph: Graph, names: Names | None, change: Change) -> Graph:
     if names is not None and not parts:
         names.find("collectives")  # refuses a graph that has none
     graph = _changed(graph, roles.collectives(graph), change)
-    if not parts:
-        return graph
-    ns, attributes = graph.duration_ns.copy(), dict(graph.attributes)
-    for op, now in zip(parts, change.of(inside[parts].tolist()), strict=True):
-        _set_part(ns, attributes, op, INSIDE, int(inside[op]), now)
-    return graph if (ns == graph.duration_ns).all() else replace(graph, duration_ns=ns, attributes=attributes)
+    was = inside[parts].tolist()
+    changed = zip(parts, was, change.of(was), strict=True)
+    return _with_parts(graph, [(op, INSIDE, ns, now) for op, ns, now in changed])
 
 
 def _changed(graph: Graph, which: BoolArray, change: Change, *, stays: bool = False) -> Graph:

@@ -37,7 +37,7 @@ from scenarios.recorded import select as roles
 from scenarios.recorded.program import RecordedProgram
 from scenarios.recorded.select import Names
 from sim.base.arrays import BoolArray
-from sim.base.errors import InputError, located
+from sim.base.errors import InputError
 from sim.base.units import format_duration
 from sim.graph.graph import Graph
 
@@ -323,10 +323,7 @@ def fused(
     """
     kernels = roles.tasks(graph) & ~roles.collectives(graph) & ~roles.transfers(graph)
     names, place = Names(graph), {name: i for i, name in enumerate(graph.op_names)}
-    fits = []
-    for n, word in enumerate(words):
-        with located(n):
-            fits.append(names.find(word) & kernels)
+    fits = [found & kernels for found in names.find_each(words)]
     program = RecordedProgram(graph)
     groups: list[Sequence[int]] = []
     apart: _Told | None = None
@@ -475,7 +472,7 @@ def removed(graph: Graph, words: Sequence[str], *, host_work: bool = True) -> Gr
     InputError
         A word is about no op, all are gone, or a collective is left that a rank does not take part in.
     """
-    which = Names(graph).find_all(words)
+    which = np.any([*Names(graph).find_each(words)], axis=0)
     if which.all():
         raise InputError("nothing is left to run")
     _refuse_alone(graph, which)

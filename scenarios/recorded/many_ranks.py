@@ -103,9 +103,12 @@ def on_layout(graph: Graph, layout: RankLayout) -> Graph:
     """
     _check(graph, layout)
     grid = layout.grid
-    calls = {op: _key(graph, op) for op in np.flatnonzero(roles.collectives(graph)).tolist()}
-    calls = {op: key for op, key in calls.items() if "thread" not in graph.attributes.get(op, {})}
-    on = {key: _dimensions(graph, layout, grid, key, op) for op, key in _first(graph, calls).items()}
+    on_gpu = roles.collectives(graph) & ~roles.has_key(graph, "thread")
+    calls = {op: _key(graph, op) for op in np.flatnonzero(on_gpu).tolist()}
+    on: dict[str, str] = {}
+    for op, key in calls.items():
+        if key not in on and graph.kind(op) not in _PAIRS:
+            on[key] = _dimensions(graph, layout, grid, key, op)
     if unused := [name for name in layout.groups if name not in on]:
         message = f"no collective of the recording is on {unused[0]!r}{hint(unused[0], on)}"
         raise InputError(message, path=("ranks", "groups", unused[0]))
@@ -152,15 +155,6 @@ def _key(graph: Graph, op: int) -> str:
     """Return how the group of a collective is called: by its process group, or else its stream."""
     own = graph.attributes.get(op, {})
     return str(own.get("process_group", own.get("stream", "")))
-
-
-def _first(graph: Graph, calls: Mapping[int, str]) -> dict[int, str]:
-    """Return the first collective of each group, but for sends and receives."""
-    found: dict[str, int] = {}
-    for op, key in calls.items():
-        if graph.kind(op) not in _PAIRS:
-            found.setdefault(key, op)
-    return {op: key for key, op in found.items()}
 
 
 def _dimensions(graph: Graph, layout: RankLayout, grid: Grid, key: str, op: int) -> str:

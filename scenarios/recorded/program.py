@@ -70,17 +70,13 @@ class RecordedProgram:
             if "stream" in own:
                 self.lanes.setdefault((record.device, own["stream"]), []).append(record.name)
                 launch = next((name for name, _ in record.after if name in launches), None)
-                launch = self._of_delay(record) if launch is None else launch
+                if launch is None and (before := self.delay_of(record)) is not None:
+                    launch = self.launch_of.get(before)  # the launch of idle time is that of the task behind
                 if launch is not None:
                     self.launch_of[record.name] = launch
                     if record.name in self.tasks:
                         self.tasks_of[launch].append(record.name)
         self.following = {a: b for thread in self.threads.values() for a, b in pairwise(thread)}
-
-    def _of_delay(self, record: OpEntry) -> str | None:
-        """Return the launch of the idle time before a task, which is the task's."""
-        before = self.delay_of(record)
-        return None if before is None else self.launch_of.get(before)
 
     def delay_of(self, record: OpEntry) -> str | None:
         """Return the idle time before a task that nothing explains, if there is some."""
@@ -97,12 +93,6 @@ class RecordedProgram:
         """Return how much of a launch is its call."""
         record = self.records.ops[launch]
         return int(record.attributes.get("call_ns", record.duration_ns or 0))
-
-    def own_work_ns(self, name: str) -> int:
-        """Return how much of a host's op is in no launch call."""
-        record = self.records.ops[name]
-        calls_ns = self.call_ns(name) if name in self.tasks_of else 0
-        return max(0, (record.duration_ns or 0) - calls_ns - int(record.attributes.get("rest_of_call_ns", 0)))
 
     def end_call(self, launch: str) -> None:
         """Let a launch call end with its op: what is left of it in the next op of its thread goes."""
@@ -169,7 +159,8 @@ class RecordedProgram:
             self.end_call(name)
             own = record.attributes
             rest_ns = int(own.get("rest_of_call_ns", 0))
-            record.duration_ns = rest_ns + self.own_work_ns(name) * host_work
+            work_ns = max(0, (record.duration_ns or 0) - self.call_ns(name) - rest_ns)
+            record.duration_ns = rest_ns + work_ns * host_work
             record.kind, record.after = "host", self._of_host(record)
             record.attributes = {key: own[key] for key in own if key not in ("call", "call_ns")}
             if not record.duration_ns:

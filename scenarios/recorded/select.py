@@ -13,13 +13,13 @@ DtoH, DtoH.17            kernels of a name, one op
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
 
 from sim.base.arrays import BoolArray
-from sim.base.errors import InputError, UnknownNameError
+from sim.base.errors import InputError, UnknownNameError, located
 from sim.explain.communication import COMMUNICATION, moving_kinds
 from sim.explain.narration import names_around
 from sim.graph.graph import Graph
@@ -141,10 +141,8 @@ class Names:
         self._full: dict[str, list[int]] = {}
         for op, name in enumerate(graph.op_names):
             self._of.setdefault(_short(name), []).append(op)
-        for key, known in (
-            *(("operator", self._of), ("kernel", self._full), ("full_name", self._full)),
-            ("module", self._full),
-        ):
+        for key in ("operator", "kernel", "full_name", "module"):
+            known = self._of if key == "operator" else self._full
             for op, value in graph.attribute(key).items():
                 known.setdefault(str(value), []).append(op)
         for op, path in graph.attribute("module").items():
@@ -186,22 +184,16 @@ class Names:
         if not found.any() and word in GROUPS:
             raise InputError(f"the recording has no {word}")
         if not found.any():
-            known = [*graph.kinds, *graph.pins, *self._of, *(each for each in GROUPS if self._has(each))]
+            groups = (name for name, ops_of in GROUPS.items() if ops_of(graph).any())
+            known = [*graph.kinds, *graph.pins, *self._of, *groups]
             raise UnknownNameError("op, kind, kernel, operator or device", word, dict.fromkeys(known))
         return found
 
-    def _has(self, group: str) -> bool:
-        return bool(GROUPS[group](self._graph).any())
-
-    def find_all(self, words: Iterable[str]) -> BoolArray:
-        """Return which ops any of some words is about; an error has the number of its word as path."""
-        found = np.zeros(len(self._graph), np.bool_)
+    def find_each(self, words: Iterable[str]) -> Iterator[BoolArray]:
+        """Yield which ops each of some words is about; an error has the number of its word as path."""
         for n, word in enumerate(words):
-            try:
-                found |= self.find(word)
-            except InputError as error:
-                raise error.under(n) from None
-        return found
+            with located(n):
+                yield self.find(word)
 
 
 def _short(name: str) -> str:

@@ -38,23 +38,8 @@ POLICY: Final = {"name": "ready-queue", "synchronisation": "issue", "streams": "
 """What decides when a recording runs as it was recorded."""
 
 
-class Setup(NamedTuple):
-    """Where and how a recording runs, in the words of a scenario.
-
-    Attributes
-    ----------
-    machine : dict
-        The section ``machine:``.
-    policy : dict
-        The section ``policy:``.
-    """
-
-    machine: dict[str, Any]
-    policy: dict[str, Any]
-
-
-def recorded_setup(graph: Graph) -> Setup:
-    """Return the machine and the policy under which a recording runs as it was recorded.
+def recorded_machine(graph: Graph) -> dict[str, Any]:
+    """Return the machine on which a recording runs as it was recorded, in the words of a scenario.
 
     Examples
     --------
@@ -62,7 +47,7 @@ def recorded_setup(graph: Graph) -> Setup:
     >>> b = GraphBuilder("recorded")
     >>> for name, device, where in (("a", "gpu", "stream"), ("b", "cpu", "thread")):
     ...     _ = b.op(name, device=device, attributes={where: 7})
-    >>> recorded_setup(b.build()).machine
+    >>> recorded_machine(b.build())
     {'devices': {'gpu': {'kind': 'gpu', 'streams': 1}, 'cpu': {'kind': 'cpu', 'cores': 1}}}
     """
     lanes: dict[tuple[str, str], set[object]] = {}
@@ -76,7 +61,7 @@ def recorded_setup(graph: Graph) -> Setup:
         else {"kind": "cpu", "cores": len(used)}
         for (device, where), used in sorted(lanes.items(), key=lambda lane: _rank_of(lane[0][0]))
     }
-    return Setup({"devices": devices}, dict(POLICY))
+    return {"devices": devices}
 
 
 def _rank_of(device: str) -> int:
@@ -94,7 +79,7 @@ def run_recorded(graph: Graph, *, noise: Noise | None = None) -> Trace:
     noise : Noise, optional
         ``Noise(devices={"gpu": 0.01})`` is a GPU 100 times faster.
     """
-    machine = make_machine(recorded_setup(graph).machine)
+    machine = make_machine(recorded_machine(graph))
     policy = ReadyQueue(synchronisation="issue")
     return simulate(graph, machine, policy, streams=Recorded(), noise=noise)
 
@@ -127,7 +112,7 @@ def as_recorded_machine(spec: Mapping[str, Any], graph: Graph) -> dict[str, Any]
     """
     if spec.get("preset") != AS_RECORDED["preset"]:
         return dict(spec)
-    devices = dict(recorded_setup(graph).machine["devices"])
+    devices = recorded_machine(graph)["devices"]
     if not devices:
         raise InputError(
             f"{graph.name!r} is no recording: none of its ops has a stream or a thread",
@@ -261,10 +246,6 @@ class Residue(NamedTuple):
     share: float
     delays: int
     delays_ns: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as ``sim run --json`` prints it."""
-        return self._asdict()
 
 
 def residue(trace: Trace) -> Residue | None:

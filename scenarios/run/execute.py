@@ -111,7 +111,7 @@ class Result:
         if self.training is not None:
             found["training_run"] = self.training.report(self.lives)
         if causes and (unexplained := residue(self.trace)) is not None:
-            found["unexplained"] = unexplained.to_json()
+            found["unexplained"] = unexplained._asdict()
         job, model = self.trace.job, self.case.work.machine.collectives
         if causes and (line := told_of(job.graph, job.machine, job.collectives, model)) is not None:
             found["collectives"] = line

@@ -23,9 +23,8 @@ from scenarios.builders.train.kernels import Attention, Product
 from scenarios.file.document import Document
 from scenarios.file.faults import scenario_error
 from scenarios.file.yaml_read import read_yaml_text
-from scenarios.importers.files import in_file
 from sim import Device, GraphBuilder
-from sim.base.errors import InputError, hint
+from sim.base.errors import InputError, hint, in_file
 from sim.base.files import read_bytes
 from sim.base.units import format_bytes, parse_bandwidth, parse_bytes, parse_flop_rate
 

@@ -127,6 +127,25 @@ def located(*parts: str | int) -> Iterator[None]:
         raise error.under(*parts) from None
 
 
+@contextmanager
+def in_file(path: object) -> Iterator[None]:
+    """Begin the message of an error with the file (or model, or option) that it is about.
+
+    Examples
+    --------
+    >>> with in_file("model.onnx"):
+    ...     raise InputError("has no node")
+    Traceback (most recent call last):
+        ...
+    sim.base.errors.InputError: model.onnx: has no node
+    """
+    try:
+        yield
+    except InputError as error:
+        kind = GraphError if isinstance(error, GraphError) else InputError
+        raise kind(f"{path}: {error}") from None
+
+
 class UnitError(InputError):
     """A quantity has no unit, a wrong unit, or is no number."""
 

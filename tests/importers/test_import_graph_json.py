@@ -15,9 +15,15 @@ from hypothesis import strategies as st
 from import_helpers import REPOSITORY, columns
 
 from scenarios.importers import graph_columns
-from scenarios.importers.batching import at_batch, is_straight, slope_between
 from scenarios.importers.graph_columns import SCHEMA, json_schema
-from scenarios.importers.graph_json import read_graph, recognises, write_graph
+from scenarios.importers.graph_json import (
+    at_batch,
+    is_straight,
+    read_graph,
+    recognises,
+    slope_between,
+    write_graph,
+)
 from sim import GraphBuilder
 from sim.base.errors import GraphError, InputError
 from sim.graph.attributes import READERS

@@ -13,8 +13,8 @@ import pytest
 from policies.rewrite.records import read
 from scenarios.builders.gpt import Transformer, gpt_graph
 from scenarios.importers import load_graph
-from scenarios.importers.batching import is_straight, slope_between
 from scenarios.importers.execution_graph import sizes_of
+from scenarios.importers.graph_json import is_straight, slope_between
 from scenarios.importers.tensorflow_json import import_tensorflow_json
 from scenarios.ops.attributes import computed_in, stored_in
 from scenarios.ops.contradictions import warn_of_contradictions

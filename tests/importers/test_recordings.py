@@ -23,7 +23,7 @@ from scenario_texts import write
 from devices.machine import make_machine
 from scenarios.importers import load_graph, write_graph
 from scenarios.recorded.many_ranks import as_scenario
-from scenarios.recorded.setup import recorded_setup, residue, run_recorded, with_facts
+from scenarios.recorded.setup import recorded_machine, residue, run_recorded, with_facts
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim.base.errors import InputError, ScenarioError
@@ -120,7 +120,7 @@ def test_gaps_latency_and_hop_by_hand(trace: Write) -> None:
     graph = load_graph(trace(*BACK_TO_BACK))
     facts = {"gap": "2000ns", "event_hop": "4000ns", "launch_latency": "2000ns"}
     assert graph.device_facts == {"gpu": facts}
-    assert recorded_setup(graph).machine["devices"]["gpu"] == {"kind": "gpu", "streams": 2, **facts}
+    assert recorded_machine(graph)["devices"]["gpu"] == {"kind": "gpu", "streams": 2, **facts}
     assert "delay" not in graph.kinds  # gaps of 1 and 3 us are usual, too
     found = starts(run_recorded(graph))
     assert [found[name] for name in ("a.0", "b.1", "c.2", "d.3", "e.4")] == [
@@ -233,7 +233,7 @@ TWO_THREADS = [
 
 def test_two_threads_launch_side_by_side(trace: Write) -> None:
     graph = load_graph(trace(*TWO_THREADS))
-    assert recorded_setup(graph).machine["devices"]["cpu"] == {"kind": "cpu", "cores": 2}
+    assert recorded_machine(graph)["devices"]["cpu"] == {"kind": "cpu", "cores": 2}
     kernels = ("a.0", "b.1", "d.2", "c.3")
     found = starts(run_recorded(graph))
     assert [found[name] for name in kernels] == [4_000, 44_000, 54_000, 81_000]

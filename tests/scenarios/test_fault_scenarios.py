@@ -135,7 +135,7 @@ def test_causes_that_were_counted_are_the_same_as_their_mtbf(tmp_path: Path) -> 
         ),
         ("{failures: {x: {worker: job, at: [1ns]}}}", r"x.worker: unknown worker 'job'; known: worker0"),
         ("{failures: {x: {link: gpu0, at: [1ns]}}}", r"x.link: unknown link 'gpu0'"),
-        ("{failures: {x: {device: gpu0, mtbf: 0s}}}", r"x.mtbf: should be more than 0"),
+        ("{failures: {x: {device: gpu0, mtbf: 0s}}}", r"x.mtbf: should be greater than 0"),
         ("{failures: {x: {link: '*', at: [1ns], repair: 0s}}}", r"x.repair: should be more than 0"),
         ("{failures: {x: {link: '*', at: [1ns], silent: true}}}", r"x.silent: has no effect"),
         ("{failures: {x: {device: gpu0, count: 3}}}", r"over and devices go with count or causes"),

@@ -31,7 +31,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from scenarios.importers.execution_kernels import KernelNotes
-from scenarios.importers.files import all_files, fixed_batch, in_file, job_name, stem
+from scenarios.importers.files import all_files, fixed_batch, job_name, stem
 from scenarios.importers.kineto.inferred_waits import Waits, waits_of
 from scenarios.importers.kineto.kineto_events import read_events, what_it_is
 from scenarios.importers.kineto.kineto_host import STREAM_WAIT, HostOps, Record, Streams
@@ -42,7 +42,7 @@ from scenarios.importers.kineto.nsight_systems import MAGIC
 from scenarios.importers.kineto.simulated_trace import is_simulated
 from scenarios.importers.kineto.simulated_trace import load as load_simulated
 from sim.base.arrays import UNSET, Codes, Csr, IntArray
-from sim.base.errors import InputError
+from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 from sim.base.startup import collector_paused
 from sim.base.units import round_half_up
@@ -64,6 +64,7 @@ def recognises(name: str, head: bytes) -> bool:
     return re.search(keys + rb'|\A\s*\[\s*\{[^{}]*"ph"\s*:', head) is not None
 
 
+@collector_paused(keeps=True)
 def load(
     path: StrPath | Sequence[StrPath],
     *,
@@ -114,18 +115,6 @@ def load(
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
     paths = all_files(path, "kineto")
     fixed_batch(paths[0], batch, "its times were measured at one batch size")
-    with collector_paused(keeps=True):
-        return _load(paths, path, one, host, execution_graph)
-
-
-def _load(
-    paths: Sequence[StrPath],
-    path: StrPath | Sequence[StrPath],
-    one: bool,
-    host: str,
-    execution_graph: StrPath | Sequence[StrPath] | None,
-) -> Graph:
-    """Return the graph of one process, or of several together."""
     name = stem(paths[0], ".json", ".sqlite") if one else job_name(path)
     if simulated := [each for each in paths if is_simulated(each)]:
         if len(simulated) < len(paths):

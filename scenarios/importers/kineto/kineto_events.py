@@ -27,14 +27,14 @@ from typing import Any, Final
 import numpy as np
 
 from scenarios.importers.execution_graph import sizes_of
-from scenarios.importers.files import in_file, items, lists
+from scenarios.importers.files import items, lists
 from scenarios.importers.kineto.event_columns import EventColumns, given, is_collective, resolved, wanted
 from scenarios.importers.kineto.event_fields import ABSENT
 from scenarios.importers.kineto.gradients import NODE, callers, turns
 from scenarios.importers.kineto.kineto_rows import Calls, EventWait, GpuTask, HostWait, RecordedTrace
 from scenarios.importers.kineto.nsight_systems import is_report, read_report
 from sim.base.arrays import UNSET, IntArray
-from sim.base.errors import InputError
+from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 
 RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")

@@ -117,7 +117,7 @@ def communicators(calls: Mapping[int, Sequence[RecordedCall]], paths: Mapping[in
     groups = _pairs(calls)
     for key, members in found.items():
         name = f"nccl{key}" if isinstance(key, int) else _unused(key[0], groups)
-        _check_members(name, members, _ranks_of(key, calls), paths)
+        _check_members(name, members, _listed(key[1]) if isinstance(key, tuple) else [*calls], paths)
         if len(members) > 1:
             groups[name] = {rank: [call.task for call in own] for rank, own in members.items()}
     first, *others = dict.fromkeys(paths.values())
@@ -130,6 +130,22 @@ def communicators(calls: Mapping[int, Sequence[RecordedCall]], paths: Mapping[in
             stacklevel=6,
         )
     return groups
+
+
+def files_of_ranks(ranks: Sequence[int], paths: Sequence[StrPath], size: int | None = None) -> dict[int, int]:
+    """Return which file is which rank, in order of ranks, by the rank of each; all have to be there, once."""
+    found: dict[int, int] = {}
+    for file, rank in enumerate(ranks):
+        if rank in found:
+            raise InputError(f"{paths[file]}: is rank {rank}, as {paths[found[rank]]} is")
+        found[rank] = file
+    known = size or max(found) + 1
+    missing = [*islice((rank for rank in count() if rank not in found), min(9, known - len(found)))]
+    if missing:
+        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        more = "" if size else " or more"
+        raise InputError(f"{paths[0]}: is of a job of {known} ranks{more}; missing: {shown}")
+    return dict(sorted(found.items()))
 
 
 def _pairs(calls: Mapping[int, Sequence[RecordedCall]]) -> Groups:
@@ -150,11 +166,6 @@ def _pairs(calls: Mapping[int, Sequence[RecordedCall]]) -> Groups:
             stacklevel=6,
         )
     return {f"{name}.{source}-{target}": both for (name, source, target), both in met.items()}
-
-
-def _ranks_of(key: _Key, calls: Mapping[int, Sequence[RecordedCall]]) -> list[int]:
-    """Return the ranks of a communicator, as far as it is known."""
-    return _listed(key[1]) if isinstance(key, tuple) else [*calls]
 
 
 def _listed(ranks: str) -> list[int]:
@@ -320,9 +331,8 @@ def together(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -> list[
 
 def _files_of_ranks(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -> dict[int, int]:
     """Return which file is which rank, in order of ranks."""
-    found: dict[int, int] = {}
-    size = traces[0].world_size
-    for file, (path, trace) in enumerate(zip(paths, traces, strict=True)):
+    ranks, size = list[int](), traces[0].world_size
+    for path, trace in zip(paths, traces, strict=True):
         if trace.rank is None:
             raise InputError(f"{path}: does not say which rank of how many it is (distributedInfo)")
         if trace.world_size != size:
@@ -330,17 +340,10 @@ def _files_of_ranks(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -
                 f"{path}: is rank {trace.rank} of {trace.world_size}, and {paths[0]} is rank "
                 f"{traces[0].rank} of {size}: they are of different jobs"
             )
-        if trace.rank in found:
-            raise InputError(f"{path}: is rank {trace.rank}, as {paths[found[trace.rank]]} is")
         if len({task.device for task in trace.tasks}) > 1:
             raise InputError(f"{path}: has tasks of several GPUs; a rank of a job has one")
-        found[trace.rank] = file
-    size = size or max(found) + 1
-    missing = [*islice((rank for rank in count() if rank not in found), min(9, size - len(found)))]
-    if missing:
-        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        raise InputError(f"{paths[0]}: is of a job of {size} ranks; missing: {shown}")
-    return dict(sorted(found.items()))
+        ranks.append(trace.rank)
+    return files_of_ranks(ranks, paths, size)
 
 
 # -- who meets whom -------------------------------------------------------------------------------

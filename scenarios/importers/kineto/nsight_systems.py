@@ -37,13 +37,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.files import in_file
 from scenarios.importers.kineto.event_columns import EventColumns, Noted
 from scenarios.importers.kineto.event_fields import wholes
 from scenarios.importers.kineto.gradients import UNNUMBERED
 from scenarios.importers.kineto.kineto_rows import GpuTask, HostWait, Thread
 from sim.base.arrays import LATEST_NS, UNSET, IntArray
-from sim.base.errors import InputError
+from sim.base.errors import InputError, in_file
 from sim.base.files import MOST_BYTES, FileTooLargeError, StrPath, read_bytes
 
 MAGIC: Final = b"SQLite format 3\0"

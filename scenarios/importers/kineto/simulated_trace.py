@@ -32,9 +32,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from scenarios.importers.files import in_file, items, read_head
+from scenarios.importers.files import items, read_head
 from scenarios.importers.kineto.event_fields import arguments, span, text, thread_of, whole
-from sim.base.errors import InputError
+from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 from sim.export.chrome import SIMULATOR
 from sim.graph.builder import GraphBuilder
@@ -285,14 +285,6 @@ class DeviceDelays(NamedTuple):
     event_hop: int = 0
 
 
-def facts_in(data: Any) -> dict[str, DeviceDelays]:
-    """Return what a file says of its devices."""
-    return {
-        each["name"]: DeviceDelays(*(each[key] for key in DeviceDelays._fields))
-        for each in data["deviceProperties"]
-    }
-
-
 def delays_of(
     slices: Sequence[Slice], facts: Mapping[str, DeviceDelays]
 ) -> dict[int, tuple[int, int]] | None:
@@ -383,7 +375,8 @@ def load(paths: Sequence[StrPath], name: str, *, host: bool = True) -> Graph:
                 f"{paths[0]}: collectives of communicator {lost!r} did not end together on all ranks; they "
                 "keep their recorded times, and do not wait for each other"
             )
-        facts = facts_in(others) if host else {}
+        said = others["deviceProperties"] if host else []
+        facts = {each["name"]: DeviceDelays(*(each[key] for key in DeviceDelays._fields)) for each in said}
         delays = delays_of(slices, facts) if host else {}
         if delays is None:
             facts, delays = {}, delays_of(slices, {})
