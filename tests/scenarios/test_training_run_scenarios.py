@@ -223,7 +223,7 @@ def test_lanes_of_the_picture() -> None:
         (["training_run.failures.psu.worker=3"], "failures.psu.worker: 3 is none of the 3 machines, 0 to 2"),
         (["training_run.failures.psu.mtbf=3h"], "needs one of at, mtbf, count, causes; found at and mtbf"),
         (["training_run.failures={gpu: {mtbf: 3h}}"], "of goes with mtbf"),
-        (["training_run.failures={gpu: {of: device, mtbf: 0}}"], "mtbf: should be more than 0"),
+        (["training_run.failures={gpu: {of: device, mtbf: 0}}"], "mtbf: should be greater than 0"),
         (["training_run.failures={gpu: {count: 3, over: 3h}}"], "over and devices go with count or causes"),
         (
             ["training_run.failures={gpu: {causes: no.csv, over: 3h, devices: 1}}"],
