@@ -18,7 +18,7 @@ from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, f
 from devices.describe.quantities import Count, Name, Size, Strict
 from devices.machine import make_device
 from devices.presets import device_preset
-from scenarios.builders.train.calibration import KernelPrices, TrainingCalibration
+from scenarios.builders.train.calibration import HostLaunches, KernelPrices, TrainingCalibration
 from scenarios.builders.train.kernels import Attention, Product
 from scenarios.file.document import Document
 from scenarios.file.faults import scenario_error
@@ -109,6 +109,18 @@ class AttentionShares(Strict):
     backward: Annotated[Share | None, Field(description="... backward")] = None
 
 
+class HostFields(Strict):
+    """What launching a layer's kernels takes of the host, forward and backward together."""
+
+    part: Annotated[
+        Duration, Field(description="of attention, a middle, Mamba-2, or the routing of experts")
+    ] = 0
+    experts: Annotated[Duration, Field(description="of each expert of a rank")] = 0
+    factor: Annotated[
+        Factor, Field(description="times as long where two micro-batches are launched in turns")
+    ] = 1.0
+
+
 class CalibrationFields(Strict):
     """What one kind of GPU reaches."""
 
@@ -150,6 +162,12 @@ class CalibrationFields(Strict):
     between: Annotated[
         FabricFields | None, Field(description="between nodes: a rank's part of its node's network")
     ] = None
+    host: Annotated[
+        HostFields, Field(default_factory=HostFields, description="what launching kernels takes of the host")
+    ]
+    sms: Annotated[
+        Size, Field(description="SMs that an exchange of tokens takes from what runs beside it")
+    ] = 32
     measured: Annotated[
         list[MeasuredShape], Field(default_factory=list, description="efficiency of single shapes")
     ]
@@ -434,8 +452,8 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
     measured: dict[Product | Attention, float] = {}
     for each in fields.measured:
         if each.product is not None:
-            m, k, n, *groups = each.product
-            measured[Product(m, k, n, each.part, *groups)] = each.efficiency
+            m, k, n, groups = (*each.product, 1)[:4]
+            measured[Product(m, k, n, each.part, groups)] = each.efficiency
         else:
             assert each.attention is not None
             measured[Attention(*each.attention, each.backward)] = each.efficiency  # type: ignore[call-arg,arg-type]
@@ -465,6 +483,8 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         contention=fields.contention,
         hiding=fields.overlap,
         measured=measured,
+        host=HostLaunches(float(fields.host.part), float(fields.host.experts), fields.host.factor),
+        exchange_sms=min(1.0, fields.sms / preset.get("sms", 160)),
     )
 
 

@@ -20,7 +20,7 @@ from policies.pipeline import PHASES, Schedule
 from scenarios.builders.train.layout import SHARDINGS, Sharding
 from scenarios.builders.train.memory import PARTS
 from scenarios.builders.train.step import step_trace
-from scenarios.builders.train.training import Spent, Training
+from scenarios.builders.train.training import FULL_ITERATION, Spent, Training
 from scenarios.workloads.pipeline_report import memory_peaks
 from scenarios.workloads.step_report import covered_ns
 from sim.base.errors import InputError, OutOfMemoryError
@@ -213,9 +213,27 @@ def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[s
     }
 
 
+def launch_note(training: Training) -> str | None:
+    """Return a line where launches are left out, by which an eager step would be bound."""
+    if training.cuda_graph != FULL_ITERATION or not any(training.calibration.host[:2]):
+        return None
+    slots = [
+        sum((stage.forward.plus(stage.backward).ns for stage in each.each_stage), 0.0)
+        for each in (training, replace(training, cuda_graph=()))
+    ]
+    if slots[1] < (1 + _WORTH_IT) * slots[0]:
+        return None
+    return (
+        "launches take no time (cuda_graph: full-iteration); with cuda_graph: none a micro-batch takes "
+        f"{100 * (slots[1] / slots[0] - 1):.0f}% longer, as the GPU waits for the host"
+    )
+
+
 def _notes(training: Training, step: int, exposed: int) -> list[str]:
     """Return what a reader may not expect of the layout."""
     notes = [_ALONE] if training.calibration.is_unfitted else []
+    if (note := launch_note(training)) is not None:
+        notes.append(note)
     if (note := latency_note(training, step, exposed)) is not None:
         return [*notes, note]
     if training.layout.sharding == "zero-2" and training.layout.pp > 1:
@@ -262,7 +280,9 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
         for stage in schedule.stages_of(rank):
             slots = slots.plus(training.each_stage[stage].forward).plus(training.each_stage[stage].backward)
         m = training.micro_batches
-        kernels = {part: round(m * getattr(slots, part)) for part in ("products", "attention", "passes")}
+        launched = () if training.cuda_graph == FULL_ITERATION else ("host",)
+        parts = ("products", "attention", "passes", *launched)
+        kernels = {part: round(m * getattr(slots, part)) for part in parts}
         exposed = computes - int(alone[rank])
         # each slot lasts whole ns; here all slots are rounded at once
         kernels["products"] += computes - steps - exposed - sum(kernels.values())

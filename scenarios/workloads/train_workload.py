@@ -23,9 +23,10 @@ from policies.pipeline.registry import check_options
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.layout import ORDER, ParallelLayout
 from scenarios.builders.train.step import step_graph
-from scenarios.builders.train.training import Training, default_schedule
+from scenarios.builders.train.training import FULL_ITERATION, Training, default_schedule
 from scenarios.file.document import Document, Loc
 from scenarios.workloads.calibrations import CalibrationFields, Factor, calibration_of
+from scenarios.workloads.model_config import model_sizes
 from scenarios.workloads.pipeline_report import pipeline_report
 from scenarios.workloads.train_report import check_fits, peaks_of, train_report
 from scenarios.workloads.workload import Work, Workload
@@ -52,11 +53,25 @@ if TYPE_CHECKING:
 #    recompute: selective
 
 
+class MambaFields(Strict):
+    """Sizes of Mamba-2."""
+
+    heads: Annotated[Count | None, Field(description="heads")] = None
+    head: Annotated[Count | None, Field(description="width of a head")] = None
+    state: Annotated[Count | None, Field(description="width of a head's state")] = None
+    groups: Annotated[Count | None, Field(description="groups of heads that share projections")] = None
+
+
 class ModelFields(Strict):
     """A language model: a name, and sizes that replace those of the name."""
 
-    name: Annotated[Name | None, Field(description="a known model, whose sizes the others replace")] = None
-    layers: Annotated[Size | None, Field(description="layers of the model")] = None
+    name: Annotated[
+        Name | None, Field(description="a known model, or a config.json; the others replace its sizes")
+    ] = None
+    layers: Annotated[
+        Size | str | None,
+        Field(description="how many, or a letter each: * attention, M Mamba-2, E experts, - a middle"),
+    ] = None
     hidden: Annotated[Count | None, Field(description="width of the model")] = None
     heads: Annotated[Count | None, Field(description="heads of attention")] = None
     vocabulary: Annotated[Count | None, Field(description="words of embedding and head")] = None
@@ -83,6 +98,14 @@ class ModelFields(Strict):
     ] = None
     rotary_head: Annotated[Whole | None, Field(description="latent attention: rotary part of a head")] = None
     value_head: Annotated[Count | None, Field(description="width of a head of values")] = None
+    expert_latent: Annotated[
+        Count | None, Field(description="width in which experts are reached (LatentMoE); default: hidden")
+    ] = None
+    window: Annotated[
+        Whole | None, Field(description="tokens that attention of every second layer reaches back; 0: all")
+    ] = None
+    mamba: Annotated[MambaFields | None, Field(description="layers of Mamba-2")] = None
+    predicted: Annotated[Whole | None, Field(description="tokens predicted beside the next one")] = None
 
 
 class ParallelFields(Strict):
@@ -138,7 +161,13 @@ class TrainFields(Strict):
     ] = "bf16"
     gradients: Annotated[Literal["fp32", "bf16"], Field(description="in which gradients are summed")] = "fp32"
     optimizer_state: Annotated[Count, Field(description="optimizer state of a parameter")] = 12
-    overlap: Annotated[bool, Field(description="reduce gradients beside the backward")] = False
+    overlap: Annotated[
+        bool | list[Literal["dp", "ep"]],
+        Field(
+            description="dp (true): gradients are reduced beside the backward; ep: tokens of experts are "
+            "exchanged beside another micro-batch"
+        ),
+    ] = False
     flash: Annotated[bool, Field(description="attention keeps no scores")] = True
     dropout: Annotated[bool, Field(description="dropout, with its masks")] = False
     fused_loss: Annotated[
@@ -155,6 +184,23 @@ class TrainFields(Strict):
     pad_to_capacity: Annotated[bool, Field(description="ranks fill up what they send to the capacity")] = (
         False
     )
+    dispatcher: Annotated[
+        Literal["all-to-all", "deepep", "hybridep"],
+        Field(description="a copy of a token for each expert, or one for each rank (node) that has some"),
+    ] = "all-to-all"
+    cuda_graph: Annotated[
+        Literal["full-iteration", "none"] | list[Literal["attn", "mamba", "mlp", "moe_router"]],
+        Field(description="what CUDA graphs launch; the host launches the rest"),
+    ] = FULL_ITERATION
+    wide_layers: Annotated[
+        list[Whole],
+        Field(
+            default=[0, 0],
+            min_length=2,
+            max_length=2,
+            description="layers at the beginning and at the end whose products stay in 16 bits",
+        ),
+    ]
     partition: Annotated[list[Size] | None, Field(description="layers of each stage; default: even")] = None
     memory: Annotated[Bytes | None, Field(description="of a GPU, instead of the calibration's")] = None
 
@@ -253,7 +299,7 @@ def training_of(fields: TrainFields, document: Document) -> Training:
 
 
 _AS_GIVEN: Final = {
-    *("sequence", "micro_batch", "batch", "recompute", "optimizer_state", "overlap"),
+    *("sequence", "micro_batch", "batch", "recompute", "optimizer_state"),
     *("flash", "dropout", "fused_loss", "imbalance"),
 }
 """Fields that a `Training` takes as they are."""
@@ -261,7 +307,7 @@ _AS_GIVEN: Final = {
 
 def _training(fields: TrainFields, document: Document) -> Training:
     with located("model"):
-        model = _architecture(fields.model)
+        model = _architecture(fields.model, document)
     with located("calibration"):
         calibration = calibration_of(fields.calibration, document, fields.dtype, fields.gradients)
     parallel = fields.parallel
@@ -272,6 +318,9 @@ def _training(fields: TrainFields, document: Document) -> Training:
             order=tuple(parallel.order),
             node=fields.node or calibration.node,
         )
+    _check_effects(fields, model)
+    graphs = [] if isinstance(fields.cuda_graph, str) else fields.cuda_graph
+    overlap = _overlap(fields)
     training = Training(
         model=model,
         layout=layout,
@@ -281,12 +330,35 @@ def _training(fields: TrainFields, document: Document) -> Training:
         partition=tuple(fields.partition or ()),
         context=parallel.context,
         routes=_routes(fields, document),
+        dispatcher=fields.dispatcher,
+        overlap="dp" in overlap,
+        expert_overlap="ep" in overlap,
+        cuda_graph=FULL_ITERATION if fields.cuda_graph == FULL_ITERATION else tuple(graphs),
+        wide_layers=(fields.wide_layers[0], fields.wide_layers[1]),
         memory=fields.memory if fields.memory is not None else calibration.memory,
     )
     work = training.work  # sizes that no rank can have are refused here
     if model.experts:
         work.load  # noqa: B018 - and routings
     return training
+
+
+def _overlap(fields: TrainFields) -> list[str]:
+    """Return whose communication runs beside the computation."""
+    return [*fields.overlap] if isinstance(fields.overlap, list) else ["dp"] * fields.overlap
+
+
+def _check_effects(fields: TrainFields, model: Architecture) -> None:
+    """Refuse what has no effect."""
+    if not model.experts:
+        for key, given in (
+            ("dispatcher", "dispatcher" in fields.model_fields_set),
+            ("overlap", "ep" in _overlap(fields)),
+        ):
+            if given:
+                raise InputError("has no effect: the model has no experts", path=(key,))
+    if any(fields.wide_layers) and fields.dtype in ("bf16", "fp16"):
+        raise InputError(f"has no effect: all products are in {fields.dtype}", path=("wide_layers",))
 
 
 def _replicas(fields: TrainFields) -> int:
@@ -315,10 +387,16 @@ def _routes(fields: TrainFields, document: Document) -> UnplacedRouting | None:
     return UnplacedRouting(fields.routing, fields.capacity_factor, fields.pad_to_capacity, document.origin)
 
 
-def _architecture(fields: ModelFields) -> Architecture:
-    given = {key: value for key, value in fields.model_dump().items() if value is not None and key != "name"}
+def _architecture(fields: ModelFields, document: Document) -> Architecture:
+    dumped = fields.model_dump(exclude={"name", "mamba"}, exclude_none=True)
+    mamba = fields.mamba.model_dump(exclude_none=True) if fields.mamba is not None else {}
+    given = dumped | {f"mamba_{key}": value for key, value in mamba.items()}
+    if isinstance(letters := given.get("layers"), str):
+        given |= {"layers": len(letters), "pattern": letters}
     base: Mapping[str, Any] = {}
-    if fields.name is not None:
+    if fields.name is not None and fields.name.endswith(".json"):
+        base = model_sizes(document.file(fields.name))
+    elif fields.name is not None:
         if fields.name not in MODELS:
             raise UnknownNameError("model", fields.name, sorted(MODELS))
         base = MODELS[fields.name]
@@ -328,4 +406,6 @@ def _architecture(fields: ModelFields) -> Architecture:
             raise InputError(f"has no {key}; give it, or the name of a model that has it")
     if sizes.get("dense_layers", 0) > sizes["layers"]:
         sizes["dense_layers"] = sizes["layers"]
+    if "layers" in given and "pattern" not in given and "pattern" in sizes:
+        sizes["pattern"] = sizes["pattern"][: sizes["layers"]]
     return Architecture(**sizes)

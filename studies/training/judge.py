@@ -6,7 +6,7 @@
     SimuMax     its system file + 2 numbers of other layouts each layout
     vTrain      data sheet + 6 numbers of other layouts      each layout
     MosaicML    data sheet + 6 numbers of other groups       each group (GPU, model, sequence)
-    Bridge      nothing: the calibrations that are shipped     each row
+    Bridge      nothing, or three numbers on two of its models    each row
     others      what was fitted to the sources above, or other groups of their own
 
     constant MFU    the median MFU of the rows that were calibrated on
@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -298,32 +299,49 @@ class Judge:
         how = "MosaicML's H100 rows, none of its own"
         return Judgement("Llama 3, H100", how, tuple(_judged(rows, found, 20)))
 
-    def _bridge(self, experts: bool) -> Judgement:
+    def _bridge(self, what: tuple[str, str], keep: Callable[[Published], bool]) -> Judgement:
         """Megatron Bridge's tables, with the calibrations that come with the project."""
         judged: list[Judged] = []
         known: dict[str, float] = {}  # releases of the same software repeat a layout
-        rows = self.of("nemo-megatron-bridge")
+        rows = [row for row in self.of("nemo-megatron-bridge") if row.training and keep(row)]
         for hardware in sorted({row.hardware for row in rows}):
             of, mine = shipped(hardware), [row for row in rows if row.hardware == hardware]
-            mine = [row for row in mine if row.training and bool(row.training.model.experts) == experts]
             found = {}
             for row in mine:
-                what = f"{hardware} {row.training!r}"
-                if what not in known:
-                    known[what] = predicted_ms(row, of)
-                found[row.id] = known[what]
+                told = f"{hardware} {row.training!r}"
+                if told not in known:
+                    known[told] = predicted_ms(row, of)
+                found[row.id] = known[told]
             judged += _judged(mine, found, len(mine))
-        what = "models with experts" if experts else "dense models"
-        how = "calibrations as shipped: kernels alone, data sheets of NVLink and network; fitted to no step"
-        return Judgement(f"NeMo Megatron Bridge, H100 to GB300, {what}", how, tuple(judged))
+        how = "calibrations as shipped: kernels alone, data sheets of NVLink and network"
+        return Judgement(
+            f"NeMo Megatron Bridge, H100 to GB300, {what[0]}", f"{how}; {what[1]}", tuple(judged)
+        )
 
     def bridge_dense(self) -> Judgement:
         """Megatron Bridge's dense models."""
-        return self._bridge(experts=False)
+        return self._bridge(("dense models", "fitted to no step"), lambda row: not _has_experts(row))
 
     def bridge_experts(self) -> Judgement:
-        """Megatron Bridge's models with experts."""
-        return self._bridge(experts=True)
+        """Models with experts on which the numbers for launches were chosen."""
+        what = (
+            "Qwen3 and DeepSeek-V3",
+            "three numbers for all GPUs (host) were chosen on these rows",
+        )
+        return self._bridge(what, lambda row: _has_experts(row) and bool(CHOSEN_ON.search(row.group)))
+
+    def bridge_unseen(self) -> Judgement:
+        """Models with experts on which nothing was chosen."""
+        what = "gpt-oss and Nemotron 3", "nothing was chosen on these rows"
+        return self._bridge(what, lambda row: _has_experts(row) and not CHOSEN_ON.search(row.group))
+
+
+CHOSEN_ON: Final = re.compile("Qwen3|DeepSeek")
+"""The models of Megatron Bridge on whose rows `host` of calibrations was chosen."""
+
+
+def _has_experts(row: Published) -> bool:
+    return row.training is not None and bool(row.training.model.experts)
 
 
 SOURCES: Final[Mapping[str, Callable[[Judge], Judgement]]] = {
@@ -335,6 +353,7 @@ SOURCES: Final[Mapping[str, Callable[[Judge], Judgement]]] = {
     "llama": Judge.llama,
     "bridge_dense": Judge.bridge_dense,
     "bridge_experts": Judge.bridge_experts,
+    "bridge_unseen": Judge.bridge_unseen,
 }
 """Who is judged, in the order of the page."""
 

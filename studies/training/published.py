@@ -21,10 +21,10 @@ from typing import Any, Final
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.layout import ORDER, ParallelLayout
-from scenarios.builders.train.training import Training
+from scenarios.builders.train.training import FULL_ITERATION, Training
 from sim.base.errors import InputError
 
-__all__ = ["ASSUMED", "Published", "Undescribed", "read_published"]
+__all__ = ["ASSUMED", "RECIPES_FILE", "Published", "Undescribed", "read_published"]
 
 ASSUMED: Final[Mapping[str, str]] = {
     "vtrain-a100-multi": "ranks in the order tp, dp, pp, as Megatron-DeepSpeed has them; no fusion of "
@@ -34,9 +34,13 @@ ASSUMED: Final[Mapping[str, str]] = {
     "llama3-2407.21783-T4": "four stages a rank; flop as printed, all scores counted",
     "torchtitan-2024-12": "asynchronous tensor parallelism hides as much of a collective as a product takes; "
     "the number that is fitted (passes) was chosen after products in its place were 14.2 % off",
-    "nemo-megatron-bridge": "nodes of 64 (GB200, GB300) or 8 GPUs; order tp, cp, dp, pp; no recomputation",
+    "nemo-megatron-bridge": "nodes of 64 (GB200, GB300) or 8 GPUs; order tp, cp, dp, pp; no recomputation; "
+    "a row whose recipe is not known takes that of another release, and without any it runs eagerly",
 }
 """What a source leaves open, and how it is read here."""
+
+RECIPES_FILE: Final = "cluster/megatron_bridge_recipes.csv"
+"""How Megatron Bridge ran its rows: dispatcher, overlaps, CUDA graphs; in the data folder."""
 
 _MEGATRON_ORDER: Final = ("tp", "cp", "dp", "pp")
 """Data-parallel ranks lie next to one another, pipeline ranks farthest apart.
@@ -77,6 +81,11 @@ _NAMES: Final[Mapping[str, str]] = {
     "DeepSeekV3 (w/o MTP)": "deepseek-v3",
     "Qwen3_30B_a3B": "qwen3-30b-a3b",
     "Qwen3_235B_a22B": "qwen3-235b-a22b",
+    "GPT OSS 120B": "gpt-oss-120b",
+    "Nemotron_3_Nano": "nemotron-3-nano",
+    "Nemotron_3_Super": "nemotron-3-super",
+    "Nemotron_3_Ultra": "nemotron-3-ultra",
+    "DeepSeekV3 (w/ MTP)": "deepseek-v3",
 }
 
 
@@ -119,9 +128,21 @@ class Published:
 
 
 def read_published(path: Path) -> list[Published]:
-    """Return the rows of the file."""
+    """Return the rows of the file; how Megatron Bridge ran its own stands in a file beside it."""
+    with (path.parent.parent / RECIPES_FILE).open(encoding="utf-8", newline="") as file:
+        recipes = {row["id"]: row for row in csv.DictReader(file)}
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        return [_published(row) for row in csv.DictReader(file)]
+        return [_published({**_recipe(row["id"], recipes), **row}) for row in csv.DictReader(file)]
+
+
+def _recipe(row: str, recipes: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+    """Return how a row was run; where nothing says so, as in the release before it, or the first."""
+    if row in recipes or not row.startswith("mbridge:"):
+        return recipes.get(row, {})
+    release, _, *of = row.split(":")[1:6]
+    alike = sorted((each.split(":")[1], each) for each in recipes if each.split(":")[3:6] == of)
+    before = [each for number, each in alike if number < release]
+    return recipes[before[-1] if before else alike[0][1]] if alike else {}
 
 
 def _published(row: Mapping[str, str]) -> Published:
@@ -192,11 +213,6 @@ def _named(row: Mapping[str, str], **changes: Any) -> Architecture:
 
 
 _NO_MODEL: Final = {
-    "Nemotron_3_Nano": "a hybrid with state-space layers, of which this project has no model",
-    "Nemotron_3_Super": "a hybrid with state-space layers, of which this project has no model",
-    "Nemotron_3_Ultra": "a hybrid with state-space layers, of which this project has no model",
-    "GPT OSS 120B": "attention over windows in every other layer, of which this project has no model",
-    "DeepSeekV3 (w/ MTP)": "predicts several tokens at once, of which this project has no model",
     "Qwen3_235B_a22B (tokendrop)": "drops tokens; how many is not printed",
     "Qwen3_30B_a3B (tokendrop)": "drops tokens; how many is not printed",
 }
@@ -321,10 +337,31 @@ def _llama(row: Mapping[str, str]) -> Training:
     return Training(model, layout, _PLACEHOLDER, int(row["seq"]), 1, int(row["gbs"]), overlap=True)
 
 
+def _further_tokens(row: Mapping[str, str]) -> int:
+    """Return how many tokens a row predicts beside the next.
+
+    Recipes of Nemotron 3 Super and Ultra say two; DeepSeek-V3's say it in the pipeline's layout (``m``).
+    """
+    if row["model"] in ("Nemotron_3_Super", "Nemotron_3_Ultra"):
+        return 2
+    return int("(w/ MTP)" in row["model"] or "m" in row.get("pp_layout", ""))
+
+
+def _stages(layout: str) -> tuple[int, ...]:
+    """Return the layers of each stage from Megatron-LM's notation.
+
+    >>> _stages("Et*4|(t*2|)*2tmL")
+    (4, 2, 2, 1)
+    """
+    for what in (r"\(([^)]*)\)\*(\d+)", r"(\w)\*(\d+)"):
+        layout = re.sub(what, lambda found: found[1] * int(found[2]), layout)
+    return tuple(stage.count("t") for stage in layout.split("|")) if layout else ()
+
+
 def _bridge(row: Mapping[str, str]) -> Training:
     if "|LoRA" in row["group"]:
         raise Undescribed("trains adapters beside frozen weights, of which this project has no model")
-    model = _named(row)
+    model = _named(row, predicted=_further_tokens(row))
     domain = 64 if row["gpu"].startswith("GB") else 8
     fsdp = row["sharding"].startswith("FSDP")
     layout = _layout(row, sharding="fsdp" if fsdp else "zero-1", node=domain)
@@ -333,7 +370,21 @@ def _bridge(row: Mapping[str, str]) -> Training:
     )
     if training.micro_batches < layout.pp or (layout.chunks > 1 and training.micro_batches % layout.pp):
         raise Undescribed("fewer micro-batches than an interleaved schedule takes")
-    return replace(training, context="ring") if layout.cp > 1 else training
+    graphs = tuple(row.get("cuda_graph_scope", "").split())
+    whole = "full_iteration" in (row.get("cuda_graph_impl"), *graphs)
+    return replace(
+        training,
+        context="ring" if layout.cp > 1 else training.context,
+        dispatcher=row.get("moe_flex_dispatcher_backend") or "all-to-all",
+        expert_overlap=row.get("moe_a2a_overlap") == "True",
+        partition=_stages(row.get("pp_layout", "")),
+        cuda_graph=FULL_ITERATION if whole else graphs if row.get("cuda_graph_impl") != "none" else (),
+        # scripts/performance/utils/precision.py of the recipes, and training/mixed_precision.py
+        wide_layers=(
+            0,
+            14 if "nemotron-3-super" in _NAMES[row["model"]] and "FP4" in row["precision"] else 0,
+        ),
+    )
 
 
 _SOURCES: Final = {

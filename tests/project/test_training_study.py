@@ -13,7 +13,7 @@ import studies.training.__main__ as program
 from studies.training import published
 from studies.training.judge import SIMUMAX_FILE, STEPS_FILE, Judge, Judged, Judgement
 from studies.training.kept import Kept
-from studies.training.published import Published, read_published
+from studies.training.published import RECIPES_FILE, Published, read_published
 
 COLUMNS = (
     "id,source,group,model,params_b,layers,hidden,heads,seq,gpu,gpus,precision,tp,pp,vpp,cp,ep,dp,sharding,mbs,gbs,"
@@ -45,6 +45,7 @@ def data(tmp_path: Path) -> Path:
         writer.writeheader()
         writer.writerows(rows)
     (tmp_path / SIMUMAX_FILE).write_bytes(b"")
+    (tmp_path / RECIPES_FILE).write_text("id\n", encoding="utf-8")
     return tmp_path
 
 

@@ -121,7 +121,7 @@ def test_a_layer_runs_and_keeps_the_same(
     experts = 4 * ("ep" in layout)
     model = Architecture(**SIZES, positions=SEQUENCE, experts=experts, top_k=bool(experts))
     work = RankWork(model, ParallelLayout(**layout), ReplicaBatch(SAMPLES, SEQUENCE, context=context))
-    pieces = [piece for piece in work.layer(1) if piece.name != "router"]
+    pieces = [piece for piece in work.layer(model.kind(1)) if piece.name != "router"]
     assert of_ops(forward) == of_kernels([each for piece in pieces for each in piece.forward])
     assert of_ops(backward) == of_kernels([each for piece in pieces[::-1] for each in piece.backward])
 

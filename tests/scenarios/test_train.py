@@ -125,7 +125,7 @@ def test_ranks_of_a_context_share_its_scores(context: str) -> None:
 def kept(layout: ParallelLayout, batch: ReplicaBatch, *, statistics: int = 8) -> int:
     """Return what a layer of the paper's GPT keeps, the two numbers a token of its two norms left out."""
     work = RankWork(GPT, layout, batch)
-    return sum(piece.saved for piece in work.layer(0)) - statistics * work.few
+    return sum(piece.saved for piece in work.layer("*-")) - statistics * work.few
 
 
 @examples(30)
@@ -138,7 +138,7 @@ def test_activations_of_korthikanti(t: int, b: int, s: int) -> None:
     assert kept(ParallelLayout(tp=t), paper) == (34 * sbh + scores) // t
     apart = ParallelLayout(tp=t, sequence_parallel=False)
     assert kept(apart, paper) == 10 * sbh + (24 * sbh + scores) // t
-    dropped = sum(piece.dropped for piece in RankWork(GPT, ParallelLayout(tp=t), paper).layer(0))
+    dropped = sum(piece.dropped for piece in RankWork(GPT, ParallelLayout(tp=t), paper).layer("*-"))
     assert dropped == scores // t  # selective recomputation leaves 34 sbh / t
 
 
@@ -312,7 +312,7 @@ def test_attention_that_writes_its_scores_runs_products() -> None:
     """One head at a time: two products forward and four backward; a kernel that keeps none has five."""
     sizes = {"samples": 1, "sequence": 512}
     fused, apart = (
-        RankWork(GPT, ParallelLayout(), ReplicaBatch(**sizes, flash=flash)).layer(0)
+        RankWork(GPT, ParallelLayout(), ReplicaBatch(**sizes, flash=flash)).layer("*-")
         for flash in (True, False)
     )
     work = {}

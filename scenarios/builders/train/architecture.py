@@ -9,7 +9,12 @@
 
     qkv     h → (a + 2g)·d      a heads, g of keys and values (grouped queries), d wide
     mla     h → q_rank → a·(d + r),   h → kv_rank + r,   kv_rank → a·(d + v)       (DeepSeek)
-    experts router h → e, k of e experts a token, shared experts beside them
+    experts router h → e, k of e experts a token, shared experts beside them; latent: h → l → experts → l → h
+    mamba   h → 2·i + 2·n·s + a,   convolution and scan of a heads,   i → h       (i = a·d; arXiv 2405.21060)
+
+A letter stands for each part of a layer, as in Megatron-LM's ``hybrid_layer_pattern``: ``*`` attention, ``w``
+attention in a window, ``-`` a middle, ``E`` experts, ``M`` Mamba-2. Layers of a transformer are ``*-`` or
+``*E``; those of a hybrid are single letters.
 
 The model's own work, which MFU counts, is that of its products with weights and of its attention, all scores
 included: 72·B·s·l·h²·(1 + s/6h + V/12lh) for a GPT whose middle is 4h wide, as in Narayanan et al., arXiv
@@ -24,6 +29,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sim.base.errors import InputError
+
+LAYER_PARTS: Final = "*-EM"
+"""The letters of a pattern: attention, a middle, experts, Mamba-2."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,19 @@ class Architecture:
         Products and norms have biases.
     experts, top_k, expert_middle, shared_middle, dense_layers : int
         Mixture of experts: the first ``dense_layers`` layers have none.
+    expert_latent : int
+        Width in which experts are reached (LatentMoE of Nemotron 3); 0: hidden.
     q_rank, kv_rank, rotary_head, value_head : int
         Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); kv_rank 0: none.
+    window : int
+        Tokens that the attention of every second layer reaches back, from the first on; 0: all.
+    pattern : str
+        A letter a layer, of a hybrid; empty: a transformer.
+    mamba_heads, mamba_head, mamba_state, mamba_groups : int
+        Mamba-2: heads, their width, the width of their state, groups that share its projections.
+    predicted : int
+        Tokens predicted beside the next one, each by a layer of its own and the head again (DeepSeek-V3,
+        arXiv 2412.19437, section 2.2).
 
     Examples
     --------
@@ -82,10 +101,18 @@ class Architecture:
     expert_middle: int = 0
     shared_middle: int = 0
     dense_layers: int = 0
+    expert_latent: int = 0
     q_rank: int = 0
     kv_rank: int = 0
     rotary_head: int = 0
     value_head: int = 0
+    window: int = 0
+    pattern: str = ""
+    mamba_heads: int = 0
+    mamba_head: int = 64
+    mamba_state: int = 128
+    mamba_groups: int = 8
+    predicted: int = 0
 
     def __post_init__(self) -> None:
         """Fill in what follows from the other sizes; refuse what does not fit together."""
@@ -99,6 +126,7 @@ class Architecture:
             "middle": 4 * self.hidden,
             "value_head": self.head or self.hidden // self.heads,
             "expert_middle": self.middle or 4 * self.hidden,
+            "expert_latent": self.hidden,
         }
         for name, value in defaults.items():
             if not getattr(self, name):
@@ -109,6 +137,14 @@ class Architecture:
             raise InputError(f"a token cannot go to {self.top_k} of {self.experts} experts")
         if self.dense_layers > self.layers:
             raise InputError(f"{self.dense_layers} dense layers are more than the {self.layers} there are")
+        if self.pattern:
+            if unknown := sorted({*self.pattern} - {*LAYER_PARTS}):
+                known = ", ".join(map(repr, LAYER_PARTS))
+                raise InputError(f"layers: {unknown[0]!r} is no layer; a layer is one of {known}")
+            needed = (("M", self.mamba_heads, "mamba.heads"), ("E", self.experts, "experts"))
+            for letter, size, what in needed:
+                if letter in self.pattern and not size:
+                    raise InputError(f"{letter!r} in layers: give {what}")
 
     # -- widths -----------------------------------------------------------------------------------------
 
@@ -117,9 +153,22 @@ class Architecture:
         """Width of a head of queries and keys, its rotary part included."""
         return self.head + self.rotary_head if self.kv_rank else self.head
 
-    def is_dense(self, layer: int) -> bool:
-        """Whether a layer has no experts."""
-        return not self.experts or layer < self.dense_layers
+    def kind(self, layer: int) -> str:
+        """Return the parts of a layer; behind the last, of one that predicts a further token."""
+        if self.pattern:
+            return self.pattern[layer] if layer < self.layers else "*E" if self.experts else "*-"
+        attention = "w" if self.window and layer % 2 == 0 else "*"
+        return attention + ("E" if self.experts and layer >= self.dense_layers else "-")
+
+    @property
+    def mamba_inner(self) -> int:
+        """Width of all heads of Mamba-2."""
+        return self.mamba_heads * self.mamba_head
+
+    @property
+    def mamba_conv(self) -> int:
+        """Channels of its convolution: what is scanned, and the projections of the state."""
+        return self.mamba_inner + 2 * self.mamba_groups * self.mamba_state
 
     # -- parameters -------------------------------------------------------------------------------------
 
@@ -128,9 +177,12 @@ class Architecture:
         h, a = self.hidden, self.heads
         out = (a * self.value_head, h)
         if not self.kv_rank:
-            return (h, (a + 2 * self.kv_heads) * self.head), out  # of queries, keys and values
-        wide = a * self.query_head
-        queries = ((h, self.q_rank), (self.q_rank, wide)) if self.q_rank else ((h, wide),)
+            return (h, (a + 2 * self.kv_heads) * self.head), out
+        queries = (
+            ((h, self.q_rank), (self.q_rank, a * self.query_head))
+            if self.q_rank
+            else ((h, a * self.query_head),)
+        )
         latent = (h, self.kv_rank + self.rotary_head), (self.kv_rank, a * (self.head + self.value_head))
         return *queries, *latent, out
 
@@ -138,41 +190,71 @@ class Architecture:
         """Return the products of a middle of that width."""
         return (self.hidden, middle * (1 + self.gated)), (middle, self.hidden)
 
-    @property
-    def norm_parameters(self) -> int:
-        """Parameters of the norms of a layer."""
-        of = 2 * self.hidden + (self.q_rank + self.kv_rank if self.kv_rank else 0)
-        return of * (1 + self.biases)
+    def weights(self, part: str) -> tuple[tuple[int, int], ...]:
+        """Return the products with weights of a part of a layer, as (inner, columns); of experts, none."""
+        if part in "*w":
+            return self.attention_weights()
+        if part == "M":
+            width = self.mamba_inner + self.mamba_conv + self.mamba_heads
+            return (self.hidden, width), (self.mamba_inner, self.hidden)
+        if part == "-":
+            return self.middle_weights(self.middle)
+        shared = self.middle_weights(self.shared_middle) if self.shared_middle else ()
+        latent = ((self.hidden, self.expert_latent), (self.expert_latent, self.hidden))
+        return *shared, *(latent if self.expert_latent != self.hidden else ())
+
+    def expert_weights(self) -> tuple[tuple[int, int], ...]:
+        """Return the products of an expert."""
+        up, down = self.middle_weights(self.expert_middle)
+        return (self.expert_latent, up[1]), (down[0], self.expert_latent)
+
+    def norm_parameters(self, kind: str) -> int:
+        """Return the parameters of the norms of a layer, and what Mamba-2 has beside its products."""
+        latent = self.q_rank + self.kv_rank if self.kv_rank and {*kind} & {*"*w"} else 0
+        found = (len(kind) * self.hidden + latent) * (1 + self.biases)
+        if "M" in kind:  # four taps and a bias a channel, the gated norm, and A, D and the bias of steps
+            found += 5 * self.mamba_conv + self.mamba_inner + 3 * self.mamba_heads
+        return found
 
     def layer_parameters(self, layer: int = 0) -> tuple[int, int]:
         """Return the parameters of a layer: of all but its experts, and of its experts."""
-        middle = self.middle if self.is_dense(layer) else self.shared_middle
-        products = [*self.attention_weights(), *(self.middle_weights(middle) if middle else ())]
-        shared = sum(k * n + n * self.biases for k, n in products) + self.norm_parameters
-        if self.is_dense(layer):
+        kind = self.kind(layer)
+        shared = self.norm_parameters(kind)
+        for part in kind:
+            shared += sum(k * n + n * self.biases for k, n in self.weights(part))
+        if "E" not in kind:
             return shared, 0
-        one = sum(k * n + n * self.biases for k, n in self.middle_weights(self.expert_middle))
+        one = sum(k * n + n * self.biases for k, n in self.expert_weights())
         return shared + self.hidden * self.experts, one * self.experts
+
+    @property
+    def predicting_parameters(self) -> int:
+        """What predicting a further token has beside a layer: two norms, a product."""
+        return 2 * self.hidden + 2 * self.hidden**2
 
     @property
     def parameters(self) -> int:
         """All parameters: layers, words and learned positions, the last norm, a head that has its own."""
-        layers = sum(sum(self.layer_parameters(i)) for i in range(self.layers))
+        layers = sum(sum(self.layer_parameters(i)) for i in range(self.layers + self.predicted))
+        further = self.predicted * self.predicting_parameters
         rows = self.vocabulary * (2 - self.tied) + self.positions + 1 + self.biases
-        return layers + rows * self.hidden
+        return layers + further + rows * self.hidden
 
     # -- work -------------------------------------------------------------------------------------------
 
     def layer_flops(self, samples: int, sequence: int, layer: int = 0) -> int:
         """Return the flop of a layer's forward."""
-        tokens = samples * sequence
-        middle = self.middle_weights(self.middle if self.is_dense(layer) else self.shared_middle)
-        products = sum(k * n for k, n in (*self.attention_weights(), *middle))
-        if not self.is_dense(layer):
-            one = sum(k * n for k, n in self.middle_weights(self.expert_middle))
-            products += self.top_k * one + self.hidden * self.experts
-        scores = self.heads * (self.query_head + self.value_head) * sequence
-        return 2 * tokens * (products + scores)
+        tokens, kind = samples * sequence, self.kind(layer)
+        products = sum(k * n for part in kind for k, n in self.weights(part))
+        if "E" in kind:
+            products += self.top_k * sum(k * n for k, n in self.expert_weights()) + self.hidden * self.experts
+        if "M" in kind:  # the recurrence: the state takes a token in, and gives one out (arXiv 2405.21060)
+            products += 2 * self.mamba_inner * self.mamba_state
+        flops = 2 * tokens * products
+        if {*kind} & {*"*w"}:
+            reach = min(self.window, sequence) if "w" in kind else sequence
+            flops += 2 * self.heads * (self.query_head + self.value_head) * tokens * reach
+        return flops
 
     def flops(self, samples: int, sequence: int, *, recompute: bool = False) -> int:
         """Return the flop of a training step: forward, twice that backward, and the layers' forward again.
@@ -192,8 +274,10 @@ class Architecture:
         ...     96 * 2048**2 * 96 * 12288 // 6 + 96 * 2048 * 51200 * 12288 // 16)
         True
         """
-        layers = sum(self.layer_flops(samples, sequence, i) for i in range(self.layers))
-        return (3 + recompute) * layers + 6 * samples * sequence * self.vocabulary * self.hidden
+        layers = sum(self.layer_flops(samples, sequence, i) for i in range(self.layers + self.predicted))
+        further = self.predicted * 2 * samples * sequence * 2 * self.hidden**2
+        heads = (1 + self.predicted) * 2 * samples * sequence * self.vocabulary * self.hidden
+        return (3 + recompute) * (layers + further) + 3 * heads
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -203,25 +287,55 @@ class Architecture:
 # Touvron et al., arXiv 2307.09288 (Llama 2); Llama team, arXiv 2407.21783, table 3 (Llama 3); MosaicML
 # llm-foundry, scripts/train/yamls (MPT, vocabulary 50,368); Narayanan et al., arXiv 2104.04473, table 1
 # (Megatron); Jiang et al., arXiv 2401.04088 (Mixtral); DeepSeek-AI, arXiv 2405.04434 and 2412.19437
-# (DeepSeek-V2, V3); Qwen team, arXiv 2505.09388 (Qwen3).
+# (DeepSeek-V2, V3); Qwen team, arXiv 2505.09388 (Qwen3); OpenAI, arXiv 2508.10925 (gpt-oss); Moonshot AI,
+# arXiv 2507.20534 (Kimi K2); NVIDIA, arXiv 2512.20848 and the models' configurations (Nemotron 3).
 
 
-def _llama(*sizes: int) -> dict[str, Any]:
-    names = ("layers", "hidden", "heads", "kv_heads", "middle", "vocabulary")
-    ways = {"gated": True, "tied": False, "rotary": True, "biases": False}
-    return {**dict(zip(names, sizes, strict=True)), **ways}
+def _llama(
+    layers: int, hidden: int, heads: int, kv_heads: int, middle: int, vocabulary: int
+) -> dict[str, Any]:
+    return {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "middle": middle,
+        "vocabulary": vocabulary,
+        "gated": True,
+        "tied": False,
+        "rotary": True,
+        "biases": False,
+    }
 
 
 def _gpt(layers: int, hidden: int, heads: int, vocabulary: int = 51200) -> dict[str, Any]:
     return {"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary, "positions": 2048}
 
 
+def _nemotron(pattern: str, hidden: int, heads: int, states: int, middle: int, **more: Any) -> dict[str, Any]:
+    return {
+        **_llama(len(pattern), hidden, heads, 2, middle, 131072),
+        "head": 128,
+        "gated": False,
+        "rotary": False,
+        "pattern": pattern,
+        "mamba_heads": states,
+        "shared_middle": 2 * middle,
+        **more,
+    }
+
+
 def _latent(
     of: dict[str, Any], experts: int, middle: int, shared: int, dense: int, chosen: int
 ) -> dict[str, Any]:
     latent = {"head": 128, "q_rank": 1536, "kv_rank": 512, "rotary_head": 64, "value_head": 128}
-    layers = {"shared_middle": shared, "dense_layers": dense}
-    return {**of, **latent, **_experts(experts, chosen, middle), **layers}
+    return {
+        **of,
+        **latent,
+        **_experts(experts, chosen, middle),
+        "shared_middle": shared,
+        "dense_layers": dense,
+    }
 
 
 def _experts(experts: int, chosen: int, middle: int) -> dict[str, Any]:
@@ -231,7 +345,15 @@ def _experts(experts: int, chosen: int, middle: int) -> dict[str, Any]:
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek-v2": _latent(_llama(60, 5120, 128, 128, 12288, 102400), 160, 1536, 3072, 1, 6),
     "deepseek-v3": _latent(_llama(61, 7168, 128, 128, 18432, 129280), 256, 2048, 2048, 3, 8),
+    "gpt-oss-120b": {
+        **_llama(36, 2880, 64, 8, 2880, 201088),
+        "head": 64,
+        "biases": True,
+        "window": 128,
+        **_experts(128, 4, 2880),
+    },
     "gpt3-175b": _gpt(96, 12288, 96),
+    "kimi-k2": _latent(_llama(61, 7168, 64, 64, 18432, 163840), 384, 2048, 2048, 1, 8),
     "llama2-7b": _llama(32, 4096, 32, 32, 11008, 32000),
     "llama2-70b": _llama(80, 8192, 64, 8, 28672, 32000),
     "llama3-8b": _llama(32, 4096, 32, 8, 14336, 128256),
@@ -248,6 +370,28 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mpt-13b": _gpt(40, 5120, 40, 50368),
     "mpt-30b": _gpt(48, 7168, 56, 50368),
     "mpt-70b": _gpt(80, 8192, 64, 50368),
+    "nemotron-3-nano": _nemotron(
+        "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", 2688, 32, 64, 1856, **_experts(128, 6, 1856)
+    ),
+    "nemotron-3-super": _nemotron(
+        "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
+        4096,
+        32,
+        128,
+        2688,
+        **_experts(512, 22, 2688),
+        expert_latent=1024,
+    ),
+    "nemotron-3-ultra": _nemotron(
+        "MEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*"
+        "EMEMEMEME",
+        8192,
+        64,
+        256,
+        5120,
+        **_experts(512, 22, 5120),
+        expert_latent=2048,
+    ),
     "qwen3-30b-a3b": {**_llama(48, 2048, 32, 4, 6144, 151936), "head": 128, **_experts(128, 8, 768)},
     "qwen3-235b-a22b": {**_llama(94, 4096, 64, 4, 12288, 151936), "head": 128, **_experts(128, 8, 1536)},
 }

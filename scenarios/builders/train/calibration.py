@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from devices.collectives.groups import CollectiveKind, Fabric, GroupCollectives, NodeFabrics, RankGroup
 from scenarios.builders.train.kernels import Attention, Collective, Pass, Product, Timed
@@ -41,6 +41,16 @@ from sim.job.costs import costs_ns
 #
 # The facts of an op are those of `scenarios.builders.gpt`, so that a layer costs the same whether its ops run
 # one by one or stand behind the time of a stage.
+
+
+QUANTIZED: Final[Mapping[str, float]] = {"fp8": 2.0, "mxfp8": 1 + 1 / 32, "nvfp4": 2.5 + 1 / 16}
+"""Bytes a number that quantizing the inputs of products takes in training, beside quantizing for inference.
+
+Where one scale is for all (fp8 with current scaling, nvfp4 above its blocks), reading for the largest; where
+blocks lie along rows, a second copy by columns for the backward, with its scales. Sources: Transformer Engine
+2.x, common/recipe, common/cast. The measured products of low precision (ai-dynamo/aiconfigurator) have their
+input quantized by rows in them.
+"""
 
 
 class KernelPrices:
@@ -70,6 +80,18 @@ class KernelPrices:
         check_dtype(dtype)
         self.known: dict[Timed, float] = {}
 
+    def casts(self, kernels: Iterable[Timed]) -> int:
+        """Return the bytes that quantizing reads and writes beside the products (`QUANTIZED`).
+
+        The input of a product and the gradient of its output are quantized each time; weights once a step,
+        which is left out.
+        """
+        if self.products == self.dtype:
+            return 0
+        low = [each for each in kernels if isinstance(each, Product) and not each.in_16_bits]
+        elements = sum(each.groups * each.m * each.k for each in low if each.part in "FI")
+        return round(elements * QUANTIZED[self.products])
+
     def ns(self, kernels: Iterable[Timed]) -> list[float]:
         """Return how long each kernel takes; those that are new are priced together."""
         kernels = list(kernels)
@@ -98,7 +120,8 @@ def kernels_graph(kernels: Iterable[Timed], dtype: str, products: str | None = N
             read = kernel.nbytes // 2
             builder.op(name, kind="add", bytes_read=read, bytes_written=kernel.nbytes - read, dtype=dtype)
         else:
-            of = products or dtype if isinstance(kernel, Product) else dtype
+            low = isinstance(kernel, Product) and not kernel.in_16_bits
+            of = products or dtype if low else dtype
             facts = _facts(kernel, of)
             builder.op(name, **op_arguments(facts, name, facts.attributes), dtype=of)
     return builder.build()
@@ -116,14 +139,28 @@ def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
     k = tensor(kernel.batch, kernel.kv_heads, kernel.sequence, kernel.query_head)
     v = tensor(kernel.batch, kernel.kv_heads, kernel.sequence, kernel.value_head)
     o = tensor(kernel.batch, kernel.heads, kernel.sequence, kernel.value_head)
+    causal = {"is_causal": True, **({"window": kernel.window} if kernel.window else {})}
     if not kernel.backward:
-        return OpFacts("attention", (q, k, v), (o,), {"is_causal": True})
+        return OpFacts("attention", (q, k, v), (o,), causal)
     # of queries, keys, values, the output's gradient and the output; it writes three gradients
     made = tensor(kernel.batch, kernel.sequence, 3 * kernel.heads * kernel.query_head)
-    return OpFacts("attention_grad", (q, k, v, o, o), (made,), {"is_causal": True})
+    return OpFacts("attention_grad", (q, k, v, o, o), (made,), causal)
 
 
 # ----------------------------------------------------------------------------------------------------------
+
+
+class HostLaunches(NamedTuple):
+    """What launching a layer's kernels takes of the host, forward and backward together, in ns.
+
+    `part` is for attention, a middle, Mamba-2, or the routing of experts; `expert` for each expert of a rank,
+    whose products and casts are launched one by one behind a wait for how many tokens came; `interleaved` is
+    the factor where two micro-batches are launched in turns. What graphs launch takes nothing.
+    """
+
+    part: float = 0.0
+    expert: float = 0.0
+    interleaved: float = 1.5
 
 
 @dataclass(frozen=True)
@@ -163,6 +200,10 @@ class TrainingCalibration:
         Efficiency of single shapes.
     node : int
         GPUs a node.
+    host : HostLaunches
+        What launching kernels takes of the host.
+    exchange_sms : float
+        Part of the SMs that an exchange of tokens takes from what runs beside it.
     """
 
     name: str
@@ -182,12 +223,18 @@ class TrainingCalibration:
     hiding: float = 1.0
     measured: Mapping[Product | Attention, float] = field(default_factory=dict)
     node: int = 8
+    host: HostLaunches = field(default_factory=HostLaunches)
+    exchange_sms: float = 0.2
 
     @property
     def is_unfitted(self) -> bool:
         """Whether kernels take in a step what they take alone."""
         slower = self.product * self.sustained < 1 or self.gap_ns or self.pass_efficiency
         return self.alone is not None and not slower and self.attention_forward is None
+
+    def casts(self, kernels: Iterable[Timed]) -> int:
+        """Return the bytes that quantizing reads and writes; fitted rates have it in them."""
+        return self.alone.casts(kernels) if self.alone is not None and self.is_unfitted else 0
 
     def kernel_ns(self, kernel: Timed) -> float:
         """Return the time of a kernel."""
@@ -202,6 +249,8 @@ class TrainingCalibration:
         """Return what a kernel that takes so long alone takes at the rates that a step leaves."""
         if isinstance(kernel, Pass):
             return _longer(alone, self._traffic_ns(kernel.nbytes, kernel.of))
+        if isinstance(kernel, Product):
+            kernel = kernel._replace(wide=False)
         found = self.measured.get(kernel)
         if found is not None:
             return self._arithmetic_ns(kernel, self.peak * found)
@@ -238,6 +287,8 @@ class TrainingCalibration:
         whole = self.collective_ns(kernel.kind, kernel.nbytes, group)
         if kernel.hidden_by is None:
             return whole, whole
+        if isinstance(kernel.hidden_by, str):
+            return whole, whole * self.exchange_sms
         return whole, whole - self.hiding * min(whole, self.kernel_ns(kernel.hidden_by))
 
 

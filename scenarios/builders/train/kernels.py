@@ -11,7 +11,8 @@ what is left is exposed. Times are a calibration's (`scenarios.builders.train.ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from devices.collectives.groups import CollectiveKind
@@ -21,7 +22,7 @@ class Product(NamedTuple):
     """A product of matrices (m, k) and (k, n), `groups` times with m rows each where experts share a kernel.
 
     `part` is F, I (gradient of the input), W (gradient of the weight, added to what is there) or S (of
-    attention that writes its scores; a group is a head).
+    attention that writes its scores, or of a scan; a group is a head). A `wide` one stays in 16 bits.
     """
 
     m: int
@@ -29,6 +30,12 @@ class Product(NamedTuple):
     n: int
     part: Literal["F", "I", "W", "S"] = "F"
     groups: int = 1
+    wide: bool = False
+
+    @property
+    def in_16_bits(self) -> bool:
+        """Whether no recipe of low precision touches it."""
+        return self.wide or self.part == "S"
 
     @property
     def flops(self) -> int:
@@ -46,10 +53,16 @@ def products(m: int, k: int, n: int, groups: int = 1) -> tuple[Product, Product,
     return Product(m, k, n, "F", groups), Product(m, n, k, "I", groups), Product(n, m, k, "W", groups)
 
 
+def stay_wide(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    """Return kernels whose products stay in 16 bits."""
+    return tuple(each._replace(wide=True) if isinstance(each, Product) else each for each in kernels)
+
+
 class Attention(NamedTuple):
     """Attention in one kernel that keeps no scores; half of them are masked.
 
-    It has one of so many `parts` of the scores, which ranks share, and blocks of a ring.
+    It has one of so many `parts` of the scores, which ranks share, and blocks of a ring; with a `window` a
+    query sees so many keys.
     """
 
     batch: int
@@ -60,11 +73,13 @@ class Attention(NamedTuple):
     value_head: int
     backward: bool = False
     parts: int = 1
+    window: int = 0
 
     @property
     def flops(self) -> int:
         """All scores: two products forward, five backward (arXiv 2307.08691, section 2.3)."""
-        one = self.batch * self.heads * (self.sequence * self.sequence // self.parts)
+        seen = self.window or self.sequence
+        one = self.batch * self.heads * (self.sequence * seen // self.parts)
         if self.backward:
             return 2 * one * (3 * self.query_head + 2 * self.value_head)
         return 2 * one * (self.query_head + self.value_head)
@@ -80,14 +95,17 @@ class Pass(NamedTuple):
 class Collective(NamedTuple):
     """A collective of a group of the layout; bytes as nccl-tests count them.
 
-    `hidden_by` is the kernel beside which it runs; None: all of it is exposed.
+    `hidden_by` is the kernel beside which it runs; None: all of it is exposed. `OTHER_MICRO_BATCH` stands for
+    all that another micro-batch computes meanwhile: what passes beside that takes SMs from it.
     """
 
     kind: CollectiveKind
     nbytes: int
     group: str
-    hidden_by: Product | Attention | None = None
+    hidden_by: Product | Attention | str | None = None
 
+
+OTHER_MICRO_BATCH = "another micro-batch"
 
 Timed = Product | Attention | Pass
 """A kernel that a device runs by itself."""
@@ -129,3 +147,8 @@ class LayerPiece:
     backward_extra: int = 0
     again: bool = False
     dropped: int = 0
+
+    @property
+    def in_16_bits(self) -> LayerPiece:
+        """The same with products that stay in 16 bits."""
+        return replace(self, forward=stay_wide(self.forward), backward=stay_wide(self.backward))

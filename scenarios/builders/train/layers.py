@@ -26,13 +26,16 @@ numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import comb
 
 from devices.collectives.groups import CollectiveKind
 from policies.parallel.expert_routing import UnplacedRouting
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.kernels import (
+    OTHER_MICRO_BATCH,
     Attention,
     Collective,
     Kernel,
@@ -70,6 +73,11 @@ class ReplicaBatch:
         Tokens of the fullest expert rank / of the mean one.
     routes : Routes or None
         Which tokens go to which expert, in place of `imbalance`.
+    dispatcher : {"all-to-all", "deepep", "hybridep"}
+        What brings tokens to experts: a copy for each expert, or one for each rank (node, beyond one) that
+        has some of them.
+    expert_overlap : bool
+        It runs beside what another micro-batch computes.
     """
 
     samples: int
@@ -81,6 +89,8 @@ class ReplicaBatch:
     fused_loss: bool = True
     imbalance: float = 1.0
     routes: UnplacedRouting | None = None
+    dispatcher: str = "all-to-all"
+    expert_overlap: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,10 @@ class RankWork:
 
     def __init__(self, model: Architecture, layout: ParallelLayout, batch: ReplicaBatch) -> None:
         t, c = layout.tp, layout.cp
-        for what, size in (("heads", model.heads), ("middle", model.middle)):
+        shared = [("heads", model.heads), ("middle", model.middle)]
+        if "M" in model.pattern:
+            shared += [("mamba_heads", model.mamba_heads), ("mamba_groups", model.mamba_groups)]
+        for what, size in shared:
             if size % t:
                 raise MisfitError(
                     f"tp: {t} ranks cannot share {size} {what}", reason=f"tp does not divide the {what}"
@@ -200,8 +213,8 @@ class RankWork:
 
     # -- attention --------------------------------------------------------------------------------------
 
-    def attention(self) -> list[LayerPiece]:
-        """Return the pieces of a layer's attention."""
+    def attention(self, window: int = 0) -> list[LayerPiece]:
+        """Return the pieces of a layer's attention, over so many tokens back, or all."""
         m, t, e = self.model, self.t, self.e
         heads, kv = m.heads // t, max(1, m.kv_heads // t)
         if m.kv_rank:
@@ -215,11 +228,13 @@ class RankWork:
         back = (*((Pass(rotary),) if m.rotary else ()), Pass(2 * (queries + 2 * keys)))
         return [
             qkv,
-            self.core(heads, kv, around, back),
+            self.core(heads, kv, around, back, window),
             self.row("proj", heads * m.value_head, m.hidden, saved=False),
         ]
 
-    def core(self, heads: int, kv: int, around: tuple[Kernel, ...], back: tuple[Kernel, ...]) -> LayerPiece:
+    def core(
+        self, heads: int, kv: int, around: tuple[Kernel, ...], back: tuple[Kernel, ...], window: int = 0
+    ) -> LayerPiece:
         """Return attention itself, with what context parallelism sends for it."""
         m, c, e, b = self.model, self.c, self.e, self.batch
         q = self.tokens * heads * m.query_head * e
@@ -228,7 +243,7 @@ class RankWork:
         o = self.tokens * heads * m.value_head * e
         by_heads = c > 1 and b.context == "all-to-all"
         over = (b.sequence, heads // c, max(1, kv // c)) if by_heads else (b.sequence, heads, kv)
-        forward = Attention(b.samples, *over, m.query_head, m.value_head)
+        forward = Attention(b.samples, *over, m.query_head, m.value_head, window=min(window, b.sequence))
         inputs, output = (_exchanged(q, k, v), _exchanged(o)) if by_heads else ([], [])
         before, before_back, behind_back = inputs, output, inputs
         if c > 1 and b.context == "all-gather":
@@ -306,6 +321,32 @@ class RankWork:
             self.row("proj", heads * m.value_head, m.hidden, saved=False),
         ]
 
+    def mamba(self) -> list[LayerPiece]:
+        """Return the pieces of Mamba-2: its scan as the products of chunks that its kernels compute.
+
+        Of a chunk of q tokens, a head: what each token sees of the others (q, s, q) for its group, applied to
+        what is scanned (q, q, d); the chunk's state (s, q, d) and what it adds to the tokens (q, s, d).
+        Source: Dao and Gu, arXiv 2405.21060, section 6; Megatron-LM, core/ssm/mamba_mixer.py (chunks of 128).
+        """
+        m, t, e, T = self.model, self.t, self.e, self.tokens
+        q = min(128, self.batch.sequence)
+        heads, groups, inner = m.mamba_heads // t, m.mamba_groups // t, m.mamba_inner // t
+        conv, width = m.mamba_conv // t, (m.mamba_inner + m.mamba_conv + m.mamba_heads) // t
+        chunks, s, d = max(1, T // q), m.mamba_state, m.mamba_head
+        sizes = [(q, s, q, groups), (q, q, d, heads), (s, q, d, heads), (q, s, d, heads)]
+        scan = [Product(a, b, c, "S", chunks * of) for a, b, c, of in sizes]
+        scan_back = [Product(*of, "S", chunks * n) for a, b, c, n in sizes for of in ((a, c, b), (b, a, c))]
+        x, states = T * conv * e, 4 * chunks * heads * s * d
+        made, took = T * inner * e, T * width * e
+        # the convolution reads and writes its channels; states go from chunk to chunk in fp32; a gated norm
+        run: list[Kernel] = [Pass(2 * x), *scan, Pass(3 * states), Pass(3 * made)]
+        back: list[Kernel] = [Pass(5 * made), *scan_back, Pass(6 * states), Pass(3 * x)]
+        return [
+            self.column("mamba in", m.hidden, width),
+            LayerPiece("scan", (*run,), (*back,), took + x + states + made, made, took),
+            self.row("mamba out", inner, m.hidden),
+        ]
+
     def _plain(
         self, name: str, k: int, n: int, before: tuple[Kernel, ...], behind: tuple[Kernel, ...], saved: int
     ) -> LayerPiece:
@@ -362,18 +403,29 @@ class RankWork:
     def experts(self) -> list[LayerPiece]:
         """Return the pieces of a mixture of experts, shared ones included."""
         m, rows, held = self.model, self.load.rows, self.model.experts // self.layout.ep
-        arrived = rows * held * m.hidden * self.e
-        up, down = (products(rows, *sizes, held) for sizes in m.middle_weights(m.expert_middle))
+        arrived = rows * held * m.expert_latent * self.e
+        up, down = (products(rows, *sizes, held) for sizes in m.expert_weights())
         gate = self.gate(rows * held, m.expert_middle)
         dispatch, combine = self._exchange(held, arrived)
+        into: list[LayerPiece] = []
+        out: list[LayerPiece] = []
+        if m.expert_latent != m.hidden:
+            into = [self._plain("latent down", m.hidden, m.expert_latent, (), (), 0)]
+            out = [
+                self._plain(
+                    "latent up", m.expert_latent, m.hidden, (), (), self.few * m.expert_latent * self.e
+                )
+            ]
         return [
             self._router(),
             *(self.dense(m.shared_middle, norm=False) if m.shared_middle else []),
+            *into,
             dispatch,
             LayerPiece("experts up", up[:1], up[1:], saved=arrived, made=gate.took, took=arrived),
             gate,
             LayerPiece("experts down", down[:1], down[1:], saved=gate.made, made=arrived, took=gate.made),
             combine,
+            *out,
         ]
 
     def _router(self) -> LayerPiece:
@@ -388,34 +440,56 @@ class RankWork:
             saved=(2 - bool(m.shared_middle)) * self.thin + 4 * self.few + 2 * 4 * self.few * m.experts,
             made=self.thin,
             took=self.thin,
-        )
+        ).in_16_bits
+
+    def _copies(self) -> float:
+        """Return how often a token is sent / the experts that it goes to, by the dispatcher.
+
+        A token whose k experts are drawn of all misses a part with n of E experts in C(E - n, k) / C(E, k) of
+        the cases. Sources: deepseek-ai/DeepEP, README.md (a copy a rank, over the network a copy a node);
+        its branch hybrid-ep likewise.
+        """
+        m, group = self.model, self.layout.group("ep")
+        if self.batch.dispatcher == "all-to-all" or m.experts < m.top_k:
+            return 1.0
+        parts = group.nodes if group.nodes > 1 else group.size
+        missed = comb(m.experts - m.experts // parts, m.top_k) / comb(m.experts, m.top_k)
+        return parts * (1 - missed) / m.top_k
 
     def _exchange(self, held: int, arrived: int) -> tuple[LayerPiece, LayerPiece]:
         """Return what brings tokens to experts, of which a rank has `held`, and what brings them back."""
         m, e, load, ep = self.model, self.e, self.load, self.layout.ep
-        sent = load.copies * m.hidden * e
-        exchange: list[Kernel] = (
-            [Collective("all_to_all", load.exchanged * m.hidden * e, "ep")] if ep > 1 else []
-        )
-        sort = [Pass(sent + self.thin, "permute")]
+        sent, few = load.copies * m.expert_latent * e, self.few * m.expert_latent * e
+        exchanged = round(load.exchanged * self._copies() * m.expert_latent * e)
+        beside = OTHER_MICRO_BATCH if self.batch.expert_overlap else None
+        exchange: list[Kernel] = [Collective("all_to_all", exchanged, "ep", beside)] if ep > 1 else []
+        sort = [Pass(sent + few, "permute")]
         sort_again = [Pass(2 * arrived, "permute")] if held > 1 and ep > 1 else []
         there, back = (*sort, *exchange, *sort_again), (*sort_again, *exchange, *sort)
         add = Pass(3 * self.thin)
         return (
-            LayerPiece(
-                "dispatch", there, back, saved=8 * load.copies, made=arrived, took=self.thin, extra=arrived
-            ),
-            LayerPiece(
-                "combine", (*back, add), (add, *there), saved=0, made=self.thin, took=arrived, extra=sent
-            ),
+            LayerPiece("dispatch", there, back, saved=8 * load.copies, made=arrived, took=few, extra=arrived),
+            LayerPiece("combine", (*back, add), (add, *there), saved=0, made=few, took=arrived, extra=sent),
         )
 
     # -- wholes -----------------------------------------------------------------------------------------
 
-    def layer(self, index: int) -> list[LayerPiece]:
-        """Return the pieces of a layer."""
-        middle = self.dense(self.model.middle) if self.model.is_dense(index) else self.experts()
-        return [*self.attention(), *middle]
+    def layer(self, kind: str) -> list[LayerPiece]:
+        """Return the pieces of a layer by the letters of its parts (`architecture`)."""
+        parts: dict[str, Callable[[], list[LayerPiece]]] = {
+            "*": self.attention,
+            "w": lambda: self.attention(self.model.window),
+            "-": lambda: self.dense(self.model.middle),
+            "E": self.experts,
+            "M": self.mamba,
+        }
+        return [piece for part in kind for piece in parts[part]()]
+
+    def predicting(self) -> list[LayerPiece]:
+        """Return what is before the layer that predicts a further token: norms of both inputs, a product."""
+        h = self.model.hidden
+        norms = Pass(4 * self.thin), Pass(6 * self.thin)
+        return [self._plain("predicting", 2 * h, h, norms[:1], norms[1:], 4 * self.thin)]
 
     def embedding(self) -> list[LayerPiece]:
         """Return the embedding: rows of a table, summed over the ranks that share it."""
@@ -446,7 +520,8 @@ class RankWork:
         out = self.column("head", m.hidden, mine, norm=False)
         # the gradient of the weight that autograd is given while the sum of gradients has been added to in
         # place
-        out = replace(out, saved=self.thin, backward_extra=out.backward_extra + mine * m.hidden * self.e)
+        extra = out.backward_extra + mine * m.hidden * self.e
+        out = replace(out, saved=self.thin, backward_extra=extra).in_16_bits
         entropy = LayerPiece(
             "loss",
             (Pass(there * logits, "cross-entropy"), *loss),

@@ -29,12 +29,16 @@ PARTS: Final = ("parameters", "gradients", "optimizer state", "activations", "wo
 
 
 class CheckpointUnit(NamedTuple):
-    """Pieces that are checkpointed together, or not at all; `boundary` is what a checkpoint keeps."""
+    """Pieces that are checkpointed together, or not at all; `boundary` is what a checkpoint keeps.
+
+    `kind` has the letters of a layer's parts.
+    """
 
     name: str
     pieces: tuple[LayerPiece, ...]
     boundary: int = 0
     checkpointed: bool = False
+    kind: str = ""
 
 
 class StageMemory(NamedTuple):

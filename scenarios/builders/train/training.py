@@ -41,23 +41,32 @@ Recompute = Literal["none", "selective", "full"]
 
 GROUPS: Final = ("tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replicas")
 
+FULL_ITERATION: Final = "full-iteration"
+
+GRAPHED: Final = {"*": "attn", "w": "attn", "M": "mamba", "-": "mlp", "E": "moe_router"}
+"""Which scope of CUDA graphs launches a part of a layer (Megatron-LM, ``cuda_graph_scope``)."""
+
 _WORKSPACES: Final = 2 * 32 * 2**20
 """Of cuBLAS, one for PyTorch and one for Transformer Engine."""
 
 
 class Spent(NamedTuple):
-    """Where the time of some kernels goes, in ns: `hidden` runs beside the others and adds nothing."""
+    """Where the time of some kernels goes, in ns.
+
+    `hidden` runs beside the others and adds nothing; `host` is what the GPU waits for their launches.
+    """
 
     products: float = 0.0
     attention: float = 0.0
     passes: float = 0.0
     exposed: float = 0.0
     hidden: float = 0.0
+    host: float = 0.0
 
     @property
     def ns(self) -> float:
         """What passes."""
-        return self.products + self.attention + self.passes + self.exposed
+        return self.products + self.attention + self.passes + self.exposed + self.host
 
     def plus(self, other: Spent) -> Spent:
         """Add another."""
@@ -115,6 +124,12 @@ class Training:
         Layers of each stage; empty: as even as possible, the last and then the first having one less.
     context, flash, dropout, fused_loss, imbalance, routes
         As in `scenarios.builders.train.layers.ReplicaBatch`.
+    dispatcher, expert_overlap
+        As there, too.
+    cuda_graph : tuple of str, or "full-iteration"
+        What graphs launch: of `GRAPHED`.
+    wide_layers : tuple of int
+        Layers at the beginning and at the end whose products stay in 16 bits.
     transformer_engine : bool
         A gradient of each shape of weight is kept besides, as Transformer Engine does.
     memory : int or None
@@ -143,6 +158,10 @@ class Training:
     fused_loss: bool = True
     imbalance: float = 1.0
     routes: UnplacedRouting | None = None
+    dispatcher: str = "all-to-all"
+    expert_overlap: bool = False
+    cuda_graph: str | tuple[str, ...] = FULL_ITERATION
+    wide_layers: tuple[int, int] = (0, 0)
     transformer_engine: bool = True
     memory: int | None = None
     policy: str | None = None
@@ -220,6 +239,8 @@ class Training:
             fused_loss=self.fused_loss,
             imbalance=self.imbalance,
             routes=self.routes,
+            dispatcher=self.dispatcher,
+            expert_overlap=self.expert_overlap,
         )
         return RankWork(self.model, self.layout, batch)
 
@@ -232,8 +253,10 @@ class Training:
 
     def spent(self, kernels: tuple[Kernel, ...]) -> Spent:
         """Return where the time of kernels goes."""
-        sums = [0.0] * 5
+        sums = [0.0] * 6
         timed = [kernel for kernel in kernels if not isinstance(kernel, Collective)]
+        if cast := self.calibration.casts(timed):
+            sums[2] = self.calibration.pass_ns(cast)
         for kernel, ns in zip(timed, self.calibration.kernels_ns(timed), strict=True):
             attends = isinstance(kernel, Attention) or (isinstance(kernel, Product) and kernel.part == "S")
             sums[1 if attends else 0 if isinstance(kernel, Product) else 2] += ns
@@ -251,20 +274,25 @@ class Training:
         words = self.model.vocabulary > 0
         units = [CheckpointUnit("embedding", tuple(self.work.embedding()))] if words and stage == 0 else []
         for i in range(first, first + self.layers_of[stage]):
-            units.append(
-                CheckpointUnit(f"layer {i}", self._layer(self.model.is_dense(i)), self.work.thin, full)
-            )
+            kind, (start, end) = self.model.kind(i), self.wide_layers
+            pieces = self._layer(kind, not start <= i < self.model.layers - end)
+            units.append(CheckpointUnit(f"layer {i}", pieces, self.work.thin, full, kind))
         if words and stage == self.stages - 1:
-            units.append(CheckpointUnit("head", tuple(self.work.head())))
+            for i in range(self.model.layers, self.model.layers + self.model.predicted):
+                kind = self.model.kind(i)
+                pieces = (*self.work.predicting(), *self._layer(kind))
+                units.append(CheckpointUnit(f"layer {i}", pieces, self.work.thin, full, kind))
+            units.append(CheckpointUnit("head", (*self.work.head(),) * (1 + self.model.predicted)))
         return units
 
-    def _layer(self, dense: bool) -> tuple[LayerPiece, ...]:
-        if dense not in self._layers_made:
-            self._layers_made[dense] = tuple(self.work.layer(0 if dense else self.model.dense_layers))
-        return self._layers_made[dense]
+    def _layer(self, kind: str, wide: bool = False) -> tuple[LayerPiece, ...]:
+        if (kind, wide) not in self._layers_made:
+            pieces = self.work.layer(kind)
+            self._layers_made[kind, wide] = tuple(each.in_16_bits if wide else each for each in pieces)
+        return self._layers_made[kind, wide]
 
     @cached_property
-    def _layers_made(self) -> dict[bool, tuple[LayerPiece, ...]]:
+    def _layers_made(self) -> dict[tuple[str, bool], tuple[LayerPiece, ...]]:
         return {}
 
     @cached_property
@@ -288,7 +316,29 @@ class Training:
             parameters += self.model.positions * self.model.hidden
         if s == self.stages - 1 and self.model.vocabulary:
             parameters += self.model.hidden * (1 + self.model.biases)
-        return StagePart(tuple(units), parameters, expert, *spent)
+        return self._launched(StagePart(tuple(units), parameters, expert, *spent))
+
+    def _launched(self, stage: StagePart) -> StagePart:
+        """Return a stage with what its GPU waits for the host: a third of the launches are the forward's.
+
+        The host runs ahead of a micro-batch, but not of the wait for how many tokens came to the experts: the
+        launches behind it show whole.
+        """
+        graphs, (part, expert, turns) = self.cuda_graph, self.calibration.host
+        kinds = [unit.kind for unit in stage.units]
+        if graphs == FULL_ITERATION or not any(kinds):
+            return stage
+        factor = turns if self.expert_overlap else 1.0
+        eager = sum(GRAPHED[letter] not in graphs for kind in kinds for letter in kind) * part * factor
+        held = self.model.experts // self.layout.ep
+        shown = sum("E" in kind for kind in kinds) * held * expert * factor
+        forward, backward = (
+            share * shown + max(0.0, share * (eager + shown) - share * shown - of.ns)
+            for share, of in ((1 / 3, stage.forward), (2 / 3, stage.backward))
+        )
+        return stage._replace(
+            forward=stage.forward._replace(host=forward), input_grad=stage.input_grad._replace(host=backward)
+        )
 
     def timed(self, unit: CheckpointUnit) -> StagePart:
         """Return the parameters of a unit, and where its time goes."""
@@ -298,10 +348,12 @@ class Training:
             backward = [(piece, kernel) for piece in unit.pieces for kernel in piece.backward]
             weights = [(p, k) for p, k in backward if isinstance(k, Product) and k.part == "W"]
             others = [k for _, k in backward if not (isinstance(k, Product) and k.part == "W")]
-            sizes = [(p.name.startswith("experts"), k.groups * k.m * k.n) for p, k in weights]
+            # a head that runs once more for a further token has no weights of its own
+            own = dict.fromkeys(weights)
+            sizes = [(p.name.startswith("experts"), k.groups * k.m * k.n) for p, k in own]
             parameters = sum(size for _, size in sizes)
             if unit.boundary:  # a layer: its norms, and a bias of each product
-                parameters += self.model.norm_parameters
+                parameters += self.model.norm_parameters(unit.kind)
                 parameters += sum(k.m for _, k in weights) if self.model.biases else 0
             found = StagePart(
                 (unit,),

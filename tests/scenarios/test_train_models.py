@@ -1,0 +1,214 @@
+"""Hybrids, windows, latent experts, further tokens; low precision; who brings tokens, who launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from cli_runner import sim
+
+from scenarios.builders.train.architecture import MODELS, Architecture
+from scenarios.builders.train.calibration import QUANTIZED, HostLaunches
+from scenarios.builders.train.kernels import Attention, Collective, Pass, Product
+from scenarios.builders.train.layers import RankWork, ReplicaBatch
+from scenarios.builders.train.layout import ParallelLayout
+from scenarios.builders.train.step import step_ns
+from scenarios.builders.train.training import FULL_ITERATION, Training
+from scenarios.workloads.calibrations import named_calibration
+
+HYBRID = Architecture(
+    layers=4,
+    hidden=256,
+    heads=4,
+    kv_heads=2,
+    vocabulary=1000,
+    pattern="ME*-",
+    biases=False,
+    mamba_heads=8,
+    mamba_head=64,
+    mamba_state=16,
+    mamba_groups=2,
+    experts=8,
+    top_k=2,
+    expert_middle=512,
+    shared_middle=384,
+    expert_latent=64,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        # OpenAI, arXiv 2508.10925, table 1; Moonshot AI, arXiv 2507.20534; NVIDIA's model cards
+        ("gpt-oss-120b", 116.8),
+        ("kimi-k2", 1026),
+        ("nemotron-3-nano", 31.6),
+        ("nemotron-3-super", 120.7),
+        ("nemotron-3-ultra", 549),
+        ("deepseek-v3", 671),
+    ],
+)
+def test_models_have_the_published_parameters(name: str, billions: float) -> None:
+    assert Architecture(**MODELS[name]).parameters / 1e9 == pytest.approx(billions, rel=0.002)
+
+
+def training(model: Architecture = HYBRID, **changes: object) -> Training:
+    """Return a training on one GPU that is measured."""
+    sizes = {"sequence": 1024, "micro_batch": 1, "batch": 2, **changes}
+    layout = sizes.pop("layout", ParallelLayout())
+    calibration = sizes.pop("calibration", named_calibration("h100-sxm", "bf16"))
+    return Training(model, layout, calibration, **sizes)  # type: ignore[arg-type]
+
+
+def test_the_ranks_of_a_hybrid_hold_its_parameters() -> None:
+    """What a rank holds is counted from its kernels, what a model has from its sizes."""
+    (stage,) = training().each_stage
+    extra = HYBRID.norm_parameters("M") - HYBRID.hidden  # of Mamba-2 beside its products
+    router = HYBRID.hidden * HYBRID.experts
+    assert stage.parameters == HYBRID.parameters
+    assert HYBRID.layer_parameters(0)[0] == 256 * (512 + 576 + 8) + 512 * 256 + 256 + extra
+    assert HYBRID.layer_parameters(1) == (2 * 256 * 384 + 2 * 256 * 64 + router + 256, 8 * 2 * 64 * 512)
+
+
+def test_the_scan_of_mamba_by_hand() -> None:
+    """1,024 tokens are eight chunks of 128: four products of each, and twice as many backward."""
+    scan = RankWork(HYBRID, ParallelLayout(), ReplicaBatch(1, 1024)).mamba()[1]
+    forward = [kernel for kernel in scan.forward if isinstance(kernel, Product)]
+    assert [(p.m, p.k, p.n, p.groups) for p in forward] == [
+        (128, 16, 128, 8 * 2),
+        (128, 128, 64, 8 * 8),
+        (16, 128, 64, 8 * 8),
+        (128, 16, 64, 8 * 8),
+    ]
+    backward = [kernel for kernel in scan.backward if isinstance(kernel, Product)]
+    assert sum(p.flops for p in backward) == 2 * sum(p.flops for p in forward)
+    assert all(p.in_16_bits for p in (*forward, *backward))
+
+
+def test_every_second_layer_looks_back_a_window() -> None:
+    model = Architecture(layers=3, hidden=64, heads=2, vocabulary=100, window=128)
+    assert [model.kind(i) for i in range(3)] == ["w-", "*-", "w-"]
+    units = training(model).each_stage[0].units
+    every = [k for unit in units for piece in unit.pieces for k in piece.forward if isinstance(k, Attention)]
+    assert [kernel.window for kernel in every] == [128, 0, 128]
+    assert every[0].flops * 8 == every[1].flops
+    flops = [model.layer_flops(1, 1024, i) for i in range(2)]
+    assert flops[1] - flops[0] == 4 * 64 * 1024 * (1024 - 128)
+
+
+def test_a_further_token_costs_a_layer_and_the_head_once_more() -> None:
+    """Its head has no weights of its own, so that those of a rank are the model's."""
+    plain = Architecture(layers=2, hidden=256, heads=4, vocabulary=1000, tied=False, biases=False)
+    more = replace(plain, predicted=1)
+    assert more.parameters - plain.parameters == plain.layer_parameters()[0] + 2 * 256 + 2 * 256**2
+    assert training(more).each_stage[0].parameters == more.parameters - 2 * 256
+    head = 2 * 1024 * 1000 * 256
+    assert more.flops(1, 1024) - plain.flops(1, 1024) == 3 * (
+        plain.layer_flops(1, 1024) + 2 * 1024 * 2 * 256**2 + head
+    )
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_dispatcher_sends_a_copy_to_each_rank_or_node(nodes: int) -> None:
+    """Of all ways to draw two of eight experts, so many ranks (nodes) have one or two of them."""
+    layout = ParallelLayout(ep=4, dp=4, node=4 // nodes)
+    held = 8 // (4 if nodes == 1 else nodes)
+    ways = [len({expert // held for expert in chosen}) for chosen in combinations(range(8), 2)]
+    mean = Fraction(sum(ways), len(ways))
+    sent = {}
+    for dispatcher in ("all-to-all", "deepep", "hybridep"):
+        batch = ReplicaBatch(1, 1024, dispatcher=dispatcher)
+        pieces = RankWork(replace(HYBRID, pattern="EEEE"), layout, batch).experts()
+        (sent[dispatcher],) = {k.nbytes for p in pieces for k in p.forward if isinstance(k, Collective)}
+    assert sent["all-to-all"] == 2 * 1024 * 64 * 2
+    assert sent["deepep"] == sent["hybridep"] == round(mean * 1024 * 64 * 2)
+
+
+def test_an_exchange_beside_another_micro_batch_takes_its_sms() -> None:
+    layout, alone = ParallelLayout(ep=4, dp=4), training(layout=ParallelLayout(ep=4, dp=4), batch=4)
+    beside = replace(alone, expert_overlap=True)
+    shown, less = (each.each_stage[0].forward for each in (alone, beside))
+    assert shown.hidden == 0
+    assert less.exposed == pytest.approx(32 / 132 * shown.exposed)
+    assert less.exposed + less.hidden == pytest.approx(shown.exposed)
+    assert layout.group("ep").size == 4
+
+
+def test_what_no_graph_launches_the_host_does() -> None:
+    """4 ms for each of four parts, and 1 ms for each of eight experts: those always show."""
+    slow = replace(named_calibration("h100-sxm", "bf16"), host=HostLaunches(4e6, 1e6, 2.0))
+    none = training(calibration=slow, cuda_graph=())
+    graphs = [FULL_ITERATION, ("attn", "mamba", "mlp", "moe_router"), ("attn", "mlp"), ()]
+    waits = []
+    for graph in graphs:
+        (stage,) = replace(none, cuda_graph=graph).each_stage
+        waits.append(round(stage.forward.host + stage.backward.host))
+    kernels = training(calibration=slow).each_stage[0]
+    busy = round(kernels.forward.ns + kernels.backward.ns)
+    assert waits == [0, 8_000_000, 16_000_000 - busy, 24_000_000 - busy]
+    (stage,) = replace(none, expert_overlap=True).each_stage
+    assert round(stage.forward.host + stage.backward.host) == 48_000_000 - busy
+    assert step_ns(none) - step_ns(training(calibration=slow)) == 2 * waits[-1]
+
+
+def test_a_recipe_of_low_precision_quantizes_and_leaves_some_products_wide() -> None:
+    model = Architecture(layers=2, hidden=256, heads=4, vocabulary=1000, biases=False)
+    prices = named_calibration("b200-sxm", "mxfp8").alone
+    assert prices is not None
+    low, wide = Product(64, 256, 1024), Product(64, 256, 1024, wide=True)
+    assert prices.casts([low, low._replace(part="W"), wide, Pass(100)]) == round(
+        64 * 256 * QUANTIZED["mxfp8"]
+    )
+    assert named_calibration("b200-sxm", "bf16").alone.casts([low]) == 0  # type: ignore[union-attr]
+    assert prices.ns([low]) != prices.ns([wide])
+    units = training(model, wide_layers=(1, 0)).each_stage[0].units
+    kept = [
+        {k.wide for piece in unit.pieces for k in piece.forward if isinstance(k, Product)} for unit in units
+    ]
+    assert kept == [set(), {True}, {False}, {True}]  # embedding, layers, head
+
+
+SCENARIO = """\
+workload:
+  train:
+    model: {model}
+    calibration: gb200
+    parallel: {{ep: 8, dp: 8}}
+    sequence: 4096
+    batch: 64
+    {more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "said"),
+    [
+        ("{name: nemotron-3-nano, layers: ME?}", "", "layers: '?' is no layer; a layer is one of '*'"),
+        ("{name: llama3-8b, layers: M-}", "", "'M' in layers: give mamba.heads"),
+        ("llama3-8b", "dispatcher: deepep", "has no effect: the model has no experts"),
+        ("llama3-8b", "overlap: [ep]", "has no effect: the model has no experts"),
+        ("qwen3-30b-a3b", "wide_layers: [1, 1]", "has no effect: all products are in bf16"),
+        ("qwen3-30b-a3b", "cuda_graph: [atn]", "cuda_graph"),
+        ("nemotron-3-nano", "cuda_graph: none", None),
+    ],
+)
+def test_scenarios_say_what_is_wrong(tmp_path: Path, model: str, more: str, said: str | None) -> None:
+    (tmp_path / "s.yaml").write_text(SCENARIO.format(model=model, more=more))
+    shown = sim("run", str(tmp_path / "s.yaml"))
+    if said is None:
+        assert shown.exit_code == 0, shown.output
+    else:
+        assert shown.exit_code == 2
+        assert said in " ".join(shown.output.split())
+
+
+def test_a_run_says_when_launches_would_bind_it(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(SCENARIO.format(model="qwen3-30b-a3b", more=""))
+    shown = " ".join(sim("run", str(tmp_path / "s.yaml")).output.split())
+    assert (
+        "launches take no time (cuda_graph: full-iteration); with cuda_graph: none a micro-batch takes"
+        in shown
+    )
