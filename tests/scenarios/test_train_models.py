@@ -171,6 +171,20 @@ def test_a_recipe_of_low_precision_quantizes_and_leaves_some_products_wide() -> 
     assert kept == [set(), {True}, {False}, {True}]  # embedding, layers, head
 
 
+def test_the_backward_keeps_what_was_quantized() -> None:
+    """Of a plain layer that are the inputs of its four products, of which the norms' inputs stay beside."""
+    model = Architecture(layers=1, hidden=256, heads=4, vocabulary=1000, biases=False)
+    saved = {}
+    for dtype in ("bf16", "fp8", "nvfp4"):
+        of = training(model, calibration=named_calibration("b200-sxm", dtype))
+        saved[dtype] = sum(piece.saved for piece in of.each_stage[0].units[1].pieces)
+    numbers = 1024 * (256 + 256 + 1024)  # of qkv, up and down; attention keeps what proj reads
+    assert saved["bf16"] - saved["fp8"] == numbers
+    assert saved["bf16"] - saved["nvfp4"] == numbers * (2 - 0.5625)
+    wide = training(model, calibration=named_calibration("b200-sxm", "fp8"), wide_layers=(1, 0))
+    assert sum(piece.saved for piece in wide.each_stage[0].units[1].pieces) == saved["bf16"]
+
+
 SCENARIO = """\
 workload:
   train:

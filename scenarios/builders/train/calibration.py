@@ -53,6 +53,10 @@ input quantized by rows in them.
 """
 
 
+KEPT: Final[Mapping[str, float]] = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""Bytes a number that is quantized takes with its scales: so the backward finds the inputs of products."""
+
+
 class KernelPrices:
     """What the cost model of a device says of kernels, gaps between them left out; each is asked once.
 
@@ -231,6 +235,11 @@ class TrainingCalibration:
         """Whether kernels take in a step what they take alone."""
         slower = self.product * self.sustained < 1 or self.gap_ns or self.pass_efficiency
         return self.alone is not None and not slower and self.attention_forward is None
+
+    @property
+    def kept(self) -> float | None:
+        """Bytes a number of what the gradients of weights read, where products quantize it."""
+        return None if self.alone is None else KEPT.get(self.alone.products)
 
     def casts(self, kernels: Iterable[Timed]) -> int:
         """Return the bytes that quantizing reads and writes; fitted rates have it in them."""

@@ -78,6 +78,8 @@ class ReplicaBatch:
         has some of them.
     expert_overlap : bool
         It runs beside what another micro-batch computes.
+    kept : float or None
+        Bytes a number of products' inputs that are kept quantized; None: as wide as the others.
     """
 
     samples: int
@@ -91,6 +93,7 @@ class ReplicaBatch:
     routes: UnplacedRouting | None = None
     dispatcher: str = "all-to-all"
     expert_overlap: bool = False
+    kept: float | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,10 @@ class RankWork:
 
     # -- parts of pieces ------------------------------------------------------------------------------
 
+    def kept(self, nbytes: int) -> int:
+        """Return what is kept of the input of a product with weights, quantized where products are."""
+        return nbytes if self.batch.kept is None else round(nbytes * self.batch.kept / self.e)
+
     def gather(self, hidden_by: Product | Attention | None = None) -> list[Kernel]:
         """Gather the hidden state over the ranks that share a layer."""
         if not self.layout.splits_sequence:
@@ -188,7 +195,7 @@ class RankWork:
             name,
             (*norms, *self.gather(), forward),
             (*self.gather(of_input), of_input, *self.scatter(of_weight), of_weight, *norms_back),
-            saved=(1 + norm) * read + (4 * self.few if norm else 0),
+            saved=self.kept(read) + (read + 4 * self.few if norm else 0),
             made=self.tokens * n * self.e,
             took=read,
             backward_extra=self.tokens * k * self.e if gathered else 0,
@@ -205,7 +212,7 @@ class RankWork:
             (forward, *self.scatter(), *dropout, Pass(add)),
             # nothing computes while the gradient is gathered
             (*dropout, *self.gather(), of_input, of_weight, Pass(add)),
-            saved=(self.tokens * k * self.e if saved else 0) + mask,
+            saved=(self.kept(self.tokens * k * self.e) if saved else 0) + mask,
             made=self.few * n * self.e,
             took=self.tokens * k * self.e,
             extra=self.wide if self.layout.splits_sequence else 0,
@@ -421,9 +428,9 @@ class RankWork:
             *(self.dense(m.shared_middle, norm=False) if m.shared_middle else []),
             *into,
             dispatch,
-            LayerPiece("experts up", up[:1], up[1:], saved=arrived, made=gate.took, took=arrived),
+            LayerPiece("experts up", up[:1], up[1:], self.kept(arrived), gate.took, arrived),
             gate,
-            LayerPiece("experts down", down[:1], down[1:], saved=gate.made, made=arrived, took=gate.made),
+            LayerPiece("experts down", down[:1], down[1:], self.kept(gate.made), arrived, gate.made),
             combine,
             *out,
         ]

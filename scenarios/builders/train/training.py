@@ -19,7 +19,7 @@ core/distributed/param_and_grad_buffer.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from operator import add
 from typing import Any, Final, Literal, NamedTuple
@@ -241,6 +241,7 @@ class Training:
             routes=self.routes,
             dispatcher=self.dispatcher,
             expert_overlap=self.expert_overlap,
+            kept=self.calibration.kept,
         )
         return RankWork(self.model, self.layout, batch)
 
@@ -287,7 +288,10 @@ class Training:
 
     def _layer(self, kind: str, wide: bool = False) -> tuple[LayerPiece, ...]:
         if (kind, wide) not in self._layers_made:
-            pieces = self.work.layer(kind)
+            work = (
+                RankWork(self.model, self.layout, replace(self.work.batch, kept=None)) if wide else self.work
+            )
+            pieces = work.layer(kind)
             self._layers_made[kind, wide] = tuple(each.in_16_bits if wide else each for each in pieces)
         return self._layers_made[kind, wide]
 
