@@ -347,7 +347,7 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Training]]]:
         ladder += tried(f"micro_batch: {smaller}", micro_batch=smaller)
     yield ladder
     levels = ("none", "selective", "full")
-    steps = levels[levels.index(of.recompute) + 1 :]
+    steps = levels[levels.index(of.recompute) + 1 :] if isinstance(of.recompute, str) else ("full",)
     yield [each for level in steps for each in tried(f"recompute: {level}", recompute=level)]
     after: tuple[Sharding, ...] = SHARDINGS[
         SHARDINGS.index(layout.sharding) + 1 : -1

@@ -153,8 +153,9 @@ class TrainFields(Strict):
     micro_batch: Annotated[Size, Field(description="samples of a micro-batch")] = 1
     batch: Annotated[Count, Field(description="samples of a step, on all replicas")]
     recompute: Annotated[
-        Literal["none", "selective", "full"],
-        Field(description="selective: attention's inside; full: each layer"),
+        Literal["none", "selective", "full"]
+        | list[Literal["core_attn", "mla_up_proj", "mlp", "moe_act", "moe"]],
+        Field(description="selective: attention's inside; full: each layer; or modules by name"),
     ] = "none"
     dtype: Annotated[
         Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"], Field(description="of the products")
@@ -299,7 +300,7 @@ def training_of(fields: TrainFields, document: Document) -> Training:
 
 
 _AS_GIVEN: Final = {
-    *("sequence", "micro_batch", "batch", "recompute", "optimizer_state"),
+    *("sequence", "micro_batch", "batch", "optimizer_state"),
     *("flash", "dropout", "fused_loss", "imbalance"),
 }
 """Fields that a `Training` takes as they are."""
@@ -331,6 +332,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
         context=parallel.context,
         routes=_routes(fields, document),
         dispatcher=fields.dispatcher,
+        recompute=fields.recompute if isinstance(fields.recompute, str) else tuple(fields.recompute),
         overlap="dp" in overlap,
         expert_overlap="ep" in overlap,
         cuda_graph=FULL_ITERATION if fields.cuda_graph == FULL_ITERATION else tuple(graphs),

@@ -46,7 +46,7 @@ _FAR_OFF = """## What is far off, and why
   one more copy of a layer's queries would explain it.
 - **Qwen3 and DeepSeek-V3 in Megatron Bridge** have a recipe a row: dispatcher, overlaps, CUDA graphs. What
   launches cost the host was chosen on them, by hand: three numbers for all GPUs. Left out are attention in
-  fp8, fused grouped products, recomputed modules. Two layouts of Qwen3 30B on H100 (pp 2) took 1.8 times as
+  fp8, fused grouped products, offloaded layers. Two layouts of Qwen3 30B on H100 (pp 2) took 1.8 times as
   long in one release as in the next, and their recipe is not known.
 - **gpt-oss and Nemotron 3** are the test of these numbers, and come out a fifth too fast. Of gpt-oss it is a
   third in bf16 whatever the GPU, so some kernel of its own is missing (it has biases in all experts, clamped

@@ -378,6 +378,7 @@ def _bridge(row: Mapping[str, str]) -> Training:
         dispatcher=row.get("moe_flex_dispatcher_backend") or "all-to-all",
         expert_overlap=row.get("moe_a2a_overlap") == "True",
         partition=_stages(row.get("pp_layout", "")),
+        recompute=tuple(m for m in row.get("recompute_modules", "").split() if m != "layernorm") or "none",
         gradient_bytes=2,  # its recipes, where they do not say otherwise
         cuda_graph=FULL_ITERATION if whole else graphs if row.get("cuda_graph_impl") != "none" else (),
         # scripts/performance/utils/precision.py of the recipes, and training/mixed_precision.py

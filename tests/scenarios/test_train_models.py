@@ -185,6 +185,32 @@ def test_the_backward_keeps_what_was_quantized() -> None:
     assert sum(piece.saved for piece in wide.each_stage[0].units[1].pieces) == saved["bf16"]
 
 
+def test_modules_that_are_recomputed_run_again_and_keep_less() -> None:
+    """Where products of compressed inputs run again, no query, key or value is kept."""
+    latent = {"q_rank": 128, "kv_rank": 64, "head": 64, "rotary_head": 32, "value_head": 64}
+    experts = {"experts": 8, "top_k": 2, "expert_middle": 512, "shared_middle": 512}
+    model = Architecture(layers=1, hidden=256, heads=4, vocabulary=1000, biases=False, **latent, **experts)
+    plain = training(model)
+    queries, keys, values = (1024 * 4 * width * 2 for width in (96, 96, 64))
+    rows = 2 * 1024
+    saves = {
+        ("core_attn",): 4 * 1024 * 4,
+        ("mla_up_proj",): queries + keys + values,
+        ("moe_act",): rows * 512 * 2,
+        ("moe",): rows * (256 + 512 + 512) * 2,
+        ("mlp",): 0,
+    }
+    for modules, less in saves.items():
+        of = training(model, recompute=modules)
+        (before,), (after,) = plain.memory_of_stages, of.memory_of_stages
+        assert before.saved - after.saved == less
+        longer = of.each_stage[0].input_grad.ns - plain.each_stage[0].input_grad.ns
+        assert (longer > 0) == (less > 0)
+    selective, named = (training(model, recompute=how) for how in ("selective", ("core_attn",)))
+    assert step_ns(selective) == step_ns(named)
+    assert selective.memory_of_stages == named.memory_of_stages
+
+
 SCENARIO = """\
 workload:
   train:

@@ -11,9 +11,9 @@ what is left is exposed. Times are a calibration's (`scenarios.builders.train.ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from devices.collectives.groups import CollectiveKind
 
@@ -152,3 +152,33 @@ class LayerPiece:
     def in_16_bits(self) -> LayerPiece:
         """The same with products that stay in 16 bits."""
         return replace(self, forward=stay_wide(self.forward), backward=stay_wide(self.backward))
+
+
+RECOMPUTED: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
+    "core_attn": (frozenset({"attention"}), frozenset()),
+    "mla_up_proj": (frozenset({"q up", "kv up"}), frozenset()),
+    "mlp": (frozenset({"up", "gate", "down"}), frozenset({"gate", "down"})),
+    "moe_act": (frozenset({"experts gate"}), frozenset({"experts down"})),
+    "moe": (
+        frozenset({"router", "dispatch", "experts up", "experts gate", "experts down", "combine"}),
+        frozenset({"experts up", "experts gate", "experts down"}),
+    ),
+}
+"""Modules that are recomputed by name: the pieces that run again, and those that keep nothing.
+
+Attention keeps neither scores (``core_attn``) nor queries, keys and values (``mla_up_proj``). Source:
+Megatron-LM, core/transformer/transformer_config.py (``recompute_modules``).
+"""
+
+
+def recompute_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) -> tuple[LayerPiece, ...]:
+    """Return the pieces of a layer as they run where these modules are recomputed."""
+    again = {name for module in modules for name in RECOMPUTED[module][0]}
+    empty = {name for module in modules for name in RECOMPUTED[module][1]}
+    found = []
+    for piece in pieces:
+        dropped = piece.saved if piece.name in empty else 0
+        if piece.name == "attention":
+            dropped = piece.dropped * ("core_attn" in modules) + piece.took * ("mla_up_proj" in modules)
+        found.append(replace(piece, again=piece.name in again, dropped=dropped))
+    return tuple(found)

@@ -412,8 +412,9 @@ class RankWork:
         m, rows, held = self.model, self.load.rows, self.model.experts // self.layout.ep
         arrived = rows * held * m.expert_latent * self.e
         up, down = (products(rows, *sizes, held) for sizes in m.expert_weights())
-        gate = self.gate(rows * held, m.expert_middle)
+        gate = replace(self.gate(rows * held, m.expert_middle), name="experts gate")
         dispatch, combine = self._exchange(held, arrived)
+        shared = self.dense(m.shared_middle, norm=False) if m.shared_middle else []
         into: list[LayerPiece] = []
         out: list[LayerPiece] = []
         if m.expert_latent != m.hidden:
@@ -425,7 +426,7 @@ class RankWork:
             ]
         return [
             self._router(),
-            *(self.dense(m.shared_middle, norm=False) if m.shared_middle else []),
+            *(replace(each, name=f"shared {each.name}") for each in shared),
             *into,
             dispatch,
             LayerPiece("experts up", up[:1], up[1:], self.kept(arrived), gate.took, arrived),

@@ -69,7 +69,7 @@ class StepWriter(ABC):
 
     def memory(self, unit: CheckpointUnit) -> StageMemory:
         """Return what a micro-batch needs of memory for a unit."""
-        return stage_memory((unit,), selective=self.of.recompute == "selective")
+        return stage_memory((unit,), selective=bool(self.of.modules))
 
     def kept(self, forward: int) -> int:
         """Return what a forward keeps for its backward."""

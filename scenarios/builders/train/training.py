@@ -30,7 +30,14 @@ from policies.pipeline import Schedule, StageTimes, generate
 from scenarios.builders.pipeline_stage import Around, PipelineStage
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
-from scenarios.builders.train.kernels import Attention, Collective, Kernel, LayerPiece, Product
+from scenarios.builders.train.kernels import (
+    Attention,
+    Collective,
+    Kernel,
+    LayerPiece,
+    Product,
+    recompute_modules,
+)
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.memory import CheckpointUnit, StageMemory, stage_memory, weight_shapes
@@ -114,8 +121,8 @@ class Training:
     calibration : Calibration
     sequence, micro_batch, batch : int
         Tokens of a sample; samples of a micro-batch of a replica; samples of a step.
-    recompute : {"none", "selective", "full"}
-        selective: attention's inside; full: each layer.
+    recompute : {"none", "selective", "full"}, or tuple of str
+        selective: attention's inside; full: each layer; modules by name (`kernels.RECOMPUTED`).
     gradient_bytes, parameter_bytes, optimizer_state : int
         A parameter's.
     overlap : bool
@@ -146,7 +153,7 @@ class Training:
     sequence: int
     micro_batch: int
     batch: int
-    recompute: Recompute = "none"
+    recompute: Recompute | tuple[str, ...] = "none"
     gradient_bytes: int = 4
     parameter_bytes: int = 2
     optimizer_state: int = 12
@@ -245,6 +252,13 @@ class Training:
         )
         return RankWork(self.model, self.layout, batch)
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What is recomputed, module by module."""
+        if isinstance(self.recompute, tuple):
+            return self.recompute
+        return ("core_attn",) if self.recompute == "selective" else ()
+
     # -- times ------------------------------------------------------------------------------------------
 
     @cached_property
@@ -291,7 +305,7 @@ class Training:
             work = (
                 RankWork(self.model, self.layout, replace(self.work.batch, kept=None)) if wide else self.work
             )
-            pieces = work.layer(kind)
+            pieces = recompute_modules(work.layer(kind), self.modules) if self.modules else work.layer(kind)
             self._layers_made[kind, wide] = tuple(each.in_16_bits if wide else each for each in pieces)
         return self._layers_made[kind, wide]
 
@@ -374,7 +388,7 @@ class Training:
         """Return where the time goes of what runs again, before the backward of a unit."""
         if unit.checkpointed:
             return self.spent(tuple(k for piece in unit.pieces for k in piece.forward))
-        if self.recompute == "selective":
+        if self.modules:
             return self.spent(tuple(k for piece in unit.pieces if piece.again for k in piece.forward))
         return Spent()
 
@@ -520,9 +534,7 @@ class Training:
     @cached_property
     def memory_of_stages(self) -> list[StageMemory]:
         """What a micro-batch needs on each stage."""
-        return [
-            stage_memory(stage.units, selective=self.recompute == "selective") for stage in self.each_stage
-        ]
+        return [stage_memory(stage.units, selective=bool(self.modules)) for stage in self.each_stage]
 
     def gradients_held(self, stage: StagePart) -> int:
         """Return of how many parameters a rank keeps the gradients until its optimizer step."""
