@@ -113,4 +113,6 @@ def _deadlock(run: RunState) -> StuckError:
         lacks.update(run.communicators.lacks())
     if run.breakdowns is not None and (why := run.breakdowns.unnoticed()):
         return StuckError(why)
-    return deadlock_error(run.readiness.name, waiting, run.policy, lacks)
+    stuck = deadlock_error(run.readiness.name, waiting, run.policy, lacks)
+    misordered = run.job.misordered()
+    return stuck if misordered is None else StuckError(f"{stuck}\n  {misordered}")

@@ -208,11 +208,27 @@ class Job:
         try:
             whose, n = f"{type(self.linearize).__name__}.order", len(self.graph)
             order = whole_numbers(self.linearize.order(_seen(self)), whose, below=n)
-            if len(order) != len(self.graph) or not np.array_equal(np.sort(order), np.arange(len(order))):
-                raise InputError(f"{type(self.linearize).__name__} did not return every op exactly once")
+            times = np.bincount(order, minlength=n)
+            if (wrong := np.flatnonzero(times != 1)).size:
+                op, often = self.graph.op_names[wrong[0]], int(times[wrong[0]])
+                raise InputError(f"{whose} returned the op {op!r} {often} times, not once")
         except InputError as error:
             raise error if error.op is not None else error.under("linearize") from None
         return order
+
+    def misordered(self) -> str | None:
+        """Return which op a linearizer put before one that it waits for; None: it is not to blame."""
+        if self.linearize is None:
+            return None
+        place = np.argsort(self.order)
+        for op, before in enumerate(self.graph.dag().predecessors):
+            late = next((each for each in before if place[each] > place[op]), None)
+            if late is not None:
+                first, other = (self.graph.op_names[each] for each in (op, late))
+                return (
+                    f"{type(self.linearize).__name__}.order puts {first} before {other}, for which it waits"
+                )
+        return None
 
     @cached_property
     def programs(self) -> list[list[int]]:

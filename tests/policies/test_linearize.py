@@ -7,6 +7,7 @@ from examples import examples
 from hypothesis import given
 from policy_helpers import FIVE, dags, graph_of, job_of, names
 
+from policies.issue.program_order import InOrder
 from policies.linearize import (
     CriticalPathFirst,
     DepthFirst,
@@ -16,9 +17,9 @@ from policies.linearize import (
     Topological,
     UserOrder,
 )
-from sim import Graph, GraphBuilder
-from sim.base.errors import InputError, UnknownNameError
-from sim.job.job import Linearizer
+from sim import Device, Graph, GraphBuilder, Machine, simulate
+from sim.base.errors import InputError, StuckError, UnknownNameError
+from sim.job.job import Job, Linearizer
 
 ALL = [
     Topological(),
@@ -171,3 +172,29 @@ def test_wrong_options_are_refused() -> None:
     b.op("a", attributes={"priority": "high"})
     with pytest.raises(InputError, match="op 'a': priority: 'high' is no number"):
         linear(Priority(), b.build())
+
+
+class Wrong:
+    """An order that nobody should return."""
+
+    def __init__(self, *order: int) -> None:
+        self.given = order
+
+    def order(self, job: Job) -> list[int]:
+        """Return what was given."""
+        return list(self.given)
+
+
+@pytest.mark.parametrize(
+    ("order", "error", "said"),
+    [
+        ((1,), InputError, "Wrong.order returned the op 'a' 0 times, not once"),
+        ((0, 1, 1), InputError, "Wrong.order returned the op 'b' 2 times, not once"),
+        ((1, 0), StuckError, "Wrong.order puts b before a, for which it waits"),
+    ],
+)
+def test_a_wrong_order_is_named(order: tuple[int, ...], error: type[Exception], said: str) -> None:
+    graph = graph_of({"a": [], "b": ["a"]})
+    with pytest.raises(error) as caught:
+        simulate(graph, Machine((Device("gpu0"),)), InOrder(), linearize=Wrong(*order))
+    assert said in str(caught.value)
