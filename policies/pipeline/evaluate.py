@@ -15,7 +15,7 @@ Times are whole numbers in any unit the caller likes (the project's is nanosecon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -173,7 +173,7 @@ def evaluate(
     >>> run.makespan, run.bubble
     (33, Fraction(3, 11))
     """
-    return Evaluator(schedule)(times, transfer=transfer)
+    return _evaluation(schedule, in_turn(schedule), times, transfer)
 
 
 class Evaluator:
@@ -191,35 +191,44 @@ class Evaluator:
 
     def __call__(self, times: StageTimes | Sequence[StageTimes], *, transfer: Transfer = 0) -> Evaluation:
         """Return when every slot runs, as `evaluate` does."""
-        schedule = self.schedule
-        each = _one_a_stage(times, schedule.stages)
-        travel = transfer if callable(transfer) else lambda _source, _destination: transfer
-        starts: list[list[int]] = [[] for _ in schedule.programs]
-        ends: list[list[int]] = [[] for _ in schedule.programs]
-        end_of: dict[Action, int] = {}
-        took: dict[tuple[int, str], int] = {}  # what an action takes does not depend on its micro-batch
-        for rank, slot, needs in self.turns:
-            start = ends[rank][-1] if ends[rank] else 0
-            for need in needs:
-                there = end_of[need]
-                source = schedule.rank_of(need.stage, need.micro_batch)
-                if source != rank:
-                    there += travel(source, rank)
-                if there > start:
-                    start = there
-            if isinstance(slot, Overlap):
-                duration = _duration(slot, each)
-            elif (known := took.get(slot[:2])) is not None:
-                duration = known
-            else:
-                duration = took[slot[:2]] = _duration(slot, each)
-            end = start + duration
-            starts[rank].append(start)
-            ends[rank].append(end)
-            for action in slot.parts:
-                end_of[action] = end
-        busy = (sum(e) - sum(s) for s, e in zip(starts, ends, strict=True))
-        return Evaluation(tuple(map(tuple, starts)), tuple(map(tuple, ends)), tuple(busy))
+        return _evaluation(self.schedule, self.turns, times, transfer)
+
+
+def _evaluation(
+    schedule: Schedule,
+    turns: Iterable[tuple[int, Slot, list[Action]]],
+    times: StageTimes | Sequence[StageTimes],
+    transfer: Transfer,
+) -> Evaluation:
+    """Return when every slot runs; what it waits for has been in its turn before."""
+    each = _one_a_stage(times, schedule.stages)
+    travel = transfer if callable(transfer) else lambda _source, _destination: transfer
+    starts: list[list[int]] = [[] for _ in schedule.programs]
+    ends: list[list[int]] = [[] for _ in schedule.programs]
+    end_of: dict[Action, int] = {}
+    took: dict[tuple[int, str], int] = {}  # what an action takes does not depend on its micro-batch
+    for rank, slot, needs in turns:
+        start = ends[rank][-1] if ends[rank] else 0
+        for need in needs:
+            there = end_of[need]
+            source = schedule.rank_of(need.stage, need.micro_batch)
+            if source != rank:
+                there += travel(source, rank)
+            if there > start:
+                start = there
+        if isinstance(slot, Overlap):
+            duration = _duration(slot, each)
+        elif (known := took.get(slot[:2])) is not None:
+            duration = known
+        else:
+            duration = took[slot[:2]] = _duration(slot, each)
+        end = start + duration
+        starts[rank].append(start)
+        ends[rank].append(end)
+        for action in slot.parts:
+            end_of[action] = end
+    busy = (sum(e) - sum(s) for s, e in zip(starts, ends, strict=True))
+    return Evaluation(tuple(map(tuple, starts)), tuple(map(tuple, ends)), tuple(busy))
 
 
 def _duration(slot: Slot, times: Sequence[StageTimes]) -> int:
