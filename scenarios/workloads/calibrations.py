@@ -484,6 +484,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         hiding=fields.overlap,
         measured=measured,
         host=HostLaunches(float(fields.host.part), float(fields.host.experts), fields.host.factor),
+        # without a preset as of a GPU of 160 SMs
         exchange_sms=min(1.0, fields.sms / preset.get("sms", 160)),
     )
 

@@ -10,13 +10,12 @@ Sources: huggingface/transformers, src/transformers/models/*/configuration_*.py,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from scenarios.importers.files import read_json
 from sim.base.errors import InputError, hint, in_file
-from sim.base.files import read_text
 
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "layers": ("num_hidden_layers", "n_layer"),
@@ -70,13 +69,8 @@ def model_sizes(path: Path) -> dict[str, Any]:
     InputError
         The file cannot be read, is no configuration, or is of a family that is not known.
     """
+    given = read_json(path)
     with in_file(path):
-        try:
-            given = json.loads(read_text(path))
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"not JSON: {error}") from None
         if not isinstance(given, dict) or not isinstance(given.get("model_type"), str):
             raise InputError("is no configuration of a model: it has no model_type")
         family = given["model_type"]
@@ -84,7 +78,7 @@ def model_sizes(path: Path) -> dict[str, Any]:
             known = f"those known here are {', '.join(_FAMILIES)}"
             raise InputError(f"unknown model_type {family!r}{hint(family, _FAMILIES)} ({known})")
         sizes = {**_FAMILIES[family], **_read(given)}
-        if "shared_middle" not in sizes and sizes.get("experts"):
+        if sizes.get("experts"):
             width = given.get("moe_shared_expert_intermediate_size", sizes.get("expert_middle", 0))
             sizes["shared_middle"] = width * (given.get("n_shared_experts") or 0)
         if family == "gpt2":
@@ -112,7 +106,7 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _window(given: Mapping[str, Any]) -> int:
-    """Return the window of every second layer, or 0 where all layers have the one kind."""
+    """Return the window of every second layer."""
     kinds = given["layer_types"]
     alternate = [("sliding_attention", "full_attention")[i % 2] for i in range(len(kinds))]
     if kinds != alternate or not isinstance(given.get("sliding_window"), int):

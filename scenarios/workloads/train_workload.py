@@ -319,9 +319,9 @@ def _training(fields: TrainFields, document: Document) -> Training:
             order=tuple(parallel.order),
             node=fields.node or calibration.node,
         )
-    _check_effects(fields, model)
+    overlap = [*fields.overlap] if isinstance(fields.overlap, list) else ["dp"] * fields.overlap
+    _check_effects(fields, model, overlap)
     graphs = [] if isinstance(fields.cuda_graph, str) else fields.cuda_graph
-    overlap = _overlap(fields)
     training = Training(
         model=model,
         layout=layout,
@@ -345,20 +345,12 @@ def _training(fields: TrainFields, document: Document) -> Training:
     return training
 
 
-def _overlap(fields: TrainFields) -> list[str]:
-    """Return whose communication runs beside the computation."""
-    return [*fields.overlap] if isinstance(fields.overlap, list) else ["dp"] * fields.overlap
-
-
-def _check_effects(fields: TrainFields, model: Architecture) -> None:
+def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection[str]) -> None:
     """Refuse what has no effect."""
-    if not model.experts:
-        for key, given in (
-            ("dispatcher", "dispatcher" in fields.model_fields_set),
-            ("overlap", "ep" in _overlap(fields)),
-        ):
-            if given:
-                raise InputError("has no effect: the model has no experts", path=(key,))
+    of_experts = {"dispatcher": "dispatcher" in fields.model_fields_set, "overlap": "ep" in overlap}
+    if not model.experts and any(of_experts.values()):
+        key = next(key for key, given in of_experts.items() if given)
+        raise InputError("has no effect: the model has no experts", path=(key,))
     if any(fields.wide_layers) and fields.dtype in ("bf16", "fp16"):
         raise InputError(f"has no effect: all products are in {fields.dtype}", path=("wide_layers",))
 

@@ -128,7 +128,8 @@ def test_a_dispatcher_sends_a_copy_to_each_rank_or_node(nodes: int) -> None:
 
 
 def test_an_exchange_beside_another_micro_batch_takes_its_sms() -> None:
-    layout, alone = ParallelLayout(ep=4, dp=4), training(layout=ParallelLayout(ep=4, dp=4), batch=4)
+    layout = ParallelLayout(ep=4, dp=4)
+    alone = training(layout=layout, batch=4)
     beside = replace(alone, expert_overlap=True)
     shown, less = (each.each_stage[0].forward for each in (alone, beside))
     assert shown.hidden == 0

@@ -157,14 +157,14 @@ def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
 class HostLaunches(NamedTuple):
     """What launching a layer's kernels takes of the host, forward and backward together, in ns.
 
-    `part` is for attention, a middle, Mamba-2, or the routing of experts; `expert` for each expert of a rank,
-    whose products and casts are launched one by one behind a wait for how many tokens came; `interleaved` is
-    the factor where two micro-batches are launched in turns. What graphs launch takes nothing.
+    `part` is for attention, a middle, Mamba-2, or the routing of experts; `experts` for each one of a rank,
+    whose products and casts are launched one by one behind a wait for how many tokens came; `factor` counts
+    where two micro-batches are launched in turns. What graphs launch takes nothing.
     """
 
     part: float = 0.0
-    expert: float = 0.0
-    interleaved: float = 1.5
+    experts: float = 0.0
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -258,9 +258,8 @@ class TrainingCalibration:
         """Return what a kernel that takes so long alone takes at the rates that a step leaves."""
         if isinstance(kernel, Pass):
             return _longer(alone, self._traffic_ns(kernel.nbytes, kernel.of))
-        if isinstance(kernel, Product):
-            kernel = kernel._replace(wide=False)
-        found = self.measured.get(kernel)
+        shape = kernel._replace(wide=False) if isinstance(kernel, Product) else kernel
+        found = self.measured.get(shape) if self.measured else None
         if found is not None:
             return self._arithmetic_ns(kernel, self.peak * found)
         if isinstance(kernel, Product):

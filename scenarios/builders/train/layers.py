@@ -419,11 +419,7 @@ class RankWork:
         out: list[LayerPiece] = []
         if m.expert_latent != m.hidden:
             into = [self._plain("latent down", m.hidden, m.expert_latent, (), (), 0)]
-            out = [
-                self._plain(
-                    "latent up", m.expert_latent, m.hidden, (), (), self.few * m.expert_latent * self.e
-                )
-            ]
+            out = [self._plain("latent up", m.expert_latent, m.hidden, (), (), combine.made)]
         return [
             self._router(),
             *(replace(each, name=f"shared {each.name}") for each in shared),

@@ -342,16 +342,16 @@ class Training:
         The host runs ahead of a micro-batch, but not of the wait for how many tokens came to the experts: the
         launches behind it show whole.
         """
-        graphs, (part, expert, turns) = self.cuda_graph, self.calibration.host
+        graphs, (part, experts, turns) = self.cuda_graph, self.calibration.host
         kinds = [unit.kind for unit in stage.units]
         if graphs == FULL_ITERATION or not any(kinds):
             return stage
         factor = turns if self.expert_overlap else 1.0
         eager = sum(GRAPHED[letter] not in graphs for kind in kinds for letter in kind) * part * factor
         held = self.model.experts // self.layout.ep
-        shown = sum("E" in kind for kind in kinds) * held * expert * factor
+        shown = sum("E" in kind for kind in kinds) * held * experts * factor
         forward, backward = (
-            share * shown + max(0.0, share * (eager + shown) - share * shown - of.ns)
+            share * shown + max(0.0, share * eager - of.ns)
             for share, of in ((1 / 3, stage.forward), (2 / 3, stage.backward))
         )
         return stage._replace(
