@@ -44,6 +44,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Keys of a model here: where a configuration has them, the first that is there."""
 
+# the biases of Qwen2's queries, keys and values (0.002 % of its parameters) are left out
 _TRANSFORMER: Final = {"gated": True, "rotary": True, "biases": False, "tied": False}
 _FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v2": _TRANSFORMER,
@@ -59,6 +60,9 @@ _FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3": _TRANSFORMER,
     "qwen3_moe": _TRANSFORMER,
 }
+
+_FULL_EVERY: Final = {"gpt_oss": 2, "mistral": 0, "mixtral": 0}
+"""Without `layer_types`: which layers look at everything, where there is a window; 0: none."""
 
 
 def model_sizes(path: Path) -> dict[str, Any]:
@@ -83,8 +87,7 @@ def model_sizes(path: Path) -> dict[str, Any]:
             sizes["shared_middle"] = width * (given.get("n_shared_experts") or 0)
         if family == "gpt2":
             sizes["positions"] = given.get("n_positions", 1024)
-        if "sliding_attention" in given.get("layer_types", ()):
-            sizes["window"] = _window(given)
+        sizes |= _window(given)
         if family == "qwen3_moe" and given.get("decoder_sparse_step", 1) != 1:
             raise InputError("decoder_sparse_step: layers with experts in between have no pattern here")
         return sizes
@@ -105,11 +108,22 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _window(given: Mapping[str, Any]) -> int:
-    """Return the window of every second layer."""
-    kinds = given["layer_types"]
-    alternate = [("sliding_attention", "full_attention")[i % 2] for i in range(len(kinds))]
-    if kinds != alternate or not isinstance(given.get("sliding_window"), int):
-        raise InputError("layer_types: windows are known in every second layer alone, from the first on")
-    window: int = given["sliding_window"]
-    return window
+def _window(given: Mapping[str, Any]) -> dict[str, int]:
+    """Return how far layers look back, and which of them look at everything; nothing: all do.
+
+    Qwen has windows where `use_sliding_window` says so, by default nowhere.
+    """
+    window, kinds = given.get("sliding_window"), given.get("layer_types")
+    if given.get("use_sliding_window"):
+        raise InputError("use_sliding_window: windows from max_window_layers on are not known here")
+    if kinds is None:
+        every = _FULL_EVERY.get(given["model_type"])
+        return {} if every is None or not isinstance(window, int) else {"window": window, "full_every": every}
+    if "sliding_attention" not in kinds:
+        return {}
+    every = kinds.index("full_attention") + 1 if "full_attention" in kinds else 0
+    layers = range(1, len(kinds) + 1)
+    repeated = ["full_attention" if every and i % every == 0 else "sliding_attention" for i in layers]
+    if kinds != repeated or not isinstance(window, int):
+        raise InputError("layer_types: attention to everything is known in every so many layers alone")
+    return {"window": window, "full_every": every}

@@ -121,7 +121,11 @@ def test_gpt2_has_the_published_parameters(tmp_path: Path) -> None:
         ([], "is no configuration of a model: it has no model_type"),
         ({**LLAMA, "model_type": "lama"}, "unknown model_type 'lama'; did you mean 'llama'?"),
         ({**LLAMA, "hidden_size": "4096"}, "hidden_size should be a whole number, not '4096'"),
-        ({**CONFIGS["gpt-oss-120b"], "layer_types": ["sliding_attention"] * 36}, "every second layer alone"),
+        (
+            {**CONFIGS["gpt-oss-120b"], "layer_types": ["sliding_attention", *["full_attention"] * 2]},
+            "every so many layers alone",
+        ),
+        ({**LLAMA, "model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
         ({**CONFIGS["qwen3-30b-a3b"], "decoder_sparse_step": 2}, "decoder_sparse_step"),
     ],
 )
@@ -129,6 +133,26 @@ def test_what_is_not_understood_is_refused(tmp_path: Path, config: object, said:
     with pytest.raises(InputError, match=r"config\.json: ") as caught:
         model_sizes(written(tmp_path, config))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "windows"),
+    [
+        ("mistral", {}, "wwwwww"),
+        ("qwen2", {"use_sliding_window": False}, "******"),
+        ("llama", {}, "******"),
+        ("gpt_oss", {}, "w*w*w*"),
+        ("gpt_oss", {"layer_types": ["sliding_attention"] * 6}, "wwwwww"),
+        ("gpt_oss", {"layer_types": ["full_attention"] * 6}, "******"),
+        ("qwen3", {"layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2}, "www*ww"),
+    ],
+)
+def test_layers_have_the_windows_that_a_configuration_says(
+    tmp_path: Path, family: str, more: dict[str, Any], windows: str
+) -> None:
+    config = {**LLAMA, "model_type": family, "sliding_window": 4096, "num_hidden_layers": 6, **more}
+    model = Architecture(**model_sizes(written(tmp_path, config)))
+    assert "".join(model.kind(i)[0] for i in range(6)) == windows
 
 
 def test_a_scenario_takes_one(tmp_path: Path) -> None:

@@ -155,6 +155,20 @@ def test_what_no_graph_launches_the_host_does() -> None:
     assert step_ns(none) - step_ns(training(calibration=slow)) == 2 * waits[-1]
 
 
+@pytest.mark.parametrize("sharding", ["fsdp", "zero-3"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_launches_show_in_steps_written_layer_by_layer(sharding: str, recompute: str) -> None:
+    layout = ParallelLayout(dp=2, sharding=sharding)
+    plain = replace(HYBRID, pattern="*-*-", experts=0, top_k=0)
+    slow = replace(named_calibration("h100-sxm", "bf16"), host=HostLaunches(4e6, 0.0, 1.0), hiding=1.0)
+    with_graphs = training(plain, calibration=slow, layout=layout, recompute=recompute, batch=2)
+    eager = replace(with_graphs, cuda_graph=())
+    (stage,) = eager.each_stage
+    waits = stage.forward.host + stage.backward.host
+    assert waits > 10e6
+    assert step_ns(eager) - step_ns(with_graphs) == pytest.approx(waits, rel=0.02)  # messages hide there
+
+
 def test_a_recipe_of_low_precision_quantizes_and_leaves_some_products_wide() -> None:
     model = Architecture(layers=2, hidden=256, heads=4, vocabulary=1000, biases=False)
     prices = named_calibration("b200-sxm", "mxfp8").alone

@@ -63,8 +63,8 @@ class Architecture:
         Width in which experts are reached (LatentMoE of Nemotron 3); 0: hidden.
     q_rank, kv_rank, rotary_head, value_head : int
         Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); kv_rank 0: none.
-    window : int
-        Tokens that the attention of every second layer reaches back, from the first on; 0: all.
+    window, full_every : int
+        Tokens that attention reaches back (0: all), but in the last of so many layers (0: in all of them).
     pattern : str
         A letter a layer, of a hybrid; empty: a transformer.
     mamba_heads, mamba_head, mamba_state, mamba_groups : int
@@ -107,6 +107,7 @@ class Architecture:
     rotary_head: int = 0
     value_head: int = 0
     window: int = 0
+    full_every: int = 2
     pattern: str = ""
     mamba_heads: int = 0
     mamba_head: int = 64
@@ -157,7 +158,8 @@ class Architecture:
         """Return the parts of a layer; behind the last, of one that predicts a further token."""
         if self.pattern:
             return self.pattern[layer] if layer < self.layers else "*E" if self.experts else "*-"
-        attention = "w" if self.window and layer % 2 == 0 else "*"
+        full = self.full_every and (layer + 1) % self.full_every == 0
+        attention = "w" if self.window and not full else "*"
         return attention + ("E" if self.experts and layer >= self.dense_layers else "-")
 
     @property

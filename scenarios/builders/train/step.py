@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -70,6 +70,12 @@ class StepWriter(ABC):
     def memory(self, unit: CheckpointUnit) -> StageMemory:
         """Return what a micro-batch needs of memory for a unit."""
         return stage_memory((unit,), selective=bool(self.of.modules))
+
+    def waits(self, unit: CheckpointUnit) -> tuple[float, float]:
+        """Return what the GPU waits for the host in a unit, forward and backward: an even part of the stage's."""
+        layers = sum(bool(each.kind) for each in self.stage.units)
+        forward, backward = self.stage.forward.host, self.stage.backward.host
+        return (forward / layers, backward / layers) if unit.kind else (0.0, 0.0)
 
     def kept(self, forward: int) -> int:
         """Return what a forward keeps for its backward."""
@@ -233,10 +239,11 @@ class _FsdpWriter(StepWriter):
     def layer(self, name: str, unit: CheckpointUnit) -> None:
         """Note what a layer computes."""
         of, held = self.of.timed(unit), self.memory(unit)
+        there, back = self.waits(unit)
         self.parameters[name] = of.parameters
         backward = self.of.parameter_bytes * of.parameters, _backward(held)
-        self.block["F", name] = _Block(f"F{name}", "layer", of.forward, _forward(held))
-        self.block["B", name] = _Block(f"B{name}", "layer", of.backward, backward)
+        self.block["F", name] = _Block(f"F{name}", "layer", of.forward.held_up(there), _forward(held))
+        self.block["B", name] = _Block(f"B{name}", "layer", of.backward.held_up(back), backward)
 
     def passing(self) -> list[list[float]]:
         """Return the times of the messages that pass beside each block, by its number."""
@@ -375,20 +382,22 @@ def _joined(visits: Iterator[_Visit]) -> list[_Visit]:
     return found
 
 
-def _visits(of: Training) -> list[_Visit]:
-    """Return what a micro-batch visits, in order."""
+def _visits(of: Training, waits: Callable[[CheckpointUnit], tuple[float, float]]) -> list[_Visit]:
+    """Return what a micro-batch visits, in order; what a unit `waits` for the host precedes its first run."""
 
     def walk() -> Iterator[_Visit]:
-        units = [(unit, _runs(of, unit)) for unit in of.each_stage[0].units]
-        for unit, runs in units:
+        units = [(unit, _runs(of, unit), waits(unit)) for unit in of.each_stage[0].units]
+        for unit, runs, (wait, _) in units:
             for run in runs:
-                yield _Visit(run.name, run.weights, run.forward, "F", unit)
-        for unit, runs in reversed(units):
+                yield _Visit(run.name, run.weights, run.forward.held_up(wait), "F", unit)
+                wait = 0.0
+        for unit, runs, (_, wait) in reversed(units):
             if unit.checkpointed:
                 for run in runs:
                     yield _Visit(f"{run.name} again", run.weights, run.forward, "R", unit)
             for run in reversed(runs):
-                yield _Visit(f"{run.name} back", run.weights, run.backward, "B", unit)
+                yield _Visit(f"{run.name} back", run.weights, run.backward.held_up(wait), "B", unit)
+                wait = 0.0
 
     return _joined(walk())
 
@@ -396,7 +405,7 @@ def _visits(of: Training) -> list[_Visit]:
 class _ZeroThreeWriter(StepWriter):
     def __init__(self, of: Training) -> None:
         super().__init__(of)
-        self.visits = _visits(of)
+        self.visits = _visits(of, self.waits)
         modules = [visit.weights for visit in self.visits if visit.weights]
         limits = Limits()
         self.coordinator = Coordinator(modules, limits)

@@ -79,6 +79,10 @@ class Spent(NamedTuple):
         """Add another."""
         return Spent(*map(add, self, other))
 
+    def held_up(self, ns: float) -> Spent:
+        """Add what is waited for the host."""
+        return self._replace(host=self.host + ns)
+
 
 class StagePart(NamedTuple):
     """A stage, or a unit of it: its parameters on a rank (all, and those of experts), where its time goes.
@@ -355,7 +359,7 @@ class Training:
             for share, of in ((1 / 3, stage.forward), (2 / 3, stage.backward))
         )
         return stage._replace(
-            forward=stage.forward._replace(host=forward), input_grad=stage.input_grad._replace(host=backward)
+            forward=stage.forward.held_up(forward), input_grad=stage.input_grad.held_up(backward)
         )
 
     def timed(self, unit: CheckpointUnit) -> StagePart:
