@@ -72,7 +72,7 @@ class StepWriter(ABC):
         return stage_memory((unit,), selective=bool(self.of.modules))
 
     def waits(self, unit: CheckpointUnit) -> tuple[float, float]:
-        """Return what the GPU waits for the host in a unit, forward and backward: an even part of the stage's."""
+        """Return what a unit waits for the host, forward and backward: an even part of the stage."""
         layers = sum(bool(each.kind) for each in self.stage.units)
         forward, backward = self.stage.forward.host, self.stage.backward.host
         return (forward / layers, backward / layers) if unit.kind else (0.0, 0.0)
