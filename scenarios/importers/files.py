@@ -17,7 +17,7 @@ from sim.base.files import StrPath, read_bytes, read_chunks
 from sim.base.options import misfit_text
 
 TRACES: Final[Mapping[str, tuple[str, ...]]] = {
-    "kineto": (".json", ".json.gz", ".sqlite", ".sqlite.gz"),
+    "kineto": (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".xplane.pb", ".xplane.pb.gz"),
     "chakra": (".et", ".et.gz", ".chakra", ".chakra.gz"),
 }
 """Formats of which a folder holds the traces of all ranks of a job, and how their names end."""
@@ -75,6 +75,8 @@ def files_in(folder: StrPath, *formats: str) -> list[str]:
         found = sorted(name for name in os.listdir(folder) if name.endswith(tuple(endings)))
     except OSError as error:
         raise InputError(f"{folder}: cannot be read ({error.strerror or error})") from None
+    if any(".xplane.pb" in name for name in found):  # beside which XLA's profiler draws the same as JSON
+        found = [name for name in found if not name.endswith(".trace.json.gz")]
     if not found:
         raise InputError(f"{folder}: no trace in this folder ({' or '.join(endings[:2])})")
     return found

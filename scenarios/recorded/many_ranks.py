@@ -31,14 +31,14 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from policies.parallel.rank_grid import MEGATRON, Grid, read_order
 from policies.parallel.ranks import MOST_RANKS, add_ranks
-from scenarios.importers.files import read_head
+from scenarios.importers.files import TRACES, read_head
 from scenarios.recorded import select as roles
 from scenarios.recorded.setup import AS_RECORDED, POLICY
 from sim.base.arrays import UNSET, at_most
@@ -236,7 +236,7 @@ def _transferring(
 # Recordings where a scenario is expected: ``sim run trace.json.gz`` runs it as it was recorded.
 
 _MODELS = (".onnx", ".pt2", ".keras", ".pb", ".pbtxt", ".dot", ".hlo", ".mlir")
-_ENDINGS = (".json", ".json.gz", ".et", ".et.gz", ".chakra", ".sqlite", ".sqlite.gz")
+_ENDINGS = (*chain.from_iterable(TRACES.values()),)
 
 
 def format_of(path: StrPath) -> str | None:
@@ -257,7 +257,7 @@ def format_of(path: StrPath) -> str | None:
         return "kineto" if any(name.endswith(_ENDINGS) for name in os.listdir(path)) else None
     if os.fspath(path).endswith((".nsys-rep", ".qdrep")):
         raise InputError(f"{path}: is not read as it is; `nsys export --type sqlite` writes what is")
-    if (name := os.path.basename(path)).endswith(_MODELS):
+    if (name := os.path.basename(path)).endswith(_MODELS) and not name.endswith(_ENDINGS):
         raise InputError(
             f"{path}: is a model, not a scenario; name it in one, as in `workload: {{graph: {name}}}`, or "
             f"make a graph file of it: sim import {name} --out {name.partition('.')[0]}.json.gz"

@@ -190,8 +190,8 @@ class KinetoTrace(ImportedFile):
     kineto: Annotated[
         Files,
         Field(
-            description="a trace (.json, .json.gz; .sqlite of Nsight Systems), relative to this file; of all "
-            "ranks of a job a list of them, or their folder"
+            description="a trace (.json, .json.gz; .sqlite of Nsight Systems; .xplane.pb of XLA), relative "
+            "to this file; of all ranks of a job a list of them, or their folder"
         ),
     ]
     host: Annotated[

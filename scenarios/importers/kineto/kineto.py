@@ -41,6 +41,7 @@ from scenarios.importers.kineto.kineto_tensors import add_told, dtype_of, kind_o
 from scenarios.importers.kineto.nsight_systems import MAGIC
 from scenarios.importers.kineto.simulated_trace import is_simulated
 from scenarios.importers.kineto.simulated_trace import load as load_simulated
+from scenarios.importers.kineto.xplane import HEAD
 from sim.base.arrays import UNSET, Codes, Csr, IntArray
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
@@ -56,9 +57,9 @@ _Place = tuple[int, int, int, int]
 def recognises(name: str, head: bytes) -> bool:
     """Whether `head` looks like Kineto's (a trace, what it writes before the events), or a list of events.
 
-    Nsight Systems' recordings, which become the same graphs, are SQLite databases.
+    Recordings of Nsight Systems (SQLite databases) and of XLA's profiler become the same graphs.
     """
-    if head.startswith(MAGIC):
+    if head.startswith(MAGIC) or HEAD.match(head):
         return True
     keys = rb'"(traceEvents|deviceProperties|displayTimeUnit)"\s*:'
     return re.search(keys + rb'|\A\s*\[\s*\{[^{}]*"ph"\s*:', head) is not None
@@ -115,7 +116,7 @@ def load(
     one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
     paths = all_files(path, "kineto")
     fixed_batch(paths[0], batch, "its times were measured at one batch size")
-    name = stem(paths[0], ".json", ".sqlite") if one else job_name(path)
+    name = stem(paths[0], ".json", ".sqlite", ".xplane.pb") if one else job_name(path)
     if simulated := [each for each in paths if is_simulated(each)]:
         if len(simulated) < len(paths):
             raise InputError(f"{simulated[0]}: was written by a simulation, and not all others were")
@@ -221,18 +222,31 @@ class _Process:
     @cached_property
     def overheads(self) -> Overheads:
         """What its GPUs take themselves."""
-        return overheads(self.rank.trace, self.streams)
+        of_gpu = self.rank.trace.kind == "gpu"
+        return overheads(self.rank.trace, self.streams) if of_gpu else Overheads()
 
     @cached_property
     def gpus(self) -> dict[int, str]:
         """What its GPUs are called, by their numbers."""
         numbers = sorted({task.device for task in self.rank.trace.tasks})
-        return {n: f"gpu{n}" if len(numbers) > 1 else f"gpu{self._number}" for n in numbers}
+        kind = self.rank.trace.kind
+        return {n: f"{kind}{n}" if len(numbers) > 1 else f"{kind}{self._number}" for n in numbers}
 
     def facts(self, number: int) -> dict[str, str]:
         """Return what is known of a GPU, in the words of a device's description."""
+        if self._on_threads:
+            return {}
         name = self.rank.trace.gpus.get(number)
         return self.overheads.described() | ({} if name is None else {"description": name})
+
+    @property
+    def _on_threads(self) -> bool:
+        """Whether its tasks ran on threads of a CPU."""
+        return self.rank.trace.kind == "cpu"
+
+    def _lane(self, task: GpuTask) -> dict[str, Any]:
+        """Return where on its device a task ran."""
+        return {"thread": f"thread{task.stream}"} if self._on_threads else {"stream": task.stream}
 
     @property
     def _number(self) -> str:
@@ -260,14 +274,15 @@ class _Process:
             yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
             launcher = own.launcher
             held = delays(trace, self.streams, own.issued_ns, begin_ns, self.overheads)
-            self._warn([task for i, task in enumerate(trace.tasks) if i not in launcher])
+            launched = trace.kind == "gpu"
+            self._warn([task for i, task in enumerate(trace.tasks) if launched and i not in launcher])
         for i, task in enumerate(trace.tasks):
             pin = {"device": self.gpus[task.device]}
             after = [*([launcher[i]] if i in launcher else []), *(names[p] for p in self.streams.before[i])]
             if i in held:
                 since_ns, ns = held[i]
                 delay: Record = {"name": f"{prefix}delay.{i}", "kind": "delay", "after": after}
-                where = {"stream": task.stream, "recorded_start_ns": since_ns - begin_ns}
+                where = {**self._lane(task), "recorded_start_ns": since_ns - begin_ns}
                 delay |= {"duration_ns": ns, "attributes": where}
                 yield (since_ns, rank or 0, 1, i), delay | pin
                 after = [*after, delay["name"]]
@@ -276,7 +291,7 @@ class _Process:
 
     def _op(self, i: int, task: GpuTask, begin_ns: int) -> Record:
         attributes: dict[str, Any] = {
-            "stream": task.stream,
+            **self._lane(task),
             "kernel": task.name,
             "recorded_start_ns": task.start_ns - begin_ns,
         }

@@ -33,6 +33,7 @@ from scenarios.importers.kineto.event_fields import ABSENT
 from scenarios.importers.kineto.gradients import NODE, callers, turns
 from scenarios.importers.kineto.kineto_rows import Calls, EventWait, GpuTask, HostWait, RecordedTrace
 from scenarios.importers.kineto.nsight_systems import is_report, read_report
+from scenarios.importers.kineto.xplane import is_xplane, read_xplane
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
@@ -65,12 +66,12 @@ def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
         No such file, not JSON, no ``traceEvents``, or an event without what it must have (with its index);
         for an SQLite database as `nsight_systems.read_report`.
     """
-    if is_report(path):
-        reports = read_report(path)
+    if is_report(path) or is_xplane(path):
+        reports = read_report(path) if is_report(path) else read_xplane(path)
         ranks = [number + n if each.rank is None else each.rank for n, each in enumerate(reports)]
         with in_file(path):
             return [
-                replace(_trace(report.events, rank, None), gpus=report.gpus)
+                replace(_trace(report.events, rank, None), gpus=report.gpus, kind=report.kind)
                 for report, rank in zip(reports, ranks, strict=True)
             ]
     others: dict[str, Any] = {}
@@ -288,7 +289,10 @@ _SIGNS: Final = (
         r"c:(cpu_op|operator|python_function)$",
         "it is PyTorch's profile of the CPU alone: profile with ProfilerActivity.CUDA, too",
     ),
-    (r"p:/(job:|device:|host:)", "it looks like one of TensorFlow or JAX"),
+    (
+        r"p:/(job:|device:|host:)",
+        "it looks like one of TensorFlow or JAX: read the .xplane.pb that their profiler writes beside it",
+    ),
     (r"c:(.*,)?(devtools\.timeline|blink|v8|toplevel|disabled-by-default)", "it looks like a browser's"),
     (r"k:beginningOfTime$", "it looks like clang's (-ftime-trace)"),
     (r"k:viztracer_metadata$", "it looks like VizTracer's"),

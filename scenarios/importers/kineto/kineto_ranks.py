@@ -123,7 +123,7 @@ def communicators(calls: Mapping[int, Sequence[RecordedCall]], paths: Mapping[in
     first, *others = dict.fromkeys(paths.values())
     if not groups and others:
         raise InputError(f"{first}: has no collective of NCCL that it shares with another rank")
-    if not groups:
+    if not groups and len(calls) > 1:
         warnings.warn(
             f"{first}: {len(calls)} ranks share no collective of NCCL: they run beside one another, and "
             "calls of MPI take as long as recorded",

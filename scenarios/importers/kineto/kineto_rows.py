@@ -186,6 +186,8 @@ class RecordedTrace:
         What the driver calls each GPU, by its number.
     in_turn : int
         Waits of a thread for another one that were inferred, as the two took turns.
+    kind : {"gpu", "tpu", "cpu"}
+        What its devices are called; of a CPU, tasks are on threads.
     """
 
     tasks: list[GpuTask] = field(default_factory=list)
@@ -201,6 +203,7 @@ class RecordedTrace:
     world_size: int | None = None
     gpus: dict[int, str] = field(default_factory=dict)
     in_turn: int = 0
+    kind: str = "gpu"
 
     @cached_property
     def start_ns(self) -> IntArray:

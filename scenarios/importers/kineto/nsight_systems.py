@@ -86,6 +86,8 @@ class Report(NamedTuple):
     """By what MPI says."""
     gpus: dict[int, str]
     """What the driver calls each GPU, by its number."""
+    kind: str = "gpu"
+    """What its devices are called."""
 
 
 def is_report(path: StrPath) -> bool:

@@ -1,0 +1,273 @@
+"""What XLA's profiler recorded (JAX, TensorFlow, PyTorch/XLA): planes with lines of events, as columns.
+
+::
+
+    XSpace               a process
+    └─ XPlane            /device:GPU:0, /device:TPU:0, /host:CPU
+       ├─ XLine          Stream #13(Compute), XLA Ops, a thread of the host
+       │  └─ XEvent      number of its name, offset and duration in ps, stats (correlation_id, hlo_op ...)
+       └─ names          of events, and of stats
+
+    of a GPU    events of streams are its tasks; the host's with the same ``correlation_id`` launched them
+    of a TPU    events of the line "XLA Ops" are its tasks, one after the other
+    of a CPU    events of threads with an ``hlo_op`` are its tasks, if there is no GPU or TPU
+
+Of events inside one another, as the steps of a loop are in the loop, the innermost are tasks. Tasks have as
+attributes the HLO op and the scope of the program that they are of.
+
+Sources: openxla/xla, third_party/tsl/tsl/profiler/protobuf/xplane.proto; xla/tsl/profiler/utils,
+xplane_schema.cc (names of planes, lines and stats); xla/backends/profiler/gpu, cupti_collector.cc (what is
+noted about a task).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from scenarios.importers.chakra_nodes import fields
+from scenarios.importers.kineto.event_columns import EventColumns
+from scenarios.importers.kineto.gradients import UNNUMBERED
+from scenarios.importers.kineto.kineto_rows import GpuTask
+from scenarios.importers.kineto.nsight_systems import Report
+from sim.base.arrays import LATEST_NS
+from sim.base.errors import InputError, in_file
+from sim.base.files import StrPath, read_bytes
+
+_NUMBER: Final = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
+HEAD: Final = re.compile(rb"\A\n%b(?:\x08%b)?\x12[\x01-\x7f]/(host|device):" % (_NUMBER, _NUMBER))
+"""How a recording begins: the name of a plane, which may have a number."""
+
+_DEVICE: Final = re.compile(r"/device:(GPU|TPU):(\d{1,9})$")
+_STREAM: Final = re.compile(r"Stream #(\d{1,18})\b")
+_OPS: Final = "XLA Ops"
+_COPY: Final = re.compile(r"Memcpy([HDP])(?:2|to)([HDP])")
+_NUMBERS: Final = re.compile(r"(\w+):(\d+(?:,\d+)*)")
+"""Of what is noted about a kernel or copy: ``regs:32 static_shared:0 grid:8,1,1 block:256,1,1``."""
+_UNLAUNCHED: Final = -(2**62)
+_MEMORY: Final = {"pageable": "Pageable", "pinned": "Pinned", "device": "Device", "managed": "Managed"}
+
+
+class _Event(NamedTuple):
+    name: str
+    start_ns: int
+    end_ns: int
+    stats: dict[str, Any]
+
+
+def is_xplane(path: StrPath) -> bool:
+    """Whether a file is a recording of XLA's profiler, compressed or not."""
+    return HEAD.match(read_bytes(path, head=64)) is not None
+
+
+def read_xplane(path: StrPath) -> list[Report]:
+    """Return what was recorded of a process.
+
+    Raises
+    ------
+    InputError
+        A damaged file, or no op of a GPU, TPU or CPU in it.
+    """
+    with in_file(path):
+        planes = [_Plane(plane) for number, plane in _messages(read_bytes(path)) if number == 1]
+        devices = [(found, plane) for plane in planes if (found := _DEVICE.match(plane.name))]
+        kinds = {found[1].lower() for found, plane in devices if plane.lines}
+        kind = "tpu" if kinds == {"tpu"} else "gpu" if kinds else "cpu"
+        events, gpus = EventColumns(), {}
+        for found, plane in devices:
+            gpus[int(found[2])] = str(plane.stats.get("device_type_string", ""))
+            for line in plane.lines:
+                _add_tasks(events, plane, line, int(found[2]), kind)
+        hosts = [(plane, line) for plane in planes if plane.name.startswith("/host:") for line in plane.lines]
+        for thread, (plane, line) in enumerate(hosts):
+            if kind == "cpu":
+                ops = [event for event in plane.events(line) if "hlo_op" in event.stats]
+                _add_ops(events, ops, 0, thread)
+            else:
+                _add_calls(events, plane, line, thread)
+        if not events.tasks:
+            found_planes = ", ".join(plane.name for plane in planes[:5]) or "none"
+            raise InputError(f"no op of a GPU, TPU or CPU in the recording; its planes are {found_planes}")
+        return [Report(events, None, {n: name for n, name in gpus.items() if name}, kind)]
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+def _messages(message: bytes) -> Iterator[tuple[int, bytes]]:
+    return ((number, value) for number, _, value in fields(message) if isinstance(value, bytes))
+
+
+def _fields(message: bytes) -> dict[int, int | bytes]:
+    """Return the fields of a message in which each is there once."""
+    return {number: value for number, _, value in fields(message)}
+
+
+def _text(value: Any) -> str:
+    return sys.intern(value.decode("utf-8", "replace")) if isinstance(value, bytes) else ""
+
+
+def _signed(value: Any) -> int:
+    """Return a whole number, as its two's complement of 64 bits is written; of something else, none."""
+    if not isinstance(value, int):
+        raise InputError("a field that should be a number is none")
+    return value - (value >> 63 << 64)
+
+
+class _Plane:
+    """A plane: its name, what is noted about it, and its lines, whose events are read on demand."""
+
+    def __init__(self, message: bytes) -> None:
+        self.name, self.lines = "", list[bytes]()
+        self._names: dict[int, tuple[str, list[bytes]]] = {}
+        self._stats: dict[int, str] = {}
+        own: list[bytes] = []
+        for number, value in _messages(message):
+            if number == 2:
+                self.name = _text(value)
+            elif number == 3:
+                self.lines.append(value)
+            elif number in (4, 5):
+                entry = _fields(value)
+                key, of = _signed(entry.get(1, 0)), entry.get(2, b"")
+                if not isinstance(of, bytes):
+                    raise InputError("an entry of a table of names is none")
+                name = _text(_fields(of).get(2))
+                if number == 4:
+                    self._names[key] = name, [value for n, value in _messages(of) if n == 5]
+                else:
+                    self._stats[key] = name
+            elif number == 6:
+                own.append(value)
+        self.stats = self._noted(own)
+
+    def events(self, line: bytes) -> list[_Event]:
+        """Return the events of a line that last, in order of time, the outer first."""
+        start_ps, rows = 0, list[bytes]()
+        for number, wire, value in fields(line):
+            if number == 3 and wire == 0:
+                start_ps = 1000 * _signed(value)
+            elif number == 4 and isinstance(value, bytes):
+                rows.append(value)
+        found = [event for row in rows if (event := self._event(row, start_ps)) is not None]
+        return sorted(found, key=lambda event: (event.start_ns, -event.end_ns))
+
+    def _event(self, message: bytes, start_ps: int) -> _Event | None:
+        of, noted = {1: 0, 2: 0, 3: 0}, list[bytes]()
+        for number, _, value in fields(message):
+            if number == 4 and isinstance(value, bytes):
+                noted.append(value)
+            elif number in of:
+                of[number] = _signed(value)
+        name, always = self._names.get(of[1], ("", []))
+        start, end = start_ps + of[2], start_ps + of[2] + of[3]
+        if not 0 <= start <= end <= 1000 * LATEST_NS:
+            raise InputError(f"{name or 'an event':.60}: from {start} to {end} ps is no span of time")
+        if not of[3]:
+            return None
+        return _Event(name, start // 1000, end // 1000, self._noted([*always, *noted]))
+
+    def _noted(self, stats: list[bytes]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for stat in stats:
+            key, value = 0, None
+            for number, _, of in fields(stat):
+                if number == 1:
+                    key = _signed(of)
+                elif number in (3, 4, 7):
+                    value = self._stats.get(_signed(of), "") if number == 7 else _signed(of)
+                elif number == 5:
+                    value = _text(of)
+            if value is not None and key in self._stats:
+                found[self._stats[key]] = value
+        return found
+
+
+# -- what they say --------------------------------------------------------------------------------
+
+
+def _add_tasks(found: EventColumns, plane: _Plane, line: bytes, device: int, kind: str) -> None:
+    """Add the tasks of a line of a device: of a stream, or a TPU's ops."""
+    name = _text(_fields(line).get(2))
+    if kind == "tpu" and name == _OPS:
+        _add_ops(found, plane.events(line), device, 0)
+    elif kind == "gpu" and (stream := _STREAM.match(name)):
+        for event in plane.events(line):
+            called, nbytes, facts = event.name, 0, {}
+            if noted := event.stats.get("kernel_details"):
+                facts = _shape(str(noted))
+            elif noted := event.stats.get("memcpy_details", event.stats.get("memset_details")):
+                called, nbytes = _moved(called, str(noted))
+            _add(found, event, called, device, int(stream[1]), nbytes, facts)
+
+
+def _add_ops(found: EventColumns, ops: list[_Event], device: int, stream: int) -> None:
+    """Add the innermost of HLO ops."""
+    for n, op in enumerate(ops):
+        then = ops[n + 1] if n + 1 < len(ops) else op
+        if then is op or then.end_ns > op.end_ns or then.start_ns >= op.end_ns:
+            _add(found, op, op.name, device, stream, 0, {})
+
+
+def _add(
+    found: EventColumns,
+    event: _Event,
+    name: str,
+    device: int,
+    stream: int,
+    nbytes: int,
+    facts: dict[str, Any],
+) -> None:
+    said = event.stats
+    own = {"operator": said.get("hlo_op"), "module": said.get("tf_op", said.get("annotation"))}
+    facts |= {key: value for key, value in own.items() if isinstance(value, str) and value}
+    launch = said.get("correlation_id")  # of one that no call launches a number of its own, in order of time
+    place = device, stream, launch if isinstance(launch, int) else _UNLAUNCHED + len(found.tasks)
+    found.tasks.append(GpuTask(name, *place, event.start_ns, event.end_ns - event.start_ns, nbytes, facts))
+
+
+def _shape(noted: str) -> dict[str, Any]:
+    """Return grid, block, registers and shared memory of a kernel, where they are not nonsense."""
+    of = {key: [*map(int, value.split(","))] for key, value in _NUMBERS.findall(noted)}
+    grid, block = of.get("grid", []), of.get("block", [])
+    if [len(grid), len(block)] != [3, 3] or not 0 < np.prod(block) <= 1024 or not min(grid) > 0:
+        return {}  # TensorFlow 2.2 wrote what happened to be in memory
+    shared = sum(of.get(key, [0])[0] for key in ("static_shared", "dynamic_shared", "shm"))
+    return {"grid": grid, "block": block, "registers": of.get("regs", [0])[0], "shared_memory": shared}
+
+
+def _moved(name: str, noted: str) -> tuple[str, int]:
+    """Return what a copy or fill is called as others call it, and how much it moves."""
+    said = dict(re.findall(r"(\w+):(\S+)", noted))
+    size = str(said.get("size", said.get("num_bytes", "0")))
+    nbytes = int(size) if size.isdecimal() and len(size) < 19 else 0
+    way = _COPY.match(name)
+    if way is None:
+        return ("Memset (Device)" if name.lower().startswith("memset") else name), nbytes
+    ends = [_MEMORY.get(said.get(key, ""), "") for key in ("kind_src", "kind_dst")]
+    return f"Memcpy {way[1]}to{way[2]}" + (f" ({ends[0]} -> {ends[1]})" if all(ends) else ""), nbytes
+
+
+def _add_calls(found: EventColumns, plane: _Plane, line: bytes, thread: int) -> None:
+    """Add the calls of a thread, and what it names around them."""
+    events, calls, ranges = plane.events(line), list[_Event](), list[_Event]()
+    for event in events:
+        (calls if isinstance(event.stats.get("correlation_id"), int) else ranges).append(event)
+    if not calls:
+        return
+    names = []
+    for call in calls:
+        copied = str(call.stats.get("memcpy_details", ""))
+        own = f"cuMemcpy{'' if 'async:0' in copied else 'Async'}" if copied else call.name
+        names.append("cuLaunchKernel" if "kernel_details" in call.stats else own)
+    at = (0, thread)
+    rows = [(call.stats["correlation_id"], call.start_ns, call.end_ns) for call in calls]
+    found.add_calls(names, [at] * len(calls), *np.array(rows, np.int64).T)
+    named = [each for each in ranges if not each.name.startswith("$")]  # not each function of Python
+    start, end = np.array([(each.start_ns, each.end_ns) for each in named], np.int64).reshape(-1, 2).T
+    threads, numbers = found.threads.of([at] * len(named)), np.full(len(named), UNNUMBERED)
+    found.operators.add(threads, start, end, [each.name for each in named], numbers)
