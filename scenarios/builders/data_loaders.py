@@ -36,6 +36,7 @@ from devices.describe.field_types import Bytes, Duration, fault
 from devices.describe.quantities import Size, Whole
 from scenarios.builders.builder import Builder
 from scenarios.builders.input_pipeline import InputPipeline, Replica
+from sim.base.errors import InputError
 from sim.graph.builder import GraphBuilder, Ref
 from sim.graph.graph import Graph
 
@@ -119,7 +120,8 @@ class DataLoadingFields(Builder):
 #
 # The rules, read in ``torch/utils/data/dataloader.py`` (`_MultiProcessingDataLoaderIter`) of 2026:
 #
-# 1. At the start of an epoch ``prefetch_factor * num_workers`` batches are handed out.
+# 0. Without ``persistent_workers`` the script starts all workers at the beginning of each epoch.
+# 1. Then ``prefetch_factor * num_workers`` batches are handed out.
 # 2. They go round robin over the workers, whatever these have to do; a worker makes its batches in that
 #   order.
 # 3. Each time ``next()`` returns a batch, one more is handed out. As every worker has as many then, it goes
@@ -159,6 +161,17 @@ class DataLoaderFields(InputPipeline):
             "and copies to the GPU wait for its step"
         ),
     ] = None
+
+    start: Annotated[
+        Duration, Field(description="time to start the workers of each epoch; 0: they persist")
+    ] = 0
+
+    @property
+    def start_ns(self) -> int:
+        """What starting the workers takes."""
+        if self.start and not self.num_workers:
+            raise InputError("there are no workers to start; give num_workers", path=("start",))
+        return self.start
 
     def copies_aside(self) -> bool:
         """Return whether copies to the GPU are on a stream of their own: from pinned memory."""

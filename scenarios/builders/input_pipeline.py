@@ -232,6 +232,11 @@ class InputPipeline(Builder):
         Field(description="time of the all-reduce after each step, for which the replicas meet"),
     ] = None
 
+    @property
+    def start_ns(self) -> int:
+        """What the script waits at the beginning of an epoch for those that load to start."""
+        return 0
+
     def copies_aside(self) -> bool:
         """Return whether copies to the GPU are on a stream of their own."""
         return True
@@ -363,7 +368,7 @@ class Replica:
         self.prefix = "" if pipeline.replicas == 1 else f"{number}/"
         self.last = "train" if pipeline.all_reduce is None else "all_reduce"
         over: list[Ref] = [(self.named("next", pipeline.batches - 1), 1), self._step(-1 - pipeline.run_ahead)]
-        self.epoch = self.op("main", "epoch", None, 0, after=over)
+        self.epoch = self.op("main", "epoch", None, pipeline.start_ns, after=over)
 
     def named(self, kind: str, b: int | None) -> str:
         """Return what an op is called."""

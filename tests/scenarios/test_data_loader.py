@@ -57,6 +57,18 @@ SLOW["load"] = ["10ns", "35ns", *["10ns"] * 6]
 """Two workers, prefetch_factor 2; batch 1 is slow."""
 
 
+def test_workers_that_do_not_persist_start_in_each_epoch(tmp_path: Path) -> None:
+    """Three epochs: each takes as much longer as its workers take to start."""
+    ends = []
+    for start in ("0ns", "25us"):
+        trace = run(tmp_path, {**SLOW, "start": start}, "iterations: 3").trace
+        assert times(trace, "load")[0][0] == (25_000 if start == "25us" else 0)
+        ends.append(trace.makespan_ns)
+    assert ends[1] - ends[0] == 3 * 25_000
+    with pytest.raises(ScenarioError, match=r"workload\.build\.start: there are no workers to start"):
+        run(tmp_path, {**SLOW, "num_workers": 0, "start": "1us"})
+
+
 @pytest.mark.parametrize(
     ("in_order", "workers", "begun", "returned"),
     [
