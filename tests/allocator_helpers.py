@@ -12,7 +12,7 @@ def verify_segments(allocator: SegmentedAllocator) -> None:
     listed = {id(block) for free in allocator._free_lists() for block in free.blocks()}
     sums = {FREE: 0, LIVE: 0, WAITING: 0, UNMAPPED: 0}
     requested = found = held = 0
-    for segment in allocator._segments.values():
+    for segment in allocator.segments.values():
         end = segment.address
         held += segment.size
         before: Block = segment

@@ -41,8 +41,6 @@ from sim.base.units import format_bytes
 #       largest holders  'embedding' 256 MiB; 'layer1/out' 128 MiB in 2 blocks; ...
 #       what would help  at least 188 MiB more memory, or as much less in use: ...
 
-HOLDERS_SHOWN = 5
-
 
 def out_of_memory(name: str, kind: str, what: str, lines: list[tuple[str, str]]) -> OutOfMemoryError:
     """Return the error that says why there was no room, and what would help.
@@ -70,8 +68,8 @@ def shown(nbytes: int | None) -> str:
     return format_bytes(nbytes, iec=True)
 
 
-def largest_holders(spans: list[Span], count: int = HOLDERS_SHOWN) -> list[str]:
-    """Name the owners that hold most, summed up by owner, the largest first.
+def largest_holders(spans: list[Span]) -> list[str]:
+    """Name the five owners that hold most, summed up by owner, the largest first.
 
     Examples
     --------
@@ -85,7 +83,7 @@ def largest_holders(spans: list[Span], count: int = HOLDERS_SHOWN) -> list[str]:
     for span in spans:
         if span.state == "live":
             held.setdefault(span.owner, []).append(span.nbytes)
-    ranked = sorted(held.items(), key=lambda item: -sum(item[1]))[:count]
+    ranked = sorted(held.items(), key=lambda item: -sum(item[1]))[:5]
     names = []
     for owner, sizes in ranked:
         blocks = f" in {len(sizes)} blocks" if len(sizes) > 1 else ""
@@ -488,3 +486,101 @@ class Allocator(ABC):
         if nbytes < 0:
             raise InputError(f"{self.name}: {owner!r} asks for {nbytes} bytes; a size is never negative")
         return Block(0, 0, 0, stream, owner, LIVE, None)
+
+
+class Forwarding(Allocator):
+    """An allocator that passes each request on to one of others, and counts what they count together.
+
+    Parameters
+    ----------
+    memory : DeviceMemory or int or None
+        Of the device.
+    parts : sequence of Allocator
+        The others, of one kind.
+    name, limit
+        As of `Allocator`.
+    """
+
+    by_stream = True
+
+    def __init__(
+        self,
+        memory: int | DeviceMemory | None,
+        parts: Sequence[Allocator],
+        name: str,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(memory, name, limit)
+        self._parts = tuple(parts)
+        self._tally()
+
+    @abstractmethod
+    def _part(self, owner: Owner) -> Allocator:
+        """Return the one that the requests of `owner` go to."""
+
+    def _tally(self) -> None:
+        """Bring the sums over all parts up to date."""
+        parts = self._parts
+        self.in_use = sum(part.in_use for part in parts)
+        self.requested = sum(part.requested for part in parts)
+        self.waiting = sum(part.waiting for part in parts)
+        self.reserved = sum(part.reserved for part in parts)
+        self.device_mallocs = sum(part.device_mallocs for part in parts)
+        self.device_frees = sum(part.device_frees for part in parts)
+        self.synchronisations = sum(part.synchronisations for part in parts)
+        self.retries = sum(part.retries for part in parts)
+        self.peak_in_use = max(self.peak_in_use, self.in_use)
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    @property
+    def held(self) -> int:
+        """Bytes that the parts have taken from the device's memory."""
+        return sum(part.held for part in self._parts)
+
+    def serving(self, owner: Owner) -> Allocator:
+        """Return the allocator that serves `owner`."""
+        return self._part(owner).serving(owner)
+
+    def rounded(self, nbytes: int) -> int:
+        """Return what the first part makes of a size: all parts are of one kind."""
+        return self._parts[0].rounded(nbytes)
+
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
+        """Allocate from the owner's part, or return None; see `Allocator.alloc`."""
+        block = self._part(owner).try_alloc(nbytes, stream, owner)
+        self._tally()  # a failure may have given segments back
+        return block
+
+    def free(self, block: Block) -> tuple[int, ...]:
+        """Free `block` in its owner's part; see `Allocator.free`."""
+        streams = self._part(block.owner).free(block)
+        self._tally()
+        return streams
+
+    def record_use(self, block: Block, stream: int) -> None:
+        """Note that another stream uses `block`."""
+        self._part(block.owner).record_use(block, stream)
+
+    def event_done(self, block: Block) -> None:
+        """Note that one event of those that the free of `block` asked for was reached."""
+        self._part(block.owner).event_done(block)
+        self._tally()
+
+    def empty_cache(self) -> None:
+        """Give back what every part holds and does not use."""
+        for part in self._parts:
+            part.empty_cache()
+        self._tally()
+
+    def largest_free(self) -> int:
+        """Return the largest free block of any part."""
+        return max(part.largest_free() for part in self._parts)
+
+    def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
+        """Return whether the owner's part is large enough."""
+        return self._part(owner).fits_empty(nbytes, stream, owner)
+
+    def spans(self) -> Iterator[Span]:
+        """Yield the spans of all parts, part by part."""
+        for part in self._parts:
+            yield from part.spans()

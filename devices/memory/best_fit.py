@@ -213,13 +213,19 @@ class FreeList:
 
 
 class SegmentedAllocator(Allocator):
-    """An allocator that takes segments from the device and deals out blocks of them."""
+    """An allocator that takes segments from the device and deals out blocks of them.
+
+    Attributes
+    ----------
+    segments : dict of int to Segment
+        By address.
+    """
 
     def __init__(
         self, capacity: int | DeviceMemory | None, name: str = "device", limit: int | None = None
     ) -> None:
         super().__init__(capacity, name, limit)
-        self._segments: dict[int, Segment] = {}
+        self.segments: dict[int, Segment] = {}
 
     @abstractmethod
     def _free_lists(self) -> Iterable[FreeList]:
@@ -231,24 +237,24 @@ class SegmentedAllocator(Allocator):
 
     def spans(self) -> Iterator[Span]:
         """Yield every block of every segment, in address order."""
-        for address in sorted(self._segments):
-            for block in self._segments[address].blocks():
+        for address in sorted(self.segments):
+            for block in self.segments[address].blocks():
                 if block.state != UNMAPPED:
                     yield block.span(address)
 
-    def _new_segment(self, nbytes: int, stream: int, home: FreeList) -> Segment | None:
-        """Take `nbytes` from the device as a segment whose one block is in no list yet."""
+    def _new_segment(self, nbytes: int, stream: int, home: FreeList) -> Block | None:
+        """Take `nbytes` from the device as a segment, and return its one block, in no list yet."""
         address = self.memory.malloc(nbytes)
         if address is None:
             return None
         segment = Segment(address, nbytes, stream, home)
-        self._segments[address] = segment
+        self.segments[address] = segment
         self.device_mallocs += 1
-        return segment
+        return segment.next
 
     def _drop_segment(self, whole: Block) -> None:
         """Give a segment back to the device: the one that the free block `whole` covers."""
-        segment = self._segments.pop(whole.address)
+        segment = self.segments.pop(whole.address)
         assert whole.home is not None
         assert segment.whole() is whole
         whole.home.remove(whole)
@@ -259,6 +265,12 @@ class SegmentedAllocator(Allocator):
 
 class GrowingAllocator(SegmentedAllocator):
     """One that takes another segment when no free block fits; a subclass says by which rule."""
+
+    def _new_segment(self, nbytes: int, stream: int, home: FreeList) -> Block | None:
+        whole = super()._new_segment(nbytes, stream, home)
+        if whole is not None:
+            self._reserve(nbytes)
+        return whole
 
     @abstractmethod
     def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:

@@ -134,7 +134,7 @@ class BfcAllocator(GrowingAllocator):
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Tell when regions that lie apart are what stands in the way."""
         free = self.reserved - self.in_use
-        regions = len(self._segments)
+        regions = len(self.segments)
         if regions < 2 or free < nbytes:
             return []
         hints = [
@@ -173,11 +173,7 @@ class BfcAllocator(GrowingAllocator):
         """Return the free block, in no list, of a region of `nbytes` from the device, or None."""
         if self._contiguous:
             return self._extension(round_up(nbytes, PAGE_BYTES))
-        region = self._new_segment(nbytes, 0, self._free)
-        if region is None:
-            return None
-        self._reserve(nbytes)
-        return region.next
+        return self._new_segment(nbytes, 0, self._free)
 
     def _extension(self, nbytes: int) -> Block | None:
         """Return the free block that ends with `nbytes` more of the range of addresses (rule 8)."""
@@ -187,9 +183,9 @@ class BfcAllocator(GrowingAllocator):
         self._arena_used += nbytes
         self.device_mallocs += 1
         self._reserve(nbytes)
-        last = next(reversed(self._segments.values()), None)
+        last = next(reversed(self.segments.values()), None)
         if last is None or last.address + last.size != address:
-            segment = self._segments[address] = Segment(address, nbytes, 0, self._free)
+            segment = self.segments[address] = Segment(address, nbytes, 0, self._free)
             return segment.next
         self._free.give(last.extend(nbytes))
         block = last.prev
@@ -201,7 +197,7 @@ class BfcAllocator(GrowingAllocator):
         if not self._contiguous:
             super()._drop_segment(whole)
             return
-        region = self._segments.pop(whole.address)
+        region = self.segments.pop(whole.address)
         self._free.remove(whole)
         self.memory.release(region.size)
         self.device_frees += 1
@@ -213,7 +209,7 @@ class BfcAllocator(GrowingAllocator):
         """Give wholly free regions back, if that can leave `need` bytes below the limit (rule 7)."""
         if not self._garbage_collection:
             return False
-        idle = [whole for segment in self._segments.values() if (whole := segment.whole())]
+        idle = [whole for segment in self.segments.values() if (whole := segment.whole())]
         freed = sum(whole.nbytes for whole in idle)
         if not idle or need > self._left(self.reserved - freed):
             return False

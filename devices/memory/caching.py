@@ -27,7 +27,7 @@ engine must let the issuer wait until the device is idle; a late `event_done` of
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Final
 
@@ -190,11 +190,8 @@ class CachingAllocator(GrowingAllocator):
         pool = self._pools.get((small, stream))
         if pool is None:
             page = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
-            pool = self._pools[small, stream] = (
-                ExpandableList(self.memory, page, stream, self._segments, self._mapped)
-                if self._expandable
-                else FreeList()
-            )
+            pool = ExpandableList(self, page, stream) if self._expandable else FreeList()
+            self._pools[small, stream] = pool
         return pool
 
     def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:
@@ -276,10 +273,9 @@ class CachingAllocator(GrowingAllocator):
         """Return whether a segment for it is within the limit and the device's capacity."""
         need = self.rounded(nbytes)
         segment = _segment_bytes(need)
-        if not self._expandable:
-            return all(most is None or segment <= most for most in (self.limit, self.memory.capacity))
         page = SMALL_SEGMENT_BYTES if need <= SMALL_REQUEST_BYTES else LARGE_SEGMENT_BYTES
-        asked = ((segment, self._fraction), (round_up(need, page), self.memory.capacity))
+        taken = round_up(need, page) if self._expandable else segment
+        asked = ((segment, self._fraction), (taken, self.memory.capacity))
         return all(most is None or size <= most for size, most in asked)
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
@@ -321,13 +317,9 @@ class CachingAllocator(GrowingAllocator):
             return None
         if isinstance(free, ExpandableList):
             return free.expand(need)
-        segment = self._new_segment(nbytes, stream, free)
-        if segment is None:
-            return None
-        self._reserve(nbytes)
-        return segment.next
+        return self._new_segment(nbytes, stream, free)
 
-    def _mapped(self, nbytes: int) -> None:
+    def account_for_pages(self, nbytes: int) -> None:
         """Account for pages that were mapped, or unmapped (less than 0), at once."""
         self.device_mallocs += nbytes > 0
         self.device_frees += nbytes < 0
@@ -395,29 +387,17 @@ class ExpandableList(FreeList):
 
     Parameters
     ----------
-    memory : DeviceMemory
-        Where pages come from.
+    allocator : CachingAllocator
+        Whose segments they are, and whose device the pages come from.
     page_bytes : int
     stream : int
-    segments : dict of int to Segment
-        The allocator's segments by address: those of this list are put there.
-    mapped : callable
-        Told how many bytes were mapped (more than 0) or unmapped at once.
     """
 
-    __slots__ = ("_mapped", "_memory", "_page", "_segments", "_stream", "_unmapped")
+    __slots__ = ("_allocator", "_page", "_stream", "_unmapped")
 
-    def __init__(
-        self,
-        memory: DeviceMemory,
-        page_bytes: int,
-        stream: int,
-        segments: dict[int, Segment],
-        mapped: Callable[[int], None],
-    ) -> None:
+    def __init__(self, allocator: CachingAllocator, page_bytes: int, stream: int) -> None:
         super().__init__()
-        self._memory, self._page, self._stream = memory, page_bytes, stream
-        self._segments, self._mapped = segments, mapped
+        self._allocator, self._page, self._stream = allocator, page_bytes, stream
         self._unmapped: list[Block] = []  # in order of address
 
     def take(self, nbytes: int, below: int = ANY_SIZE) -> Block | None:
@@ -475,11 +455,11 @@ class ExpandableList(FreeList):
             middle = self._join_unmapped(middle.prev, middle)
         else:
             insort(self._unmapped, middle, key=_ADDRESS)
-        self._memory.release(end - begin)
-        self._mapped(begin - end)
+        self._allocator.memory.release(end - begin)
+        self._allocator.account_for_pages(begin - end)
         if middle.prev is middle.next:  # all of its segment
             self._unmapped.remove(middle)
-            del self._segments[middle.address]
+            del self._allocator.segments[middle.address]
 
     def _join_unmapped(self, block: Block, behind: Block) -> Block:
         """Make one unmapped range of two neighbours, of which one at most is listed."""
@@ -503,20 +483,20 @@ class ExpandableList(FreeList):
         return self._new_segment()
 
     def _new_segment(self) -> Block:
-        capacity = self._memory.capacity
+        capacity = self._allocator.memory.capacity
         whole = _UNLIMITED_BYTES if capacity is None else capacity + capacity // 8
         nbytes = round_up(whole, self._page)
-        address = round_up(self._memory.reserve(nbytes + self._page), self._page)
+        address = round_up(self._allocator.memory.reserve(nbytes + self._page), self._page)
         segment = Segment(address, nbytes, self._stream, self)
         segment.next.state = UNMAPPED
-        self._segments[address] = segment
+        self._allocator.segments[address] = segment
         insort(self._unmapped, segment.next, key=_ADDRESS)
         return segment.next
 
     def _map(self, block: Block, nbytes: int) -> Block | None:
         """Map the first pages of an unmapped range; return the free block they become part of."""
         size = round_up(nbytes, self._page)
-        if not self._memory.commit(size):
+        if not self._allocator.memory.commit(size):
             return None
         self._unmapped.remove(block)
         if size < block.nbytes:
@@ -526,7 +506,7 @@ class ExpandableList(FreeList):
         before = block.prev
         merges = before.state == FREE
         self.give(block)
-        self._mapped(size)
+        self._allocator.account_for_pages(size)
         return before if merges else before.next
 
 

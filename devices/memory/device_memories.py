@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from devices.memory.allocation_log import MemoryLog, Recorder
 from devices.memory.allocator import Allocator
 from devices.memory.counted import CountedAllocator
 from devices.memory.registry import MemorySpec, make_allocator
 from devices.memory.trace_readers import MemoryEvent
-from sim.base.arrays import UNSET, Csr, IntArray
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, by_first_use
 from sim.base.errors import InputError
 from sim.base.units import format_bytes
 from sim.graph.frames import has_control_flow
@@ -80,13 +79,13 @@ class Buffers(NamedTuple):
         asked = np.bincount(list(self.offered.values()), minlength=n)
         return np.array([asked + np.bincount(read[distance < after], minlength=n) for after in left])
 
-    def writers(self, some: npt.NDArray[np.bool_]) -> dict[int, list[int]]:
+    def writers(self, some: BoolArray) -> dict[int, list[int]]:
         """Return node → which of the buffers chosen by `some` it makes, for nodes that make any."""
-        node = np.repeat(np.arange(len(self.writes.indptr) - 1), self.writes.counts())
         chosen = some[self.writes.indices]
-        made: dict[int, list[int]] = {}
-        for n, buffer in zip(node[chosen].tolist(), self.writes.indices[chosen].tolist(), strict=True):
-            made.setdefault(n, []).append(buffer)
+        writer = self.writes.rows()[chosen].tolist()
+        made: dict[int, list[int]] = defaultdict(list)
+        for node, buffer in zip(writer, self.writes.indices[chosen].tolist(), strict=True):
+            made[node].append(buffer)
         return made
 
     def names(self, job: Job, flow: Flow) -> list[str]:
@@ -127,12 +126,13 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
     reader, read = np.concatenate((reader, n + transfer)), np.concatenate((read, sent))
     distance = np.concatenate((graph.input_distance, np.zeros(n_transfers, np.int64)))
     offset = read - distance * len(nbytes)
-    counts = ~external[read] & (nbytes[read] > 0)
-    counts[counts] = _first(reader[counts], offset[counts])
+    counts = np.flatnonzero(~external[read] & (nbytes[read] > 0))
+    different = reader[counts] * len(nbytes) * (1 + int(distance.max(initial=0))) + offset[counts]
+    counts = counts[np.sort(by_first_use(different)[2])]
     reads = (reader[counts], offset[counts])
     loose = np.append(non_strict_ops(graph), np.zeros(n_transfers, bool))
     if loose.any():  # who does not wait for it may have ended before it is there: its maker holds it, too
-        held = np.unique(read[counts & loose[reader]])
+        held = np.unique(read[counts[loose[reader[counts]]]])
         maker = np.zeros(len(nbytes), np.int64)
         maker[made] = made_by
         reads = (np.append(reads[0], maker[held]), np.append(reads[1], held))
@@ -146,22 +146,13 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
     )
 
 
-def _offered(job: Job, flow: Flow, own: IntArray | None, without: npt.NDArray[np.bool_]) -> dict[int, int]:
+def _offered(job: Job, flow: Flow, own: IntArray | None, without: BoolArray) -> dict[int, int]:
     """Return Send → the buffer that it offers, but for those `without` one, or with a transfer."""
     sends = rendezvous_keys(job.graph).sends
     met = sorted(sends.keys() - transfers_of(flow, sends).keys())
     outputs = {send: int(job.graph.first_output[send]) for send in met}
     offered = outputs if own is None else {send: int(own[output]) for send, output in outputs.items()}
     return {send: buffer for send, buffer in offered.items() if not without[buffer]}
-
-
-def _first(row: IntArray, value: IntArray) -> npt.NDArray[np.bool_]:
-    """Return which (row, value) pairs did not occur before."""
-    first = np.ones(len(row), bool)
-    order = np.lexsort((value, row))  # stable: equal pairs stay in order
-    row, value = row[order], value[order]
-    first[order[1:]] = (row[1:] != row[:-1]) | (value[1:] != value[:-1])
-    return first
 
 
 def _copies(flow: Flow, n_devices: int, tensor: IntArray, device: IntArray, n_tensors: int) -> IntArray:
@@ -237,28 +228,25 @@ def events_in_order(
         )
         return made
 
+    def read(node: int) -> list[int]:
+        """Return what nobody reads after it."""
+        read = [b for b in buffers.reads.row(node).tolist() if b >= 0]  # below 0: of an earlier iteration
+        here = [b for b in read if buffers.device[b] == device]
+        for b in here:
+            left[b] -= 1
+        return [b for b in here if not left[b]]
+
     def drop(unread: Sequence[int]) -> None:
         events.extend(MemoryEvent("free", name[b]) for b in unread)
-
-    def read(node: int) -> None:
-        for b in buffers.reads.row(node).tolist():
-            if b >= 0 and buffers.device[b] == device:  # below 0: of an earlier iteration
-                left[b] -= 1
-                if not left[b]:
-                    events.append(MemoryEvent("free", name[b]))
 
     for copy in arriving[-1]:
         make(copy)
     for place, op in enumerate(program):
         for copy in leaving[place]:
-            read(copy)
-        made = make(op)
-        unread = [b for b in made if not left[b]]
-        if unread_first:
-            drop(unread)
-        read(op)
-        if not unread_first:
-            drop(unread)
+            drop(read(copy))
+        unread = [b for b in make(op) if not left[b]]
+        last_read = read(op)
+        drop(unread + last_read if unread_first else last_read + unread)
         for copy in arriving[place]:
             make(copy)
     return events
@@ -284,18 +272,21 @@ def _planned_copies(
     order = job.order.tolist()
     n_ops = flow.n_ops
     place = {op: k for k, op in enumerate(program)}
-    after = [-1] * flow.n_nodes  # the last place of the node and all before it
-    for op in order:
-        for p in producers[op]:
-            if p >= n_ops:
-                after[p] = max([after[source] for source in producers[p]], default=-1)
-        after[op] = max(place.get(op, -1), *[after[p] for p in producers[op]], -1)
-    before = [len(program)] * flow.n_nodes  # the first place of the node and all after it
-    for op in reversed(order):
-        for s in consumers[op]:
-            if s >= n_ops:
-                before[s] = min([before[reader] for reader in consumers[s]], default=len(program))
-        before[op] = min(place.get(op, len(program)), *[before[s] for s in consumers[op]], len(program))
+
+    def furthest(
+        ops: Sequence[int], neighbours: list[list[int]], pick: Callable[..., int], none: int
+    ) -> list[int]:
+        """Return the place that `pick` takes of each node and all that `neighbours` lead to."""
+        found = [none] * flow.n_nodes
+        for op in ops:
+            for copy in neighbours[op]:
+                if copy >= n_ops:
+                    found[copy] = pick([found[end] for end in neighbours[copy]], default=none)
+            found[op] = pick(place.get(op, none), none, *[found[node] for node in neighbours[op]])
+        return found
+
+    after = furthest(order, producers, max, -1)
+    before = furthest(order[::-1], consumers, min, len(program))
     arriving: dict[int, list[int]] = defaultdict(list)
     leaving: dict[int, list[int]] = defaultdict(list)
     for transfer in range(n_ops, flow.n_nodes):

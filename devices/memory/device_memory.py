@@ -52,16 +52,11 @@ class DeviceMemory:
 
     def malloc(self, nbytes: int) -> int | None:
         """Return the address of `nbytes` of memory, or None when fewer are left."""
-        if self.capacity is not None and self.used + nbytes > self.capacity:
+        if not self.commit(nbytes):
             return None
         holes = self._holes.get(nbytes)
-        if holes:
-            address = heapq.heappop(holes)
-        else:
-            address = self._next
-            self._next += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        address = heapq.heappop(holes) if holes else self.reserve(nbytes)
         self._live[address] = nbytes
-        self.used += nbytes
         return address
 
     def free(self, address: int, nbytes: int) -> None:
@@ -84,7 +79,7 @@ class DeviceMemory:
         account for the pages that are then mapped there.
         """
         address = self._next
-        self._next += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._next += round_up(nbytes, ALIGNMENT_BYTES)
         return address
 
     def commit(self, nbytes: int) -> bool:

@@ -97,7 +97,7 @@ def peak_live(lifetimes: Iterable[Lifetime], alignment: int = 1) -> int:
     return max(_live_at_steps(lifetimes, alignment).values(), default=0)
 
 
-def fullest_step(lifetimes: Iterable[Lifetime], alignment: int = 1) -> int:
+def fullest_step(lifetimes: Iterable[Lifetime]) -> int:
     """Return the first step at which most bytes are alive; 0 without lifetimes.
 
     Examples
@@ -105,7 +105,7 @@ def fullest_step(lifetimes: Iterable[Lifetime], alignment: int = 1) -> int:
     >>> fullest_step([Lifetime(4, 0, 1), Lifetime(2, 1, 2), Lifetime(5, 2, 2)])
     2
     """
-    live = _live_at_steps(lifetimes, alignment)
+    live = _live_at_steps(lifetimes, alignment=1)
     return max(live, key=lambda step: live[step], default=0)
 
 
@@ -339,8 +339,8 @@ def plan_optimal(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan
         return plan_branch_and_bound(lifetimes, alignment)
 
 
-def plan_cp_sat(lifetimes: Sequence[Lifetime], alignment: int = 1, *, effort: float = 10.0) -> ArenaPlan:
-    """Return the best plan that CP-SAT finds.
+def plan_cp_sat(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
+    """Return the best plan that CP-SAT finds in a deterministic time of 10, some 10 s of one core.
 
     Parameters
     ----------
@@ -348,8 +348,6 @@ def plan_cp_sat(lifetimes: Sequence[Lifetime], alignment: int = 1, *, effort: fl
         What to place.
     alignment : int
         Of every offset, in bytes.
-    effort : float
-        CP-SAT's deterministic time; about that many seconds of one core.
 
     Raises
     ------
@@ -386,7 +384,7 @@ def plan_cp_sat(lifetimes: Sequence[Lifetime], alignment: int = 1, *, effort: fl
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1  # several would race, and return another optimum each time
     solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = effort
+    solver.parameters.max_deterministic_time = 10.0
     status = solver.solve(model)
     bound = max(start.bound, round(solver.best_objective_bound) * unit)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -13,14 +13,14 @@ the ideal that the others are compared with. Two ways to share a device:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from devices.describe.field_types import Bytes, Sizes
-from devices.memory.allocator import Allocator
+from devices.memory.allocator import Allocator, Forwarding
 from devices.memory.best_fit import ANY_SIZE, FreeList, SegmentedAllocator
-from devices.memory.device_memory import ALIGNMENT_BYTES, Block, DeviceMemory, Groups, Owner, Span, round_up
+from devices.memory.device_memory import ALIGNMENT_BYTES, Block, DeviceMemory, Groups, Owner, round_up
 from sim.base.errors import InfeasibleError, InputError, InvariantError
 from sim.base.units import format_bytes
 
@@ -89,7 +89,7 @@ class PoolAllocator(SegmentedAllocator):
             arena = self._new_segment(self._arena_bytes, 0, self._free)
             assert arena is not None
             self._base = arena.address
-            self._free.put(arena.next)
+            self._free.put(arena)
 
     @property
     def held(self) -> int:
@@ -98,7 +98,7 @@ class PoolAllocator(SegmentedAllocator):
 
     def rounded(self, nbytes: int) -> int:
         """Return `nbytes` rounded up to the alignment."""
-        return -(-nbytes // self._alignment) * self._alignment
+        return round_up(nbytes, self._alignment)
 
     def _free_lists(self) -> Iterable[FreeList]:
         return (self._free,)
@@ -208,7 +208,7 @@ def virtual_devices(
 # Streams and SMs stay those of the one device.
 
 
-class VirtualDevices(Allocator):
+class VirtualDevices(Forwarding):
     """An allocator that passes each request on to the part that its owner belongs to.
 
     Parameters
@@ -240,7 +240,6 @@ class VirtualDevices(Allocator):
     """
 
     kind = "virtual devices"
-    by_stream = True
 
     def __init__(
         self,
@@ -250,82 +249,17 @@ class VirtualDevices(Allocator):
         *,
         name: str = "device",
     ) -> None:
-        super().__init__(capacity, name)
         if not limits:
             raise InputError(f"{name}: virtual devices need a name and a size each; there is none")
         self.parts = virtual_devices(capacity, limits, lambda memory, part: make(memory, f"{name}/{part}"))
-        self._first = next(iter(self.parts.values()))
+        super().__init__(capacity, tuple(self.parts.values()), name)
         self._group_of = Groups(limits)
         self.by_owner = True
-        self._tally()
 
-    def serving(self, owner: Owner) -> Allocator:
+    def _part(self, owner: Owner) -> Allocator:
         """Return the part that `owner` belongs to."""
         group = self._group_of(owner)
-        return self.parts.get(group, self._first) if isinstance(group, str) else self._first
-
-    @property
-    def held(self) -> int:
-        """Bytes that the parts have taken from theirs."""
-        return sum(part.held for part in self.parts.values())
-
-    def _tally(self) -> None:
-        """Bring the sums over all parts up to date."""
-        parts = self.parts.values()
-        self.in_use = sum(part.in_use for part in parts)
-        self.requested = sum(part.requested for part in parts)
-        self.waiting = sum(part.waiting for part in parts)
-        self.reserved = sum(part.reserved for part in parts)
-        self.device_mallocs = sum(part.device_mallocs for part in parts)
-        self.device_frees = sum(part.device_frees for part in parts)
-        self.synchronisations = sum(part.synchronisations for part in parts)
-        self.retries = sum(part.retries for part in parts)
-        self.peak_in_use = max(self.peak_in_use, self.in_use)
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
-
-    def rounded(self, nbytes: int) -> int:
-        """Return what the first part makes of a size: all parts are of one kind."""
-        return self._first.rounded(nbytes)
-
-    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
-        """Allocate from the owner's part, or return None; see `Allocator.alloc`."""
-        block = self.serving(owner).try_alloc(nbytes, stream, owner)
-        self._tally()  # a failure may have given segments back
-        return block
-
-    def free(self, block: Block) -> tuple[int, ...]:
-        """Free `block` in its owner's part; see `Allocator.free`."""
-        streams = self.serving(block.owner).free(block)
-        self._tally()
-        return streams
-
-    def record_use(self, block: Block, stream: int) -> None:
-        """Note that another stream uses `block`."""
-        self.serving(block.owner).record_use(block, stream)
-
-    def event_done(self, block: Block) -> None:
-        """Note that one event of those that the free of `block` asked for was reached."""
-        self.serving(block.owner).event_done(block)
-        self._tally()
-
-    def empty_cache(self) -> None:
-        """Give back what every part holds and does not use."""
-        for part in self.parts.values():
-            part.empty_cache()
-        self._tally()
-
-    def largest_free(self) -> int:
-        """Return the largest free block of any part."""
-        return max(part.largest_free() for part in self.parts.values())
-
-    def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
-        """Return whether the owner's part is large enough."""
-        return self.serving(owner).fits_empty(nbytes, stream, owner)
-
-    def spans(self) -> Iterator[Span]:
-        """Yield the spans of all parts, part by part."""
-        for part in self.parts.values():
-            yield from part.spans()
+        return self.parts.get(group, self._parts[0]) if isinstance(group, str) else self._parts[0]
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -221,8 +221,9 @@ class TensorMemories:
     def __call__(self, job: Job, context: Context) -> TensorMemory:
         """Return the memory of a run on the engine on SimPy."""
         with collector_paused():
+            memories = DeviceMemories(job, context.flow, self.specs, self.lifetime, self.recordings)
             made = TokenMemory if has_control_flow(job.graph) else TensorMemory
-            return made(job, context, self.specs, self.lifetime, self.waits, self.recordings)
+            return made(memories, context, self.waits)
 
     def afterwards(self, job: Job, flow: Flow) -> Afterwards | str:
         """Return how the log of a run on the kernel follows, or why it does not (`sim.kernel.columns`)."""
@@ -284,17 +285,9 @@ class TokenMemory(TensorMemory):
         "_offers", "_read_by", "_slot",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        job: Job,
-        context: Context,
-        specs: Mapping[str, MemorySpec],
-        lifetime: str,
-        waits: bool,
-        recordings: Recordings | None = None,
-    ) -> None:
-        super().__init__(job, context, specs, lifetime, waits, recordings)
-        graph, flow, buffers = job.graph, context.flow, self.memories.buffers
+    def __init__(self, memories: DeviceMemories, context: Context, waits: bool) -> None:
+        super().__init__(memories, context, waits)
+        graph, flow, buffers = memories.job.graph, memories.flow, memories.buffers
         # By key, which tasks are given as they come to be.
         self.home, self.blocks, self.uses, self.ended = [], [], [], bytearray()
         self._buffer_of, self._iteration_of = array("q"), array("q")

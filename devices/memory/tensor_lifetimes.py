@@ -16,18 +16,16 @@ What a task writes and reads has a key: on a static graph, where each buffer liv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from devices.memory.allocator import Allocator, largest_holders
-from devices.memory.device_memories import DeviceMemories, Recordings
+from devices.memory.device_memories import DeviceMemories
 from devices.memory.device_memory import FREE, Block
-from devices.memory.registry import MemorySpec
 from sim.base.arrays import IntArray
 from sim.base.units import format_bytes, format_duration
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.context import Context
-from sim.job.job import Job
 from sim.machine.device import WAIT
 from sim.machine.task import Task
 from sim.readiness.tokens import TokenWatcher
@@ -48,18 +46,9 @@ class TensorMemory:
         "unread", "uses", "waits", "writes",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        job: Job,
-        context: Context,
-        specs: Mapping[str, MemorySpec],
-        lifetime: str,
-        waits: bool,
-        recordings: Recordings | None = None,
-    ) -> None:
-        flow = context.flow
-        self.memories = memories = DeviceMemories(job, flow, specs, lifetime, recordings)
-        self.waits, self.context = waits, context
+    def __init__(self, memories: DeviceMemories, context: Context, waits: bool) -> None:
+        job, flow = memories.job, memories.flow
+        self.memories, self.waits, self.context = memories, waits, context
         self.at_issue, self.specs, self.log = memories.at_issue, memories.specs, memories.log
         self.allocators, self.reserved = memories.allocators, memories.reserved
         buffers = memories.buffers

@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
-from sim.base.errors import InputError, UnknownNameError, located, nearest
+from sim.base.errors import InputError, UnknownNameError, clipped, located, nearest
 from sim.base.files import read_bytes
 
 # ----------------------------------------------------------------------------------------------------------
@@ -468,7 +468,7 @@ def _event(line: str) -> MemoryEvent:
     if not isinstance(op, str) or op not in FIELDS:
         near = nearest(op, FIELDS) if isinstance(op, str) else None
         guess = f"; did you mean {near!r}?" if near else ";"
-        raise InputError(f"op: {_shown(op)}{guess} accepted: {', '.join(map(repr, FIELDS))}")
+        raise InputError(f"op: {clipped(op, 40)}{guess} accepted: {', '.join(map(repr, FIELDS))}")
     needed, optional = FIELDS[op]
     for key in row:
         if key not in ("op", *needed, *optional):
@@ -478,7 +478,7 @@ def _event(line: str) -> MemoryEvent:
             raise InputError(f"no {key!r}; expected a line such as {_EXAMPLE}")
     identity = row.get("id", "")
     if not isinstance(identity, str | int) or isinstance(identity, bool):
-        raise InputError(f"id: {_shown(identity)} is neither a text nor a whole number")
+        raise InputError(f"id: {clipped(identity, 40)} is neither a text nor a whole number")
     nbytes = _whole(row.get("nbytes", 0), "nbytes")
     if nbytes < 0:
         raise InputError(f"nbytes: {nbytes} is negative")
@@ -494,12 +494,7 @@ _EXAMPLE = '{"op": "alloc", "id": "x", "nbytes": 4096, "stream": 0}'
 
 def _whole(value: Any, key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InputError(f"{key}: {_shown(value)} is no whole number")
+        raise InputError(f"{key}: {clipped(value, 40)} is no whole number")
     if not -(2**63) <= value < 2**63:
-        raise InputError(f"{key}: {_shown(value)} does not fit 64 bits")
+        raise InputError(f"{key}: {clipped(value, 40)} does not fit 64 bits")
     return value
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."

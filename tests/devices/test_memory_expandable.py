@@ -247,7 +247,7 @@ def test_same_places_as_a_literal_reading(seed: int) -> None:
             assert (got is None) == (expected is None)
             if got is not None and expected is not None:
                 assert got.nbytes == expected.size
-                home = next(a for a, s in caching._segments.items() if a <= got.address < a + s.size)
+                home = next(a for a, s in caching.segments.items() if a <= got.address < a + s.size)
                 assert got.address - home == expected.address - expected.segment[0].address
                 live.append((got, expected))
         assert caching.reserved == caching.memory.used == literal.used
