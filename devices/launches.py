@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import Csr
+from sim.base.arrays import BoolArray, Csr, IntArray
 from sim.base.errors import InputError
 from sim.graph.graph import Graph
 from sim.job.costs import issue_costs_ns
@@ -113,8 +113,7 @@ def as_cuda_graphs(job: Job) -> Job:
     eager_ns = issue_costs_ns(job)
     issue_ns = np.where(launched[job.device_of], 0, eager_ns)
     captured = job.order[launched[job.device_of[job.order]]]
-    process_of = np.zeros(len(job.graph), np.int64) if job.process_of is None else job.process_of
-    part_of = process_of * len(machine.devices) + job.device_of
+    part_of = _process_of(job) * len(machine.devices) + job.device_of
     parts, first = np.unique(part_of[captured], return_index=True)
     for op in captured[first].tolist():
         own_ns = machine.devices[int(job.device_of[op])].details.graph_launch_ns
@@ -169,10 +168,12 @@ def with_legacy_streams(job: Job) -> Job:
 def _programs(job: Job, device: int) -> list[list[int]]:
     """Return the ops of a device in program order, those of each process by themselves."""
     order = job.order[job.device_of[job.order] == device]
-    if job.process_of is None:
-        return [order.tolist()]
-    process = job.process_of[order]
+    process = _process_of(job)[order]
     return [order[process == k].tolist() for k in np.unique(process).tolist()]
+
+
+def _process_of(job: Job) -> IntArray:
+    return np.zeros(len(job.graph), np.int64) if job.process_of is None else job.process_of
 
 
 def with_event_calls(job: Job) -> Job:
@@ -223,9 +224,7 @@ def with_event_calls(job: Job) -> Job:
     return replace(job, issue_ns=issue_ns, record_ns=record_ns)
 
 
-def _one_after_another(
-    job: Job, here: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> list[tuple[int, int, int]]:
+def _one_after_another(job: Job, here: BoolArray) -> list[tuple[int, int, int]]:
     """Return edges from the last of some ops of a device to the first ones of the next iteration."""
     if job.iterations == 1 or len(np.unique(job.stream_of[here])) < 2:
         return []  # the stream sees to it
@@ -237,7 +236,7 @@ def _one_after_another(
     return [(a, b, 1) for b in np.flatnonzero(first).tolist() for a in np.flatnonzero(last).tolist()]
 
 
-def _refuse_round_trips(job: Job, launched: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+def _refuse_round_trips(job: Job, launched: BoolArray) -> None:
     graph = job.graph
     on_gpu = launched[job.device_of].tolist()
     waits = [False] * len(graph)  # for the host to execute something that waits for a device

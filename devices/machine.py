@@ -16,7 +16,7 @@ from devices.collectives.formulas import node_of
 from devices.cost.cost_description import make_cost
 from devices.describe.field_reading import common_arguments, merge, read_fields
 from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, check_kinds
-from devices.describe.links import as_network, make_links, matching
+from devices.describe.links import as_network, make_links, make_routing, matching
 from devices.kinds import build_cpu, build_gpu, build_npu
 from devices.presets import device_preset, machine_preset
 from sim.base.errors import InputError, UnknownNameError, hint, located
@@ -326,8 +326,6 @@ def make_machine(
     model = _collectives(over, base, devices, origin)
     routing = SHORTEST
     if "routing" in over or "routes" in over:
-        from devices.describe.links import make_routing
-
         with located("machine"):
             routing = make_routing(over.get("routing"), over.get("routes", ()), names, links)
     return Machine(tuple(devices), links, tuple(hosts), make_network if links else None, model, routing)

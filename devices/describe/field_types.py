@@ -328,13 +328,18 @@ def _integer(value: object) -> int:
     return value
 
 
-def _list_of(read: Callable[[object], Any]) -> Callable[[object], tuple[Any, ...]]:
-    def read_list(value: object) -> tuple[Any, ...]:
-        if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
-            raise InputError(f"{value!r} is not a list")
-        return tuple(inside(i, read, item) for i, item in enumerate(value))
+def read_list(value: object, what: str = "list") -> Sequence[Any]:
+    """Return a list as it is."""
+    if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
+        raise InputError(f"{value!r} is not a {what}")
+    return value
 
-    return read_list
+
+def _list_of(each: Type, shown: str) -> Type:
+    def read(value: object) -> tuple[Any, ...]:
+        return tuple(inside(i, each.read, item) for i, item in enumerate(read_list(value)))
+
+    return Type(read, shown, {"type": "array", "items": each.schema})
 
 
 def read_mapping(value: object) -> dict[str, Any]:
@@ -404,23 +409,15 @@ _DURATION: Final = quantity(units.parse_duration, DURATION, "10us")
 _SIZE: Final = quantity(units.parse_bytes, BYTES, "4MB")
 _FLOPS: Final = quantity(units.parse_flops, FLOPS, "1GFLOP")
 _CHUNK: Final = replace(_SIZE, read=_chunk)
+_WORD: Final = Type(_word, "a word", {"type": "string"})
+_DTYPE: Final = Type(lambda value: dtype_name(_word(value)), "bf16", {"type": "string"})
 _INTEGER: Final = Type(_integer, "0", {"type": "integer"})
 _FRACTION: Final = Type(_share, "0.8 or 80%", _SHARE)
 
 _GENERATIONS: Final = (
-    *(
-        "pascal",
-        "volta",
-        "turing",
-        "ampere",
-        "ada",
-        "hopper",
-        "blackwell",
-        "blackwell_ultra",
-        "blackwell_rtx",
-    ),
-    *("cdna", "cdna2", "cdna3"),
-)
+    "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell_ultra", "blackwell_rtx",
+    "cdna", "cdna2", "cdna3",
+)  # fmt: skip
 """Of GPUs whose kernels are told apart (`devices.cost.kernel_fits`)."""
 
 TYPES: Final[Mapping[str, Type]] = {
@@ -437,12 +434,8 @@ TYPES: Final[Mapping[str, Type]] = {
         quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True), dtype_name
     ),
     "frequency": quantity(units.parse_frequency, FREQUENCY, "1.98GHz"),
-    "dtype": Type(lambda value: dtype_name(_word(value)), "bf16", {"type": "string"}),
-    "dtypes": Type(
-        _list_of(lambda value: dtype_name(_word(value))),
-        "[bf16, fp16]",
-        {"type": "array", "items": {"type": "string"}},
-    ),
+    "dtype": _DTYPE,
+    "dtypes": _list_of(_DTYPE, "[bf16, fp16]"),
     "fraction": _FRACTION,
     "fraction by kind": by_key(_FRACTION),
     "fraction by dtype": by_key(_FRACTION, dtype_name),
@@ -459,7 +452,7 @@ TYPES: Final[Mapping[str, Type]] = {
     ),
     "count or share": Type(_count_or_share, "66 or 50%", {"type": ["integer", "number", "string"]}),
     "flag": Type(_flag, "true", {"type": "boolean"}),
-    "word": Type(_word, "a word", {"type": "string"}),
+    "word": _WORD,
     "device sharing": one_of("none", "cores", "time", "sm", "sm+dram"),
     "link sharing": one_of("serial", "shared", "fifo", "independent"),
     "duplex": Type(_duplex, "true, false or half", {"enum": [True, False, HALF]}),
@@ -476,11 +469,9 @@ TYPES: Final[Mapping[str, Type]] = {
         ("shortest", "ecmp"), "ecmp", "seed", _INTEGER, "shortest or ecmp or {ecmp: {seed: 1}}", default=0
     ),
     "host memory": one_of("pinned", "pageable"),
-    "words": Type(_list_of(_word), "[matmul, conv]", {"type": "array", "items": {"type": "string"}}),
-    "contents": Type(
-        _list_of(one_of("gap").read), "[gap]", {"type": "array", "items": {"type": "string", "enum": ["gap"]}}
-    ),
-    "integers": Type(_list_of(_integer), "[0, -1]", {"type": "array", "items": {"type": "integer"}}),
+    "words": _list_of(_WORD, "[matmul, conv]"),
+    "contents": _list_of(one_of("gap"), "[gap]"),
+    "integers": _list_of(_INTEGER, "[0, -1]"),
     "curve": Type(_curve, "{1: 1, 2: 1.9, 4: 3.4}", {"type": "object"}),
     "counts by name": Type(_counts, "{a: 64, b: 68}", {"anyOf": [_COUNT, mapping_of(_COUNT)]}),
     "sizes": Type(read_sizes, "{train: 50GB, serve: 20GB}", mapping_of(quantity_schema(BYTES))),

@@ -8,12 +8,18 @@ all use them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, Final
 
 from devices.describe.field_reading import Field
 from devices.describe.field_types import DEFAULT, TYPES
 from sim.base import plugins
 from sim.base.errors import UnknownNameError
+
+_STREAMED: Final = ("gpu", "npu", "other")
+"""Kinds of device whose tasks are put on streams by a host."""
+
+_overhead: Final = partial(Field, overhead=True)
 
 
 def _table(*fields: Field) -> Mapping[str, Field]:
@@ -50,20 +56,13 @@ DEVICE_FIELDS: Final = _table(
         "intra_op of them, by default all, and inter_op is by default the cores",
         ("cpu",),
     ),
-    Field(
-        "serial_fraction",
-        "part",
-        "part of an op that more cores do not speed up (Amdahl)",
-        ("cpu",),
-        overhead=True,
-    ),
+    _overhead("serial_fraction", "part", "part of an op that more cores do not speed up (Amdahl)", ("cpu",)),
     Field("speedup", "curve", "speed-up by cores, in place of serial_fraction; linear in between", ("cpu",)),
-    Field(
+    _overhead(
         "oversubscription_cost",
         "factor",
         "share that each thread per core beyond the first adds to the time of all ops; 0: fair time slicing",
         ("cpu",),
-        overhead=True,
     ),
     Field(
         "streams",
@@ -73,59 +72,41 @@ DEVICE_FIELDS: Final = _table(
     ),
     Field("stream_priorities", "integers", "priority of each stream, lower first, 0 when left out", ("gpu",)),
     # -- overheads of issuing
-    Field("issue_cost", "duration by kind", "cost to the issuer of issuing an op", overhead=True),
-    Field(
-        "launch_latency",
-        "duration",
-        "time from issue on an idle stream to the earliest start",
-        ("gpu", "npu", "other"),
-        overhead=True,
+    _overhead("issue_cost", "duration by kind", "cost to the issuer of issuing an op"),
+    _overhead(
+        "launch_latency", "duration", "time from issue on an idle stream to the earliest start", _STREAMED
     ),
-    Field(
-        "gap", "duration", "least time between two tasks of a stream", ("gpu", "npu", "other"), overhead=True
-    ),
-    Field(
+    _overhead("gap", "duration", "least time between two tasks of a stream", _STREAMED),
+    _overhead(
         "event_hop",
         "duration",
         "time from a task's end to a task on another stream that waits for it",
-        ("gpu", "npu", "other"),
-        overhead=True,
+        _STREAMED,
     ),
-    Field(
+    _overhead(
         "event_record",
         "duration",
         "cost to the host of recording an event: once for each op that other streams wait for",
         ("gpu",),
-        overhead=True,
     ),
-    Field(
+    _overhead(
         "event_wait",
         "duration",
         "cost to the host of making a stream wait: once for each other stream that an op reads from",
         ("gpu",),
-        overhead=True,
     ),
-    Field(
-        "graph_launch",
-        "duration",
-        "cost of launching a CUDA graph; default the cost of one op",
-        ("gpu",),
-        overhead=True,
+    _overhead(
+        "graph_launch", "duration", "cost of launching a CUDA graph; default the cost of one op", ("gpu",)
     ),
-    Field(
-        "graph_gap",
-        "duration",
-        "least time between two kernels of a CUDA graph; default gap",
-        ("gpu",),
-        overhead=True,
+    _overhead(
+        "graph_gap", "duration", "least time between two kernels of a CUDA graph; default gap", ("gpu",)
     ),
     Field("legacy_stream", "flag", "the first stream is CUDA's legacy default stream", ("gpu",)),
-    Field(
+    _overhead(
         "queue_depth",
         "count or unlimited",
         "launches outstanding before the issuer blocks; default unlimited",
-        ("gpu", "npu", "other"),
-        overhead=True,
+        _STREAMED,
     ),
     # -- what an op costs
     Field("peak", "flop rate by dtype", "arithmetic rate for dense data; default no limit"),
@@ -163,35 +144,30 @@ DEVICE_FIELDS: Final = _table(
         example="72%",
     ),
     Field("core_bandwidth", "bandwidth", "bandwidth of one core; default its share of bandwidth", ("cpu",)),
-    Field("efficiency", "fraction by kind", "part of the peak rate that large ops reach", overhead=True),
-    Field(
-        "memory_efficiency", "fraction by kind", "part of the bandwidth that large ops reach", overhead=True
-    ),
-    Field("op_overhead", "duration by kind", "extra time on the device for every op", overhead=True),
-    Field(
+    _overhead("efficiency", "fraction by kind", "part of the peak rate that large ops reach"),
+    _overhead("memory_efficiency", "fraction by kind", "part of the bandwidth that large ops reach"),
+    _overhead("op_overhead", "duration by kind", "extra time on the device for every op"),
+    _overhead(
         "kernel_floor",
         "duration",
         "least time of a kernel that takes its roofline, if its kind has no op_overhead",
         ("gpu",),
-        overhead=True,
         example="1.5us",
     ),
     # What was measured and fitted holds losses; what is left of an ideal device is its roofline.
-    Field(
+    _overhead(
         "cost",
         "anything",
         "roofline (default), fitted, {fixed: ...}, {table: ...}, or a list tried in turn",
-        overhead=True,
         example="roofline",
     ),
     Field("supports", "words", "kinds of op that the device can run; default all"),
     # -- what its tasks share
-    Field(
+    _overhead(
         "sharing",
         "device sharing",
         "what concurrent ops compete for: cores or time slices of a CPU, SMs (and DRAM) of a GPU",
         ("cpu", "gpu"),
-        overhead=True,
     ),
     Field("sms", "number of lanes", "streaming multiprocessors", ("gpu",), example="132"),
     Field(
@@ -219,20 +195,18 @@ DEVICE_FIELDS: Final = _table(
         "sizes",
         "cut the memory into named parts, each with an allocator: part NAME holds tensors of ops NAME/...",
     ),
-    Field(
+    _overhead(
         "host_memory",
         "host memory",
         "pinned (default): copy engines read it directly; pageable: copies to and from GPUs and NPUs "
         "occupy the host thread that launches there",
         ("cpu",),
-        overhead=True,
     ),
-    Field(
+    _overhead(
         "staging_bandwidth",
         "bandwidth",
         "bandwidth of copies through the driver's buffers, with pageable memory; default no limit",
         ("cpu",),
-        overhead=True,
         example="6GB/s",
     ),
     Field(
@@ -261,13 +235,7 @@ DEVICE_FIELDS: Final = _table(
         "bandwidth of a core's DMA, each way; default its share of bandwidth",
         ("npu",),
     ),
-    Field(
-        "dma_latency",
-        "duration",
-        "cost of starting a DMA, for each tile and direction",
-        ("npu",),
-        overhead=True,
-    ),
+    _overhead("dma_latency", "duration", "cost of starting a DMA, for each tile and direction", ("npu",)),
     Field("granule", "bytes", "smallest tile of an operand; default 64B", ("npu",), example="512B"),
     Field(
         "copy_engines",
@@ -288,9 +256,9 @@ LINK_FIELDS: Final = _table(
         example="gpu0",
     ),
     Field("to", "word", "device, or pattern, as from", example="gpu1"),
-    Field("latency", "duration", "time before the first byte arrives; default 0", overhead=True),
+    _overhead("latency", "duration", "time before the first byte arrives; default 0"),
     Field("bandwidth", "bandwidth", "bandwidth in one direction; default no limit"),
-    Field("efficiency", "fraction", "part of the bandwidth that transfers reach; default all", overhead=True),
+    _overhead("efficiency", "fraction", "part of the bandwidth that transfers reach; default all"),
     Field(
         "sharing",
         "link sharing",
@@ -315,36 +283,39 @@ LINK_FIELDS: Final = _table(
         "all links that name the same bus are one: they share its bandwidth; words in braces as in from",
         example="pcie",
     ),
-    Field(
+    _overhead(
         "transport",
         "transport",
         "what messages cost besides latency and bandwidth: local (nothing, default), rdma, tcp",
-        overhead=True,
     ),
-    Field(
+    _overhead(
         "message_overhead",
         "duration",
         "what each message costs besides latency, once on its way; default as the transport",
-        overhead=True,
     ),
-    Field(
+    _overhead(
         "connection_bandwidth",
         "bandwidth",
         "most that all messages from one device to another get together; default as the transport",
-        overhead=True,
     ),
-    Field(
+    _overhead(
         "host_copies",
         "flag",
         "a thread of the sender's host copies each message, and does nothing else meanwhile; default as the "
         "transport",
-        overhead=True,
     ),
     Field(
         "sources", "anything", "where its numbers come from; not used for anything else", example="datasheet"
     ),
 )
 """Every key of a link."""
+
+ROUTE_FIELDS: Final = _table(
+    Field("from", "word", "device, or pattern", example="gpu0"),
+    Field("to", "word", "device, or pattern, as in a link", example="gpu2"),
+    Field("via", "words", "the devices in between; words in braces are those of from and to"),
+)
+"""Every key of a route that is given."""
 
 HOST_FIELDS: Final = _table(
     Field("serves", "words", "devices on which it launches ops; patterns such as gpu* may be used"),

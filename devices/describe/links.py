@@ -19,9 +19,9 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final
 
-from devices.describe.field_reading import Field, merge, read_fields
-from devices.describe.field_types import HALF, TYPES
-from devices.describe.fields import LINK_FIELDS
+from devices.describe.field_reading import merge, read_fields
+from devices.describe.field_types import HALF, TYPES, read_list
+from devices.describe.fields import LINK_FIELDS, ROUTE_FIELDS
 from sim.base.errors import InputError, UnknownNameError, located
 from sim.machine.links import Link, Routing
 
@@ -312,28 +312,20 @@ def links_between(spec: Mapping[str, Any], ends: Iterable[tuple[str, str, Mappin
 def as_network(links: Iterable[Link], network: tuple[str, int | None]) -> tuple[Link, ...]:
     """Return links that all share alike: ``max-min``, ``fifo`` with its chunk, ``serial`` or ``instant``."""
     word, chunk = network
-    of_word: dict[str, dict[str, Any]] = {
-        "max-min": {"sharing": "shared", "chunk_bytes": None},
-        "fifo": {"sharing": "fifo", "chunk_bytes": chunk},
-        "serial": {"sharing": "serial", "chunk_bytes": None},
-        "instant": {
-            "sharing": "independent",
-            "bandwidth_bytes_per_s": None,
-            "connection_bytes_per_s": None,
-            "chunk_bytes": None,
-        },
-    }
-    return tuple(replace(link, **of_word[word]) for link in links)
+    sharing = {"max-min": "shared", "instant": "independent"}.get(word, word)
+    links = (replace(link, sharing=sharing, chunk_bytes=chunk) for link in links)
+    if word == "instant":
+        links = (replace(link, bandwidth_bytes_per_s=None, connection_bytes_per_s=None) for link in links)
+    return tuple(links)
 
 
 def _list(specs: object) -> list[Mapping[str, Any]]:
-    if isinstance(specs, (str, Mapping)) or not isinstance(specs, Sequence):
-        raise InputError(f"{specs!r} is not a list of links")
-    for i, spec in enumerate(specs):
+    found = read_list(specs, "list of links")
+    for i, spec in enumerate(found):
         if not isinstance(spec, Mapping):
             message = f"{spec!r} is not a description of a link; accepted: a mapping of keys"
             raise InputError(message, path=(i,))
-    return list(specs)
+    return list(found)
 
 
 def _expand(spec: Mapping[str, Any], devices: Sequence[str], nodes: bool, *, needed: bool) -> list[Link]:
@@ -356,15 +348,6 @@ def _expand(spec: Mapping[str, Any], devices: Sequence[str], nodes: bool, *, nee
 
 # ----------------------------------------------------------------------------------------------------------
 # How routes are chosen, and routes that are given, from descriptions.
-
-ROUTE_FIELDS: Final[Mapping[str, Field]] = {
-    field.name: field
-    for field in (
-        Field("from", "word", "device, or pattern", example="gpu0"),
-        Field("to", "word", "device, or pattern, as in a link", example="gpu2"),
-        Field("via", "words", "the devices in between; words in braces are those of from and to"),
-    )
-}
 
 
 def make_routing(
@@ -396,9 +379,7 @@ def make_routing(
     connected = {(link.source, link.destination) for link in links}
     known = set(devices)
     with located("routes"):
-        if isinstance(routes, (str, Mapping)) or not isinstance(routes, Sequence):
-            raise InputError(f"{routes!r} is not a list of routes")
-        for i, route in enumerate(routes):
+        for i, route in enumerate(read_list(routes, "list of routes")):
             values = read_fields(route, ROUTE_FIELDS, i)
             with located(i):
                 for key in ROUTE_FIELDS:
