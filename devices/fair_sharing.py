@@ -118,14 +118,20 @@ class EqualShare:
         ``speed(n)``, positive.
     done : callable
         Called with the item, at the instant when it is over.
+    left : callable
+        Called with the item just before the speed of those that stay is asked for.
     """
 
-    __slots__ = ("_alarm", "_context", "_done", "_queue", "_speed")
+    __slots__ = ("_alarm", "_context", "_done", "_left", "_queue", "_speed")
 
     def __init__(
-        self, context: Context, speed: Callable[[int], Fraction], done: Callable[[Any], None]
+        self,
+        context: Context,
+        speed: Callable[[int], Fraction],
+        done: Callable[[Any], None],
+        left: Callable[[Any], None] = lambda item: None,
     ) -> None:
-        self._context, self._speed, self._done = context, speed, done
+        self._context, self._speed, self._done, self._left = context, speed, done, left
         self._alarm = Alarm(context, self._ring)
         self._queue = VirtualQueue()
 
@@ -147,6 +153,8 @@ class EqualShare:
     def _ring(self) -> None:
         self._queue.advance(self._context.now_ns)
         ended = self._queue.take_out_ended()
+        for item in ended:
+            self._left(item)
         self._predict()
         for item in ended:
             self._done(item)

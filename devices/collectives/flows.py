@@ -17,9 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
-from typing import Annotated, Literal
-
-from annotated_types import Ge
 
 from devices.collectives.formulas import Formula
 from devices.collectives.schedules import CollectiveStep, Steps
@@ -31,7 +28,7 @@ from sim.machine.machine import Machine
 
 
 @dataclass(frozen=True)
-class Flows:
+class Flows(Formula):
     """Collectives as messages that share the machine's links with all else that travels there.
 
     Parameters
@@ -40,37 +37,27 @@ class Flows:
         As for the model ``formula``; ``auto`` takes what is the fastest alone.
     """
 
-    algorithm: Literal[
-        "auto", "ring", "tree", "halving-doubling", "direct", "hierarchical", "double-tree"
-    ] = "auto"
-    group: Annotated[int, Ge(2)] | None = None
-    pieces: Annotated[int, Ge(1)] | None = None
-    latency_ns: int = 0
-    _alone: Formula = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Have the formula choose, and refuse what it refuses."""
-        object.__setattr__(self, "_alone", Formula(self.algorithm, self.group, self.pieces, self.latency_ns))
+    bandwidth: None = field(default=None, init=False, repr=False)  # the links say it
 
     def time_ns(self, call: Call, machine: Machine) -> int:
         """Return the ns that a call takes where nothing else travels."""
         if not machine.links:
             raise InputError("flows need links between the devices, and the machine has none")
-        return self._alone.time_ns(call, machine)
+        return super().time_ns(call, machine)
 
     def carrier(self, machine: Machine, context: Context, network: Network) -> _Carrier:
         """Return what carries the collectives of a run."""
-        return _Carrier(self._alone, machine, context, network)
+        return _Carrier(self, machine, context, network)
 
 
 class _Carrier:
     """A `sim.machine.communicators.CollectiveCarrier`."""
 
-    def __init__(self, alone: Formula, machine: Machine, context: Context, network: Network) -> None:
-        self._alone, self._machine, self._context, self._network = alone, machine, context, network
+    def __init__(self, model: Flows, machine: Machine, context: Context, network: Network) -> None:
+        self._model, self._machine, self._context, self._network = model, machine, context, network
 
     def begin(self, call: Call, done: Callable[[], None]) -> None:
-        steps = self._alone.best(call, self._machine)
+        steps = self._model.best(call, self._machine)
         if not steps:
             self._context.call_at(self._context.now_ns, lambda _: done())
             return
@@ -78,8 +65,8 @@ class _Carrier:
 
     def _send(self, source: int, destination: int, nbytes: int, arrived: Callable[[], None]) -> None:
         send = partial(self._network.send, source, destination, nbytes, arrived)
-        if self._alone.latency_ns:
-            self._context.call_at(self._context.now_ns + self._alone.latency_ns, lambda _: send())
+        if self._model.latency_ns:
+            self._context.call_at(self._context.now_ns + self._model.latency_ns, lambda _: send())
         else:
             send()
 

@@ -24,7 +24,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final, Literal
 
-from sim.base.errors import InputError, UnknownNameError, nearest
+from sim.base.errors import InputError, UnknownNameError, hint
 from sim.base.files import read_text
 from sim.base.plugins import NOWHERE, Origin
 from sim.base.units import format_bytes, round_half_up
@@ -94,7 +94,7 @@ def read_measurements(
         chosen[header[at["dtype"]]] = dtype
     for name in chosen:
         if name not in header:
-            raise InputError(f"{path}: has no column {name!r}; it has {', '.join(header)}", path=("where",))
+            raise InputError(f"{path}: has no column {name!r}{hint(name, header)}", path=("where",))
     found: dict[tuple[str, int, int], list[tuple[float, list[str]]]] = {}
     seen: dict[str, set[str]] = {name: set() for name in chosen}
     for number, row in enumerate(lines, start=2):
@@ -110,11 +110,7 @@ def read_measurements(
     if not found:
         for name, value in chosen.items():
             if str(value) not in seen[name]:
-                near = nearest(str(value), sorted(seen[name]))
-                more = (
-                    f"; did you mean {near!r}?" if near else f"; it has {', '.join(sorted(seen[name])[:10])}"
-                )
-                raise InputError(f"{path}: no row has {name} {value!r}{more}")
+                raise InputError(f"{path}: no row has {name} {value!r}{hint(str(value), seen[name])}")
         raise InputError(f"{path}: has no rows" + (" with all that was asked for" if chosen else ""))
     _check_alike(path, header, found)
     table: dict[tuple[str, int], list[tuple[int, float]]] = {}
@@ -137,9 +133,7 @@ def _columns(path: str | Path, header: Sequence[str], given: Mapping[str, str]) 
         if role not in ROLES:
             raise UnknownNameError("column's role", role, ROLES)
         if name not in header:
-            near = nearest(name, header)
-            hint = f"; did you mean {near!r}?" if near else f"; it has {', '.join(header)}"
-            raise InputError(f"{path}: has no column {name!r}{hint}", path=("columns", role))
+            raise InputError(f"{path}: has no column {name!r}{hint(name, header)}", path=("columns", role))
     at = {role: header.index(name) for role, name in given.items()}
     sized, timed = {"bytes", "elements"} & at.keys(), {"time_us", "time_ms"} & at.keys()
     for role, names in ROLES.items():

@@ -16,9 +16,10 @@ Source: NVIDIA/nccl 2.30, ``src/graph/tuning.cc`` (``ncclTopoTuneModel``, ``nccl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from typing import Final, NamedTuple
 
 from devices.collectives.nccl_constants import (
@@ -266,18 +267,13 @@ class NcclTuner:
             return self._exchange(kind, nbytes)
         if kind not in TUNED:
             raise InputError(f"NCCL has no {kind}; it has {', '.join(TUNED)}, all_to_all, send and recv")
-        _, algorithm, protocol = min(self._estimates(kind, nbytes), key=lambda way: way[0])
-        channels, threads = self._channels(kind, algorithm, protocol, nbytes)
+        ways = [way for way in product(ALGORITHMS, PROTOCOLS) if self.bandwidth(kind, *way) > 0]
+        estimates = [self.estimate_us(kind, *way, nbytes) for way in ways]
+        fastest = min(estimates)
+        algorithm, protocol = ways[estimates.index(fastest)]  # the first of equals
         return NcclChoice(
-            algorithm, protocol, channels, threads, self.estimate_us(kind, algorithm, protocol, nbytes)
+            algorithm, protocol, *self._channels(kind, algorithm, protocol, nbytes), estimate_us=fastest
         )
-
-    def _estimates(self, kind: str, nbytes: int) -> Iterator[tuple[float, str, str]]:
-        """Yield what each way takes, in the order in which the first of the fastest wins."""
-        for algorithm in ALGORITHMS:
-            for protocol in PROTOCOLS:
-                if self.bandwidth(kind, algorithm, protocol) > 0:
-                    yield self.estimate_us(kind, algorithm, protocol, nbytes), algorithm, protocol
 
     def estimate_us(self, kind: str, algorithm: str, protocol: str, nbytes: int) -> float:
         """Return how long NCCL expects a way to take (``ncclTopoGetAlgoTime``)."""

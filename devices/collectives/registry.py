@@ -133,7 +133,7 @@ def of_preset(model: CollectiveModel, devices: Sequence[Device], changed: str | 
         A key of the machine by which its network is no longer the preset's.
     """
     gpus = [device for device in devices if device.kind == "gpu"]
-    if isinstance(model, Formula):
+    if type(model) is Formula:
         return OfPreset(model, because="NCCL's choice is known of GPUs on NVSwitches only" if gpus else "")
     if not isinstance(model, Nccl) or model.gpu == "auto":
         return model

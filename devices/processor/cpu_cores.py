@@ -152,6 +152,8 @@ class TimeShare:
         The run.
     """
 
+    end: Callable[[Task], None] | None = None  # a task that is over has left already
+
     def __init__(self, device: Device, context: Context) -> None:
         self._duration_of = context.duration_of
         self._running = EqualShare(context, lambda n: sliced(n * device.cores_per_op, device), context.finish)
@@ -163,9 +165,6 @@ class TimeShare:
             return 0
         self._running.add(task, work_ns)
         return MANAGED
-
-    def end(self, task: Task) -> None:
-        """Do nothing: a task that is over has left already."""
 
 
 def sliced(threads: int, device: Device) -> Fraction:
@@ -199,6 +198,8 @@ class CorunSlowdown:
         The run.
     """
 
+    end: Callable[[Task], None] | None = None  # a task that is over has left already
+
     def __init__(self, device: Device, context: Context) -> None:
         self._duration_of = context.duration_of
         exempt = device.details.corun_exempt
@@ -221,9 +222,6 @@ class CorunSlowdown:
             return work_ns
         among.add(task, work_ns)
         return MANAGED
-
-    def end(self, task: Task) -> None:
-        """Do nothing: a task that is over has left already."""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -275,7 +273,6 @@ class Waking(CorunSlowdown):
 
     def end(self, task: Task) -> None:
         """Note when its worker was last awake."""
-        super().end(task)
         self._ended_ns[task.stream] = self._context.now_ns
 
 

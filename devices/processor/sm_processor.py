@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.fair_sharing import Alarm, VirtualQueue
+from devices.fair_sharing import EqualShare
 from devices.processor.kernel_demand import GROUPS, Demand, demands, held_sms, sms_in_use
 from devices.processor.shared_sms import SharedSMs
 from sim.base.arrays import IntArray
@@ -357,43 +357,32 @@ class TimeSlices:
         The run, of a job with processes.
     """
 
+    end = None  # a task that is over has left already
+
     def __init__(self, device: Device, context: Context) -> None:
         process_of = context.job.process_of
         assert process_of is not None
-        self._context = context
+        self._duration_of = context.duration_of
         self._process_of: list[int] = process_of.tolist()
-        self._running: Counter[int] = Counter()  # process → its kernels
-        self._queue = VirtualQueue()
-        self._alarm = Alarm(context, self._ring)
+        self._kernels: Counter[int] = Counter()  # of each process that runs some
+        self._running = EqualShare(
+            context, lambda n: Fraction(1, len(self._kernels)), context.finish, self._leave
+        )
 
     def start(self, task: Task) -> int:
         """Begin a task; it ends when its process has had the time that it takes."""
-        work_ns = self._context.duration_of(task)
+        work_ns = self._duration_of(task)
         if not work_ns:
             return 0
-        self._queue.advance(self._context.now_ns)
-        self._queue.add(task, work_ns)
-        self._running[self._process_of[task.op]] += 1
-        self._predict()
+        self._kernels[self._process_of[task.op]] += 1
+        self._running.add(task, work_ns)
         return MANAGED
 
-    def end(self, task: Task) -> None:
-        """Do nothing: a task that is over has left already."""
-
-    def _predict(self) -> None:
-        active = sum(count > 0 for count in self._running.values())
-        if active:
-            self._queue.set_speed(1, active)
-            self._alarm.by(self._queue.next_end_ns())
-
-    def _ring(self) -> None:
-        self._queue.advance(self._context.now_ns)
-        ended: list[Task] = self._queue.take_out_ended()
-        for task in ended:
-            self._running[self._process_of[task.op]] -= 1
-        self._predict()
-        for task in ended:
-            self._context.finish(task)
+    def _leave(self, task: Task) -> None:
+        process = self._process_of[task.op]
+        self._kernels[process] -= 1
+        if not self._kernels[process]:
+            del self._kernels[process]
 
 
 def time_sliced_least_ns(

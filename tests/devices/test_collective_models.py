@@ -243,7 +243,7 @@ def test_elements_and_ms_and_choices(tmp_path: Path) -> None:
         (ROWS + "all_reduce,8,1000,nan\n", {}, "t.csv:5"),
         (ROWS, {"columns": {"time_us": "tim_us"}}, "has no column 'tim_us'; did you mean 'time_us'"),
         (ROWS, {"columns": {"time": "time_us"}}, "column's role"),
-        (ROWS, {"where": {"system": "x"}}, "has no column 'system'; it has op, gpus"),
+        (ROWS, {"where": {"system": "x"}}, "has no column 'system'; known: bytes, gpus, op"),
         (ROWS, {"where": {"op": "all_reduc"}}, "no row has op 'all_reduc'; did you mean 'all_reduce'"),
         (ROWS, {"dtype": "half"}, "has no column of types"),
         ("op,gpus,count,type,time_us\nx,2,8,quarter,1\n", {}, "how many bytes has a 'quarter'"),
