@@ -118,20 +118,13 @@ def as_cuda_graphs(job: Job) -> Job:
     for op in captured[first].tolist():
         own_ns = machine.devices[int(job.device_of[op])].details.graph_launch_ns
         issue_ns[op] = eager_ns[op] if own_ns is None else own_ns
-    devices = tuple(
-        replace(
-            device,
-            issue_ns=0,
-            issue_ns_by_kind={},
-            queue_depth=None,
-            gap_ns=device.gap_ns if device.details.graph_gap_ns is None else device.details.graph_gap_ns,
-        )
-        if launched[d]
-        else device
-        for d, device in enumerate(machine.devices)
-    )
+    devices = list(machine.devices)
+    for d in np.flatnonzero(launched).tolist():
+        own_ns, device = devices[d].details.graph_gap_ns, devices[d]
+        gap_ns = device.gap_ns if own_ns is None else own_ns
+        devices[d] = replace(device, issue_ns=0, issue_ns_by_kind={}, queue_depth=None, gap_ns=gap_ns)
     edges = [edge for part in parts.tolist() for edge in _one_after_another(job, part_of == part)]
-    return _changed(job, edges, issue_ns=issue_ns, machine=replace(machine, devices=devices))
+    return _changed(job, edges, issue_ns=issue_ns, machine=replace(machine, devices=tuple(devices)))
 
 
 def with_legacy_streams(job: Job) -> Job:
@@ -155,12 +148,8 @@ def with_legacy_streams(job: Job) -> Job:
                 for op in program:
                     lane = lane_of[op]
                     for other, (before, since) in last.items():
-                        if (
-                            other != lane
-                            and default in (lane, other)
-                            and (iteration == 0 or since < iteration)
-                        ):
-                            edges.append((before, op, iteration - since))
+                        if not since and other != lane and default in (lane, other):
+                            edges.append((before, op, iteration))
                     last[lane] = (op, iteration)
     return _changed(job, sorted(set(edges))) if edges else job
 

@@ -307,12 +307,8 @@ def make_machine(
         raise InputError(f"{lanes:,} cores and streams are more than {most}", path=("machine", "devices"))
     names = [device.name for device in devices]
     with located("machine"):
-        links = make_links(
-            *(base.get("links", ()), over.get("links", ()), names),
-            ideal=ideal,
-            nodes=nodes is not None,
-            wires=wires,
-        )
+        given = base.get("links", ()), over.get("links", ())
+        links = make_links(*given, names, ideal=ideal, nodes=nodes is not None, wires=wires)
         if "network" in over:
             links = as_network(links, over["network"])
     hosts = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from math import gcd, lcm
 from typing import Any, NamedTuple
@@ -264,55 +265,46 @@ def _way(
     connection: int,
 ) -> Way:
     """Return the way over a route; `connection`, which carries at most so much, stands among the links."""
-    links = [machine.links[k] for k in route]
-    channels = [machine.channels[k] for k in route]
-    _refuse_crossed_twice(machine, source, destination, channels)
-    held: list[Hashable] = [
-        channel for channel, link in zip(channels, links, strict=True) if link.sharing == "serial"
-    ]
-    bounded = [k for k, link in enumerate(links) if link.bandwidth_bytes_per_s is not None]
-    bandwidths = [most, *(links[k].bandwidth_bytes_per_s for k in bounded)]
-    shared = any(links[k].sharing == "shared" for k in bounded)
-    independent = next((links[k] for k in bounded if links[k].sharing == "independent"), None)
+    crossed = [(machine.channels[k], machine.links[k]) for k in route]
+    for channel, count in Counter(channel for channel, _ in crossed).items():
+        if count > 1:
+            raise InputError(
+                f"the route {_ends(machine, source, destination)} crosses the medium "
+                f"{machine.links[channel].medium!r} more than once; give them a link of their own"
+            )
+    held: list[Hashable] = [channel for channel, link in crossed if link.sharing == "serial"]
+    rates = {channel: rate for channel, link in crossed if (rate := link.bandwidth_bytes_per_s) is not None}
+    least = min(rates.values(), default=None)
+    bounded = [link for channel, link in crossed if channel in rates]
+    shared = any(link.sharing == "shared" for link in bounded)
+    independent = next((link for link in bounded if link.sharing == "independent"), None)
     if shared and independent is not None:
         raise InputError(
             f"the route {_ends(machine, source, destination)} leads over {independent.name!r}, which is "
             "independent, and a shared link; make both the same"
         )
-    queues = [link for link in links if link.sharing == "fifo"]
-    other = next((link for link in links if link.sharing != "fifo"), None)
+    queues = [link for _, link in crossed if link.sharing == "fifo"]
+    other = next((link for _, link in crossed if link.sharing != "fifo"), None)
     if queues and other is not None:
         raise InputError(
             f"the route {_ends(machine, source, destination)} leads over {queues[0].name!r}, which is fifo, "
             f"and {other.name!r}, which is {other.sharing}; make both the same"
         )
-    hops = [
-        Hop(channel, link.bandwidth_bytes_per_s, link.latency_ns)
-        for channel, link in zip(channels, queues, strict=False)
-    ]
+    hops = [Hop(channel, link.bandwidth_bytes_per_s, link.latency_ns) for channel, link in crossed if queues]
     if queues and most is not None:
         hops.insert(0, Hop(connection, most, 0))
     alone = most is not None and not (shared or held or queues)
-    users = (*(channels[k] for k in bounded),) if shared else ()
+    users = (*rates,) if shared else ()
     return Way(
         (*held, *_engine(machine, source, "out"), *_engine(machine, destination, "in")),
         machine.latency_ns(route),
-        min((bandwidth for bandwidth in bandwidths if bandwidth is not None), default=None),
+        min((rate for rate in (most, least) if rate is not None), default=None),
         (*users, connection) if most is not None and (shared or alone) else users,
         tuple(hops),
         min((link.chunk_bytes for link in queues if link.chunk_bytes is not None), default=None),
-        tuple((channel, link.bandwidth_bytes_per_s) for channel, link in zip(channels, links, strict=True)),
-        min((rate for rate in bandwidths[1:] if rate is not None), default=None) if alone else None,
+        tuple((channel, link.bandwidth_bytes_per_s) for channel, link in crossed),
+        least if alone else None,
     )
-
-
-def _refuse_crossed_twice(machine: Machine, source: int, destination: int, channels: list[int]) -> None:
-    for channel in channels:
-        if channels.count(channel) > 1:
-            raise InputError(
-                f"the route {_ends(machine, source, destination)} crosses the medium "
-                f"{machine.links[channel].medium!r} more than once; give them a link of their own"
-            )
 
 
 def _ends(machine: Machine, source: int, destination: int) -> str:

@@ -54,19 +54,19 @@ class _Carrier:
     """A `sim.machine.communicators.CollectiveCarrier`."""
 
     def __init__(self, model: Flows, machine: Machine, context: Context, network: Network) -> None:
-        self._model, self._machine, self._context, self._network = model, machine, context, network
+        self._model, self._machine, self.context, self._network = model, machine, context, network
 
     def begin(self, call: Call, done: Callable[[], None]) -> None:
         steps = self._model.best(call, self._machine)
-        if not steps:
-            self._context.call_at(self._context.now_ns, lambda _: done())
-            return
-        _Run(steps, call, self._send, done, self._context.when_settled).begin()
+        if steps:
+            _Run(steps, call, self, done).begin()
+        else:
+            self.context.call_at(self.context.now_ns, lambda _: done())
 
-    def _send(self, source: int, destination: int, nbytes: int, arrived: Callable[[], None]) -> None:
+    def send(self, source: int, destination: int, nbytes: int, arrived: Callable[[], None]) -> None:
         send = partial(self._network.send, source, destination, nbytes, arrived)
         if self._model.latency_ns:
-            self._context.call_at(self._context.now_ns + self._model.latency_ns, lambda _: send())
+            self.context.call_at(self.context.now_ns + self._model.latency_ns, lambda _: send())
         else:
             send()
 
@@ -86,17 +86,10 @@ class _Part:
 class _Run:
     """One call: each rank goes through its steps, one after the other."""
 
-    def __init__(
-        self,
-        steps: Steps,
-        call: Call,
-        send: Callable[[int, int, int, Callable[[], None]], None],
-        done: Callable[[], None],
-        when_settled: Callable[[Callable[[], None]], None],
-    ) -> None:
+    def __init__(self, steps: Steps, call: Call, carrier: _Carrier, done: Callable[[], None]) -> None:
         parts = {id(step): _Part(step, call.nbytes) for step in steps}
         self._parts = [parts[id(step)] for step in steps for _ in range(step.times)]
-        self._ranks, self._send, self._done, self._when_settled = call.ranks, send, done, when_settled
+        self._ranks, self._carrier, self._done = call.ranks, carrier, done
         self._going: list[tuple[int, int]] = []  # messages that begin at this instant
         self._step = [0] * len(call.ranks)  # of each rank
         self._left = [0] * len(call.ranks)  # messages of that step
@@ -113,7 +106,7 @@ class _Run:
         for number, k in messages:
             part = self._parts[number]
             source, destination = (self._ranks[end] for end in part.ends[k])
-            self._send(source, destination, part.nbytes[k], partial(self._arrived, *part.ends[k]))
+            self._carrier.send(source, destination, part.nbytes[k], partial(self._arrived, *part.ends[k]))
 
     def _enter(self, rank: int) -> None:
         """Begin the next step in which a rank has messages; each goes when its other end is there, too."""
@@ -126,7 +119,7 @@ class _Run:
                 both = [(number, k) for k in mine if (number, k) in self._ready]
                 self._ready ^= {(number, k) for k in mine}
                 if both and not self._going:
-                    self._when_settled(self._go)
+                    self._carrier.context.when_settled(self._go)
                 self._going += both
                 return
             self._step[rank] += 1

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
@@ -314,19 +315,15 @@ class Formula:
         if call.sends:
             return [("direct", uneven(call.sends, call.nbytes))]
         root = call.ranks.index(call.root) if call.root in call.ranks else 0
-        group = self.group or _ranks_of_a_node(call, machine)
+        group, n = self.group or _ranks_of_a_node(call, machine), len(call.ranks)
+        form = partial(steps_of, kind=call.kind, ranks=n, root=root, group=group, pieces=self.pieces or 1)
         names: tuple[str, ...] = (self.algorithm,)
         if self.algorithm == _ALL:
-            left_out = {"direct"} if len(call.ranks) > _FEW else set()
+            left_out = {"direct"} if n > _FEW else set()
             left_out |= {"double-tree"} if self.pieces is None else set()
             names = tuple(name for name in ALGORITHMS if name not in left_out)
         for some in (names, ("ring", "direct")):
-            found = [
-                (name, steps)
-                for name in some
-                if (steps := steps_of(name, call.kind, len(call.ranks), root, group, self.pieces or 1))
-                is not None
-            ]
+            found = [(name, steps) for name in some if (steps := form(name)) is not None]
             if found:
                 return found if names is some else found[:1]
         raise InputError(f"nothing is known of how ranks carry out a {call.kind}; give it a duration")
@@ -354,13 +351,8 @@ class Formula:
                 rates["out", a] = rates["in", b] = self.bandwidth
             slowest = min(rates.values(), default=None)
             latency_ns = self.latency_ns + machine.latency_ns([k for k, _ in links])
-            queues = tuple(
-                [
-                    (link.bandwidth_bytes_per_s, link.chunk_bytes)
-                    for _, link in links
-                    if link.sharing == "fifo"
-                ]
-            )
+            fifo = [link for _, link in links if link.sharing == "fifo"]
+            queues = tuple([(link.bandwidth_bytes_per_s, link.chunk_bytes) for link in fifo])
             key = latency_ns, slowest, queues, None if even else share
             if key not in found:
                 found[key] = _alone(latency_ns, slowest, queues, share)

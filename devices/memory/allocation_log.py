@@ -94,14 +94,15 @@ class MemoryLog:
         tensor = np.concatenate((before[2], self.tensor[buffer]))
         requested = sign * self.nbytes[np.concatenate((before[2], buffer))]
         order = np.argsort(device, kind="stable")
+        by_device = np.split(order, np.flatnonzero(np.diff(device[order])) + 1)
         return {
             "time_ns": np.concatenate(
                 (np.zeros(len(self.resident), np.int64), np.array(self.when, np.int64))
             ),
             "device": device,
             "change": change,
-            "in_use": _running_sum(device, change, order),
-            "requested": _running_sum(device, requested, order),
+            "in_use": _running_sum(change, by_device),
+            "requested": _running_sum(requested, by_device),
             "reserved": self._reserved(device),
             "tensor": tensor,
             "iteration": np.concatenate((np.full(len(self.resident), UNSET), iteration)),
@@ -118,21 +119,17 @@ class MemoryLog:
         return reserved
 
 
-def _running_sum(group: IntArray, value: IntArray, order: IntArray) -> IntArray:
-    """Return, for each entry, the sum of those of its group up to it; `order` puts groups together.
+def _running_sum(value: IntArray, groups: list[IntArray]) -> IntArray:
+    """Return, for each entry, the sum of those of its group up to it; `groups` say which these are.
 
     Examples
     --------
-    >>> group = np.array([0, 1, 0, 1])
-    >>> _running_sum(group, np.array([5, 7, -2, 1]), np.argsort(group, kind="stable")).tolist()
+    >>> _running_sum(np.array([5, 7, -2, 1]), [np.array([0, 2]), np.array([1, 3])]).tolist()
     [5, 7, 3, 8]
     """
-    total = np.cumsum(value[order])
-    begins = np.flatnonzero(np.diff(group[order], prepend=UNSET))
-    before = np.concatenate((np.zeros(1, np.int64), total))[begins]
-    counts = np.diff(np.concatenate((begins, [len(group)])))
-    result = np.empty_like(total)
-    result[order] = total - np.repeat(before, counts)
+    result = np.empty_like(value)
+    for group in groups:
+        result[group] = np.cumsum(value[group])
     return result
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from sim.base.errors import InputError, InvariantError
@@ -123,6 +124,7 @@ class Home(Protocol):
         """Take a free block out of the list."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
     """A range of addresses, and the handle by which its owner frees it.
 
@@ -149,28 +151,15 @@ class Block:
         Neighbours in address order within the segment; unset for an allocator without segments.
     """
 
-    __slots__ = ("address", "home", "nbytes", "next", "owner", "prev", "requested", "state", "stream")
-
-    prev: Block
-    next: Block
-
-    def __init__(
-        self,
-        address: int,
-        nbytes: int,
-        requested: int,
-        stream: int,
-        owner: Owner,
-        state: int,
-        home: Home | None,
-    ) -> None:
-        self.address = address
-        self.nbytes = nbytes
-        self.requested = requested
-        self.stream = stream
-        self.owner = owner
-        self.state = state
-        self.home = home
+    address: int
+    nbytes: int
+    requested: int
+    stream: int
+    owner: Owner
+    state: int
+    home: Home | None
+    prev: Block = field(init=False)
+    next: Block = field(init=False)
 
     def __repr__(self) -> str:
         end = self.address + self.nbytes

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import partial
 from math import ceil, gcd, prod
 from typing import Any, Final, NamedTuple
 
@@ -180,27 +181,22 @@ def _demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dic
     grids = _fitted_grids(device, job)
     here = job.ops_on.row(job.machine.device_index(device.name))
     here = here[~job.meets[here]]
-    sms, blocks_per_sm = sms_in_use(device), device.details.blocks_per_sm
-    nothing: dict[str, Any] = {}
+    sms, nothing = sms_in_use(device), dict[str, Any]()
     asked: dict[int, Demand] = {}
     if bandwidth_bytes_per_s is None:  # then all ops that say nothing ask for the same
         asked = dict.fromkeys(here.tolist(), demand(nothing, 0, sms=sms))
         own = [op for op in here.tolist() if not _OWN.isdisjoint(attributes.get(op, ())) or op in grids]
         here = np.array(own, dtype=np.int64)
-    nbytes = (graph.bytes_read[here] + graph.bytes_written[here]).tolist()
-    asked |= {
-        op: demand(
-            grids.get(op) or attributes.get(op, nothing),
-            duration_ns,
-            sms=sms,
-            blocks_per_sm=blocks_per_sm,
-            dram_bytes=dram_bytes,
-            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-        )
-        for op, duration_ns, dram_bytes in zip(
-            here.tolist(), job.duration_ns[here].tolist(), nbytes, strict=True
-        )
-    }
+    demand_of = partial(
+        demand,
+        sms=sms,
+        blocks_per_sm=device.details.blocks_per_sm,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+    )
+    columns = (here, job.duration_ns[here], graph.bytes_read[here] + graph.bytes_written[here])
+    for op, duration_ns, nbytes in zip(*(column.tolist() for column in columns), strict=True):
+        said = grids.get(op) or attributes.get(op, nothing)
+        asked[op] = demand_of(said, duration_ns, dram_bytes=nbytes)
     return asked
 
 
