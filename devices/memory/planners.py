@@ -12,7 +12,6 @@ Planners by name, each a function of lifetimes and an alignment:
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -23,7 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from devices.memory.device_memory import round_up
+from sim.base.arrays import IntArray
 from sim.base.errors import InputError, MissingExtraError, extra
+from sim.base.intervals import in_use
 
 # ----------------------------------------------------------------------------------------------------------
 # What a planner is given, and what it answers.
@@ -94,7 +95,7 @@ def peak_live(lifetimes: Iterable[Lifetime], alignment: int = 1) -> int:
     >>> peak_live([Lifetime(4, 0, 1), Lifetime(2, 1, 2), Lifetime(5, 2, 2)])
     7
     """
-    return max(_live_at_steps(lifetimes, alignment).values(), default=0)
+    return int(_live_at_steps(lifetimes, alignment)[1].max(initial=0))
 
 
 def fullest_step(lifetimes: Iterable[Lifetime]) -> int:
@@ -105,19 +106,14 @@ def fullest_step(lifetimes: Iterable[Lifetime]) -> int:
     >>> fullest_step([Lifetime(4, 0, 1), Lifetime(2, 1, 2), Lifetime(5, 2, 2)])
     2
     """
-    live = _live_at_steps(lifetimes, alignment=1)
-    return max(live, key=lambda step: live[step], default=0)
+    steps, live = _live_at_steps(lifetimes, alignment=1)
+    return int(steps[live.argmax()]) if len(steps) else 0
 
 
-def _live_at_steps(lifetimes: Iterable[Lifetime], alignment: int) -> dict[int, int]:
-    """Return the bytes alive from each step on at which that changes, in order."""
-    change: dict[int, int] = {}
-    for nbytes, first, last, *_ in lifetimes:
-        size = round_up(nbytes, alignment)
-        change[first] = change.get(first, 0) + size
-        change[last + 1] = change.get(last + 1, 0) - size
-    steps = sorted(change)
-    return dict(zip(steps, itertools.accumulate(change[step] for step in steps), strict=True))
+def _live_at_steps(lifetimes: Iterable[Lifetime], alignment: int) -> tuple[IntArray, IntArray]:
+    """Return the steps at which it changes what is alive, and the bytes alive from each on."""
+    rows = [(first, last + 1, round_up(nbytes, alignment)) for nbytes, first, last, *_ in lifetimes]
+    return in_use(*np.array(rows, np.int64).reshape(-1, 3).T)
 
 
 def checked(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[Lifetime, ...]:

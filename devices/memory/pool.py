@@ -13,6 +13,7 @@ the ideal that the others are compared with. Two ways to share a device:
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -80,7 +81,7 @@ class PoolAllocator(SegmentedAllocator):
         self._limits = dict(limits or {})
         self.by_owner = bool(limits)
         self._group_of = group_of
-        self._held = dict.fromkeys(self._limits, 0)
+        self._held: Counter[Owner] = Counter()  # by group
         self._free = FreeList()
         left = UNLIMITED_ARENA_BYTES if self.limit is None else self.limit - self.memory.used
         self._arena_bytes = left // alignment * alignment
@@ -116,7 +117,7 @@ class PoolAllocator(SegmentedAllocator):
         block = self._free.carve(fit, need, 1, nbytes, stream, owner)
         self._took(block)
         if self._limits:
-            self._charge(owner, need)
+            self._held[self._group_of(owner)] += need
         more = block.address + need - self._base - self.reserved
         if more > 0:
             self._reserve(more)
@@ -128,7 +129,7 @@ class PoolAllocator(SegmentedAllocator):
         if block.nbytes:
             self._free.give(block)
             if self._limits:
-                self._charge(block.owner, -block.nbytes)
+                self._held[self._group_of(block.owner)] -= block.nbytes
         return ()
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
@@ -148,12 +149,6 @@ class PoolAllocator(SegmentedAllocator):
         """Return whether the owner's group may hold `need` bytes more."""
         group = self._group_of(owner)
         return group not in self._limits or self._held[group] + need <= self._limits[group]
-
-    def _charge(self, owner: Owner, nbytes: int) -> None:
-        """Account for `nbytes` more (or fewer) that the owner's group holds."""
-        group = self._group_of(owner)
-        if group in self._held:
-            self._held[group] += nbytes
 
 
 def virtual_devices(
