@@ -21,6 +21,7 @@ from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Wh
 from policies.parallel.expert_routing import UnplacedRouting
 from policies.pipeline.registry import check_options
 from scenarios.builders.train.architecture import MODELS, Architecture
+from scenarios.builders.train.kernels import MODULES
 from scenarios.builders.train.layout import ORDER, ParallelLayout
 from scenarios.builders.train.step import step_graph
 from scenarios.builders.train.training import FULL_ITERATION, Training, default_schedule
@@ -60,6 +61,12 @@ class MambaFields(Strict):
     head: Annotated[Count | None, Field(description="width of a head")] = None
     state: Annotated[Count | None, Field(description="width of a head's state")] = None
     groups: Annotated[Count | None, Field(description="groups of heads that share projections")] = None
+
+
+DType = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+Module = Literal[
+    "all", "qkv", "proj", "mlp", "shared", "experts", "latent", "mamba_in", "mamba_out", "predicted"
+]
 
 
 class ModelFields(Strict):
@@ -158,7 +165,8 @@ class TrainFields(Strict):
         Field(description="selective: attention's inside; full: each layer; or modules by name"),
     ] = "none"
     dtype: Annotated[
-        Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"], Field(description="of the products")
+        DType | dict[Module, DType],
+        Field(description="of the products; or of all, and of modules that have another"),
     ] = "bf16"
     gradients: Annotated[Literal["fp32", "bf16"], Field(description="in which gradients are summed")] = "fp32"
     optimizer_state: Annotated[Count, Field(description="optimizer state of a parameter")] = 12
@@ -307,10 +315,13 @@ _AS_GIVEN: Final = {
 
 
 def _training(fields: TrainFields, document: Document) -> Training:
+    given = {"all": fields.dtype} if isinstance(fields.dtype, str) else fields.dtype
+    dtypes: dict[str, str] = dict(given.items())
+    dtype = dtypes.pop("all", "bf16")
     with located("model"):
         model = _architecture(fields.model, document)
     with located("calibration"):
-        calibration = calibration_of(fields.calibration, document, fields.dtype, fields.gradients)
+        calibration = calibration_of(fields.calibration, document, dtype, fields.gradients)
     parallel = fields.parallel
     with located("parallel"):
         layout = ParallelLayout(
@@ -320,7 +331,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
             node=fields.node or calibration.node,
         )
     overlap = [*fields.overlap] if isinstance(fields.overlap, list) else ["dp"] * fields.overlap
-    _check_effects(fields, model, overlap)
+    _check_effects(fields, model, overlap, dtype)
     graphs = [] if isinstance(fields.cuda_graph, str) else fields.cuda_graph
     training = Training(
         model=model,
@@ -337,22 +348,27 @@ def _training(fields: TrainFields, document: Document) -> Training:
         expert_overlap="ep" in overlap,
         cuda_graph=FULL_ITERATION if fields.cuda_graph == FULL_ITERATION else tuple(graphs),
         wide_layers=(fields.wide_layers[0], fields.wide_layers[1]),
+        dtypes=dtypes,
         memory=fields.memory if fields.memory is not None else calibration.memory,
     )
     work = training.work  # sizes that no rank can have are refused here
     if model.experts:
         work.load  # noqa: B018 - and routings
+    pieces = {piece.name for kind in {*map(model.kind, range(model.layers))} for piece in work.layer(kind)}
+    for module in dtypes:
+        if not (MODULES[module] & pieces if module in MODULES else model.predicted):
+            raise InputError("has no effect: the model has no such module", path=("dtype", module))
     return training
 
 
-def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection[str]) -> None:
+def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection[str], dtype: str) -> None:
     """Refuse what has no effect."""
     of_experts = {"dispatcher": "dispatcher" in fields.model_fields_set, "overlap": "ep" in overlap}
     if not model.experts and any(of_experts.values()):
         key = next(key for key, given in of_experts.items() if given)
         raise InputError("has no effect: the model has no experts", path=(key,))
-    if any(fields.wide_layers) and fields.dtype in ("bf16", "fp16"):
-        raise InputError(f"has no effect: all products are in {fields.dtype}", path=("wide_layers",))
+    if any(fields.wide_layers) and dtype in ("bf16", "fp16"):
+        raise InputError(f"has no effect: all products are in {dtype}", path=("wide_layers",))
 
 
 def _replicas(fields: TrainFields) -> int:

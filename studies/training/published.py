@@ -358,6 +358,16 @@ def _stages(layout: str) -> tuple[int, ...]:
     return tuple(stage.count("t") for stage in layout.split("|")) if layout else ()
 
 
+_NVFP4_SUPER: Final[Mapping[str, Any]] = {
+    "wide_layers": (0, 14),
+    "dtypes": {
+        **dict.fromkeys(("qkv", "proj", "latent", "predicted"), "bf16"),
+        "mamba_out": "mxfp8",
+    },
+}
+"""Megatron Bridge, training/mixed_precision.py and perf_recipes/nemotronh/te_quant.cfg."""
+
+
 def _bridge(row: Mapping[str, str]) -> Training:
     if "|LoRA" in row["group"]:
         raise Undescribed("trains adapters beside frozen weights, of which this project has no model")
@@ -381,11 +391,7 @@ def _bridge(row: Mapping[str, str]) -> Training:
         recompute=tuple(m for m in row.get("recompute_modules", "").split() if m != "layernorm") or "none",
         gradient_bytes=2,  # its recipes, where they do not say otherwise
         cuda_graph=FULL_ITERATION if whole else graphs if row.get("cuda_graph_impl") != "none" else (),
-        # scripts/performance/utils/precision.py of the recipes, and training/mixed_precision.py
-        wide_layers=(
-            0,
-            14 if "nemotron-3-super" in _NAMES[row["model"]] and "FP4" in row["precision"] else 0,
-        ),
+        **(_NVFP4_SUPER if row["model"] == "Nemotron_3_Super" and "FP4" in row["precision"] else {}),
     )
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from devices.collectives.groups import CollectiveKind, Fabric, GroupCollectives, NodeFabrics, RankGroup
-from scenarios.builders.train.kernels import Attention, Collective, Pass, Product, Timed
+from scenarios.builders.train.kernels import Attention, Collective, Pass, Product, Scan, Timed
 from scenarios.ops.attributes import check_dtype, nbytes
 from scenarios.ops.op_costs import op_arguments
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
@@ -37,7 +37,7 @@ from sim.job.costs import costs_ns
 # Kernels alone, as the cost model of a device times them: what `workload: {build: ...}` asks, too.
 #
 #     Product     a matmul with its shape          Attention   attention, or attention_grad, with its shape
-#     Pass        an op that reads and writes
+#     Pass        an op that reads and writes         Scan        gated_delta_rule, with its shape
 #
 # The facts of an op are those of `scenarios.builders.gpt`, so that a layer costs the same whether its ops run
 # one by one or stand behind the time of a stage.
@@ -90,11 +90,12 @@ class KernelPrices:
         The input of a product and the gradient of its output are quantized each time; weights once a step,
         which is left out.
         """
-        if self.products == self.dtype:
-            return 0
-        low = [each for each in kernels if isinstance(each, Product) and not each.in_16_bits]
-        elements = sum(each.groups * each.m * each.k for each in low if each.part in "FI")
-        return round(elements * QUANTIZED[self.products])
+        total = 0.0
+        for each in kernels:
+            if isinstance(each, Product) and each.part in "FI":
+                of = _type_of(each, self.dtype, self.products)
+                total += each.groups * each.m * each.k * (0.0 if of == self.dtype else QUANTIZED[of])
+        return round(total)
 
     def ns(self, kernels: Iterable[Timed]) -> list[float]:
         """Return how long each kernel takes; those that are new are priced together."""
@@ -112,6 +113,12 @@ class KernelPrices:
         return [self.known[kernel] for kernel in kernels]
 
 
+def _type_of(kernel: Timed, dtype: str, products: str) -> str:
+    if not isinstance(kernel, Product) or kernel.in_16_bits:
+        return dtype
+    return kernel.dtype or products
+
+
 def kernels_graph(kernels: Iterable[Timed], dtype: str, products: str | None = None) -> Graph:
     """Return a graph with an op for each kernel, which a cost model can be asked about.
 
@@ -120,12 +127,22 @@ def kernels_graph(kernels: Iterable[Timed], dtype: str, products: str | None = N
     builder = GraphBuilder("kernels")
     for number, kernel in enumerate(kernels):
         name = f"{type(kernel).__name__.lower()} {number}"
-        if isinstance(kernel, Pass):
+        if isinstance(kernel, Scan):
+            tensor = 2 * kernel.batch * kernel.sequence * kernel.heads * 128
+            builder.op(
+                name,
+                kind="gated_delta_rule",
+                flops=round(kernel.flops * kernel.parts),
+                bytes_read=3 * tensor,
+                bytes_written=tensor,
+                dtype=dtype,
+                attributes={"batch": kernel.batch, "seq_len": kernel.sequence, "heads": kernel.heads},
+            )
+        elif isinstance(kernel, Pass):
             read = kernel.nbytes // 2
             builder.op(name, kind="add", bytes_read=read, bytes_written=kernel.nbytes - read, dtype=dtype)
         else:
-            low = isinstance(kernel, Product) and not kernel.in_16_bits
-            of = products or dtype if low else dtype
+            of = _type_of(kernel, dtype, products or dtype)
             facts = _facts(kernel, of)
             builder.op(name, **op_arguments(facts, name, facts.attributes), dtype=of)
     return builder.build()
@@ -236,10 +253,12 @@ class TrainingCalibration:
         slower = self.product * self.sustained < 1 or self.gap_ns or self.pass_efficiency
         return self.alone is not None and not slower and self.attention_forward is None
 
-    @property
-    def kept(self) -> float | None:
-        """Bytes a number of what the gradients of weights read, where products quantize it."""
-        return None if self.alone is None else KEPT.get(self.alone.products)
+    def kept(self, dtype: str = "") -> float | None:
+        """Return the bytes a number of what the gradients of weights read, where products quantize it.
+
+        `dtype` is that of the products, where it is not the step's.
+        """
+        return None if self.alone is None else KEPT.get(dtype or self.alone.products)
 
     def casts(self, kernels: Iterable[Timed]) -> int:
         """Return the bytes that quantizing reads and writes; fitted rates have it in them."""
@@ -258,7 +277,9 @@ class TrainingCalibration:
         """Return what a kernel that takes so long alone takes at the rates that a step leaves."""
         if isinstance(kernel, Pass):
             return _longer(alone, self._traffic_ns(kernel.nbytes, kernel.of))
-        shape = kernel._replace(wide=False) if isinstance(kernel, Product) else kernel
+        if isinstance(kernel, Scan):
+            return _longer(alone / self.sustained, self._arithmetic_ns(kernel, self.peak * self.product))
+        shape = kernel._replace(dtype="") if isinstance(kernel, Product) else kernel
         found = self.measured.get(shape) if self.measured else None
         if found is not None:
             return self._arithmetic_ns(kernel, self.peak * found)
@@ -273,7 +294,7 @@ class TrainingCalibration:
         rate = (self.attention_peak or self.peak) * (1.0 if part is None else part)
         return _longer(self._arithmetic_ns(kernel, rate), self._traffic_ns(nbytes))
 
-    def _arithmetic_ns(self, kernel: Product | Attention, rate: float) -> float:
+    def _arithmetic_ns(self, kernel: Product | Attention | Scan, rate: float) -> float:
         return kernel.flops / (rate * self.sustained) * NS_PER_S
 
     def _traffic_ns(self, nbytes: int, of: str = "elementwise") -> float:

@@ -17,12 +17,16 @@ from typing import Final, Literal, NamedTuple
 
 from devices.collectives.groups import CollectiveKind
 
+WIDE: Final = "16 bits"
+"""What products are in that a recipe of low precision leaves out."""
+
 
 class Product(NamedTuple):
     """A product of matrices (m, k) and (k, n), `groups` times with m rows each where experts share a kernel.
 
     `part` is F, I (gradient of the input), W (gradient of the weight, added to what is there) or S (of
-    attention that writes its scores, or of a scan; a group is a head). A `wide` one stays in 16 bits.
+    attention that writes its scores; a group is a head). It is computed in `dtype`, where that is not the
+    step's (`WIDE`: in 16 bits).
     """
 
     m: int
@@ -30,12 +34,12 @@ class Product(NamedTuple):
     n: int
     part: Literal["F", "I", "W", "S"] = "F"
     groups: int = 1
-    wide: bool = False
+    dtype: str = ""
 
     @property
     def in_16_bits(self) -> bool:
         """Whether no recipe of low precision touches it."""
-        return self.wide or self.part == "S"
+        return self.dtype == WIDE or self.part == "S"
 
     @property
     def flops(self) -> int:
@@ -53,9 +57,11 @@ def products(m: int, k: int, n: int, groups: int = 1) -> tuple[Product, Product,
     return Product(m, k, n, "F", groups), Product(m, n, k, "I", groups), Product(n, m, k, "W", groups)
 
 
-def stay_wide(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
-    """Return kernels whose products stay in 16 bits."""
-    return tuple(each._replace(wide=True) if isinstance(each, Product) else each for each in kernels)
+def computed_in(dtype: str, kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    """Return kernels whose products are computed in a type of their own; those that have one keep it."""
+    return tuple(
+        each._replace(dtype=each.dtype or dtype) if isinstance(each, Product) else each for each in kernels
+    )
 
 
 class Attention(NamedTuple):
@@ -85,6 +91,24 @@ class Attention(NamedTuple):
         return 2 * one * (self.query_head + self.value_head)
 
 
+class Scan(NamedTuple):
+    """A state-space layer's scan by chunks, of so many flop.
+
+    It takes as long a flop as the gated delta rule of as many heads, which is measured: both walk a state in
+    chunks, by kernels in Triton.
+    """
+
+    batch: int
+    sequence: int
+    heads: int
+    flops: int
+
+    @property
+    def parts(self) -> float:
+        """The flop of that gated delta rule, whose heads have a state of 128 x 128, over its own."""
+        return self.batch * self.sequence * self.heads * 8 * 128 * 128 / self.flops
+
+
 class Pass(NamedTuple):
     """A kernel that only reads and writes; `of` names a rate of its own (``permute``, ``cross-entropy``)."""
 
@@ -107,7 +131,7 @@ class Collective(NamedTuple):
 
 OTHER_MICRO_BATCH = "another micro-batch"
 
-Timed = Product | Attention | Pass
+Timed = Product | Attention | Scan | Pass
 """A kernel that a device runs by itself."""
 
 Kernel = Timed | Collective
@@ -148,10 +172,10 @@ class LayerPiece:
     again: bool = False
     dropped: int = 0
 
-    @property
-    def in_16_bits(self) -> LayerPiece:
-        """The same with products that stay in 16 bits."""
-        return replace(self, forward=stay_wide(self.forward), backward=stay_wide(self.backward))
+    def computed_in(self, dtype: str) -> LayerPiece:
+        """Return it with products in a type of their own."""
+        forward, backward = (computed_in(dtype, kernels) for kernels in (self.forward, self.backward))
+        return replace(self, forward=forward, backward=backward)
 
 
 RECOMPUTED: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
@@ -169,6 +193,19 @@ RECOMPUTED: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
 Attention keeps neither scores (``core_attn``) nor queries, keys and values (``mla_up_proj``). Source:
 Megatron-LM, core/transformer/transformer_config.py (``recompute_modules``).
 """
+
+
+MODULES: Final[Mapping[str, frozenset[str]]] = {
+    "qkv": frozenset({"qkv", "q", "q down", "q up", "kv down", "kv up"}),
+    "proj": frozenset({"proj"}),
+    "mlp": frozenset({"up", "down"}),
+    "shared": frozenset({"shared up", "shared down"}),
+    "experts": frozenset({"experts up", "experts down"}),
+    "latent": frozenset({"latent down", "latent up"}),
+    "mamba_in": frozenset({"mamba in"}),
+    "mamba_out": frozenset({"mamba out"}),
+}
+"""Modules with products by name: their pieces. ``predicted`` are the layers of further tokens."""
 
 
 def recompute_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) -> tuple[LayerPiece, ...]:

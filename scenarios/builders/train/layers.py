@@ -36,12 +36,14 @@ from policies.parallel.expert_routing import UnplacedRouting
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.kernels import (
     OTHER_MICRO_BATCH,
+    WIDE,
     Attention,
     Collective,
     Kernel,
     LayerPiece,
     Pass,
     Product,
+    Scan,
     products,
 )
 from scenarios.builders.train.layout import ParallelLayout
@@ -329,7 +331,7 @@ class RankWork:
         ]
 
     def mamba(self) -> list[LayerPiece]:
-        """Return the pieces of Mamba-2: its scan as the products of chunks that its kernels compute.
+        """Return the pieces of Mamba-2: its scan has the flop of the products of its chunks.
 
         Of a chunk of q tokens, a head: what each token sees of the others (q, s, q) for its group, applied to
         what is scanned (q, q, d); the chunk's state (s, q, d) and what it adds to the tokens (q, s, d).
@@ -340,14 +342,13 @@ class RankWork:
         heads, groups, inner = m.mamba_heads // t, m.mamba_groups // t, m.mamba_inner // t
         conv, width = m.mamba_conv // t, (m.mamba_inner + m.mamba_conv + m.mamba_heads) // t
         chunks, s, d = max(1, T // q), m.mamba_state, m.mamba_head
-        sizes = [(q, s, q, groups), (q, q, d, heads), (s, q, d, heads), (q, s, d, heads)]
-        scan = [Product(a, b, c, "S", chunks * of) for a, b, c, of in sizes]
-        scan_back = [Product(*of, "S", chunks * n) for a, b, c, n in sizes for of in ((a, c, b), (b, a, c))]
+        flops = 2 * chunks * q * (q * s * groups + (q + 2 * s) * d * heads)
+        scan = Scan(self.batch.samples, max(1, T // self.batch.samples), heads, flops)
         x, states = T * conv * e, 4 * chunks * heads * s * d
         made, took = T * inner * e, T * width * e
         # the convolution reads and writes its channels; states go from chunk to chunk in fp32; a gated norm
-        run: list[Kernel] = [Pass(2 * x), *scan, Pass(3 * states), Pass(3 * made)]
-        back: list[Kernel] = [Pass(5 * made), *scan_back, Pass(6 * states), Pass(3 * x)]
+        run: list[Kernel] = [Pass(2 * x), scan, Pass(3 * states), Pass(3 * made)]
+        back: list[Kernel] = [Pass(5 * made), scan._replace(flops=2 * flops), Pass(6 * states), Pass(3 * x)]
         return [
             self.column("mamba in", m.hidden, width),
             LayerPiece("scan", (*run,), (*back,), took + x + states + made, made, took),
@@ -444,7 +445,7 @@ class RankWork:
             saved=(2 - bool(m.shared_middle)) * self.thin + 4 * self.few + 2 * 4 * self.few * m.experts,
             made=self.thin,
             took=self.thin,
-        ).in_16_bits
+        ).computed_in(WIDE)
 
     def _copies(self) -> float:
         """Return how often a token is sent / the experts that it goes to, by the dispatcher.
@@ -525,7 +526,7 @@ class RankWork:
         # the gradient of the weight that autograd is given while the sum of gradients has been added to in
         # place
         extra = out.backward_extra + mine * m.hidden * self.e
-        out = replace(out, saved=self.thin, backward_extra=extra).in_16_bits
+        out = replace(out, saved=self.thin, backward_extra=extra).computed_in(WIDE)
         entropy = LayerPiece(
             "loss",
             (Pass(there * logits, "cross-entropy"), *loss),

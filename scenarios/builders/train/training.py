@@ -31,11 +31,14 @@ from scenarios.builders.pipeline_stage import Around, PipelineStage
 from scenarios.builders.train.architecture import Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import (
+    MODULES,
+    WIDE,
     Attention,
     Collective,
     Kernel,
     LayerPiece,
     Product,
+    Scan,
     recompute_modules,
 )
 from scenarios.builders.train.layers import RankWork, ReplicaBatch
@@ -141,6 +144,8 @@ class Training:
         What graphs launch: of `GRAPHED`.
     wide_layers : tuple of int
         Layers at the beginning and at the end whose products stay in 16 bits.
+    dtypes : mapping
+        Module, of `kernels.MODULES` or ``predicted``, → the type of its products, where it is not the step's.
     transformer_engine : bool
         A gradient of each shape of weight is kept besides, as Transformer Engine does.
     memory : int or None
@@ -173,6 +178,7 @@ class Training:
     expert_overlap: bool = False
     cuda_graph: str | tuple[str, ...] = FULL_ITERATION
     wide_layers: tuple[int, int] = (0, 0)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
     transformer_engine: bool = True
     memory: int | None = None
     policy: str | None = None
@@ -252,7 +258,7 @@ class Training:
             routes=self.routes,
             dispatcher=self.dispatcher,
             expert_overlap=self.expert_overlap,
-            kept=self.calibration.kept,
+            kept=self.calibration.kept(),
         )
         return RankWork(self.model, self.layout, batch)
 
@@ -277,7 +283,8 @@ class Training:
         if cast := self.calibration.casts(timed):
             sums[2] = self.calibration.pass_ns(cast)
         for kernel, ns in zip(timed, self.calibration.kernels_ns(timed), strict=True):
-            attends = isinstance(kernel, Attention) or (isinstance(kernel, Product) and kernel.part == "S")
+            scores = isinstance(kernel, Product) and kernel.part == "S"
+            attends = scores or isinstance(kernel, Attention | Scan)
             sums[1 if attends else 0 if isinstance(kernel, Product) else 2] += ns
         for each in kernels:
             if isinstance(each, Collective):
@@ -294,27 +301,35 @@ class Training:
         units = [CheckpointUnit("embedding", tuple(self.work.embedding()))] if words and stage == 0 else []
         for i in range(first, first + self.layers_of[stage]):
             kind, (start, end) = self.model.kind(i), self.wide_layers
-            pieces = self._layer(kind, not start <= i < self.model.layers - end)
+            pieces = self._layer(kind, wide=not start <= i < self.model.layers - end)
             units.append(CheckpointUnit(f"layer {i}", pieces, self.work.thin, full, kind))
         if words and stage == self.stages - 1:
             for i in range(self.model.layers, self.model.layers + self.model.predicted):
                 kind = self.model.kind(i)
-                pieces = (*self.work.predicting(), *self._layer(kind))
+                of = self.dtypes.get("predicted", "")
+                pieces = (*(piece.computed_in(of) for piece in self.work.predicting()), *self._in(of, kind))
                 units.append(CheckpointUnit(f"layer {i}", pieces, self.work.thin, full, kind))
             units.append(CheckpointUnit("head", (*self.work.head(),) * (1 + self.model.predicted)))
         return units
 
-    def _layer(self, kind: str, wide: bool = False) -> tuple[LayerPiece, ...]:
-        if (kind, wide) not in self._layers_made:
-            work = (
-                RankWork(self.model, self.layout, replace(self.work.batch, kept=None)) if wide else self.work
-            )
+    def _layer(self, kind: str, *, wide: bool) -> tuple[LayerPiece, ...]:
+        """Return the pieces of a layer, each in the type of its module."""
+        if wide or not self.dtypes:
+            return self._in(WIDE if wide else "", kind)
+        own = {piece: dtype for name, dtype in self.dtypes.items() for piece in MODULES.get(name, ())}
+        return tuple(self._in(own.get(piece.name, ""), kind)[n] for n, piece in enumerate(self._in("", kind)))
+
+    def _in(self, dtype: str, kind: str) -> tuple[LayerPiece, ...]:
+        """Return the pieces of a layer with all products in a type of their own."""
+        if (kind, dtype) not in self._layers_made:
+            batch = replace(self.work.batch, kept=self.calibration.kept(dtype))
+            work = RankWork(self.model, self.layout, batch) if dtype else self.work
             pieces = recompute_modules(work.layer(kind), self.modules) if self.modules else work.layer(kind)
-            self._layers_made[kind, wide] = tuple(each.in_16_bits if wide else each for each in pieces)
-        return self._layers_made[kind, wide]
+            self._layers_made[kind, dtype] = tuple(each.computed_in(dtype) for each in pieces)
+        return self._layers_made[kind, dtype]
 
     @cached_property
-    def _layers_made(self) -> dict[tuple[str, bool], tuple[LayerPiece, ...]]:
+    def _layers_made(self) -> dict[tuple[str, str], tuple[LayerPiece, ...]]:
         return {}
 
     @cached_property
