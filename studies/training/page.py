@@ -49,10 +49,10 @@ _FAR_OFF = """## What is far off, and why
   fp8, fused grouped products, offloaded layers. Two layouts of Qwen3 30B on H100 (pp 2) took 1.8 times as
   long in one release as in the next, and their recipe is not known.
 - **gpt-oss and Nemotron 3** are the test of these numbers. gpt-oss comes out a third too fast in bf16
-  whatever the GPU, so some kernel of its own is missing (it has biases in all experts, clamped gates, sinks
-  in attention; its scores cannot be written, as they would not fit). Nemotron 3 with tp 2 comes out a sixth to a
-  quarter too fast, else a tenth. Mamba-2's scan was not measured: it takes as long a flop as the gated delta
-  rule, which was.
+  whatever the GPU, so some kernel of its own is missing (it has biases in all experts, clamped gates,
+  sinks in attention; its scores cannot be written, as they would not fit). Nemotron 3 with tp 2 comes out
+  a sixth to a quarter too fast, else a tenth. Mamba-2's scan was not measured: it takes as long a flop as
+  the gated delta rule, which was.
 - **MosaicML's smallest models** and its rows with one or two samples a GPU depend most on the gaps between
   kernels and on how much a collective disturbs what runs beside it: one number each stands for them.
 
