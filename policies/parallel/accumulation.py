@@ -14,17 +14,17 @@ first gradient is taken, others are added).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 from policies.option_checks import whole
 from policies.parallel.rank_grid import OnRanks, Ranked
-from policies.parallel.training_step import TrainingStep
+from policies.parallel.training_step import Parameter, TrainingStep
 from policies.rewrite.records import OpEntry, Records, write
 from sim import Graph
 from sim.base.errors import GraphError
-from sim.graph.graph import Role
 
 
 class GradientAccumulation(OnRanks):
@@ -66,27 +66,19 @@ class GradientAccumulation(OnRanks):
         step = TrainingStep(graph)
         refuse_micro_batches(step, "gradient-accumulation")
         name = f"{step.records.name} ({self.n} micro-batches)"
-        made = Records(
-            name, {}, {n: e for n, e in step.records.externals.items() if e.role == Role.PARAMETER}
-        )
+        given = step.records.externals
+        made = Records(name, {}, {n: given[n] for n in step.records.parameters()})
         parameters = {each.gradient: each for each in step.parameters}
         total: dict[str, str] = {}
         for k in range(self.n):
             own = {record.name: f"micro{k}/{record.name}" for record in step.work}
-            own |= {n: f"micro{k}/{n}" for n in step.records.externals if n not in made.externals}
-            made.externals |= {own[n]: e for n, e in step.records.externals.items() if n in own}
+            own |= {n: f"micro{k}/{n}" for n in given if n not in made.externals}
+            made.externals |= {own[n]: e for n, e in given.items() if n in own}
             for record in step.work:
-                copied = renamed(record, own, k)
-                made.make(copied)
-                for output in range(len(record.outputs)):
-                    gradient = parameters.get(record.tensor(output))
-                    if gradient is not None:
-                        before = total.get(gradient.gradient)
-                        total[gradient.gradient] = copied.tensor(output)
-                        if before is not None:
-                            name = f"micro{k}/{gradient.name}/accumulate"
-                            total[gradient.gradient] = name
-                            made.make(added(copied, name, before, output, gradient.elements))
+                copied = made.make(renamed(record, own, k))
+                for output, tensor in enumerate(record.tensors):
+                    if tensor in parameters:
+                        total[tensor] = add_up(made, copied, output, total.get(tensor), parameters[tensor])
         for update in step.updates:
             inputs = [(total.get(tensor, tensor), d) for tensor, d in update.inputs]
             made.make(replace(update, inputs=inputs))
@@ -113,25 +105,23 @@ def renamed(record: OpEntry, own: Mapping[str, str], k: int) -> OpEntry:
     )
 
 
-def added(record: OpEntry, name: str, before: str, output: int, elements: int) -> OpEntry:
-    """Return what adds a gradient to those before it; without a cost where its op has a duration."""
-    nbytes = record.outputs[output]
-    timed = record.duration_ns is not None or record.duration_by_kind
-    return replace(
-        record,
-        name=name,
-        kind="add",
-        inputs=[(before, 0), (record.tensor(output), 0)],
-        after=[],
-        outputs=(nbytes,),
-        flops=elements,
-        bytes_read=2 * nbytes,
-        bytes_written=nbytes,
-        duration_ns=0 if timed else None,
-        duration_by_kind={},
-        phase="W",
-        attributes={key: value for key, value in record.attributes.items() if key == "stream"},
-    )
+def added(of: OpEntry, name: str, reads: Sequence[str], nbytes: int, flops: int, **facts: Any) -> OpEntry:
+    """Return what adds two tensors that an op has to do with; without a cost where that has a duration."""
+    timed = of.duration_ns is not None or of.duration_by_kind
+    facts["duration_ns"] = 0 if timed else None
+    return of.like(name, "add", reads, [nbytes], flops=flops, bytes_read=2 * nbytes, **facts)
+
+
+def add_up(made: Records, of: OpEntry, output: int, before: str | None, parameter: Parameter) -> str:
+    """Add a gradient, an output of an op of a micro-batch, to those before it; return the sum."""
+    own = of.tensor(output)
+    if before is None:
+        return own
+    name = f"micro{of.micro_batch}/{parameter.name}/accumulate"
+    stream = {key: value for key, value in of.attributes.items() if key == "stream"}
+    facts: dict[str, Any] = {"phase": "W", "attributes": stream}
+    made.make(added(of, name, [before, own], of.outputs[output], parameter.elements, **facts))
+    return name
 
 
 def refuse_micro_batches(step: TrainingStep, what: str) -> None:

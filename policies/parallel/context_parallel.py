@@ -31,11 +31,11 @@ arXiv 2309.14509.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
 
 from policies.option_checks import one_of
+from policies.parallel.accumulation import added
 from policies.parallel.context_tokens import GROUP, SHAPE, Parts, Tokens
 from policies.parallel.program import COMPUTE
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
@@ -56,13 +56,11 @@ class AllGather(Tokens):
 
     def gathered(self, of: OpEntry, parts: Parts) -> list[str]:
         """Gather keys, then values."""
-        found = []
-        for what, tensor, nbytes in zip("kv", (parts.k, parts.v), parts.sizes[1:], strict=True):
-            size = self.c * nbytes
-            found.append(
-                self.collective(of, f"{of.name}/all_gather_{what}", "all_gather", [tensor], size, [size])
-            )
-        return found
+        sizes = [self.c * nbytes for nbytes in parts.sizes[1:]]
+        return [
+            self.collective(of, f"{of.name}/all_gather_{what}", "all_gather", [tensor], size, [size])
+            for what, tensor, size in zip("kv", (parts.k, parts.v), sizes, strict=True)
+        ]
 
     def forward(self, a: OpEntry) -> None:
         """Gather, then compute all that the rank's queries see."""
@@ -94,26 +92,25 @@ class AllToAll(Tokens):
         shape: dict[str, int] = {key: a.attributes[key] for key in SHAPE if key in a.attributes}
         for key in ("heads", "kv_heads"):
             if shape.get(key, self.c) % self.c:
-                raise GraphError(
-                    f"{a.name!r} has {shape[key]} {key}, which {self.c} ranks cannot share"
-                ).about(a.name)
+                message = f"{a.name!r} has {shape[key]} {key}, which {self.c} ranks cannot share"
+                raise GraphError(message).about(a.name)
             if key in shape:
                 shape[key] //= self.c
         return shape
 
     def moved(self, of: OpEntry, what: str, tensor: str, nbytes: int, name: str = "") -> str:
         """Exchange one tensor."""
-        return self.collective(
-            of, name or f"{of.name}/all_to_all_{what}", "all_to_all", [tensor], nbytes, [nbytes]
-        )
+        name = name or f"{of.name}/all_to_all_{what}"
+        return self.collective(of, name, "all_to_all", [tensor], nbytes, [nbytes])
+
+    def moved_all(self, of: OpEntry, tensors: Sequence[str], sizes: Sequence[int]) -> list[str]:
+        """Exchange queries, keys and values, or their gradients."""
+        return [self.moved(of, *each) for each in zip("qkv", tensors, sizes, strict=True)]
 
     def forward(self, a: OpEntry) -> None:
         """Exchange queries, keys and values, compute some heads, and exchange what comes out."""
         of, shape = Parts(self, a), self.heads(a)
-        reads = [
-            self.moved(a, what, tensor, nbytes)
-            for what, tensor, nbytes in zip("qkv", (of.q, of.k, of.v), of.sizes, strict=True)
-        ]
+        reads = self.moved_all(a, (of.q, of.k, of.v), of.sizes)
         out = self.nbytes(a.name)
         made = self.compute(a, f"{a.name}/heads", reads, [out], Fraction(1, self.c), **shape)
         self.moved(a, "out", made, out, a.name)
@@ -127,14 +124,7 @@ class AllToAll(Tokens):
         made = self.compute(
             g, f"{g.name}/heads", [*reads, f"{a.name}/heads"], of.sizes, Fraction(1, self.c), **self.heads(a)
         )
-        tensors = [output_name(made, k) for k in range(3)]
-        self.joined(
-            g,
-            [
-                self.moved(g, what, tensor, nbytes)
-                for what, tensor, nbytes in zip("qkv", tensors, of.sizes, strict=True)
-            ],
-        )
+        self.joined(g, self.moved_all(g, [output_name(made, k) for k in range(3)], of.sizes))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -149,11 +139,8 @@ class Ring(Tokens):
     ) -> str:
         """Send to one neighbour and receive from the other, after an op; return what is received."""
         sent = list(dict.fromkeys(reads))
-        makers = [self.records.producer(tensor) for tensor in sent]
-        waits = list(
-            dict.fromkeys([maker.name for maker in makers if maker is not None] + [after] * bool(after))
-        )
-        own = {maker.name for maker in makers if maker is not None}
+        own = [maker.name for maker in self.records.makers((tensor, 0) for tensor in sent)]
+        waits = list(dict.fromkeys(own + [after] * bool(after)))
         nbytes, names = sum(outputs), (f"{of.name}/send{k}", f"{of.name}/recv{k}")
         facts: dict[str, Any] = {"group": f"{of.name}/{k}"}
         for name, peer, read_, made in zip(names, (way, -way), (sent, []), ((), outputs), strict=True):
@@ -195,29 +182,10 @@ class Ring(Tokens):
             kv = received
             dkv = [*own, *([f"{received}:1" if k < self.c - 1 else received] if k else [])]
             if len(dkv) > 1:
-                dkv = [self._sum(g, f"{g.name}/sum{k}", dkv, n)]
+                self.last, where = f"{g.name}/sum{k}", {"stream": COMPUTE}
+                sum_ = added(g, self.last, dkv, n, elements(n, g.dtype), after=g.after, attributes=where)
+                dkv = [self.records.make(sum_).name]
         self.joined(g, [*dq, *dkv])
-
-    def _sum(self, g: OpEntry, name: str, reads: Sequence[str], nbytes: int) -> str:
-        """Add what is received to what was computed; without a cost where the op has a duration."""
-        timed = g.duration_ns is not None or g.duration_by_kind
-        self.last = name
-        self.records.make(
-            replace(
-                g.part(Fraction(0)),
-                name=name,
-                kind="add",
-                inputs=[(tensor, 0) for tensor in reads],
-                outputs=(nbytes,),
-                flops=elements(nbytes, g.dtype),
-                bytes_read=2 * nbytes,
-                bytes_written=nbytes,
-                duration_ns=0 if timed else None,
-                duration_by_kind={},
-                attributes={"stream": COMPUTE},
-            )
-        )
-        return name
 
 
 _METHODS: Final[Mapping[str, type[Tokens]]] = {"ring": Ring, "all-gather": AllGather, "all-to-all": AllToAll}

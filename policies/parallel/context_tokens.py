@@ -18,7 +18,6 @@ from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import Edge, OpEntry, Records, proportion, read
 from sim import Graph
 from sim.base.errors import GraphError
-from sim.graph.graph import Role
 
 # ----------------------------------------------------------------------------------------------------------
 # Which part of a sequence each rank has, and how much of its attention that is.
@@ -90,7 +89,7 @@ class Tokens(ABC):
         self.on_tokens: set[str] = set()
         """Tensors of which the rank has its tokens only."""
         for name, given in self.old.externals.items():
-            if given.role != Role.PARAMETER and given.nbytes >= c:
+            if not self.old.is_parameter(name) and given.nbytes >= c:
                 self.on_tokens.add(name)
             self.records.externals[name] = replace(given, nbytes=self.nbytes(name))
         found = False
@@ -111,7 +110,7 @@ class Tokens(ABC):
 
     def _gradients(self, graph: Graph) -> tuple[set[str], set[str]]:
         """Return the gradients of parameters and what they are sums of, and the names of the updates."""
-        if not any(record.kind in OPTIMIZERS for record in self.old.ops.values()):
+        if OPTIMIZERS.keys().isdisjoint(graph.kinds):
             return set(), set()
         step = TrainingStep(graph)
         found = parts_of_gradients(self.old, {each.gradient: each.name for each in step.parameters})
@@ -126,10 +125,9 @@ class Tokens(ABC):
                 padded = replace(
                     update, name=name, kind="pad", inputs=[(tensor, 0)], outputs=(nbytes,), flops=0
                 )
-                read_ = self.nbytes(tensor)
-                self.records.make(
-                    replace(padded, bytes_read=read_, bytes_written=nbytes, attributes={"stream": COMPUTE})
-                )
+                padded.bytes_read, padded.bytes_written = self.nbytes(tensor), nbytes
+                padded.attributes = {"stream": COMPUTE}
+                self.records.make(padded)
                 inputs[k] = (name, distance)
         return inputs
 
@@ -144,10 +142,10 @@ class Tokens(ABC):
 
     def _work(self, record: OpEntry) -> None:
         """Write an op that works on each token by itself."""
-        tensors = list(dict.fromkeys(tensor for tensor, _ in record.inputs))
+        tensors = list(dict.fromkeys(record.reads))
         if record.attributes.get("stream", COMPUTE) == COMPUTE:
             self.last = record.name
-        if not any(tensor in self.on_tokens for tensor in tensors):
+        if self.on_tokens.isdisjoint(tensors):
             self.records.make(replace(record, attributes=_on_compute(record.attributes)))
             return
         made = record.tensors
@@ -189,13 +187,11 @@ class Tokens(ABC):
 
     def attention_of(self, g: OpEntry) -> tuple[OpEntry, str]:
         """Return the attention whose gradients an op makes, and the gradient of its output."""
-        for tensor, _ in g.inputs:
-            producer = self.old.producer(tensor)
-            if producer is not None and producer.kind == "attention":
-                known = {tensor, *(name for name, _ in producer.inputs)}
-                for name, _ in g.inputs:
-                    if name not in known:
-                        return producer, name
+        for maker in self.old.makers(g.inputs):
+            if maker.kind == "attention":
+                for name in g.reads:
+                    if name not in (*maker.tensors, *maker.reads):
+                        return maker, name
         raise GraphError(f"{g.name!r} does not read the attention whose gradients it makes").about(g.name)
 
     def shares(self, a: OpEntry) -> list[Fraction]:
@@ -266,7 +262,7 @@ class Parts:
     """Queries, keys and values of an attention on a rank: tensors of their own, or one for all."""
 
     def __init__(self, writer: Tokens, a: OpEntry) -> None:
-        tensors = [tensor for tensor, _ in a.inputs]
+        tensors = a.reads
         heads = a.attributes.get("heads", 1)
         kv_heads = a.attributes.get("kv_heads", heads)
         if len(tensors) >= 3:
@@ -282,8 +278,5 @@ class Parts:
 
 def _on_compute(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes with the stream on which an op runs, if it has none yet."""
-    return (
-        {"stream": COMPUTE, **attributes}
-        if "communicator" in attributes
-        else {**attributes, "stream": COMPUTE}
-    )
+    own = attributes.get("stream", COMPUTE) if "communicator" in attributes else COMPUTE
+    return {**attributes, "stream": own}

@@ -18,14 +18,14 @@ megatron/core/distributed/finalize_model_grads.py (``_allreduce_word_embedding_g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 
 from policies.option_checks import whole
-from policies.parallel.accumulation import added, refuse_micro_batches, renamed
+from policies.parallel.accumulation import add_up, refuse_micro_batches, renamed
 from policies.parallel.modules import pattern_of
 from policies.parallel.program import COMPUTE, exchange
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
@@ -36,7 +36,6 @@ from policies.pipeline.pipeline_schedule import Action, Schedule
 from policies.rewrite.records import OpEntry, Records, write
 from sim import Graph
 from sim.base.errors import GraphError, InputError
-from sim.graph.graph import Role
 
 
 class PipelineParallel(OnRanks):
@@ -112,7 +111,7 @@ class _Rank:
             assert isinstance(slot, Action)
             self.run(slot)
         self._update()
-        read_ = {tensor for record in self.records.ops.values() for tensor, _ in record.inputs}
+        read_ = {tensor for record in self.records.ops.values() for tensor in record.reads}
         self.records.externals = {n: e for n, e in self.records.externals.items() if n in read_}
 
     # -- where ----------------------------------------------------------------------------------
@@ -125,7 +124,8 @@ class _Rank:
                 is_ = "says no stage" if record.stage is None else f"is of stage {record.stage}"
                 message = f"op {record.name!r} {is_}, and the schedule has stages 0 to {n - 1}"
                 raise GraphError(f"{message}; let the rewrite stages cut the forward").about(record.name)
-            sources = {found[p.name] for p in self._makers(record) if p.name in found and p.phase != "F"}
+            makers = [p for p in self.old.makers(record.inputs) if p.name in found]
+            sources = {found[p.name] for p in makers if p.phase != "F"}
             adds = record.kind in ("add_n", "add", "all_reduce", "reduce_scatter")
             if record.phase != "F" and adds and len(sources) == 1:
                 found[record.name] = max(sources)
@@ -133,15 +133,9 @@ class _Rank:
                 continue  # of a parameter that several stages have
             else:
                 found[record.name] = record.stage
-        if len({*found.values()}) < n:
-            raise GraphError(
-                f"graph {self.old.name!r} has {len({*found.values()})} stages, the schedule has {n}"
-            )
+        if (there := len({*found.values()})) < n:
+            raise GraphError(f"graph {self.old.name!r} has {there} stages, the schedule has {n}")
         return found
-
-    def _makers(self, record: OpEntry) -> Iterable[OpEntry]:
-        made = (self.old.producer(tensor) for tensor, _ in record.inputs)
-        return (each for each in made if each is not None)
 
     def _gradients(self) -> dict[str, dict[int, str]]:
         """Return of each gradient the tensor that each stage has of it."""
@@ -149,13 +143,9 @@ class _Rank:
         for each in self.step.parameters:
             maker = self.old.producer(each.gradient)
             assert maker is not None
-            tensors = [each.gradient]
-            if maker.name not in self.stage:
-                tensors = [tensor for tensor, _ in maker.inputs]
             own = found.setdefault(each.gradient, {})
-            for tensor in tensors:
-                producer = self.old.producer(tensor)
-                stage = None if producer is None else self.stage.get(producer.name)
+            for tensor in [each.gradient] if maker.name in self.stage else maker.reads:
+                stage = self._stage_of(tensor)
                 if stage is None or stage in own:
                     message = (
                         f"parameter {each.name!r} has several gradients in a stage that others have, too"
@@ -164,20 +154,22 @@ class _Rank:
                 own[stage] = tensor
         return found
 
+    def _stage_of(self, tensor: str) -> int | None:
+        """Return the stage that makes a tensor."""
+        producer = self.old.producer(tensor)
+        return None if producer is None else self.stage.get(producer.name)
+
     def _crossing(self) -> dict[tuple[int, int, bool], list[str]]:
         """Return what goes from a stage to another, of the forward or not, in the order of making."""
         found: dict[tuple[int, int, bool], dict[str, None]] = {}
-        order = {
-            tensor: k for k, r in enumerate(self.step.work) for tensor in map(r.tensor, range(len(r.outputs)))
-        }
+        order = {tensor: (k, r.phase == "F") for k, r in enumerate(self.step.work) for tensor in r.tensors}
         for record in self.step.work:
             here = self.stage.get(record.name)
-            for tensor, _ in record.inputs:
-                producer = self.old.producer(tensor)
-                there = None if producer is None else self.stage.get(producer.name)
-                if here is None or there is None or producer is None or self.place[here] == self.place[there]:
+            for tensor in record.reads:
+                there = self._stage_of(tensor)
+                if here is None or there is None or self.place[here] == self.place[there]:
                     continue
-                found.setdefault((there, here, producer.phase == "F"), {})[tensor] = None
+                found.setdefault((there, here, order[tensor][1]), {})[tensor] = None
         return {key: sorted(row, key=order.__getitem__) for key, row in found.items()}
 
     # -- slots ----------------------------------------------------------------------------------
@@ -191,31 +183,23 @@ class _Rank:
                     self._message("recv", tensor, source, sink, k)
         made: list[str] = []
         gradients = {tensor: g for g, row in self.local.items() for tensor in row.values()}
-        elements = {each.gradient: each for each in self.step.parameters}
+        parameters = {each.gradient: each for each in self.step.parameters}
         for record in self.cells.get((slot.stage, forward), []):
             if slot.phase in "IW" and (record.phase == "W") != (slot.phase == "W"):
                 continue
-            own = self._names(record, slot.stage, k)
-            copied = renamed(record, own, k)
+            copied = self.records.make(renamed(record, self._names(record, slot.stage, k), k))
             stream = record.attributes["stream"] if "communicator" in record.attributes else COMPUTE
             copied.attributes["stream"] = stream
-            self.records.make(copied)
             if stream == COMPUTE:
                 self.last = copied.name
-            for output in range(len(record.outputs)):
-                tensor = record.tensor(output)
-                made.append(tensor)
+            made += record.tensors
+            for output, tensor in enumerate(record.tensors):
                 if tensor in gradients:
-                    gradient = gradients[tensor]
-                    before = self.total.get((gradient, slot.stage))
-                    self.total[gradient, slot.stage] = copied.tensor(output)
+                    key = gradients[tensor], slot.stage
+                    before = self.total.get(key)
+                    self.total[key] = add_up(self.records, copied, output, before, parameters[key[0]])
                     if before is not None:
-                        name = f"micro{k}/{elements[gradient].name}/accumulate"
-                        self.total[gradient, slot.stage] = name
-                        sum_ = added(copied, name, before, output, elements[gradient].elements)
-                        sum_.attributes = {"stream": COMPUTE}
-                        self.records.make(sum_)
-
+                        self.records.ops[self.total[key]].attributes = {"stream": COMPUTE}
         for tensor in made:
             for (source, sink, _), tensors in self.crossing.items():
                 if source == slot.stage and tensor in tensors:
@@ -224,17 +208,13 @@ class _Rank:
     def _names(self, record: OpEntry, stage: int, k: int) -> dict[str, str]:
         """Return what the names of an op, and of all that it reads and follows, are here."""
         own = {record.name: f"micro{k}/{record.name}"}
-        for tensor, _ in record.inputs:
-            given = self.old.externals.get(tensor)
-            if given is not None:
-                own[tensor] = tensor if given.role == Role.PARAMETER else f"micro{k}/{tensor}"
-                self.records.externals[own[tensor]] = given
-                continue
-            producer = self.old.producer(tensor)
-            assert producer is not None
-            there = self.stage[producer.name]
-            elsewhere = self.place[there] != self.rank
-            own[tensor] = f"micro{k}/{tensor}/recv{stage}" if elsewhere else f"micro{k}/{tensor}"
+        for tensor in record.reads:
+            own[tensor] = tensor if self.old.is_parameter(tensor) else f"micro{k}/{tensor}"
+            there = self._stage_of(tensor)
+            if there is None:
+                self.records.externals[own[tensor]] = self.old.externals[tensor]
+            elif self.place[there] != self.rank:
+                own[tensor] += f"/recv{stage}"
         for name, _ in record.after:
             own.setdefault(name, f"micro{k}/{name}" if name in self.stage else name)
         return own
@@ -243,26 +223,26 @@ class _Rank:
         """Send or receive a tensor, on a communicator and a stream of the two stages."""
         producer, nbytes = self.old.producer(tensor), self.old.nbytes(tensor)
         assert producer is not None
-        name = f"micro{k}/{tensor}/{kind}{sink}"
-        word = f"pipeline {source} to {sink}"
-        peer = self.place[sink if kind == "send" else source]
-        where = {"communicator": word, "dimension": "pp", "stream": word, "peer": str(peer)}
-        own, sends = f"micro{k}/{tensor}", kind == "send"
+        own, word = f"micro{k}/{tensor}", f"pipeline {source} to {sink}"
+        here, there, reads, outputs = (
+            (source, sink, [own], []) if kind == "send" else (sink, source, [], [nbytes])
+        )
+        where = {"communicator": word, "dimension": "pp", "stream": word, "peer": str(self.place[there])}
         after = [self.last] if self.last and self.last != own else []
-        reads, outputs = ([own], []) if sends else ([], [nbytes])
-        made = exchange(producer, name, kind, reads, nbytes, outputs, after=after, **where)
-        made.stage, made.micro_batch = source if sends else sink, k
+        made = exchange(producer, f"{own}/{kind}{sink}", kind, reads, nbytes, outputs, after=after, **where)
+        made.stage, made.micro_batch = here, k
         self.records.make(made)
 
     # -- updates --------------------------------------------------------------------------------
 
     def _update(self) -> None:
         """Sum what several stages have, and update what is here."""
-        here: dict[str, str] = {}
-        for each in self.step.parameters:
-            for stage, tensor in self.local[each.gradient].items():
-                if self.place[stage] == self.rank:
-                    here[each.gradient] = self.total.get((each.gradient, stage), f"micro0/{tensor}")
+        here = {
+            gradient: self.total.get((gradient, stage), f"micro0/{tensor}")
+            for gradient, own in self.local.items()
+            for stage, tensor in own.items()
+            if self.place[stage] == self.rank
+        }
         for record in self.step.updates:
             if record.name in self.step.finishing:
                 self._sum_of_tensor_ranks(record, here)
@@ -301,17 +281,16 @@ class _Rank:
         maker = self.old.producer(tensor)
         if maker is None or maker.name not in self.step.finishing:
             return tensor
-        return maker.inputs[maker.tensors.index(tensor)][0]
+        return maker.reads[maker.tensors.index(tensor)]
 
     def _sum_of_tensor_ranks(self, record: OpEntry, here: dict[str, str]) -> None:
         """Sum, of the gradients that tensor-parallel ranks have parts of, those that are here."""
         pairs = [(k, tensor) for k, (tensor, _) in enumerate(record.inputs) if tensor in here]
         if not pairs:
             return
-        sizes = [record.outputs[k] for k, _ in pairs]
-        given = record.attributes
+        sizes, reads = [record.outputs[k] for k, _ in pairs], [here[t] for _, t in pairs]
         self._collective(
-            record.name, [here[t] for _, t in pairs], sizes, given["communicator"], given["dimension"]
+            record.name, reads, sizes, record.attributes["communicator"], record.attributes["dimension"]
         )
         for new, (old, tensor) in enumerate(pairs):
             made = record.tensor(new)
@@ -319,23 +298,11 @@ class _Rank:
             self._finished = {**self._finished, record.tensor(old): made}
 
     def _collective(self, name: str, reads: list[str], sizes: list[int], word: str, dimension: str) -> None:
-        self.records.make(
-            OpEntry(
-                name,
-                "all_reduce",
-                [(tensor, 0) for tensor in reads],
-                [],
-                tuple(sizes),
-                bytes_read=sum(sizes),
-                bytes_written=sum(sizes),
-                attributes={
-                    "communicator": word,
-                    "dimension": dimension,
-                    "stream": COMPUTE,
-                    "nbytes": sum(sizes),
-                },
-            )
-        )
+        where = {"communicator": word, "dimension": dimension, "stream": COMPUTE, "nbytes": sum(sizes)}
+        made = OpEntry(name, "all_reduce", [(tensor, 0) for tensor in reads], [], tuple(sizes))
+        made.bytes_read = made.bytes_written = sum(sizes)
+        made.attributes = where
+        self.records.make(made)
 
 
 class StageCut:

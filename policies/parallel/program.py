@@ -12,7 +12,7 @@ or copy. Edges say what waits for what, the attribute ``stream`` where an op goe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
@@ -71,39 +71,31 @@ class HostProgram:
         The rewrites before may have used it: with sequence parallelism a tensor-parallel rank has an op
         ``layer0.norm1/all_gather``, so the gather of fsdp2's module is ``layer0.norm1/all_gather.2``.
         """
-        given = {"stream": stream, **attributes}
         name = free_name(name, self.records.ops, self._of_step.ops, self._of_step.externals)
-        return self._write(name, kind, reads, outputs, after, given).name
+        self._write(OpEntry(name, kind, _edges(reads), _edges(after), tuple(outputs)), stream, attributes)
+        return name
 
-    def _write(
-        self,
-        name: str,
-        kind: str,
-        reads: Sequence[str],
-        outputs: Sequence[int],
-        after: Iterable[str | Edge | None],
-        attributes: dict[str, Any],
-    ) -> OpEntry:
-        record = OpEntry(name, kind, _edges(reads), _edges(after), tuple(outputs), bytes_written=sum(outputs))
-        record.bytes_read = sum(self.records.nbytes(tensor) for tensor in reads)
-        record.attributes = attributes
-        self.records.ops[name] = record
-        return record
+    def _write(self, record: OpEntry, stream: str, attributes: Mapping[str, Any]) -> None:
+        record.bytes_read = sum(map(self.records.nbytes, record.reads))
+        record.bytes_written = sum(record.outputs)
+        record.attributes = {"stream": stream, **attributes}
+        self.records.ops[record.name] = record
 
     def add_parts(self, prefix: str, parameter: Parameter, reads: Sequence[str], n: int, stream: str) -> str:
         """Add a rank's part of a gradient to those of earlier micro-batches; return the name of the op.
 
         That is the name of the op of the step that it is instead of, which adds whole gradients.
         """
-        sizes, name = [shard_nbytes(parameter, n)], f"{prefix}{parameter.name}/accumulate"
-        record = self._write(name, "add", reads, sizes, (), {"stream": stream})
-        record.flops, record.dtype = -(-parameter.elements // n), parameter.dtype
+        name = f"{prefix}{parameter.name}/accumulate"
+        record = OpEntry(name, "add", _edges(reads), [], (shard_nbytes(parameter, n),), dtype=parameter.dtype)
+        record.flops = -(-parameter.elements // n)
+        self._write(record, stream, {})
         return name
 
     def shard(self, step: TrainingStep, n: int, *, parameters: bool = True) -> list[OpEntry]:
         """Leave each rank a part in `n` of states, and of parameters; return the updates, as much smaller."""
         whole = set() if parameters else {each.name for each in step.parameters}
-        for name in dict.fromkeys(tensor for update in step.updates for tensor, _ in update.inputs):
+        for name in dict.fromkeys(tensor for update in step.updates for tensor in update.reads):
             if name in self.records.externals and name not in whole:
                 given = self.records.externals[name]
                 self.records.externals[name] = replace(given, nbytes=-(-given.nbytes // n))
@@ -136,20 +128,9 @@ def exchange(
     **attributes: Any,
 ) -> OpEntry:
     """Return what ranks exchange of what an op has to do with: `nbytes` as the collective counts them."""
-    return OpEntry(
-        name,
-        kind,
-        _edges(dict.fromkeys(reads)),
-        _edges(after),
-        tuple(outputs),
-        bytes_read=nbytes,
-        bytes_written=sum(outputs),
-        dtype=of.dtype,
-        stage=of.stage,
-        micro_batch=of.micro_batch,
-        phase=of.phase,
-        attributes={"stream": COMPUTE, "nbytes": nbytes, **attributes},
-    )
+    made = of.like(name, kind, dict.fromkeys(reads), outputs, after=_edges(after), bytes_read=nbytes)
+    made.attributes = {"stream": COMPUTE, "nbytes": nbytes, **attributes}
+    return made
 
 
 def _edges(given: Iterable[str | Edge | None]) -> list[Edge]:

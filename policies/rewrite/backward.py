@@ -15,10 +15,9 @@ from fractions import Fraction
 from typing import Any, Final
 
 from policies.option_checks import one_of
-from policies.rewrite.records import Edge, ExternalTensor, OpEntry, Records, by_name, read, write
+from policies.rewrite.records import Edge, ExternalTensor, OpEntry, Records, read, write
 from sim import Graph
 from sim.base.errors import GraphError, UnknownNameError
-from sim.base.units import round_half_up
 from sim.graph.attributes import SIZES
 from sim.graph.frames import has_control_flow
 from sim.graph.graph import Role
@@ -332,8 +331,7 @@ class Backward:
         while producer is not None and (producer.kind in PASSES or "view_of" in producer.attributes):
             tensor = producer.inputs[0][0]
             producer = self.records.producer(tensor)
-        given = self.records.externals.get(tensor)
-        return given is not None and given.role == Role.PARAMETER
+        return self.records.is_parameter(tensor)
 
     def _give(self, op: OpEntry, tensor: str, gradient: str) -> None:
         self.parts.setdefault(tensor, []).append(gradient)
@@ -360,22 +358,16 @@ class Backward:
         work: Fraction = Fraction(0),
     ) -> OpEntry:
         """Add an op of the backward of `op`: `work` times its flop, and its duration where it has one."""
-        share = work or _ONE
-        record = OpEntry(
+        part = op.part(work or _ONE)
+        record = op.like(
             self.records.free(name),
             kind,
-            [(tensor, 0) for tensor in reads],
-            [],
+            reads,
             outputs,
             flops=int(op.flops * work),
             bytes_read=sum(self._nbytes(tensor) for tensor in dict.fromkeys(reads)),
-            bytes_written=sum(outputs),
-            duration_ns=None if op.duration_ns is None else round_half_up(op.duration_ns * share),
-            duration_by_kind={kind: round_half_up(ns * share) for kind, ns in op.duration_by_kind.items()},
-            device=op.device,
-            dtype=op.dtype,
-            stage=op.stage,
-            micro_batch=op.micro_batch,
+            duration_ns=part.duration_ns,
+            duration_by_kind=part.duration_by_kind,
             phase=phase,
             attributes=_sizes(op, kind),
         )
@@ -460,7 +452,7 @@ class TrainingRewrite:
         if has_control_flow(graph):
             raise GraphError(f"graph {graph.name!r} has control flow, of which no backward can be made")
         records = read(graph)
-        trained = {name for name, given in records.externals.items() if given.role == Role.PARAMETER}
+        trained = set(records.parameters())
         for name in self.frozen:
             if name not in trained:
                 raise UnknownNameError("parameter", name, trained)
@@ -471,16 +463,16 @@ class TrainingRewrite:
         backward = Backward(records, active, loss)
         for name in reversed(order):
             backward.through(records.ops[name])
-        forward = list(records.ops.values())
+        forward = [*records.ops.values()]
         updates = self._updates(records, backward)
         if not updates:
             raise GraphError(f"graph {graph.name!r}: no parameter that could be trained leads to {loss!r}")
         for record in forward:
             record.phase = record.phase or "F"
-            read_ = [updates[tensor] for tensor, _ in record.inputs if tensor in updates]
+            read_ = [updates[tensor] for tensor in record.reads if tensor in updates]
             record.after = [*record.after, *dict.fromkeys((update.name, 1) for update in read_)]
         records.name += " (training)"
-        records.ops = by_name((*forward, *backward.made, *updates.values()))
+        records.make_all((*forward, *backward.made, *updates.values()))
         return write(records)
 
     def _loss(self, records: Records, active: set[str]) -> str:
@@ -493,40 +485,34 @@ class TrainingRewrite:
         last = [name for name in records.ops if name in active and not readers[name]]
         if len(last) != 1:
             found = ", ".join(repr(name) for name in last[:5]) or "none"
-            raise GraphError(
-                "the loss is the op that depends on a parameter and that nobody reads, and there must be "
-                f"one; found {found}; name it with loss:"
+            message = (
+                "the loss is the op that depends on a parameter and that nobody reads, and there must be"
             )
+            raise GraphError(f"{message} one; found {found}; name it with loss:")
         return last[0]
 
     def _updates(self, records: Records, backward: Backward) -> dict[str, OpEntry]:
         """Return parameter → the op that updates it, and add the optimizer's states to the graph."""
         states, per_element = OPTIMIZERS[self.optimizer]
         updates = {}
-        readers: dict[str, OpEntry] = {}
-        for record in records.ops.values():
-            for tensor, _ in record.inputs:
-                readers.setdefault(tensor, record)
-        for name, given in list(records.externals.items()):
-            gradient = backward.gradient(name)
-            if given.role != Role.PARAMETER or gradient is None:
+        readers = {tensor: op for op in reversed(records.ops.values()) for tensor in op.reads}  # the first
+        for name in records.parameters():
+            gradient, given = backward.gradient(name), records.externals[name]
+            if gradient is None:
                 continue
             kept = [records.free(f"{name}/{state}") for state in states]
             for state in kept:
                 records.externals[state] = ExternalTensor(given.nbytes, Role.PARAMETER, given.device)
-            reader = readers[name]
-            updates[name] = OpEntry(
+            updates[name] = readers[name].like(
                 records.free(f"{name}/update"),
                 self.optimizer,
-                [(tensor, 0) for tensor in (gradient, *kept, name)],
-                [],
+                (gradient, *kept, name),
                 (0,),
-                flops=per_element * elements(given.nbytes, reader.dtype),
+                flops=per_element * elements(given.nbytes, readers[name].dtype),
                 bytes_read=given.nbytes * (2 + len(kept)),
                 bytes_written=given.nbytes * (1 + len(kept)),
-                device=reader.device,
-                dtype=reader.dtype,
-                stage=reader.stage,
+                micro_batch=None,
+                phase=None,
                 attributes={"stateful": True},
             )
         return updates

@@ -14,10 +14,11 @@ at inference; a step of training is to be made from the larger forward
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from policies.option_checks import whole
-from policies.rewrite.records import ExternalTensor, OpEntry, Records, read, write
+from policies.rewrite.records import OpEntry, Records, read, write
 from sim import Graph
 from sim.base.errors import GraphError
 from sim.graph.graph import Role
@@ -64,16 +65,16 @@ class Batch:
         grows = {name for name, given in records.externals.items() if given.role == Role.INPUT}
         for op in graph.topological_order.tolist():
             record = records.ops[graph.op_names[op]]
-            if record.kind not in _NO_DATA and any(tensor in grows for tensor, _ in record.inputs):
+            if record.kind not in _NO_DATA and not grows.isdisjoint(record.reads):
                 grows.update(record.tensors)
         growing = [record for record in records.ops.values() if record.name in grows]
         for record in growing:
             self._grow(records, record, grows)
         for record in growing:
             record.outputs = tuple(nbytes * self.times for nbytes in record.outputs)
-        for name, given in records.externals.items():
-            if name in grows:
-                records.externals[name] = ExternalTensor(given.nbytes * self.times, given.role, given.device)
+        for name in grows & records.externals.keys():
+            given = records.externals[name]
+            records.externals[name] = replace(given, nbytes=given.nbytes * self.times)
         return write(records)
 
     def _grow(self, records: Records, record: OpEntry, grows: set[str]) -> None:
@@ -83,8 +84,7 @@ class Batch:
                 "samples is not known; import the graph with flop and bytes alone"
             ).about(record.name)
         more = self.times - 1
-        tensors = dict.fromkeys(tensor for tensor, _ in record.inputs)
-        size = {tensor: records.nbytes(tensor) for tensor in tensors}
+        size = {tensor: records.nbytes(tensor) for tensor in record.reads}
         growing = sum(nbytes for tensor, nbytes in size.items() if tensor in grows)
         whole_inputs = record.bytes_read == sum(size.values())
         record.flops *= self.times

@@ -21,7 +21,7 @@ Source of the patterns: tensorflow/core/grappler/optimizers/remapper.cc.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -30,7 +30,6 @@ from policies.rewrite.records import OpEntry, Records, read, write
 from sim import Graph
 from sim.base.errors import GraphError, InputError
 from sim.graph.attributes import SIZES
-from sim.graph.graph import Role
 
 ACTIVATIONS: Final = frozenset({"relu", "relu6", "elu", "tanh", "sigmoid", "gelu", "leaky_relu"})
 ELEMENTWISE: Final = ACTIVATIONS | {
@@ -80,9 +79,8 @@ class Fusion:
         """Return the graph with fused ops, whose attribute ``fused`` lists the kinds in them."""
         records = read(graph)
         followed = {name for record in records.ops.values() for name, _ in record.after}  # none of them goes
-        self._into_only_readers(
-            records, followed, [graph.op_names[op] for op in graph.topological_order.tolist()]
-        )
+        order = [graph.op_names[op] for op in graph.topological_order.tolist()]
+        self._into_only_readers(records, followed, order)
         if self.bytes_per_ns and self.patterns != "remapper":
             self._into_all_readers(records, followed)
         return write(records)
@@ -132,10 +130,8 @@ class Fusion:
             after = [_fused([producer, reader]) for reader in before]
             if sum(map(self._ns, after)) < self._ns(producer) + sum(map(self._ns, before)):
                 records.ops.update((reader.name, reader) for reader in after)
-                for tensor, _ in producer.inputs:
-                    if (above := records.producer(tensor)) is not None:
-                        readers[above.name] -= {name}
-                        readers[above.name] |= readers[name]
+                for above in records.makers(producer.inputs):
+                    readers[above.name] = readers[above.name] - {name} | readers[name]
                 del records.ops[name]
 
     def _ns(self, record: OpEntry) -> float:
@@ -143,29 +139,29 @@ class Fusion:
         return self.issue_cost_ns + max(moved, record.flops / self.flop_per_ns)
 
 
+@dataclass
 class _Chain:
     """Ops that become one, first to last.
 
     Attributes
     ----------
-    ops : list of Record
+    ops : list of OpEntry
     kinds : list of str
         Of all that is computed.
     elementwise : bool
         Whether all these kinds are.
     """
 
-    def __init__(self) -> None:
-        self.ops: list[OpEntry] = []
-        self.kinds: list[str] = []
-        self.elementwise = True
+    ops: list[OpEntry] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    elementwise: bool = True
 
     def append(self, record: OpEntry) -> None:
         """Let an op be computed after the others."""
         kinds = _kinds(record)
         self.ops.append(record)
         self.kinds += kinds
-        self.elementwise &= all(kind in ELEMENTWISE for kind in kinds)
+        self.elementwise &= ELEMENTWISE.issuperset(kinds)
 
 
 def _feeds_itself(record: OpEntry, records: Records, place: Mapping[str, int]) -> bool:
@@ -173,16 +169,15 @@ def _feeds_itself(record: OpEntry, records: Records, place: Mapping[str, int]) -
 
     Nothing else that it reads can depend on a producer that only it reads.
     """
-    above = [records.producer(tensor) for tensor, distance in record.inputs if distance]
+    above = records.makers(edge for edge in record.inputs if edge[1])
     seen: set[str] = set()
     while above:
         one = above.pop()
-        if one is None or place[one.name] < place[record.name] or one.name in seen:
-            continue
         if one is record:
             return True
-        seen.add(one.name)
-        above += [records.producer(name) for name, d in (*one.inputs, *one.after) if not d]
+        if place[one.name] > place[record.name] and one.name not in seen:
+            seen.add(one.name)
+            above += records.makers(edge for edge in (*one.inputs, *one.after) if not edge[1])
     return False
 
 
@@ -190,13 +185,14 @@ def _can_be_in_all(producer: OpEntry, readers: Sequence[OpEntry]) -> bool:
     """Whether each of an op's readers can compute it."""
     if len(producer.outputs) != 1 or producer.duration_ns is not None:
         return False
-    for reader in readers:
-        kinds = [*_kinds(producer), *_kinds(reader)]
-        once = [edge for edge in reader.inputs if edge[0] == producer.name] == [(producer.name, 0)]
-        alike = reader.device == producer.device and reader.duration_ns is None and not reader.stateful
-        if not (once and alike and all(kind in ELEMENTWISE for kind in kinds)):
-            return False
-    return True
+    return all(
+        [edge for edge in reader.inputs if edge[0] == producer.name] == [(producer.name, 0)]
+        and reader.device == producer.device
+        and reader.duration_ns is None
+        and not reader.stateful
+        and ELEMENTWISE.issuperset(_kinds(producer) + _kinds(reader))
+        for reader in readers
+    )
 
 
 def _kinds(record: OpEntry) -> list[str]:
@@ -310,7 +306,8 @@ class FuseAttention:
         readers = records.readers()
         chain, besides = [softmax], list[tuple[str, int]]()
         while chain[0].kind not in _PRODUCTS:
-            before = self._maker(records, chain[0])
+            fitting = (op for op in records.makers(chain[0].inputs) if op.kind in (*_PRODUCTS, *_BETWEEN))
+            before = next(fitting, None)
             if before is None or len(readers[before.name]) != 1:
                 return False
             besides += [edge for edge in chain[0].inputs if records.producer(edge[0]) is not before]
@@ -326,39 +323,22 @@ class FuseAttention:
         last = chain[-1]
         values = [edge for edge in last.inputs if records.producer(edge[0]) is not chain[-2]]
         of = [*first.inputs[:2], *values[:1]]
-        if len(of) < 3 or any(self._is_parameter(records, tensor) for tensor, _ in of):
+        if len(of) < 3 or any(records.is_parameter(tensor) for tensor, _ in of):
             return False
         durations = [record.duration_ns for record in chain]
         inputs = list(dict.fromkeys([*of, *besides]))
         inside = {record.name for record in chain}
-        records.ops[last.name] = OpEntry(
-            last.name,
-            "attention",
-            inputs,
-            [edge for record in chain for edge in record.after if edge[0] not in inside],
-            last.outputs,
+        records.ops[last.name] = replace(
+            last,
+            kind="attention",
+            inputs=inputs,
+            after=[edge for record in chain for edge in record.after if edge[0] not in inside],
             flops=sum(record.flops for record in chain),
             bytes_read=sum(records.nbytes(tensor) for tensor, _ in inputs),
             bytes_written=sum(last.outputs),
             duration_ns=None if None in durations else sum(ns or 0 for ns in durations),
-            device=last.device,
-            dtype=last.dtype,
-            stage=last.stage,
-            micro_batch=last.micro_batch,
-            phase=last.phase,
+            duration_by_kind={},
             attributes={"is_causal": True} if self.causal else {},
         )
         records.remove([record.name for record in chain[:-1]])
         return True
-
-    def _maker(self, records: Records, record: OpEntry) -> OpEntry | None:
-        """Return the op whose scores an op works on, if it is one that may stand before a softmax."""
-        for tensor, _ in record.inputs:
-            producer = records.producer(tensor)
-            if producer is not None and producer.kind in (*_PRODUCTS, *_BETWEEN):
-                return producer
-        return None
-
-    def _is_parameter(self, records: Records, tensor: str) -> bool:
-        given = records.externals.get(tensor)
-        return given is not None and given.role == Role.PARAMETER

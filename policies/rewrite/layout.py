@@ -46,20 +46,15 @@ class Layout:
     def apply(self, graph: Graph) -> Graph:
         """Return the graph in the preferred format."""
         records = read(graph)
-        differing = [
-            record
-            for record in records.ops.values()
-            if record.attributes.get("data_format") in FORMATS
-            and record.attributes["data_format"] != self.prefer
-        ]
+        other = FORMATS[1 - FORMATS.index(self.prefer)]
+        differing = [op for op in records.ops.values() if op.attributes.get("data_format") == other]
         if differing:
-            self._surround(differing, records)
+            self._surround(differing, other, records)
         _Transposes(records).settle()
         return write(records)
 
-    def _surround(self, differing: list[OpEntry], records: Records) -> None:
+    def _surround(self, differing: list[OpEntry], current: str, records: Records) -> None:
         """Put a transpose before the first input and after the first output of ops in the other format."""
-        current = differing[0].attributes["data_format"]
         nbytes = [records.nbytes(record.inputs[0][0]) for record in differing]
         moved = {record.name: records.free(f"{record.name}/to_{current}") for record in differing}
         for reader in records.ops.values():  # whoever follows an op still follows the op itself
@@ -77,9 +72,9 @@ def _transpose(
     name: str, edge: Edge, way: tuple[str, str], nbytes: int, like: OpEntry, records: Records
 ) -> None:
     """Add a transpose of what an edge brings, from one format to another, on the device of an op."""
-    attributes = dict(zip(("from", "to"), way, strict=True))
     new = OpEntry(name, "transpose", [edge], [], (nbytes,), device=like.device, dtype=like.dtype)
-    new.bytes_read, new.bytes_written, new.attributes = nbytes, nbytes, attributes
+    new.bytes_read = new.bytes_written = nbytes
+    new.attributes = dict(zip(("from", "to"), way, strict=True))
     records.ops[name] = new
 
 
@@ -181,8 +176,7 @@ class _Transposes:
         self.count += 1
 
     def _read_once(self, record: OpEntry) -> bool:
-        row = self.readers[record.name]
-        return len(row) == 1 and 1 in row.values()
+        return sum(self.readers[record.name].values()) == 1
 
     def _read(self, record: OpEntry, inputs: list[Edge]) -> None:
         """Let an op read other tensors."""
@@ -191,13 +185,11 @@ class _Transposes:
         self._note(record, 1)
 
     def _note(self, record: OpEntry, times: int) -> None:
-        for tensor, _ in record.inputs:
-            producer = self.records.producer(tensor)
-            if producer is not None:
-                row = self.readers[producer.name]
-                row[record.name] = row.get(record.name, 0) + times
-                if not row[record.name]:
-                    del row[record.name]
+        for producer in self.records.makers(record.inputs):
+            row = self.readers[producer.name]
+            row[record.name] = row.get(record.name, 0) + times
+            if not row[record.name]:
+                del row[record.name]
 
     def _drop(self, transpose: OpEntry) -> None:
         """Remove a transpose; who followed it follows the op that makes what it read."""

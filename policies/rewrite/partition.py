@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Any, Final
 
-from policies.rewrite.records import Edge, OpEntry, Records, by_name, frames_given, read, write
+from policies.rewrite.records import Edge, OpEntry, Records, frames_given, read, write
 from sim import Graph, Machine, Policy
 from sim.base.errors import InputError, UnknownNameError, located
 from sim.base.units import parse_bytes, parse_duration
@@ -109,9 +109,8 @@ def _colocate_with_merges(records: Records, kinds: Set[str]) -> None:
     """
     for record in records.ops.values():
         if record.kind == "merge":
-            for tensor, _ in record.inputs:
-                producer = records.producer(tensor)
-                if producer is not None and producer.kind in kinds:
+            for producer in records.makers(record.inputs):
+                if producer.kind in kinds:
                     producer.device = record.device
 
 
@@ -129,8 +128,7 @@ class _Cut:
     def result(self) -> Records:
         """Return all ops, old and new."""
         ops = self.records.ops
-        in_order = (record for name in ops for record in (*self.before[name], ops[name]))
-        self.records.ops = by_name(in_order)
+        self.records.make_all(record for name in ops for record in (*self.before[name], ops[name]))
         return self.records
 
     def edges(self, record: OpEntry) -> None:
@@ -332,7 +330,7 @@ class DistributedSession:
         replies = [(record.name, 0) for record in end]
         end.append(self._op("step/done", self.master, replies))
         end.append(self._op("step/return", self.client, [("step/done", 0)]))
-        records.ops = by_name((*begin, *records.ops.values(), *end))
+        records.make_all((*begin, *records.ops.values(), *end))
         return write(records)
 
     def _op(self, name: str, device: str, inputs: Sequence[Edge] = ()) -> OpEntry:
@@ -355,13 +353,9 @@ def _ends(records: Records, part: list[OpEntry]) -> tuple[list[OpEntry], list[Op
     roots: list[OpEntry] = []
     inner: set[str] = set()
     for record in part:
-        producers = {
-            producer.name
-            for tensor, distance in record.inputs
-            if not distance and (producer := records.producer(tensor)) is not None
-        }
-        producers |= {name for name, distance in record.after if not distance}
-        inner |= producers & names
-        if not producers & names:
+        now = [edge for edge in (*record.inputs, *record.after) if not edge[1]]
+        needed = names.intersection(maker.name for maker in records.makers(now))
+        inner |= needed
+        if not needed:
             roots.append(record)
     return roots, [record for record in part if record.name not in inner]

@@ -22,7 +22,7 @@ where another follows it by a control edge.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from policies.rewrite.records import Edge, ExternalTensor, OpEntry, Records, frames_given, read, write
@@ -112,12 +112,11 @@ class Prune:
 
     def _feed(self, records: Records, feeds: Sequence[str]) -> dict[str, str]:
         """Let whoever reads a fed tensor read a graph input instead; return tensor → that input."""
-        fed = {}
-        for name in feeds:
-            if self.explicit:
-                fed[name] = f"arg/{name}"
-            elif name not in records.externals:
-                fed[name] = f"feed of {name}"
+        fed = {
+            name: f"arg/{name}" if self.explicit else f"feed of {name}"
+            for name in feeds
+            if self.explicit or name not in records.externals
+        }
         for name, feed in fed.items():
             records.externals[feed] = ExternalTensor(records.nbytes(name), Role.INPUT, None)
         for record in records.ops.values():
@@ -140,7 +139,7 @@ class Prune:
         loose = [name for name in records.unused() if name not in in_loops]
         source, sink = self._node(SOURCE, "no_op", []), self._node(SINK, "control_trigger", [])
         for record in records.ops.values():
-            if not record.after and all(records.producer(tensor) is None for tensor, _ in record.inputs):
+            if not record.after and not records.makers(record.inputs):
                 record.after = [(SOURCE, 0)]
         sink.after = [(name, 0) for name in loose]
         records.ops = {SOURCE: source, **records.ops, SINK: sink}
@@ -168,12 +167,9 @@ def _ancestors(records: Records, wanted: Sequence[str]) -> set[str]:
             continue
         keep.add(name)
         record = records.ops[name]
-        for tensor, _ in (*record.inputs, *record.after):
-            producer = records.producer(tensor)
-            if producer is not None:
-                stack.append(producer.name)
+        stack += [maker.name for maker in records.makers((*record.inputs, *record.after))]
         if record.kind == "recv":
-            stack.extend(sends.get(record.attributes.get("key", ""), ()))
+            stack += sends.get(record.attributes.get("key", ""), ())
     return keep
 
 
@@ -246,16 +242,11 @@ def _reduce(records: Records, graph: Graph) -> None:
     after: list[list[int]] = [[] for _ in ops]
     followers: list[list[int]] = [[] for _ in ops]
     for k, record in enumerate(ops):
-        if record.kind in MOVES_FRAMES:
-            continue
-        for edges, control in ((record.inputs, False), (record.after, True)):
-            for name, distance in edges:
-                maker = records.producer(name)
-                if maker is None or distance or maker.kind in MOVES_FRAMES or maker.kind == "merge":
-                    continue
-                after[place[maker.name]].append(k)
-                if control:
-                    followers[place[maker.name]].append(k)
+        for edges, rows in ((record.inputs, [after]), (record.after, [after, followers])):
+            for maker in records.makers(edge for edge in edges if not edge[1]):
+                if not {record.kind, maker.kind} & MOVES_FRAMES and maker.kind != "merge":
+                    for row in rows:
+                        row[place[maker.name]].append(k)
     for k, targets in enumerate(followers):
         if not targets:
             continue
@@ -310,10 +301,9 @@ class _Bypass:
             return False
         if record.stateful or "outcome" in record.attributes or not self._is_safe(record):
             return False
-        makers = [self.records.producer(tensor) for tensor, _ in record.inputs]
-        if any(maker is not None and maker.kind == "switch" for maker in makers):
+        if any(maker.kind == "switch" for maker in self.records.makers(record.inputs)):
             return False  # whose control edge would not say which side
-        return not any(self._reads(user, record) for user in self._users(record))
+        return not any(record in self.records.makers(user.inputs) for user in self._users(record))
 
     def _make_no_op(self, record: OpEntry) -> None:
         """Let an op that nobody reads only wait."""
@@ -352,7 +342,7 @@ class _Bypass:
         edges = [*record.inputs, *record.after, *(e for e in of_users if e[0] == record.name)]
         if any(distance for _, distance in edges) or not self._is_safe(record):
             return False
-        makers = [m for name, _ in (*record.inputs, *record.after) if (m := self.records.producer(name))]
+        makers = self.records.makers((*record.inputs, *record.after))
         n_in, n_out = len(record.inputs) + len(record.after), len(users)
         if n_in * n_out > n_in + n_out:
             return False
@@ -378,9 +368,7 @@ class _Bypass:
             after = list(user.after)
             if (record.name, 0) in after:
                 after = [edge for edge in after if edge[0] != record.name] + waits
-            read_by_user = {
-                m.name for t, d in inputs if not d and (m := self.records.producer(t)) is not None
-            }
+            read_by_user = {m.name for m in self.records.makers(edge for edge in inputs if not edge[1])}
             more = [edge for edge in record.after if edge[0] not in read_by_user]
             self._change(user, inputs, list(dict.fromkeys([*after, *more])))
         self._change(record, [], [])
@@ -389,25 +377,18 @@ class _Bypass:
     def _users(self, record: OpEntry) -> list[OpEntry]:
         return [self.records.ops[name] for name in self.users[record.name]]
 
-    def _reads(self, user: OpEntry, record: OpEntry) -> bool:
-        return any(self.records.producer(tensor) is record for tensor, _ in user.inputs)
-
     def _change(self, record: OpEntry, inputs: list[Edge], after: list[Edge]) -> None:
         """Give an op other edges; look again at it and at those that it waited for."""
-        for maker in self._makers(record):
-            self.users[maker].pop(record.name, None)
-            self.todo[maker] = None
+        for maker in self.records.makers((*record.inputs, *record.after)):
+            self.users[maker.name].pop(record.name, None)
+            self.todo[maker.name] = None
         record.inputs, record.after = inputs, after
         self._use(record)
         self.todo[record.name] = None
 
     def _use(self, record: OpEntry) -> None:
-        for maker in self._makers(record):
-            self.users[maker][record.name] = None
-
-    def _makers(self, record: OpEntry) -> Iterable[str]:
-        makers = (self.records.producer(name) for name, _ in (*record.inputs, *record.after))
-        return [maker.name for maker in makers if maker is not None]
+        for maker in self.records.makers((*record.inputs, *record.after)):
+            self.users[maker.name][record.name] = None
 
 
 def _group(records: Records) -> None:

@@ -202,9 +202,7 @@ class OpEntry:
     @property
     def in_place(self) -> bool:
         """Whether it writes into what it reads."""
-        return self.kind in IN_PLACE or any(
-            self.attributes.get(key, False) for key in ("inplace", "in_place")
-        )
+        return self.kind in IN_PLACE or any(self.attributes.get(key) for key in ("inplace", "in_place"))
 
     def tensor(self, k: int = 0) -> str:
         """Return the name of output `k`."""
@@ -214,6 +212,19 @@ class OpEntry:
     def tensors(self) -> list[str]:
         """The names of all outputs."""
         return [self.tensor(k) for k in range(len(self.outputs))]
+
+    @property
+    def reads(self) -> list[str]:
+        """The names of all inputs."""
+        return [tensor for tensor, _ in self.inputs]
+
+    def like(
+        self, name: str, kind: str, reads: Iterable[str], outputs: Sequence[int], **facts: Any
+    ) -> OpEntry:
+        """Return a new op beside this one: of its device, data type, stage, micro-batch and phase."""
+        where = {key: getattr(self, key) for key in ("device", "dtype", "stage", "micro_batch", "phase")}
+        made = {"after": [], "bytes_written": sum(outputs), **where, **facts}
+        return OpEntry(name, kind, [(tensor, 0) for tensor in reads], outputs=tuple(outputs), **made)
 
     def part(self, by: Fraction) -> OpEntry:
         """Return an op of so many times the work, that takes so many times as long; bytes stay."""
@@ -281,9 +292,16 @@ class Records:
             An op or a tensor has this name.
         """
         if record.name in self.ops or record.name in self.externals:
-            raise _taken(record.name)
+            message = f"two ops would be called {record.name!r}, the graph's and one that the rewrite makes"
+            raise GraphError(f"{message}; give the graph's another name").about(record.name)
         self.ops[record.name] = record
         return record
+
+    def make_all(self, ops: Iterable[OpEntry]) -> None:
+        """Let these be all ops, in this order."""
+        self.ops = {}
+        for record in ops:
+            self.make(record)
 
     def free(self, name: str) -> str:
         """Return a name for a new op: see `free_name`."""
@@ -296,6 +314,20 @@ class Records:
         made = split_output(tensor)
         return None if made is None else self.ops.get(made[0])
 
+    def makers(self, edges: Iterable[Edge]) -> list[OpEntry]:
+        """Return the ops from which edges come, one for each that comes from an op."""
+        made = (self.producer(name) for name, _ in edges)
+        return [each for each in made if each is not None]
+
+    def is_parameter(self, tensor: str) -> bool:
+        """Whether a tensor is a parameter."""
+        given = self.externals.get(tensor)
+        return given is not None and given.role == Role.PARAMETER
+
+    def parameters(self) -> list[str]:
+        """Return the names of all parameters."""
+        return [name for name in self.externals if self.is_parameter(name)]
+
     def readers(self) -> dict[str, list[OpEntry]]:
         """Return op name → the ops that read any of its outputs, once for each read."""
         return self._users([(record, record.inputs) for record in self.ops.values()])
@@ -307,10 +339,8 @@ class Records:
     def _users(self, edges: Iterable[tuple[OpEntry, list[Edge]]]) -> dict[str, list[OpEntry]]:
         out: dict[str, list[OpEntry]] = {name: [] for name in self.ops}
         for record, row in edges:
-            for tensor, _ in row:
-                producer = self.producer(tensor)
-                if producer is not None:
-                    out[producer.name].append(record)
+            for producer in self.makers(row):
+                out[producer.name].append(record)
         return out
 
     def unused(self) -> list[str]:
@@ -361,11 +391,10 @@ class Records:
         unused = [name for name in self.ops if name in candidates and not users[name]]
         while unused:
             gone = self.ops.pop(unused.pop())
-            for tensor, _ in (*gone.inputs, *gone.after):
-                if (producer := self.producer(tensor)) is not None:
-                    users[producer.name] -= 1
-                    if producer.name in candidates and not users[producer.name]:
-                        unused.append(producer.name)
+            for producer in self.makers((*gone.inputs, *gone.after)):
+                users[producer.name] -= 1
+                if producer.name in candidates and not users[producer.name]:
+                    unused.append(producer.name)
 
 
 def free_name(name: str, *taken: Container[str]) -> str:
@@ -378,27 +407,6 @@ def free_name(name: str, *taken: Container[str]) -> str:
     """
     names = chain([name], (f"{name}.{k}" for k in count(2)))
     return next(each for each in names if not any(each in row for row in taken))
-
-
-def by_name(made: Iterable[OpEntry]) -> dict[str, OpEntry]:
-    """Return ops by name, in their order.
-
-    Raises
-    ------
-    GraphError
-        Two have the same name.
-    """
-    found: dict[str, OpEntry] = {}
-    for record in made:
-        if record.name in found:
-            raise _taken(record.name)
-        found[record.name] = record
-    return found
-
-
-def _taken(name: str) -> GraphError:
-    message = f"two ops would be called {name!r}, the graph's and one that the rewrite makes"
-    return GraphError(f"{message}; give the graph's another name").about(name)
 
 
 def read(graph: Graph) -> Records:

@@ -77,13 +77,12 @@ def _repeated_sums(records: Records, order: list[str]) -> None:
         stack = [record]
         while stack:
             reader = stack.pop()
-            sums = [op for tensor, _ in reader.inputs if (op := inner(tensor, reader)) is not None]
+            sums = [op for tensor in reader.reads if (op := inner(tensor, reader)) is not None]
             gone += [op.name for op in sums]
             stack += sums
         factor, value = records.free(f"{record.name}/times"), {"value": tree.times}
-        records.ops[factor] = OpEntry(
-            factor, "const", [], [], (SCALAR_BYTES,), duration_ns=0, device=record.device, attributes=value
-        )
+        facts: dict[str, Any] = {"duration_ns": 0, "device": record.device, "attributes": value}
+        records.ops[factor] = OpEntry(factor, "const", [], [], (SCALAR_BYTES,), **facts)
         record.kind = "mul"
         record.inputs = [(tree.term, 0), (factor, 0)]
         record.bytes_read = records.nbytes(tree.term) + SCALAR_BYTES
@@ -94,11 +93,10 @@ def _scalar_sums(records: Records) -> None:
     """Add scalars to one another before they are added to tensors."""
     readers = records.readers()
     for record in list(records.ops.values()):
-        sides = [records.producer(tensor) for tensor, _ in record.inputs] if _is_sum(record) else []
         parts = [
             part
-            for side in sides
-            if side is not None and len(readers[side.name]) == 1 and side.device == record.device
+            for side in (records.makers(record.inputs) if _is_sum(record) else ())
+            if len(readers[side.name]) == 1 and side.device == record.device
             if (part := _tensor_and_scalar(side, records)) is not None
         ]
         if len(parts) != 2:
@@ -292,11 +290,9 @@ def _overwritten(records: Records) -> set[str]:
     found: set[str] = set()
     stack = [record.name for record in records.ops.values() if record.in_place]
     while stack:
-        for tensor, _ in records.ops[stack.pop()].inputs:
-            producer = records.producer(tensor)
-            if producer is not None and producer.name not in found:
-                found.add(producer.name)
-                stack.append(producer.name)
+        new = {maker.name for maker in records.makers(records.ops[stack.pop()].inputs)} - found
+        found |= new
+        stack += new
     return found
 
 
