@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
-from typing import Final
+from typing import Any, Final
 
 from policies.option_checks import one_of
 from policies.parallel.program import COMPUTE, HostProgram, shard_nbytes
@@ -31,6 +31,7 @@ from policies.parallel.training_step import Parameter, TrainingStep
 from policies.rewrite.records import OpEntry
 from sim import Graph
 from sim.base.errors import InputError
+from sim.graph.graph import output_name
 
 # ----------------------------------------------------------------------------------------------------------
 # Gradients in buckets: small messages are summed together, and a large sum begins before all is there.
@@ -100,6 +101,18 @@ def closed_before_overflow(sizes: Sequence[int], limit: int) -> list[list[int]]:
     return found
 
 
+def never_overflowing(parameters: Sequence[Parameter], elements: int) -> list[list[Parameter]]:
+    """Return parameters in buckets of at most so many elements: see `closed_before_overflow`."""
+    rows = closed_before_overflow([each.elements for each in parameters], elements)
+    return [[parameters[k] for k in row] for row in rows]
+
+
+def filled(parameters: Sequence[Parameter], by: str, limits: Sequence[int]) -> list[list[Parameter]]:
+    """Return parameters in buckets, `by` their "nbytes" or "elements", those of a data type together."""
+    sizes, dtypes = [getattr(each, by) for each in parameters], [each.dtype for each in parameters]
+    return [[parameters[k] for k in row] for row in closed_when_full(sizes, limits, dtypes)]
+
+
 _FIRST_BYTES: Final = 2**20
 _CAP_BYTES: Final = 25 * 2**20
 _ALL: Final[Mapping[str, str]] = {"communicator": "data parallel"}
@@ -152,25 +165,18 @@ class DistributedDataParallel(DataParallel):
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
         """Return the parameters of each bucket, in the order of launch."""
         if self.find_unused:
-            return self.filled(step.parameters, [_FIRST_BYTES, self.cap or _CAP_BYTES])[::-1]
+            return filled(step.parameters, "nbytes", [_FIRST_BYTES, self.cap or _CAP_BYTES])[::-1]
         if self.first_step:
             most = max(1, sum(each.nbytes for each in step.parameters))
-            return self.filled(step.parameters, [most])[::-1]
-        return self.filled(step.in_ready_order(), [self.cap] if self.cap else [_FIRST_BYTES, _CAP_BYTES])
-
-    @staticmethod
-    def filled(parameters: Sequence[Parameter], limits: Sequence[int]) -> list[list[Parameter]]:
-        """Return parameters in buckets, by data type."""
-        sizes, dtypes = [each.nbytes for each in parameters], [each.dtype for each in parameters]
-        return [[parameters[k] for k in row] for row in closed_when_full(sizes, limits, dtypes)]
+            return filled(step.parameters, "nbytes", [most])[::-1]
+        limits = [self.cap] if self.cap else [_FIRST_BYTES, _CAP_BYTES]
+        return filled(step.in_ready_order(), "nbytes", limits)
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
         step = TrainingStep(graph)
         program = HostProgram(step, "ddp")
-        last = reduce_in_buckets(program, step, self.buckets(step), overlap=self.overlap)
-        for update in step.updates:
-            program.compute(update, after=[last])
+        reduce_in_buckets(program, step, self.buckets(step), step.updates, overlap=self.overlap)
         return program.graph()
 
 
@@ -178,18 +184,19 @@ def reduce_in_buckets(
     program: HostProgram,
     step: TrainingStep,
     buckets: Sequence[Sequence[Parameter]],
+    updates: Sequence[OpEntry],
     *,
     overlap: bool = True,
     strict: bool = True,
     parts: int = 1,
     waits: Callable[[OpEntry], str | None] = lambda record: None,
     meets: Callable[[Sequence[Parameter]], Mapping[str, str]] = lambda bucket: _ALL,
-) -> str:
-    """Issue forward and backward, and a sum of each bucket; return the last. Updates read what was summed.
+) -> None:
+    """Issue forward and backward, a sum of each bucket, and behind the last the updates, which read sums.
 
     Parameters
     ----------
-    program, step, buckets
+    program, step, buckets, updates
     overlap : bool
         Whether a bucket is launched when it is ready, not after the backward.
     strict : bool
@@ -202,7 +209,7 @@ def reduce_in_buckets(
         Attributes that say over whom a bucket is summed.
     """
     kind = "all_reduce" if parts == 1 else "reduce_scatter"
-    last = ""
+    last = None
     ready_at = [max(step.ready_at[each.gradient] for each in bucket) for bucket in buckets]
     summed: dict[str, str] = {}
     left = list(range(len(buckets)))
@@ -225,11 +232,9 @@ def reduce_in_buckets(
                 **meets(buckets[bucket]),
                 **({"nbytes": parts * sum(sizes)} if parts > 1 else {}),
             )
-            names = [last, *(f"{last}:{i}" for i in range(1, len(gradients)))]
-            summed |= dict(zip(gradients, names, strict=True))
+            summed |= {gradient: output_name(last, i) for i, gradient in enumerate(gradients)}
         left = [bucket for bucket in left if bucket not in ready]
-    program.instead |= summed
-    return last
+    program.update(updates, summed, last)
 
 
 class MegatronDDP(DataParallel):
@@ -306,9 +311,9 @@ class MegatronDDP(DataParallel):
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
         """Return the parameters of each bucket, from the last parameter to the first."""
         order = step.parameters[::-1]
-        sizes, dtypes = [each.elements for each in order], [each.dtype for each in order]
-        least = self.bucket_size if self.overlap and not self.pipeline_rank else max(1, sum(sizes) + 1)
-        return [[order[k] for k in row] for row in closed_when_full(sizes, [least], dtypes)]
+        several = self.overlap and not self.pipeline_rank
+        least = self.bucket_size if several else sum(each.elements for each in order) + 1
+        return filled(order, "elements", [least])
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
@@ -318,17 +323,16 @@ class MegatronDDP(DataParallel):
         buckets = self.buckets(step)
         updates = program.shard(step, parts, parameters=False)
         gather = _Gather(program, step, buckets, parts)
-        last = reduce_in_buckets(
+        reduce_in_buckets(
             program,
             step,
             buckets,
+            updates,
             overlap=self.overlap,
             strict=False,
             parts=parts,
             waits=gather.before if self.gather_ahead else lambda record: None,
         )
-        for update in updates:
-            program.compute(update, after=[last])
         if self.distributed and not self.gather_ahead:
             for k in reversed(range(len(buckets))):
                 gather.launch(k, [(update.name, 0) for update in updates], COMPUTE)
@@ -351,26 +355,17 @@ class _Gather:
         if k in self.launched:
             return
         nbytes = self.parts * sum(shard_nbytes(each, self.parts) for each in self.buckets[k])
-        self.launched[k] = self.program.add(
-            f"all_gather{k}",
-            "all_gather",
-            [],
-            [],
-            after=after,
-            stream=stream,
-            communicator="data parallel",
-            nbytes=nbytes,
-        )
+        where: dict[str, Any] = {"stream": stream, **_ALL, "nbytes": nbytes}
+        self.launched[k] = self.program.add(f"all_gather{k}", "all_gather", [], [], after=after, **where)
 
     def before(self, record: OpEntry) -> str | None:
         """Return what an op waits for: the gather of the bucket that it reads, after which comes the next."""
         if record.phase != "F":
             return None
-        first = [self.bucket_of[tensor] for tensor, _ in record.inputs if tensor in self.bucket_of]
-        first = [k for k in dict.fromkeys(first) if k not in self.waited]
-        updated = [(self.step.updates[-1].name, 1)]
+        read = dict.fromkeys(self.bucket_of[tensor] for tensor in record.reads if tensor in self.bucket_of)
+        first = [k for k in read if k not in self.waited]
+        self.waited.update(first)
         for k in first:
-            self.waited.add(k)
             for bucket in (k, k - 1)[: k + 1]:
-                self.launch(bucket, updated)
+                self.launch(bucket, [(self.step.updates[-1].name, 1)])
         return next((name for k, name in reversed(self.launched.items()) if k in first), None)

@@ -22,7 +22,6 @@ from policies.parallel.modules import pattern_of
 from policies.parallel.training_step import TrainingStep, parts_of_gradients
 from policies.rewrite.records import OpEntry
 from sim.base.errors import GraphError, InputError
-from sim.graph.graph import Role
 
 _AT_THE_END: Final = "./_- "
 
@@ -104,9 +103,8 @@ class Layers:
         if step.updates and "F" not in {record.phase for record in step.work}:
             raise GraphError(f"graph {step.records.name!r} does not say which ops are its forward (phase: F)")
         self.weights = self._made_of_parameters()
-        self.gradients = parts_of_gradients(
-            step.records, {each.gradient: each.name for each in step.parameters}
-        )
+        own = {each.gradient: each.name for each in step.parameters}
+        self.gradients = parts_of_gradients(step.records, own)
         several = any(record.micro_batch for record in step.work)
         found: dict[str, Layer] = {}
         self.of: dict[str, Layer] = {}
@@ -129,9 +127,8 @@ class Layers:
         for layer in self.all:
             if layer.expert and len(layer.expert) < len(layer.ops):
                 other = next(op for op in layer.ops if op not in layer.expert)
-                raise GraphError(
-                    f"layer {layer.name!r} has ops of one expert, and {other!r} of no one"
-                ).about(other)
+                message = f"layer {layer.name!r} has ops of one expert, and {other!r} of no one"
+                raise GraphError(message).about(other)
             self._find_ends(layer)
 
     def _parameters(self) -> dict[str, int | None]:
@@ -148,13 +145,9 @@ class Layers:
             whose: tuple[str, int] | str | None = None if layer is None else layer.module
             if layer is not None and layer.expert:
                 whose = layer.module, layer.expert[record.name]
-            for tensor, _ in record.inputs:
-                given = self.step.records.externals.get(tensor)
-                if given is None or given.role != Role.PARAMETER:
-                    continue
+            for tensor in filter(self.step.records.is_parameter, record.reads):
                 if found.setdefault(tensor, whose) != whose:
-                    others = "by others"
-                    message = f"parameter {tensor!r} is read by experts, and {others} with {record.name!r}"
+                    message = f"parameter {tensor!r} is read by experts, and by others with {record.name!r}"
                     raise GraphError(message).about(record.name)
         return {
             tensor: None if isinstance(whose, str) else whose[1]
@@ -169,7 +162,7 @@ class Layers:
 
     def _adds_up(self, record: OpEntry) -> bool:
         """Whether an op makes one gradient of a parameter of others, as of micro-batches."""
-        return bool(record.inputs) and all(tensor in self.gradients for tensor, _ in record.inputs)
+        return bool(record.inputs) and self.gradients.keys() >= {*record.reads}
 
     def _number(self, record: OpEntry, text: str) -> int:
         if not text.isdecimal() or int(text) >= self.experts:
@@ -178,10 +171,9 @@ class Layers:
         return int(text)
 
     def _made_of_parameters(self) -> set[str]:
-        records = self.step.records
-        found = {name for name, given in records.externals.items() if given.role == Role.PARAMETER}
+        found = set(self.step.records.parameters())
         for record in self.step.work:
-            if record.inputs and all(tensor in found for tensor, _ in record.inputs):
+            if record.inputs and found.issuperset(record.reads):
                 found.update(record.tensors)
         return found
 
@@ -191,10 +183,9 @@ class Layers:
         for layer in self.all:
             for name in list(layer.backward):
                 record = records.ops[name]
-                makers = [records.producer(tensor) for tensor, _ in record.inputs]
-                if record.kind == "add_n" and not any(
-                    m is None or self.of.get(m.name) is layer for m in makers
-                ):
+                makers = records.makers(record.inputs)
+                elsewhere = all(self.of.get(maker.name) is not layer for maker in makers)
+                if record.kind == "add_n" and elsewhere and len(makers) == len(record.inputs):
                     layer.backward.remove(name)
                     del self.of[name]
 
@@ -204,33 +195,30 @@ class Layers:
         Of k parts of a sum, j of them from the same experts, j - 1 additions are made here and k - j there.
         """
         records, work = self.step.records, []
+        layers = {layer.name: layer for layer in self.of.values()}
         for record in self.step.work:
             mine: dict[tuple[str, int | None], list[str]] = {}
             if record.kind == "add_n" and record.name not in self.of and not self._is_forward(record):
-                for tensor, _ in record.inputs:
+                for tensor in record.reads:
                     producer = records.producer(tensor)
-                    layer = None if producer is None else self.of.get(producer.name)
-                    if producer is not None and layer is not None:
+                    if producer is not None and producer.name in self.of:
+                        layer = self.of[producer.name]
                         mine.setdefault((layer.name, layer.expert.get(producer.name)), []).append(tensor)
-            for (_, expert), tensors in mine.items():
-                producer = records.producer(tensors[0])
-                assert producer is not None
-                layer = self.of[producer.name]
+            for (of, expert), tensors in mine.items():
+                layer = layers[of]
                 if len(tensors) < 2:
                     continue
                 name, parts = record.name, len(record.inputs)
                 if len(tensors) < parts:
-                    name = f"{name}/{layer.name}" + ("" if expert is None else f".{expert}")
-                    name = records.free(name)
+                    name = records.free(f"{name}/{layer.name}" + ("" if expert is None else f".{expert}"))
                     edges = [(tensor, 0) for tensor in tensors]
-                    here = record.scaled(Fraction(len(tensors) - 1, parts - 1))
+                    rest = [(name, 0), *(edge for edge in record.inputs if edge[0] not in tensors)]
+                    here = record.part(Fraction(len(tensors) - 1, parts - 1))
+                    there = record.part(Fraction(parts - len(tensors), parts - 1))
                     records.ops[name] = replace(here, name=name, inputs=edges, after=[])
-                    rest = [edge for edge in record.inputs if edge[0] not in tensors]
-                    share = Fraction(parts - len(tensors), parts - 1)
-                    record = replace(record.scaled(share), inputs=[(name, 0), *rest])
-                    records.ops[record.name] = record
+                    records.ops[record.name] = record = replace(there, inputs=rest)
                     for each in (records.ops[name], record):
-                        each.bytes_read = sum(records.nbytes(tensor) for tensor, _ in each.inputs)
+                        each.bytes_read = sum(map(records.nbytes, each.reads))
                         each.bytes_written = sum(each.outputs)
                     work.append(records.ops[name])
                 layer.backward.append(name)
@@ -242,13 +230,10 @@ class Layers:
 
     def _find_ends(self, layer: Layer) -> None:
         records, inside = self.step.records, set(layer.ops)
-        read_outside: set[str] = set()
-        read: set[str] = set()
-        for record in self.step.work:
-            tensors = [tensor for tensor, distance in record.inputs if not distance]
-            read.update(tensors)
-            if record.name not in inside:
-                read_outside.update(tensors)
+        read, read_outside = (
+            {t for op in self.step.work if op.name not in left_out for t, d in op.inputs if not d}
+            for left_out in (set[str](), inside)
+        )
         for name in layer.ops:
             for tensor, distance in records.ops[name].inputs:
                 if layer.expert:
@@ -257,7 +242,9 @@ class Layers:
                 if distance or (producer is not None and producer.name in inside):
                     continue
                 if tensor in self.weights:
-                    self._check_weight(layer, name, producer)
+                    if producer is not None:
+                        message = f"{producer.name!r} makes a weight for the experts {layer.name!r}"
+                        raise GraphError(f"{message}; let wrap match it, too").about(name)
                     continue
                 backward = producer is not None and not self._is_forward(producer)
                 _add(layer.grads_enter if backward else layer.enters, [tensor])
@@ -269,13 +256,6 @@ class Layers:
             _add(layer.grads_leave, (tensor for tensor in made if tensor in read_outside))
         if not layer.enters:
             raise GraphError(f"nothing enters the experts {layer.name!r}; all that they read are parameters")
-
-    def _check_weight(self, layer: Layer, reader: str, producer: OpEntry | None) -> None:
-        if producer is not None:
-            message = (
-                f"{producer.name!r} makes a weight for the experts {layer.name!r}; let wrap match it, too"
-            )
-            raise GraphError(message).about(reader)
 
 
 def _name(match: re.Match[str]) -> str:

@@ -25,7 +25,6 @@ megatron/core/distributed/distributed_data_parallel.py (buffers of expert parame
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -33,13 +32,13 @@ from math import ceil
 from typing import Any, Final
 
 from policies.option_checks import whole
-from policies.parallel.ddp import closed_when_full, reduce_in_buckets
+from policies.parallel.ddp import filled, reduce_in_buckets
 from policies.parallel.expert_layers import Layer, Layers
 from policies.parallel.expert_routing import ExpertRouting, routed
 from policies.parallel.program import COMPUTE, HostProgram
 from policies.parallel.rank_grid import DATA, Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
-from policies.parallel.training_step import Parameter, TrainingStep
+from policies.parallel.training_step import TrainingStep
 from policies.rewrite.records import OpEntry, Records, write
 from sim import Graph
 from sim.base.arrays import MOST_BUILT, IntArray, at_most
@@ -47,6 +46,7 @@ from sim.base.errors import GraphError, InputError
 from sim.base.plugins import NOWHERE, Origin
 from sim.base.units import round_half_up
 from sim.explain.training import DROPPED, LAYER, TOKENS
+from sim.graph.walks import Dag, least_first
 
 # ----------------------------------------------------------------------------------------------------------
 # The experts of one rank: their ops for the tokens that they get, and the exchanges that bring these.
@@ -106,10 +106,8 @@ class OneRank:
 
     def records(self) -> Records:
         """Return the graph of the rank, its ops in the order of the host."""
-        given = self.step.records
-        turns = {
-            record.name: float(turn) for turn, record in enumerate((*self.step.work, *self.step.updates))
-        }
+        given, all_ops = self.step.records, (*self.step.work, *self.step.updates)
+        turns = {record.name: float(turn) for turn, record in enumerate(all_ops)}
         for layer in self.layers.all:
             self._exchange(layer, turns)
         for record in self.step.work:
@@ -117,8 +115,8 @@ class OneRank:
         for record in self.step.updates:
             self._update(record)
         ops = _in_order(self.made, turns, self.layers)
-        read = {tensor for record in ops.values() for tensor, _ in record.inputs}
-        was_read = {tensor for record in given.ops.values() for tensor, _ in record.inputs}
+        read = {tensor for record in ops.values() for tensor in record.reads}
+        was_read = {tensor for record in given.ops.values() for tensor in record.reads}
         externals = {
             name: replace(each, nbytes=round_half_up(each.nbytes * self._copies(name)))
             for name, each in given.externals.items()
@@ -154,12 +152,8 @@ class OneRank:
             record.phase, record.dtype = ops[where[0]].phase, ops[where[0]].dtype
             record.bytes_read = sum(sends.values())
             record.bytes_written = sum(_rounded(back if inwards else out, each))
-            record.attributes = {
-                "communicator": EXPERTS,
-                "dimension": "ep",
-                "sends": sends,
-                "stream": self.stream,
-            }
+            record.attributes = {"communicator": EXPERTS, "dimension": "ep", "sends": sends}
+            record.attributes["stream"] = self.stream
             if what == "dispatch":
                 load = int(self.routing.arrived[self.place])
                 record.attributes |= {LAYER: name, TOKENS: load, DROPPED: self.routing.dropped[self.place]}
@@ -171,8 +165,7 @@ class OneRank:
         """Return the bytes of a token of tensors that travel together."""
         if layer.expert and self.token_bytes is not None:
             return Fraction(self.token_bytes)
-        total = sum(self._tensor_nbytes(tensor) for tensor in tensors)
-        return total / self._all_rows(layer)
+        return sum(map(self._tensor_nbytes, tensors)) / self._all_rows(layer)
 
     def _all_rows(self, layer: Layer) -> Fraction:
         """Return for how many tokens the graph has the experts compute."""
@@ -209,7 +202,7 @@ class OneRank:
         moved, each = self.moved[layer.name], self._tokens(layer, expert)
         held = self.held if expert is None else 1
         used = sum(n > 0 for n in self.got.values()) if expert is None else bool(each)
-        read = sum(map(self._tensor_nbytes, {t for t, _ in record.inputs} & self.layers.weights))
+        read = sum(map(self._tensor_nbytes, self.layers.weights.intersection(record.reads)))
         outputs = record.tensors
         of_weights = [t in self.layers.weights or t in self.layers.gradients for t in outputs]
         written = sum(n for n, weight in zip(record.outputs, of_weights, strict=True) if weight)
@@ -238,7 +231,7 @@ class OneRank:
     def _update(self, record: OpEntry) -> None:
         """Add an update: of the parameters that are here."""
         given = self.step.records.externals
-        own = {t: given[t].nbytes for t, _ in record.inputs if t in self.layers.own}
+        own = self.layers.own.keys() & record.reads
         if not own:
             self.made[record.name] = record
             return
@@ -247,8 +240,8 @@ class OneRank:
         share = sum((given[name].nbytes * self._copies(name) for name in names), Fraction(0)) / total
         gone = {t for t in own if not self._copies(t)}
         gone |= {each.gradient for each in self.step.parameters if each.name in gone}
-        for tensor, _ in record.inputs:
-            if tensor in given and tensor not in names:
+        for tensor in given.keys() & record.reads:
+            if tensor not in names:
                 self.copies.setdefault(tensor, share)
         if share:
             inputs = [edge for edge in record.inputs if edge[0] not in gone]
@@ -256,13 +249,10 @@ class OneRank:
 
     def _copies(self, name: str) -> Fraction:
         """Return how many times a rank has what the graph has as one parameter, or as its state."""
-        if name not in self.copies:
-            found = Fraction(1)
-            if name in self.layers.own:
-                expert = self.layers.own[name]
-                found = Fraction(self.held if expert is None else expert in self.got)
-            self.copies[name] = found
-        return self.copies[name]
+        if name not in self.copies and name in self.layers.own:
+            expert = self.layers.own[name]
+            self.copies[name] = Fraction(self.held if expert is None else expert in self.got)
+        return self.copies.setdefault(name, Fraction(1))
 
     def _tokens(self, layer: Layer, expert: int | None) -> Fraction:
         """Return the tokens of experts here / those for which the graph has them compute."""
@@ -322,34 +312,21 @@ def _in_order(made: dict[str, OpEntry], turns: dict[str, float], layers: Layers)
     GraphError
         Experts need what they have made.
     """
-    records = Records("", made, {})
-    waits = dict.fromkeys(made, 0)
-    next_: dict[str, list[str]] = {name: [] for name in made}
-    for record in made.values():
+    records, names = Records("", made, {}), [*made]
+    place = {name: k for k, name in enumerate(names)}
+    dag = Dag([[] for _ in names], [[] for _ in names])
+    for k, record in enumerate(made.values()):
         record.after = [edge for edge in record.after if edge[0] in made]
-        needed = {name for name, distance in record.after if not distance}
-        for tensor, distance in record.inputs:
-            if not distance and (producer := records.producer(tensor)) is not None:
-                needed.add(producer.name)
-        waits[record.name] = len(needed)
-        for name in needed:
-            next_[name].append(record.name)
-    heap = [(turns[name], name) for name, n in waits.items() if not n]
-    heapq.heapify(heap)
-    order: dict[str, OpEntry] = {}
-    while heap:
-        _, name = heapq.heappop(heap)
-        order[name] = made[name]
-        for other in next_[name]:
-            waits[other] -= 1
-            if not waits[other]:
-                heapq.heappush(heap, (turns[other], other))
+        for maker in records.makers(edge for edge in (*record.inputs, *record.after) if not edge[1]):
+            dag.predecessors[k].append(place[maker.name])
+            dag.successors[place[maker.name]].append(k)
+    order = [names[k] for k in least_first(dag, [(turns[name], name) for name in names])]
     if len(order) < len(made):
         stuck = next(name for name in made if name not in order and name in layers.of)
         layer = layers.of[stuck].name
         message = f"the experts {layer!r} are left and entered again, so they are no layer"
         raise GraphError(f"{message}; let wrap tell layers apart").about(stuck)
-    return order
+    return {name: made[name] for name in order}
 
 
 _DENSE: Final = {"communicator": "data parallel", "dimension": f"ep-{DATA}"}
@@ -476,24 +453,13 @@ class ExpertParallel(OnRanks):
         program = HostProgram(step, "expert parallel")
         dense = [each for each in step.parameters[::-1] if each.name not in own]
         apart = [each for each in step.parameters[::-1] if each.name in own and self.copies > 1]
-        buckets = [bucket for some in (dense, apart) for bucket in self._buckets(some)]
-        last = None
-        if buckets:
-            last = reduce_in_buckets(
-                program,
-                step,
-                buckets,
-                strict=False,
-                meets=lambda bucket: _COPIES if bucket[0].name in own else _DENSE,
-            )
-        else:
-            for record in step.work:
-                program.compute(record)
-        for update in step.updates:
-            program.compute(update, after=[last])
+        buckets = [row for some in (dense, apart) for row in filled(some, "elements", [self.bucket_size])]
+        reduce_in_buckets(
+            program,
+            step,
+            buckets,
+            step.updates,
+            strict=False,
+            meets=lambda bucket: _COPIES if bucket[0].name in own else _DENSE,
+        )
         return program.graph()
-
-    def _buckets(self, parameters: Sequence[Parameter]) -> list[list[Parameter]]:
-        sizes, dtypes = [each.elements for each in parameters], [each.dtype for each in parameters]
-        rows = closed_when_full(sizes, [self.bucket_size], dtypes)
-        return [[parameters[k] for k in row] for row in rows]

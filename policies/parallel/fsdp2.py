@@ -112,13 +112,10 @@ class FullyShard(DataParallel):
         self.reshard, self.separate = reshard_after_forward, separate_all_gather
         self.requires_gradient_sync = requires_gradient_sync
         self.reshard_after_backward = reshard_after_backward
-        for option, value in (
-            ("forward_prefetch", forward_prefetch),
-            ("backward_prefetch", backward_prefetch),
-        ):
-            if not isinstance(value, dict | None):
-                self.whole(option, value, least=0)
         self.forward_prefetch, self.backward_prefetch = forward_prefetch, backward_prefetch
+        for option in ("forward_prefetch", "backward_prefetch"):
+            if not isinstance(value := getattr(self, option), dict | None):
+                self.whole(option, value, least=0)
 
     def sizes(self, n: int) -> dict[str, int]:
         """Neighbours share parameters; every n-th sums what they reduced."""
@@ -130,9 +127,7 @@ class FullyShard(DataParallel):
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
-        host = _Host(self, TrainingStep(graph), n)
-        host.run()
-        return host.program.graph()
+        return _Host(self, TrainingStep(graph), n).run()
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -268,7 +263,7 @@ class _Host(FullyShardHooks[str]):
         self.sums: dict[str, str] = {}
         """Parameter → what there is of the rank's part of its gradient."""
 
-    def run(self) -> None:
+    def run(self) -> Graph:
         """Issue the whole step."""
         turns = [Turns(Modules(batch, self.of.wrap), batch, k) for k, batch in enumerate(self.batches)]
         self.names = [module.name for module in turns[0].modules]
@@ -285,9 +280,9 @@ class _Host(FullyShardHooks[str]):
         for name in self.names if not self.in_turn else ():
             self.modules = turns[-1].named
             self.reduce(name)
-        self.program.instead = {each.gradient: self.sums[each.name] for each in self.step.parameters}
-        for update in self.updates:
-            self.program.compute(update, after=[self.reduced])
+        made = {each.gradient: self.sums[each.name] for each in self.step.parameters}
+        self.program.update(self.updates, made, self.reduced)
+        return self.program.graph()
 
     def _op(self, at: Turns, place: int, record: OpEntry) -> None:
         """Issue an op of forward or backward, and what hooks do before and behind it."""
@@ -325,20 +320,15 @@ class _Host(FullyShardHooks[str]):
     def all_gather(self, module: str, after: Sequence[str], *, backward: bool) -> str:
         """Copy in and all_gather, on streams of their own; the first ones behind the step before."""
         waits: list[str | Edge] = [*after] or [(self.step.updates[-1].name, 1)]
-        name = f"{self.prefix}{module}/{'backward_' * backward}"
-        shard = sum(shard_nbytes(each, self.n) for each in self.modules[module].parameters)
-        parameters = [each.name for each in self.modules[module].parameters]
-        copied = self.program.add(
-            f"{name}copy_in", "copy_in", parameters, [shard], after=waits, stream=_COPY_IN
+        name, parameters = f"{self.prefix}{module}/{'backward_' * backward}", self.modules[module].parameters
+        shard, names = (
+            sum(shard_nbytes(each, self.n) for each in parameters),
+            [each.name for each in parameters],
         )
+        copied = self.program.add(f"{name}copy_in", "copy_in", names, [shard], after=waits, stream=_COPY_IN)
+        where = {"stream": "all_gather", "communicator": "all_gather" if self.of.separate else "shard"}
         return self.program.add(
-            f"{name}all_gather",
-            "all_gather",
-            [copied],
-            [self.n * shard],
-            after=waits,
-            stream="all_gather",
-            communicator="all_gather" if self.of.separate else "shard",
+            f"{name}all_gather", "all_gather", [copied], [self.n * shard], after=waits, **where
         )
 
     def copy_out(self, module: str, gathered: str) -> str:
@@ -354,31 +344,14 @@ class _Host(FullyShardHooks[str]):
         name, parameters = f"{self.prefix}{module}", self.modules[module].parameters
         shards = [shard_nbytes(each, self.n) for each in parameters]
         gradients = [each.gradient for each in parameters]
-        whole_ = [self.n * sum(shards)]
-        copied = self.program.add(
-            f"{name}/reduce_copy_in", "copy_in", gradients, whole_, after=[self.scattered]
-        )
-        last = self.scattered = self.program.add(
-            f"{name}/reduce_scatter",
-            "reduce_scatter",
-            [copied],
-            shards,
-            stream="reduce_scatter",
-            communicator="shard",
-        )
-        tensors = [output_name(last, k) for k in range(len(shards))]
-        stream = "reduce_scatter"
+        add, all_ = self.program.add, [self.n * sum(shards)]
+        copied = add(f"{name}/reduce_copy_in", "copy_in", gradients, all_, after=[self.scattered])
+        stream, where = "reduce_scatter", {"communicator": "shard"}
+        last = self.scattered = add(f"{name}/{stream}", stream, [copied], shards, stream=stream, **where)
         if self.of.shard not in (None, self.of.ranks.n):
-            stream = "all_reduce"
-            last = self.program.add(
-                f"{name}/all_reduce",
-                "all_reduce",
-                tensors,
-                shards,
-                stream=stream,
-                communicator=REPLICATE,
-                dimension=REPLICAS,
-            )
+            stream, where = "all_reduce", {"communicator": REPLICATE, "dimension": REPLICAS}
+            tensors = [output_name(last, k) for k in range(len(shards))]
+            last = add(f"{name}/{stream}", stream, tensors, shards, stream=stream, **where)
         for k, each in enumerate(parameters):
             made = output_name(last, k)
             self.reduced = last

@@ -111,6 +111,12 @@ class HostProgram:
             for update in step.updates
         ]
 
+    def update(self, updates: Iterable[OpEntry], gradients: dict[str, str], after: str | None) -> None:
+        """Issue the updates behind an op; `gradients`: what they read in place of the step's."""
+        self.instead = gradients
+        for update in updates:
+            self.compute(update, after=[after])
+
     def graph(self) -> Graph:
         """Return what one rank runs."""
         return write(self.records)

@@ -115,9 +115,8 @@ class Exchanges:
         kind = "reduce_scatter" if scatter else "all_reduce"
         kept = self.share(nbytes) if scatter else nbytes
         beside = producer.phase not in (None, "F")
-        self.moved[tensor] = self.collective(
-            f"{tensor}/{kind}", kind, tensor, nbytes, kept, producer, beside=beside
-        )
+        name = f"{tensor}/{kind}"
+        self.moved[tensor] = self.collective(name, kind, tensor, nbytes, kept, producer, beside=beside)
         self.state[tensor] = SEQUENCE if self.sequence else WHOLE
         if self.sequence and positions:
             self._scatter(tensor, producer)
@@ -126,20 +125,9 @@ class Exchanges:
     def _scatter(self, tensor: str, producer: OpEntry) -> None:
         """Copy some tokens of a tensor (``scatter_to_sequence_parallel_region``)."""
         name, kept = self.free(f"{tensor}/scatter"), self.share(self.old.nbytes(tensor))
-        self.records.ops[name] = replace(
-            producer,
-            name=name,
-            kind="slice",
-            inputs=[(self.moved[tensor], 0)],
-            after=[],
-            outputs=(kept,),
-            flops=0,
-            bytes_read=kept,
-            bytes_written=kept,
-            duration_ns=None,
-            duration_by_kind={},
-            attributes={"stream": COMPUTE},
-        )
+        made = producer.like(name, "slice", [self.moved[tensor]], [kept], bytes_read=kept)
+        made.attributes = {"stream": COMPUTE}
+        self.records.ops[name] = made
         self.moved[tensor] = name
 
     def whole(self, tensor: str, *, backward: bool, beside: bool = False) -> str:
@@ -218,47 +206,47 @@ class RankWriter(Exchanges):
         self.gradient_of = parts_of_gradients(records, made)
         """Gradient, or part of its sum → parameter."""
         names = {each.update for each in self.parameters}
-        updates = [record for record in ops if record.name in names]
-        self.input_of = {weight: plan.product[name][0] for name, weight in self._columns()}
-        found = [each for each in ops if each.kind == "gather" and each.inputs[0][0] in plan.split]
-        self.looked_up = {tensor for each in found for tensor, _ in each.inputs}
+        columns = [plan.product[name] for name, role in plan.role.items() if role != "row"]
+        self.input_of = {weight: data for data, weight in columns}
+        found = [each for each in ops if each.kind == "gather" and each.reads[0] in plan.split]
+        self.looked_up = {tensor for each in found for tensor in each.reads}
         for record in ops:
             if record.name not in names:
                 self.issue(record)
-        self._finish(updates)
-
-    def _columns(self) -> list[tuple[str, str]]:
-        return [(name, self.plan.product[name][1]) for name, r in self.plan.role.items() if r != "row"]
+        self._finish([record for record in ops if record.name in names])
 
     # -- ops ------------------------------------------------------------------------------------
 
     def issue(self, record: OpEntry) -> None:
         """Write an op of forward or backward, and what is communicated before and behind it."""
-        tensors = [tensor for tensor, _ in record.inputs]
-        pair = data_and_weight(self.old, record)
-        states = [self.of(tensor) for tensor in tensors]
+        tensors, pair = record.reads, data_and_weight(self.old, record)
+        states, whole = {self.of(tensor) for tensor in tensors}, dict.fromkeys(tensors, WHOLE)
         if record.kind in PRODUCTS and pair is not None and pair[1] in self.plan.split:
             self._with_weight(record, *pair)
         elif record.kind in PRODUCTS and pair is None and SPLIT not in states:
-            self._unsplit_product(record, tensors)
+            # the gradient of a weight that is whole, or a product of two tensors that are
+            tokens = states == {SEQUENCE} and record.name in self.gradient_of
+            self.write(record, {} if tokens else whole, PART if tokens else WHOLE)
         elif record.kind == "gather" and self.of(tensors[0]) == SPLIT:
             self.write(record, {}, PART, share=False)
         elif self.gradient_of.get(record.name) in self.looked_up and record.kind not in (*PRODUCTS, *_LINEAR):
             own = self.gradient_of[record.name] in self.plan.split
-            self.write(record, dict.fromkeys(tensors, WHOLE), SPLIT if own else WHOLE)
+            self.write(record, whole, SPLIT if own else WHOLE)
         elif SPLIT in states:
             self._split(record, tensors)
-        elif PART in states and all(state == PART for state in states) and record.kind in _LINEAR:
+        elif states == {PART} and record.kind in _LINEAR:
             self.write(record, {}, PART, share=False)
         elif SEQUENCE in states or (PART in states and self.sequence):
             fits = record.kind in _TOKENWISE or (record.kind in PRODUCTS and pair is not None)
-            fits = fits or record.kind == "embedding_grad"
-            self._on_tokens(record, tensors) if fits else self.write(
-                record, dict.fromkeys(tensors, WHOLE), WHOLE
-            )
+            if fits or record.kind == "embedding_grad":
+                self._sum_parts(record)
+                parts = [tensor for tensor in tensors if self.of(tensor) == PART]
+                self.write(record, dict.fromkeys(parts, SEQUENCE), SEQUENCE)
+            else:
+                self.write(record, whole, WHOLE)
         else:
-            self._sum_parts(record, tensors, states)
-            self.write(record, dict.fromkeys(tensors, WHOLE), WHOLE)
+            self._sum_parts(record)
+            self.write(record, whole, WHOLE)
 
     def _with_weight(self, record: OpEntry, data: str, weight: str) -> None:
         """Write a product with a weight of which the rank has a part."""
@@ -275,14 +263,6 @@ class RankWriter(Exchanges):
         else:
             self.write(record, {data: WHOLE}, SPLIT)
 
-    def _unsplit_product(self, record: OpEntry, tensors: Sequence[str]) -> None:
-        """Write the gradient of a weight that is whole, or a product of two tensors that are."""
-        states = {self.of(tensor) for tensor in tensors}
-        if states == {SEQUENCE} and record.name in self.gradient_of:
-            self.write(record, {}, PART)
-        else:
-            self.write(record, dict.fromkeys(tensors, WHOLE), WHOLE)
-
     def _split(self, record: OpEntry, tensors: Sequence[str]) -> None:
         """Write an op that works on columns or heads, or on what it makes of them."""
         needs = {tensor: WHOLE for tensor in tensors if self.of(tensor) != SPLIT}
@@ -290,15 +270,10 @@ class RankWriter(Exchanges):
             self._loss(record, tensors[0])
         self.write(record, needs, SPLIT)
 
-    def _on_tokens(self, record: OpEntry, tensors: Sequence[str]) -> None:
-        """Write an op that works on some of the tokens."""
-        self._sum_parts(record, tensors, [self.of(tensor) for tensor in tensors])
-        self.write(record, {tensor: SEQUENCE for tensor in tensors if self.of(tensor) == PART}, SEQUENCE)
-
-    def _sum_parts(self, record: OpEntry, tensors: Sequence[str], states: Sequence[str]) -> None:
+    def _sum_parts(self, record: OpEntry) -> None:
         """Add parts up before they are summed over ranks, if an op adds them to what is no part."""
-        parts = [tensor for tensor, state in zip(tensors, states, strict=True) if state == PART]
-        if record.kind in _SUMS and len(parts) > 1 and len(parts) < len(tensors):
+        parts = [tensor for tensor in record.reads if self.of(tensor) == PART]
+        if record.kind in _SUMS and 1 < len(parts) < len(record.inputs):
             nbytes = self.old.nbytes(parts[0])
             name = self.free(f"{record.name}/parts")
             own = OpEntry(name, "add_n", [(part, 0) for part in parts], [], (nbytes,), phase=record.phase)
@@ -308,15 +283,12 @@ class RankWriter(Exchanges):
             self.records.ops[name] = own
             self.old.ops[name] = replace(own)
             self.state[name] = PART
-            whole = self.reduced(name)
-            zero = parts[1:]
+            self.reduced(name)
             record.inputs = [
                 (name if tensor == parts[0] else tensor, d)
                 for tensor, d in record.inputs
-                if tensor not in zero
+                if tensor not in parts[1:]
             ]
-            tensors = [tensor for tensor, _ in record.inputs]
-            assert whole
 
     def _loss(self, record: OpEntry, logits: str) -> None:
         """Sum the maximum, what was predicted and the denominator of the softmax of each token."""
@@ -331,11 +303,10 @@ class RankWriter(Exchanges):
         """Write an op: what it needs of some inputs, what it makes, whether it is a part of the work."""
         inputs = []
         for tensor, distance in record.inputs:
-            want = needs.get(tensor)
             source = self.moved.get(tensor, tensor)
-            if want == WHOLE:
+            if needs.get(tensor) == WHOLE:
                 source = self.whole(tensor, backward=record.phase not in (None, "F"))
-            elif want is not None and self.of(tensor) == PART:
+            elif tensor in needs and self.of(tensor) == PART:
                 source = self.reduced(tensor)
             inputs.append((source, distance))
         share = share and makes != WHOLE
@@ -350,7 +321,7 @@ class RankWriter(Exchanges):
             states.append(state)
             outputs.append(self.share(nbytes) if state in (SPLIT, SEQUENCE) else nbytes)
         read_ = {t: self._size(s, makes, t) for (s, _), (t, _) in zip(inputs, record.inputs, strict=True)}
-        before = sum(self.old.nbytes(tensor) for tensor in read_)
+        now, before = sum(read_.values()), sum(map(self.old.nbytes, read_))
         n = self.t if share else 1
         self.records.ops[record.name] = replace(
             record.part(Fraction(1, n)),
@@ -358,14 +329,10 @@ class RankWriter(Exchanges):
             after=[*record.after],
             outputs=tuple(outputs),
             flops=-(-record.flops // n),
-            bytes_read=proportion(record.bytes_read, sum(read_.values()), before)
-            if share
-            else record.bytes_read,
+            bytes_read=proportion(record.bytes_read, now, before) if share else record.bytes_read,
             bytes_written=proportion(record.bytes_written, sum(outputs), sum(record.outputs)),
-            attributes={
-                **(self._attributes(record, makes) if share else record.attributes),
-                "stream": COMPUTE,
-            },
+            attributes=(self._attributes(record, makes) if share else {**record.attributes})
+            | {"stream": COMPUTE},
         )
         self.last = record.name
         for k, state in enumerate(states):
@@ -395,20 +362,9 @@ class RankWriter(Exchanges):
         if makes == SPLIT and own:  # of scores, which each head has of its own
             names = ("batch", "rows")
         elif record.kind in PRODUCTS and "batch" not in found:
-            gradient = record.name in self.gradient_of
-            if makes == SEQUENCE:
-                names = ("m",)
-            elif gradient and makes == PART:
-                names = ("k",)
-            elif gradient:
-                forward = {tensor: self.old.producer(tensor) for tensor, _ in record.inputs}
-                of_x = any(
-                    p is not None and p.phase in (None, "F") and self.of(x) == SPLIT
-                    for x, p in forward.items()
-                )
-                names = ("m",) if of_x else ("n",)
-            else:
-                names = ("k",) if makes == PART else ("n",)
+            split = self.old.makers((tensor, 0) for tensor in record.reads if self.of(tensor) == SPLIT)
+            of_x = record.name in self.gradient_of and any(p.phase in (None, "F") for p in split)
+            names = {SEQUENCE: ("m",), PART: ("k",)}.get(makes, ("m",) if of_x else ("n",))
         for name in names:
             if name in found:
                 found[name] = -(-found[name] // self.t)
@@ -416,7 +372,7 @@ class RankWriter(Exchanges):
 
     def _finish(self, updates: Sequence[OpEntry]) -> None:
         """Sum the gradients of which ranks have parts, in one; then write the updates."""
-        read_ = dict.fromkeys(chain.from_iterable([t for t, _ in update.inputs] for update in updates))
+        read_ = dict.fromkeys(chain.from_iterable(update.reads for update in updates))
         for tensor in read_:
             if self.of(tensor) == SEQUENCE:  # the gradient of a parameter that has a row for each token
                 self.moved[tensor] = self.whole(tensor, backward=True)
@@ -427,22 +383,20 @@ class RankWriter(Exchanges):
             name = self.collective("gradients/all_reduce", "all_reduce", parts[0], total, total, updates[0])
             record = self.records.ops[name]
             record.inputs, record.outputs = [(part, 0) for part in parts], tuple(sizes)
-            record.bytes_read = sum(sizes)
+            record.bytes_read = total
             self.moved |= {part: record.tensor(k) for k, part in enumerate(parts)}
         for update in updates:
-            own = dict.fromkeys(tensor for tensor, _ in update.inputs)
             weights = [each.name for each in self.parameters if each.update == update.name]
             old = sum(self.old.externals[t].nbytes for t in weights)
             new = sum(self.records.externals[t].nbytes for t in weights)
-            for tensor in own:
+            for tensor in update.reads:
                 if tensor in self.old.externals and tensor not in weights:
                     given = self.old.externals[tensor]
                     self.records.externals[tensor] = replace(given, nbytes=proportion(given.nbytes, new, old))
-            outputs = tuple(proportion(nbytes, new, old) for nbytes in update.outputs)
             self.records.ops[update.name] = replace(
                 update.scaled(Fraction(new, old) if old else Fraction(1)),
                 inputs=[(self.moved.get(tensor, tensor), d) for tensor, d in update.inputs],
-                outputs=outputs,
+                outputs=tuple(proportion(nbytes, new, old) for nbytes in update.outputs),
                 attributes={**update.attributes, "stream": COMPUTE},
             )
 
@@ -516,8 +470,7 @@ class TensorParallel(OnRanks):
         """Return what one rank runs."""
         records, t = read(graph), grid.sizes["tp"]
         order = [graph.op_names[op] for op in graph.topological_order.tolist()]
-        trains = any(record.kind in OPTIMIZERS for record in records.ops.values())
-        step = TrainingStep(graph) if trains else None
+        step = None if OPTIMIZERS.keys().isdisjoint(graph.kinds) else TrainingStep(graph)
         plan = TensorPlan(records, order, t, self.column, self.row, self.vocabulary)
         if not plan.role and not plan.split:
             raise GraphError(f"graph {graph.name!r} has nothing that could be split{_told(plan.whole)}")

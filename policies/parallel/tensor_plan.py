@@ -22,7 +22,6 @@ from typing import Final
 from policies.rewrite.backward import CUT, OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records
 from sim.base.errors import GraphError, InputError
-from sim.graph.graph import Role
 
 PRODUCTS: Final = frozenset({"matmul", "gemm"})
 
@@ -55,7 +54,7 @@ def data_and_weight(records: Records, record: OpEntry) -> tuple[str, str] | None
         while name is not None and name not in records.externals:
             producer = records.producer(name)
             name = producer.inputs[0][0] if producer is not None and producer.kind in _VIEWS else None
-        if name is not None and records.externals[name].role == Role.PARAMETER:
+        if name is not None and records.is_parameter(name):
             return data, name
     return None
 
@@ -98,16 +97,18 @@ class TensorPlan:
         ops = [records.ops[name] for name in order]
         if any(record.kind in OPTIMIZERS for record in ops) and all(record.phase is None for record in ops):
             raise GraphError(f"graph {records.name!r} does not say which ops are its forward (phase: F)")
-        self.forward = [
-            record for record in ops if record.phase in (None, "F") and record.kind not in OPTIMIZERS
-        ]
+        self.forward = [each for each in ops if each.phase in (None, "F") and each.kind not in OPTIMIZERS]
         self.readers: dict[str, list[OpEntry]] = {}
         for record in ops:
             for tensor, distance in record.inputs:
                 if not distance:
                     self.readers.setdefault(tensor, []).append(record)
         self.names = {record.name for record in self.forward}
-        self.trained = self._reached()
+        self.trained = set(records.parameters())
+        """Parameters, and what they reach."""
+        for record in self.forward:
+            if record.kind not in CUT and not self.trained.isdisjoint(record.reads):
+                self.trained.update(record.tensors)
         found = {record.name: data_and_weight(records, record) for record in self.forward}
         self.product = {name: pair for name, pair in found.items() if pair is not None}
         self.role: dict[str, str] = {}
@@ -136,10 +137,7 @@ class TensorPlan:
         if name in self.role or not columns:
             return
         ahead = list(self._ahead(columns))
-        rows = [name]
-        rows += [
-            reader.name for reader, tensor in ahead if tensor == self._data(reader) and reader.name != name
-        ]
+        rows = [name, *(op.name for op, tensor in ahead if tensor == self._data(op) and op.name != name)]
         why = self._hinders(columns, ahead)
         for each in (*columns, *rows):
             why = why or self._uneven(each, "row" if each in rows else "column")
@@ -217,9 +215,8 @@ class TensorPlan:
             if reader.kind in _WITH_COLUMNS:
                 biases += [tensor for tensor, _ in reader.inputs]
         for tensor in biases:
-            given = self.records.externals.get(tensor)
-            if given is not None and given.role == Role.PARAMETER:
-                n = elements(given.nbytes, record.dtype)
+            if self.records.is_parameter(tensor):
+                n = elements(self.records.externals[tensor].nbytes, record.dtype)
                 if n >= self.t and n % self.t == 0:
                     self.split.add(tensor)
 
@@ -250,13 +247,10 @@ class TensorPlan:
 
     def _words(self, *, listed: bool) -> None:
         """Split heads and tables of embeddings by words."""
-        tables = {}
-        for record in self.forward:
-            weight = record.inputs[0][0] if record.kind == "gather" and len(record.inputs) > 1 else None
-            if weight in self.records.externals and self.records.externals[weight].role == Role.PARAMETER:
-                tables[record.name] = weight
-        heads = [] if listed else [name for name in self.product if name not in self.role]
-        heads = [name for name in heads if self._is_head(name)]
+        lookups = [each for each in self.forward if each.kind == "gather" and len(each.inputs) > 1]
+        tables = {each.name: each.reads[0] for each in lookups if self.records.is_parameter(each.reads[0])}
+        left = [] if listed else [name for name in self.product if name not in self.role]
+        heads = [name for name in left if self._is_head(name)]
         weights = [self.product[name][1] for name in heads]
         for weight in dict.fromkeys((*weights, *tables.values())):
             users = {record.name for record in self.readers.get(weight, []) if record.name in self.names}
@@ -275,17 +269,7 @@ class TensorPlan:
         if self.records.ops[name].attributes.get("n", 0) % self.t:
             return False
         for reader, _ in self._ahead([name]):
-            several = (
-                sum(tensor in self.trained for tensor, _ in reader.inputs if tensor not in self.split) > 2
-            )
-            if reader.kind not in (*LOSSES, *_VIEWS, "bias_add", "add") or several:
+            whole = [t for t in reader.reads if t in self.trained and t not in self.split]
+            if reader.kind not in (*LOSSES, *_VIEWS, "bias_add", "add") or len(whole) > 2:
                 return False
         return True
-
-    def _reached(self) -> set[str]:
-        """Return the tensors through which a parameter reaches something."""
-        found = {name for name, given in self.records.externals.items() if given.role == Role.PARAMETER}
-        for record in self.forward:
-            if record.kind not in CUT and any(tensor in found for tensor, _ in record.inputs):
-                found.update(record.tensors)
-        return found

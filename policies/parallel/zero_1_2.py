@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from policies.parallel.accumulation import micro_batches, refuse_pipelines
-from policies.parallel.ddp import closed_before_overflow
+from policies.parallel.ddp import never_overflowing
 from policies.parallel.program import COMPUTE, HostProgram, shard_nbytes
 from policies.parallel.rank_grid import DataParallel
 from policies.parallel.training_step import Parameter, TrainingStep
@@ -77,17 +77,12 @@ class ZeroOne(DataParallel):
 
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
         """Return the parameters of each bucket, in the order in which they are summed."""
-        order = step.parameters
-        if self.stage == 2 or self.overlap:
-            order = step.in_ready_order()
-        sizes = [each.elements for each in order]
-        return [[order[k] for k in row] for row in closed_before_overflow(sizes, self.bucket_size)]
+        early = self.stage == 2 or self.overlap
+        return never_overflowing(step.in_ready_order() if early else step.parameters, self.bucket_size)
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
-        host = _Host(self, TrainingStep(graph), n)
-        host.run()
-        return host.program.graph()
+        return _Host(self, TrainingStep(graph), n).run()
 
 
 class _Host:
@@ -107,14 +102,14 @@ class _Host:
         self.last: str | None = None
         self.wait: str | None = None
 
-    def run(self) -> None:
+    def run(self) -> Graph:
         """Issue the whole step."""
         for k, batch in enumerate(self.batches):
             self.micro_batch(k, batch)
-        self.program.instead = {each.gradient: self.gradients[each.name] for each in self.step.parameters}
-        for update in self.updates:
-            self.program.compute(update, after=[self.last])
+        made = {each.gradient: self.gradients[each.name] for each in self.step.parameters}
+        self.program.update(self.updates, made, self.last)
         self.gather()
+        return self.program.graph()
 
     def micro_batch(self, k: int, batch: TrainingStep) -> None:
         """Issue a forward and a backward, and the sums that belong to it."""
@@ -153,16 +148,17 @@ class _Host:
 
     def keep_part(self, kept: Mapping[str, str], k: int) -> None:
         """Keep a rank's part of what was summed, let go of the rest; later parts are added to the first."""
-        name, names = f"micro{k}/keep_part", [each.name for each in self.step.parameters]
-        reads = [*(kept[each] for each in names if k), *(self.gradients[each] for each in names)]
-        parts = [shard_nbytes(each, self.n) for each in self.step.parameters]
-        name = self.program.add(name, "add_n" if k else "copy", reads, parts)
-        record = self.program.records.ops[name]
+        parameters = self.step.parameters
+        reads = [
+            gradients[each.name] for gradients in [kept] * (k > 0) + [self.gradients] for each in parameters
+        ]
+        parts = [shard_nbytes(each, self.n) for each in parameters]
+        self.last = self.program.add(f"micro{k}/keep_part", "add_n" if k else "copy", reads, parts)
+        record = self.program.records.ops[self.last]
         record.bytes_read = sum(parts) * (2 if k else 1)
-        record.flops = sum(-(-each.elements // self.n) for each in self.step.parameters) if k else 0
-        record.dtype = self.step.parameters[0].dtype
-        self.gradients = {each: output_name(name, i) for i, each in enumerate(names)}
-        self.last = name
+        record.flops = sum(-(-each.elements // self.n) for each in parameters) if k else 0
+        record.dtype = parameters[0].dtype
+        self.gradients = {each.name: output_name(self.last, i) for i, each in enumerate(parameters)}
 
     def gather(self) -> None:
         """Gather the updated parameters, in as many pieces as they hold whole buckets."""

@@ -25,12 +25,12 @@ Sources: deepspeed/runtime/zero/partitioned_param_coordinator.py (``fetch_sub_mo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from policies.parallel.accumulation import micro_batches, refuse_pipelines
-from policies.parallel.ddp import closed_before_overflow
+from policies.parallel.ddp import never_overflowing
 from policies.parallel.modules import Module, Modules, pattern_of
 from policies.parallel.program import COMPUTE, HostProgram, shard_nbytes
 from policies.parallel.rank_grid import DataParallel
@@ -59,14 +59,10 @@ class Sized(Protocol):
     """A parameter: its name, which is its own, and its elements."""
 
     @property
-    def name(self) -> str:
-        """What it is called."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def elements(self) -> int:
-        """How large it is."""
-        ...
+    def elements(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -156,8 +152,11 @@ class Coordinator(Generic[P]):
         arrived = []
         for each in module:
             if each.name in self.in_flight:
-                arrived.append(self.in_flight[each.name])
-                self._arrive(arrived[-1])
+                together = self.in_flight[each.name]
+                arrived.append(together)
+                for one in together:
+                    self.available.add(one.name)
+                    del self.in_flight[one.name]
         ahead: list[P] = []
         if not self.limits.first_step:
             own = {each.name for each in module if self._seen(each) < self.entered}
@@ -200,11 +199,6 @@ class Coordinator(Generic[P]):
         self.live += sum(each.elements for each in missing)
         self.in_flight.update((each.name, missing) for each in missing)
         return missing
-
-    def _arrive(self, together: Sequence[P]) -> None:
-        for each in together:
-            self.available.add(each.name)
-            del self.in_flight[each.name]
 
     def _seen(self, each: P) -> int:
         """Return the last visit for which a parameter was fetched."""
@@ -276,9 +270,7 @@ class ZeroThree(DataParallel):
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
-        host = _Host(self, TrainingStep(graph), n)
-        host.run()
-        return host.program.graph()
+        return _Host(self, TrainingStep(graph), n).run()
 
 
 class _Host:
@@ -294,7 +286,8 @@ class _Host:
         """They are there all the time."""
         for each in self.persistent:
             self.program.records.externals[each.name] = step.records.externals[each.name]
-        self.coordinator = Coordinator(_visits(_entered(Modules(self.batches[0], of.wrap))), of.limits)
+        visits = sorted(_entered(Modules(self.batches[0], of.wrap)).items())
+        self.coordinator = Coordinator([module.parameters for _, module in visits], of.limits)
         self.handle: dict[str, str] = {}
         """Parameter → the op that gathers it."""
         self.gathers = 0
@@ -306,18 +299,18 @@ class _Host:
         self.over: str | None = None
         """What the first gather of a micro-batch waits for: the host did at the end of the one before."""
 
-    def run(self) -> None:
+    def run(self) -> Graph:
         """Issue the whole step."""
         for k, batch in enumerate(self.batches):
             self.micro_batch(k, batch)
-        self.program.instead = {each.gradient: self.sums[each.name] for each in self.step.parameters}
-        for update in self.updates:
-            self.program.compute(update, after=[self.reduced])
+        made = {each.gradient: self.sums[each.name] for each in self.step.parameters}
+        self.program.update(self.updates, made, self.reduced)
         if self.persistent:
             shard = sum(shard_nbytes(each, self.n) for each in self.persistent)
             updates = [update.name for update in self.updates]
             gathered: dict[str, Any] = {"communicator": GROUP, "nbytes": self.n * shard}
             self.program.add("persistent/all_gather", "all_gather", [], [], after=updates, **gathered)
+        return self.program.graph()
 
     def micro_batch(self, k: int, batch: TrainingStep) -> None:
         """Issue a forward and a backward; gradients are reduced in each."""
@@ -328,9 +321,7 @@ class _Host:
         if k:
             self.coordinator.limits = replace(self.of.limits, first_step=False)
             self.coordinator.reset()
-        order = batch.in_ready_order()
-        rows = closed_before_overflow([each.elements for each in order], self.of.reduce_bucket)
-        buckets = [[order[k] for k in row] for row in rows]
+        buckets = never_overflowing(batch.in_ready_order(), self.of.reduce_bucket)
         full = {batch.ready_at[after[0].gradient]: k for k, after in enumerate(buckets[1:])}
         launched = 0
         for place, record in enumerate(batch.work):
@@ -412,7 +403,3 @@ class _Host:
 def _entered(modules: Modules, end: int = 0) -> dict[int, Module]:
     """Return where modules are entered, forward and backward, or with end -1 left."""
     return {row[end]: m for m in modules.all for row in (m.forward, m.backward) if row}
-
-
-def _visits(entered: Mapping[int, Module]) -> list[list[Parameter]]:
-    return [entered[place].parameters for place in sorted(entered)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parallel_helpers import by_stream, layers, run
 
-from policies.parallel.ddp import DistributedDataParallel, closed_before_overflow, closed_when_full
+from policies.parallel.ddp import DistributedDataParallel, closed_before_overflow, closed_when_full, filled
 from policies.parallel.fsdp2 import FullyShard
 from policies.parallel.rank_grid import DataParallel, Grid, Ranked
 from policies.parallel.training_step import TrainingStep
@@ -88,7 +88,7 @@ def test_buckets_of_the_first_step_and_of_unused_parameters(resnet: TrainingStep
 def test_data_types_have_buckets_of_their_own() -> None:
     step = TrainingStep(layers([40] * 4))
     mixed = [replace(each, dtype="bf16") if k % 2 else each for k, each in enumerate(step.parameters)]
-    found = DistributedDataParallel.filled(mixed, [80])
+    found = filled(mixed, "nbytes", [80])
     assert [[each.name for each in row] for row in found] == [["w0", "w2"], ["w1", "w3"]]
 
 
