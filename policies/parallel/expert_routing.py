@@ -35,7 +35,7 @@ from fractions import Fraction
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -58,27 +58,17 @@ _DAMAGED: Final = (
 """What reading a file raises that is no archive of arrays."""
 
 
-class RoutingTrace(NamedTuple):
-    """Routed tokens.
-
-    Attributes
-    ----------
-    experts : array of int64, (tokens, top_k)
-    ranks : array of int64 or None
-        Of each token; None: nobody says.
-    """
-
-    experts: IntArray
-    ranks: IntArray | None
+_Trace = tuple[IntArray, IntArray | None]
+"""The experts of each token, (tokens, top_k), and its rank; None: nobody says."""
 
 
-def read_trace(path: Path, experts: int, top_k: int) -> RoutingTrace:
-    """Return what a file holds.
+def read_trace(path: Path, n_experts: int, top_k: int) -> _Trace:
+    """Return what a file holds: the experts of each token, and its rank if it is said.
 
     Parameters
     ----------
     path : path
-    experts, top_k : int
+    n_experts, top_k : int
         How many experts there are, and how many of them a token goes to.
 
     Raises
@@ -86,25 +76,25 @@ def read_trace(path: Path, experts: int, top_k: int) -> RoutingTrace:
     InputError
         No such file, no such columns, or a token that goes nowhere, or to one expert twice.
     """
-    trace = _npz(path) if path.name.endswith(".npz") else _csv(path)
-    if trace.experts.shape[1:] != (top_k,) or not len(trace.experts):
-        shape = " x ".join(map(str, trace.experts.shape))
+    experts, ranks = _npz(path) if path.name.endswith(".npz") else _csv(path)
+    if experts.shape[1:] != (top_k,) or not len(experts):
+        shape = " x ".join(map(str, experts.shape))
         raise InputError(f"{path}: must have {top_k} expert(s) a token, as top_k says; found {shape}")
-    for what, column, most in (("expert", trace.experts, experts), ("rank", trace.ranks, None)):
-        if column is None:
-            continue
-        bad = (column < 0) if most is None else (column < 0) | (column >= most)
+    known = f"; there are 0 to {n_experts - 1}"
+    for what, column, bad, more in (
+        ("expert", experts, (experts < 0) | (experts >= n_experts), known),
+        *([("rank", ranks, ranks < 0, "")] if ranks is not None else []),
+    ):
         if bad.any():
             row = int(np.argwhere(bad)[0][0])
-            known = "" if most is None else f"; there are 0 to {most - 1}"
-            raise InputError(f"{path}: token {row} has {what} {int(column[bad][0])}{known}")
-    twice = (np.diff(np.sort(trace.experts, axis=1), axis=1) == 0).any(axis=1)
+            raise InputError(f"{path}: token {row} has {what} {int(column[bad][0])}{more}")
+    twice = (np.diff(np.sort(experts, axis=1), axis=1) == 0).any(axis=1)
     if twice.any():
         raise InputError(f"{path}: token {int(twice.argmax())} goes to one expert twice")
-    return trace
+    return experts, ranks
 
 
-def _csv(path: Path) -> RoutingTrace:
+def _csv(path: Path) -> _Trace:
     content = read_bytes(path)
     try:
         rows = list(csv.reader(io.StringIO(content.decode("utf-8-sig"))))
@@ -113,9 +103,8 @@ def _csv(path: Path) -> RoutingTrace:
     header = [name.strip() for name in rows[0]] if rows else []
     chosen = [k for k, name in enumerate(header) if name.startswith("expert")]
     if not chosen or set(header) - {"rank"} - {header[k] for k in chosen}:
-        raise InputError(
-            f"{path}: its first line must name the columns expert0, expert1, ..., and may name rank"
-        )
+        message = "its first line must name the columns expert0, expert1, ..., and may name rank"
+        raise InputError(f"{path}: {message}")
     cells = []
     for number, row in enumerate(rows[1:], start=2):
         try:
@@ -128,10 +117,10 @@ def _csv(path: Path) -> RoutingTrace:
         table = np.array(cells, np.int64).reshape(-1, len(header))
     except OverflowError:
         raise InputError(f"{path}: has numbers that are no experts") from None
-    return RoutingTrace(table[:, chosen], table[:, header.index("rank")] if "rank" in header else None)
+    return table[:, chosen], table[:, header.index("rank")] if "rank" in header else None
 
 
-def _npz(path: Path) -> RoutingTrace:
+def _npz(path: Path) -> _Trace:
     content = io.BytesIO(read_bytes(path))
     try:
         with zipfile.ZipFile(content) as archive:
@@ -148,7 +137,7 @@ def _npz(path: Path) -> RoutingTrace:
             raise InputError(f"{path}: {name} must be whole numbers, a row for each token")
     experts = found["experts"].astype(np.int64)
     ranks = found["ranks"].astype(np.int64).ravel() if "ranks" in found else None
-    return RoutingTrace(experts.reshape(len(experts), -1), ranks)
+    return experts.reshape(len(experts), -1), ranks
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -275,11 +264,7 @@ class UnplacedRouting:
 
     def of(self, *, ranks: int, experts: int, tokens: int | None, top_k: int) -> ExpertRouting:
         """Return who sends how many tokens to which expert."""
-        return routed(self.given, ranks=ranks, experts=experts, tokens=tokens, top_k=top_k, **self._more)
-
-    @property
-    def _more(self) -> dict[str, Any]:
-        return {"capacity_factor": self.capacity_factor, "pad": self.pad, "origin": self.origin}
+        return routed(ranks=ranks, experts=experts, tokens=tokens, top_k=top_k, **vars(self))
 
 
 @dataclass
@@ -302,18 +287,16 @@ class _Form:
             if not isinstance(value, str):
                 raise _wrong(f"trace must be a file; found {value!r}")
             with located("routing"):
-                trace = read_trace(self.origin.file(value), self.experts, self.top_k)
-            return self._counted(trace)
+                experts, ranks = read_trace(self.origin.file(value), self.experts, self.top_k)
+            return self._counted(experts, ranks)
         if self.tokens is None:
             raise InputError("how many tokens has a rank? Only a table or a trace says it", path=("tokens",))
         n = self.tokens * self.ranks
         if n > _MOST_TOKENS:
             raise InputError(f"{n:,} tokens are more than anybody routes", path=("tokens",))
         if form == "one-hot":
-            totals = np.zeros(self.experts, np.int64)
-            totals[
-                [(_whole(form, value, self.experts - 1) + k) % self.experts for k in range(self.top_k)]
-            ] = n
+            first, totals = _whole(form, value, self.experts - 1), np.zeros(self.experts, np.int64)
+            totals[np.arange(first, first + self.top_k) % self.experts] = n
             return self._dealt(totals)
         if form == "random":
             return self._drawn(self._weights(0), _whole(form, value))
@@ -375,10 +358,9 @@ class _Form:
     def _dealt(self, totals: IntArray) -> IntArray:
         """Return the tokens of each expert by the rank that they come from; each rank has equally many."""
         sent = np.tile(totals // self.ranks, (self.ranks, 1))
-        rest = (totals % self.ranks).tolist()
         first = 0
-        for x, extra in enumerate(rest):
-            sent[[(first + k) % self.ranks for k in range(extra)], x] += 1
+        for x, extra in enumerate((totals % self.ranks).tolist()):
+            sent[np.arange(first, first + extra) % self.ranks, x] += 1
             first += extra
         return sent
 
@@ -386,9 +368,8 @@ class _Form:
         """Return the experts that every token draws, one after the other, none twice."""
         assert self.tokens is not None
         if self.tokens * self.ranks * self.top_k > _MOST_DRAWN:
-            raise InputError(
-                f"at most {_MOST_DRAWN:,} choices are drawn; use a distribution", path=("tokens",)
-            )
+            message = f"at most {_MOST_DRAWN:,} choices are drawn; use a distribution"
+            raise InputError(message, path=("tokens",))
         scale = 2**62 / sum(weights)
         width = np.array([max(1, int(weight * scale)) for weight in weights], np.int64)
         end = np.cumsum(width)
@@ -417,9 +398,8 @@ class _Form:
         lengths = {len(row) for row in rows} if by_rank else {len(rows)}
         if lengths != {self.experts} or (by_rank and len(rows) != self.ranks):
             have = f"{len(rows)} lists of {sorted(lengths)}" if by_rank else f"{len(rows)}"
-            raise _wrong(
-                f"tokens must be {self.experts} numbers, or {self.ranks} lists of them; found {have}"
-            )
+            message = f"tokens must be {self.experts} numbers, or {self.ranks} lists of them"
+            raise _wrong(f"{message}; found {have}")
         if by_rank:
             return self._fitting(np.array(rows, np.int64))
         total = sum(cells)
@@ -428,18 +408,17 @@ class _Form:
             raise _wrong(f"{message} have made equally")
         return self._fitting(self._dealt(np.array(cells, np.int64)))
 
-    def _counted(self, trace: RoutingTrace) -> IntArray:
+    def _counted(self, experts: IntArray, ranks: IntArray | None) -> IntArray:
         """Return the tokens of a trace; without ranks in it, each rank has an equal part, in a row."""
-        n = len(trace.experts)
-        if trace.ranks is None and n % self.ranks:
-            raise _wrong(
-                f"a trace of {n:,} tokens cannot be shared by {self.ranks} ranks; give it a column rank"
-            )
-        rank = np.arange(n) // (n // self.ranks) if trace.ranks is None else trace.ranks
+        n = len(experts)
+        if ranks is None and n % self.ranks:
+            message = f"a trace of {n:,} tokens cannot be shared by {self.ranks} ranks"
+            raise _wrong(f"{message}; give it a column rank")
+        rank = np.arange(n) // (n // self.ranks) if ranks is None else ranks
         if int(rank.max()) >= self.ranks:
             raise _wrong(f"the trace has a token of rank {int(rank.max())}, and there are {self.ranks} ranks")
         sent = np.zeros((self.ranks, self.experts), np.int64)
-        np.add.at(sent, (rank[:, None], trace.experts), 1)
+        np.add.at(sent, (rank[:, None], experts), 1)
         return self._fitting(sent)
 
     def _fitting(self, sent: IntArray) -> IntArray:

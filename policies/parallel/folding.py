@@ -19,9 +19,10 @@ attribute ``pair``.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ import numpy as np
 from policies.parallel.rank_grid import Ranked
 from policies.parallel.ranks import add_ranks
 from sim import Device, Graph, GraphBuilder, Machine
-from sim.base.arrays import UNSET, Csr
+from sim.base.arrays import UNSET, Codes
 from sim.job.collectives import modelled_ops
 from sim.machine.communicators import Call, CarriedCollectives, HoldsSms, even_nbytes
 from sim.machine.machine import Folding
@@ -106,8 +107,15 @@ class _Program:
 
     @cached_property
     def keyed(self) -> dict[Role, list[tuple[int, Hashable]]]:
-        """Of each communicator: its ops with what tells their calls apart."""
-        return {role: list(self._keyed(ops)) for role, ops in self.together.items()}
+        """Of each communicator: its ops with kind and size; uneven exchanges with how many came before."""
+        found: dict[Role, list[tuple[int, Hashable]]] = {}
+        for role, ops in self.together.items():
+            uneven = count()
+            found[role] = [
+                (op, next(uneven) if "sends" in self.own[op] else (self.graph.kind(op), self.nbytes(op)))
+                for op in ops
+            ]
+        return found
 
     @cached_property
     def messages(self) -> dict[tuple[Role, int, str], list[int]]:
@@ -116,16 +124,6 @@ class _Program:
             key: [*dict.fromkeys(self.nbytes(op) for op in ops if op in self.asked_anywhere)]
             for key, ops in self.pairs.items()
         }
-
-    def _keyed(self, ops: Sequence[int]) -> Iterator[tuple[int, Hashable]]:
-        """Yield ops with kind and size; of uneven exchanges with how many came before."""
-        uneven = 0
-        for op in ops:
-            if "sends" in self.own[op]:
-                yield op, uneven
-                uneven += 1
-            else:
-                yield op, (self.graph.kind(op), self.nbytes(op))
 
     def nbytes(self, op: int) -> int:
         """Return the size of a collective."""
@@ -165,11 +163,10 @@ class Meets:
         kinds = {machine.devices[d].kind: machine.devices[d] for d in self._device}
         different = {id(one): one for one in ranked.programs}
         self._program = {key: _Program.of(one, machine, kinds) for key, one in different.items()}
-        numbers: dict[Hashable, int] = {}
-        number = {key: numbers.setdefault(_key(one), len(numbers)) for key, one in different.items()}
+        numbers = Codes[Hashable]()
+        number = {key: numbers[_key(one)] for key, one in different.items()}
         self.alike = [number[id(one)] for one in ranked.programs]
         self._told: dict[Call, Took] = {}
-        self._holding = machine.collectives if isinstance(machine.collectives, HoldsSms) else None
         self.names: list[dict[Role, str]] = []
         self.inside: dict[str, list[int]] = {}
         role_of: dict[str, Role] = {}
@@ -247,9 +244,9 @@ class Meets:
 
     def _ask(self, call: Call) -> Took:
         if call not in self._told:
-            model, holding = self._machine.collectives, self._holding
+            model = self._machine.collectives
             assert model is not None
-            sms = 0 if holding is None else holding.sms(call, self._machine)
+            sms = model.sms(call, self._machine) if isinstance(model, HoldsSms) else 0
             self._told[call] = model.time_ns(call, self._machine), sms
         return self._told[call]
 
@@ -264,24 +261,15 @@ def _given(role: Role) -> dict[str, Any]:
 
 def _key(graph: Graph) -> Hashable:
     """Return what is equal for programs that do the same, wherever in their groups ranks are."""
-    found: list[Hashable] = []
-    for field in fields(graph):
-        value = getattr(graph, field.name)
-        if field.name == "attributes":
-            value = {
-                op: {key: each for key, each in own.items() if key not in _OF_GROUP}
-                for op, own in value.items()
-            }
-        elif field.name == "duration_by_kind":
-            value = {kind: column.tobytes() for kind, column in value.items()}
-        elif isinstance(value, Csr):
-            value = (value.indptr.tobytes(), value.indices.tobytes())
-        elif isinstance(value, np.ndarray):
-            value = value.tobytes()
-        found.append(
-            repr(value) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
-        )
-    return tuple(found)
+
+    def known(value: Any) -> Hashable:
+        if isinstance(value, np.ndarray):
+            return value.tobytes()
+        if isinstance(value, Mapping):
+            return repr({key: known(each) for key, each in value.items() if key not in _OF_GROUP})
+        return tuple(map(known, value)) if isinstance(value, list | tuple) else value
+
+    return tuple(known(getattr(graph, field.name)) for field in fields(graph))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -349,10 +337,17 @@ def fold(
     meets = Meets(ranked, devices, machine)
     sort = _numbered(zip(meets.alike, (tuple(each.items()) for each in facts), strict=True))
     while True:
-        on = _sorts(meets, sort)
+        met = (
+            (meets.took[name], frozenset(sort[r] for r in inside)) for name, inside in meets.inside.items()
+        )
+        on = dict(zip(meets.inside, _numbered(met), strict=True))  # communicator → its sort
         finer = _numbered(
-            (own, *(on[name] for name in row.values()), *_pairs(meets, rank, sort))
-            for rank, (own, row) in enumerate(zip(sort, meets.names, strict=True))
+            (
+                own,
+                *(on[name] for name in row.values()),
+                *((ops, pair.label, pair.took, sort[pair.other]) for ops, pair in pairs.items()),
+            )
+            for own, row, pairs in zip(sort, meets.names, meets.pairs, strict=True)
         )
         if max(finer) == max(sort):
             break
@@ -369,7 +364,7 @@ def fold(
         or _of_meetings(meets, devices, sort, on, r)
         for r in list(stands.values())[1:]
     }
-    simulated = {name for names in members.values() for name in names}
+    simulated = {*devices}
     folded = Machine(
         tuple(device for device in machine.devices if device.name in members),
         hosts=tuple(host for host in machine.hosts if host.serves[0] in members),
@@ -386,19 +381,7 @@ def fold(
 
 def _numbered(values: Iterable[Hashable]) -> list[int]:
     """Return a number for each value, equal ones the same, in the order of first use."""
-    seen: dict[Hashable, int] = {}
-    return [seen.setdefault(value, len(seen)) for value in values]
-
-
-def _sorts(meets: Meets, sort: Sequence[int]) -> dict[str, int]:
-    """Return the sort of each communicator, where those of the ranks are known."""
-    facts = ((meets.took[name], frozenset(sort[r] for r in inside)) for name, inside in meets.inside.items())
-    return dict(zip(meets.inside, _numbered(facts), strict=True))
-
-
-def _pairs(meets: Meets, rank: int, sort: Sequence[int]) -> list[Hashable]:
-    """Return with which sorts of rank a rank exchanges what."""
-    return [(ops, pair.label, pair.took, sort[pair.other]) for ops, pair in meets.pairs[rank].items()]
+    return [*map(Codes[Hashable]().__getitem__, values)]
 
 
 def _graph(

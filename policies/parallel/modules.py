@@ -74,7 +74,7 @@ class Modules:
         self.of_parameter: dict[str, str] = {}
         trained = {each.name for each in step.parameters}
         for record in step.work[: self.turn]:
-            for tensor in (tensor for tensor, _ in record.inputs if tensor in trained):
+            for tensor in (tensor for tensor in record.reads if tensor in trained):
                 own = self._matched(record) if self.pattern else self.of_parameter.get(tensor, record.name)
                 if self.of_parameter.setdefault(tensor, own) != own:
                     both = f"{self.of_parameter[tensor]} and {own}"
@@ -96,9 +96,8 @@ class Modules:
         if wrap is not None and {module.name for module in self.all} <= {ROOT}:
             raise InputError(f"no op that reads a parameter has a name that matches {wrap}", path=("wrap",))
         for place, record in enumerate(step.work[self.turn :], start=self.turn):
-            for tensor, _ in record.inputs:
-                producer = step.records.producer(tensor)
-                name = self._of(producer) if producer is not None and producer.phase != "F" else None
+            for producer in step.records.makers(record.inputs):
+                name = self._of(producer) if producer.phase != "F" else None
                 if name in found and place not in found[str(name)].backward:
                     found[str(name)].gives_on = True
 
@@ -108,12 +107,9 @@ class Modules:
 
     def _of(self, record: OpEntry) -> str | None:
         """Return the module of an op, None: it is of none."""
-        made = [self.of_gradient.get(record.tensor(k)) for k in range(len(record.outputs))]
-        of_gradient = next((name for name in made if name is not None), None)
-        if of_gradient is not None or self.pattern:
-            return of_gradient or self._matched(record)
-        read = (self.of_parameter.get(tensor) for tensor, _ in record.inputs)
-        return next((name for name in read if name is not None), None)
+        made = (self.of_gradient[tensor] for tensor in record.tensors if tensor in self.of_gradient)
+        read = (self.of_parameter[tensor] for tensor in record.reads if tensor in self.of_parameter)
+        return next(made, None) or (self._matched(record) if self.pattern else next(read, None))
 
 
 class Turns:

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 
 from policies.parallel.ranks import Ranks, gpus
 from policies.parallel.training_step import TrainingStep
-from policies.rewrite.records import Edge, ExternalTensor, OpEntry, Records, write
+from policies.rewrite.records import Edge, OpEntry, Records, write
 from sim import Graph, Machine
 from sim.base.arrays import MOST_BUILT, at_most
 from sim.base.errors import InputError
@@ -76,26 +77,28 @@ class ParameterServer:
         workers = self._workers(machine)
         given = step.records.externals
         trained = {each.name for each in step.parameters}
-        states = {tensor for each in step.updates for tensor, _ in each.inputs if tensor in given} - trained
+        states = {tensor for each in step.updates for tensor in each.reads if tensor in given} - trained
         made = Records(f"{step.records.name} (parameter server)", {}, {})
-        for k, update in enumerate(step.updates):
-            server = self.servers[k % len(self.servers)]
-            for tensor, _ in update.inputs:
-                if tensor in given:
-                    made.externals[f"{server}/{tensor}"] = replace(given[tensor], device=server)
+        placed = list(zip(step.updates, cycle(self.servers), strict=False))
+        for update, server in placed:
+            for tensor in filter(given.__contains__, update.reads):
+                made.externals[f"{server}/{tensor}"] = replace(given[tensor], device=server)
         for worker in workers:
             for name, each in given.items():
                 if name not in trained and name not in states:
-                    made.externals[f"{worker}/{name}"] = ExternalTensor(each.nbytes, each.role, None)
-        for worker in workers:
-            pulled = self._pulled(step, worker)
+                    made.externals[f"{worker}/{name}"] = replace(each, device=None)
+            pulled: dict[str, Edge] = {}  # what a worker reads in place of a parameter, of the step before
+            for update, server in placed:
+                name = f"{server}/{update.name}" + (f"/{worker}" if self.asynchronous else "")
+                own = [each.name for each in step.parameters if each.update == update.name]
+                pulled |= {tensor: (output_name(name, i), 1) for i, tensor in enumerate(own)}
             for record in step.work:
                 inputs = [pulled.get(tensor, (f"{worker}/{tensor}", d)) for tensor, d in record.inputs]
                 after: list[Edge] = [(f"{worker}/{name}", 0) for name, d in record.after if not d]
                 name = f"{worker}/{record.name}"
                 made.make(replace(record, name=name, inputs=inputs, after=after, device=worker))
-        for k, update in enumerate(step.updates):
-            self._serve(made, step, update, self.servers[k % len(self.servers)], workers)
+        for update, server in placed:
+            self._serve(made, step, update, server, workers)
         return write(made)
 
     def _workers(self, machine: Machine | None) -> tuple[str, ...]:
@@ -109,61 +112,31 @@ class ParameterServer:
             raise InputError(message, path=("workers",))
         return tuple(free[:n])
 
-    def _pulled(self, step: TrainingStep, worker: str) -> dict[str, tuple[str, int]]:
-        """Return parameter → what a worker reads in its place: what the step before has made of it."""
-        found: dict[str, tuple[str, int]] = {}
-        for k, update in enumerate(step.updates):
-            own = [each for each in step.parameters if each.update == update.name]
-            name = f"{self.servers[k % len(self.servers)]}/{update.name}"
-            name = f"{name}/{worker}" if self.asynchronous else name
-            found |= {each.name: (output_name(name, i), 1) for i, each in enumerate(own)}
-        return found
-
     def _serve(
         self, made: Records, step: TrainingStep, update: OpEntry, server: str, workers: Sequence[str]
     ) -> None:
         """Add what a server does with the gradients of an update."""
         own = [each for each in step.parameters if each.update == update.name]
-        outputs = tuple(step.records.externals[each.name].nbytes for each in own)
-        gradients = {each.gradient for each in own}
 
         def updated(name: str, moved: dict[str, str], **attributes: str) -> None:
-            inputs = [(moved.get(tensor, f"{server}/{tensor}"), d) for tensor, d in update.inputs]
-            after = [(f"{server}/{other}", d) for other, d in update.after]
-            given = {**update.attributes, UPDATES: f"{server}/{update.name}", **attributes}
-            made.make(
-                replace(
-                    update,
-                    name=name,
-                    inputs=inputs,
-                    after=after,
-                    outputs=outputs,
-                    device=server,
-                    attributes=given,
-                )
-            )
+            record = replace(update, name=name, device=server)
+            record.outputs = tuple(step.records.externals[each.name].nbytes for each in own)
+            record.inputs = [(moved.get(tensor, f"{server}/{tensor}"), d) for tensor, d in update.inputs]
+            record.after = [(f"{server}/{other}", d) for other, d in update.after]
+            record.attributes = {**update.attributes, UPDATES: f"{server}/{update.name}", **attributes}
+            made.make(record)
 
         if self.asynchronous:
             for worker in workers:
-                pushed = {tensor: f"{worker}/{tensor}" for tensor in gradients}
+                pushed = {each.gradient: f"{worker}/{each.gradient}" for each in own}
                 updated(f"{server}/{update.name}/{worker}", pushed, **{PUSHED_BY: worker})
             return
         sums: dict[str, str] = {}
         for each in own:
-            name = made.free(f"{server}/{each.name}/sum")
-            read = [(f"{worker}/{each.gradient}", 0) for worker in workers]
-            sums[each.gradient] = name
-            n = len(read)
-            made.ops[name] = OpEntry(
-                name,
-                "add_n",
-                read,
-                [],
-                (each.nbytes,),
-                flops=(n - 1) * each.elements,
-                bytes_read=n * each.nbytes,
-                bytes_written=each.nbytes,
-                device=server,
-                dtype=each.dtype,
-            )
+            name = sums[each.gradient] = made.free(f"{server}/{each.name}/sum")
+            read: list[Edge] = [(f"{worker}/{each.gradient}", 0) for worker in workers]
+            sum_ = OpEntry(name, "add_n", read, [], (each.nbytes,), device=server, dtype=each.dtype)
+            sum_.flops = (len(read) - 1) * each.elements
+            sum_.bytes_read, sum_.bytes_written = len(read) * each.nbytes, each.nbytes
+            made.ops[name] = sum_
         updated(f"{server}/{update.name}", sums)

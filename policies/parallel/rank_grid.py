@@ -75,8 +75,8 @@ class Grid:
     def rank(self, at: Mapping[str, int]) -> int:
         """Return the number of the rank at these coordinates."""
         number = 0
-        for name, size in reversed(list(self.sizes.items())):
-            number = number * size + at[name]
+        for name in reversed([*self.sizes]):
+            number = number * self.sizes[name] + at[name]
         return number
 
     def members(self, dimensions: str | Iterable[str], rank: int = 0) -> list[int]:
@@ -121,7 +121,7 @@ def _names(dimensions: str | Iterable[str]) -> set[str]:
     return set(dimensions.split("-")) if isinstance(dimensions, str) else set(dimensions)
 
 
-def read_order(order: object, known: Sequence[str], what: str = "order") -> tuple[str, ...]:
+def read_order(order: object, known: Sequence[str]) -> tuple[str, ...]:
     """Return the dimensions that a word such as ``tp-cp-dp-pp`` names, each of `known` once.
 
     Raises
@@ -138,7 +138,7 @@ def read_order(order: object, known: Sequence[str], what: str = "order") -> tupl
     if sorted(names) != sorted(known):
         wrong = next((name for name in names if name not in known), None)
         near = "" if wrong is None else hint(wrong, known)
-        message = f"{what} has to name each of {', '.join(known)} once, as in {'-'.join(known)}"
+        message = f"order has to name each of {', '.join(known)} once, as in {'-'.join(known)}"
         raise InputError(f"{message}; found {order!r}{near}", path=("order",))
     return names
 
@@ -205,16 +205,14 @@ class Ranked:
                 raise GraphError(message)
             return Ranked(Grid({}), [graph], None, accelerators)
         grid = Grid(sizes)
-        found: list[Records] = []
-        written: list[Graph] = []
+        written: list[tuple[Records, Graph]] = []
         devices = _devices(graph, grid)
         for records in _split(read(graph), grid, devices):
-            same = next((k for k, other in enumerate(found) if other == records), None)
-            found.append(records)
-            written.append(write(records) if same is None else written[same])
+            same = next((made for other, made in written if other == records), None)
+            written.append((records, write(records) if same is None else same))
         usual = accelerators or gpus(grid.ranks)
         named = None if devices == [*usual[: grid.ranks]] else tuple(devices)
-        return Ranked(grid, written, named, accelerators)
+        return Ranked(grid, [made for _, made in written], named, accelerators)
 
     def room(self, policy: str, ranks: Ranks) -> int:
         """Return by how many the ranks are multiplied, by all that there is room for if nobody says it.
@@ -265,17 +263,13 @@ class Ranked:
         GraphError
             There are the dimensions already.
         """
-        for name in added:
-            if name in self.grid.sizes:
-                more = (
-                    "; one rewrite for replicas, such as expert-parallel, is enough" if name == "dp" else ""
-                )
-                raise GraphError(f"graph {self.programs[0].name!r} is divided into {name} already{more}")
+        for name in (name for name in added if name in self.grid.sizes):
+            more = "; one rewrite for replicas, such as expert-parallel, is enough" if name == "dp" else ""
+            raise GraphError(f"graph {self.programs[0].name!r} is divided into {name} already{more}")
         grid = Grid({**self.grid.sizes, **added}).ordered(_ORDER)
         made: dict[tuple[int, ...], Graph] = {}
         placed = []
-        for rank in range(grid.ranks):
-            at = grid.at(rank)
+        for at in map(grid.at, range(grid.ranks)):
             one = self.programs[self.grid.rank(at)]
             key = (id(one), *(at[name] for name in added if varies))
             if key not in made:
@@ -313,11 +307,11 @@ class Ranked:
         ranks: dict[int, list[int]] = {}
         for rank, program in enumerate(self.programs):
             ranks.setdefault(id(program), []).append(rank)
+
+        def on_rank(own: Mapping[str, Any], k: int) -> Mapping[str, Any]:
+            return self.attributes(own, same[k], devices) if "communicator" in own else own
+
         for same in ranks.values():
-
-            def on_rank(own: Mapping[str, Any], k: int, same: Sequence[int] = same) -> Mapping[str, Any]:
-                return self.attributes(own, same[k], devices) if "communicator" in own else own
-
             add_ranks(out, self.programs[same[0]], [devices[rank] for rank in same], on_rank)
         return out.build()
 
@@ -379,27 +373,25 @@ def _split(records: Records, grid: Grid, devices: Sequence[str]) -> list[Records
         return [(own(device, name), distance) for name, distance in given]
 
     for record in records.ops.values():
-        if record.device not in rank_of:
+        device = str(record.device)
+        if device not in rank_of:
             message = f"op {record.name!r} is on {record.device}, which is no rank of the others"
             raise GraphError(message).about(record.name)
-        device, rank = record.device, rank_of[record.device]
         attributes = record.attributes
         if "communicator" in attributes:
-            attributes = _as_one(attributes, grid, rank, rank_of)
-        name = own(device, record.name)
-        parts[rank].ops[name] = replace(
-            record,
-            name=name,
-            inputs=edges(device, record.inputs),
-            after=edges(device, record.after),
-            device=None,
-            attributes=attributes,
+            attributes = _as_one(attributes, grid, rank_of[device], rank_of)
+        name, inputs, after = (
+            own(device, record.name),
+            edges(device, record.inputs),
+            edges(device, record.after),
         )
-    readers = {tensor: record.device for record in records.ops.values() for tensor, _ in record.inputs}
+        one = replace(record, name=name, inputs=inputs, after=after, device=None, attributes=attributes)
+        parts[rank_of[device]].ops[name] = one
+    readers = {tensor: str(record.device) for record in records.ops.values() for tensor in record.reads}
     for name, given in records.externals.items():
         if name in readers:
-            device = str(readers[name])
-            parts[rank_of[device]].externals[own(device, name)] = replace(given, device=None)
+            there = readers[name]
+            parts[rank_of[there]].externals[own(there, name)] = replace(given, device=None)
     return parts
 
 
@@ -435,10 +427,9 @@ def warn_of_unsummed(ranked: Ranked) -> None:
     """
     sizes = ranked.grid.sizes
     if "cp" in sizes and "dp" not in sizes and OPTIMIZERS.keys() & {*ranked.programs[0].kinds}:
-        message = (
-            "nothing sums the gradients of context-parallel ranks: end policy.compile with a rewrite for"
-        )
-        warnings.warn(UnsummedWarning(f"{message} replicas, such as {{name: ddp, ranks: 1}}"), stacklevel=2)
+        message = "nothing sums the gradients of context-parallel ranks: end policy.compile with a rewrite"
+        more = "for replicas, such as {name: ddp, ranks: 1}"
+        warnings.warn(UnsummedWarning(f"{message} {more}"), stacklevel=2)
 
 
 class DataParallel(OnRanks):
@@ -522,9 +513,7 @@ class RankOrder(OnRanks):
         if old.ranks < 2:
             name = there.programs[0].name
             raise GraphError(f"graph {name!r} has no ranks; let the rewrites that make them come first")
-        grid = old
-        if self.order is not None:
-            grid = old.ordered(read_order(self.order, tuple(old.sizes)))
+        grid = old if self.order is None else old.ordered(read_order(self.order, tuple(old.sizes)))
         if self.devices is not None and len(self.devices) != grid.ranks:
             message = f"rank-order: devices: there are {grid.ranks} ranks and {len(self.devices)} devices"
             raise InputError(message, path=("devices",))

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -19,7 +19,6 @@ from policies.rewrite.records import OpEntry, Records, read
 from sim import Graph
 from sim.base.errors import GraphError
 from sim.graph.frames import has_control_flow
-from sim.graph.graph import Role
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,14 @@ class TrainingStep:
             raise GraphError(f"{of} is on several devices ({', '.join(pins[:5])}); every rank runs all of it")
         self.records = read(graph)
         order = [self.records.ops[graph.op_names[op]] for op in graph.topological_order.tolist()]
-        self.finishing = self._finishing()
+        collectives = [record.name for record in order if "communicator" in record.attributes]
+        readers = self.records.readers() if collectives else {}
+        self.finishing = {n for n in collectives if readers[n] and all(map(_may_update, readers[n]))}
+        """The collectives that make gradients which nobody but updates read."""
         trained = self._trained()
-        self.updates = [
-            *(record for record in order if record.name in self.finishing),
-            *(record for record in order if record.name in trained),
-        ]
-        self.work = [each for each in order if each.name not in trained and each.name not in self.finishing]
+        self.updates = [each for last in (self.finishing, trained) for each in order if each.name in last]
+        at_the_end = {each.name for each in self.updates}
+        self.work = [each for each in order if each.name not in at_the_end]
         found = {each.name: each for name in trained for each in trained[name]}
         self.parameters = [found[name] for name in self.records.externals if name in found]
         if not found and not forward:
@@ -104,7 +104,17 @@ class TrainingStep:
         Ops in a row that make nothing but such gradients from one that they share (those of a
         product's weight and bias) are one node of autograd: hooks run when the node is over.
         """
-        return ready_places(self.records, self.work, {each.gradient for each in self.parameters})
+        gradients = frozenset(each.gradient for each in self.parameters)
+        found: dict[str, int] = {}
+        place, node = 0, frozenset[str]()
+        for k in reversed(range(len(self.work))):
+            made, read = self.work[k].tensors, frozenset(self.work[k].reads) - self.records.externals.keys()
+            alone = gradients.issuperset(made)
+            if not (alone and node & read):
+                place = k
+            node = read if alone else frozenset()
+            found.update((tensor, place) for tensor in made if tensor in gradients)
+        return found
 
     def in_ready_order(self) -> list[Parameter]:
         """Return the parameters as their gradients become ready, those of a node the last first."""
@@ -118,32 +128,22 @@ class TrainingStep:
             return parameter.gradient
         return producer.inputs[1][0]
 
-    def _finishing(self) -> set[str]:
-        """Return the collectives that make gradients which nobody but updates read."""
-        collectives = [r.name for r in self.records.ops.values() if "communicator" in r.attributes]
-        readers = self.records.readers() if collectives else {}
-        return {name for name in collectives if readers[name] and all(map(_may_update, readers[name]))}
-
     def _trained(self) -> dict[str, list[Parameter]]:
         """Return the ops that update parameters, and which.
 
         Such an op reads as many gradients as parameters, in the same order; what only it reads is its state.
         """
-        records = self.records
-        maybe = [record for record in records.ops.values() if _may_update(record)]
-        names = {record.name for record in maybe}
-        weights = {
-            tensor
-            for record in records.ops.values()
-            if record.name not in names
-            for tensor, _ in record.inputs
-            if tensor in records.externals and records.externals[tensor].role == Role.PARAMETER
-        }
+        records, maybe, read = self.records, list[OpEntry](), set[str]()
+        for record in records.ops.values():
+            if _may_update(record):
+                maybe.append(record)
+            else:
+                read.update(record.reads)
         found: dict[str, list[Parameter]] = {}
         for record in maybe:
             tensors = list(dict.fromkeys(tensor for tensor, distance in record.inputs if not distance))
             gradients = [tensor for tensor in tensors if records.producer(tensor) is not None]
-            own = [tensor for tensor in tensors if tensor in weights]
+            own = [tensor for tensor in tensors if tensor in read and records.is_parameter(tensor)]
             if own and len(own) == len(gradients):
                 found[record.name] = [
                     self._parameter(record, *pair) for pair in zip(own, gradients, strict=True)
@@ -154,24 +154,8 @@ class TrainingStep:
         n = elements(self.records.externals[name].nbytes, update.dtype)
         maker = self.records.producer(gradient)
         if maker is not None and maker.name in self.finishing:
-            gradient = maker.inputs[maker.tensors.index(gradient)][0]
+            gradient = maker.reads[maker.tensors.index(gradient)]
         return Parameter(name, gradient, update.name, self.records.nbytes(gradient), n, update.dtype)
-
-
-def ready_places(records: Records, work: Sequence[OpEntry], wanted: Collection[str]) -> dict[str, int]:
-    """Return gradient → the place in `work` of the op after which it is ready: `TrainingStep.ready_at`."""
-    gradients = frozenset(wanted)
-    found: dict[str, int] = {}
-    place, node = 0, frozenset[str]()
-    for k in reversed(range(len(work))):
-        record = work[k]
-        made = [record.tensor(i) for i in range(len(record.outputs))]
-        read = {tensor for tensor, _ in record.inputs if records.producer(tensor) is not None}
-        if not (gradients.issuperset(made) and node & read):
-            place = k
-        node = frozenset(read) if gradients.issuperset(made) else frozenset()
-        found.update((tensor, place) for tensor in made if tensor in gradients)
-    return found
 
 
 _SUMS: Final = frozenset({"add_n", "add", "identity", "reshape", "cast", "transpose"})
@@ -189,7 +173,7 @@ def parts_of_gradients(records: Records, gradients: Mapping[str, str]) -> dict[s
     found: dict[str, str] = {}
     readers: dict[str, list[OpEntry]] = {}
     for record in records.ops.values():
-        for tensor, _ in record.inputs:
+        for tensor in record.reads:
             readers.setdefault(tensor, []).append(record)
     left = list(gradients.items())
     while left:
@@ -200,7 +184,7 @@ def parts_of_gradients(records: Records, gradients: Mapping[str, str]) -> dict[s
             found[tensor] = parameter
             producer = records.producer(tensor)
             if producer is not None and producer.kind in _SUMS:
-                left += [(source, parameter) for source, _ in producer.inputs]
+                left += [(source, parameter) for source in producer.reads]
     return found
 
 
