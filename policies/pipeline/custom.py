@@ -11,7 +11,6 @@ rows, as many stages and micro-batches as the largest numbers say. A wrong order
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 from policies.pipeline.evaluate import Evaluation, StageTimes, evaluate
 from policies.pipeline.pipeline_schedule import Action, Schedule, Slot, is_communication, parse_slot
 from policies.pipeline.validate import validate
-from sim.base.errors import InputError
+from sim.base.errors import InputError, in_file
 from sim.base.files import read_text
 
 
@@ -85,8 +84,9 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
     InputError
         No row has an action, or a stage is on several ranks and `replicas` is not set.
     """
-    slots = [(rank, slot) for rank, program in enumerate(rows.programs) for slot in program]
-    actions = [(rank, a) for rank, slot in slots for a in slot.parts]
+    actions = [
+        (rank, a) for rank, program in enumerate(rows.programs) for slot in program for a in slot.parts
+    ]
     if not actions:
         raise InputError("the custom order has no actions; a row is one rank's program, such as 0F0,0B0")
     stages = 1 + max(a.stage for _, a in actions)
@@ -98,10 +98,9 @@ def from_rows(rows: Rows, *, replicas: bool = False) -> Schedule:
         home.setdefault((a.stage, a.micro_batch), rank)
         other, example = first.setdefault(a.stage, (rank, a))
         if other != rank and not replicas:
-            raise InputError(
-                f"stage {a.stage} is on rank {other} ({example}) and on rank {rank} ({a}); "
-                f"a stage lives on one rank. If both ranks hold a copy of it, say replicas: true"
-            )
+            message = f"stage {a.stage} is on rank {other} ({example}) and on rank {rank} ({a})"
+            more = "a stage lives on one rank. If both ranks hold a copy of it, say replicas: true"
+            raise InputError(f"{message}; {more}")
     fallback = {stage: rank for stage, (rank, _) in first.items()}
     columns = [
         tuple(home.get((s, k), fallback.get(s, 0)) for s in range(stages)) for k in range(micro_batches)
@@ -164,10 +163,7 @@ def to_csv(schedule: Schedule) -> str:
     >>> to_csv(generate("1f1b", ranks=2, micro_batches=2))
     '0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n'
     """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerows([str(slot) for slot in program] for program in schedule.programs)
-    return out.getvalue()
+    return "".join(",".join(map(str, program)) + "\n" for program in schedule.programs)
 
 
 def write_csv(schedule: Schedule, path: str | Path) -> None:
@@ -202,21 +198,15 @@ def parse_csv(text: str, *, source: str = "the order") -> Rows:
     if not lines:
         raise InputError(f"{source} is empty; it needs one row of actions a rank, such as 0F0,0B0")
     skipped = 0
-    programs: list[tuple[Slot, ...]] = []
+    programs: list[list[Slot]] = [[] for _ in lines]
     for rank, line in enumerate(lines):
-        program: list[Slot] = []
         for column, cell in enumerate(_cells(line), start=1):
-            if not cell:
-                continue
             if is_communication(cell):
                 skipped += 1
-                continue
-            try:
-                program.append(parse_slot(cell))
-            except InputError as error:
-                raise InputError(f"{source}, row {rank + 1} (rank {rank}), cell {column}: {error}") from None
-        programs.append(tuple(program))
-    return Rows(tuple(programs), skipped)
+            elif cell:
+                with in_file(f"{source}, row {rank + 1} (rank {rank}), cell {column}"):
+                    programs[rank].append(parse_slot(cell))
+    return Rows(tuple(map(tuple, programs)), skipped)
 
 
 def read_csv(path: str | Path) -> Rows:
@@ -320,14 +310,13 @@ def _namer(schedule: Schedule) -> Callable[[Action], str]:
     for number, placement in enumerate(schedule.placements):
         for stage, rank in enumerate(placement):
             lanes[rank].add((number, stage))
-    if all(len({stage for _, stage in own}) <= 1 for own in lanes):
-        return lambda a: f"{a.phase}{a.micro_batch}"
-    if max(map(len, lanes)) > 2:
+    alone = all(len({stage for _, stage in own}) <= 1 for own in lanes)
+    if not alone and max(map(len, lanes)) > 2:
         return str
-    second = {max(own) for own in lanes if len(own) == 2}
+    second = set() if alone else {max(own) for own in lanes if len(own) == 2}
 
-    def two_lanes(a: Action) -> str:
+    def short(a: Action) -> str:
         lane = (schedule.replica_of[a.micro_batch], a.stage)
         return f"{a.phase.lower() if lane in second else a.phase}{a.micro_batch}"
 
-    return two_lanes
+    return short

@@ -422,25 +422,6 @@ class ClosedForm:
         return Fraction(self.excess, self.value) if self.value else Fraction(0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    p: int
-    m: int
-    v: int
-    times: StageTimes
-
-    def split(self) -> tuple[int, int, int] | None:
-        """Return F, I, W, where the backward is given in its two halves."""
-        times = self.times
-        if times.input_grad is None or times.weight_grad is None:
-            return None
-        return times.forward, times.input_grad, times.weight_grad
-
-
-_Excess = Callable[[_Sizes], int | None]
-"""The excess over the work, or None where the formula is not exact."""
-
-
 def closed_form(
     name: str, *, ranks: int, micro_batches: int, chunks: int = 1, times: StageTimes
 ) -> ClosedForm | None:
@@ -463,69 +444,49 @@ def closed_form(
     >>> closed_form("zb-auto", ranks=4, micro_batches=8, times=StageTimes(forward=1, backward=2)) is None
     True
     """
-    if name not in _FORMS:
-        return None
-    quantity, formula, excess = _FORMS[name]
-    sizes = _Sizes(ranks, micro_batches, chunks, times)
-    found = excess(sizes)
+    found = _excess(name, ranks, micro_batches, times)
     if found is None:
         return None
     work = micro_batches * chunks * (times.forward if name == "forward-only" else times.total)
-    return ClosedForm(quantity, formula, work, found)
+    return ClosedForm(*_FORMS[name], work, found)
 
 
-def _fill_and_drain(s: _Sizes) -> int:
-    return (s.p - 1) * (s.times.of("F") + s.times.of("B"))
-
-
-def _zb_h1(s: _Sizes) -> int | None:
-    split = s.split()
-    if split is None or s.m < s.p:
+def _excess(name: str, p: int, m: int, times: StageTimes) -> int | None:
+    """Return the excess over the work, or None where the formula is not exact."""
+    f, i, w = times.forward, times.input_grad, times.weight_grad
+    match name:
+        case "forward-only":
+            return (p - 1) * f
+        case "gpipe":
+            return (p - 1) * (f + times.of("B"))
+        case "1f1b" | "looped-bfs" if m >= p:
+            return (p - 1) * (f + times.of("B"))
+        case "interleaved-1f1b" if m % p == 0:
+            return (p - 1) * (f + times.of("B"))
+        case "chimera" if m == p or (f == times.of("B") and m % p == 0):
+            return (p - 2) * max(f, times.of("B"))
+    if i is None or w is None:
         return None
-    f, i, w = split
-    return (s.p - 1) * max(f + i - w, i, f)
-
-
-def _zb_h2(s: _Sizes) -> int | None:
-    split = s.split()
-    if split is None or s.m < 2 * s.p - 1:
-        return None
-    f, i, w = split
-    return (s.p - 1) * max(f + i - 2 * w, i - f, 0)
-
-
-def _zb_v(s: _Sizes) -> int | None:
-    split = s.split()
-    return 0 if split is not None and len(set(split)) == 1 and s.m >= 2 * s.p - 1 else None
-
-
-def _dualpipe(s: _Sizes, half: int) -> int | None:
-    split, together = s.split(), s.times.overlapped
-    if split is None:
-        return None
-    f, i, w = split
-    if f != i or w > f or (together is not None and together != f + i + w):
-        return None
-    return (half - 1) * ((f + i + w) + (i + w) - 3 * w)
-
-
-def _chimera(s: _Sizes) -> int | None:
-    f, b = s.times.of("F"), s.times.of("B")
-    if s.m == s.p or (f == b and s.m % s.p == 0):
-        return (s.p - 2) * max(f, b)
+    match name:
+        case "zb-h1" if m >= p:
+            return (p - 1) * max(f + i - w, i, f)
+        case "zb-h2" if m >= 2 * p - 1:
+            return (p - 1) * max(f + i - 2 * w, i - f, 0)
+        case "zb-v" if f == i == w and m >= 2 * p - 1:
+            return 0
+        case "dualpipe" | "dualpipe-v" if f == i >= w and times.overlapped in (None, f + i + w):
+            half = p // 2 if name == "dualpipe" else p
+            return (half - 1) * ((f + i + w) + (i + w) - 3 * w)
     return None
 
 
-_FORMS: dict[str, tuple[Literal["makespan", "span"], str, _Excess]] = {
-    "forward-only": ("makespan", "(p-1)F", lambda s: (s.p - 1) * s.times.forward),
-    "gpipe": ("makespan", "(p-1)(F+B)", _fill_and_drain),
-    "1f1b": ("makespan", "(p-1)(F+B)", lambda s: _fill_and_drain(s) if s.m >= s.p else None),
-    "interleaved-1f1b": ("makespan", "(p-1)(F+B)", lambda s: _fill_and_drain(s) if s.m % s.p == 0 else None),
-    "looped-bfs": ("makespan", "(p-1)(F+B)", lambda s: _fill_and_drain(s) if s.m >= s.p else None),
-    "zb-h1": ("makespan", "(p-1)·max(F+I-W, I, F)", _zb_h1),
-    "zb-h2": ("span", "(p-1)·max(F+I-2W, I-F, 0)", _zb_h2),
-    "zb-v": ("span", "0", _zb_v),
-    "dualpipe": ("makespan", "(p/2-1)(F&B + B - 3W)", lambda s: _dualpipe(s, s.p // 2)),
-    "dualpipe-v": ("makespan", "(p-1)(F&B + B - 3W)", lambda s: _dualpipe(s, s.p)),
-    "chimera": ("makespan", "(p-2)·max(F, B)", _chimera),
+_FORMS: dict[str, tuple[Literal["makespan", "span"], str]] = {
+    "forward-only": ("makespan", "(p-1)F"),
+    **dict.fromkeys(("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs"), ("makespan", "(p-1)(F+B)")),
+    "zb-h1": ("makespan", "(p-1)·max(F+I-W, I, F)"),
+    "zb-h2": ("span", "(p-1)·max(F+I-2W, I-F, 0)"),
+    "zb-v": ("span", "0"),
+    "dualpipe": ("makespan", "(p/2-1)(F&B + B - 3W)"),
+    "dualpipe-v": ("makespan", "(p-1)(F&B + B - 3W)"),
+    "chimera": ("makespan", "(p-2)·max(F, B)"),
 }

@@ -358,10 +358,9 @@ def chimera(ranks: int, micro_batches: int) -> Schedule:
             replica = replica_of[k]
             place = k - first - down * replica
             for stage in range(ranks):
-                rank = ranks - 1 - stage if replica else stage
-                start = 2 * first + 2 * place
-                ticks[rank].append((start + stage, Action(stage, "F", k)))
-                ticks[rank].append((start + 2 * ranks - 1 - stage, Action(stage, "B", k)))
+                own, start = ticks[ranks - 1 - stage if replica else stage], 2 * first + 2 * place
+                own.append((start + stage, Action(stage, "F", k)))
+                own.append((start + 2 * ranks - 1 - stage, Action(stage, "B", k)))
     programs = ([action for _, action in sorted(own)] for own in ticks)
     return bidirectional("chimera", programs, ranks=ranks, micro_batches=micro_batches, replica_of=replica_of)
 
@@ -417,10 +416,8 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
         if rank >= ranks // 2:
             lanes = lanes[1], lanes[0]
         programs.append(_steps(*lanes, ranks // 2, min(rank, ranks - 1 - rank), half))
-    replica_of = (0,) * half + (1,) * half
-    return bidirectional(
-        "dualpipe", programs, ranks=ranks, micro_batches=micro_batches, replica_of=replica_of
-    )
+    ways = (0,) * half + (1,) * half
+    return bidirectional("dualpipe", programs, ranks=ranks, micro_batches=micro_batches, replica_of=ways)
 
 
 def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:

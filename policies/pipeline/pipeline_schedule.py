@@ -134,10 +134,8 @@ def parse_action(text: str) -> Action:
     found = _ACTION.fullmatch(text.strip())
     if found is None:
         letters = ", ".join(f"{letter} ({name})" for letter, name in PHASES.items())
-        raise InputError(
-            f"{text.strip()!r} is no action; an action is stage, phase, micro-batch, such as 0F3, "
-            f"with the phases {letters}"
-        )
+        message = "is no action; an action is stage, phase, micro-batch, such as 0F3, with the phases"
+        raise InputError(f"{text.strip()!r} {message} {letters}")
     stage, phase, micro_batch = found.groups()
     return Action(int(stage), cast(Phase, phase), int(micro_batch))
 
@@ -289,17 +287,9 @@ def one_pipeline(
     )
 
 
-def v_pipeline(
-    name: str,
-    programs: Iterable[Iterable[Slot]],
-    *,
-    ranks: int,
-    micro_batches: int,
-    meta: Mapping[str, Any] | None = None,
-) -> Schedule:
+def v_pipeline(name: str, programs: Iterable[Iterable[Slot]], *, ranks: int, **more: Any) -> Schedule:
     """Make a schedule of one pipeline that goes down the ranks and up again, with two stages a rank."""
-    sizes = {"ranks": ranks, "micro_batches": micro_batches, "chunks": 2}
-    return one_pipeline(name, programs, **sizes, placement=vee(ranks), meta=meta)
+    return one_pipeline(name, programs, ranks=ranks, chunks=2, placement=vee(ranks), **more)
 
 
 def bidirectional(
@@ -462,17 +452,12 @@ def with_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
     if checkpoint == "never":
         return schedule
     last = schedule.micro_batches - (checkpoint == "except_last")
-    programs = tuple(
-        tuple(out for slot in program for out in _recomputed(slot, last)) for program in schedule.programs
-    )
-    return replace(schedule, programs=programs)
-
-
-def _recomputed(slot: Slot, last: int) -> Iterator[Slot]:
-    for stage, phase, k in slot.parts:
-        if phase in "BI" and k < last:
-            yield Action(stage, "R", k)
-    yield slot
+    programs: list[list[Slot]] = [[] for _ in schedule.programs]
+    for recomputed, program in zip(programs, schedule.programs, strict=True):
+        for slot in program:
+            recomputed += (Action(s, "R", k) for s, phase, k in slot.parts if phase in "BI" and k < last)
+            recomputed.append(slot)
+    return replace(schedule, programs=tuple(map(tuple, programs)))
 
 
 def without_backward_dependency(schedule: Schedule) -> Schedule:

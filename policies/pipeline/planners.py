@@ -132,7 +132,14 @@ def block_partition(costs: Sequence[int], blocks: int) -> Balance:
         while giver != p:
             smallest, q = min((size, b) for b, size in enumerate(sizes))
             if largest <= smallest + 1:
-                return _none_empty(_balance(bounds))
+                balance = _balance(bounds)
+                if min(balance) < 1:
+                    raise InputError(
+                        f"torchgpipe's block partition leaves stage {balance.index(min(balance))} without a "
+                        "layer, which torchgpipe refuses; take min-max, or give the number of layers of each "
+                        "stage"
+                    )
+                return balance
             state = (p, largest, *bounds)
             if state in seen or min(bounds) < 0 or max(bounds) > n:
                 raise InputError(
@@ -143,15 +150,6 @@ def block_partition(costs: Sequence[int], blocks: int) -> Balance:
             giver = q - 1 if p < q else q + 1
             bounds[max(q, giver)] += -1 if p < q else 1
             sizes[q], sizes[giver] = size(q), size(giver)
-
-
-def _none_empty(balance: Balance) -> Balance:
-    if min(balance) < 1:
-        raise InputError(
-            f"torchgpipe's block partition leaves stage {balance.index(min(balance))} without a layer, which "
-            "torchgpipe refuses; take min-max, or give the number of layers of each stage"
-        )
-    return balance
 
 
 def _balance(bounds: Sequence[int]) -> Balance:
@@ -196,25 +194,17 @@ def by_time(layers: Sequence[LayerCost], stages: int) -> tuple[int, ...]:
     return block_partition([layer.time_ns for layer in layers], stages)
 
 
-def by_size(layers: Sequence[LayerCost], stages: int, *, param_scale: int = 2) -> tuple[int, ...]:
-    """Return the block partition by parameters × `param_scale` + activations of a micro-batch.
+def by_size(layers: Sequence[LayerCost], stages: int) -> tuple[int, ...]:
+    """Return the block partition by parameters, twice (weights, gradients), + activations of a micro-batch.
 
-    Parameters
-    ----------
-    layers, stages
-    param_scale : int
-        How often the parameters are there: 2 for SGD (weights, gradients), 3 with momentum, 4 for Adam.
-
-    Source: kakaobrain/torchgpipe, ``torchgpipe.balance.balance_by_size``.
+    Source: kakaobrain/torchgpipe, ``torchgpipe.balance.balance_by_size``, with its default ``param_scale``.
 
     Examples
     --------
     >>> by_size([LayerCost(0, parameter_nbytes=n) for n in (6, 1, 1)], 2)
     (1, 2)
     """
-    return block_partition(
-        [param_scale * layer.parameter_nbytes + layer.kept_nbytes for layer in layers], stages
-    )
+    return block_partition([2 * layer.parameter_nbytes + layer.kept_nbytes for layer in layers], stages)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -395,10 +385,9 @@ def _stages(
 ) -> tuple[StagePlan, ...]:
     """Follow the choices back from the last stage."""
     stages: tuple[StagePlan, ...] = ()
-    while True:
+    while j >= i:
         _, first, replicas = best[m][j]
         inside = below[first, j][1]
         stages = (*(StagePlan(s.first, s.last, s.replicas * replicas) for s in inside), *stages)
-        if first == i:
-            return stages
         m, j = m - replicas, first - 1
+    return stages

@@ -9,6 +9,7 @@ families, those of other packages too, are entry points of the group ``sim.pipel
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from inspect import Parameter
 from typing import Any, Final
 
 from policies.pipeline.custom import custom
@@ -56,9 +57,8 @@ def per_stage(name: str, value: int | Sequence[int], stages: int, *, least: int 
     """
     numbers = tuple(value) if isinstance(value, Sequence) else (value,) * stages
     if len(numbers) != stages:
-        raise InputError(
-            f"{name} has {len(numbers)} numbers for {stages} stages; give one number or {stages}"
-        )
+        message = f"{name} has {len(numbers)} numbers for {stages} stages"
+        raise InputError(f"{message}; give one number or {stages}")
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
             raise InputError(f"{name} must be whole numbers of at least {least}, not {number!r}")
@@ -114,7 +114,7 @@ def options(name: str) -> Mapping[str, Any]:
     >>> options("gpipe")
     {'order': 'lifo', 'checkpoint': 'never'}
     """
-    own = {spelling(key): p.default for key, p in parameters(_family(name)).items() if key not in _SIZES}
+    own = {spelling(key): p.default for key, p in _own(name).items()}
     return own if name == "custom" else {**own, "checkpoint": "never"}
 
 
@@ -144,8 +144,7 @@ def check_options(name: str, given: Mapping[str, Any], *, others: Collection[str
         ...
     sim.base.errors.UnknownOptionError: ordr: gpipe has no option 'ordr'; did you mean 'order'?
     """
-    taken = {key: p for key, p in parameters(_family(name)).items() if key not in _SIZES}
-    taken["checkpoint"] = parameters(generate)["checkpoint"]
+    taken = {**_own(name), "checkpoint": parameters(generate)["checkpoint"]}
     known = [*options(name), *others]
     for key in given:
         if key not in known and (name, key) != ("custom", "checkpoint"):
@@ -199,23 +198,18 @@ def generate(
     >>> schedule.stages, schedule.stage_to_rank
     (4, (0, 1, 0, 1))
     """
-    family = _family(name)
-    own = {key: p for key, p in parameters(family).items() if key not in _SIZES}
-    taken = arguments(name, own, given)
+    taken = arguments(name, _own(name), given)
     if name == "custom":
         if checkpoint != "never":
-            raise InputError(
-                "a custom order has its own recompute actions (0R3); the option checkpoint is not for it"
-            )
+            message = "a custom order has its own recompute actions (0R3)"
+            raise InputError(f"{message}; the option checkpoint is not for it")
         return custom(ranks, micro_batches, chunks, **taken)
     chunks = default_chunks(name) if chunks is None else chunks
     require_positive(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
     slots = (ranks or 1) * (micro_batches or 1) * chunks
     if slots > MOST_SLOTS:
-        raise InputError(
-            f"{ranks:,} ranks of {chunks:,} stages with {micro_batches:,} micro-batches are {slots:,} "
-            f"forwards; there may be {MOST_SLOTS:,}"
-        )
+        shown = f"{ranks:,} ranks of {chunks:,} stages with {micro_batches:,} micro-batches"
+        raise InputError(f"{shown} are {slots:,} forwards; there may be {MOST_SLOTS:,}")
     sizes = {"ranks": ranks, "micro_batches": micro_batches}
     if _has_chunks(name):
         sizes["chunks"] = chunks
@@ -225,7 +219,12 @@ def generate(
             f"{name} has one stage a rank, not {chunks} chunks; with several chunks: {several}",
             reason=f"{name} has one stage a rank",
         )
-    return with_recompute(family(**sizes, **taken), checkpoint)
+    return with_recompute(_family(name)(**sizes, **taken), checkpoint)
+
+
+def _own(name: str) -> dict[str, Parameter]:
+    """Return the parameters of a family that are its options."""
+    return {key: p for key, p in parameters(_family(name)).items() if key not in _SIZES}
 
 
 def _has_chunks(name: str) -> bool:

@@ -53,12 +53,9 @@ def gpipe(ranks: int, micro_batches: int, *, order: Literal["lifo", "fifo"] = "l
     >>> [" ".join(map(str, program)) for program in gpipe(1, 3, order="fifo").programs]
     ['0F0 0F1 0F2 0B0 0B1 0B2']
     """
-    forwards = range(micro_batches)
-    first = one_of("gpipe", "order", order, ("lifo", "fifo"))
-    backwards = reversed(forwards) if first == "lifo" else forwards
-    walk: list[tuple[Phase, int]] = [("F", k) for k in forwards]
-    walk += [("B", k) for k in backwards]
-    programs = ((Action(rank, phase, k) for phase, k in walk) for rank in range(ranks))
+    way = -1 if one_of("gpipe", "order", order, ("lifo", "fifo")) == "lifo" else 1
+    ks = range(micro_batches)
+    programs = (actions(rank, "F", ks) + actions(rank, "B", ks[::way]) for rank in range(ranks))
     return one_pipeline("gpipe", programs, ranks=ranks, micro_batches=micro_batches)
 
 
@@ -280,12 +277,12 @@ def looped_bfs(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     >>> " ".join(map(str, looped_bfs(2, 2, 2).programs[1]))
     '1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0'
     """
-    programs = []
+    programs, ks = [], range(micro_batches)
     for rank in range(ranks):
         stages = range(rank, ranks * chunks, ranks)
-        program = [Action(s, "F", k) for s in stages for k in range(micro_batches)]
-        program += [Action(s, "B", k) for s in reversed(stages) for k in reversed(range(micro_batches))]
-        programs.append(program)
+        forwards = [action for stage in stages for action in actions(stage, "F", ks)]
+        backwards = [action for stage in stages[::-1] for action in actions(stage, "B", ks[::-1])]
+        programs.append(forwards + backwards)
     return one_pipeline("looped-bfs", programs, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
 
 
@@ -330,12 +327,9 @@ def rounds_of(
     >>> " ".join(map(str, rounds_of("F", 0, ranks=2, chunks=2, micro_batches=4, size=2)))
     '0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3'
     """
-    order = range(chunks) if phase == "F" else range(chunks - 1, -1, -1)
-    found = []
-    for first in range(0, micro_batches, size):
-        for chunk in order:
-            found += actions(chunk * ranks + rank, phase, range(first, first + size))
-    return found
+    stages = range(rank, ranks * chunks, ranks)[:: 1 if phase == "F" else -1]
+    rounds = (range(first, first + size) for first in range(0, micro_batches, size))
+    return [action for ks in rounds for stage in stages for action in actions(stage, phase, ks)]
 
 
 def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
@@ -508,10 +502,8 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
     """
     counts = per_stage("replicas", replicas, len(replicas), least=1) if replicas else (1,) * ranks
     if sum(counts) != ranks:
-        raise InputError(
-            f"pipedream's replicas must add up to the ranks: "
-            f"{'+'.join(map(str, counts))} = {sum(counts)}, ranks {ranks}"
-        )
+        shown = f"{'+'.join(map(str, counts))} = {sum(counts)}, ranks {ranks}"
+        raise InputError(f"pipedream's replicas must add up to the ranks: {shown}")
     first = [0, *accumulate(counts)]
     programs, warm_ups = [], []
     for stage, replicated in enumerate(counts):

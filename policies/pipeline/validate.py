@@ -69,7 +69,7 @@ class Dependencies:
 
     def of(self, slot: Slot) -> list[Action]:
         """Return what all parts of `slot` need; also what no rank runs, if it is needed."""
-        if isinstance(slot, Action):
+        if isinstance(slot, Action):  # the usual case, and the faster way
             return self._needs(slot)
         return [need for action in slot.parts for need in self._needs(action)]
 
@@ -81,8 +81,7 @@ class Dependencies:
             return [Action(stage, "I", k)]
         found = [Action(stage, "F", k)]
         if phase != "R":
-            recompute = Action(stage, "R", k)
-            if recompute in self.place:
+            if (recompute := Action(stage, "R", k)) in self.place:
                 found.append(recompute)
             if stage + 1 < self.stages:
                 split = Action(stage + 1, "I", k)
@@ -141,8 +140,7 @@ def problems(schedule: Schedule) -> list[str]:
     for rank, program in enumerate(schedule.programs):
         for position, slot in enumerate(program):
             for action in slot.parts:
-                problem = _out_of_range(schedule, action)
-                if problem:
+                if problem := _out_of_range(schedule, action):
                     found.append(f"rank {rank}, position {position}: {problem}")
                 else:
                     places.setdefault(action, []).append((rank, position))
@@ -263,12 +261,10 @@ def _doubled(places: dict[Action, list[Place]]) -> Iterator[str]:
 def _misplaced(schedule: Schedule, places: dict[Action, list[Place]]) -> Iterator[str]:
     for action, where in places.items():
         home = schedule.rank_of(action.stage, action.micro_batch)
+        why = f"micro-batch {action.micro_batch} of stage {action.stage} is on rank {home}"
         for rank, position in where:
             if rank != home:
-                yield (
-                    f"{action} is impossible on rank {rank} (position {position}): "
-                    f"micro-batch {action.micro_batch} of stage {action.stage} is on rank {home}"
-                )
+                yield f"{action} is impossible on rank {rank} (position {position}): {why}"
 
 
 def _incomplete(schedule: Schedule, stage: int, k: int, places: dict[Action, list[Place]]) -> Iterator[str]:
@@ -281,10 +277,8 @@ def _incomplete(schedule: Schedule, stage: int, k: int, places: dict[Action, lis
     if not has["F"]:
         yield f"{stage}F{k} is missing: rank {rank} runs a later phase of it and never its forward"
     if not (has["B"] or has["I"] or has["W"] or schedule.forward_only):
-        yield (
-            f"{stage}B{k} is missing: rank {rank} runs {stage}F{k} and never its backward "
-            f"({stage}B{k}, or {stage}I{k} and {stage}W{k})"
-        )
+        either = f"({stage}B{k}, or {stage}I{k} and {stage}W{k})"
+        yield f"{stage}B{k} is missing: rank {rank} runs {stage}F{k} and never its backward {either}"
     if has["B"] and (has["I"] or has["W"]):
         halves = " and ".join(f"{stage}{phase}{k}" for phase in _HALVES if has[phase])
         yield f"{stage}B{k} is impossible beside {halves}: the backward is in one piece or in two, not both"

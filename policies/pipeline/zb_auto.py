@@ -109,9 +109,8 @@ def zb_auto(
     6
     """
     if chunks > 2:
-        raise InputError(
-            f"zb-auto knows straight pipelines (chunks 1) and the V (chunks 2), not {chunks} chunks"
-        )
+        message = "zb-auto knows straight pipelines (chunks 1) and the V (chunks 2)"
+        raise InputError(f"{message}, not {chunks} chunks")
     one_of("zb-auto", "objective", objective, get_args(Objective))
     one_of("zb-auto", "solver", solver, get_args(Solver))
     require_positive(time_limit=time_limit_ns)
@@ -120,29 +119,21 @@ def zb_auto(
     if in_flight is not None and memory_limit is not None:
         raise InputError("in_flight and memory_limit both say what a rank may hold; give one of them")
     sizes = per_stage("kept", kept, stages, least=1)
-    require_positive(in_flight=stages if in_flight is None else in_flight)
-    limit = (
-        (stages if in_flight is None else in_flight) * max(sizes) if memory_limit is None else memory_limit
-    )
+    in_flight = stages if in_flight is None else in_flight
+    require_positive(in_flight=in_flight)
+    limit = in_flight * max(sizes) if memory_limit is None else memory_limit
     require_positive(memory_limit=limit)
-    left = (
-        sizes
-        if kept_for_weight_grad is None
-        else per_stage("kept_for_weight_grad", kept_for_weight_grad, stages)
-    )
+    kept_for_weight_grad = sizes if kept_for_weight_grad is None else kept_for_weight_grad
+    left = per_stage("kept_for_weight_grad", kept_for_weight_grad, stages)
     if any(part > size for part, size in zip(left, sizes, strict=True)):
         raise InputError("kept_for_weight_grad is a part of kept and cannot exceed it")
-    times = zip(
-        per_stage("forward", forward, stages),
-        per_stage("input_grad", input_grad, stages),
-        per_stage("weight_grad", weight_grad, stages),
-        strict=True,
-    )
+    phases = {"forward": forward, "input_grad": input_grad, "weight_grad": weight_grad}
+    times = [per_stage(name, given, stages) for name, given in phases.items()]
     problem = ZeroBubbleProblem(
         ranks=ranks,
         chunks=chunks,
         micro_batches=micro_batches,
-        times=tuple(StageTimes(forward=f, input_grad=i, weight_grad=w) for f, i, w in times),
+        times=tuple(StageTimes(**dict(zip(phases, each, strict=True))) for each in zip(*times, strict=True)),
         transfer=transfer,
         held=tuple(StageActivations(full, part) for full, part in zip(sizes, left, strict=True)),
         limit=limit,
