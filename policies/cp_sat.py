@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, gcd
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sim.base.errors import extra
 from sim.base.units import NS_PER_S, format_duration
@@ -272,6 +272,36 @@ def _limit(
         amounts.append(amount)
     at_most(model, intervals, amounts, capacity)
     model.add(capacity * written.times[LONGEST.index] >= sum(work))
+    taken = problem.taken.get(resource, ())
+    alike = {*amounts} == {1} and len(taken) == len(amounts)
+    if 1 < capacity <= _LANES and capacity < len(taken) <= _ON_LANES and alike:
+        _on_lanes(written, taken, capacity, at)
+
+
+_LANES: Final = 4
+_ON_LANES: Final = 32
+"""With more lanes, or more to be done on them, what is gained is less than the lanes cost."""
+
+
+def _on_lanes(written: Written, taken: Sequence[Taken], lanes: int, at: Callable[[Time | int], Any]) -> None:
+    """Let each have one of some equal lanes for itself; the first go to the first lanes.
+
+    It follows from the limit, but a sum of what is on one lane proves what no sum over all can: that an odd
+    rest has to be somewhere.
+    """
+    model, unit = written.model, written.unit_ns
+    on: list[list[Any]] = [[] for _ in range(lanes)]
+    work: list[list[Any]] = [[] for _ in range(lanes)]
+    for n, (begin, ns, given, _, gap_ns) in enumerate(taken):
+        own = [model.new_bool_var(f"{n} on {lane}") for lane in range(min(lanes, n + 1))]
+        model.add(sum(own) == (1 if given is None else written.literals[given.index]))
+        for lane, here in enumerate(own):
+            size = ns // unit + gap_ns // unit
+            on[lane].append(model.new_optional_fixed_size_interval_var(at(begin), size, here, ""))
+            work[lane].append(ns // unit * here)
+    for intervals, sums in zip(on, work, strict=True):
+        model.add_no_overlap(intervals)
+        model.add(written.times[LONGEST.index] >= sum(sums))
 
 
 def at_most(model: Any, intervals: Sequence[Any], amounts: Sequence[int], capacity: int) -> None:
@@ -416,6 +446,11 @@ class Activities:
     def implies(self, one: Literal, other: Literal) -> None:
         """Let `other` hold if `one` does."""
         self.problem.any_of.append([(one, False), (other, True)])
+
+    def asked(self, literal: Literal, *given: Literal | None) -> None:
+        """Let a literal hold if all that is `given` does."""
+        unless = [(each, False) for each in given if each is not None]
+        self.problem.any_of.append([*unless, (literal, True)])
 
     def choice(self, names: Sequence[str]) -> list[Any]:
         """Return a literal for each of some names, one of which holds; where there is one alone, None."""

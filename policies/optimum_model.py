@@ -69,6 +69,9 @@ def _edge(tasks: Tasks, before: int, p: int, i: int, c: int, tensor: int) -> Non
     for (a, here), (b, there) in itertools.product(producers.items(), tasks.on[c].items()):
         travel = 0 if tasks.problem is None or a is None else tasks.problem.travel_ns(a, b, nbytes)
         begin = tasks.end[before][p]
+        if 0 < travel < NEVER and a is not None:
+            sent = tasks.departs(before, tensor, a, b, begin, travel, here, there)
+            begin = begin if sent is None else sent
         device = tasks.machine.devices[b]
         launched = not device.workers and (a is None or not tasks.machine.devices[a].workers)
         if not (tasks.at_issue and launched) or tasks.taken[i][c] is tasks.start[i][c]:
@@ -225,7 +228,7 @@ class JobModel:
             list(dict.fromkeys(Time(time.index) for time in (start[k], taken[k], end[k])))
             for start, taken, end in zip(self.tasks.start, self.tasks.taken, self.tasks.end, strict=True)
             for k in range(self.tasks.n)
-        ]
+        ] + [[time] for time in self.tasks.departures.values()]
         for values in windows(self.times.problem, activities, until, seed):
             known = yield self._timetable(values)
             if known is not None:
@@ -265,6 +268,12 @@ class JobModel:
                 self.times.suppose(taken, issue - int(costs[op]) if launched[op] else issue)
             if len(tasks.on[op]) > 1:
                 self.times.suppose(end, start + tasks.duration[i][op][d])
+        for key in tasks.departures:
+            self.times.suppose(tasks.departures[key], 0)
+        for move in tasks.moves.values():
+            self.times.suppose(move, False)
+        if tasks.problem is not None:
+            self._begin_with_moves(known)
         if tasks.problem is None:
             for id_, start in zip(moved["id"].tolist(), moved["start_ns"].tolist(), strict=True):
                 i, node = divmod(id_, tasks.n)
@@ -273,6 +282,17 @@ class JobModel:
             for order in self.orders:
                 if order.chosen is not None:
                     self.times.suppose(order.chosen, sent[order.one] <= sent[order.other])
+
+    def _begin_with_moves(self, known: Trace) -> None:
+        """Let the search begin with the transfers of a run, where devices are chosen."""
+        tasks, flow = self.tasks, known.flow
+        where = (flow.tensor.tolist(), flow.source.tolist(), flow.destination.tolist())
+        for id_, start in zip(*(known.transfers[key].tolist() for key in ("id", "start_ns")), strict=True):
+            i, node = divmod(id_, flow.n_nodes)
+            tensor, a, b = (column[node - flow.n_ops] for column in where)
+            if (i, tensor, a, b) in tasks.moves:
+                self.times.suppose(tasks.departures[i, tensor, b], start)
+                self.times.suppose(tasks.moves[i, tensor, a, b], True)
 
 
 def _named(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.cp_sat import Activities
+from policies.cp_sat import Activities, Literal, Time
 from policies.placement.problem import Problem
 from sim import Job
 from sim.explain.bounds import least_durations_ns
@@ -58,6 +58,9 @@ class Tasks:
         Times, a row an iteration, a column a node.
     notes : dict
         What is left out, and of which devices and links.
+    departures, moves : dict
+        Where devices are chosen: when a tensor (iteration, number) leaves for a device over serial links, and
+        what says that it does from which device.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class Tasks:
         self.problem, self.at_issue, self.alone = problem, at_issue, alone
         self.devices = [[d] for d in job.device_of.tolist()] if problem is None else problem.devices_of
         self.notes: dict[str, dict[str, None]] = {}
+        self.departures: dict[tuple[int, int, int], Time] = {}
+        self.moves: dict[tuple[int, int, int, int], Literal] = {}
         self._need: dict[int, dict[int, int]] = {}
         self._costs()
         self._tasks()
@@ -83,6 +88,41 @@ class Tasks:
         """Note that something is left out, if it `holds`."""
         if holds:
             self.notes.setdefault(what, {})[of] = None
+
+    def departs(
+        self, i: int, tensor: int, a: int, b: int, made: Time, travel_ns: int, *given: Any
+    ) -> Time | None:
+        """Return when a tensor leaves `a` for `b`, if that is `given`; None: no serial link is on the way.
+
+        It has each of them for itself meanwhile. Who goes first is open.
+        """
+        links = self._serial(a, b)
+        if not links:
+            return None
+        key, times = (i, tensor, b), self.times
+        if key not in self.departures:
+            self.departures[key] = times.time(f"{tensor} to {b} {i}")
+        leaves = self.departures[key]
+        if (i, tensor, a, b) not in self.moves:
+            moved = self.moves[i, tensor, a, b] = times.literal(f"{tensor} from {a} to {b} {i}")
+            times.after(leaves, made, moved)
+            for link in links:
+                times.occupy(("link", link), leaves, travel_ns, moved)
+                times.limit(("link", link), 1)
+        times.asked(self.moves[i, tensor, a, b], *given)
+        return leaves
+
+    def _serial(self, a: int, b: int) -> list[int]:
+        """Return the serial links from one device to another."""
+        if (a, b) not in self._routes:
+            way = self.machine.route(a, b) if a != b and self.machine.links else ()
+            over = dict.fromkeys(self.machine.channels[link] for link in way)
+            self._routes[a, b] = [link for link in over if self.machine.links[link].sharing == "serial"]
+        return self._routes[a, b]
+
+    @cached_property
+    def _routes(self) -> dict[tuple[int, int], list[int]]:
+        return {}
 
     @cached_property
     def unsure(self) -> frozenset[int]:
@@ -342,8 +382,11 @@ def share(tasks: Tasks, memory: bool) -> list[LinkOrder]:
     tasks.note(on_request, "Recvs that wait for what is sent to them")
     if tasks.problem is None:
         return _links(tasks, not on_request and not memory)
-    meet = any(link.sharing != "independent" for link in machine.links)
-    tasks.note(meet, "transfers that meet on a link")
+    shared = any(link.sharing in ("shared", "fifo") for link in machine.links)
+    tasks.note(shared, "transfers that share the bandwidth of links")
+    serial = any(link.sharing == "serial" for link in machine.links)
+    tasks.note(serial and any(tasks.problem.arrivals), "inputs of the graph that meet on a link")
+    tasks.note(len(tasks.moves) > 1, "the order of transfers over a link")
     return []
 
 
