@@ -12,13 +12,16 @@ The second search accepts what is worse by a threshold that shrinks to nothing (
 runs it, so what holds for a run (memory, links, communicators, limits of the answer) holds for each trial.
 
 Where the seed changes what comes out, a trial is a run with each of some seeds, the same for all trials, and
-its result their mean: of many trials on one seed the best is the one that this seed favours. What the best
+its result their mean: of many trials on one seed the best is the one that this seed favours. One that is far
+behind the best with each of the first seeds is dropped, and its other runs go to other trials. What the best
 is worth is measured on seeds that no trial has seen (`Fresh`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
 import random
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -26,6 +29,8 @@ from concurrent.futures import Executor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+from statistics import stdev
 from typing import Any, Final, NamedTuple
 
 from policies.linearize import CriticalPathFirst, MemoryAware
@@ -38,6 +43,7 @@ from scenarios.run.scenario import Case
 from scenarios.variants.repeat import mean_with_interval
 from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule, Space
 from scenarios.variants.search_methods import AHEAD, METHODS, Ask
+from scenarios.variants.sweep import program, remember, stamps
 from scenarios.variants.variant import Row, Variant, Variants, attempt, refuse_all_invalid, value_of
 from sim.base.errors import InputError, RunError, UnknownNameError
 from sim.base.units import round_half_up
@@ -49,6 +55,9 @@ _WORSE: Final = 0.005
 
 _SEEDS: Final = 5
 """With so many seeds a trial runs where they matter."""
+
+_FIRST: Final = 2
+"""With so many a trial may be dropped: where it is behind the best with each by more than that varies."""
 
 _UNSEEN: Final = 20
 """With so many others the best and what it is compared with run after the search."""
@@ -169,6 +178,42 @@ class Tuning:
         return [answers[i] for i in front(points)]
 
 
+class KeptRuns:
+    """What runs of a search came to, in a file that a search which was cut off goes on from.
+
+    Parameters
+    ----------
+    path : path, optional
+        Without it nothing is kept.
+    of : str
+        What tells this search from others: of another one nothing is taken.
+    """
+
+    def __init__(self, path: Path | None = None, of: str = "") -> None:
+        self.path, self.of = path, of
+        self._rows: dict[str, Row] = {}
+        for line in path.read_text(encoding="utf-8").splitlines() if path is not None else ():
+            with suppress(ValueError, TypeError, KeyError):  # cut off when the search died
+                entry = json.loads(line)
+                if entry["search"] == of:
+                    self._rows[entry["run"]] = entry["row"]
+
+    def get(self, variant: Variant) -> Row | None:
+        """Return the row of a run, if it is known."""
+        return self._rows.get(_key(variant)) if self._rows else None
+
+    def put(self, variant: Variant, row: Row) -> None:
+        """Keep the row of a run."""
+        if self.path is not None:
+            remember(self.path, {"search": self.of, "run": _key(variant), "row": row})
+
+
+def _key(variant: Variant) -> str:
+    """Return what tells a run from the others of a search."""
+    schedule = hashlib.sha256(repr(variant.schedule).encode()).hexdigest() if variant.schedule else ""
+    return variant.key + schedule
+
+
 @dataclass(eq=False)
 class Tuner:
     """A search over one scenario.
@@ -189,6 +234,10 @@ class Tuner:
         Told after each trial.
     jobs : int
         How many trials run at once, if `executor` is set. What is found does not depend on it.
+    runs : int
+        How many there were.
+    kept : KeptRuns
+        What an earlier search came to.
     """
 
     variants: Variants
@@ -200,11 +249,24 @@ class Tuner:
     tell: Callable[[Tuning], None] = lambda tuning: None
     jobs: int = 1
     executor: Executor | None = None
+    runs: int = 0
+    kept: KeptRuns = field(default_factory=lambda: KeptRuns())
 
     @cached_property
     def tuning(self) -> Tuning:
         """What was found so far."""
         return Tuning(self.goal)
+
+    @cached_property
+    def _values(self) -> dict[int, list[float]]:
+        """What the goal came to with each seed, by trial."""
+        return {}
+
+    def stamp(self) -> str:
+        """Return a hash of all that rows of runs depend on: the scenario, its files, this program."""
+        values = [((key, value),) for key, values in self.axes.items() for value in values]
+        points = [Variant(each) for each in values] + [Variant(policy=policy) for policy in self.policies]
+        return f"{stamps(self.variants.document, points)[0]} {program()} {self.variants.results}"
 
     # -- seeds --------------------------------------------------------------------------------
 
@@ -229,6 +291,8 @@ class Tuner:
         """Return what a variant came to on average, and with the first seed; one that is no answer stands."""
         if len(rows) == 1:
             return rows[0], None
+        if all(self.goal.allows(row) for row in rows):
+            self._values[len(self.tuning.trials)] = [row[self.goal.column] for row in rows]
         rows = [{key: value for key, value in row.items() if key != "seed"} for row in rows]
         if (wrong := next((row for row in rows if not self.goal.allows(row)), None)) is not None:
             return wrong, rows[0]
@@ -290,8 +354,8 @@ class Tuner:
         InputError
             Levels without ``halving`` or the other way round; no settings that make a scenario.
         """
-        budget = max(1, budget // len(self.seeds))
-        method = method or ("halving" if self.levels else "grid" if self.size <= budget else "local")
+        whole = max(1, budget // len(self.seeds))
+        method = method or ("halving" if self.levels else "grid" if self.size <= whole else "local")
         if method not in METHODS:
             raise UnknownNameError("method", method, METHODS)
         if (method == "halving") != (self.levels is not None):
@@ -301,7 +365,8 @@ class Tuner:
                 else f"--level is for --method halving, not {method}"
             )
         sizes = [len(values) for values in self.axes.values()] + [len(self.policies)]
-        search = METHODS[method](sizes, 1 if self.levels is None else len(self.levels[1]), budget, self.seed)
+        points = whole if len(self.seeds) == 1 else max(1, budget // _FIRST)  # at most: all may be dropped
+        search = METHODS[method](sizes, 1 if self.levels is None else len(self.levels[1]), points, self.seed)
         with suppress(StopIteration):
             asks = next(search)
             while True:
@@ -310,9 +375,9 @@ class Tuner:
 
     def _costs(self, asks: Sequence[Ask], budget: int) -> Iterator[float | None]:
         """Yield the cost of each point, as far as the budget goes."""
-        asks = asks[: budget - len(self.tuning.trials)]
-        with closing(self._rows([self._variant(ask) for ask in asks])) as rows:
-            for ask, (variant, row, own) in zip(asks, rows, strict=True):
+        asks = asks[: budget - self.runs]
+        with closing(self._rows([self._variant(ask) for ask in asks], budget)) as rows:
+            for ask, (variant, row, own) in zip(asks, rows, strict=False):
                 exact = self.levels is None or ask.level == len(self.levels[1]) - 1
                 yield self._put_down(Trial("settings", variant, row, None if exact else ask.level, own))
 
@@ -335,10 +400,9 @@ class Tuner:
         RunError
             Nothing to start from could run.
         """
-        budget = max(1, budget // len(self.seeds))
         started: list[tuple[float, Variant, Result]] = []
         for start in self._starts():
-            if len(self.tuning.trials) < budget:
+            if not started or self.runs + len(self.seeds) <= budget:
                 cost, result = self._begin("start", start)
                 if cost is not None and result is not None:
                     started.append((cost, start, result))
@@ -375,7 +439,7 @@ class Tuner:
             (ListedOrder(own.order), own),
             *itertools.product(_ORDERS, (own, PerBranch())),
         ]:
-            if len(self.tuning.trials) < budget:
+            if self.runs + len(self.seeds) <= budget:
                 listed = {"placement": given, "linearize": linearize, "streams": streams}
                 there, found = self._begin("list", start._replace(schedule=own), **listed)
                 if found is not None and there is not None and there < cost:
@@ -385,14 +449,14 @@ class Tuner:
         seen = {now}
         neighbours = space.neighbours(now, rng)
         for _ in range(20 * budget):
-            ahead = self._ahead(neighbours, seen, budget - len(self.tuning.trials))
+            ahead = self._ahead(neighbours, seen, (budget - self.runs) // len(self.seeds))
             if not ahead:
                 return
-            with closing(self._rows([start._replace(schedule=near) for _, near in ahead])) as rows:
-                for (what, near), (variant, row, own_row) in zip(ahead, rows, strict=True):
+            with closing(self._rows([start._replace(schedule=near) for _, near in ahead], budget)) as rows:
+                for (what, near), (variant, row, own_row) in zip(ahead, rows, strict=False):
                     seen.add(near)
                     there = self._put_down(Trial(what, variant, row, None, own_row))
-                    left = 1 - len(self.tuning.trials) / budget
+                    left = 1 - self.runs / budget
                     if there is not None and there <= cost + abs(cost) * _WORSE * left:
                         now, cost = near, there
                         neighbours = space.neighbours(now, rng)
@@ -413,18 +477,55 @@ class Tuner:
 
     # -- both ---------------------------------------------------------------------------------
 
-    def _rows(self, variants: Sequence[Variant]) -> Generator[tuple[Variant, Row, Row | None], None, None]:
-        """Yield variants with what they came to, and with their rows of the first seed where it matters."""
-        n = len(self.seeds)
-        each = [_seeded(variant, seed) for variant in variants for seed in self.seeds] if n > 1 else variants
-        with closing(self.variants.rows(each, self.executor, self.jobs)) as rows:
-            for variant in variants:
-                yield variant, *self._joined(variant, [row for _, row in itertools.islice(rows, n)])
+    def _rows(
+        self, variants: Sequence[Variant], budget: int
+    ) -> Generator[tuple[Variant, Row, Row | None], None, None]:
+        """Yield variants with what they came to, and with their rows of the first seed where it matters.
+
+        As long as the budget of runs allows; what runs at once does not change what is dropped.
+        """
+        seeds, together = self.seeds, len(variants) if len(self.seeds) == 1 else AHEAD
+        for at in range(0, len(variants), max(1, together)):
+            some, best = variants[at : at + together], self.tuning.best
+            first = [_seeded(each, seed) for each in some for seed in seeds[:_FIRST]]
+            with closing(self._run(first if len(seeds) > 1 else some)) as begun:
+                for variant in some:
+                    if self.runs + len(seeds) > budget:
+                        return
+                    rows = [*itertools.islice(begun, min(_FIRST, len(seeds)))]
+                    if len(seeds) > 1 and self._is_behind(rows, best):
+                        told = f"dropped: far behind the best with each of {_FIRST} seeds"
+                        yield variant, {**self._joined(variant, rows)[0], "error": told}, rows[0]
+                        continue
+                    rows += self._run([_seeded(variant, seed) for seed in seeds[_FIRST:]])
+                    yield variant, *self._joined(variant, rows)
+
+    def _run(self, variants: Sequence[Variant]) -> Generator[Row, None, None]:
+        """Yield the rows of runs, and count them; those that are kept need not run."""
+        known = [self.kept.get(variant) for variant in variants]
+        left = [variant for variant, row in zip(variants, known, strict=True) if row is None]
+        with closing(self.variants.rows(left, self.executor, self.jobs)) as rows:
+            for row in known:
+                if row is None:
+                    variant, row = next(rows)
+                    self.kept.put(variant, row)
+                self.runs += 1
+                yield row
+
+    def _is_behind(self, rows: Sequence[Row], best: int | None) -> bool:
+        """Whether a trial is behind the best, with each seed so far, by more than that varies over seeds."""
+        if best is None or not all(self.goal.allows(row) for row in rows):
+            return False
+        known, column = self._values[best], self.goal.column
+        varies = stdev(known)
+        sign = -1 if self.goal.most else 1
+        return all(sign * (row[column] - of) > varies for row, of in zip(rows, known, strict=False))
 
     def _begin(self, what: str, variant: Variant, **decisions: Any) -> tuple[float | None, Result | None]:
         """Run a variant here, with some decisions of its own, and put it down; what comes of it is needed."""
         each = [_seeded(variant, seed) for seed in self.seeds] if len(self.seeds) > 1 else [variant]
         runs = [attempt(self.variants.case(one).deciding(**decisions)) for one in each]
+        self.runs += len(runs)
         if what == "start" and isinstance(runs[0].error, InputError):
             raise runs[0].error
         row, own = self._joined(

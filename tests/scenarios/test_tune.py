@@ -259,6 +259,46 @@ def test_under_noise_a_trial_is_a_mean_and_its_worth_is_measured_on_other_seeds(
     assert min(gains) < fresh["interval"][0] < fresh["gain"] < fresh["interval"][1] < max(gains)
 
 
+def test_what_is_far_behind_is_dropped_and_its_runs_go_to_others(tmp_path: Path) -> None:
+    """One core is far behind three, eight orders on: with two of five seeds, on any number of processes."""
+    path, told = write(tmp_path, NOISY), []
+    keys = ["--vary", "machine.devices.cpu.cores=3,1", "--vary", "policy=" + ",".join(["ready-queue"] * 8)]
+    for jobs in ("1", "2"):
+        table = tmp_path / f"{jobs}.json"
+        more = ["--method", "grid", "--budget", "60", "--jobs", jobs, "--table", table, "--json"]
+        done = json.loads(sim("tune", path, *keys, *more).stdout)
+        told.append((done["trials"], done["best"], json.loads(table.read_text())))
+    assert told[0] == told[1]
+    trials, best, rows = told[0]
+    assert best["machine.devices.cpu.cores"] == "3"
+    whys = [row["why_not"] if "why_not" in row else row.get("error") for row in rows]
+    dropped = [why for why in whys if why]
+    assert set(dropped) == {"dropped: far behind the best with each of 2 seeds"}
+    assert len(dropped) == 8
+    assert trials == 16 > 60 // 5
+
+
+def test_a_search_that_was_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The same table comes out; what is kept is not run again, unless the scenario is another one."""
+    path, table = write(tmp_path, NOISY), tmp_path / "trials.csv"
+    points = tmp_path / "trials.csv.points"
+    search = ["tune", path, "--budget", "60", "--table", table]
+    assert sim(*search).exit_code == 0
+    whole, kept = table.read_bytes(), points.read_text().splitlines(keepends=True)
+    points.write_text("".join(kept[: len(kept) // 2]) + kept[-1][:20])
+    assert sim(*search).exit_code == 0
+    assert table.read_bytes() == whole
+    entry = json.loads(kept[0])
+    points.write_text(json.dumps(entry | {"row": entry["row"] | {"makespan_ns": 10**12}}) + "\n")
+    assert sim(*search).exit_code == 0
+    assert table.read_bytes() != whole
+    assert sim(*search, "--set", "noise.sigma=0.2").exit_code == 0
+    other = table.read_bytes()
+    points.unlink()
+    assert sim(*search, "--set", "noise.sigma=0.2").exit_code == 0
+    assert table.read_bytes() == other
+
+
 def test_luck_is_told_to_be_noise_and_a_winner_under_noise_does_the_same_again(tmp_path: Path) -> None:
     """On one core all orders take as long."""
     path = write(tmp_path, NOISY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -53,7 +54,14 @@ def tune(
     out: Annotated[
         str | None, option("--out FILE", "Write the winner as a scenario (.yaml), beside this one.")
     ] = None,
-    table: Annotated[str | None, option("--table FILE", "Write all trials (.csv, .parquet, .json).")] = None,
+    table: Annotated[
+        str | None,
+        option(
+            "--table FILE",
+            "Write all trials (.csv, .parquet, .json). Runs are kept beside it, in FILE.points: a search "
+            "that was cut off goes on there.",
+        ),
+    ] = None,
     plot: Annotated[
         str | None,
         option("--plot FILE", "Draw the course of the search, and the Pareto front (.png, .svg, .pdf)."),
@@ -76,7 +84,8 @@ def tune(
     from scenarios.fields.results import shown_result
     from scenarios.report.outputs import PICTURES, check_path
     from scenarios.variants.executors import executor_of
-    from scenarios.variants.tune import Tuner, Tuning
+    from scenarios.variants.sweep import sweeping
+    from scenarios.variants.tune import KeptRuns, Tuner, Tuning
     from scenarios.variants.tune_report import (
         check_winner,
         trial_table,
@@ -112,7 +121,10 @@ def tune(
     tuner = Tuner(variants, goal, axes, policy or [None], levels, seed, tell, jobs)
     interrupted: KeyboardInterrupt | None = None
     try:
-        with executor_of(min(jobs, budget), show_warnings) as tuner.executor:
+        with ExitStack() as open_files:
+            if table is not None:
+                tuner.kept = KeptRuns(open_files.enter_context(sweeping(table)), tuner.stamp())
+            tuner.executor = open_files.enter_context(executor_of(min(jobs, budget), show_warnings))
             if vary:
                 tuner.settings(method, budget if not schedules else max(1, budget // 2))
             if schedules or not vary:
@@ -137,6 +149,8 @@ def tune(
     else:
         print_tuning(tuning, against)
     if interrupted is not None:
+        if table is not None:
+            raise KeyboardInterrupt(f"{table}.points keeps the runs, and the same command goes on there")
         raise interrupted
     if tuning.best is None:
         raise typer.Exit(1)
