@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ import typer
 
 from scenarios.cli.text_tables import print_table, strong
 from scenarios.fields.goals import Goal, alike
-from scenarios.fields.results import column_of_result, shown_result
+from scenarios.fields.results import DONE, column_of_result, shown_result
 from scenarios.run.execute import Result
 from scenarios.run.result_sections import little_room
 from scenarios.run.run_notes import no_gap_notes, unused_notes
@@ -184,9 +185,9 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
     for row, line in zip(
         whole, titled(whole, [f"{each}: {told.get(each, each)}" for each in columns]), strict=True
     ):
-        name = ", ".join(line[key] for key in (*settings, "policy") if line[key])
+        name = _called(row, settings)
         if row["error"]:
-            line["makespan"] = "failed"
+            line["makespan"] = row["outcome"]
             failures.append(f"{name}: {row['error']}")
         else:
             mark = "*" if row[goal.column] == best else "" if best is None else " "
@@ -240,16 +241,17 @@ def print_answer(
             same = len(ranked) - len(groups)
             print(
                 f"({len(shown)} best of {len(ranked):,}"
-                + (f", {same:,} of which are the same as another in every number)" if same else ")")
+                + (f"; {same:,} of these have the same numbers as another one)" if same else ")")
             )
         print()
         _print_best(shown, [*names.values()], goal)
     else:
         print("no point is an answer")
-    failed = sum(bool(row["error"]) for row in rows)
-    outside = len(rows) - failed - len(ranked)
-    told = f"{len(ranked):,} answers, {failed:,} failed, {outside:,} outside the limits"
-    print(f"{len(rows):,} points ran: {told}")
+    ended = Counter(row["outcome"] for row in rows)
+    told = [f"{ended.pop(DONE, 0):,} done", *(f"{n:,} {outcome}" for outcome, n in sorted(ended.items()))]
+    if goal.limits:
+        told[0] += f" ({len(ranked):,} within the limits)"
+    print(f"{len(rows):,} points ran: {', '.join(told)}")
     if not ranked:
         for error in sorted({row["error"] for row in rows if row["error"]})[:3]:
             print(f"  {error}")
@@ -301,8 +303,8 @@ def _print_limits(row: Row, goal: Goal) -> None:
         print("  " + "; ".join(told))
 
 
-def _called(row: Row, names: Sequence[str]) -> str:
-    parts = [f"{name}={row[name]}" for name in names]
+def _called(row: Row, settings: Sequence[str]) -> str:
+    parts = [f"{name}={row[key]}" for key, name in zip(settings, _short(settings), strict=True)]
     return ", ".join([*parts, str(row["policy"])])
 
 

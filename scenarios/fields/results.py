@@ -80,7 +80,8 @@ def _file(value: Any) -> str:
 
 
 DONE: Final = "done"
-OUTCOMES: Final = (DONE, "out of memory", "stuck", "an op failed", "cannot be built")
+OUT_OF_MEMORY: Final = "out of memory"
+OUTCOMES: Final = (DONE, OUT_OF_MEMORY, "stuck", "an op failed", "cannot be built")
 """How a run may end, or that it does not begin."""
 
 
@@ -89,7 +90,7 @@ def outcome_of(error: SimError) -> str:
     if isinstance(error, InputError):
         return "cannot be built"
     if isinstance(error, OutOfMemoryError):
-        return "out of memory"
+        return OUT_OF_MEMORY
     return "stuck" if isinstance(error, StuckError) else "an op failed"
 
 

@@ -262,7 +262,8 @@ class Variants:
 
     def row_of(self, variant: Variant, found: VariantRun) -> Row:
         """Return the row of what came of a variant; numbers too if memory is short at the end."""
-        row: Row = {column_of(key): value for key, value in variant.settings} | {"policy": found.label}
+        row: Row = {column_of(key): value for key, value in variant.settings}
+        row |= {"policy": found.label, "outcome": found.what}
         if (result := found.result) is not None:
             row |= _numbers(result) if self.whole else {}
             row |= {column_of_result(name): value_of(name, result) for name in self.results}

@@ -139,7 +139,7 @@ def test_best_and_runner_up_are_those_of_the_table(scenario: str, tmp_path: Path
         (line,) = (line for line in lines if line.startswith(f"{word}: "))
         assert line.startswith(f"{word}: {called}, {row['policy']}: step_time ")
     assert sum("exposed communication" in line and "GiB free" in line for line in lines) == 2
-    assert f"{len(rows)} points ran: {len(rows)} answers, 0 failed, 0 outside the limits" in lines
+    assert f"{len(rows)} points ran: {len(rows)} done" in lines
 
 
 def test_limits_and_memory_that_is_short(scenario: str) -> None:
@@ -155,10 +155,13 @@ def test_limits_and_memory_that_is_short(scenario: str) -> None:
     assert (short.exit_code, told["answers"]) == (0, 1)
     assert told["rows"][1]["error"].startswith("pipeline rank 0 (each of its 8 GPUs) needs ")
     assert told["rows"][1]["train.peak_bytes"] == large  # what it needs is told all the same
+    limits = ("--subject-to", "mfu>=0.1%", "--subject-to", f"step_memory<={small - 1}B")
+    shown = sim(*arguments[:-3], "--minimise", "step_time", "--set", between, *limits).stdout
+    assert "2 points ran: 1 done (0 within the limits), 1 out of memory" in shown
     nothing = sim(*arguments[:-3], "--minimise", "step_time", "--set", f"{OF}.memory=1MB")
     assert nothing.exit_code == 1
     assert "no point is an answer" in nothing.stdout
-    assert "2 points ran: 0 answers, 2 failed, 0 outside the limits" in nothing.stdout
+    assert "2 points ran: 0 done, 2 out of memory" in nothing.stdout
 
 
 @pytest.mark.parametrize(
@@ -282,7 +285,7 @@ def test_points_that_are_the_same_in_every_number_are_one_answer(scenario: str) 
     assert told["answers"] == 4
     assert told["best"]["train.step_ns"] < told["runner_up"]["train.step_ns"]
     lines = sim("sweep", scenario, *vary, *found).stdout.splitlines()
-    assert "(2 best of 4, 2 of which are the same as another in every number)" in lines
+    assert "(2 best of 4; 2 of these have the same numbers as another one)" in lines
     at = next(i for i, line in enumerate(lines) if line.startswith("best: sharding=zero-1"))
     assert "(step_memory at most 20GiB)" in lines[at + 1]
     assert "too little to rely on" not in lines[at + 1]

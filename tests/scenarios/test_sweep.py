@@ -376,7 +376,7 @@ def test_each_setting_is_told_as_what_it_was_given_by(scenario: Path) -> None:
     assert "--vary .cores=1: should be KEY=VALUE, as in --vary workload.batch=32" in done.stderr
 
 
-def test_a_point_that_fails_is_a_row_with_its_policy_and_exit_status_1(
+def test_a_point_that_is_short_of_memory_is_a_row_and_no_failure_unless_all_are(
     scenario: Path, tmp_path: Path
 ) -> None:
     text = SCENARIO.replace("cores: 2", "cores: 2, memory: 100MB").replace("10us}", "10us, output: 1MB}")
@@ -384,16 +384,19 @@ def test_a_point_that_fails_is_a_row_with_its_policy_and_exit_status_1(
     out = tmp_path / "table.csv"
     key = "workload.ops.a.output"
     done = CliRunner().invoke(app, ["sweep", str(scenario), "--vary", f"{key}=200MB,2MB", "--out", str(out)])
-    assert done.exit_code == 1
+    assert done.exit_code == 0
     header, first, second = csv.reader(out.read_text().splitlines())
-    assert (header[:2], header[-1]) == ([key, "policy"], "error")
+    assert (header[:3], header[-1]) == ([key, "policy", "outcome"], "error")
+    assert (first[2], second[2]) == ("out of memory", "done")
     assert (first[1], second[1]) == ("ready-queue", "ready-queue")
     assert first[-1]
     assert second[-1] == ""
     lines = done.stdout.splitlines()
     assert lines[0].split()[:5] == [key, "policy", "makespan", "above", "bound"]
-    assert lines[1].split() == ["200MB", "ready-queue", "failed"]
-    assert lines[-1] == f"200MB, ready-queue: {first[-1]}"  # whole, and below the table
+    assert lines[1].split() == ["200MB", "ready-queue", "out", "of", "memory"]
+    assert lines[-1] == f"output=200MB, ready-queue: {first[-1]}"  # whole, and below the table
+    done = CliRunner().invoke(app, ["sweep", str(scenario), "--vary", f"{key}=200MB,300MB"])
+    assert done.exit_code == 1
 
 
 def test_a_pipeline_whose_sizes_do_not_fit_is_a_row_that_says_so(tmp_path: Path) -> None:
@@ -404,9 +407,9 @@ def test_a_pipeline_whose_sizes_do_not_fit_is_a_row_that_says_so(tmp_path: Path)
     done = CliRunner().invoke(app, ["sweep", str(path), "--vary", "workload.pipeline.micro_batches=2,8"])
     assert done.exit_code == 1
     lines = done.stdout.splitlines()
-    assert lines[1].split() == ["2", "1f1b", "failed"]
+    assert lines[1].split() == ["2", "1f1b", "cannot", "be", "built"]
     assert lines[2].split()[:3] == ["8", "1f1b", "33"]
-    assert lines[-1] == "2, 1f1b: left out: 1f1b has fewer micro-batches than stages"
+    assert lines[-1] == "micro_batches=2, 1f1b: left out: 1f1b has fewer micro-batches than stages"
 
 
 @pytest.mark.parametrize("name", ["table.csv", "table.json"])

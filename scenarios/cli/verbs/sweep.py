@@ -53,15 +53,17 @@ def sweep(
     Combinations whose sizes do not fit one another (8 heads on 3 ranks) are left out and counted. With
     --out, points that are done are remembered in FILE.points: an interrupted sweep resumes where it stopped,
     and a finished one is shown again at once, unless the scenario, a file that it names, or the program has
-    changed. A table of another sweep is replaced only with --force. Exit status 1 if a point failed (out of
-    memory, say, or settings that make no scenario); its row says why. With --minimise or --maximise the best
-    point and its runner-up are named, and exit status 1 means that there is none.
+    changed. A table of another sweep is replaced only with --force. A point that fails is a row that says
+    why. Exit status 1 if one does for another reason than that memory is short, or if all do. With
+    --minimise or --maximise the best point and its runner-up are named, and exit status 1 means that there
+    is none.
     """
     from scenarios.cli.output import print_json
     from scenarios.cli.running import Ticker, save_picture, say_written
     from scenarios.cli.search_tables import print_answer, print_left_out, print_rows
     from scenarios.cli.terminal import show_warnings
     from scenarios.fields.goals import read_goal
+    from scenarios.fields.results import DONE, OUT_OF_MEMORY
     from scenarios.report.outputs import PICTURES, check_path
     from scenarios.report.pictures import sweep_plot
     from scenarios.variants import sweep as sweeps
@@ -111,5 +113,6 @@ def sweep(
         most = goal is not None and goal.most
         save_picture(sweep_plot(rows, settings, *drawn, most=most), plot)
     show(rows)
-    if any(row["error"] for row in rows) if goal is None else not goal.ranked(rows):
+    outcomes = {row["outcome"] for row in rows}
+    if not (outcomes <= {DONE, OUT_OF_MEMORY} and DONE in outcomes if goal is None else goal.ranked(rows)):
         raise typer.Exit(1)
