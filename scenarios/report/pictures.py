@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from scenarios.fields.results import column_of_result, shown_result
-from scenarios.variants.variant import Row
+from scenarios.variants.variant import Row, WhatIfText
 from sim.base.errors import InputError
 from sim.base.units import format_duration
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WHAT_IFS_SCHEMA: Final = "sim.whatif/1"
 
 
-def written(what_if: dict[str, Any]) -> str:
+def written(what_if: WhatIfText) -> str:
     """Return a what-if as one line of YAML.
 
     Examples

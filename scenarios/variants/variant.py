@@ -39,6 +39,8 @@ from sim.job.job import Job
 from sim.machine.machine import Machine
 
 Row = dict[str, Any]
+WhatIfText = Mapping[str, Any] | list[dict[str, Any]]
+"""A what-if as a scenario has it: changes at once, or a list of such, one after another."""
 
 
 class Variant(NamedTuple):
@@ -54,7 +56,7 @@ class Variant(NamedTuple):
         What runs in place of the policy's own.
     label : str
         What it is called, where that is not what it changes.
-    what_if : mapping, optional
+    what_if : mapping or list of mapping, optional
         What changes of the graph, as ``workload: {what_if: ...}`` has it (`scenarios.variants.what_ifs`).
     machine, job : callable, optional
         ``machine(machine)`` and ``job(job)`` return each as it would be, where no key of a scenario says it.
@@ -66,7 +68,7 @@ class Variant(NamedTuple):
     policy: str | None = None
     schedule: SearchSchedule | None = None
     label: str = ""
-    what_if: Mapping[str, Any] | None = None
+    what_if: WhatIfText | None = None
     machine: Callable[[Machine], Machine] | None = None
     job: Callable[[Job], Job] | None = None
     why_not: str = ""

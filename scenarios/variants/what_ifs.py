@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from pydantic import ValidationError
@@ -23,7 +23,7 @@ from scenarios.recorded.setup import as_recorded
 from scenarios.run.execute import run_case
 from scenarios.run.prepare_job import job_of
 from scenarios.run.scenario import Case
-from scenarios.variants.variant import Row, Variant, Variants, attempt
+from scenarios.variants.variant import Row, Variant, Variants, WhatIfText, attempt
 from scenarios.workloads.graph_files import ImportedFile
 from sim.base.arrays import UNSET
 from sim.base.errors import InputError, UnknownNameError, located
@@ -102,7 +102,7 @@ _OF_KIND: Final = {"kernel": "kernels of no known kind"}
 """What kinds are called, where that is not clear from their names."""
 
 
-def what_if(label: str, changes: Mapping[str, Any], why_not: str = "") -> Variant:
+def what_if(label: str, changes: WhatIfText, why_not: str = "") -> Variant:
     """Return a what-if of the graph, as a scenario has it."""
     return Variant(label=label, what_if=changes, why_not=why_not)
 
@@ -168,7 +168,9 @@ def chosen(trials: list[Variant], only: list[str]) -> list[Variant]:
         keyed = {n: each for n, each in enumerate(trials) if word in (each.what_if or ())}
         fits = keyed or {n: each for n, each in enumerate(trials) if word in each.label}
         if not fits:
-            raise UnknownNameError("what-if", word, {key for each in trials for key in each.what_if or ()})
+            raise UnknownNameError(
+                "what-if", word, {str(key) for each in trials for key in each.what_if or ()}
+            )
         found |= fits
     return [found[n] for n in sorted(found)]
 
@@ -261,7 +263,7 @@ class WhatIfs(Variants):
         assert not variant.settings, "a what-if changes no settings"
         graph, case = self.graph, self._as_it_is
         if variant.what_if:
-            graph = applied(graph, [read_what_if(dict(variant.what_if))])
+            graph = applied(graph, read_what_if(variant.what_if))
         scenario, workload = case.scenario, case.scenario.content.workload
         if isinstance(workload, ImportedFile):
             content = scenario.content.model_copy(update={"workload": workload.with_graph(graph)})
@@ -343,7 +345,7 @@ def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], given: Sequence[Varian
 def _row(trial: Variant, base_ns: int, makespan_ns: int | None, *notes: str) -> Row:
     return {
         "label": trial.label,
-        "what_if": dict(trial.what_if or {}),
+        "what_if": trial.what_if or {},
         "makespan_ns": makespan_ns,
         "saved_ns": None if makespan_ns is None else base_ns - makespan_ns,
         "other_saved_ns": None,
@@ -368,16 +370,19 @@ def _noted(what_ifs: WhatIfs, trial: Variant) -> tuple[Case, list[str]]:
     return case, list(dict.fromkeys(str(warning.message) for warning in caught))
 
 
-def read_what_if(value: dict[str, Any]) -> WhatIf:
-    """Return a what-if from what a scenario would have.
+def read_what_if(value: WhatIfText) -> list[WhatIf]:
+    """Return changes, one after another, from what a scenario would have.
 
     Raises
     ------
     InputError
         An unknown key, or a value that is none of it.
     """
-    try:
-        return WhatIf.model_validate(value)
-    except ValidationError as error:
-        with located("what_if"):
-            raise input_error(error, WhatIf, value) from None
+    found = []
+    for n, each in enumerate(value if isinstance(value, list) else [value]):
+        try:
+            found.append(WhatIf.model_validate(each))
+        except ValidationError as error:
+            with located("what_if", *([n] if isinstance(value, list) else [])):
+                raise input_error(error, WhatIf, each) from None
+    return found

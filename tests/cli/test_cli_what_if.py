@@ -101,6 +101,14 @@ def test_only_some_and_one_of_ones_own() -> None:
     assert found["what_ifs"][1]["what_if"] == {"fuse": [["gemm", "elementwise"]], "host": "x0.5"}
 
 
+def test_a_list_is_tried_as_one_what_if_one_change_after_another() -> None:
+    twice, once = "[{host: x0.5}, {host: x0.5, gap: 1us}]", "{host: x0.25, gap: 1us}"
+    found = json.loads(sim("whatif", STEP, "--only", "gap", "--also", twice, "--also", once, "--json").stdout)
+    both, same = (next(one for one in found["what_ifs"] if one["label"] == text) for text in (twice, once))
+    assert both["what_if"] == [{"host": "x0.5"}, {"host": "x0.5", "gap": "1us"}]
+    assert both["makespan_ns"] == same["makespan_ns"] != found["makespan_ns"]
+
+
 def test_settings_of_a_recording() -> None:
     """A gap of 1 us before two kernels of each step; without the host's calls only the GPU is there."""
     found = json.loads(
@@ -167,6 +175,8 @@ def test_a_picture(tmp_path: Path) -> None:
         (["nothing.json"], "nothing.json: no such file"),
         ([STEP, "--only", "hots"], "unknown what-if 'hots'; did you mean 'host'?"),
         ([STEP, "--also", "3"], "--also 3: should be a what-if"),
+        ([STEP, "--also", "[gap: x0, 3]"], "--also [gap: x0, 3]: should be a what-if"),
+        ([STEP, "--also", "[gap: x0, hots: x2]"], "what_if[1].hots: no such key; did you mean 'host'?"),
         ([STEP, "--also", "hots: x2"], "--also hots: x2: what_if.hots: no such key; did you mean 'host'?"),
         (
             [STEP, "--also", "host: x0.5", "--also", "remove: [relu]"],

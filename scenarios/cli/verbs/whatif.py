@@ -29,7 +29,7 @@ def whatif(
         option(
             "--also WHAT-IF",
             "One more what-if, written as in a scenario: 'remove: [softmax]', '{host: x0.5, cuda_graph: "
-            "true}'.",
+            "true}', '[{fuse: [gemm]}, {gap: x0}]' one after another; may be given several times.",
         ),
     ] = None,
     sets: Sets = None,
@@ -80,8 +80,9 @@ def _given(text: str) -> Variant:
     from sim.base.errors import InputError
 
     value = read_yaml_text(text, f"--also {text}", places=False).plain()
-    if not isinstance(value, dict) or not value:
-        raise InputError(f"--also {text}: should be a what-if, as in --also 'remove: [softmax]'")
+    if not value or not all(isinstance(one, dict) for one in (value if isinstance(value, list) else [value])):
+        told = "should be a what-if, as in --also 'remove: [softmax]', or a list of such"
+        raise InputError(f"--also {text}: {told}")
     with asked(text):
         read_what_if(value)
     return what_if(written(value), value)
