@@ -361,13 +361,14 @@ def _who(names: Sequence[str]) -> str:
 
 
 def _group_line(group: GapGroup) -> str:
-    """Return ``gpu0 and 7 more  35 us  10 x 3.5 us  issue  at 2 us: ...``."""
-    each = f"{group.times} x {'' if group.same else '~'}{format_duration(group.median_ns)}"
+    """Return ``gpu0 and 7 more  35 us  10 x 3.5 us  issue  at 2 us: ...``; ``~3.5 us`` is a mean."""
+    mean_ns, each = group.total_ns / group.times, format_duration(group.longest.length_ns)
+    if format_duration(mean_ns) != each:
+        each = f"~{format_duration(mean_ns, digits=2)}"
     longest = "" if group.times == 1 else "longest "
     told = f"{longest}at {format_duration(group.longest.start_ns)}: {group.longest.blame}"
-    return (
-        f"  {_who(group.devices)} {format_duration(group.total_ns):>10}  {each:<18} {group.reason:<12} {told}"
-    )
+    total = f"{format_duration(group.total_ns):>10}  {f'{group.times} x {each}':<18}"
+    return f"  {_who(group.devices)} {total} {group.reason:<12} {told}"
 
 
 def _exposed_lines(f: DerivedColumns, where: Where, reasons: _Reasons) -> list[str]:

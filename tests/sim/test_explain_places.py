@@ -267,6 +267,25 @@ def test_the_command_answers_about_a_place_and_a_time(tmp_path: Path) -> None:
     assert told["idle_groups"][0]["reason"] == "issue"
 
 
+@pytest.mark.parametrize(
+    ("host_ns", "told"),
+    [
+        ((3500, 3500), "2 x 3.5 us"),
+        ((20_000, 30_000), "2 x ~25 us"),
+        ((10_500, 10_501), "2 x 10.5 us"),
+        ((1000, 2700), "2 x ~1.9 us"),
+    ],
+)
+def test_unlike_stretches_are_told_with_their_mean(host_ns: tuple[int, int], told: str) -> None:
+    b = GraphBuilder("two gaps")
+    before = b.op("start", duration_ns=1, device="gpu0")
+    for n, ns in enumerate(host_ns):
+        b.op(f"host{n}", duration_ns=ns, device="cpu0", inputs=[before])
+        before = b.op(f"kernel{n}", duration_ns=1, device="gpu0", inputs=[f"host{n}"])
+    text = explain_text(simulate(b.build(), Machine((Device("gpu0"), Device("cpu0"))), ReadyQueue()))
+    assert f" {told}  " in text
+
+
 def test_a_wrong_place_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO)
