@@ -23,7 +23,7 @@ import numpy.typing as npt
 from devices.cost.npu_units import MATRIX_KINDS
 from devices.cost.roofline import IDEAL, KindEfficiency, roofline_ns
 from devices.describe.field_types import DEFAULT, INDICES, dtype_name, no_peak
-from sim.base.arrays import UNSET, FloatArray, IntArray
+from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel, Device, Roofs
 
@@ -132,7 +132,7 @@ class RooflineCost(CostModel):
         bandwidth = self.bandwidth_bytes_per_s
         return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth))
 
-    def plain(self, graph: Graph) -> npt.NDArray[np.bool_]:
+    def plain(self, graph: Graph) -> BoolArray:
         """Return which ops have nothing but a roofline: those for whose kind no loss is given."""
         if self.by_kind.get(DEFAULT, IDEAL) != IDEAL:
             return np.zeros(len(graph), np.bool_)
@@ -213,26 +213,18 @@ class TableCost(CostModel):
         duration_ns = np.full(len(graph), UNSET)
         for table in self.tables:
             axes = [axis.name for axis in table.axes]
-            ops, sizes = _shapes(graph, table.kind, axes, table.measured.covers(graph))
-            if ops:
-                duration_ns[ops] = table.measured.alone_ns(np.asarray(table.lookup(**sizes)), device)
+            covered = table.measured.covers(graph) & graph.is_kind(table.kind)
+            sizes = {
+                op: [given[axis] for axis in axes]
+                for op, given in sorted(graph.attributes.items())
+                if covered[op]
+                and all(isinstance(given.get(axis), int) for axis in axes)
+                and _measured_alike(given, axes)
+            }
+            if sizes:
+                asked = dict(zip(axes, np.array([*sizes.values()], np.int64).T, strict=True))
+                duration_ns[[*sizes]] = table.measured.alone_ns(np.asarray(table.lookup(**asked)), device)
         return duration_ns
-
-
-def _shapes(
-    graph: Graph, kind: str, axes: Sequence[str], among: npt.NDArray[np.bool_] | None = None
-) -> tuple[list[int], dict[str, Any]]:
-    """Return the ops of a kind whose attributes have a whole number for every axis, and these by axis."""
-    ops = [
-        op
-        for op, attributes in sorted(graph.attributes.items())
-        if graph.kind(op) == kind
-        and (among is None or among[op])
-        and all(isinstance(attributes.get(axis), int) for axis in axes)
-        and _measured_alike(attributes, axes)
-    ]
-    columns = {axis: np.array([graph.attributes[op][axis] for op in ops], dtype=np.int64) for axis in axes}
-    return ops, columns
 
 
 def _measured_alike(attributes: Mapping[str, Any], axes: Sequence[str]) -> bool:
@@ -246,6 +238,17 @@ def _measured_alike(attributes: Mapping[str, Any], axes: Sequence[str]) -> bool:
 def models_of(cost: CostModel | None) -> tuple[CostModel, ...]:
     """Return the models that a device asks, in turn."""
     return cost.models if isinstance(cost, FirstCost) else () if cost is None else (cost,)
+
+
+def first_to_know(
+    cost: CostModel | None, graph: Graph, device: Device
+) -> Iterator[tuple[CostModel, BoolArray]]:
+    """Yield the models that a device asks, each with the ops whose durations it gives."""
+    missing = np.ones(len(graph), np.bool_)
+    for model in models_of(cost):
+        known = missing & (model.durations_ns(graph, device) != UNSET)
+        yield model, known
+        missing &= ~known
 
 
 @dataclass(frozen=True)
@@ -283,15 +286,10 @@ class FirstCost(CostModel):
 
     def spread(self, graph: Graph, device: Device) -> FloatArray:
         """Return how sure each duration is, as the model says that gives it."""
-        says = [type(model).spread is not CostModel.spread for model in self.models]
         found = np.full(len(graph), np.nan)
-        missing = np.ones(len(graph), np.bool_)
-        for n, model in enumerate(self.models):
-            if not any(says[n:]) or not missing.any():
-                break
-            found = np.where(missing, model.spread(graph, device), found)
-            if any(says[n + 1 :]):  # else nobody needs to know which ops it has answered
-                missing &= model.durations_ns(graph, device) == UNSET
+        for model, known in first_to_know(self, graph, device):
+            if type(model).spread is not CostModel.spread:
+                found = np.where(known, model.spread(graph, device), found)
         return found
 
     def roofs(self, graph: Graph, device: Device) -> Roofs:

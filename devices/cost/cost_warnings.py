@@ -19,12 +19,11 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from devices.cost.cost_models import FirstCost, RooflineCost, models_of
+from devices.cost.cost_models import FirstCost, RooflineCost, first_to_know, models_of
 from devices.cost.npu_tiles import TiledCost
 from devices.cost.roofline import IDEAL
 from devices.describe.field_types import DEFAULT
@@ -128,12 +127,8 @@ class _Counts:
         lent = {} if ideal and not device.details.preset else model.borrowed(graph)
         if not ((free & plain).any() or lent):
             return
-        timed = free & (model.durations_ns(graph, device) == duration_ns)
-        if timed.any() and isinstance(
-            device.cost, FirstCost
-        ):  # others may say the same: the shortest kernel, say
-            for one in takewhile(lambda one: one is not model, device.cost.models):
-                timed &= one.durations_ns(graph, device) == UNSET
+        known = next(known for one, known in first_to_know(device.cost, graph, device) if one is model)
+        timed = free & known & (model.durations_ns(graph, device) == duration_ns)
         if roofline:
             found = self.plain.setdefault(roofline.hardware, Counter())
             codes, counts = np.unique(graph.kind_code[plain & timed], return_counts=True)
@@ -234,11 +229,9 @@ def costing_of(graph: Graph, device: Device, ops: BoolArray | None = None) -> Co
 def _bounded(model: CostModel, graph: Graph, device: Device) -> BoolArray:
     """Return for which ops the answer is a plain roofline, or plain tiles."""
     if isinstance(model, FirstCost):
-        found, missing = np.zeros(len(graph), np.bool_), np.ones(len(graph), np.bool_)
-        for one in model.models:
-            answered = missing & (one.durations_ns(graph, device) != UNSET)
-            found |= answered & _bounded(one, graph, device)
-            missing &= ~answered
+        found = np.zeros(len(graph), np.bool_)
+        for one, known in first_to_know(model, graph, device):
+            found |= known & _bounded(one, graph, device)
         return found
     if isinstance(model, RooflineCost):
         return model.plain(graph)

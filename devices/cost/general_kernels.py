@@ -7,6 +7,7 @@ The families are those of `devices.cost.kernel_model`; `by_bytes` prices the kin
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,10 +27,12 @@ _BATCHED_TILES: Final = {
     "pascal": [(128, 64)],
     "volta": [(64, 64), (32, 128)],
     "turing": [(64, 64), (128, 64), (128, 32)],
+    "newer": [(128, 128)],
 }
-_BATCHED_NEWER: Final = [(128, 128)]
-_LINEAR_TILES: Final = {"pascal": [(32, 128), (64, 64), (128, 32)]}
-_LINEAR_NEWER: Final = [(128, 128), (128, 64), (128, 32), (32, 128), (64, 32), (32, 32)]
+_LINEAR_TILES: Final = {
+    "pascal": [(32, 128), (64, 64), (128, 32)],
+    "newer": [(128, 128), (128, 64), (128, 32), (32, 128), (64, 32), (32, 32)],
+}
 _ON_AN_SM: Final = 128 * 128  # elements of the output that the blocks have which an SM runs at once
 _DRIFT: Final = 100.0
 """How many times L2 the strips of a wave of blocks are, of which half of the reuse is lost as blocks fall out
@@ -52,14 +55,9 @@ def _filling(tiles: FloatArray, k: FloatArray, sms: Any) -> FloatArray:
     return found
 
 
-def _generation(sheet: Sheet) -> str:
-    return str(np.ravel(sheet.generation)[0])
-
-
-def _issued(sheet: Sheet) -> Any:
+def _issued(sheet: Sheet) -> float:
     """Return the time of fp32 arithmetic as a multiple of what the peak says."""
-    lanes = sheet.peak_of("fp32") / (2 * sheet.clock_hz * sheet.sms)
-    return np.where(np.asarray(lanes) > 96, _WIDE_SM, 1.0)
+    return _WIDE_SM if sheet.peak_of("fp32") / (2 * sheet.clock_hz * sheet.sms) > 96 else 1.0
 
 
 def _missed_bytes(
@@ -80,13 +78,15 @@ def _missed_bytes(
     return missed
 
 
-def _product(s: Sizes, sheet: Sheet, dtype: str, shapes: list[tuple[int, int]], linear: bool) -> KernelWork:
+def _product(
+    s: Sizes, sheet: Sheet, dtype: str, shapes: Mapping[str, list[tuple[int, int]]], linear: bool
+) -> KernelWork:
     """Return what out[batch, m, n] = sum over k of a * b asks: a column a tile. With weights stored as (n, k)
     again with k cut, and operands are loaded in pieces of 32 bytes.
     """
     batch, m, n, k = (column[:, None] for column in columns(s, "batch m n k"))
     width = ELEMENT_BYTES[dtype]
-    tile_n, tile_m = np.array(shapes, float).T[:, None, :]
+    tile_n, tile_m = np.array(shapes.get(sheet.generation, shapes["newer"]), float).T[:, None, :]
     tiles = batch * np.ceil(n / tile_n) * np.ceil(m / tile_m)
     parts: FloatArray = np.ones_like(tiles)
     missed: FloatArray = 0 * tiles
@@ -114,12 +114,12 @@ def batched_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return the work of a batched product, or of one whose weights are stored as (k, n): the library's
     other kernels.
     """
-    return _product(s, sheet, dtype, _BATCHED_TILES.get(_generation(sheet), _BATCHED_NEWER), False)
+    return _product(s, sheet, dtype, _BATCHED_TILES, linear=False)
 
 
 def linear_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return the work of a linear layer, its weights stored as (n, k)."""
-    return _product(s, sheet, dtype, _LINEAR_TILES.get(_generation(sheet), _LINEAR_NEWER), True)
+    return _product(s, sheet, dtype, _LINEAR_TILES, linear=True)
 
 
 _VECTOR_START: Final = Parameters(
@@ -179,6 +179,7 @@ ELEMENT_FLOPS: Final = {
 }
 """Flop an element of transcendental functions, as instructions of the fp32 pipes (a pow is about 40
 multiply-adds); 2 for others."""
+_ELEMENTS: Final = "elements operands element_flops"
 _THREADS, _PER_THREAD = 128, 4
 _INDEX_BYTES: Final = 40.0
 """What working out an element's place in a tensor of other shape or order costs, as bytes from L2: such
@@ -191,10 +192,10 @@ def elementwise_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
 
     `indexed` is 1 where operands differ in shape or order.
     """
-    n, operands = columns(s, "elements operands")
+    n, operands, flops, indexed = columns(s, f"{_ELEMENTS} indexed", element_flops=2, indexed=0)
     return KernelWork(
-        load_bytes=_INDEX_BYTES * np.asarray(s.get("indexed", 0.0)) * n,
-        flops=np.asarray(s.get("element_flops", 2.0)) * n,
+        load_bytes=_INDEX_BYTES * indexed * n,
+        flops=flops * n,
         warm_bytes=n * (operands + 1) * ELEMENT_BYTES[dtype],
         blocks=np.ceil(n / (_THREADS * _PER_THREAD)) / 16,
         dtype="fp32",  # narrower numbers are widened
@@ -203,14 +204,13 @@ def elementwise_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
 
 def elementwise_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     """Return bytes, also over L2, and operands and flop an element."""
-    n, operands = columns(s, "elements operands")
+    n, operands, flops = columns(s, _ELEMENTS, element_flops=2)
     nbytes = n * (operands + 1) * ELEMENT_BYTES[dtype]
-    flops = np.maximum(np.asarray(s.get("element_flops", 2.0), float), 1) + 0 * n
     return {
         "l2": log2(nbytes / sheet.l2_bytes),
         "bytes": log2(nbytes),
         "operands": operands,
-        "flops": log2(flops),
+        "flops": log2(np.maximum(flops, 1)),
     }
 
 
@@ -236,6 +236,7 @@ ELEMENTWISE: Final = Family(
 )
 
 
+_ROWS: Final = "rows columns tensors"
 _IN_REGISTERS: Final = 1024  # columns of a row that a warp keeps
 _UNALIGNED_ROWS: Final = 3.3
 """How many times as long PyTorch takes for longer rows in 16 bits that begin at no multiple of 16 bytes:
@@ -249,12 +250,12 @@ def rows_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     A row is a warp's or a thread block's, so short rows leave threads idle and long ones are read more than
     once, from L2. Rows of less than a warp share it.
     """
-    rows, width = columns(s, "rows columns")
+    rows, width, tensors, flops = columns(s, f"{_ROWS} element_flops", tensors=2, element_flops=20)
     n = rows * width
-    nbytes = n * np.asarray(s.get("tensors", 2.0), float) * ELEMENT_BYTES[dtype]
+    nbytes = n * tensors * ELEMENT_BYTES[dtype]
     split = (width > _IN_REGISTERS) & (width % 8 > 0) & (ELEMENT_BYTES[dtype] < 4)
     return KernelWork(
-        flops=np.asarray(s.get("element_flops", 20.0)) * n,
+        flops=flops * n,
         warm_bytes=np.where(split, _UNALIGNED_ROWS, 1.0) * nbytes,
         blocks=rows * np.minimum(1, width / 32) / 8,
         steps=np.ceil(width / 256),
@@ -264,8 +265,8 @@ def rows_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
 
 def rows_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     """Return rows (also an SM), columns and whether they are more than registers hold, and bytes over L2."""
-    rows, width = columns(s, "rows columns")
-    nbytes = rows * width * np.asarray(s.get("tensors", 2.0), float) * ELEMENT_BYTES[dtype]
+    rows, width, tensors = columns(s, _ROWS, tensors=2)
+    nbytes = rows * width * tensors * ELEMENT_BYTES[dtype]
     return {
         "rows": log2(rows),
         "columns": log2(width),
@@ -364,21 +365,20 @@ def _ways(dtype: str, direction: str, tensor: bool) -> FloatArray:
     return np.array(ways if large else [*ways, *_TRANSFORMED], float).T
 
 
+_CONV_SIZES: Final = "in_channels out_channels kernel_h kernel_w stride_h stride_w group"
+_ONE: Final = dict.fromkeys(("stride_h", "stride_w", "group", "dilation"), 1.0)
+
+
 def _implicit(s: Sizes) -> tuple[list[FloatArray], list[FloatArray], list[FloatArray]]:
     """Return groups, m, n, k of the implicit product; elements of input, weights, output; the output's
     height and width.
     """
-    batch, cin, cout, h, w, kh, kw = columns(
-        s, "batch in_channels out_channels height width kernel_h kernel_w"
+    names = f"{_CONV_SIZES} batch height width pad_h pad_w dilation"
+    cin, cout, kh, kw, sh, sw, groups, batch, h, w, ph, pw, dilation = columns(
+        s, names, pad_h=0, pad_w=0, **_ONE
     )
-
-    def given(name: str, default: float) -> FloatArray:
-        return np.asarray(s.get(name, default), float) + 0 * batch
-
-    groups, dilation = given("group", 1), given("dilation", 1)
-    oh = np.floor((h + 2 * given("pad_h", 0) - dilation * (kh - 1) - 1) / given("stride_h", 1)) + 1
-    ow = np.floor((w + 2 * given("pad_w", 0) - dilation * (kw - 1) - 1) / given("stride_w", 1)) + 1
-    oh, ow = np.maximum(oh, 1), np.maximum(ow, 1)
+    oh = np.maximum(np.floor((h + 2 * ph - dilation * (kh - 1) - 1) / sh) + 1, 1)
+    ow = np.maximum(np.floor((w + 2 * pw - dilation * (kw - 1) - 1) / sw) + 1, 1)
     cin, cout = cin / groups, cout / groups
     direction = _direction(s)
     if direction == "forward":
@@ -395,14 +395,10 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return what a convolution asks as an implicit product, by Winograd or Fourier: one column a way."""
     product, tensors, out = _implicit(s)
     width, direction = ELEMENT_BYTES[dtype], _direction(s)
-    tensor = dtype not in ("fp32", "fp64") and _generation(sheet) != "pascal"
+    tensor = dtype not in ("fp32", "fp64") and sheet.generation != "pascal"
     g, m, n, k, given, weights, made, oh, ow = (x[:, None] for x in (*product, *tensors, *out))
-
-    def column(name: str, default: float = np.nan) -> FloatArray:
-        return np.asarray(s.get(name, default), float).reshape(-1, 1) + 0 * m
-
-    kh, kw, sh, sw = column("kernel_h"), column("kernel_w"), column("stride_h", 1), column("stride_w", 1)
-    cin, cout = column("in_channels") / g, column("out_channels") / g
+    cin, cout, kh, kw, sh, sw, _ = (x[:, None] for x in columns(s, _CONV_SIZES, **_ONE))
+    cin, cout = cin / g, cout / g
     if width < 4 and direction == "backward_data":  # pixels of one remainder have as many taps
         m, k = m * np.minimum(1, kh / sh) * np.minimum(1, kw / sw), cout * np.ceil(kh / sh) * np.ceil(kw / sw)
     slower, whole = np.ones_like(m), np.zeros_like(m, bool)
@@ -454,15 +450,15 @@ def converted(s: Sizes) -> list[FloatArray]:
     On an H100, 3 channels of 4 x 224 x 224 pixels take as long as 3 x 768 of 16 x 16, and five times as long
     as 768 of 4 x 14 x 14.
     """
-    cin, cout = columns(s, "in_channels out_channels")
-    channels = cin, cin / s.get("group", 1), cout
+    cin, cout, group = columns(s, "in_channels out_channels group", group=1)
+    channels = cin, cin / group, cout
     return [n * np.ceil(c / 32) * 32 / c for n, c in zip(_implicit(s)[1], channels, strict=True)]
 
 
 def conv_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     """Return sizes of the implicit product, channels, height, elements of the kernel, and stride."""
     (groups, m, n, k), _, _ = _implicit(s)
-    cin, height, kh, kw = columns(s, "in_channels height kernel_h kernel_w")
+    cin, height, kh, kw, stride = columns(s, "in_channels height kernel_h kernel_w stride_h", stride_h=1)
     return {
         "m": log2(m),
         "n": log2(n),
@@ -471,7 +467,7 @@ def conv_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
         "side": log2(height),
         "flops": log2(2 * groups * m * n * k),
         "kernel": log2(kh * kw),
-        "strided": np.minimum(log2(s.get("stride_h", 1.0)), 1) + 0 * height,
+        "strided": np.minimum(log2(stride), 1),
     }
 
 
@@ -547,8 +543,13 @@ ROWS: Final = {
     "rms_norm_grad": ("layer_norm", 4.0),
     "group_norm": ("layer_norm", 2.5),
     "group_norm_grad": ("layer_norm", 4.0),
+    "embedding": ("embedding", 2.0),
+    "rope": ("rope", 2.0),
+    "gated_activation": ("gated_activation", 3.0),
 }
 """Kinds that work on rows -> their table, and tensors read and written, as the kernel's time counts them."""
+IN_16_BITS: Final = frozenset(["embedding", "rope", "gated_activation"])
+"""Tables of kernels of language models: in other data types their kinds go by bytes."""
 STRETCHING: Final = frozenset(["add", "sub", "mul", "div", "pow", "maximum", "minimum", "where"])
 REORDERING: Final = frozenset(["transpose", "permute"])
 """Kinds that index each element: if an operand is smaller than the result; always."""
@@ -574,20 +575,19 @@ def by_bytes(
     Examples
     --------
     >>> [one] = by_bytes("add", np.array([8.0]), np.array([4.0]), "fp32")
-    >>> {name: column.tolist() for name, column in one.items()}
+    >>> {name: np.ravel(column).tolist() for name, column in one.items()}
     {'elements': [1.0], 'element_flops': [2.0], 'indexed': [0.0], 'operands': [2.0]}
     """
     width = ELEMENT_BYTES.get(dtype, 4.0)
     reduces = nbytes_read > 4 * nbytes_written
     most = np.maximum(np.where(reduces, nbytes_read, nbytes_written), width)
     forward = kind.removesuffix("_grad")
-    if forward != kind and forward in BACKWARD:
-        operands = [operand + 0 * most for operand in BACKWARD[forward]]
-    else:
+    operands: Sequence[Any] = BACKWARD.get(forward, ()) if forward != kind else ()
+    if not operands:
         operands = [np.maximum((nbytes_read + nbytes_written) / most - 1, 0) + SLOWER.get(kind, 0.0)]
-    flops = ELEMENT_FLOPS.get(forward, 2.0) + 0 * most
     beside = nbytes_read - most  # of the smaller operand, where one is stretched to the other's shape
     stretched = (beside > 8) & (beside < 0.9 * most) & (forward in STRETCHING)
     indexed = np.where(stretched | (forward in REORDERING), 1.0, 0.0)
+    flops = ELEMENT_FLOPS.get(forward, 2.0)
     sizes = {"elements": most / width, "element_flops": flops, "indexed": indexed}
     return [{**sizes, "operands": each} for each in operands]

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.cost.general_kernels import ELEMENT_FLOPS, ROWS, by_bytes, converted
+from devices.cost.general_kernels import ELEMENT_FLOPS, IN_16_BITS, ROWS, by_bytes, converted
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel, fits
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, product_of, take
 from devices.cost.language_kernels import EXCHANGE, LANGUAGE_FAMILIES, seen_pairs, sooner_ns
@@ -80,7 +80,6 @@ class KernelAsk(NamedTuple):
 
     ops: BoolArray
     table: str
-    dtype: str
     sizes: Mapping[str, Any]
     width: float = 0.0
     times: Any = 1.0
@@ -162,7 +161,7 @@ def _product(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
 
 
 def _as_product(
-    ops: Ops, sheet: Sheet, rows: BoolArray, sizes: Mapping[str, FloatArray], width: float = 0
+    ops: Ops, sheet: Sheet, rows: BoolArray, sizes: Mapping[str, Any], width: float = 0
 ) -> list[KernelAsk]:
     """Return a product on tensor cores, or on vector units where there are none for its data type.
 
@@ -175,16 +174,16 @@ def _as_product(
     element = ELEMENT_BYTES[ops.dtype]
     [moved] = by_bytes("gemv", batch * (m + n) * k * element, batch * m * n * element, ops.dtype)
     moved["indexed"] = (k == 1) * 1.0  # each element of an outer product has another pair of operands
-    asks = [KernelAsk(rows & by_memory, "elementwise", ops.dtype, moved, width)]
+    asks = [KernelAsk(rows & by_memory, "elementwise", moved, width)]
     if tensor:
-        return [*asks, KernelAsk(rows & ~by_memory, "products", ops.dtype, sizes, width)]
+        return [*asks, KernelAsk(rows & ~by_memory, "products", sizes, width)]
     stored = np.array([ops.kind == "linear" or bool(each.get("transposed")) for each in ops.attributes], bool)
     few = m * n < _TILE * sheet.sms  # these cut k as linear layers do, or leave SMs idle
     linear = (batch == 1) & (stored | few | (width > 0))
     return [
         *asks,
-        KernelAsk(rows & ~by_memory & ~linear, "bmm", ops.dtype, sizes, width),
-        KernelAsk(rows & ~by_memory & linear, "linear", ops.dtype, sizes, width),
+        KernelAsk(rows & ~by_memory & ~linear, "bmm", sizes, width),
+        KernelAsk(rows & ~by_memory & linear, "linear", sizes, width),
     ]
 
 
@@ -195,7 +194,7 @@ def _by_flops(ops: Ops, sheet: Sheet, rows: BoolArray) -> list[KernelAsk]:
         return []
     numbers = (ops.nbytes_read + ops.nbytes_written) / ELEMENT_BYTES[ops.dtype]
     m, n, k = product_of(ops.flops, numbers)
-    asks = _as_product(ops, sheet, rows, {"m": m, "n": n, "k": k, "batch": 1 + 0 * n}, _GUESSED_WIDTH)
+    asks = _as_product(ops, sheet, rows, {"m": m, "n": n, "k": k, "batch": 1.0}, _GUESSED_WIDTH)
     return [ask._replace(times=np.maximum(ops.flops, 2) / (2 * m * n * k)) for ask in asks]
 
 
@@ -229,7 +228,7 @@ def _attention(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     for table, rows in (("decode", alone), ("encoder", all_seen), ("prefill", ~alone & ~all_seen)):
         for sure, width in ((known, 0.0), (~known, _GUESSED_WIDTH)):
             more = float(np.hypot(width, _BACKWARD_WIDTH * grad))
-            asks.append(KernelAsk(rows & sure & does, table, ops.dtype, sizes, more, back, saved))
+            asks.append(KernelAsk(rows & sure & does, table, sizes, more, back, saved))
     return asks
 
 
@@ -258,43 +257,30 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     ways = ["backward_data", "backward_weights"] if direction == "both" else [direction]
     square = (s["kernel_h"] == 3) & (s["kernel_w"] == 3) & (ops.dtype == "fp32") & (direction == "forward")
     s = {name: np.where(known, column, 1.0) for name, column in s.items()}
-    asks = [KernelAsk(known & square, "conv_3x3", ops.dtype, {**s, "direction": "forward"})]
-    asks += [KernelAsk(known & ~square, f"conv_{way}", ops.dtype, {**s, "direction": way}) for way in ways]
+    asks = [KernelAsk(known & square, "conv_3x3", {**s, "direction": "forward"})]
+    asks += [KernelAsk(known & ~square, f"conv_{way}", {**s, "direction": way}) for way in ways]
     if ELEMENT_BYTES[ops.dtype] == 2 and sheet.generation not in _NATIVE_NCHW:
         alone = known & np.array(["kernel" not in each for each in ops.attributes], bool)
-        flat = {"element_flops": 2 + 0 * s["batch"], "operands": 1 + 0 * s["batch"]}
-        each = [{**flat, "elements": count} for count in converted(s)] * len(ways)
-        asks += [KernelAsk(alone, "elementwise", ops.dtype, sizes) for sizes in each]
+        each = [{"elements": count, "operands": 1} for count in converted(s)] * len(ways)
+        asks += [KernelAsk(alone, "elementwise", sizes) for sizes in each]
     return [*asks, *_by_flops(ops, sheet, ~known)]
 
 
 def _rows(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
-    """Return kernels that reduce rows; those whose rows are not known by their bytes."""
+    """Return kernels by rows and columns; those whose rows are not known, or that were measured in 16 bits
+    only and are not, by their bytes.
+    """
     table, tensors = ROWS[ops.kind]
     sizes = ops.columns("rows columns")
-    known = _known(sizes)
+    known, halves = _known(sizes), ELEMENT_BYTES[ops.dtype] == 2
     forward = ops.kind.removesuffix("_grad")
-    if forward in ("rms_norm", "layer_norm") and ELEMENT_BYTES[ops.dtype] == 2:
+    flops = ELEMENT_FLOPS.get(forward, 20.0)
+    if table in IN_16_BITS:
+        known, flops = known & halves, 10.0
+    elif halves and forward in ("rms_norm", "layer_norm"):
         table, tensors = "rms_norm", 2.0 * tensors / ROWS[forward][1]
-    more = {
-        "tensors": tensors + 0 * ops.flops,
-        "element_flops": 0 * ops.flops + ELEMENT_FLOPS.get(forward, 20.0),
-    }
-    return [
-        KernelAsk(known, table, ops.dtype, {**sizes, **more}),
-        *_any(ops, sheet, ~known),
-    ]
-
-
-_LANGUAGE_TENSORS: Final = {"embedding": 2.0, "rope": 2.0, "gated_activation": 3.0}
-
-
-def _language(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
-    """Return kernels of language models that were measured in 16 bits, by tokens and columns."""
-    sizes = ops.columns("rows columns")
-    known = _known(sizes) & (ELEMENT_BYTES[ops.dtype] == 2)
-    more = {"tensors": 0 * ops.flops + _LANGUAGE_TENSORS[ops.kind], "element_flops": 10 + 0 * ops.flops}
-    return [KernelAsk(known, ops.kind, ops.dtype, {**sizes, **more}), *_any(ops, sheet, ~known)]
+    ask = KernelAsk(known, table, {**sizes, "tensors": tensors, "element_flops": flops})
+    return [ask, *_any(ops, sheet, ~known)]
 
 
 _SIZED: Final = {
@@ -315,11 +301,11 @@ def _sized(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     sizes = ops.columns(names, **defaults)
     known = _known(sizes)
     if table not in ("conv1d", "gated_delta"):
-        asks = [KernelAsk(known, table, ops.dtype, sizes)]
+        asks = [KernelAsk(known, table, sizes)]
     else:  # one token a sequence is another kernel
         one = known & (sizes["seq_len"] == 1)
         step = {"conv1d": "conv1d_update", "gated_delta": "gated_delta_step"}[table]
-        asks = [KernelAsk(one, step, ops.dtype, sizes), KernelAsk(known & ~one, table, ops.dtype, sizes)]
+        asks = [KernelAsk(one, step, sizes), KernelAsk(known & ~one, table, sizes)]
     return [*asks, *(_by_flops if ops.kind == "moe" else _any)(ops, sheet, ~known)]
 
 
@@ -328,7 +314,7 @@ def _any(ops: Ops, sheet: Sheet, rows: BoolArray | None = None) -> list[KernelAs
     does = (ops.nbytes_read + ops.nbytes_written > 0) | (ops.flops > 0)
     rows = does if rows is None else rows & does
     asks = by_bytes(ops.kind, ops.nbytes_read, ops.nbytes_written, ops.dtype)
-    return [KernelAsk(rows, "elementwise", ops.dtype, sizes) for sizes in asks]
+    return [KernelAsk(rows, "elementwise", sizes) for sizes in asks]
 
 
 def _way(kind: str) -> Callable[[Ops, Sheet], list[KernelAsk]]:
@@ -340,8 +326,6 @@ def _way(kind: str) -> Callable[[Ops, Sheet], list[KernelAsk]]:
         return _conv
     if kind in ROWS:
         return _rows
-    if kind in _LANGUAGE_TENSORS:
-        return _language
     return {"attention": _attention}.get(forward, _product if forward in PRODUCTS else _any)
 
 
@@ -402,7 +386,7 @@ class FittedCost(CostModel):
             for ask in _product(ops, self.fits.sheet) if ops.kind in PRODUCTS else ():
                 here = np.flatnonzero(ask.ops & (ask.width == 0))
                 if len(here):
-                    model = self.fits.model(ask.table, ask.dtype)
+                    model = self.fits.model(ask.table, ops.dtype)
                     waves = model.base(take(ask.sizes, here), self.fits.sheet)[1]["waves"]
                     found[rows[here]] = np.maximum(1, np.rint(2**waves * self.fits.sheet.sms))
         return found
@@ -447,8 +431,8 @@ class FittedCost(CostModel):
                     here = np.flatnonzero(ask.ops & (eager == one_by_one))
                     if len(here):
                         fitted = self._older if one_by_one and ask.table in _OF_AMPERE else self.fits
-                        found, width = fitted.predict(ask.table, ask.dtype, **take(ask.sizes, here))
-                        whole = self.fits.model(ask.table, ask.dtype).family.name in _BACK_TO_BACK
+                        found, width = fitted.predict(ask.table, ops.dtype, **take(ask.sizes, here))
+                        whole = self.fits.model(ask.table, ops.dtype).family.name in _BACK_TO_BACK
                         if one_by_one and ask.table == "products":
                             found = found + _EAGER_START_NS
                         else:
@@ -459,7 +443,7 @@ class FittedCost(CostModel):
                         ns[here] += found
                         weighted[here] += found * np.hypot(np.hypot(width, ask.width), _IN_PROGRAM)
             does = ns > 0
-            if _way(ops.kind) in (_any, _rows, _language):  # timed by bytes: no more arithmetic
+            if _way(ops.kind) in (_any, _rows):  # timed by bytes: no more arithmetic
                 does &= ns >= ops.flops / self.fits.sheet.peak_of(ops.dtype) * 1e9
             total[rows[does]], spread[rows[does]] = ns[does], weighted[does] / ns[does]
         return total, spread
@@ -489,12 +473,12 @@ class FittedCost(CostModel):
                     what = "several kernels" if len(mine) > 1 else "not one kernel whose sizes are given"
                     raise InputError(f"{graph.op_names[row]}: a {ops.kind} with this is {what}")
                 [ask] = mine
-                alone = self.fits.model(ask.table, ask.dtype).family.name not in _BACK_TO_BACK
+                alone = self.fits.model(ask.table, ops.dtype).family.name not in _BACK_TO_BACK
                 sizes = tuple(
                     (name, x if isinstance(x, str) else float(np.broadcast_to(x, len(rows))[i]))
                     for name, x in ask.sizes.items()
                 )
-                yield MeasuredKernel(ask.table, ask.dtype, sizes, max(ns[row] - gap_ns * alone, 1.0))
+                yield MeasuredKernel(ask.table, ops.dtype, sizes, max(ns[row] - gap_ns * alone, 1.0))
 
     def _groups(self, graph: Graph) -> list[tuple[IntArray, Ops, str]]:
         """Return the ops of each kind and data type, and the latter, in whose stead fp32 may be taken."""

@@ -15,7 +15,7 @@ type without its own takes the most alike one's: bytes and peak stay its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -90,9 +90,9 @@ def read_fits(name: str) -> Mapping[str, Any]:
         The file is of another schema.
     """
     path = FOLDER / f"{name}.json"
-    found: Mapping[str, Any] = (
-        read_record(path, "a file of kernel fits", SCHEMA)["families"] if path.is_file() else {}
-    )
+    if not path.is_file():
+        return {}
+    found: Mapping[str, Any] = read_record(path, "a file of kernel fits", SCHEMA)["families"]
     return found
 
 
@@ -110,10 +110,11 @@ class MeasuredKernel(NamedTuple):
     ns: float
 
 
+@dataclass(frozen=True)
 class KernelFits:
     """The models of one GPU.
 
-    Parameters
+    Attributes
     ----------
     sheet : Sheet
         Its data sheet.
@@ -121,6 +122,8 @@ class KernelFits:
         Preset whose fits it takes; empty: those of unmeasured GPUs.
     measured : tuple of MeasuredKernel
         Towards which the models of their tables move.
+    models : dict
+        By table and data type, those that were asked for.
 
     Examples
     --------
@@ -131,25 +134,16 @@ class KernelFits:
     True
     """
 
-    def __init__(self, sheet: Sheet, like: str = "", measured: tuple[MeasuredKernel, ...] = ()) -> None:
-        self.sheet, self.like, self.measured = sheet, like, measured
-        self._models: dict[tuple[str, str], Model] = {}
-
-    def __eq__(self, other: object) -> bool:
-        """Two are equal that answer alike."""
-        if not isinstance(other, KernelFits):
-            return False
-        return (self.sheet, self.like, self.measured) == (other.sheet, other.like, other.measured)
-
-    def __hash__(self) -> int:
-        """Return a number that equal ones share."""
-        return hash((self.like, self.sheet.name))
+    sheet: Sheet = field(hash=False)  # its peaks are a mapping
+    like: str = ""
+    measured: tuple[MeasuredKernel, ...] = ()
+    models: dict[tuple[str, str], Model] = field(default_factory=dict, compare=False, repr=False)
 
     def model(self, table: str, dtype: str) -> Model:
         """Return the model of a table, such as ``products``, in a data type."""
-        if (table, dtype) not in self._models:
-            self._models[table, dtype] = self._moved(table, dtype, self._found(table, dtype))
-        return self._models[table, dtype]
+        if (table, dtype) not in self.models:
+            self.models[table, dtype] = self._moved(table, dtype, self._found(table, dtype))
+        return self.models[table, dtype]
 
     def predict(self, table: str, dtype: str, **sizes: Any) -> tuple[FloatArray, FloatArray]:
         """Return nanoseconds, as measured back to back, and the log half width of the 10-90 % interval.
@@ -162,12 +156,10 @@ class KernelFits:
         **sizes : array_like
             What the table's family asks for; plain numbers are one row.
         """
-        rows = np.broadcast_shapes((1,), *(np.shape(v) for v in sizes.values() if not isinstance(v, str)))
-        wide = {
-            k: v if isinstance(v, str) else np.broadcast_to(np.asarray(v, float), rows)
-            for k, v in sizes.items()
-        }
-        return self.model(table, dtype).predict(wide, self.sheet)
+        words = {name: size for name, size in sizes.items() if isinstance(size, str)}
+        numbers = {name: np.asarray(size, float) for name, size in sizes.items() if name not in words}
+        wide = np.broadcast_arrays(np.zeros(1), *numbers.values())[1:]
+        return self.model(table, dtype).predict(dict(zip(numbers, wide, strict=True)) | words, self.sheet)
 
     def _moved(self, table: str, dtype: str, model: Model) -> Model:
         """Return a model moved towards the measured kernels of its table; 16 bits count for both formats."""

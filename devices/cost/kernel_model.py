@@ -58,30 +58,30 @@ _PEAK_OF: Final = {
 
 @dataclass(frozen=True)
 class Sheet:
-    """A GPU's data sheet; of rows of several GPUs, a column in place of each number.
+    """A GPU's data sheet.
 
     Attributes
     ----------
     name : str
     generation : str
         ``hopper``: decides which tiles its libraries have, and whose fit an unmeasured GPU takes.
-    sms, clock_hz, dram_bytes_per_s, l2_bytes : number
-    peak : mapping of str to number
+    sms, clock_hz, dram_bytes_per_s, l2_bytes : float
+    peak : mapping of str to float
         Dense flop/s by data type at the boost clock.
-    sustained : mapping of str to number
+    sustained : mapping of str to float
         Part of it that heat leaves to a kernel that goes on; 1 where not named.
     """
 
     name: str
-    generation: Any
-    sms: Any
-    clock_hz: Any
-    dram_bytes_per_s: Any
-    l2_bytes: Any
-    peak: Mapping[str, Any]
+    generation: str
+    sms: float
+    clock_hz: float
+    dram_bytes_per_s: float
+    l2_bytes: float
+    peak: Mapping[str, float]
     sustained: Mapping[str, float] = field(default_factory=dict)
 
-    def peak_of(self, dtype: str) -> Any:
+    def peak_of(self, dtype: str) -> float:
         """Return the rate at which a data type computes."""
         return self.peak[self.rated(dtype)]
 
@@ -90,16 +90,6 @@ class Sheet:
         wide = ELEMENT_BYTES.get(dtype, 4.0) >= 4
         names = (dtype, "default", _PEAK_OF.get(dtype, ""), "fp32" if wide else "fp16", "fp32", *self.peak)
         return next(name for name in names if name in self.peak)
-
-    def rows(self, rows: Any) -> Sheet:
-        """Return some rows of a sheet of columns; a plain one stays."""
-        if np.ndim(self.sms) == 0:
-            return self
-        columns = {n: getattr(self, n)[rows] for n in _COLUMNS}
-        return replace(self, peak={k: v[rows] for k, v in self.peak.items()}, **columns)
-
-
-_COLUMNS: Final = ("generation", "sms", "clock_hz", "dram_bytes_per_s", "l2_bytes")
 
 
 HEATING_NS: Final = 3e5
@@ -201,13 +191,13 @@ def physics(work: KernelWork, sheet: Sheet, p: Parameters) -> tuple[FloatArray, 
     def tall(x: Any) -> Any:
         return x[:, None] if wide and np.ndim(x) == 1 else x
 
-    sms, cycles_per_ns = tall(sheet.sms), tall(sheet.clock_hz) / 1e9
+    sms, cycles_per_ns = sheet.sms, sheet.clock_hz / 1e9
     blocks = np.maximum(tall(work.blocks), 1e-9)
     waves = blocks / sms
     waves = np.maximum(1.0, waves + p.rounding * (np.ceil(waves - 1e-9) - waves))
-    flops_ns = tall(work.flops) / (p.flop_share * tall(sheet.peak_of(work.dtype)) / 1e9)  # of all SMs
+    flops_ns = tall(work.flops) / (p.flop_share * sheet.peak_of(work.dtype) / 1e9)  # of all SMs
     load_ns = tall(work.load_bytes) / (p.load_bytes_per_cycle * sms * cycles_per_ns)
-    missed_ns = tall(work.missed_bytes) / (p.missed_share * tall(sheet.dram_bytes_per_s) / 1e9)
+    missed_ns = tall(work.missed_bytes) / (p.missed_share * sheet.dram_bytes_per_s / 1e9)
     block_ns = np.maximum(np.maximum(flops_ns, load_ns), missed_ns) * sms / blocks
     block_ns = np.maximum(block_ns, tall(work.steps) * p.step_ns) + p.block_ns
     join_ns = tall(work.join_bytes) / (p.l2_bytes_per_cycle * sms * cycles_per_ns)
@@ -227,14 +217,14 @@ def physics(work: KernelWork, sheet: Sheet, p: Parameters) -> tuple[FloatArray, 
     dram = work.dram_bytes + warm - found + cycled - found_too
     dram_ns = dram / (p.dram_share * sheet.dram_bytes_per_s / 1e9)
     ramp_ns = p.ramp_ns * dram_ns / (dram_ns + p.ramp_ns)
-    l2_bytes_per_ns = p.l2_bytes_per_cycle * sheet.sms * sheet.clock_hz / 1e9
+    l2_bytes_per_ns = p.l2_bytes_per_cycle * sms * sheet.clock_hz / 1e9
     memory = dram_ns + ramp_ns + (found + found_too) / l2_bytes_per_ns + 1e-3
     longest = np.maximum(on_sms, memory)  # taken out of the powers, which else overflow
     norm = ((on_sms / longest) ** p.overlap + (memory / longest) ** p.overlap) ** (1 / p.overlap)
     together = p.fixed_ns + longest * norm
     return together, {
         "ns": np.log2(together),
-        "waves": np.log2(blocks / np.asarray(sheet.sms, float)) + 0 * together,
+        "waves": np.log2(blocks / sms) + 0 * together,
         "balance": np.log2(np.maximum(on_sms, 1e-3) / memory),
     }
 
@@ -273,7 +263,7 @@ class KernelGrid:
 
     axes: tuple[str, ...]
     knots: tuple[tuple[float, ...], ...]
-    values: FloatArray | None = None
+    values: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -297,10 +287,14 @@ class KernelGrid:
 
     def at(self, features: Mapping[str, FloatArray]) -> FloatArray:
         """Return the value at each row."""
-        assert self.values is not None
         index, weight = self.corners(features)
         found: FloatArray = (self.values.ravel()[index] * weight).sum(axis=1)
         return found
+
+
+def corrected(grids: Sequence[KernelGrid], features: Mapping[str, FloatArray]) -> FloatArray:
+    """Return the sum of grids at each row."""
+    return sum((grid.at(features) for grid in grids), np.zeros(len(features["ns"])))
 
 
 def grids(*given: tuple[str, Sequence[tuple[float, ...]]]) -> tuple[KernelGrid, ...]:
@@ -309,8 +303,6 @@ def grids(*given: tuple[str, Sequence[tuple[float, ...]]]) -> tuple[KernelGrid, 
 
 
 # ---- families and models -----------------------------------------------------------------------------------
-
-EVERY: Final = tuple(f.name for f in fields(Parameters))
 
 
 @dataclass(frozen=True)
@@ -337,7 +329,7 @@ class Family:
     features: Callable[[Sizes, Sheet, str], dict[str, FloatArray]]
     grids: tuple[KernelGrid, ...]
     start: Parameters = field(default_factory=Parameters)
-    free: tuple[str, ...] = EVERY
+    free: tuple[str, ...] = tuple(f.name for f in fields(Parameters))
     smooth: float = 1.0
     ridge: float = 0.05
 
@@ -412,12 +404,12 @@ class Model:
         """Return nanoseconds and the log half width of the 10-90 % interval, a row each."""
         rows = max(np.size(v) for v in sizes.values())
         parts = [slice(begin, begin + _CHUNK) for begin in range(0, max(rows, 1), _CHUNK)]
-        each = [self._predict(take(sizes, part), sheet.rows(part)) for part in parts]
+        each = [self._predict(take(sizes, part), sheet) for part in parts]
         return np.concatenate([ns for ns, _ in each]), np.concatenate([width for _, width in each])
 
     def _predict(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, FloatArray]:
         base, features = self.base(sizes, sheet)
-        log = np.log(base) + sum((g.at(features) for g in self.grids), np.zeros(len(base)))
+        log = np.log(base) + corrected(self.grids, features)
         width = np.asarray(self.spread)[np.searchsorted(self.spread_edges, features["ns"])]
         if self.shift is not None:
             log = log + self.shift.at(features)
@@ -431,8 +423,6 @@ class Model:
 
     def wider(self, half_width: float) -> Model:
         """Return the model with another source of error beside its own."""
-        if not half_width:
-            return self
         return replace(self, spread=tuple(float(np.hypot(s, half_width)) for s in self.spread))
 
     def to_json(self) -> dict[str, Any]:
@@ -440,16 +430,12 @@ class Model:
         logarithm.
         """
         start = self.family.start
-        free = {n: float(f"{getattr(self.parameters, n):.3g}") for n in EVERY}
+        free = {n: float(f"{value:.3g}") for n, value in vars(self.parameters).items()}
         return {
             "family": self.family.name,
             "dtype": self.dtype,
             "parameters": {n: v for n, v in free.items() if not np.isclose(v, getattr(start, n), rtol=0.005)},
-            "grids": [
-                np.rint(100 * g.values).astype(int).ravel().tolist()
-                for g in self.grids
-                if g.values is not None
-            ],
+            "grids": [np.rint(100 * g.values).astype(int).ravel().tolist() for g in self.grids],
             "spread_edges": [round(float(e), 2) for e in self.spread_edges],
             "spread": [round(float(s), 3) for s in self.spread],
         }

@@ -38,9 +38,10 @@ def logs(names: str) -> Callable[[Sizes, Sheet, str], dict[str, FloatArray]]:
     return lambda s, sheet, dtype: {name: log2(s[name]) for name in names.split()}
 
 
-def columns(sizes: Sizes, names: str) -> list[FloatArray]:
-    """Return some columns, as floats."""
-    return [np.asarray(sizes[name], float) for name in names.split()]
+def columns(sizes: Sizes, names: str, **defaults: float) -> list[FloatArray]:
+    """Return some columns as floats, of one length; those that are not given have their default."""
+    given = (sizes[name] if name in sizes else defaults[name] for name in names.split())
+    return [*np.broadcast_arrays(*(np.asarray(column, float) for column in given))]
 
 
 # ---- products ----------------------------------------------------------------------------------------------
@@ -66,14 +67,12 @@ def _packed(m: FloatArray, count: FloatArray, tile_m: FloatArray) -> FloatArray:
 def product_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return a product's work with each tile, once with k whole and once in as many parts as fill the SMs."""
     element = ELEMENT_BYTES[dtype]
-    m, n, k = (column[:, None] for column in columns(s, "m n k"))
-    count = np.asarray(s.get("batch", 1.0), float).reshape(-1, 1)
+    m, n, k, count = (column[:, None] for column in columns(s, "m n k batch", batch=1))
     tile_m, tile_n = TILES
     tiles = _packed(m, count, tile_m) * np.ceil(n / tile_n)
     odd = ((n * element) % _ALIGNED_BYTES > 0) | ((k * element) % _ALIGNED_BYTES > 0)
     slower = np.where(odd, _UNALIGNED, 1.0)
-    sms = np.asarray(sheet.sms, float).reshape(-1, 1)
-    parts = np.clip(np.floor(sms / tiles), 1, np.maximum(1, np.floor(k / 256)))
+    parts = np.clip(np.floor(sheet.sms / tiles), 1, np.maximum(1, np.floor(k / 256)))
     blocks = np.concatenate([tiles, tiles * parts], 1)
     split = np.concatenate([np.ones_like(tiles), parts], 1)
     edges = np.concatenate([tile_m + tile_n] * 2)
@@ -137,7 +136,6 @@ PRODUCTS_FINE: Final = replace(
 
 _TILE_ROWS: Final = np.array([16.0, 64.0, 128.0, 256.0])  # of queries
 _KEYS: Final = 128.0  # that a thread block takes at a time
-ATTENTION: Final = "batch seq_len heads kv_heads head_dim"
 _EXPONENTIALS: Final = {"blackwell": 16, "blackwell_ultra": 32}
 """An SM and cycle, of the Blackwells whose attention was measured, and of Ultra (NVIDIA's blog, "Making
 Softmax More Efficient with NVIDIA Blackwell Ultra")."""
@@ -157,14 +155,24 @@ def seen_pairs(seq_len: FloatArray, window: FloatArray, causal: bool = True) -> 
     """
     if not causal:
         return seq_len * seq_len
-    seen = np.where(window > 0, np.minimum(window, seq_len), seq_len)
+    seen = _seen_keys(seq_len, window)
     pairs: FloatArray = seen * (seen + 1) / 2 + (seq_len - seen) * seen
     return pairs
 
 
+def _seen_keys(seq_len: FloatArray, window: FloatArray) -> FloatArray:
+    return np.where(window > 0, np.minimum(window, seq_len), seq_len)
+
+
+def _attention_sizes(s: Sizes) -> list[FloatArray]:
+    """Return sequences, their length, heads, those of keys, their width, the window, and what it leaves."""
+    sizes = columns(s, "batch seq_len heads kv_heads head_dim window", window=0)
+    return [*sizes, _seen_keys(sizes[1], sizes[-1])]
+
+
 def sooner_ns(pairs: FloatArray, sheet: Sheet) -> FloatArray:
     """Return by how much attention to so many pairs ends sooner than with a Blackwell's exponentials."""
-    own = _EXPONENTIALS.get(str(sheet.generation), _EXPONENTIALS["blackwell"])
+    own = _EXPONENTIALS.get(sheet.generation, _EXPONENTIALS["blackwell"])
     cycles = _NOT_HIDDEN * pairs * (1 / _EXPONENTIALS["blackwell"] - 1 / own)
     found: FloatArray = cycles / (sheet.sms * sheet.clock_hz / 1e9)
     return found
@@ -174,19 +182,16 @@ def attention_work(s: Sizes, sheet: Sheet, dtype: str, causal: bool = True) -> K
     """Return whole sequences' work: tiles of queries, packed with the heads that share keys or not, walk
     what they see.
     """
-    batch, length, heads, kv, dim = columns(s, ATTENTION)
+    batch, length, heads, kv, dim, window, seen = _attention_sizes(s)
     element = ELEMENT_BYTES[dtype]
-    window = np.asarray(s.get("window", 0.0), float) + 0 * length
-    pairs = seen_pairs(length, window, causal)
     group = np.concatenate([np.repeat((heads / kv)[:, None], 4, 1), np.ones((len(length), 4))], 1)
     rows = np.concatenate([_TILE_ROWS, _TILE_ROWS])
     tiles = np.ceil(length[:, None] * group / rows)
     blocks = tiles * (batch * heads)[:, None] / group
-    span = pairs / length  # keys of a query, on average
+    span = seen_pairs(length, window, causal) / length  # keys of a query, on average
     ragged = (0.5 if causal else 0.0) * np.minimum(rows / group, length[:, None])
     walked = np.ceil((span[:, None] + ragged) / _KEYS) * _KEYS
-    most = np.where(window > 0, np.minimum(window, length), length)[:, None] + 0 * walked
-    walked = np.maximum(np.minimum(walked, np.ceil(most / _KEYS) * _KEYS), 1)
+    walked = np.maximum(np.minimum(walked, np.ceil(seen[:, None] / _KEYS) * _KEYS), 1)
     dim_ = dim[:, None]
     moved = element * batch * length * dim * 2 * (heads + kv)
     return KernelWork(
@@ -202,9 +207,7 @@ def attention_work(s: Sizes, sheet: Sheet, dtype: str, causal: bool = True) -> K
 
 def attention_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     """Return sizes, what a window leaves to be seen, and heads a key-value head."""
-    batch, length, heads, kv, dim = columns(s, ATTENTION)
-    window = np.asarray(s.get("window", 0.0), float) + 0 * length
-    seen = np.where(window > 0, np.minimum(window, length), length)
+    batch, length, heads, kv, dim, window, seen = _attention_sizes(s)
     return {
         "seq_len": log2(length),
         "seen": log2(seen),
@@ -249,14 +252,11 @@ def decode_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
 
     ``seq_len`` counts the tokens in the cache.
     """
-    batch, length, heads, kv, dim = columns(s, ATTENTION)
+    batch, _, heads, kv, dim, _, seen = _attention_sizes(s)
     element = ELEMENT_BYTES[dtype]
-    window = np.asarray(s.get("window", 0.0), float) + 0 * length
-    seen = np.where(window > 0, np.minimum(window, length), length)
     whole = np.stack([batch * kv, batch * heads], 1)
     rows = np.maximum(16, np.stack([heads / kv, 1 + 0 * heads], 1))
-    sms = np.asarray(sheet.sms, float).reshape(-1, 1)
-    parts = np.clip(np.floor(sms / whole), 1, np.maximum(1, np.ceil(seen[:, None] / _KEYS)))
+    parts = np.clip(np.floor(sheet.sms / whole), 1, np.maximum(1, np.ceil(seen[:, None] / _KEYS)))
     split = np.concatenate([np.ones_like(whole), parts], 1)
     blocks = np.concatenate([whole, whole], 1) * split
     rows = np.concatenate([rows, rows], 1)
@@ -504,8 +504,7 @@ def exchange_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     tokens, hidden, topk, nodes, given = columns(s, "tokens hidden topk nodes sms")
     ranks = 8 * nodes
     sent = tokens * hidden * 2 * ranks * (1 - (1 - 1 / ranks) ** topk)
-    link = np.vectorize(LINK_BYTES_PER_S.get, otypes=[float])(sheet.generation, 300e9)
-    as_dram = sent * sheet.dram_bytes_per_s / link
+    as_dram = sent * sheet.dram_bytes_per_s / LINK_BYTES_PER_S.get(sheet.generation, 300e9)
     return KernelWork(dram_bytes=as_dram, load_bytes=sent, blocks=given, dtype=dtype)
 
 

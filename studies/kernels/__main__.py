@@ -17,8 +17,8 @@ from typing import Any, Final
 from devices.cost.kernel_fits import FOLDER, GENERATION_WIDTH, GENERATIONS, NEAREST_WIDTH, SCHEMA
 from devices.cost.kernel_model import Model
 from devices.presets import device_preset
-from studies.kernels.fitting import alone, fit_shared
-from studies.kernels.judge import Line, as_sure_as, judge, left_out, markdown, own, pooled
+from studies.kernels.fitting import alone
+from studies.kernels.judge import Line, as_sure_as, judge, left_out, lent, markdown, own, pooled
 from studies.kernels.tables import GDDR, HBM, Table, tables
 
 POOLED: Final = tuple(name for generation, name in GENERATIONS.items() if generation == name)
@@ -43,9 +43,7 @@ def fits_of(table: Table) -> dict[str, Model]:
         groups = {"unmeasured": [*(g for g in table.rows if g not in old), "a100-pcie-40"]}
     misses = [*left_out(table).values()]
     for name, gpus in groups.items():
-        parts = [(table.rows[g], table.sheet(g)) for g in gpus]
-        model = fit_shared(table.family, parts, table.dtype, **table.stiff)
-        found[name] = alone(as_sure_as(model, misses))
+        found[name] = alone(as_sure_as(lent(table, gpus), misses))
     return found
 
 

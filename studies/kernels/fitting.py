@@ -8,9 +8,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.cost.kernel_model import Family, KernelGrid, Model, Parameters, Sheet, physics, take
+from devices.cost.kernel_model import (
+    Family,
+    KernelGrid,
+    Model,
+    Parameters,
+    Sheet,
+    corrected,
+    physics,
+    take,
+)
 from sim.base.arrays import FloatArray
 from studies.kernels.tables import Rows
+
+Part = tuple[Rows, Sheet]
+"""Rows of one GPU, and its data sheet."""
 
 WIDTH: Final = {
     "fixed_ns": 0.8,
@@ -52,6 +64,8 @@ def shown(ns: FloatArray, rows: Rows) -> tuple[FloatArray, FloatArray]:
     Never less than the host needs; of products, what that needs first and then all but the kernel's begin.
     """
     floor = np.asarray(rows.floor_ns, float)
+    if not floor.any():
+        return ns, np.ones_like(ns)
     if rows.waits:
         past = np.hypot(ns, HIDDEN_NS)
         seen = floor + past - HIDDEN_NS
@@ -86,15 +100,13 @@ def bends(grid: KernelGrid) -> FloatArray:
 
 
 def fit_grids(
-    grids: Sequence[KernelGrid],
+    family: Family,
     features: Mapping[str, FloatArray],
     target: FloatArray,
-    *,
-    smooth: float,
-    ridge: float,
     weight: FloatArray | None = None,
 ) -> tuple[KernelGrid, ...]:
     """Return grids whose sum comes nearest to `target`, in absolute deviations (reweighted least squares)."""
+    grids = family.grids
     corners = [grid.corners(features) for grid in grids]
     sizes = [int(np.prod(g.shape)) for g in grids]
     begins = np.cumsum([0, *sizes])
@@ -102,7 +114,7 @@ def fit_grids(
     penalty = np.zeros((total, total))
     for grid, begin, size in zip(grids, begins, sizes, strict=False):
         second, part = bends(grid), slice(begin, begin + size)
-        penalty[part, part] = smooth * second.T @ second + ridge * np.eye(size)
+        penalty[part, part] = family.smooth * second.T @ second + family.ridge * np.eye(size)
     index = np.concatenate([i + b for (i, _), b in zip(corners, begins, strict=False)], 1)
     share = np.concatenate([s for _, s in corners], 1)
     solution: FloatArray = np.zeros(total)
@@ -153,17 +165,61 @@ def nearest(
     return x
 
 
-def _drawn(rows: Rows, sheet: Sheet, most: int, seed: Any = 0) -> tuple[Rows, Sheet]:
-    if len(rows.ns) <= most:
-        return rows, sheet
-    keep = np.sort(np.random.default_rng(seed).permutation(len(rows.ns))[:most])
-    return rows.take(keep), sheet.rows(keep)
+def drawn(parts: Sequence[Part], most: int, rng: np.random.Generator) -> list[Part]:
+    """Return at most so many rows of all parts together, in their order."""
+    ends = np.cumsum([len(rows.ns) for rows, _ in parts])
+    keep = np.sort(rng.permutation(ends[-1])[:most])
+    each = zip(parts, np.split(keep, np.searchsorted(keep, ends[:-1])), [0, *ends], strict=False)
+    return [(rows.take(mine - begin), sheet) for (rows, sheet), mine, begin in each]
+
+
+def thinned(parts: Sequence[Part], most: int, rng: np.random.Generator) -> list[Part]:
+    """Return at most so many rows of each part."""
+    return [drawn([part], most, rng)[0] for part in parts]
+
+
+def fit_parameters(
+    family: Family, parts: Sequence[Part], dtype: str, rounds: int, *, own_fixed: bool = False
+) -> list[Parameters]:
+    """Return the parameters of each part: the same for all, or but for the fixed time."""
+    names = [n for n in family.free if n != "fixed_ns" or not own_fixed]
+    each = ["fixed_ns"] * len(parts) if own_fixed and "fixed_ns" in family.free else []
+    works = [family.work(rows.sizes, sheet, dtype) for rows, sheet in parts]
+
+    def made(x: FloatArray, i: int) -> Parameters:
+        values = np.exp([*x[: len(names)], *x[len(names) :][i : i + 1]])
+        return replace(family.start, **dict(zip([*names, "fixed_ns"], values.tolist(), strict=False)))
+
+    def misses(x: FloatArray) -> FloatArray:
+        return np.concatenate([
+            np.log(shown(physics(work, sheet, made(x, i))[0], rows)[0] / rows.ns)
+            for i, (work, (rows, sheet)) in enumerate(zip(works, parts, strict=True))
+        ])  # fmt: skip
+
+    every = [*names, *each]
+    x = nearest(misses, every, np.log([getattr(family.start, n) for n in every]), rounds)
+    return [made(x, i) for i in range(len(parts))]
+
+
+def physics_misses(
+    family: Family, parts: Sequence[Part], dtype: str, parameters: Sequence[Parameters]
+) -> tuple[dict[str, FloatArray], FloatArray, FloatArray]:
+    """Return the features of all rows, what physics misses there (log), and how much that is the kernel's."""
+    columns, target, weight = [], [], []
+    for (rows, sheet), each in zip(parts, parameters, strict=True):
+        base, features = Model(family, dtype, each).base(rows.sizes, sheet)
+        seen, share = shown(base, rows)
+        columns.append(features)
+        target.append(np.log(rows.ns / seen))  # a row that the floor hides says nothing
+        weight.append(share)
+    joined = {k: np.concatenate([c[k] for c in columns]) for k in columns[0]}
+    return joined, np.concatenate(target), np.concatenate(weight)
 
 
 def fit_model(
-    family: Family, rows: Rows, sheet: Sheet, dtype: str, *, groups: Any = None, unseen: float = 0.0
+    family: Family, parts: Sequence[Part], dtype: str, *, groups: Any = None, unseen: float = 0.0
 ) -> Model:
-    """Return a fit to rows of one GPU, or of several in a sheet of columns; its spread is of rows left out.
+    """Return a fit to rows of one GPU, or of several together; its spread is of rows left out.
 
     Parameters
     ----------
@@ -172,22 +228,10 @@ def fit_model(
     unseen : float
         What a GPU adds that was not measured (half width, log), where the rows cannot say it.
     """
-    few, part = _drawn(rows, sheet, 4000)
-    work, names = family.work(few.sizes, part, dtype), family.free
-    centre = np.log([getattr(family.start, n) for n in names])
-
-    def made(x: FloatArray) -> Parameters:
-        return replace(family.start, **{n: float(v) for n, v in zip(names, np.exp(x), strict=True)})
-
-    model = Model(
-        family,
-        dtype,
-        made(nearest(lambda x: np.log(physics(work, part, made(x))[0] / few.ns), names, centre, 15)),
-    )
-    base, features = model.base(rows.sizes, sheet)
-    target = np.log(rows.ns / base)
-    smooth, ridge = family.smooth, family.ridge
-    fitted = fit_grids(family.grids, features, target, smooth=smooth, ridge=ridge)
+    few = drawn(parts, 4000, np.random.default_rng(0))
+    found = fit_parameters(family, few, dtype, 15)
+    features, target, _ = physics_misses(family, parts, dtype, found)
+    model = Model(family, dtype, found[0], fit_grids(family, features, target))
     of_row = np.arange(len(target)) if groups is None else np.unique(groups, return_inverse=True)[1]
     if not of_row.any():  # one group, which is all that there is
         of_row = np.arange(len(target))
@@ -197,15 +241,9 @@ def fit_model(
     for f in range(5):
         inside, out = fold != f, fold == f
         if out.any() and inside.any():
-            grids = fit_grids(
-                family.grids, take(features, inside), target[inside], smooth=smooth, ridge=ridge
-            )
-            left_out[out] = target[out] - sum(
-                (g.at(take(features, out)) for g in grids), np.zeros(int(out.sum()))
-            )
-    return spread_by(
-        replace(model, grids=fitted), left_out, features["ns"], max(1, min(4, len(target) // 100)), unseen
-    )
+            grids = fit_grids(family, take(features, inside), target[inside])
+            left_out[out] = target[out] - corrected(grids, take(features, out))
+    return spread_by(model, left_out, features["ns"], max(1, min(4, len(target) // 100)), unseen)
 
 
 def spread_by(model: Model, misses: FloatArray, log2_ns: FloatArray, bins: int, unseen: float = 0.0) -> Model:
@@ -217,58 +255,16 @@ def spread_by(model: Model, misses: FloatArray, log2_ns: FloatArray, bins: int, 
     return replace(model, spread_edges=tuple(map(float, edges)), spread=spread)
 
 
-def fit_shared(
-    family: Family,
-    parts: Sequence[tuple[Rows, Sheet]],
-    dtype: str,
-    *,
-    smooth: float | None = None,
-    ridge: float | None = None,
-) -> Model:
+def fit_shared(family: Family, parts: Sequence[Part], dtype: str) -> Model:
     """Return one model of one or several GPUs (each weighs the same), each with a fixed time of its own."""
     rng = np.random.default_rng(0)
-    names = [n for n in family.free if n != "fixed_ns"]
-    own = len(parts) if "fixed_ns" in family.free else 0
-
-    def thinned(most: int) -> list[tuple[Rows, Sheet]]:
-        keeps = [np.sort(rng.permutation(len(rows.ns))[:most]) for rows, _ in parts]
-        return [(rows.take(keep), sheet) for (rows, sheet), keep in zip(parts, keeps, strict=True)]
-
-    thin = thinned(2000)
-    works = [family.work(rows.sizes, sheet, dtype) for rows, sheet in thin]
-    every = [*names, *["fixed_ns"] * own]
-
-    def made(x: FloatArray, i: int) -> Parameters:
-        values = {n: float(v) for n, v in zip(names, np.exp(x), strict=False)}
-        fixed = float(np.exp(x[len(names) + i])) if own else family.start.fixed_ns
-        return replace(family.start, fixed_ns=fixed, **values)
-
-    def misses(x: FloatArray) -> FloatArray:
-        each = zip(works, thin, strict=True)
-        return np.concatenate([
-            np.log(shown(physics(w, sheet, made(x, i))[0], rows)[0] / rows.ns)
-            for i, (w, (rows, sheet)) in enumerate(each)
-        ])  # fmt: skip
-
-    x = nearest(misses, every, np.log([getattr(family.start, n) for n in every]), 20)
-    fixed = float(np.exp(x[len(names) :].mean())) if own else family.start.fixed_ns
-    model = Model(family, dtype, replace(made(x, 0), fixed_ns=fixed))
-    columns, target, weight = [], [], []
-    for i, (rows, sheet) in enumerate(thinned(20000)):
-        base, features = replace(model, parameters=made(x, i)).base(rows.sizes, sheet)
-        seen, share = shown(base, rows)
-        columns.append(features)
-        target.append(np.log(rows.ns / seen))  # a row that the floor hides says nothing
-        weight.append(share * min(1.0, 4000 / len(rows.ns)) + 1e-6)
-    joined = {k: np.concatenate([c[k] for c in columns]) for k in columns[0]}
-    penalties = {
-        "smooth": family.smooth if smooth is None else smooth,
-        "ridge": family.ridge if ridge is None else ridge,
-    }
-    grids = fit_grids(
-        family.grids, joined, np.concatenate(target), weight=np.concatenate(weight), **penalties
-    )
-    return replace(model, grids=grids)
+    found = fit_parameters(family, thinned(parts, 2000, rng), dtype, 20, own_fixed=True)
+    more = thinned(parts, 20000, rng)
+    features, target, share = physics_misses(family, more, dtype, found)
+    weight = np.concatenate([np.full(len(rows.ns), min(1.0, 4000 / len(rows.ns))) for rows, _ in more])
+    fixed = float(np.exp(np.mean(np.log([each.fixed_ns for each in found]))))
+    grids = fit_grids(family, features, target, share * weight + 1e-6)
+    return Model(family, dtype, replace(found[0], fixed_ns=fixed), grids)
 
 
 def fit_measured(family: Family, rows: Rows, sheet: Sheet, dtype: str, folds: int = 3) -> Model:
@@ -294,7 +290,6 @@ def alone(model: Model, gpu: str = "") -> Model:
     """Return a model of a kernel in fp32 without what measuring added: to its fixed time, by a hot card."""
     if model.family.name == "linear" and gpu in IN_MODELS:
         first, *rest = model.grids
-        assert first.values is not None
         model = replace(model, grids=(replace(first, values=first.values + IN_MODELS[gpu]), *rest))
     own = CONV_FIXED_NS if model.family.name == "conv" else KERNEL_FIXED_NS
     fixed = min(own, model.parameters.fixed_ns)

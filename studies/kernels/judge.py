@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +13,7 @@ from devices.cost.kernel_fits import GENERATION_WIDTH, NEAREST_WIDTH
 from devices.cost.kernel_model import KernelWork, Model, Sheet, shifted
 from devices.presets import device_preset
 from sim.base.arrays import BoolArray, FloatArray
-from studies.kernels.fitting import fit_measured, fit_model, fit_shared, kernel_ns, predicted
+from studies.kernels.fitting import fit_measured, fit_model, fit_shared, kernel_ns, predicted, thinned
 from studies.kernels.tables import Rows, Table
 
 NEAR: Final = {
@@ -98,7 +98,7 @@ def own(table: Table, gpu: str, rows: Rows, groups: Any = None) -> Model:
     """Return the fit of a measured GPU."""
     if table.lenders is not None:
         return fit_measured(table.family, rows, table.sheet(gpu), table.dtype)
-    return fit_model(table.family_of(gpu), rows, table.sheet(gpu), table.dtype, groups=groups)
+    return fit_model(table.family_of(gpu), [(rows, table.sheet(gpu))], table.dtype, groups=groups)
 
 
 def _generation(gpu: str) -> str:
@@ -108,39 +108,25 @@ def _generation(gpu: str) -> str:
 def pooled(
     table: Table, gpus: Sequence[str], most: int, unseen: float, family_of: str | None = None
 ) -> Model:
-    """Return one fit to rows of several GPUs, each of whose numbers stand in a column of the sheet."""
-    rng = np.random.default_rng(5)
-    keeps = [np.sort(rng.permutation(len(table.rows[g].ns))[:most]) for g in gpus]
-    parts = [table.rows[g].take(keep) for g, keep in zip(gpus, keeps, strict=True)]
-    which = np.repeat(np.arange(len(gpus)), [len(keep) for keep in keeps])
-    sheets = [table.sheet(g) for g in gpus]
-
-    def column(values: list[Any]) -> Any:
-        return np.asarray(values)[which]
-
-    numbers = ("sms", "clock_hz", "dram_bytes_per_s", "l2_bytes")
-    sheet = Sheet(
-        name="+".join(gpus),
-        generation=column([s.generation for s in sheets]),
-        **{n: column([float(getattr(s, n)) for s in sheets]) for n in numbers},
-        peak={table.dtype: column([float(s.peak_of(table.dtype)) for s in sheets])},
-    )
-    sizes = {n: np.concatenate([p.sizes[n] for p in parts]) for n in parts[0].sizes}
-    rows = Rows(sizes, np.concatenate([p.ns for p in parts]), np.concatenate([p.layer for p in parts]))
+    """Return one fit to rows of several GPUs."""
+    parts = thinned([table.part(gpu) for gpu in gpus], most, np.random.default_rng(5))
+    which = np.repeat(np.arange(len(gpus)), [len(rows.ns) for rows, _ in parts])
     groups = which if len(gpus) > 1 else None
-    return fit_model(
-        table.family_of(family_of or gpus[0]), rows, sheet, table.dtype, groups=groups, unseen=unseen
-    )
+    return fit_model(table.family_of(family_of or gpus[0]), parts, table.dtype, groups=groups, unseen=unseen)
+
+
+def lent(table: Table, gpus: Iterable[str]) -> Model:
+    """Return the fit that an unmeasured GPU takes from some: stiffer, as there is another to be met."""
+    stiff = replace(table.family, **table.stiff)
+    return fit_shared(stiff, [table.part(gpu) for gpu in gpus], table.dtype)
 
 
 def _shared(table: Table) -> dict[str, Model]:
     """Return the fit of each GPU's lenders."""
     if table.name + table.dtype not in _SHARED:
         lenders = table.lenders or (lambda gpu: [])
-        parts = {
-            g: [(table.rows[k], table.sheet(k)) for k in lenders(g) if k in table.rows] for g in table.rows
-        }
-        made = {g: fit_shared(table.family, p, table.dtype, **table.stiff) for g, p in parts.items() if p}
+        given = {gpu: [k for k in lenders(gpu) if k in table.rows] for gpu in table.rows}
+        made = {gpu: lent(table, mine) for gpu, mine in given.items() if mine}
         _SHARED.clear()
         _SHARED[table.name + table.dtype] = made
     return _SHARED[table.name + table.dtype]

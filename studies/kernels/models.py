@@ -142,14 +142,6 @@ def run_of(ops: Sequence[_Op], training: bool, device: Device) -> tuple[float, f
     return trace.makespan_ns / 1e6, told["low_ns"] / 1e6, told["high_ns"] / 1e6
 
 
-class _LeftOut(KernelFits):
-    """What a GPU would take had its kernels in fp32 not been measured."""
-
-    def __init__(self, gpu: str, models: Mapping[tuple[str, str], Model]) -> None:
-        super().__init__(load_fits(gpu).sheet, gpu)
-        self._models.update(models)
-
-
 def models_left_out(data: Path) -> dict[str, dict[tuple[str, str], Model]]:
     """Return by GPU the models of the tables in fp32 that were fitted to the others."""
     found: dict[str, dict[tuple[str, str], Model]] = {}
@@ -170,7 +162,8 @@ def runs(data: Path, *, left_out: bool = False) -> Iterator[Run]:
         name = "-".join(str(row[column]) for column in ("model", "mode", "seq_len", "batch"))
         device = make_device("gpu0", {"preset": gpu})
         if left_out:
-            device = replace(device, cost=FittedCost(_LeftOut(gpu, models[gpu])))
+            fits = KernelFits(load_fits(gpu).sheet, gpu, models=models[gpu])
+            device = replace(device, cost=FittedCost(fits))
         ops = list(_ops(parts[row["gpu"], name], row["layers"], training))
         yield Run(gpu, name, row["ms"], *run_of(ops, training, device))
 

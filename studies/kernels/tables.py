@@ -18,7 +18,7 @@ import pandas as pd
 from devices.cost import general_kernels as general
 from devices.cost import language_kernels as language
 from devices.cost.kernel_costs import load_fits
-from devices.cost.kernel_model import Family, Sheet, Sizes
+from devices.cost.kernel_model import Family, Sheet, Sizes, take
 from sim.base.arrays import FloatArray
 
 PRESETS: Final = {
@@ -60,8 +60,8 @@ class Rows:
     def take(self, rows: Any) -> Rows:
         """Return some of them."""
         floor = self.floor_ns[rows] if np.ndim(self.floor_ns) else self.floor_ns
-        sizes = {k: v[rows] if np.ndim(v) else v for k, v in self.sizes.items()}
-        return replace(self, sizes=sizes, ns=self.ns[rows], layer=self.layer[rows], floor_ns=floor)
+        each = {"ns": self.ns[rows], "layer": self.layer[rows], "floor_ns": floor}
+        return replace(self, sizes=take(self.sizes, rows), **each)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Table:
     rows: Mapping[str, Rows]
     logs: tuple[str, ...]
     lenders: Callable[[str], list[str]] | None = None
-    stiff: Mapping[str, float] = field(default_factory=dict)
+    stiff: Mapping[str, Any] = field(default_factory=dict)
     fine: tuple[str, ...] = ()
 
     def family_of(self, gpu: str) -> Family:
@@ -101,6 +101,10 @@ class Table:
     def sheet(self, gpu: str) -> Sheet:
         """Return a GPU's data sheet."""
         return load_fits(gpu).sheet
+
+    def part(self, gpu: str) -> tuple[Rows, Sheet]:
+        """Return both of a GPU."""
+        return self.rows[gpu], self.sheet(gpu)
 
 
 def _rows(d: pd.DataFrame, columns: tuple[str, ...], layer: tuple[str, ...], text: str = "") -> Rows:
