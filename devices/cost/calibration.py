@@ -33,12 +33,8 @@ import numpy as np
 from devices.cost import cost_table as table_file
 from devices.cost.cost_table import Axis, CostTable
 from devices.cost.measured import Measured, read_record, well_formed
-from devices.describe.field_types import dtype_name
-from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
 from sim.base.files import write_text
-from sim.graph.graph import Graph
-from sim.machine.device import Device
 
 SCHEMA: Final = "sim.calibration/1"
 _KEYS: Final = ("schema", "backend", "device", "provenance", "quantities", "tables", "sentinels")
@@ -46,7 +42,7 @@ _KEYS: Final = ("schema", "backend", "device", "provenance", "quantities", "tabl
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured. Implements `sim.machine.device.CostModel` for ops whose kind has a table.
+    """What was measured.
 
     Attributes
     ----------
@@ -83,22 +79,6 @@ class Calibration:
             raise InputError(f"the calibration of {self.device} has no {name}; it has {known}")
         return default
 
-    def cost_tables(self, context: str = "warm") -> list[CostTable]:
-        """Return the tables measured in one context."""
-        measured = self.measured(context)
-        return [
-            CostTable.from_rows(
-                self.device,
-                table["kind"],
-                [Axis(name) for name in table["axes"]],
-                table["rows"],
-                self.provenance,
-                measured=measured,
-            )
-            for table in self.tables
-            if table["context"] == context
-        ]
-
     def measured(self, context: str) -> Measured:
         """Return what the durations of a context contain, and in which data types they were measured.
 
@@ -111,9 +91,16 @@ class Calibration:
         return Measured((dtype or "bf16",), ("gap",))
 
     @cached_property
-    def _tables(self) -> dict[str, dict[str, CostTable]]:
-        contexts = dict.fromkeys(table["context"] for table in self.tables)
-        return {c: {table.kind: table for table in self.cost_tables(c)} for c in contexts}
+    def by_context(self) -> dict[str, dict[str, CostTable]]:
+        """The tables of each context, by kind of op."""
+        found: dict[str, dict[str, CostTable]] = {}
+        for table in self.tables:
+            axes, measured = [Axis(name) for name in table["axes"]], self.measured(table["context"])
+            made = CostTable.from_rows(
+                self.device, table["kind"], axes, table["rows"], self.provenance, measured=measured
+            )
+            found.setdefault(table["context"], {})[made.kind] = made
+        return found
 
     def lookup(self, kind: str, *, context: str = "warm", **sizes: int) -> int:
         """Return how long one op of a kind takes in a context.
@@ -128,29 +115,13 @@ class Calibration:
                 ns = _along(table, sizes)
                 if ns is not None:
                     return ns
-        tables = self._tables.get(context, {})
+        tables = self.by_context.get(context, {})
         if kind not in tables:
-            known = ", ".join(f"{kind} ({c})" for c, kinds in self._tables.items() for kind in kinds)
+            known = ", ".join(f"{kind} ({c})" for c, kinds in self.by_context.items() for kind in kinds)
             raise InputError(
                 f"the calibration of {self.device} knows no {kind!r} ({context}); it has {known}"
             )
         return int(tables[kind].lookup(**sizes))
-
-    def durations_ns(self, graph: Graph, device: Device) -> IntArray:
-        """Return one duration per op in ns, -1 for kinds that were not measured.
-
-        An op with a data type that has a table of its own (context ``warm, fp32``) is looked up there.
-        """
-        ns = np.full(len(graph), UNSET)
-        warm = self._tables.get("warm", {})
-        by_dtype = [*(self._tables.get(f"warm, {dtype_name(name)}", {}) for name in graph.dtypes), {}]
-        for op in range(len(graph)):
-            kind = graph.kind(op)
-            table = by_dtype[graph.dtype_code[op]].get(kind) or warm.get(kind)
-            if table is not None:
-                facts = {"repeat": 1, **graph.attributes.get(op, {})}
-                ns[op] = table.lookup(**{axis.name: facts[axis.name] for axis in table.axes})
-        return ns
 
 
 def _along(table: Mapping[str, Any], sizes: Mapping[str, int]) -> int | None:
@@ -190,10 +161,8 @@ def load_tables(path: str | Path) -> list[CostTable]:
     """
     content = read_record(path, "a cost table", table_file.SCHEMA, SCHEMA)
     if content["schema"] == SCHEMA:
-        calibration = _calibration(content, path)
-        contexts = dict.fromkeys(table["context"] for table in calibration.tables)
-        warm = [context for context in contexts if context == "warm" or context.startswith("warm, ")]
-        return [table for context in warm for table in calibration.cost_tables(context)]
+        kept = _calibration(content, path).by_context.items()
+        return [t for context, kinds in kept if context.partition(", ")[0] == "warm" for t in kinds.values()]
     return [table_file.table_of(content, path)]
 
 
@@ -214,5 +183,5 @@ def _calibration(content: Mapping[str, Any], path: str | Path) -> Calibration:
             found = ", ".join(content)
             raise InputError(f"a calibration has the keys {', '.join(_KEYS)}; found {found}")
         calibration = Calibration(**{key: content[key] for key in _KEYS[1:]})
-        calibration.cost_tables()
+        _ = calibration.by_context  # refuses tables that are none
         return calibration

@@ -17,8 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
+from devices.cost.cost_models import FirstCost, FixedCost, RooflineCost, TableCost
+from devices.cost.roofline import KindEfficiency
 from devices.describe.field_reading import Field, read_fields
 from devices.describe.field_types import DEFAULT, TYPES
 from devices.describe.fields import DEVICE_FIELDS
@@ -28,11 +31,9 @@ from sim.base.options import require_call
 from sim.base.units import round_half_up
 from sim.machine.device import CostModel
 
-if TYPE_CHECKING:  # a device without costs needs no models of them
-    from devices.cost.cost_models import RooflineCost
+if TYPE_CHECKING:  # what few devices have is imported where it is asked for
     from devices.cost.kernel_costs import FittedCost
     from devices.cost.npu_tiles import TiledCost
-    from devices.cost.roofline import KindEfficiency
 
 
 def make_cost(
@@ -74,7 +75,6 @@ def make_cost(
             return None
         else:
             spec = "roofline"
-    from devices.cost.cost_models import FirstCost, FixedCost, TableCost
 
     def build(spec: object, *at: int) -> CostModel:
         with located(*at):
@@ -135,14 +135,9 @@ def _fitted(
             "parameters are fitted, and not set"
         )
     name = None if like is None else str(TYPES["word"].read(like))
-    file = name if name is not None and name.endswith((".csv", ".csv.gz", ".json")) else None
-    return fitted_cost(
-        values,
-        None if file else name,
-        kernels=None if file is None else origin.file(file),
-        peak_share=float(peak_share),
-        by_others=frozenset(kind for name in _LOSSES for kind in values.get(name) or {}),
-    )
+    kernels = origin.file(name) if name and name.endswith((".csv", ".csv.gz", ".json")) else None
+    others = frozenset(kind for name in _LOSSES for kind in values.get(name) or {})
+    return fitted_cost(values, None if kernels else name, kernels, float(peak_share), others)
 
 
 _OF_CORES: Final = ("scratchpad", "vector_scratchpad", "matrix_peak", "vector_peak", "dma_bandwidth")
@@ -169,8 +164,6 @@ def _name_and_parameters(spec: object) -> tuple[str, Any]:
 
 
 def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: Fraction) -> RooflineCost:
-    from devices.cost.cost_models import RooflineCost
-
     bandwidth = values.get("bandwidth")
     peaks = values.get("peak") or {**(values.get("vector_peak") or {}), **(values.get("matrix_peak") or {})}
     return RooflineCost(
@@ -228,18 +221,11 @@ def _tiles(values: Mapping[str, Any]) -> TiledCost:
 
 
 def _efficiencies(values: Mapping[str, Any]) -> dict[str, KindEfficiency]:
-    from devices.cost.roofline import KindEfficiency
+    given = [values.get(name) or {} for name in _LOSSES]
 
-    def of(name: str, kind: str, ideal: Any) -> Any:
-        by_kind = values.get(name) or {}
-        return by_kind.get(kind, by_kind.get(DEFAULT, ideal))
+    def of(kind: str) -> KindEfficiency:
+        losses = zip(given, (1, 1, 0), strict=True)
+        compute, memory, overhead_ns = (by.get(kind, by.get(DEFAULT, ideal)) for by, ideal in losses)
+        return KindEfficiency(float(compute), float(memory), overhead_ns)
 
-    kinds = [DEFAULT, *dict.fromkeys(kind for name in _LOSSES for kind in values.get(name) or {})]
-    return {
-        kind: KindEfficiency(
-            efficiency=float(of("efficiency", kind, 1)),
-            memory_efficiency=float(of("memory_efficiency", kind, 1)),
-            overhead_ns=of("op_overhead", kind, 0),
-        )
-        for kind in kinds
-    }
+    return {kind: of(kind) for kind in (DEFAULT, *chain(*given))}

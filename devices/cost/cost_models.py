@@ -169,16 +169,20 @@ class RooflineCost(CostModel):
     def _roofs(self, graph: Graph) -> Iterator[tuple[npt.NDArray[np.intp], str, str, int | None]]:
         """Return the ops of each data type and kind, both, and the peak rate; not those without a rate."""
         peaks = self.peak_flop_per_s
-        # One for each pair of data type and kind that occurs: a few dozen in the largest graph.
-        pair = (graph.dtype_code + 1) * len(graph.kinds) + graph.kind_code
-        for code in np.unique(pair).tolist():
-            rows = np.flatnonzero(pair == code)
-            dtype, kind = divmod(code, len(graph.kinds))
-            name = dtype_name(graph.dtypes[dtype - 1] if dtype else self.default_dtype)
+        for rows, kind, name in alike(graph, self.default_dtype):
             roof = next((d for d in (name, DEFAULT, "fp32") if d in peaks), None)
             if roof is None and peaks:
                 rows = rows[graph.flops[rows] == 0]  # traffic alone needs no arithmetic rate
-            yield rows, graph.kinds[kind], name, None if roof is None else peaks[roof]
+            yield rows, kind, name, None if roof is None else peaks[roof]
+
+
+def alike(graph: Graph, default_dtype: str) -> Iterator[tuple[npt.NDArray[np.intp], str, str]]:
+    """Yield the ops of each kind and data type, and both: a few dozen in the largest graph."""
+    pair = (graph.dtype_code + 1) * len(graph.kinds) + graph.kind_code
+    order = np.argsort(pair, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(pair[order])) + 1) if len(order) else ():
+        dtype, kind = divmod(int(pair[rows[0]]), len(graph.kinds))
+        yield rows, graph.kinds[kind], dtype_name(graph.dtypes[dtype - 1] if dtype else default_dtype)
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from devices.cost.cost_models import alike
 from devices.cost.general_kernels import ELEMENT_FLOPS, IN_16_BITS, ROWS, by_bytes, converted
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel, fits
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, product_of, take
 from devices.cost.language_kernels import EXCHANGE, LANGUAGE_FAMILIES, seen_pairs, sooner_ns
 from devices.cost.own_kernels import read_kernels
 from devices.describe.field_reading import read_fields
-from devices.describe.field_types import DEFAULT, INDICES, dtype_name
+from devices.describe.field_types import DEFAULT, INDICES
 from devices.describe.fields import DEVICE_FIELDS
 from devices.presets import device_preset
 from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
@@ -480,24 +482,15 @@ class FittedCost(CostModel):
                 )
                 yield MeasuredKernel(ask.table, ops.dtype, sizes, max(ns[row] - gap_ns * alone, 1.0))
 
-    def _groups(self, graph: Graph) -> list[tuple[IntArray, Ops, str]]:
-        """Return the ops of each kind and data type, and the latter, in whose stead fp32 may be taken."""
+    def _groups(self, graph: Graph) -> Iterator[tuple[NDArray[np.intp], Ops, str]]:
+        """Yield the ops of each kind and data type, and the latter, in whose stead fp32 may be taken."""
         known = ELEMENT_BYTES.keys() - ({"tf32"} - self.fits.sheet.peak.keys())  # else fp32 comes in
         none: Mapping[str, Any] = {}
-        pair = (graph.dtype_code + 1) * len(graph.kinds) + graph.kind_code
-        order = np.argsort(pair, kind="stable")
-        ends = np.flatnonzero(np.diff(pair[order])) + 1
-        out = []
-        for rows in np.split(order, ends) if len(order) else ():
-            dtype, code = divmod(int(pair[rows[0]]), len(graph.kinds))
-            kind = graph.kinds[code]
-            if not self.by_others.isdisjoint((kind, DEFAULT)):
-                continue
-            name = dtype_name(graph.dtypes[dtype - 1] if dtype else self.default_dtype)
-            attributes = [graph.attributes.get(op, none) for op in rows.tolist()]
-            moved = (of[rows].astype(float) for of in (graph.flops, graph.bytes_read, graph.bytes_written))
-            out.append((rows, Ops(kind, name if name in known else "fp32", attributes, *moved), name))
-        return out
+        for rows, kind, name in alike(graph, self.default_dtype):
+            if self.by_others.isdisjoint((kind, DEFAULT)):
+                attributes = [graph.attributes.get(op, none) for op in rows.tolist()]
+                moved = (c[rows].astype(float) for c in (graph.flops, graph.bytes_read, graph.bytes_written))
+                yield rows, Ops(kind, name if name in known else "fp32", attributes, *moved), name
 
 
 # ---- what a description gives ------------------------------------------------------------------------------
@@ -505,7 +498,7 @@ class FittedCost(CostModel):
 _NEEDS: Final = ("sms", "clock", "l2", "bandwidth", "peak")
 
 
-def sheet_of(values: Mapping[str, Any], peak_share: float = 1.0) -> Sheet:
+def _sheet(values: Mapping[str, Any], peak_share: float = 1.0) -> Sheet:
     """Return the data sheet in a device's keys.
 
     Parameters
@@ -543,11 +536,10 @@ def sheet_of(values: Mapping[str, Any], peak_share: float = 1.0) -> Sheet:
 
 def fitted_cost(
     values: Mapping[str, Any],
-    like: str | None = None,
-    *,
-    kernels: str | Path | None = None,
-    peak_share: float = 1.0,
-    by_others: frozenset[str] = frozenset(),
+    like: str | None,
+    kernels: Path | None,
+    peak_share: float,
+    by_others: frozenset[str],
 ) -> FittedCost:
     """Return the cost of a described device: with the fits of its preset, or of the GPU `like`.
 
@@ -562,13 +554,13 @@ def fitted_cost(
     """
     if like is not None and like not in fits():
         raise UnknownNameError("fitted device", like, fits())
-    sheet, like = sheet_of(values, peak_share), values.get("preset", "") if like is None else like
+    unmoved = KernelFits(_sheet(values, peak_share), values.get("preset", "") if like is None else like)
     least_ns = max(1, values.get("kernel_floor") or 0)
-    made = FittedCost(KernelFits(sheet, like), values.get("dtype", "fp32"), by_others, least_ns)
+    made = FittedCost(unmoved, values.get("dtype", "fp32"), by_others, least_ns)
     if kernels is None:
         return made
     measured = tuple(made.measured(*read_kernels(kernels), values.get("gap") or 0))
-    return replace(made, fits=KernelFits(sheet, like, measured))
+    return replace(made, fits=KernelFits(unmoved.sheet, unmoved.like, measured))
 
 
 def load_fits(preset: str) -> KernelFits:
@@ -580,4 +572,4 @@ def load_fits(preset: str) -> KernelFits:
         There is no such preset.
     """
     values = read_fields({**device_preset(preset), "preset": preset}, DEVICE_FIELDS, preset)
-    return KernelFits(sheet_of(values), preset)
+    return KernelFits(_sheet(values), preset)

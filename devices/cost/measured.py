@@ -70,11 +70,11 @@ class Measured(NamedTuple):
         """Return what `read` reads."""
         return {key: list(words) for key, words in self._asdict().items() if words}
 
-    def covers(self, graph: Graph, *, unnamed: bool = True) -> BoolArray:
-        """Return which ops have a measured data type; `unnamed`: whether those that name none do."""
-        if not self.dtypes and unnamed:
+    def covers(self, graph: Graph) -> BoolArray:
+        """Return which ops have a measured data type, or name none."""
+        if not self.dtypes:
             return np.ones(len(graph), np.bool_)
-        known = np.array([dtype_name(name) in self.dtypes for name in graph.dtypes] + [unnamed])
+        known = np.array([dtype_name(name) in self.dtypes for name in graph.dtypes] + [True])
         found: BoolArray = known[graph.dtype_code]  # the code of no data type is -1, which is the last
         return found
 

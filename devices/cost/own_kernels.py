@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from devices.cost.calibration import load_calibration
 from devices.cost.kernel_model import ELEMENT_BYTES
@@ -51,31 +51,16 @@ def read_kernels(path: str | Path) -> tuple[Graph, list[float]]:
         No such file, a column that is missing, or a row that is no measurement.
     """
     builder, ns = GraphBuilder(str(path)), []
-    for each in _calibrated(path) if str(path).endswith(".json") else _written(path):
-        builder.op(
-            each.place,
-            kind=each.kind,
-            dtype=each.dtype,
-            flops=each.flops,
-            bytes_read=each.bytes_read,
-            bytes_written=each.bytes_written,
-            attributes=each.attributes,
-        )
-        ns.append(each.ns)
+    for place, took_ns, op in _calibrated(path) if str(path).endswith(".json") else _written(path):
+        builder.op(place, **op)
+        ns.append(took_ns)
     if not ns:
         raise InputError(f"{path}: has no kernel that was measured alone")
     return builder.build(), ns
 
 
-class _Row(NamedTuple):
-    place: str
-    kind: str
-    dtype: str
-    ns: float
-    attributes: Mapping[str, Any]
-    flops: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
+_Row = tuple[str, float, dict[str, Any]]
+"""Where a kernel stands, its ns, and what `GraphBuilder.op` takes."""
 
 
 def _written(path: str | Path) -> Iterator[_Row]:
@@ -103,20 +88,20 @@ def _read_line(place: str, header: Sequence[str], line: Sequence[str]) -> _Row:
     us = row.pop("us")
     try:
         ns, kind, dtype = 1000 * float(us), row.pop("kind"), dtype_name(row.pop("dtype"))
-        nbytes = [parse_bytes(row.pop(name, "0")) for name in ("bytes_read", "bytes_written")]
-        flops = int(float(row.pop("flops", "0")))
+        op: dict[str, Any] = {name: parse_bytes(row.pop(name, "0")) for name in ("bytes_read", "bytes_written")}
+        op["flops"] = int(float(row.pop("flops", "0")))
     except (ValueError, InputError) as error:
         raise InputError(f"{place}: {error}") from None
     if not (isfinite(ns) and ns > 0):
         raise InputError(f"{place}: {us} us is no time")
-    return _Row(place, kind, dtype, ns, {name: _value(cell) for name, cell in row.items()}, flops, *nbytes)
+    attributes = {name: _value(cell) for name, cell in row.items()}
+    return place, ns, {**op, "kind": kind, "dtype": dtype, "attributes": attributes}
 
 
 def _value(cell: str) -> Any:
     """Return a number, a truth value, numbers (``3x3``), or else the text."""
-    words: Mapping[str, Any] = {"true": True, "false": False}
-    if cell.lower() in words:
-        return words[cell.lower()]
+    if cell.lower() in ("true", "false"):
+        return cell.lower() == "true"
     try:
         numbers = [int(part) for part in cell.split("x")]
     except ValueError:
@@ -131,12 +116,15 @@ def _calibrated(path: str | Path) -> Iterator[_Row]:
         raise InputError(f"{path}: is a calibration of {calibration.device}, and no GPU's")
     for table in calibration.tables:
         kind, context = table["kind"], table["context"]
-        if not (context == "warm" or context.startswith("warm, ")) or [*table["axes"]] != ["size", "repeat"]:
+        square = kind in ("matmul", *_TRAFFIC) and [*table["axes"]] == ["size", "repeat"]
+        if not square or context.partition(", ")[0] != "warm":
             continue
         dtype = dtype_name(calibration.measured(context).dtypes[0])
         for size, repeat, ns in table["rows"]:
-            place, nbytes = f"{path}: {kind} {size} in {dtype}", int(size * size * ELEMENT_BYTES[dtype])
-            if repeat == 1 and kind == "matmul":
-                yield _Row(place, kind, dtype, ns, {"m": size, "n": size, "k": size})
-            elif repeat == 1 and kind in _TRAFFIC:
-                yield _Row(place, kind, dtype, ns, {}, 0, _TRAFFIC[kind] * nbytes, nbytes)
+            nbytes = int(size * size * ELEMENT_BYTES[dtype])
+            if kind == "matmul":
+                asks: dict[str, Any] = {"attributes": dict.fromkeys("mnk", size)}
+            else:
+                asks = {"bytes_read": _TRAFFIC[kind] * nbytes, "bytes_written": nbytes}
+            if repeat == 1:
+                yield f"{path}: {kind} {size} in {dtype}", ns, {"kind": kind, "dtype": dtype, **asks}

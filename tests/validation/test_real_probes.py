@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost.calibration import Calibration
-from sim import Device, GraphBuilder
 from sim.base.errors import InfeasibleError, InputError, RunError
 from validation.calibrate.blocks.calibration_probes import ALLOCATION_BYTES, COPY_BYTES, probes
 from validation.calibrate.blocks.piecewise import fit_pieces
@@ -129,18 +128,6 @@ def test_all_probes_land_in_a_calibration(session: Session, torch: Torch) -> Non
     assert set(session.samples["allocator_rounding_bytes"]) == {512}
     found = Calibration("cuda", "fake", {}, {}, session.tables)
     assert found.lookup("copy-h2d", context="pageable", nbytes=1 << 20) == KERNEL_NS
-
-
-def test_an_op_takes_what_was_measured_for_its_data_type() -> None:
-    def table(context: str, ns: int) -> dict[str, Any]:
-        return {"kind": "matmul", "axes": ["size"], "context": context, "rows": [[64, ns]]}
-
-    builder = GraphBuilder("dtypes")
-    for dtype in ("float32", "fp16", "bf16", None):
-        builder.op(f"{dtype}", kind="matmul", dtype=dtype, attributes={"size": 64})
-    tables = [table("warm", 10), table("warm, fp32", 80), table("cold", 99)]
-    found = Calibration("cuda", "fake", {}, {}, tables)
-    assert found.durations_ns(builder.build(), Device("gpu0")).tolist() == [80, 10, 10, 10]
 
 
 def test_each_kind_of_call_has_its_cost(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
