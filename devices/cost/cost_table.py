@@ -281,11 +281,25 @@ class CostTable:
         asked = np.stack([column.astype(np.int64).ravel() for column in columns], axis=1)
         distinct, back = np.unique(asked, axis=0, return_inverse=True)
         estimate = self.estimate(distinct)
+        where, rough = f"the table of {self.kind!r} on {self.device!r}", estimate.rough & ~estimate.outside
         if estimate.outside.any():
-            self._warn_outside(distinct[estimate.outside])
-        rough = estimate.rough & ~estimate.outside
+            ends = zip(self.axes, self.shapes.min(axis=0), self.shapes.max(axis=0), strict=True)
+            ranges = ", ".join(f"{axis.name} {low} to {high}" for axis, low, high in ends)
+            warnings.warn(
+                f"{where} was asked for {self._named(distinct[estimate.outside])}, outside the measured "
+                f"shapes around it (whole table: {ranges}); the result is extrapolated with their slope",
+                ExtrapolationWarning,
+                stacklevel=2,
+            )
         if rough.any():
-            self._warn_rough(distinct[rough], float(estimate.error[rough].max()))
+            error = np.expm1(float(estimate.error[rough].max()))
+            warnings.warn(
+                f"{where} is unreliable around {self._named(distinct[rough])}: the measured shapes "
+                f"contradict one another, so expect errors of {error:.0%}, and some of more than a factor "
+                "of 2. Measure the shape itself",
+                UnreliableCostWarning,
+                stacklevel=2,
+            )
         found = estimate.latency_ns[back.ravel()].reshape(columns[0].shape)
         return int(found) if found.ndim == 0 else found
 
@@ -327,29 +341,6 @@ class CostTable:
         return (
             f"the table of {self.kind!r} on {self.device!r} has no measurement with {shown[0]}, and nothing "
             f"can be said between variants. Measured: {'; '.join(shown[1:])}"
-        )
-
-    def _warn_outside(self, asked: IntArray) -> None:
-        ranges = ", ".join(
-            f"{axis.name} {low} to {high}"
-            for axis, low, high in zip(
-                self.axes, self.shapes.min(axis=0).tolist(), self.shapes.max(axis=0).tolist(), strict=True
-            )
-        )
-        warnings.warn(
-            f"the table of {self.kind!r} on {self.device!r} was asked for {self._named(asked)}, outside the "
-            f"measured shapes around it (whole table: {ranges}); the result is extrapolated with their slope",
-            ExtrapolationWarning,
-            stacklevel=3,
-        )
-
-    def _warn_rough(self, asked: IntArray, error: float) -> None:
-        warnings.warn(
-            f"the table of {self.kind!r} on {self.device!r} is unreliable around {self._named(asked)}: "
-            "the measured shapes contradict one another, so expect errors of "
-            f"{np.expm1(error):.0%}, and some of more than a factor of 2. Measure the shape itself",
-            UnreliableCostWarning,
-            stacklevel=3,
         )
 
     def _named(self, asked: IntArray) -> str:

@@ -116,9 +116,7 @@ class _Counts:
     def add(self, device: Device, model: _Rated, here: BoolArray, duration_ns: IntArray) -> None:
         """Count the ops that are `here`, on devices like this one, which take `duration_ns`."""
         graph = self.graph
-        free = here & (graph.duration_ns == UNSET)
-        if (by_kind := graph.duration_by_kind.get(device.kind)) is not None:
-            free &= by_kind == UNSET
+        free = here & _modelled(graph, device)
         roofline = model if isinstance(model, RooflineCost) and model.hardware else None
         if roofline:
             self.total[roofline.hardware] += int(here.sum())
@@ -149,6 +147,13 @@ class _Counts:
                 lent_ops = f"{count} op{'s' * (count != 1)} in {dtype} compute{'s' * (count == 1)}"
                 message = f"{where}: {lent_ops} {how}."
                 warnings.warn(BorrowedRateWarning(message, f"{where} {dtype}"), stacklevel=3)
+
+
+def _modelled(graph: Graph, device: Device) -> BoolArray:
+    """Return the ops that have no duration there, so that a cost model times them."""
+    by_kind = graph.duration_by_kind.get(device.kind, graph.duration_ns)
+    found: BoolArray = (graph.duration_ns == UNSET) & (by_kind == UNSET)
+    return found
 
 
 _Rated = Any
@@ -213,9 +218,7 @@ def costing_of(graph: Graph, device: Device, ops: BoolArray | None = None) -> Co
     preset = device.details.preset
     if not preset or device.cost is None:
         return None
-    free = (graph.duration_ns == UNSET) & ((graph.flops > 0) | (graph.bytes_read + graph.bytes_written > 0))
-    if (by_kind := graph.duration_by_kind.get(device.kind)) is not None:
-        free &= by_kind == UNSET
+    free = _modelled(graph, device) & ((graph.flops > 0) | (graph.bytes_read + graph.bytes_written > 0))
     if ops is not None:
         free &= ops
     bounded = _bounded(device.cost, graph, device)

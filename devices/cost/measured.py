@@ -20,9 +20,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.describe.field_types import TYPES, dtype_name
+from devices.describe.field_reading import Field, read_fields
+from devices.describe.field_types import dtype_name
 from sim.base.arrays import BoolArray, IntArray
-from sim.base.errors import InputError, UnknownNameError, located
+from sim.base.errors import InputError
 from sim.base.files import read_bytes
 from sim.graph.graph import Graph
 from sim.machine.device import Device
@@ -56,15 +57,7 @@ class Measured(NamedTuple):
         >>> Measured.read({"dtypes": ["bfloat16"], "contains": ["gap"]})
         Measured(dtypes=('bf16',), contains=('gap',))
         """
-        with located("measured"):
-            given = TYPES["mapping"].read(spec)
-            read: dict[str, tuple[str, ...]] = {}
-            for key, words in given.items():
-                if key not in _KNOWN:
-                    raise UnknownNameError("key", key, _KNOWN)
-                with located(key):
-                    read[key] = _KNOWN[key].read(words)
-            return cls(**read)
+        return cls(**read_fields(spec, _FIELDS, "measured"))
 
     def to_json(self) -> dict[str, list[str]]:
         """Return what `read` reads."""
@@ -87,7 +80,10 @@ NOTHING_SAID: Final = Measured()
 """Of a table that does not say: any data type, and kernels alone."""
 
 
-_KNOWN: Final = {"dtypes": TYPES["dtypes"], "contains": TYPES["contents"]}
+_FIELDS: Final = {
+    "dtypes": Field("dtypes", "dtypes", "of the measured ops"),
+    "contains": Field("contains", "contents", "what is in a duration besides the kernel"),
+}
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ not fit, or for whose data type there is no rate, is unknown to the model; `Tile
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import count, islice, product, takewhile
@@ -113,8 +113,9 @@ def tiled_ns(stages: TileStages, tiles: int, *, double_buffered: bool = True) ->
     return stages.resident_ns + tiles * one
 
 
-def best_tiles(stages: TileStages, fewest: int, most: int, *, double_buffered: bool = True) -> int:
-    """Return the number of tiles, from `fewest` to `most`, in which an op is over first; the least of equals.
+def best_tiles(stages: TileStages, fewest: int, most: int) -> int:
+    """Return in how many tiles, from `fewest` to `most`, with two buffers an op is over first; the least of
+    equals.
 
     Finer tiles overlap more and start more DMAs. The time is convex in their number, so bisection finds it.
 
@@ -125,8 +126,6 @@ def best_tiles(stages: TileStages, fewest: int, most: int, *, double_buffered: b
     >>> best_tiles(TileStages(Fraction(900), Fraction(100), Fraction(0), setup_ns=9), 1, 1000)
     3
     """
-    if not double_buffered:
-        return fewest  # every further tile only starts more DMAs
 
     def time(tiles: int) -> Fraction:
         return tiled_ns(stages, tiles)
@@ -159,11 +158,10 @@ class Blocking(NamedTuple):
 def blockings(
     shape: tuple[int, int, int],
     element_bytes: int,
-    capacity: int | None,
+    capacity: int,
     *,
     unit: int = 1,
     double_buffered: bool = True,
-    alignment: int = TILE_ALIGNMENT_BYTES,
 ) -> list[Blocking]:
     """Return the ways to cut a product that fit a scratchpad.
 
@@ -175,14 +173,12 @@ def blockings(
         m, n and k.
     element_bytes : int
         Of both operands and the result.
-    capacity : int or None
-        Bytes of the scratchpad; None: unlimited.
+    capacity : int
+        Bytes of the scratchpad.
     unit : int
         Edge of the cube that the matrix unit multiplies at once: blocks are multiples of it.
     double_buffered : bool
         Two buffers for each operand and the result, where there is more than one tile.
-    alignment : int
-        Of every buffer, in bytes.
 
     Raises
     ------
@@ -202,9 +198,9 @@ def blockings(
         tiles = across * down * -(-k // depth)
         buffers = 2 if double_buffered and tiles > 1 else 1
         sizes = (rows * depth, depth * columns, rows * columns)
-        nbytes = buffers * sum(round_up(size * element_bytes, alignment) for size in sizes)
+        nbytes = buffers * sum(round_up(size * element_bytes, TILE_ALIGNMENT_BYTES) for size in sizes)
         least = nbytes if least is None else min(least, nbytes)
-        if capacity is None or nbytes <= capacity:
+        if nbytes <= capacity:
             load = element_bytes * (m * k * across + k * n * down)
             found.append(Blocking((rows, columns, depth), tiles, load, element_bytes * m * n, nbytes))
     if not found:
@@ -255,14 +251,7 @@ class _Speeds(NamedTuple):
 
     flop_per_s: Fraction | None
     dma_bytes_per_s: Fraction | None
-    bandwidth_bytes_per_s: Fraction | None
-
-    def traffic_ns(self, nbytes: Fraction | int) -> Fraction:
-        """Return how long it takes to move what must be, both ways together, at the memory's bandwidth.
-
-        What a product loads again counts for the DMA alone: it may come from a cache in between.
-        """
-        return _ns(Fraction(nbytes), self.bandwidth_bytes_per_s)
+    bandwidth_bytes_per_s: Fraction | None  # for what must be moved: a cache may have what is loaded again
 
 
 @dataclass(frozen=True)
@@ -339,11 +328,7 @@ class TiledCost(CostModel):
     def roofs(self, graph: Graph, device: Device) -> Roofs:
         """Return the peak of each op's unit and data type, and the bandwidth, of all cores together."""
         flop_per_s = np.full(len(graph), np.nan)
-        for op, work in enumerate(self._works(graph)):
-            try:
-                rate, _ = self._rate(work)
-            except InfeasibleError:
-                continue
+        for op, _, rate, _ in self._rated(graph):
             flop_per_s[op] = np.nan if rate is None else float(rate * self.cores)
         bandwidth = self.bandwidth_bytes_per_s
         return Roofs(flop_per_s, np.nan if bandwidth is None else float(bandwidth * self.cores))
@@ -351,14 +336,19 @@ class TiledCost(CostModel):
     def borrowed(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
         """Return the ops that compute in no time or at another data type's rate, by their own and how."""
         found: dict[tuple[str, str], list[int]] = {}
-        for op, work in enumerate(self._works(graph)):
-            try:
-                _, how = self._rate(work)
-            except InfeasibleError:
-                continue
+        for op, work, _, how in self._rated(graph):
             if how:
                 found.setdefault((work.dtype, how), []).append(op)
         return found
+
+    def _rated(self, graph: Graph) -> Iterator[tuple[int, _Work, Fraction | None, str]]:
+        """Yield the ops that have a rate, each with it and whose it is."""
+        for op, work in enumerate(self._works(graph)):
+            try:
+                rate, how = self._rate(work)
+            except InfeasibleError:
+                continue
+            yield op, work, rate, how
 
     def _works(self, graph: Graph) -> Iterator[_Work]:
         """Yield what each op asks for."""
@@ -376,8 +366,13 @@ class TiledCost(CostModel):
             granule = given.get("granule", self.granule_bytes)
             tiles = given.get("tiles")
             stays = [False] * len(inputs[op])
-            if "resident" in given:
-                stays = _named(given["resident"], [graph.tensor_name(t) for t in inputs[op]], name)
+            if resident := given.get("resident", ()):
+                known = [graph.tensor_name(t) for t in inputs[op]]
+                for wrong in [one for one in resident if one not in known]:
+                    raise UnknownNameError(f"input of op {name!r} in resident", wrong, known).about(
+                        name, "resident"
+                    )
+                stays = [one in resident for one in known]
             moved = [*zip(inputs[op], stays, strict=True), *((t, False) for t in outputs[op])]
             operands = tuple(Operand(nbytes[t], granule, stay) for t, stay in moved if nbytes[t])
             shape = (sizes[0], sizes[1], sizes[2]) if product else None
@@ -399,7 +394,7 @@ class TiledCost(CostModel):
             self.dma_bytes_per_s and self.dma_bytes_per_s * part,
             self.bandwidth_bytes_per_s and self.bandwidth_bytes_per_s * part,
         )
-        ns = (self._product if work.shape is not None else self._streamed)(work, speeds)
+        ns = self._product(work, work.shape, speeds) if work.shape else self._streamed(work, speeds)
         return round_half_up(ns) + known.overhead_ns
 
     def _rate(self, work: _Work) -> tuple[Fraction | None, str]:
@@ -425,43 +420,44 @@ class TiledCost(CostModel):
             raise InfeasibleError(no_peak(work.dtype, {**others, **rates} if product else rates))
         return None, f"in no time, as {unit}_peak is not given" if others else ""
 
-    def _product(self, work: _Work, speeds: _Speeds) -> Fraction:
+    def _product(self, work: _Work, shape: tuple[int, int, int], speeds: _Speeds) -> Fraction:
         """Return the time of a product of matrices with the best blocks, in ns.
 
         The result is divided among the cores as a grid of any shape: 2 x 4 of 8, say.
         """
-        assert work.shape is not None
-        m, n, k = work.shape
+        m, n, k = shape
         found: list[Fraction] = []
         for rows in range(1, self.cores + 1):
             if self.cores % rows == 0:
                 mine = (-(-m // rows), -(-n * rows // self.cores), k)
                 try:
-                    found.append(self._block_of_product(work, mine, speeds))
+                    found.append(self._block_of_product(work, shape, mine, speeds))
                 except InfeasibleError:
                     if rows == self.cores and not found:
                         raise
         return min(found)
 
-    def _block_of_product(self, work: _Work, mine: tuple[int, int, int], speeds: _Speeds) -> Fraction:
+    def _block_of_product(
+        self, work: _Work, shape: tuple[int, int, int], mine: tuple[int, int, int], speeds: _Speeds
+    ) -> Fraction:
         """Return the time of one core's part of a product, in ns."""
-        assert work.shape is not None
         m, n, k = mine
         unit = self.matrix_block if work.unit == MATRIX else 1
-        part = Fraction(prod(-(-size // unit) * unit for size in mine), prod(work.shape))
-        flops = (work.flops or 2 * prod(work.shape)) * part
+        part = Fraction(prod(round_up(size, unit) for size in mine), prod(shape))
+        flops = (work.flops or 2 * prod(shape)) * part
         compute_ns = _ns(flops, speeds.flop_per_s)
         element = _ELEMENT_BYTES.get(work.dtype, 4)
         capacity, double = self.scratchpad_bytes[work.unit], self.double_buffered
         if capacity is None:  # without tiles, whatever takes longest, as in a roofline
             load, store = element * (m * k + k * n), element * m * n
-            return max(*self._stages(load, compute_ns, store, speeds)[:3], speeds.traffic_ns(load + store))
+            traffic_ns = _ns(load + store, speeds.bandwidth_bytes_per_s)
+            return max(*self._stages(load, compute_ns, store, speeds)[:3], traffic_ns)
         times = []
         for way in blockings(mine, element, capacity, unit=unit, double_buffered=double):
             stages = self._stages(way.load_bytes, compute_ns, way.store_bytes, speeds)
             times.append(tiled_ns(stages, way.tiles, double_buffered=double))
-        whole = element * (work.shape[0] * k + k * work.shape[1] + work.shape[0] * work.shape[1])
-        return max(min(times), speeds.traffic_ns(Fraction(whole, self.cores)))
+        whole = element * (shape[0] * k + k * shape[1] + shape[0] * shape[1])
+        return max(min(times), _ns(Fraction(whole, self.cores), speeds.bandwidth_bytes_per_s))
 
     def _streamed(self, work: _Work, speeds: _Speeds) -> Fraction:
         """Return the time of an op all of whose operands pass through in equally many tiles, in ns."""
@@ -477,7 +473,7 @@ class TiledCost(CostModel):
         store = Fraction(work.bytes_written, cores)
         flops = Fraction(work.flops, cores)
         stages = self._stages(load, _ns(flops, speeds.flop_per_s), store, speeds)
-        traffic_ns = speeds.traffic_ns(load + store + resident)
+        traffic_ns = _ns(load + store + resident, speeds.bandwidth_bytes_per_s)
         if self.scratchpad_bytes[work.unit] is None:
             return max(*stages[:3], traffic_ns)
         stages = stages._replace(resident_ns=_ns(Fraction(resident), speeds.dma_bytes_per_s))
@@ -523,11 +519,3 @@ def _ns(amount: Fraction | int, per_s: Fraction | None) -> Fraction:
 
 def _exact(share: float) -> Fraction:
     return Fraction(repr(share))
-
-
-def _named(given: Sequence[str], known: Sequence[str], op: str) -> list[bool]:
-    """Return which of the known inputs an op names."""
-    for name in given:
-        if name not in known:
-            raise UnknownNameError(f"input of op {op!r} in resident", name, known).about(op, "resident")
-    return [name in given for name in known]

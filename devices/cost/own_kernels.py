@@ -88,7 +88,9 @@ def _read_line(place: str, header: Sequence[str], line: Sequence[str]) -> _Row:
     us = row.pop("us")
     try:
         ns, kind, dtype = 1000 * float(us), row.pop("kind"), dtype_name(row.pop("dtype"))
-        op: dict[str, Any] = {name: parse_bytes(row.pop(name, "0")) for name in ("bytes_read", "bytes_written")}
+        op: dict[str, Any] = {
+            name: parse_bytes(row.pop(name, "0")) for name in ("bytes_read", "bytes_written")
+        }
         op["flops"] = int(float(row.pop("flops", "0")))
     except (ValueError, InputError) as error:
         raise InputError(f"{place}: {error}") from None
