@@ -30,7 +30,7 @@ from scenarios.importers.tensor_flow import Storage, Tensor, Touch, tensor_flow,
 from scenarios.importers.torch_export import CAUSAL, WINDOWS, attributes_of, kind_of, ordered, plain_name
 from scenarios.ops.attributes import FLOATING, computed
 from scenarios.ops.op_costs import UNKNOWN_BYTES, VIEWS, WITHOUT_DATA, cost_of, without_formula
-from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, measured_shape
+from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, convolved, measured_shape
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 from sim.graph.builder import GraphBuilder
@@ -363,10 +363,7 @@ def _convolved(x: tuple[int, ...], weight: tuple[int, ...], said: Mapping[str, A
     strides, pads, dilations = (
         said[key] * (axes // len(said[key]) or 1) for key in ("strides", "pads", "dilations")
     )
-    return (x[0], weight[0], *(
-        (x[i + 2] + pads[i] + pads[axes + i] - dilations[i] * (weight[i + 2] - 1) - 1) // strides[i] + 1
-        for i in range(axes)
-    ))  # fmt: skip
+    return (x[0], weight[0], *convolved(x[2:], weight[2:], strides, pads, dilations))
 
 
 def _gradients_sizes(given: Sequence[Argument]) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from devices.describe.field_types import BITS, dtype_name
+from scenarios.ops.op_formulas import convolved
 from sim.base.arrays import UNSET
 from sim.base.units import format_bytes, format_flops
 from sim.graph.graph import Graph
@@ -29,25 +30,8 @@ _WIDEST: Final = 4
 """Bytes of an element of a result, at most, where less is computed in fewer."""
 
 Sizes = Mapping[str, Any]
-Range = tuple[int, int]
-
-
-class SizeRule(NamedTuple):
-    """What the sizes of some kinds of op say.
-
-    Attributes
-    ----------
-    needs : tuple of str
-        The sizes that have to be there; lists have one number for each axis.
-    flops : callable or None
-        The least and the most flop.
-    elements : callable
-        The least and the most elements that are read and written.
-    """
-
-    needs: tuple[str, ...]
-    flops: Callable[[Sizes], Range] | None
-    elements: Callable[[Sizes], Range]
+Said = tuple[tuple[float, float], tuple[float, float]]
+"""The least and the most flop, and elements that are read and written."""
 
 
 def warn_of_contradictions(graph: Graph) -> None:
@@ -81,21 +65,18 @@ def warn_of_contradictions(graph: Graph) -> None:
     first, found = "", 0
     for op, sizes in graph.attributes.items():
         rule = rules[kinds[op]]
-        if rule is None or has_time[op] or not all(_is_size(sizes.get(name)) for name in rule.needs):
+        if rule is None or has_time[op] or not all(_is_size(sizes.get(name)) for name in rule[0].split()):
             continue
-        said = ""
         try:
-            if flops[op] and rule.flops is not None:
-                low, high = rule.flops(sizes)
-                said = _said(flops[op], low, high, "its flops are", format_flops)
-            if not said and nbytes[op] and dtypes[op] != UNSET and (size := each[dtypes[op]]):
-                low, high = rule.elements(sizes)
-                said = _said(nbytes[op], low * size, high * max(size, _WIDEST), "its bytes are", format_bytes)
+            (least, most), (low, high) = rule[1](sizes)
         except (TypeError, IndexError, ZeroDivisionError):  # other attributes of these names
             continue
+        said = _said(flops[op], least, most, "its flops are", format_flops)
+        if not said and dtypes[op] != UNSET and (size := each[dtypes[op]]):
+            said = _said(nbytes[op], low * size, high * max(size, _WIDEST), "its bytes are", format_bytes)
         if said:
             found += 1
-            *names, last = rule.needs
+            *names, last = rule[0].split()
             kind = graph.kinds[kinds[op]]
             first = first or f"op {graph.op_names[op]!r} ({kind}): {', '.join(names)} and {last} say {said}"
     if found:
@@ -108,8 +89,8 @@ def warn_of_contradictions(graph: Graph) -> None:
 
 
 def _said(has: int, low: float, high: float, what: str, text: Callable[..., str]) -> str:
-    """Return what sizes say and what an op has, if that is out of their range; else nothing."""
-    if low <= _FACTOR * has and has <= _FACTOR * high:
+    """Return what sizes say and what an op has, if this is out of their range; else, or of 0, nothing."""
+    if not has or (low <= _FACTOR * has and has <= _FACTOR * high):
         return ""
     return f"{text(round(high if has > high else low))}, {what} {text(has)}"
 
@@ -124,80 +105,58 @@ def _is_size(value: Any) -> bool:
 # -- what sizes say -------------------------------------------------------------------------------
 
 
-def _product(of: Sizes) -> Range:
-    flops = 2 * of.get("batch", 1) * of["m"] * of["n"] * of["k"]
-    return flops, flops
+def _product(of: Sizes) -> Said:
+    """All three matrices of each product; or one left matrix with all the right ones."""
+    m, n, k, batch = of["m"], of["n"], of["k"], of.get("batch", 1)
+    flops, others = 2 * batch * m * n * k, batch * (k + m) * n
+    return (flops, flops), (m * k + others, batch * m * k + others)
 
 
-def _matrices(of: Sizes) -> Range:
-    """All three for each product; or one left matrix with all the right ones."""
-    batch, left = of.get("batch", 1), of["m"] * of["k"]
-    others = batch * (of["k"] + of["m"]) * of["n"]
-    return left + others, batch * left + others
-
-
-def _scores(of: Sizes) -> int:
-    keys = of.get("kv_len", of["seq_len"])
-    seen = min(keys, of.get("window") or keys)
-    return int(of["batch"] * of["heads"] * of["seq_len"] * seen)
-
-
-def _attention(of: Sizes, least: int = 4, most: int = 4) -> Range:
+def _attention(of: Sizes, least: int = 4, most: int = 4, times: int = 1) -> Said:
     """Two products forward, five in the backward; at most of all scores, though a mask hides some."""
-    low = least * _scores(of) * of["head_dim"] // (2 if of.get("causal") else 1)
-    return low, (most * of["head_dim"] + 11) * _scores({**of, "window": 0})
+    keys, width = of.get("kv_len", of["seq_len"]), of["head_dim"]
+    rows, seen = of["heads"] * of["seq_len"], min(keys, of.get("window") or keys)
+    low = least * of["batch"] * rows * seen * width // (2 if of.get("causal") else 1)
+    high = (most * width + 11) * of["batch"] * rows * keys
+    elements = 2 * of["batch"] * (rows + keys * of.get("kv_heads", of["heads"])) * width
+    return (low, high), (elements, times * elements)
 
 
-def _heads(of: Sizes, most: int = 1) -> Range:
-    keys = of.get("kv_len", of["seq_len"]) * of.get("kv_heads", of["heads"])
-    rows = of["seq_len"] * of["heads"] + keys
-    elements = 2 * of["batch"] * rows * of["head_dim"]
-    return elements, most * elements
+def _attention_grad(of: Sizes) -> Said:
+    return _attention(of, 8, 10, 3)
 
 
-def _image(of: Sizes) -> list[int]:
-    """Return the sizes of the axes of what a convolution makes."""
-    axes = len(of["input_shape"])
-    pads, strides, dilations = (
-        of.get(name) or [usual] * count
-        for name, usual, count in (("pads", 0, 2 * axes), ("strides", 1, axes), ("dilations", 1, axes))
-    )
-    return [
-        (size + pads[i] + pads[axes + i] - dilations[i] * (of["kernel_shape"][i] - 1) - 1) // strides[i] + 1
-        for i, size in enumerate(of["input_shape"])
-    ]
+def _conv(of: Sizes, times: int = 1) -> Said:
+    image, kernel, axes = of["input_shape"], of["kernel_shape"], len(of["input_shape"])
+    usual = {"strides": [1] * axes, "pads": [0] * 2 * axes, "dilations": [1] * axes}
+    made = convolved(image, kernel, **{name: of.get(name) or given for name, given in usual.items()})
+    weights = math.prod(kernel) * of["in_channels"] // (of.get("group") or 1)
+    written = of["batch"] * of["out_channels"] * math.prod(made)
+    elements = of["batch"] * of["in_channels"] * math.prod(image) + weights * of["out_channels"] + written
+    flops = 2 * weights * written
+    return (flops, times * flops), (elements, times * elements)
 
 
-def _conv(of: Sizes, times: int = 1) -> Range:
-    each = math.prod(of["kernel_shape"]) * of["in_channels"] // (of.get("group") or 1)
-    flops = 2 * of["batch"] * of["out_channels"] * math.prod(_image(of)) * each
-    return flops, times * flops
+def _conv_grad(of: Sizes) -> Said:
+    return _conv(of, 2)
 
 
-def _images(of: Sizes, times: int = 1) -> Range:
-    weights = math.prod(of["kernel_shape"]) * of["in_channels"] * of["out_channels"] // (of.get("group") or 1)
-    read = of["batch"] * of["in_channels"] * math.prod(of["input_shape"])
-    elements = read + weights + of["batch"] * of["out_channels"] * math.prod(_image(of))
-    return elements, times * elements
-
-
-def _rows(of: Sizes) -> Range:
+def _rows(of: Sizes) -> Said:
     """A loss writes little, a backward may read and write four."""
-    return of["rows"] * of["columns"], 4 * of["rows"] * of["columns"]
+    return (0, math.inf), (of["rows"] * of["columns"], 4 * of["rows"] * of["columns"])
 
 
-_OF_ATTENTION: Final = ("batch", "seq_len", "heads", "head_dim")
-_OF_CONV: Final = ("batch", "in_channels", "out_channels", "input_shape", "kernel_shape")
+_OF_ATTENTION: Final = "batch seq_len heads head_dim"
+_OF_CONV: Final = "batch in_channels out_channels input_shape kernel_shape"
 _ON_ROWS: Final = """softmax log_softmax softmax_grad layer_norm rms_norm layer_norm_grad batch_norm
     batch_norm_grad instance_norm group_norm softmax_cross_entropy sparse_softmax_cross_entropy cum_sum"""
 
-_RULES: Final = {
-    **dict.fromkeys(("matmul", "gemm", "linear"), SizeRule(("m", "n", "k"), _product, _matrices)),
-    "attention": SizeRule(_OF_ATTENTION, _attention, _heads),
-    "attention_grad": SizeRule(_OF_ATTENTION, lambda of: _attention(of, 8, 10), lambda of: _heads(of, 3)),
-    **dict.fromkeys(
-        ("conv", "depthwise_conv", "conv_input_grad", "conv_weight_grad"), SizeRule(_OF_CONV, _conv, _images)
-    ),
-    "conv_grad": SizeRule(_OF_CONV, lambda of: _conv(of, 2), lambda of: _images(of, 2)),
-    **dict.fromkeys(_ON_ROWS.split(), SizeRule(("rows", "columns"), None, _rows)),
+_RULES: Final[Mapping[str, tuple[str, Callable[[Sizes], Said]]]] = {
+    **dict.fromkeys(("matmul", "gemm", "linear"), ("m n k", _product)),
+    "attention": (_OF_ATTENTION, _attention),
+    "attention_grad": (_OF_ATTENTION, _attention_grad),
+    **dict.fromkeys(("conv", "depthwise_conv", "conv_input_grad", "conv_weight_grad"), (_OF_CONV, _conv)),
+    "conv_grad": (_OF_CONV, _conv_grad),
+    **dict.fromkeys(_ON_ROWS.split(), ("rows columns", _rows)),
 }
+"""Kinds of op -> the sizes that have to be there (lists have one number for each axis), and what they say."""

@@ -7,7 +7,7 @@ function `OpFacts` -> `Cost`, or makes one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sim.base.errors import GraphError
@@ -461,6 +461,16 @@ def _windows(op: OpFacts, x: Shape, y: Shape, window: Shape | None, group: int) 
         "dilations": dilations,
         "group": group,
     }
+
+
+def convolved(
+    image: Shape, kernel: Shape, strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
+) -> list[int]:
+    """Return the sizes of what a convolution makes of an image; pads: of all axes before, then after."""
+    return [
+        (size + pads[i] + pads[len(image) + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
+        for i, size in enumerate(image)
+    ]
 
 
 def _each(op: OpFacts, name: str, axes: int) -> list[int]:
