@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +14,9 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from devices.collectives.groups import CollectiveKind, Fabric, NcclGroups, NodeFabrics
+from devices.describe.field_reading import read_fields
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, fault
+from devices.describe.fields import DEVICE_FIELDS
 from devices.describe.quantities import Count, Name, Size, Strict
 from devices.machine import make_device
 from devices.presets import device_preset
@@ -26,7 +28,7 @@ from scenarios.file.yaml_read import read_yaml_text
 from sim import Device, GraphBuilder
 from sim.base.errors import InputError, hint, in_file
 from sim.base.files import read_bytes
-from sim.base.units import format_bytes, parse_bandwidth, parse_bytes, parse_flop_rate
+from sim.base.units import format_bytes
 
 # ----------------------------------------------------------------------------------------------------------
 # What a calibration file may hold, as pydantic models.
@@ -229,6 +231,7 @@ _KINDS: Final = {
     "p2p": "send",
 }
 _LAYOUTS: Final = {"TN": "F", "NN": "I", "NT": "W"}
+_HEADS: Final = "batch seq_len head_num kv_head_num qk_head_dim v_head_dim"
 _STAGES: Final = {"fwd": "F", "bwd_grad_act": "I", "bwd_grad_w": "W"}
 
 
@@ -250,17 +253,7 @@ def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> Trai
     try:
         accelerator, networks = content["accelerator"], content["networks"]
         ops, rates = accelerator["op"], accelerator["bandwidth"]
-        peak = float(ops["matmul"]["tflops"]) * 1e12
-        measured: dict[Product | Attention, float] = {}
-        for shape, factor in ops["matmul"].get("accurate_efficient_factor", {}).items():
-            _product(measured, shape, factor, gradients)
-        for shape, factor in ops.get("group_matmul", {}).get("accurate_efficient_factor", {}).items():
-            _grouped(measured, shape, factor, gradients)
-        for name, backward in (("sdp_fwd", False), ("sdp_bwd", True)):
-            for shape, factor in ops.get(name, {}).get("accurate_efficient_factor", {}).items():
-                _attention(measured, shape, factor, backward)
-        default = rates["default"]
-        whole = float(default["gbps"]) * _GIB
+        whole = float(rates["default"]["gbps"]) * _GIB
         passes = {
             "elementwise": rates["default"],
             "permute": rates.get("permute_fwd", rates["default"]),
@@ -272,7 +265,7 @@ def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> Trai
         outside, node = networks["inter_node"], int(content.get("num_per_node", 8))
         return TrainingCalibration(
             name=str(content.get("sys_name", "simumax")),
-            peak=peak,
+            peak=float(ops["matmul"]["tflops"]) * 1e12,
             memory_bandwidth=whole,
             product=float(ops["matmul"]["efficient_factor"]),
             attention_forward=float(ops["sdp_fwd"]["efficient_factor"]),
@@ -281,7 +274,7 @@ def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> Trai
                 name: float(of["efficient_factor"]) * float(of["gbps"]) * _GIB / whole
                 for name, of in passes.items()
             },
-            measured=measured,
+            measured=_measured(ops, gradients),
             collectives=NodeFabrics(_simumax_fabric(inside, 1), _simumax_fabric(outside, node)),
         )
     except (KeyError, TypeError, ValueError, StopIteration) as error:
@@ -307,41 +300,34 @@ def _simumax_fabric(of: Mapping[str, Any], ranks: int) -> Fabric:
     return Fabric(float(bandwidth["gbps"]) * _GIB / ranks, efficiency, latency, fixed)
 
 
-def _values(shape: str) -> dict[str, str]:
-    return dict(re.findall(r"(\w+)=([^,]+)", shape))
+def _measured(ops: Mapping[str, Any], gradients: str) -> dict[Product | Attention, float]:
+    """Return the parts of the peak that single shapes reach."""
+    found: dict[Product | Attention, float] = {}
+    for of, factor in _shapes(ops["matmul"]):
+        part = _LAYOUTS[of["layout"]]
+        if int(of["b"]) == 1 and (part != "W" or of["out_dtype"] == gradients):
+            found[Product(int(of["m"]), int(of["k"]), int(of["n"]), part)] = factor  # type: ignore[arg-type]
+    for of, factor in _shapes(ops.get("group_matmul", {})):
+        if of["main_grad_dtype"] == gradients and of["dtype"] == "bf16":
+            groups, m, n, k = (int(of[key]) for key in ("ng", "M", "N", "K"))  # of the forward, whatever part
+            part = _STAGES[of["stage"]]
+            sizes = {"F": (m, k, n), "I": (m, n, k), "W": (n, m, k)}[part]
+            found[Product(*sizes, part, groups)] = factor  # type: ignore[arg-type]
+    for name, products in (("sdp_fwd", 2), ("sdp_bwd", 5)):
+        for of, factor in _shapes(ops.get(name, {})):
+            kernel = Attention(*(int(of[key]) for key in _HEADS.split()), name == "sdp_bwd")  # type: ignore[call-arg,arg-type]
+            # Inputs that are no single tensor, as those with rotary positions, go before such that are.
+            if of.get("qkv_contiguous", "True") == "False" or kernel not in found:
+                # They count all scores, of the backward products half as wide as queries and values together.
+                theirs = products * kernel.batch * kernel.heads * kernel.sequence**2
+                found[kernel] = factor * kernel.flops / (theirs * (kernel.query_head + kernel.value_head))
+    return found
 
 
-def _product(into: dict[Product | Attention, float], shape: str, factor: Any, gradients: str) -> None:
-    of = _values(shape)
-    part = _LAYOUTS[of["layout"]]
-    if int(of["b"]) == 1 and (part != "W" or of["out_dtype"] == gradients):
-        into[Product(int(of["m"]), int(of["k"]), int(of["n"]), part)] = float(factor)  # type: ignore[arg-type]
-
-
-def _grouped(into: dict[Product | Attention, float], shape: str, factor: Any, gradients: str) -> None:
-    """Their M, N and K are those of the forward, whatever the part."""
-    of = _values(shape)
-    if of["main_grad_dtype"] != gradients or of["dtype"] != "bf16":
-        return
-    groups, m, n, k = (int(of[key]) for key in ("ng", "M", "N", "K"))
-    part = _STAGES[of["stage"]]
-    sizes = {"F": (m, k, n), "I": (m, n, k), "W": (n, m, k)}[part]
-    into[Product(*sizes, part, groups)] = float(factor)  # type: ignore[arg-type]
-
-
-def _attention(into: dict[Product | Attention, float], shape: str, factor: Any, backward: bool) -> None:
-    """They count all scores, of the backward five products half as wide as queries and values together.
-
-    Inputs that are no single tensor, as those with rotary positions, go before such that are.
-    """
-    of = _values(shape)
-    sizes = [
-        int(of[key]) for key in ("batch", "seq_len", "head_num", "kv_head_num", "qk_head_dim", "v_head_dim")
-    ]
-    kernel = Attention(*sizes, backward)  # type: ignore[call-arg,arg-type]
-    if of.get("qkv_contiguous", "True") == "False" or kernel not in into:
-        theirs = (5 if backward else 2) * kernel.batch * kernel.heads * kernel.sequence**2
-        into[kernel] = float(factor) * kernel.flops / (theirs * (kernel.query_head + kernel.value_head))
+def _shapes(op: Mapping[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
+    """Yield the measured shapes of an op, by name of size, and the part of the peak of each."""
+    for shape, factor in op.get("accurate_efficient_factor", {}).items():
+        yield dict(re.findall(r"(\w+)=([^,]+)", shape)), float(factor)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -433,19 +419,16 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
     InputError
         A rate or a bandwidth is missing, the preset is unknown, or the precision would change nothing.
     """
-    preset = device_preset(fields.device) if fields.device is not None else {}
-    peak, bandwidth, memory = fields.peak, fields.bandwidth, fields.memory
+    preset: dict[str, Any] = {}
+    if fields.device is not None:
+        preset = read_fields(device_preset(fields.device), DEVICE_FIELDS, fields.device)
+    peak, bandwidth = fields.peak, fields.bandwidth or preset.get("bandwidth")
     others = "fp16" if precision == "fp16" else "bf16"
     attention_peak = None
     if peak is not None:
         _refuse_precision(precision, f"{name} has one peak")
     elif precision in (peaks := preset.get("peak", {})):
-        peak = parse_flop_rate(peaks[precision])
-        attention_peak = float(parse_flop_rate(peaks[others])) if others in peaks else None
-    if bandwidth is None and "bandwidth" in preset:
-        bandwidth = parse_bandwidth(preset["bandwidth"])
-    if memory is None and "memory" in preset:
-        memory = parse_bytes(preset["memory"])
+        peak, attention_peak = peaks[precision], peaks.get(others)
     for what, value in ((f"peak (of {precision})", peak), ("bandwidth", bandwidth)):
         if not value:
             raise InputError(f"{name}: {what} is missing; give it, or a device preset that has it")
@@ -469,21 +452,21 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         name=name,
         peak=float(peak),
         memory_bandwidth=float(bandwidth),
-        memory=memory,
+        memory=preset.get("memory") if fields.memory is None else fields.memory,
         alone=_alone(fields.device, precision, others, fields.peak, fields.bandwidth),
         collectives=_collectives(fields),
         node=fields.node.gpus or 8 if fields.node is not None else 8,
         product=fields.product,
         attention_forward=fields.attention.forward,
         attention_backward=fields.attention.backward,
-        attention_peak=attention_peak,
+        attention_peak=attention_peak and float(attention_peak),
         pass_efficiency=fields.passes,
         gap_ns=float(fields.gap),
         sustained=fields.sustained,
         contention=fields.contention,
         hiding=fields.overlap,
         measured=measured,
-        host=HostLaunches(float(fields.host.part), float(fields.host.experts), fields.host.factor),
+        host=HostLaunches(fields.host.part, fields.host.experts, fields.host.factor),
         # without a preset as of a GPU of 160 SMs
         exchange_sms=min(1.0, fields.sms / preset.get("sms", 160)),
     )
@@ -521,10 +504,8 @@ def _collectives(fields: CalibrationFields) -> NcclGroups | NodeFabrics:
 
 
 def _fabric(fields: FabricFields) -> Fabric:
-    given = fields.latency if isinstance(fields.latency, dict) else {}
-    latency = {kind: float(ns) for kind, ns in given.items()}
-    fixed = {kind: float(ns) for kind, ns in fields.fixed.items()}
-    return Fabric(float(fields.bandwidth or 0) or float("inf"), fields.efficiency, latency, fixed)
+    latency = fields.latency if isinstance(fields.latency, dict) else {}
+    return Fabric(float(fields.bandwidth or "inf"), fields.efficiency, latency, fields.fixed)
 
 
 # ----------------------------------------------------------------------------------------------------------
