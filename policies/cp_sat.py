@@ -91,6 +91,9 @@ class Held(NamedTuple):
     amount: int
 
 
+NEVER = 1 << 62
+"""A time that is never reached, such as that of a way where no route leads."""
+
 LONGEST = Time(0)
 """The end of all, which is minimised."""
 
@@ -214,7 +217,9 @@ def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
     written = Written(model, times, literals, unit)
 
     def at(time: Time | int) -> Any:
-        return -(-time // unit) if isinstance(time, int) else _plus(times[time.index], time.offset // unit)
+        if isinstance(time, int):
+            return -(-time // unit)
+        return times[time.index] + time.offset // unit if time.offset else times[time.index]
 
     for later, earlier, given in problem.after:
         constraint = model.add(at(later) >= at(earlier))
@@ -236,10 +241,6 @@ def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
         model.add_hint(literals[index], holds)
     model.minimize(times[LONGEST.index])
     return written
-
-
-def _plus(time: Any, ns: int) -> Any:
-    return time + ns if ns else time
 
 
 def _limit(
@@ -464,6 +465,13 @@ class Activities:
         """Let `later` not be before `earlier`, if all that is `given` holds."""
         literals = tuple(literal for literal in given if literal is not None)
         self.problem.after.append(After(later, earlier, literals))
+
+    def delayed(self, later: Time, earlier: Time | int, delay_ns: int, *given: Literal | None) -> None:
+        """Let `later` be so long after `earlier`, if all that is `given` holds; so long may be never."""
+        if delay_ns >= NEVER:
+            self.never(*given)
+        else:
+            self.after(later, earlier + delay_ns, *given)
 
     def never(self, *given: Literal | None) -> None:
         """Let not all that is `given` hold."""

@@ -138,22 +138,8 @@ Guard = tuple[Literal, ...]
 """All of them hold; outer conditions come first."""
 
 
-@dataclass
-class Guards:
-    """Guards of all ops, and of entering each frame."""
-
-    ops: list[Guard]
-    frames: dict[int, Guard] = field(default_factory=dict)
-
-
-def slot_of(graph: Graph, tensor: int) -> int:
-    """Return which output of its producer a tensor is."""
-    producer = int(graph.tensor_producer[tensor])
-    return tensor - int(graph.first_output[producer])
-
-
-def find_guards(graph: Graph, structure: FrameStructure) -> Guards:
-    """Return the guards of a graph with control flow.
+def find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[Guard], dict[int, Guard]]:
+    """Return the guards of all ops of a graph with control flow, and those of entering each frame.
 
     Parameters
     ----------
@@ -164,7 +150,8 @@ def find_guards(graph: Graph, structure: FrameStructure) -> Guards:
     kind = [graph.kinds[int(code)] for code in graph.kind_code]
     order = graph.topological_order.tolist()
     at = {op: k for k, op in enumerate(order)}
-    guards = Guards([()] * len(graph))
+    guards: list[Guard] = [()] * len(graph)
+    frames: dict[int, Guard] = {}
 
     def chain(literals: Iterable[Literal]) -> Guard:
         return tuple(sorted(dict.fromkeys(literals), key=lambda p: (at[p[0]], p[1])))
@@ -174,8 +161,8 @@ def find_guards(graph: Graph, structure: FrameStructure) -> Guards:
         if kind[producer] == "enter":
             return ()
         if kind[producer] == "exit":
-            return guards.frames.get(structure.frame_of[producer], ())
-        own = guards.ops[producer]
+            return frames.get(structure.frame_of[producer], ())
+        own = guards[producer]
         if kind[producer] == "switch" and slot >= 0:
             return (*own, (structure.predicate[producer], min(slot, 1)))
         return own
@@ -185,17 +172,17 @@ def find_guards(graph: Graph, structure: FrameStructure) -> Guards:
         read = zip(graph.inputs.row(op).tolist(), graph.input_distance[first:last].tolist(), strict=True)
         tensors = [t for t, distance in read if not distance and graph.tensor_producer[t] >= 0]
         producers = [int(graph.tensor_producer[t]) for t in tensors]
-        data = [behind(p, slot_of(graph, t)) for p, t in zip(producers, tensors, strict=True)]
+        data = [behind(p, t - int(graph.first_output[p])) for p, t in zip(producers, tensors, strict=True)]
         literals = [p for follows in graph.after.row(op).tolist() for p in behind(follows, -1)]
         if kind[op] != "merge":
             literals += [p for d in data for p in d]
         elif data and not any(kind[p] == "enter" for p in producers):
             literals += [p for p in data[0] if all(p in d for d in data)]
-        guards.ops[op] = chain(literals)
+        guards[op] = chain(literals)
         if kind[op] == "enter":
             child = structure.child_of[op]
-            guards.frames[child] = chain([*guards.frames.get(child, ()), *guards.ops[op]])
-    return guards
+            frames[child] = chain([*frames.get(child, ()), *guards[op]])
+    return guards, frames
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -245,7 +232,7 @@ class _Compiler:
         self.kind = [graph.kinds[int(code)] for code in graph.kind_code]
         structure = frame_structure(graph)
         self.program = JumpProgram(structure=structure)
-        self.guards = find_guards(graph, structure)
+        self.guards, self.guards_of_frames = find_guards(graph, structure)
         self.frame_of, self.parent = structure.frame_of, structure.parent
         self.place: dict[int, int] = {}
         for k, op in enumerate(order):
@@ -284,7 +271,7 @@ class _Compiler:
         return before, after
 
     def _guard_of(self, item: int) -> Guard:
-        return self.guards.ops[item] if item >= 0 else self.guards.frames.get(-1 - item, ())
+        return self.guards[item] if item >= 0 else self.guards_of_frames.get(-1 - item, ())
 
     # -- emission ------------------------------------------------------------------------------
 
@@ -406,7 +393,5 @@ class _Free:
 
 def _common(a: Sequence[Literal], b: Sequence[Literal]) -> int:
     """Return how many literals two guards share at their beginning."""
-    n = 0
-    while n < min(len(a), len(b)) and a[n] == b[n]:
-        n += 1
-    return n
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((k for k, (x, y) in pairs if x != y), min(len(a), len(b)))

@@ -24,7 +24,7 @@ from policies.cp_sat import Activities, Solved, Time
 from policies.issue.program_order import ProgramOrder
 from policies.optimum_tasks import Moved, Tasks, share
 from policies.optimum_windows import windows
-from policies.placement.problem import NEVER, Problem
+from policies.placement.problem import Problem
 from sim import Job, Policy, Trace
 from sim.base.arrays import UNSET
 from sim.base.errors import InputError, listed
@@ -41,14 +41,8 @@ from sim.readiness.eligibility import non_strict_ops
 def wait_for_inputs(tasks: Tasks) -> None:
     """Let no task begin before its inputs are there."""
     flow, iterations = tasks.flow, tasks.job.iterations
-    rows = zip(
-        flow.producer.tolist(),
-        flow.consumer.tolist(),
-        flow.distance.tolist(),
-        flow.carries.tolist(),
-        strict=True,
-    )
-    for p, c, distance, tensor in rows:
+    columns = (flow.producer, flow.consumer, flow.distance, flow.carries)
+    for p, c, distance, tensor in zip(*(column.tolist() for column in columns), strict=True):
         for i in range(distance, iterations):
             if c >= tasks.n_ops:
                 tasks.times.after(tasks.start[i][c], tasks.end[i - distance][p])
@@ -59,7 +53,7 @@ def wait_for_inputs(tasks: Tasks) -> None:
             for (home, nbytes), (d, chosen), i in itertools.product(
                 arrivals, tasks.on[c].items(), range(iterations)
             ):
-                _after(tasks, tasks.taken[i][c], 0, tasks.problem.travel_ns(home, d, nbytes), chosen)
+                tasks.times.delayed(tasks.taken[i][c], 0, tasks.problem.travel_ns(home, d, nbytes), chosen)
 
 
 def _edge(tasks: Tasks, before: int, p: int, i: int, c: int, tensor: int) -> None:
@@ -76,9 +70,9 @@ def _edge(tasks: Tasks, before: int, p: int, i: int, c: int, tensor: int) -> Non
         launched = not device.workers and (a is None or not tasks.machine.devices[a].workers)
         if not (tasks.at_issue and launched) or tasks.taken[i][c] is tasks.start[i][c]:
             hop = 0 if not (tasks.at_issue and launched) else _hop(tasks, a, b)
-            _after(tasks, tasks.taken[i][c], begin, travel + hop, here, there)
+            tasks.times.delayed(tasks.taken[i][c], begin, travel + hop, here, there)
             continue
-        _after(tasks, tasks.start[i][c], begin, travel + _hop(tasks, a, b), here, there)
+        tasks.times.delayed(tasks.start[i][c], begin, travel + _hop(tasks, a, b), here, there)
         _issued_before(tasks, tasks.taken[i][c], before, p, here, there)
 
 
@@ -91,9 +85,9 @@ def _issued_before(tasks: Tasks, time: Any, before: int, node: int, *given: Any)
         return
     for d, chosen in tasks.on[node].items():
         if tasks.machine.devices[d].workers:
-            _after(tasks, time, tasks.end[before][node], 0, chosen, *given)
+            tasks.times.after(time, tasks.end[before][node], chosen, *given)
         else:
-            _after(tasks, time, tasks.taken[before][node], tasks.cost[node][d], chosen, *given)
+            tasks.times.after(time, tasks.taken[before][node] + tasks.cost[node][d], chosen, *given)
 
 
 def _hop(tasks: Tasks, a: int | None, b: int) -> int:
@@ -105,13 +99,6 @@ def _hop(tasks: Tasks, a: int | None, b: int) -> int:
         device.name,
     )
     return 0 if a == b else device.event_ns
-
-
-def _after(tasks: Tasks, later: Any, earlier: Any, delay_ns: int, *given: Any) -> None:
-    if delay_ns >= NEVER:
-        tasks.times.never(*given)
-    else:
-        tasks.times.after(later, earlier + delay_ns, *given)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -252,13 +239,8 @@ class JobModel:
         costs = issue_costs_ns(known.job)
         self.times.within(known.makespan_ns)
         launched = known.job.launched
-        for op, i, issue, start in zip(
-            ran["op"].tolist(),
-            ran["iteration"].tolist(),
-            ran["issue_ns"].tolist(),
-            ran["start_ns"].tolist(),
-            strict=True,
-        ):
+        columns = (ran[name].tolist() for name in ("op", "iteration", "issue_ns", "start_ns"))
+        for op, i, issue, start in zip(*columns, strict=True):
             self.times.suppose(tasks.start[i][op], start)
             taken, end = tasks.taken[i][op], tasks.end[i][op]
             d = int(known.job.device_of[op])

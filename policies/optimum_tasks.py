@@ -459,12 +459,8 @@ def _move(tasks: Tasks, i: int, t: int) -> LinkTransfer:
 
 def _follows(job: Job) -> list[int]:
     """Return of each op which ones follow it within an iteration, as bits."""
-    edges = job.graph.edges.within_iteration()
-    after: list[list[int]] = [[] for _ in range(len(job.graph))]
-    for p, c in zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True):
-        after[p].append(c)
-    found = [0] * len(after)
+    found = [0] * len(job.graph)
     for op in reversed(job.graph.topological_order.tolist()):
-        for consumer in after[op]:
+        for consumer in job.graph.dag().successors[op]:
             found[op] |= found[consumer] | 1 << consumer
     return found

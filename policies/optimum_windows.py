@@ -55,14 +55,10 @@ class Incumbent:
         self.end_ns = problem.time_hints[LONGEST.index]
         self.early = [problem.time_hints.get(k, 0) for k in range(len(problem.times))]
         self.holds = self._literals()
-        later, earlier, lag = [], [], []
-        for constraint in problem.after:
-            if all(self.holds[literal.index] for literal in constraint.given):
-                a, b = _parts(constraint.later), _parts(constraint.earlier)
-                later.append(a[0])
-                earlier.append(b[0])
-                lag.append(b[1] - a[1])
-        self.later, self.earlier, self.lag = (np.array(each, np.int64) for each in (later, earlier, lag))
+        held = [each for each in problem.after if all(map(self.given, each.given))]
+        parts = np.array([(*_parts(each.later), *_parts(each.earlier)) for each in held], np.int64)
+        self.later, offset, self.earlier, lag = parts.reshape(-1, 4).T
+        self.lag = lag - offset
         self.late = self._as_late_as_possible()
 
     def at(self, time: Time | int) -> int:
@@ -100,11 +96,8 @@ class Incumbent:
 
     def _as_late_as_possible(self) -> list[int]:
         """Return the latest times, what is in line on a resource staying in line."""
-        edges = [
-            (a, b, lag)
-            for a, b, lag in zip(self.later.tolist(), self.earlier.tolist(), self.lag.tolist(), strict=True)
-            if b >= 0
-        ]
+        columns = (self.later.tolist(), self.earlier.tolist(), self.lag.tolist())
+        edges = [(a, b, lag) for a, b, lag in zip(*columns, strict=True) if b >= 0]
         edges += self._in_line()
         edges += [
             (end.index, begin.index, ns + begin.offset - end.offset)

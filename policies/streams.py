@@ -6,6 +6,7 @@ Each is a class with `assign(job)`, which returns one stream number an op. Its d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 from policies.option_checks import one_of, whole
 from sim import Device, Job
@@ -65,14 +66,11 @@ class RoundRobinStreams:
 
     def assign(self, job: Job) -> Sequence[int]:
         """Return one stream number per op, counted within the op's device."""
-        lanes = [device.lanes for device in job.machine.devices]
-        turn = [0] * len(lanes)
+        turns = [cycle(range(device.lanes)) for device in job.machine.devices]
         device_of = job.device_of.tolist()
         stream = [0] * len(device_of)
         for op in job.order.tolist():
-            d = device_of[op]
-            stream[op] = turn[d]
-            turn[d] = (turn[d] + 1) % lanes[d]
+            stream[op] = next(turns[device_of[op]])
         return stream
 
 

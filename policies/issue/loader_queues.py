@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -72,27 +73,27 @@ _DECIDED: Final = ("next_that_came", "pull_tuned", "request_kept")
 """Kinds of op that no other policy knows how to take."""
 
 
+@dataclass
 class _Loader:
     """What is known of one loader in one epoch.
 
     Attributes
     ----------
-    came : deque of int
-        Batches that are there and were not returned.
     worker_of : dict of int to int
         Batch → who has it, counted among the issuers of the group.
     next_handed : int
         The batch that is handed out next.
+    came : deque of int
+        Batches that are there and were not returned.
     buffered : int
         Elements in the buffer.
     """
 
-    def __init__(self, primed: Sequence[int], tuner: PrefetchAutotuner) -> None:
-        self.came: deque[int] = deque()
-        self.worker_of = dict(enumerate(primed))
-        self.next_handed = len(primed)
-        self.buffered = 0
-        self.tuner = tuner
+    worker_of: dict[int, int]
+    next_handed: int
+    came: deque[int] = field(default_factory=deque)
+    buffered: int = 0
+    tuner: PrefetchAutotuner = field(default_factory=PrefetchAutotuner)
 
 
 class LoaderQueues(Policy):
@@ -168,7 +169,8 @@ class LoaderQueues(Policy):
         key = loader, task.iteration
         if key not in self._loaders:
             self._loaders.pop((loader, task.iteration - 1), None)
-            self._loaders[key] = _Loader(self._primed.get(loader, ()), PrefetchAutotuner())
+            primed = dict(enumerate(self._primed.get(loader, ())))
+            self._loaders[key] = _Loader(primed, len(primed))
         return self._loaders[key]
 
     def ready(self, task: Task) -> None:
@@ -192,8 +194,7 @@ class LoaderQueues(Policy):
             kind, loader, batch = self._mark[task.op]
             if loader in self._returns and kind == self._last[loader]:
                 self._loader(task, loader).came.append(batch)
-        for t in now_ready:
-            self.ready(t)
+        super().ended(task, now_ready, issuer)
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return what the issuer keeps to, else what is its own, else what it may take now."""

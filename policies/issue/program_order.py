@@ -118,18 +118,14 @@ class ProgramOrder(Policy):
         """Note who is eligible now, and that one task less is in flight (a transfer never was)."""
         if issuer is not None and self._most is not None:
             self._place[task.iteration * self._stride + task.op][0].in_flight.discard(task.id)
-        for t in now_ready:
-            self.ready(t)
+        super().ended(task, now_ready, issuer)
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return the oldest eligible task of the window, if it is the issuer's to take."""
-        windows = self._of_issuer[issuer.index]
+        windows, most = self._of_issuer[issuer.index], self._most
         for window in windows:
-            if (
-                window.heap
-                and window.heap[0][2].group == issuer.group
-                and len(window.in_flight) != self._most
-            ):
+            heap = window.heap
+            if heap and heap[0][2].group == issuer.group and len(window.in_flight) != most:
                 break
         else:
             return None
@@ -137,7 +133,7 @@ class ProgramOrder(Policy):
             windows.remove(window)
             windows.append(window)
         task = window.take()
-        if self._most is not None:
+        if most is not None:
             window.in_flight.add(task.id)
         return task
 

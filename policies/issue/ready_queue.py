@@ -12,7 +12,6 @@ section 3.1: "a queue of ready nodes"). What becomes ready at one time is in the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -63,10 +62,8 @@ class ReadyQueue(Policy):
         """Make an empty queue for every group."""
         self._queues = [deque() for _ in range(job.n_groups)]
         if self.ties == "name":
-            names = job.graph.op_names
-            self._rank = [0] * len(names)
-            for rank, op in enumerate(sorted(range(len(names)), key=names.__getitem__)):
-                self._rank[op] = rank
+            place = {name: rank for rank, name in enumerate(sorted(job.graph.op_names))}
+            self._rank = [place[name] for name in job.graph.op_names]
             self._heaps = [[] for _ in range(job.n_groups)]
 
     def as_data(self, job: Job) -> Order | None:
@@ -79,11 +76,6 @@ class ReadyQueue(Policy):
             heappush(self._heaps[task.group], (task.ready_ns, self._rank[task.op], task.id, task))
         else:
             self._queues[task.group].append(task)
-
-    def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
-        """Queue what became ready, in edge order."""
-        for t in now_ready:
-            self.ready(t)
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return the first task, or the last one when the order is lifo."""

@@ -267,15 +267,12 @@ class TensorFlowExecutor(Policy):
         sessions = [*map(graph.attribute("session").get, range(len(graph)))]
         self._source_of = list(zip(self._pool_of_op, job.device_of.tolist(), sessions, strict=True))
         self._sources: dict[tuple[int, int, object], _Source] = {}
-        self._inlined = self._by_caller(sessions, job.device_of.tolist())
-        self._expensive: list[bool] = (expensive & ~np.array(self._inlined, bool)).tolist()
-
-    def _by_caller(self, sessions: list[object], device_of: list[int]) -> list[bool]:
-        """Return of each op whether the calling thread runs its session, which has one executor then."""
+        # The calling thread runs a session that has one executor, if it is to run all.
         devices: dict[object, set[int]] = {}
-        for session, device in zip(sessions, device_of, strict=True):
+        for session, device in zip(sessions, job.device_of.tolist(), strict=True):
             devices.setdefault(session, set()).add(device)
-        return [self.threads == "caller" and len(devices[session]) == 1 for session in sessions]
+        self._inlined = [self.threads == "caller" and len(devices[session]) == 1 for session in sessions]
+        self._expensive: list[bool] = (expensive & ~np.array(self._inlined, bool)).tolist()
 
     def asynchronous_ops(self, job: Job) -> Set[int]:
         """Return the ops of workers that are asynchronous by their kind, or because they say so."""
@@ -312,11 +309,9 @@ class TensorFlowExecutor(Policy):
         if self.cycles_per_us and issuer is not None and task.end_ns >= 0:
             self._judge(task)
         pool = -1 if issuer is None else self._pool_of_thread[issuer.index]
-        mine: list[Task] = []
-        for t in now_ready:
-            if self._pool_of_op[t.op] == pool:
-                mine.append(t)
-            else:  # from outside: onto the queue of a thread of its own executor, none inline
+        mine = [t for t in now_ready if self._pool_of_op[t.op] == pool]
+        for t in now_ready if len(mine) < len(now_ready) else ():
+            if self._pool_of_op[t.op] != pool:  # onto the queue of a thread of its own executor, none inline
                 self._pool[self._members[self._pool_of_op[t.op]][0]].append(t)
         if issuer is None:
             return
@@ -338,23 +333,13 @@ class TensorFlowExecutor(Policy):
         self._pool[thread].extendleft(t for t in now_ready if not self._inlined[t.op])
 
     def _schedule(self, now_ready: Sequence[Task], thread: int) -> None:
-        inline = self._current[thread]
-        last: Task | None = None
+        inline, expensive = self._current[thread], list[Task]()
         for task in now_ready:
-            if task.dead or not self._is_expensive(task.op):
-                inline.append(task)
-            else:
-                if last is not None:
-                    self._pool[thread].appendleft(last)
-                last = task
-        if last is not None:
-            if inline:
-                self._pool[thread].appendleft(last)
-            else:
-                inline.append(last)
-
-    def _is_expensive(self, op: int) -> bool:
-        return self._expensive[op] and self._estimate[op] > _EXPENSIVE_CYCLES
+            costs = self._expensive[task.op] and self._estimate[task.op] > _EXPENSIVE_CYCLES
+            (expensive if costs and not task.dead else inline).append(task)
+        if expensive and not inline:
+            inline.append(expensive.pop())
+        self._pool[thread].extendleft(expensive)
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return the thread's next op: inline, from its own deque, or stolen."""

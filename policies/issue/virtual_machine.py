@@ -91,8 +91,7 @@ class Sequential(Policy):
         """Tell the threads of the processes."""
         if task.op < len(self._thread_of):
             self._thread_of[task.op].ended(task)
-        for t in now_ready:
-            self.ready(t)
+        super().ended(task, now_ready, issuer)
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return what the next thread whose turn it is wants done; who had something done is the last."""
@@ -152,26 +151,17 @@ class _Thread:
                 return task
         if self._current is not None or self._tokens:
             return None
-        call = self._next_call()
-        if call is None:
-            return None
-        key = (self._repetition, call.op, self._tag_of(self.program.frame[self._pc]))
-        task_ = self._waiting.get(key)
-        if task_ is None or task_.group != issuer.group:
-            return None
-        del self._waiting[key]
-        self._current = task_
-        self._go_to(self._pc + 1)
-        return task_
-
-    def _next_call(self) -> RunOp | None:
-        """Walk to the next call of an op; None while a jump does not know where to go, and at the end."""
         while self._repetition < self._repetitions:
+            tag = self._tag_of(self.program.frame[self._pc])
             match self.program.instructions[self._pc]:
-                case RunOp() as call:
-                    return call
+                case RunOp(op):
+                    waiting = self._waiting.get((self._repetition, op, tag))
+                    if waiting is None or waiting.group != issuer.group:
+                        return None
+                    self._current = self._waiting.pop((self._repetition, op, tag))
+                    self._go_to(self._pc + 1)
+                    return self._current
                 case If(predicate, offset):
-                    tag = self._tag_of(self.program.frame[self._pc])
                     says = self._says.get((self._repetition, predicate, tag))
                     if says is None:
                         return None

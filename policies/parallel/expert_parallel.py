@@ -89,6 +89,7 @@ class OneRank:
         stream: str,
     ) -> None:
         self.step, self.layers, self.routing, self.place = layers.step, layers, routing, place
+        self._tensor_nbytes = layers.step.records.nbytes
         self.tokens, self.choices = routing.choices // top_k, routing.choices
         self.token_bytes, self.stream = token_bytes, stream
         ranks, experts = routing.sent.shape
@@ -293,9 +294,6 @@ class OneRank:
         if not (here := self._tokens(layer, expert)):
             return {key: value for key, value in record.attributes.items() if key not in sizes}
         return {**record.attributes, found: ceil(sizes[found] * here)}
-
-    def _tensor_nbytes(self, tensor: str) -> int:
-        return self.step.records.nbytes(tensor)
 
 
 def _rounded(counts: IntArray, each: Fraction) -> list[int]:

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
 from policies.parallel.accumulation import are_in_turn, micro_batches
-from policies.parallel.modules import ROOT, Module, Modules, Turns, pattern_of
+from policies.parallel.modules import ROOT, Module, Modules, pattern_of
 from policies.parallel.program import HostProgram, shard_nbytes
 from policies.parallel.rank_grid import REPLICAS, REPLICATE, DataParallel
 from policies.parallel.training_step import TrainingStep
@@ -265,17 +265,17 @@ class _Host(FullyShardHooks[str]):
 
     def run(self) -> Graph:
         """Issue the whole step."""
-        turns = [Turns(Modules(batch, self.of.wrap), batch, k) for k, batch in enumerate(self.batches)]
-        self.names = [module.name for module in turns[0].modules]
+        turns = [Modules(batch, self.of.wrap, k) for k, batch in enumerate(self.batches)]
+        self.names = [*turns[0].named]
         done = [0] * len(turns)
         for record in self.step.work:
             k = (record.micro_batch or 0) if len(turns) > 1 else 0
-            place = done[k]
-            if place == len(turns[k].work) or turns[k].work[place] is not record:
+            place, work = done[k], self.batches[k].work
+            if place == len(work) or work[place] is not record:
                 continue  # a gradient that is added up when it was reduced
             done[k] += 1
             self._op(turns[k], place, record)
-            if done[k] == len(turns[k].work) and self.in_turn:
+            if done[k] == len(work) and self.in_turn:
                 self._end(turns[k])
         for name in self.names if not self.in_turn else ():
             self.modules = turns[-1].named
@@ -284,7 +284,7 @@ class _Host(FullyShardHooks[str]):
         self.program.update(self.updates, made, self.reduced)
         return self.program.graph()
 
-    def _op(self, at: Turns, place: int, record: OpEntry) -> None:
+    def _op(self, at: Modules, place: int, record: OpEntry) -> None:
         """Issue an op of forward or backward, and what hooks do before and behind it."""
         several = len(self.batches) > 1
         self.prefix, self.modules = f"micro{at.number}/" if several else "", at.named
@@ -305,14 +305,14 @@ class _Host(FullyShardHooks[str]):
         if place in at.over and self.in_turn:
             self._leave(at, at.over[place])
 
-    def _leave(self, at: Turns, module: Module) -> None:
+    def _leave(self, at: Modules, module: Module) -> None:
         """End the backward of a module."""
         last = at.number + 1 == len(self.batches)
         self.leave_backward(module.name, reduces=self.synchronised or last)
 
-    def _end(self, at: Turns) -> None:
+    def _end(self, at: Modules) -> None:
         """End a micro-batch: compute waits for what was reduced."""
-        for module in at.modules:
+        for module in at.all:
             if module is at.root or module not in at.over.values():
                 self._leave(at, module)
         self.waits = self.reduced

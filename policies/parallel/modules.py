@@ -49,13 +49,20 @@ class Modules:
     step : TrainingStep
     wrap : str, optional
         A regular expression: ops with the same match in their names are a module, all others the root.
+    number : int
+        Of the micro-batch that the step is; names of modules are the same in each.
 
     Attributes
     ----------
     all : list of Module
         In the order of their forwards, the root first.
+    named : dict of str to Module
+    root : Module or None
     turn : int
         The place of the first op that is not of the forward.
+    enter, leave, back, over : dict of int to Module
+        Where forward and backward of all but the root begin and end, and hooks are called; of `over` those
+        whose inputs need gradients.
 
     Raises
     ------
@@ -65,8 +72,8 @@ class Modules:
         Ops do not say what is forward, or a parameter is read in two modules.
     """
 
-    def __init__(self, step: TrainingStep, wrap: str | None) -> None:
-        self.step, self.pattern = step, pattern_of(wrap)
+    def __init__(self, step: TrainingStep, wrap: str | None, number: int = 0) -> None:
+        self.step, self.pattern, self.number = step, pattern_of(wrap), number
         phases = [record.phase for record in step.work]
         if "F" not in phases:
             raise GraphError(f"graph {step.records.name!r} does not say which ops are its forward (phase: F)")
@@ -100,6 +107,15 @@ class Modules:
                 name = self._of(producer) if producer.phase != "F" else None
                 if name in found and place not in found[str(name)].backward:
                     found[str(name)].gives_on = True
+        for module in self.all:
+            module.name = module.name.removeprefix(f"micro{number}/")
+        self.named = {module.name: module for module in self.all}
+        self.root = self.named.get(ROOT)
+        within = [module for module in self.all if module is not self.root]
+        self.enter = {module.forward[0]: module for module in within}
+        self.leave = {module.forward[-1]: module for module in within}
+        self.back = {module.backward[0]: module for module in within if module.backward}
+        self.over = {module.backward[-1]: module for module in within if module.backward and module.gives_on}
 
     def _matched(self, record: OpEntry) -> str:
         match = self.pattern.search(record.name) if self.pattern else None
@@ -110,37 +126,6 @@ class Modules:
         made = (self.of_gradient[tensor] for tensor in record.tensors if tensor in self.of_gradient)
         read = (self.of_parameter[tensor] for tensor in record.reads if tensor in self.of_parameter)
         return next(made, None) or (self._matched(record) if self.pattern else next(read, None))
-
-
-class Turns:
-    """Where in a micro-batch the hooks of its modules are called.
-
-    Attributes
-    ----------
-    number : int
-        Of the micro-batch.
-    work : list of Record
-    modules : list of Module
-        Their names are the same in each micro-batch.
-    named : dict of str to Module
-    root : Module or None
-    turn : int
-        The place of the first op of the backward.
-    enter, leave, back, over : dict of int to Module
-        Where forward and backward begin and end; of `over` those whose inputs need gradients.
-    """
-
-    def __init__(self, modules: Modules, batch: TrainingStep, number: int) -> None:
-        self.number, self.work, self.modules, self.turn = number, batch.work, modules.all, modules.turn
-        for module in self.modules:
-            module.name = module.name.removeprefix(f"micro{number}/")
-        self.named = {module.name: module for module in self.modules}
-        self.root = self.named.get(ROOT)
-        within = [module for module in self.modules if module is not self.root]
-        self.enter = {module.forward[0]: module for module in within}
-        self.leave = {module.forward[-1]: module for module in within}
-        self.back = {module.backward[0]: module for module in within if module.backward}
-        self.over = {module.backward[-1]: module for module in within if module.backward and module.gives_on}
 
 
 def pattern_of(wrap: str | None, option: str = "wrap") -> re.Pattern[str] | None:

@@ -105,8 +105,9 @@ class _Rank:
         self.crossing = self._crossing()
         self.total: dict[tuple[str, int], str] = {}
         """Gradient, stage → what was added up so far."""
+        self.finished: dict[str, str] = {}
+        """Sum over tensor-parallel ranks of the graph → what it is here."""
         self.last = ""
-        self.received: set[str] = set()
         for slot in schedule.programs[rank]:
             assert isinstance(slot, Action)
             self.run(slot)
@@ -259,7 +260,7 @@ class _Rank:
                 continue
             part = Fraction(sum(each.nbytes for each in mine), max(1, sum(each.nbytes for each in own)))
             gone = {n for each in own if each not in mine for n in (each.name, each.gradient)}
-            moved = {**self._finished, **here}
+            moved = {**self.finished, **here}
             inputs = [(moved.get(t, t), d) for t, d in update.inputs if self._resolved(t) not in gone]
             self.records.externals |= {t: self.old.externals[t] for t, _ in inputs if t in self.old.externals}
             self.records.make(
@@ -273,8 +274,6 @@ class _Rank:
         kept = self.records.ops
         for record in kept.values():
             record.after = [(name, d) for name, d in record.after if name in kept]
-
-    _finished: Mapping[str, str] = {}
 
     def _resolved(self, tensor: str) -> str:
         """Return the gradient of which a tensor is the sum over tensor-parallel ranks."""
@@ -294,8 +293,7 @@ class _Rank:
         )
         for new, (old, tensor) in enumerate(pairs):
             made = record.tensor(new)
-            here[tensor] = made
-            self._finished = {**self._finished, record.tensor(old): made}
+            here[tensor] = self.finished[record.tensor(old)] = made
 
     def _collective(self, name: str, reads: list[str], sizes: list[int], word: str, dimension: str) -> None:
         where = {"communicator": word, "dimension": dimension, "stream": COMPUTE, "nbytes": sum(sizes)}

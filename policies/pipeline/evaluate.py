@@ -63,10 +63,14 @@ class StageTimes:
     overlapped: int | None = None
 
     @property
+    def _whole_backward(self) -> int | None:
+        split = self.input_grad is not None and self.weight_grad is not None
+        return self.of("I") + self.of("W") if split and self.backward is None else self.backward
+
+    @property
     def total(self) -> int:
         """Of forward and backward, where it has one."""
-        split = self.input_grad is not None and self.weight_grad is not None
-        return self.forward + (self.of("B") if split or self.backward is not None else 0)
+        return self.forward + (self._whole_backward or 0)
 
     def of(self, phase: str) -> int:
         """Return the time of one phase.
@@ -78,21 +82,18 @@ class StageTimes:
         """
         match phase:
             case "F":
-                return self.forward
+                known: int | None = self.forward
             case "R":
-                return self.forward if self.recompute is None else self.recompute
-            case "B" if self.backward is not None:
-                return self.backward
-            case "B" if self.input_grad is not None and self.weight_grad is not None:
-                return self.input_grad + self.weight_grad
-            case "I" if self.input_grad is not None:
-                return self.input_grad
-            case "W" if self.weight_grad is not None:
-                return self.weight_grad
+                known = self.forward if self.recompute is None else self.recompute
+            case "B":
+                known = self._whole_backward
+            case _:
+                known = self.input_grad if phase == "I" else self.weight_grad
+        if known is not None:
+            return known
         wanted = "backward, or input_grad and weight_grad" if phase == "B" else "input_grad and weight_grad"
-        raise InputError(
-            f"the schedule has {phase} actions and the stage has no time for them: give {wanted}"
-        )
+        message = f"the schedule has {phase} actions and the stage has no time for them"
+        raise InputError(f"{message}: give {wanted}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,20 +333,16 @@ def peak_activations(
     """
     each = (held,) * schedule.stages if isinstance(held, StageActivations) else tuple(held)
     if len(each) != schedule.stages:
-        raise InputError(
-            f"{len(each)} activation sizes for {schedule.stages} stages; give one, or one a stage"
-        )
+        message = f"{len(each)} activation sizes for {schedule.stages} stages"
+        raise InputError(f"{message}; give one, or one a stage")
     actions = Actions(schedule)
     phase, at = actions.phase, actions.stage * schedule.micro_batches + actions.micro_batch
     sizes = np.array([(size.full, size.kept, size.stage_input) for size in each])
     full, kept, stage_input = sizes[actions.stage].T
     first = np.where(np.isin(at, at[phase == "R"]), stage_input, full)
     stored = _total(np.select([phase == "F", phase == "R"], [first, full - stage_input]))
-    freed = _total(
-        np.select(
-            [phase == "B", phase == "I", phase == "W", schedule.forward_only], [full, full - kept, kept, full]
-        )
-    )
+    ends = [phase == "B", phase == "I", phase == "W", schedule.forward_only]
+    freed = _total(np.select(ends, [full, full - kept, kept, full]))
     bounds = np.searchsorted(actions.slot, np.arange(actions.first[-1] + 1))
     alive = stored[bounds[1:]] - freed[bounds[:-1]]
     before = (stored - freed)[bounds[actions.first]]  # what other ranks keep

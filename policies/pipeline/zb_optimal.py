@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, product, starmap
 from typing import Any, Literal
 
 from policies.cp_sat import Activities
@@ -213,10 +213,8 @@ def optimal_programs(
 
 
 def _actions(problem: ZeroBubbleProblem) -> Iterator[Action]:
-    for stage in range(problem.ranks * problem.chunks):
-        for phase in _PHASES:
-            for k in range(problem.micro_batches):
-                yield Action(stage, phase, k)
+    stages, ks = range(problem.ranks * problem.chunks), range(problem.micro_batches)
+    return starmap(Action, product(stages, _PHASES, ks))
 
 
 def _first_starts(problem: ZeroBubbleProblem) -> list[int]:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.cp_sat import Activities
+from policies.cp_sat import NEVER, Activities
 from policies.option_checks import whole
 from policies.placement.list_schedule import Heft, ListPlacement, ListSchedule
-from policies.placement.problem import NEVER, Problem
+from policies.placement.problem import Problem
 from sim import Graph, Machine
 from sim.base.arrays import IntArray
 from sim.base.errors import InfeasibleError, InputError
@@ -173,20 +173,13 @@ class _Model:
         for op in range(problem.n):
             for b, there in self.on[op].items():
                 for home, nbytes in problem.arrivals[op]:
-                    self._delay(0, self.start[op], problem.travel_ns(home, b, nbytes), there)
+                    self.times.delayed(self.start[op], 0, problem.travel_ns(home, b, nbytes), there)
             for producer, nbytes in problem.producers[op]:
                 self.times.after(self.start[op], self.end[producer])
                 for a, here in self.on[producer].items():
                     for b, there in self.on[op].items():
-                        delay = problem.travel_ns(a, b, nbytes)
-                        if delay:
-                            self._delay(self.end[producer], self.start[op], delay, here, there)
-
-    def _delay(self, from_ns: Any, to_ns: Any, delay_ns: int, *given: Any) -> None:
-        if delay_ns >= NEVER:
-            self.times.never(*given)
-        else:
-            self.times.after(to_ns, from_ns + delay_ns, *given)
+                        if delay := problem.travel_ns(a, b, nbytes):
+                            self.times.delayed(self.start[op], self.end[producer], delay, here, there)
 
     def schedule(self, value: Callable[[Any], int]) -> ListSchedule:
         """Read the solution, giving each op the first lane that is free at its start."""

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.placement.problem import NEVER, Problem
+from policies.cp_sat import NEVER
+from policies.placement.problem import Problem
 from sim import Graph, Job, Machine
 from sim.base.arrays import IntArray
 from sim.base.errors import InfeasibleError, InputError

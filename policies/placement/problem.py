@@ -20,15 +20,13 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from policies.cp_sat import NEVER
 from sim import Graph, Job, Machine
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InfeasibleError
 from sim.job.costs import issue_costs_by_kind
 from sim.job.places import allowed_devices, input_devices
 from sim.job.transfers import Travel
-
-NEVER = 1 << 62
-"""A time that is never reached: no route leads there."""
 
 _CONTROL = -1
 

@@ -82,8 +82,7 @@ class RoundRobinPlacement(Placement):
         for op in graph.topological_order.tolist():
             if group_of[op] not in device_of_group:
                 device = min(choices[op], key=lambda d: (d - turn) % n_devices)
-                device_of_group[group_of[op]] = device
-                turn = (device + 1) % n_devices
+                device_of_group[group_of[op]], turn = device, device + 1
         return [device_of_group[group] for group in group_of]
 
 
@@ -151,14 +150,12 @@ class DeviceKind(Placement):
         """
         group_of = colocation_groups(graph)
         choices = (soft_devices if self.soft else feasible_devices)(graph, machine, cost_ns, group_of)
-        rank = [self._rank(device.kind) for device in machine.devices]
+        place = {kind: k for k, kind in reversed([*enumerate(self.preference)])}
+        rank = [place.get(device.kind, len(place)) for device in machine.devices]
         first = [min(devices, key=lambda d: (rank[d], d)) for devices in choices]
         if not self.follow:
             return first
         return self._followed(graph, group_of, choices, first)
-
-    def _rank(self, kind: str) -> int:
-        return self.preference.index(kind) if kind in self.preference else len(self.preference)
 
     def _followed(
         self, graph: Graph, group_of: list[int], choices: list[list[int]], first: list[int]

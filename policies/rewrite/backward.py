@@ -10,7 +10,7 @@ The rules, and what each costs, are in `policies.rewrite.backward`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
@@ -186,36 +186,20 @@ class Backward:
         ]
         if not dy or not wanted or op.kind in CUT:
             return
-        if op.kind == "batch_norm":
-            self._batch_norm(op, dy, wanted)
-        elif op.kind in CONTRACTIONS:
-            self._contraction(op, dy, wanted)
-        elif op.kind in ("add", "sub", "mul", "div", "bias_add", "add_n"):
-            self._arithmetic(op, dy[0], wanted)
-        elif op.kind in PASSES:
-            self._give(op, wanted[0][1], dy[0])
-        elif op.kind in MOVEMENTS:
-            self._movement(op, dy, wanted)
-        elif op.kind in KEPT_OUTPUT and len(op.outputs) > 1:
-            self._kept(op, dy[0], wanted[0][1])
-        elif op.kind == "reduce_mean":
-            self._mean(op, dy[0], wanted[0][1])
-        elif op.kind == "squared_difference":
-            self._squared_difference(op, dy[0], wanted)
-        elif op.kind in FUNCTIONS:
-            self._function(op, dy, wanted)
-        elif op.kind == "gather" and wanted[0][0] == 0 and len(op.inputs) > 1:
-            self._embedding(op, dy[0], wanted)
+        table = op.kind == "gather" and wanted[0][0] == 0 and len(op.inputs) > 1
+        if op.kind in _RULES:
+            _RULES[op.kind](self, op, dy, wanted)
+        elif table or (op.kind in KEPT_OUTPUT and len(op.outputs) > 1):
+            (self._embedding if table else self._kept)(op, dy, wanted)
         else:
             output = [op.name] if op.kind in SEVERAL else []
-            reads = [*dy, *(tensor for tensor, _ in op.inputs), *output]
             work = SEVERAL.get(op.kind, Fraction(len(wanted)))
-            self._together(op, f"{op.kind}_grad", reads, wanted, work)
+            self._together(op, f"{op.kind}_grad", [*dy, *op.reads, *output], wanted, work)
 
     # -- rules ------------------------------------------------------------------------------------
 
     def _contraction(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        tensors, named = [tensor for tensor, _ in op.inputs], set[str]()
+        named = set[str]()
         for k, tensor in wanted:
             if k > 1:
                 self._give(op, tensor, self._sum(op, "bias_grad", "bias_add_grad", dy[:1], tensor, "W"))
@@ -227,7 +211,7 @@ class Backward:
             named.add(what)
             kind, phase = CONTRACTIONS[op.kind][k], "W" if weight else "I"
             size = (self.records.nbytes(tensor),)
-            reads = [dy[0], *tensors[1 - k : 2 - k]]  # nothing else, if the graph does not name the weight
+            reads = [dy[0], *op.reads[1 - k : 2 - k]]  # nothing else, if the graph does not name the weight
             made = self.add(op, f"{op.name}/{what}", kind, reads, size, phase=phase, work=_ONE)
             if len(op.inputs) > 2:
                 made.flops = max(0, op.flops - elements(op.outputs[0], op.dtype))  # not the bias
@@ -238,38 +222,40 @@ class Backward:
                 made.attributes |= {key: op.attributes[key] for key in ("batch",) if key in op.attributes}
             self._give(op, tensor, made.name)
 
-    def _embedding(self, op: OpEntry, dy: str, wanted: list[tuple[int, str]]) -> None:
+    def _pass_on(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+        self._give(op, wanted[0][1], dy[0])
+
+    def _embedding(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
         """Sum rows of ``dy`` up by their indices; further tables (positions) get sums over the batch."""
         (_, table), *more = wanted
-        reads = [dy, op.inputs[1][0]]
+        reads = [dy[0], op.reads[1]]
         self._give(op, table, self._sum(op, "weight_grad", "embedding_grad", reads, table, "W"))
-        self._broadcast(op, dy, more)
+        self._broadcast(op, dy[0], more)
 
-    def _mean(self, op: OpEntry, dy: str, tensor: str) -> None:
-        size = (self.records.nbytes(tensor),)
-        spread = self.add(op, f"{op.name}/grad_tile", "tile", [dy], size)
-        self._give(op, tensor, self.add(op, f"{op.name}/grad", "div", [spread.name], size, work=_ONE).name)
+    def _mean(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+        size = (self.records.nbytes(wanted[0][1]),)
+        spread = self.add(op, f"{op.name}/grad_tile", "tile", dy[:1], size)
+        made = self.add(op, f"{op.name}/grad", "div", [spread.name], size, work=_ONE)
+        self._give(op, wanted[0][1], made.name)
 
-    def _squared_difference(self, op: OpEntry, dy: str, wanted: list[tuple[int, str]]) -> None:
+    def _squared_difference(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
         size, half = (self.records.nbytes(op.name),), Fraction(1, 2)  # the forward subtracts and squares
-        tensors = [tensor for tensor, _ in op.inputs]
-        twice = self.add(op, f"{op.name}/grad_twice", "mul", [dy], size, work=half)
-        difference = self.add(op, f"{op.name}/grad_sub", "sub", tensors, size, work=half)
+        twice = self.add(op, f"{op.name}/grad_twice", "mul", dy[:1], size, work=half)
+        difference = self.add(op, f"{op.name}/grad_sub", "sub", op.reads, size, work=half)
         made = self.add(op, f"{op.name}/grad", "mul", [twice.name, difference.name], size, work=half)
         self._broadcast(op, made.name, wanted, negative=1)
 
-    def _arithmetic(self, op: OpEntry, dy: str, wanted: list[tuple[int, str]]) -> None:
+    def _arithmetic(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
         """Sums give ``dy`` on; products multiply it with the other factor; what was broadcast is summed."""
         if op.kind not in ("mul", "div"):
-            self._broadcast(op, dy, wanted, negative=1 if op.kind == "sub" else -1)
+            self._broadcast(op, dy[0], wanted, negative=1 if op.kind == "sub" else -1)
             return
-        tensors = [tensor for tensor, _ in op.inputs]
         nbytes = (self.records.nbytes(op.name),)
         for k, tensor in wanted:
             factor = op.kind == "mul" or k == 0
-            others = [*tensors[:k], *tensors[k + 1 :]] if factor else tensors
+            others = [*op.reads[:k], *op.reads[k + 1 :]] if factor else op.reads
             work = _ONE if factor else Fraction(3)  # -dy * y / b
-            grad = self.add(op, f"{op.name}/grad{k}", op.kind, [dy, *others], nbytes, work=work).name
+            grad = self.add(op, f"{op.name}/grad{k}", op.kind, [dy[0], *others], nbytes, work=work).name
             self._broadcast(op, grad, [(k, tensor)])
 
     def _broadcast(self, op: OpEntry, dy: str, wanted: list[tuple[int, str]], negative: int = -1) -> None:
@@ -297,7 +283,7 @@ class Backward:
 
     def _function(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
         work, kept_of = FUNCTIONS[op.kind]
-        kept = {"x": [tensor for tensor, _ in op.inputs], "y": [op.name]}
+        kept = {"x": op.reads, "y": [op.name]}
         reads = [*dy, *(tensor for which in kept_of for tensor in kept[which])]
         self._together(op, f"{op.kind}_grad", reads, wanted, work)
 
@@ -308,10 +294,10 @@ class Backward:
         reads = [dy[0], *(tensor for tensor, _ in differentiable(op))]
         self._together(op, "batch_norm_grad", reads, wanted, Fraction(9, 7))
 
-    def _kept(self, op: OpEntry, dy: str, tensor: str) -> None:
-        made = self.add(op, f"{op.name}/grad", "mul", [dy, op.tensor(1)], (op.outputs[1],))
+    def _kept(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+        made = self.add(op, f"{op.name}/grad", "mul", [dy[0], op.tensor(1)], (op.outputs[1],))
         made.flops = elements(op.outputs[1], op.dtype)
-        self._give(op, tensor, made.name)
+        self._give(op, wanted[0][1], made.name)
 
     def _together(
         self, op: OpEntry, kind: str, reads: Sequence[str], wanted: list[tuple[int, str]], work: Fraction
@@ -374,6 +360,21 @@ class Backward:
         self.made.append(record)
         self.size.update({record.tensor(k): nbytes for k, nbytes in enumerate(outputs)})
         return record
+
+
+_Rule = Callable[[Backward, OpEntry, list[str], list[tuple[int, str]]], None]
+
+_RULES: Final[Mapping[str, _Rule]] = {
+    "batch_norm": Backward._batch_norm,
+    **dict.fromkeys(CONTRACTIONS, Backward._contraction),
+    **dict.fromkeys(("add", "sub", "mul", "div", "bias_add", "add_n"), Backward._arithmetic),
+    **dict.fromkeys(PASSES, Backward._pass_on),
+    **dict.fromkeys(MOVEMENTS, Backward._movement),
+    "reduce_mean": Backward._mean,
+    "squared_difference": Backward._squared_difference,
+    **dict.fromkeys(FUNCTIONS, Backward._function),
+}
+"""Kind → what makes the gradients of what it reads from those of its outputs."""
 
 
 def _sizes(op: OpEntry, kind: str) -> dict[str, Any]:
