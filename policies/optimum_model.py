@@ -93,11 +93,8 @@ def _issued_before(tasks: Tasks, time: Any, before: int, node: int, *given: Any)
 def _hop(tasks: Tasks, a: int | None, b: int) -> int:
     """Return how long an event takes at least from a stream (None: a transfer) to one of device `b`."""
     device = tasks.machine.devices[b]
-    tasks.note(
-        a == b and device.streams > 1 and device.event_ns > 0,
-        "events between streams",
-        device.name,
-    )
+    hops = a == b and device.streams > 1 and device.event_ns > 0
+    tasks.note(hops, "events between streams", device.name)
     return 0 if a == b else device.event_ns
 
 

@@ -143,31 +143,27 @@ class Tasks:
 
     def _costs(self) -> None:
         """Set how long each task takes, and what issuing it costs, on each device that it may run on."""
-        job, n_devices = self.job, len(self.machine.devices)
-        least = least_durations_ns(job)
-        rows = [least if job.noisy_ns is None else job.noisy_ns[i] for i in range(job.iterations)]
-        self.duration: list[list[dict[int, int]]] = []
+        job = self.job
+        least, here = least_durations_ns(job), job.device_of.tolist()
+        rows = [(least if job.noisy_ns is None else job.noisy_ns[i]).tolist() for i in range(job.iterations)]
+        self.duration: list[list[dict[int, int]]] = [
+            [
+                {d: own[k] if d == here[k] else int(job.known_costs_ns[d][k]) for d in self.devices[k]}
+                for k in range(self.n_ops)
+            ]
+            for own in rows
+        ]
         self.cost: list[dict[int, int]] = [{} for _ in range(self.n_ops)]
         self.group: list[dict[int, int]] = [{} for _ in range(self.n_ops)]
-        here = job.device_of.tolist()
-        for row in rows:
-            own = row.tolist()
-            self.duration.append(
-                [
-                    {d: own[k] if d == here[k] else int(job.known_costs_ns[d][k]) for d in self.devices[k]}
-                    for k in range(self.n_ops)
-                ]
-            )
-        for d in range(n_devices):
+        for d in range(len(self.machine.devices)):
             there = job if self.problem is None else replace(job, device_of=np.full(self.n_ops, d))
             costs, groups = issue_costs_ns(there).tolist(), there.group_of.tolist()
             for k in range(self.n_ops):
                 if d in self.devices[k]:
                     self.cost[k][d], self.group[k][d] = costs[k], groups[k]
         flow = self.flow
-        self.travels = travel_ns(
-            self.machine, flow.source, flow.destination, flow.tensor, flow.nbytes
-        ).tolist()
+        ns = travel_ns(self.machine, flow.source, flow.destination, flow.tensor, flow.nbytes)
+        self.travels = ns.tolist()
 
     def _tasks(self) -> None:
         """Make the times of every task, and let it take what it has for itself."""
@@ -176,8 +172,9 @@ class Tasks:
             dict(zip(own, times.choice([f"{k} on {d}" for d in own]), strict=True))
             for k, own in enumerate(self.devices)
         ]
-        if self.problem is not None:
-            self._colocate(self.problem)
+        for k, leader in enumerate(self.problem.group_of if self.problem is not None else ()):
+            if leader != k:
+                times.together(self.on[k], self.on[leader])
         self.taken: list[list[Any]] = []
         self.start: list[list[Any]] = []
         self.end: list[list[Any]] = []
@@ -251,11 +248,6 @@ class Tasks:
                 if isinstance(shared, SharedCores):
                     self._need[d] = dict(zip(shared.op.tolist(), shared.need.tolist(), strict=True))
         return self._need[d]
-
-    def _colocate(self, problem: Problem) -> None:
-        for k, leader in enumerate(problem.group_of):
-            if leader != k:
-                self.times.together(self.on[k], self.on[leader])
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -371,11 +363,8 @@ def share(tasks: Tasks, memory: bool) -> list[LinkOrder]:
             tasks.times.limit(("streams", d), device.streams)
             _in_order(tasks, d)
         tasks.note(not device.keeps_durations, "ops that slow one another down", device.name)
-        tasks.note(
-            device.queue_depth is not None and device.queue_depth < tasks.n_ops * job.iterations,
-            "launch queues that may be full",
-            device.name,
-        )
+        full = device.queue_depth is not None and device.queue_depth < tasks.n_ops * job.iterations
+        tasks.note(full, "launch queues that may be full", device.name)
     tasks.note(job.record_ns is not None, "what recording an event costs the host")
     tasks.note(memory, "memory that runs short")
     on_request = bool(rendezvous_keys(job.graph).sends)
@@ -421,11 +410,8 @@ def _links(tasks: Tasks, known: bool) -> list[LinkOrder]:
     over: dict[int, list[Moved]] = {}
     for t, which in enumerate(way.tolist()):
         for link in dict.fromkeys(tasks.machine.channels[link] for link in routes[which][2]):
-            tasks.note(
-                links[link].sharing in ("shared", "fifo"),
-                "transfers that share the bandwidth of links",
-                links[link].name,
-            )
+            together = links[link].sharing in ("shared", "fifo")
+            tasks.note(together, "transfers that share the bandwidth of links", links[link].name)
             if links[link].sharing != "serial" or t in tasks.unsure:
                 continue
             for i in range(tasks.job.iterations):

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from policies.issue.program_order import in_turn
 from policies.jumps import Goto, If, JumpProgram, Ret, RunOp, compile_program
 from sim import Issuer, Job, Policy, Task
@@ -74,14 +76,10 @@ class Sequential(Policy):
     def prepare(self, job: Job) -> None:
         """Compile the graph, and let a thread of each process stand at the first instruction."""
         graph, order = job.graph, job.order
-        if job.process_of is None:
-            self._threads = [_Thread(job, compile_program(graph, order.tolist()))]
-            self._thread_of = self._threads * len(graph)
-            return
-        process = job.process_of[order]
-        programs = [compile_program(graph, order[process == k].tolist()) for k in range(len(job.processes))]
-        self._threads = [_Thread(job, program) for program in programs]
-        self._thread_of = [self._threads[k] for k in job.process_of.tolist()]
+        process = np.zeros(len(graph), np.int64) if job.process_of is None else job.process_of
+        orders = [order[process[order] == k].tolist() for k in range(len(job.processes) or 1)]
+        self._threads = [_Thread(job, compile_program(graph, own)) for own in orders]
+        self._thread_of = [self._threads[k] for k in process.tolist()]
 
     def ready(self, task: Task) -> None:
         """Tell the thread of the task's process."""

@@ -237,7 +237,7 @@ class ContextParallel(OnRanks):
             message = "has stages or replicas already; context-parallel comes before what makes them"
             raise GraphError(f"graph {name!r} {message}")
         c = there.room("context-parallel", self.ranks)
-        return there.multiplied({"cp": c}, self._program, names=self.ranks.names, varies=True)
+        return there.multiplied({"cp": c}, self._program, names=self.ranks.names, varies=["cp"])
 
     def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
         """Return what one rank runs."""

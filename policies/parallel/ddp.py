@@ -20,6 +20,7 @@ Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arX
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from typing import Any, Final
@@ -69,16 +70,14 @@ def closed_when_full(
     """
     found: list[list[int]] = []
     open_: dict[Hashable, list[int]] = {}
-    held: dict[Hashable, int] = {}
-    closed: dict[Hashable, int] = {}
-    for position, size in enumerate(sizes):
-        key = keys[position] if keys is not None else None
+    held, closed = Counter[Hashable](), Counter[Hashable]()
+    for position, (size, key) in enumerate(zip(sizes, keys or [None] * len(sizes), strict=True)):
         open_.setdefault(key, []).append(position)
-        held[key] = held.get(key, 0) + size
-        done = closed.get(key, 0)
-        if held[key] >= limits[min(done, len(limits) - 1)]:
+        held[key] += size
+        if held[key] >= limits[min(closed[key], len(limits) - 1)]:
             found.append(open_.pop(key))
-            held[key], closed[key] = 0, done + 1
+            held[key] = 0
+            closed[key] += 1
     return [*found, *open_.values()]
 
 
@@ -222,16 +221,11 @@ def reduce_in_buckets(
         for bucket in ready:
             gradients = [each.gradient for each in buckets[bucket]]
             sizes = [each.nbytes if parts == 1 else shard_nbytes(each, parts) for each in buckets[bucket]]
-            last = program.add(
-                f"{kind}{bucket}",
-                kind,
-                gradients,
-                sizes,
-                after=[] if overlap else [record.name],
-                stream=kind,
-                **meets(buckets[bucket]),
-                **({"nbytes": parts * sum(sizes)} if parts > 1 else {}),
-            )
+            after = [] if overlap else [record.name]
+            where: dict[str, Any] = {"stream": kind, **meets(buckets[bucket])}
+            if parts > 1:
+                where["nbytes"] = parts * sum(sizes)
+            last = program.add(f"{kind}{bucket}", kind, gradients, sizes, after=after, **where)
             summed |= {gradient: output_name(last, i) for i, gradient in enumerate(gradients)}
         left = [bucket for bucket in left if bucket not in ready]
     program.update(updates, summed, last)

@@ -34,7 +34,7 @@ from typing import Any, Final
 from policies.option_checks import whole
 from policies.parallel.ddp import filled, reduce_in_buckets
 from policies.parallel.expert_layers import Layer, Layers
-from policies.parallel.expert_routing import ExpertRouting, routed
+from policies.parallel.expert_routing import routed
 from policies.parallel.program import COMPUTE, HostProgram
 from policies.parallel.rank_grid import DATA, Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
@@ -65,35 +65,20 @@ class OneRank:
 
     Parameters
     ----------
+    of : ExpertParallel
     layers : Layers
         The experts of a step.
-    routing : Routing
     place : int
         Of the rank in its group.
-    top_k : int
-        Experts of a token.
-    token_bytes : int, optional
-        What a token is when it travels; by default what enters.
-    stream : str
-        On which exchanges are.
     """
 
-    def __init__(
-        self,
-        layers: Layers,
-        routing: ExpertRouting,
-        place: int,
-        *,
-        top_k: int,
-        token_bytes: int | None,
-        stream: str,
-    ) -> None:
-        self.step, self.layers, self.routing, self.place = layers.step, layers, routing, place
+    def __init__(self, of: ExpertParallel, layers: Layers, place: int) -> None:
+        self.step, self.layers, self.routing, self.place = layers.step, layers, of.routing, place
         self._tensor_nbytes = layers.step.records.nbytes
-        self.tokens, self.choices = routing.choices // top_k, routing.choices
-        self.token_bytes, self.stream = token_bytes, stream
-        ranks, experts = routing.sent.shape
-        self.held = experts // ranks
+        self.choices = of.routing.choices
+        self.tokens, self.token_bytes = self.choices // of.top_k, of.token_bytes
+        self.stream = "all_to_all" if of.overlap else COMPUTE
+        self.held = of.experts // of.size
         here = range(place * self.held, (place + 1) * self.held)
         got = self.routing.sent.sum(axis=0).tolist()
         self.got: dict[int, int] = {x: got[x] for x in here}
@@ -423,31 +408,20 @@ class ExpertParallel(OnRanks):
         """Return the ranks that share experts."""
         at_most(MOST_BUILT, self.size * len(there.programs[0]), "ops")
         there.room("expert-parallel", self.ranks)
-        made: dict[tuple[int, int], Graph] = {}
         layers: dict[int, Layers] = {}
 
         def program(one: Graph, _: Grid, at: Mapping[str, int]) -> Graph:
-            key = id(one), at["ep"]
             if id(one) not in layers:
                 layers[id(one)] = Layers(TrainingStep(one, forward=True), self.wrap, self.experts)
-            if key not in made:
-                made[key] = self._program(layers[id(one)], at["ep"])
-            return made[key]
+            return self._program(layers[id(one)], at["ep"])
 
         sizes = {"ep": self.size, "dp": self.copies}
-        return there.multiplied(sizes, program, names=self.ranks.names, varies=True)
+        return there.multiplied(sizes, program, names=self.ranks.names, varies=["ep"])
 
     def _program(self, layers: Layers, place: int) -> Graph:
         """Return what a rank runs: gradients are summed in buckets, those of experts apart."""
-        rank = OneRank(
-            layers,
-            self.routing,
-            place,
-            top_k=self.top_k,
-            token_bytes=self.token_bytes,
-            stream="all_to_all" if self.overlap else COMPUTE,
-        )
-        own, step = layers.own, TrainingStep(write(rank.records()), forward=True)
+        own, graph = layers.own, write(OneRank(self, layers, place).records())
+        step = TrainingStep(graph, forward=True)
         program = HostProgram(step, "expert parallel")
         dense = [each for each in step.parameters[::-1] if each.name not in own]
         apart = [each for each in step.parameters[::-1] if each.name in own and self.copies > 1]

@@ -20,14 +20,14 @@ attribute ``pair``.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from policies.parallel.rank_grid import Ranked
+from policies.parallel.rank_grid import DATA, Ranked
 from policies.parallel.ranks import add_ranks
 from sim import Device, Graph, GraphBuilder, Machine
 from sim.base.arrays import UNSET, Codes
@@ -72,33 +72,23 @@ class Pair(NamedTuple):
     took: tuple[Took, ...]
 
 
-@dataclass
 class _Program:
     """The collectives of a program."""
 
-    graph: Graph
-    own: dict[int, Mapping[str, Any]]
-    roles: list[Role]
-    together: dict[Role, list[int]]
-    pairs: dict[tuple[Role, int, str], list[int]]
-    """Communicator, place of the other and kind → ops."""
-    asked: dict[str, set[int]]
-    """Kind of device → ops that do not say themselves how long they take there."""
-
-    @staticmethod
-    def of(graph: Graph, machine: Machine, kinds: Mapping[str, Device]) -> _Program:
-        own = {op: graph.attributes[op] for op in graph.in_communicators}
-        together: dict[Role, list[int]] = {}
-        pairs: dict[tuple[Role, int, str], list[int]] = {}
-        for op, given in own.items():
-            role, kind = _role(given), graph.kind(op)
-            together.setdefault(role, [])
+    def __init__(self, graph: Graph, machine: Machine, kinds: Mapping[str, Device]) -> None:
+        self.graph, self.own = graph, {op: graph.attributes[op] for op in graph.in_communicators}
+        self.together: dict[Role, list[int]] = {}
+        """Communicator → ops, but for sends and recvs."""
+        self.pairs: dict[tuple[Role, int, str], list[int]] = {}
+        """Communicator, place of the other and kind → ops."""
+        for op, given in self.own.items():
+            role, kind = (str(given["communicator"]), str(given.get("dimension", DATA))), graph.kind(op)
+            own = self.together.setdefault(role, [])
             if kind in _PAIRED:
-                pairs.setdefault((role, int(given["peer"]), kind), []).append(op)
-            else:
-                together[role].append(op)
-        asked = {kind: {*modelled_ops(graph, machine, of).tolist()} for kind, of in kinds.items()}
-        return _Program(graph, own, list(together), together, pairs, asked)
+                own = self.pairs.setdefault((role, int(given["peer"]), kind), [])
+            own.append(op)
+        self.asked = {kind: {*modelled_ops(graph, machine, of).tolist()} for kind, of in kinds.items()}
+        """Kind of device → ops that do not say themselves how long they take there."""
 
     @cached_property
     def asked_anywhere(self) -> set[int]:
@@ -162,7 +152,7 @@ class Meets:
         self._device = [machine.device_index(name) for name in devices]
         kinds = {machine.devices[d].kind: machine.devices[d] for d in self._device}
         different = {id(one): one for one in ranked.programs}
-        self._program = {key: _Program.of(one, machine, kinds) for key, one in different.items()}
+        self._program = {key: _Program(one, machine, kinds) for key, one in different.items()}
         numbers = Codes[Hashable]()
         number = {key: numbers[_key(one)] for key, one in different.items()}
         self.alike = [number[id(one)] for one in ranked.programs]
@@ -172,7 +162,7 @@ class Meets:
         role_of: dict[str, Role] = {}
         for rank in range(len(devices)):
             row = {}
-            for role in self.of(rank).roles:
+            for role in self.of(rank).together:
                 name = row[role] = ranked.communicator(_given(role), rank)
                 self.inside.setdefault(name, []).append(rank)
                 role_of[name] = role
@@ -249,10 +239,6 @@ class Meets:
             sms = model.sms(call, self._machine) if isinstance(model, HoldsSms) else 0
             self._told[call] = model.time_ns(call, self._machine), sms
         return self._told[call]
-
-
-def _role(given: Mapping[str, Any]) -> Role:
-    return str(given["communicator"]), str(given.get("dimension", "cp-dp"))
 
 
 def _given(role: Role) -> dict[str, Any]:

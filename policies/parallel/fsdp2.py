@@ -260,8 +260,6 @@ class _Host(FullyShardHooks[str]):
         """What was issued last on the stream of all."""
         self.waits: str | None = None
         """What compute waits for before the next micro-batch."""
-        self.sums: dict[str, str] = {}
-        """Parameter → what there is of the rank's part of its gradient."""
 
     def run(self) -> Graph:
         """Issue the whole step."""
@@ -280,7 +278,7 @@ class _Host(FullyShardHooks[str]):
         for name in self.names if not self.in_turn else ():
             self.modules = turns[-1].named
             self.reduce(name)
-        made = {each.gradient: self.sums[each.name] for each in self.step.parameters}
+        made = {each.gradient: self.program.parts[each.name] for each in self.step.parameters}
         self.program.update(self.updates, made, self.reduced)
         return self.program.graph()
 
@@ -353,9 +351,5 @@ class _Host(FullyShardHooks[str]):
             tensors = [output_name(last, k) for k in range(len(shards))]
             last = add(f"{name}/{stream}", stream, tensors, shards, stream=stream, **where)
         for k, each in enumerate(parameters):
-            made = output_name(last, k)
-            self.reduced = last
-            if each.name in self.sums:
-                parts = [self.sums[each.name], made]
-                made = self.reduced = self.program.add_parts(self.prefix, each, parts, self.n, stream)
-            self.sums[each.name] = made
+            sum_ = self.program.add_part(self.prefix, each, output_name(last, k), self.n, stream)
+            self.reduced = sum_ or last

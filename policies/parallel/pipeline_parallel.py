@@ -79,7 +79,7 @@ class PipelineParallel(OnRanks):
             message = "is of replicas already; pipeline-parallel comes before the rewrite that makes them"
             raise GraphError(f"graph {there.programs[0].name!r} {message}")
         added = {"pp": there.room("pipeline-parallel", self.ranks)}
-        return there.multiplied(added, self._program, names=self.ranks.names, varies=True)
+        return there.multiplied(added, self._program, names=self.ranks.names, varies=added)
 
     def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
         """Return what one rank runs."""

@@ -40,11 +40,14 @@ class HostProgram:
         What there is so far.
     instead : dict of str to str
         Tensor → what an op of the step that reads it gets from here on.
+    parts : dict of str to str
+        Parameter → what there is of the rank's part of its gradient.
     """
 
     def __init__(self, step: TrainingStep, name: str) -> None:
         self.records = Records(f"{step.records.name} ({name})", {}, dict(step.records.externals))
         self.instead: dict[str, str] = {}
+        self.parts: dict[str, str] = {}
         self._of_step = step.records
 
     def compute(self, record: OpEntry, after: Iterable[str | Edge | None] = ()) -> None:
@@ -81,13 +84,18 @@ class HostProgram:
         record.attributes = {"stream": stream, **attributes}
         self.records.ops[record.name] = record
 
-    def add_parts(self, prefix: str, parameter: Parameter, reads: Sequence[str], n: int, stream: str) -> str:
-        """Add a rank's part of a gradient to those of earlier micro-batches; return the name of the op.
+    def add_part(self, prefix: str, parameter: Parameter, part: str, n: int, stream: str) -> str | None:
+        """Add a rank's part of a gradient to that of earlier micro-batches, if any; return the op that does.
 
-        That is the name of the op of the step that it is instead of, which adds whole gradients.
+        It has the name of the op of the step that it is instead of, which adds whole gradients.
         """
-        name = f"{prefix}{parameter.name}/accumulate"
-        record = OpEntry(name, "add", _edges(reads), [], (shard_nbytes(parameter, n),), dtype=parameter.dtype)
+        before = self.parts.get(parameter.name)
+        self.parts[parameter.name] = part
+        if before is None:
+            return None
+        name = self.parts[parameter.name] = f"{prefix}{parameter.name}/accumulate"
+        sizes = (shard_nbytes(parameter, n),)
+        record = OpEntry(name, "add", _edges([before, part]), [], sizes, dtype=parameter.dtype)
         record.flops = -(-parameter.elements // n)
         self._write(record, stream, {})
         return name

@@ -243,7 +243,7 @@ class Ranked:
         program: Callable[[Graph, Grid, Mapping[str, int]], Graph],
         *,
         names: tuple[str, ...] | None = None,
-        varies: bool = False,
+        varies: Iterable[str] = (),
     ) -> Ranked:
         """Return more ranks: all that there are, in all places of further dimensions.
 
@@ -255,8 +255,8 @@ class Ranked:
             ``program(one, grid, at)``: what a rank at some coordinates runs, whose program was `one`.
         names : tuple of str, optional
             The devices.
-        varies : bool
-            Whether what runs differs in the added dimensions.
+        varies : iterable of str
+            The added dimensions in which what runs differs.
 
         Raises
         ------
@@ -271,7 +271,7 @@ class Ranked:
         placed = []
         for at in map(grid.at, range(grid.ranks)):
             one = self.programs[self.grid.rank(at)]
-            key = (id(one), *(at[name] for name in added if varies))
+            key = (id(one), *(at[name] for name in varies))
             if key not in made:
                 made[key] = program(one, grid, at)
             placed.append(made[key])

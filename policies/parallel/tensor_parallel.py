@@ -185,22 +185,14 @@ _TOKENWISE: Final = _LINEAR | frozenset(_ON_TOKENS.split())
 class RankWriter(Exchanges):
     """Writes the program of a rank, op by op."""
 
-    def __init__(
-        self,
-        records: Records,
-        order: Sequence[str],
-        plan: TensorPlan,
-        t: int,
-        step: TrainingStep | None,
-        sequence: bool,
-    ) -> None:
-        super().__init__(records, t, sequence)
-        self.plan = plan
+    def __init__(self, plan: TensorPlan, step: TrainingStep | None, sequence: bool) -> None:
+        super().__init__(plan.records, plan.t, sequence)
+        self.plan, records = plan, plan.records
         for name, given in records.externals.items():
             self.state[name] = SPLIT if name in plan.split else WHOLE
             nbytes = self.share(given.nbytes) if name in plan.split else given.nbytes
             self.records.externals[name] = replace(given, nbytes=nbytes)
-        ops = [records.ops[name] for name in order]
+        ops = [records.ops[name] for name in plan.order]
         self.parameters = [] if step is None else step.parameters
         made = {each.gradient: each.name for each in self.parameters}
         self.gradient_of = parts_of_gradients(records, made)
@@ -477,7 +469,7 @@ class TensorParallel(OnRanks):
         if plan.whole:
             rest = f"tensor-parallel: {len(plan.whole)} of {len(plan.product)} products stay whole"
             warnings.warn(WholeWarning(rest + _told(plan.whole)), stacklevel=2)
-        return write(RankWriter(records, order, plan, t, step, self.sequence and t > 1).records)
+        return write(RankWriter(plan, step, self.sequence and t > 1).records)
 
 
 def _listed(given: Sequence[str]) -> tuple[str, ...]:

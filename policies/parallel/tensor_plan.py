@@ -93,7 +93,7 @@ class TensorPlan:
         row: Sequence[str],
         vocabulary: bool,
     ) -> None:
-        self.records, self.t = records, t
+        self.records, self.order, self.t = records, order, t
         ops = [records.ops[name] for name in order]
         if any(record.kind in OPTIMIZERS for record in ops) and all(record.phase is None for record in ops):
             raise GraphError(f"graph {records.name!r} does not say which ops are its forward (phase: F)")

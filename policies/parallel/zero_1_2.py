@@ -134,15 +134,10 @@ class _Host:
         """Sum a bucket over the ranks."""
         names = self.buckets[bucket]
         gradients = [self.gradients[each] for each in names]
-        name = self.program.add(
-            f"micro{k}/reduce{bucket}" if len(self.batches) > 1 else f"reduce{bucket}",
-            "all_reduce",
-            gradients,
-            [self.program.records.nbytes(gradient) for gradient in gradients],
-            after=[self.before],
-            stream="reduce" if self.of.overlap else COMPUTE,
-            communicator=GROUP,
-        )
+        sizes = [self.program.records.nbytes(gradient) for gradient in gradients]
+        where = {"stream": "reduce" if self.of.overlap else COMPUTE, "communicator": GROUP}
+        name = f"micro{k}/reduce{bucket}" if len(self.batches) > 1 else f"reduce{bucket}"
+        name = self.program.add(name, "all_reduce", gradients, sizes, after=[self.before], **where)
         self.gradients |= {each: output_name(name, i) for i, each in enumerate(names)}
         return name
 

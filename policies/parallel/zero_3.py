@@ -293,8 +293,6 @@ class _Host:
         self.gathers = 0
         self.stream_end: str | Edge | None = None
         """What the stream of all_gather ends with."""
-        self.sums: dict[str, str] = {}
-        """Parameter → what there is of the rank's part of its gradient."""
         self.reduced: str | None = None
         self.over: str | None = None
         """What the first gather of a micro-batch waits for: the host did at the end of the one before."""
@@ -303,7 +301,7 @@ class _Host:
         """Issue the whole step."""
         for k, batch in enumerate(self.batches):
             self.micro_batch(k, batch)
-        made = {each.gradient: self.sums[each.name] for each in self.step.parameters}
+        made = {each.gradient: self.program.parts[each.name] for each in self.step.parameters}
         self.program.update(self.updates, made, self.reduced)
         if self.persistent:
             shard = sum(shard_nbytes(each, self.n) for each in self.persistent)
@@ -352,30 +350,18 @@ class _Host:
         shard = sum(shard_nbytes(each, self.n) for each in parameters)
         first = (self.updates[-1].name, 1) if self.stream_end is None else self.over
         self.over = None
-        name = self.program.add(
-            f"all_gather{self.gathers}",
-            "all_gather",
-            [each.name for each in parameters],
-            [self.n * shard],
-            after=[first],
-            stream="all_gather" if self.of.overlap else COMPUTE,
-            communicator=GROUP,
-        )
+        name, names = f"all_gather{self.gathers}", [each.name for each in parameters]
+        where = {"stream": "all_gather" if self.of.overlap else COMPUTE, "communicator": GROUP}
+        name = self.program.add(name, "all_gather", names, [self.n * shard], after=[first], **where)
         self.gathers += 1
         self.stream_end = name
-        self.handle.update((each.name, name) for each in parameters)
+        self.handle |= dict.fromkeys(names, name)
 
     def concatenate(self, together: Sequence[Parameter]) -> None:
         """Make parameters of what was gathered in one piece."""
-        name = self.handle[together[0].name]
-        made = self.program.add(
-            f"{name}/concat",
-            "concat",
-            [name],
-            [each.nbytes for each in together],
-            stream="all_gather" if self.of.overlap else COMPUTE,
-        )
-        self.stream_end = made
+        name, sizes = self.handle[together[0].name], [each.nbytes for each in together]
+        stream = "all_gather" if self.of.overlap else COMPUTE
+        made = self.stream_end = self.program.add(f"{name}/concat", "concat", [name], sizes, stream=stream)
         for k, each in enumerate(together):
             self.program.instead[each.name] = output_name(made, k)
 
@@ -383,21 +369,12 @@ class _Host:
         """Launch the reduction of a bucket; parts are added to those of earlier micro-batches."""
         stream = "reduce" if self.of.overlap else COMPUTE
         parts = [shard_nbytes(each, self.n) for each in bucket]
-        name = self.reduced = self.program.add(
-            f"{self.prefix}reduce_scatter{k}",
-            "reduce_scatter",
-            [each.gradient for each in bucket],
-            parts,
-            stream=stream,
-            communicator=GROUP,
-            nbytes=self.n * sum(parts),
-        )
+        where: dict[str, Any] = {"stream": stream, "communicator": GROUP, "nbytes": self.n * sum(parts)}
+        name, gradients = f"{self.prefix}reduce_scatter{k}", [each.gradient for each in bucket]
+        name = self.reduced = self.program.add(name, "reduce_scatter", gradients, parts, **where)
         for i, each in enumerate(bucket):
-            made = output_name(name, i)
-            if each.name in self.sums:
-                both = [self.sums[each.name], made]
-                made = self.reduced = self.program.add_parts(self.prefix, each, both, self.n, stream)
-            self.sums[each.name] = made
+            sum_ = self.program.add_part(self.prefix, each, output_name(name, i), self.n, stream)
+            self.reduced = sum_ or self.reduced
 
 
 def _entered(modules: Modules, end: int = 0) -> dict[int, Module]:

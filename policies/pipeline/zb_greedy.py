@@ -341,7 +341,8 @@ def _learn(problem: ZeroBubbleProblem, before_forward: bool, before_leg_2: bool)
     best = _VSearch(problem, before_forward, before_leg_2, [0] * problem.ranks).run()
     while True:
         try:
-            again = _VSearch(problem, before_forward, before_leg_2, best.slack()).run()
+            slack = [best.longest_bubble - own for own in best.bubble]
+            again = _VSearch(problem, before_forward, before_leg_2, slack).run()
         except InfeasibleError:
             break
         if again.longest_bubble >= best.longest_bubble:
@@ -360,10 +361,6 @@ class _VSearch(GreedyRanks):
         self.before_forward, self.before_leg_2 = before_forward, before_leg_2
         self.granted = slack
         self.next_leg = 0
-
-    def slack(self) -> list[int]:
-        """Return for each rank how much shorter its bubble was than the longest."""
-        return [self.longest_bubble - own for own in self.bubble]
 
     def run(self) -> _VSearch:
         """Build the order, but for the W that are left at the end."""

@@ -134,11 +134,16 @@ class AutoTune(Placement):
         for placement in self.start:
             name = placement if isinstance(placement, str) else type(placement).__name__
             chosen = lookup("sim.placements", placement)() if isinstance(placement, str) else placement
-            if search.left(self.budget):
+            if len(search.trajectory) < self.budget:
                 search.evaluated(name, [int(d) for d in chosen.place(graph, machine, cost_ns)])
         search.walk(self.budget, random.Random(self.seed))
-        self.tried, self.tuning = search.trajectory, search.tuning()
-        return self.tuning.placement
+        self.tried = search.trajectory
+        if search.best is None:
+            assert search.refused is not None
+            raise search.refused
+        makespan_ns, found = search.best
+        self.tuning = PlacementSearch(found, makespan_ns, search.trajectory)
+        return found
 
     def _simulation(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Evaluate:
         """Return a simulation in which ops take the time that is known of them."""
@@ -183,10 +188,6 @@ class _Search:
         self.refused: RunError | None = None
         self.best: tuple[int, list[int]] | None = None
 
-    def left(self, budget: int) -> bool:
-        """Whether the budget allows one more."""
-        return len(self.trajectory) < budget
-
     def evaluated(self, what: str, placement: list[int]) -> int | None:
         """Try a placement and return its makespan; None where it cannot run."""
         self.seen.add(tuple(placement))
@@ -206,7 +207,7 @@ class _Search:
         now_ns, now = self.best
         threshold = now_ns // 50  # 2 % worse is tolerated at first
         moves = known = 0
-        while self.left(budget) and moves < 20 * budget and known < _KNOWN:
+        while len(self.trajectory) < budget and moves < 20 * budget and known < _KNOWN:
             what, placement = self._move(now, rng)
             moves, known = moves + 1, known + 1
             if tuple(placement) in self.seen:
@@ -247,10 +248,3 @@ class _Search:
                         found[leader] = None
                         queue.append(leader)
         return list(found)
-
-    def tuning(self) -> PlacementSearch:
-        """Return what was found."""
-        if self.best is None:
-            assert self.refused is not None
-            raise self.refused
-        return PlacementSearch(self.best[1], self.best[0], self.trajectory)
