@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import ceil, gcd
 from time import monotonic
@@ -336,27 +337,13 @@ def solve(solver: Any, written: Written) -> Any:
     if threading.current_thread() is not threading.main_thread():  # which alone is told of signals
         return solver.solve(written.model)
     solver.parameters.catch_sigint_signal = False
-    ended: list[Any] = []
-    over = threading.Event()
-
-    def search() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        search = pool.submit(solver.solve, written.model)
         try:
-            ended.append(solver.solve(written.model))
-        except BaseException as error:
-            ended.append(error)
-        finally:
-            over.set()
-
-    threading.Thread(target=search, daemon=True).start()
-    try:
-        over.wait()
-    except KeyboardInterrupt:
-        solver.stop_search()
-        over.wait()
-        raise KeyboardInterrupt(_told(solver, ended[0], written.unit_ns)) from None
-    if isinstance(ended[0], BaseException):
-        raise ended[0]
-    return ended[0]
+            return search.result()
+        except KeyboardInterrupt:
+            solver.stop_search()
+            raise KeyboardInterrupt(_told(solver, search.result(), written.unit_ns)) from None
 
 
 def _bound_ns(solver: Any, unit_ns: int) -> int:

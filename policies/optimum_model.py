@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.cp_sat import Activities, Solved, Time
+from policies.cp_sat import NEVER, Activities, Solved, Time
 from policies.issue.program_order import ProgramOrder
 from policies.optimum_tasks import Moved, Tasks, share
 from policies.optimum_windows import windows
@@ -114,17 +114,14 @@ def refuse_unmodelled(job: Job, placed: bool = True) -> None:
         Saying what stands in the way.
     """
     graph = job.graph
-    tasks = len(graph) * job.iterations
+    tasks, early = len(graph) * job.iterations, bool(non_strict_ops(graph).any())
+    folded = job.machine.folding is not None
     reasons = {
         "it has control flow, and what runs is decided during the run": has_control_flow(graph),
         "some of its ops may fail": job.failures is not None,
         "parts of its machine may fail or become slow": job.faults is not None,
-        "its ranks are folded, and all of a kind have one schedule: set fold: false": (
-            job.machine.folding is not None
-        ),
-        "some of its ops start with the first of their inputs (strict: false)": bool(
-            non_strict_ops(graph).any()
-        ),
+        "its ranks are folded, and all of a kind have one schedule: set fold: false": folded,
+        "some of its ops start with the first of their inputs (strict: false)": early,
         "its ranks meet in collectives, and so stay on their devices": not placed and bool(job.meets.any()),
         f"it has {tasks:,} tasks, and more than {_MOST_TASKS:,} are hopeless": tasks > _MOST_TASKS,
     }
@@ -199,7 +196,8 @@ class JobModel:
     @property
     def left_out(self) -> tuple[str, ...]:
         """What the model does not know of the job: its optimum is a lower bound then."""
-        return tuple(f"{what}{_named(list(names))}" for what, names in self.tasks.notes.items())
+        notes = self.tasks.notes.items()
+        return tuple(what + (f" ({listed(names, _MOST_NAMED)})" if names else "") for what, names in notes)
 
     def solve(self, limit_ns: int, seed: int = 0) -> tuple[Solved, Timetable | None]:
         """Return what was found; see `Activities.solve`."""
@@ -272,11 +270,6 @@ class JobModel:
             if (i, tensor, a, b) in tasks.moves:
                 self.times.suppose(tasks.departures[i, tensor, b], start)
                 self.times.suppose(tasks.moves[i, tensor, a, b], True)
-
-
-def _named(names: Sequence[str]) -> str:
-    """Return some names in brackets, and how many there are."""
-    return f" ({listed(names, _MOST_NAMED)})" if names else ""
 
 
 def _unplaced(job: Job) -> Flow:

@@ -77,7 +77,7 @@ class Tasks:
         self.n, self.n_ops = flow.n_nodes, flow.n_ops
         self.problem, self.at_issue, self.alone = problem, at_issue, alone
         self.devices = [[d] for d in job.device_of.tolist()] if problem is None else problem.devices_of
-        self.notes: dict[str, dict[str, None]] = {}
+        self.notes: dict[str, list[str]] = {}
         self.departures: dict[tuple[int, int, int], Time] = {}
         self.moves: dict[tuple[int, int, int, int], Literal] = {}
         self._need: dict[int, dict[int, int]] = {}
@@ -87,7 +87,8 @@ class Tasks:
     def note(self, holds: bool, what: str, of: str = "") -> None:
         """Note that something is left out, if it `holds`."""
         if holds:
-            self.notes.setdefault(what, {})[of] = None
+            names = self.notes.setdefault(what, [])
+            names += [of] if of and of not in names else []
 
     def departs(
         self, i: int, tensor: int, a: int, b: int, made: Time, travel_ns: int, *given: Any

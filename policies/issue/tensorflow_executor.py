@@ -119,15 +119,11 @@ class PoolLayout:
         self.of_op = []
         for op, (name, group) in enumerate(zip(names, job.group_of.tolist(), strict=True)):
             chosen = 0
-            if several[group] and per_session:
-                chosen = sessions[name]
-            elif several[group]:
-                chosen = pools.get(op, 0)
-                if chosen >= len(sizes):
-                    raise InputError(
-                        f"session {name!r} chooses inter_op_thread_pool {chosen!r}; "
-                        f"there are {len(sizes)}, counted from 0"
-                    )
+            if several[group]:
+                chosen = sessions[name] if per_session else pools.get(op, 0)
+            if several[group] and not per_session and chosen >= len(sizes):
+                message = f"session {name!r} chooses inter_op_thread_pool {chosen!r}"
+                raise InputError(f"{message}; there are {len(sizes)}, counted from 0")
             self.of_op.append(first_pool[group] + chosen)
 
     def _divide(self, threads: list[int], wanted: list[int]) -> None:

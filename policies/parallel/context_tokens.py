@@ -83,7 +83,11 @@ class Tokens(ABC):
     def __init__(self, graph: Graph, c: int, rank: int, *, balanced: bool) -> None:
         self.old, self.c, self.rank, self.balanced = read(graph), c, rank, balanced
         self.records = Records(f"{graph.name} (context parallel)", {}, {})
-        self.of_gradient, updates = self._gradients(graph)
+        step = None if OPTIMIZERS.keys().isdisjoint(graph.kinds) else TrainingStep(graph)
+        gradients = {} if step is None else {each.gradient: each.name for each in step.parameters}
+        updates = set() if step is None else {update.name for update in step.updates}
+        self.of_gradient = set(parts_of_gradients(self.old, gradients))
+        """Gradients of parameters, and what they are sums of."""
         self.last = ""
         """What was issued last on the stream of all."""
         self.on_tokens: set[str] = set()
@@ -107,14 +111,6 @@ class Tokens(ABC):
         if not found:
             message = "has no op of kind attention: nothing to exchange, so use data parallelism"
             raise GraphError(f"graph {graph.name!r} {message}")
-
-    def _gradients(self, graph: Graph) -> tuple[set[str], set[str]]:
-        """Return the gradients of parameters and what they are sums of, and the names of the updates."""
-        if OPTIMIZERS.keys().isdisjoint(graph.kinds):
-            return set(), set()
-        step = TrainingStep(graph)
-        found = parts_of_gradients(self.old, {each.gradient: each.name for each in step.parameters})
-        return set(found), {update.name for update in step.updates}
 
     def _of_all_tokens(self, update: OpEntry) -> list[Edge]:
         """Return what an update reads; a gradient that has a row for each token gets rows of zeros."""
@@ -226,21 +222,11 @@ class Tokens(ABC):
 
     def joined(self, of: OpEntry, reads: Sequence[str]) -> None:
         """Write, under the name of an op, that its outputs are there: parts that lie side by side."""
-        outputs = tuple(self.nbytes(of.tensor(k)) for k in range(len(of.outputs)))
         self.last = of.name
-        self.records.make(
-            replace(
-                of.part(Fraction(0)),
-                kind="concat",
-                inputs=[(tensor, 0) for tensor in reads],
-                outputs=outputs,
-                bytes_read=0,
-                bytes_written=0,
-                duration_ns=0,
-                duration_by_kind={},
-                attributes={"stream": COMPUTE},
-            )
-        )
+        made = of.like(of.name, "concat", reads, [*map(self.nbytes, of.tensors)], after=of.after)
+        made.bytes_written = made.duration_ns = 0
+        made.attributes = {"stream": COMPUTE}
+        self.records.make(made)
 
     def collective(
         self,

@@ -145,9 +145,9 @@ def zb_auto(
         hint = _searched(problem, with_fixed=True)
     except InfeasibleError:
         hint = None
-    best = optimal_programs(problem, hint, time_limit_ns=time_limit_ns)
-    told = {"objective": best.objective, "bound": best.bound, "proven": best.proven}
-    return replace(_schedule(problem, best.programs), meta=told)
+    programs, value, bound = optimal_programs(problem, hint, time_limit_ns=time_limit_ns)
+    told = {"objective": value, "bound": bound, "proven": value == bound}
+    return replace(_schedule(problem, programs), meta=told)
 
 
 def _searched(problem: ZeroBubbleProblem, *, with_fixed: bool) -> Schedule:

@@ -132,34 +132,10 @@ def those_found(searches: Iterable[Callable[[], Programs]]) -> Iterator[Programs
 _PHASES: tuple[Phase, ...] = ("F", "I", "W")
 
 
-@dataclass(frozen=True, slots=True)
-class OptimalOrder:
-    """What the solver found.
-
-    Attributes
-    ----------
-    programs : tuple of tuple of Action
-        One program a rank.
-    objective : int
-        The span or makespan of the order found.
-    bound : int
-        No order can be shorter than this.
-    """
-
-    programs: Programs
-    objective: int
-    bound: int
-
-    @property
-    def proven(self) -> bool:
-        """Whether the order found is known to be the best."""
-        return self.objective == self.bound
-
-
 def optimal_programs(
     problem: ZeroBubbleProblem, hint: Schedule | None, *, time_limit_ns: int = 60 * NS_PER_S
-) -> OptimalOrder:
-    """Search for the best order.
+) -> tuple[Programs, int, int]:
+    """Search for the best order; return it, its span or makespan, and a bound below which none can be.
 
     Parameters
     ----------
@@ -209,7 +185,7 @@ def optimal_programs(
     for action, variable in start.items():
         by_rank[problem.placement[action.stage]].append((found.values(variable), action))
     programs = tuple(tuple(action for _, action in sorted(own)) for own in by_rank)
-    return OptimalOrder(programs, found.values(times.longest), found.bound_ns)
+    return programs, found.values(times.longest), found.bound_ns
 
 
 def _actions(problem: ZeroBubbleProblem) -> Iterator[Action]:

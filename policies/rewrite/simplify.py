@@ -303,13 +303,6 @@ def _key(record: OpEntry) -> str:
     return json.dumps(facts, sort_keys=True, default=repr)
 
 
-class _Parts(NamedTuple):
-    """What a written-out batch norm reads, and the ops that it is made of besides the last."""
-
-    reads: list[str]
-    ops: list[str]
-
-
 class BatchNorm:
     """Merge each batch norm that is written out with running statistics into one op.
 
@@ -350,13 +343,13 @@ class BatchNorm:
         parts = {name: found for name, found in matched.items() if found is not None}
         if not parts:
             return graph
-        for name, found in parts.items():
+        for name, (reads, _) in parts.items():
             op = records.ops[name]
-            op.kind, op.inputs = "batch_norm", [(tensor, 0) for tensor in found.reads]
+            op.kind, op.inputs = "batch_norm", [(tensor, 0) for tensor in reads]
             op.flops = 2 * elements(op.outputs[0], op.dtype)
-            op.bytes_read = sum(records.nbytes(tensor) for tensor in found.reads)
+            op.bytes_read = sum(map(records.nbytes, reads))
             op.bytes_written = op.outputs[0]
-        records.remove_unused(name for found in parts.values() for name in found.ops)
+        records.remove_unused(name for _, ops in parts.values() for name in ops)
         return write(records)
 
 
@@ -366,8 +359,8 @@ _SCALES = (("mul", _ROOT, "gamma"), _ROOT)
 """A kind with what it reads, in order; a word stands for a tensor, the same wherever it occurs."""
 
 
-def _match(records: Records, last: OpEntry) -> _Parts | None:
-    """Return the parts of the batch norm that ends with op `last`; None: it is none."""
+def _match(records: Records, last: OpEntry) -> tuple[list[str], list[str]] | None:
+    """Return what the batch norm that ends with `last` reads, and its other ops; None: it is none."""
     found: dict[str, str] = {}
     ops: list[OpEntry] = []
 
@@ -385,4 +378,4 @@ def _match(records: Records, last: OpEntry) -> _Parts | None:
     if not any(fits(found["scale"], scale) for scale in _SCALES):
         return None
     reads = [found[name] for name in ("x", "gamma", "beta", "mean", "var") if name in found]
-    return _Parts(reads, [op.name for op in ops[1:]])
+    return reads, [op.name for op in ops[1:]]
