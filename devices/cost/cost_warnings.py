@@ -151,8 +151,7 @@ class _Counts:
 
 def _modelled(graph: Graph, device: Device) -> BoolArray:
     """Return the ops that have no duration there, so that a cost model times them."""
-    by_kind = graph.duration_by_kind.get(device.kind, graph.duration_ns)
-    found: BoolArray = (graph.duration_ns == UNSET) & (by_kind == UNSET)
+    found: BoolArray = graph.given_ns(device.kind, device.name) == UNSET
     return found
 
 

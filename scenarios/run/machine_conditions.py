@@ -76,9 +76,7 @@ class _Described(NamedTuple):
         if self.case.scenario.content.workload.asks_cost_models() or self.case.decisions.compile:
             return True  # a rewrite may make ops that have none
         graph, device = self.case.work.graph, self.device
-        asked = graph.duration_ns == UNSET
-        if device.kind in graph.duration_by_kind:
-            asked = asked & (graph.duration_by_kind[device.kind] == UNSET)
+        asked = graph.given_ns(device.kind, device.name) == UNSET
         if not asked.any():
             return False
         pins = {graph.pins[code] if code >= 0 else None for code in set(graph.pin_code[asked].tolist())}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, Final, TypeGuard
 
 import numpy as np
@@ -79,11 +80,12 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
     for dtype in graph.dtypes:
         with document.placing(*places.get(dtype, ("workload",))):
             dtype_name(dtype)
-    devices = [*DEVICE_KINDS, *(device.kind for device in machine.devices), DEFAULT]
+    of = ((device.kind, device.name) for device in machine.devices)
+    devices = [*DEVICE_KINDS, *chain.from_iterable(of), DEFAULT]
     for loc in _matching(document, (f"{op}.duration.*" for op in _EVERY_OP)):
-        _need("kind of device", str(loc[-1]), devices, document, loc)
+        _need("device or kind of device", str(loc[-1]), devices, document, loc)
     for kind in graph.duration_by_kind:
-        _need("kind of device", kind, devices, document, ("workload",))
+        _need("device or kind of device", kind, devices, document, ("workload",))
     patterns = (*(f"{op}.attributes.*" for op in _EVERY_OP), *_OF_FILES)
     for loc in _matching(document, patterns):
         node = document.at(loc)

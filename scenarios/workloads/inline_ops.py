@@ -59,7 +59,8 @@ Durations = Annotated[
     Shorthand(EVERYWHERE, "duration"),
     Field(
         default_factory=dict,
-        description="duration on any device, or {cpu: 900us, gpu: 30us}; default: from the cost model",
+        description="duration on any device, or {cpu: 900us, gpu1: 30us} by kind or name; default: from "
+        "the cost model",
     ),
 ]
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -212,13 +213,16 @@ def spread_on_path(trace: Record) -> dict[str, OnPath]:
         return {}
     op, device = trace.tasks["op"], trace.device
     steps = [(step.row, step.end_ns - step.start_ns) for step in executed_path(trace) if step.kind == "task"]
-    given = graph.duration_ns != UNSET
+
+    @cache
+    def given(d: int) -> IntArray:
+        return graph.given_ns(job.machine.devices[d].kind, job.machine.devices[d].name)
+
     spread: dict[int, FloatArray] = {}
     found: dict[str, list[tuple[int, float]]] = {}
     for row, ns in steps:
         d, o = int(device[row]), int(op[row])
-        by_kind = graph.duration_by_kind.get(job.machine.devices[d].kind)
-        if d not in models or given[o] or (by_kind is not None and by_kind[o] != UNSET):
+        if d not in models or given(d)[o] != UNSET:
             continue
         if d not in spread:
             here = job.machine.devices[d]

@@ -90,7 +90,8 @@ class Graph:
     duration_ns : array of int64
         Explicit duration, or -1: ask the device's cost model.
     duration_by_kind : mapping of str to array of int64
-        Explicit durations for one kind of device (``{"cpu": ...}``), -1 where not given.
+        Explicit durations for one kind of device (``{"cpu": ...}``), or for the device of that name, -1 where
+        not given.
     stage, micro_batch : array of int64
         Pipeline stage and micro-batch, or -1.
     phases, phase_code : tuple of str, array
@@ -205,6 +206,14 @@ class Graph:
     def kind(self, op: int) -> str:
         """Return the kind of op `op`."""
         return self.kinds[int(self.kind_code[op])]
+
+    def given_ns(self, kind: str, name: str) -> IntArray:
+        """Return the explicit duration of each op on a device: for its name, kind, or anywhere; else -1."""
+        ns = self.duration_ns
+        for word in (kind, name):
+            if (own := self.duration_by_kind.get(word)) is not None:
+                ns = np.where(own == UNSET, ns, own)
+        return ns
 
     def is_kind(self, *kinds: str) -> BoolArray:
         """Return which ops are of one of some kinds."""

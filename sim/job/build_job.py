@@ -32,19 +32,21 @@ def _costs_of_all(graph: Graph, machine: Machine) -> list[IntArray]:
     """Return `costs_ns` for each device; devices that differ in nothing that counts share one array."""
     known: list[tuple[Device, IntArray]] = []
     found = []
-    all_given: dict[str, bool] = {}
+    all_given: dict[tuple[str, str], bool] = {}
     for device in machine.devices:
-        if device.kind not in all_given:
-            by_kind = graph.duration_by_kind.get(device.kind)
-            given = graph.duration_ns if by_kind is None else np.maximum(graph.duration_ns, by_kind)
-            all_given[device.kind] = bool((given != UNSET).all())
-        asks = not all_given[device.kind]
-        column = next((column for other, column in known if cost_the_same(device, other, asks=asks)), None)
+        own = device.name if device.name in graph.duration_by_kind else ""
+        if (device.kind, own) not in all_given:
+            given = graph.given_ns(device.kind, own)
+            all_given[device.kind, own] = bool((given != UNSET).all())
+        asks = not all_given[device.kind, own]
+        alike = (column for other, column in known if cost_the_same(device, other, asks=asks))
+        column = None if own else next(alike, None)
         if column is None:
             column = costs_ns(graph, device)
             ops = modelled_ops(graph, machine, device)  # until ops are placed nobody knows their ranks
             column[ops[column[ops] == UNSET]] = 0
-            known.append((device, column))
+            if not own:
+                known.append((device, column))
         found.append(column)
     return found
 

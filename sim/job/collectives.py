@@ -358,18 +358,15 @@ def modelled_ops(graph: Graph, machine: Machine, device: Device) -> IntArray:
     They give no duration there, and the machine has a model.
     """
     ops = np.array(graph.in_communicators if machine.collectives is not None else [], np.int64)
-    given = graph.duration_ns[ops] != UNSET
-    by_kind = graph.duration_by_kind.get(device.kind)
-    if by_kind is not None:
-        given |= by_kind[ops] != UNSET
-    return np.asarray(ops[~given])
+    return np.asarray(ops[graph.given_ns(device.kind, device.name)[ops] == UNSET])
 
 
 def is_modelled(graph: Graph, machine: Machine, c: Collectives) -> BoolArray:
     """Return which collectives take the time that the machine's model says."""
     found = np.zeros(len(c.op), dtype=bool)
-    for kind, device in {device.kind: device for device in machine.devices}.items():
-        here = np.array([device.kind == kind for device in machine.devices])[c.device]
+    alike = [(d.kind, d.name if d.name in graph.duration_by_kind else "") for d in machine.devices]
+    for own, device in dict(zip(alike, machine.devices, strict=True)).items():
+        here = np.array([other == own for other in alike])[c.device]
         found |= here & np.isin(c.op, modelled_ops(graph, machine, device))
     return found
 

@@ -51,8 +51,8 @@ def answered(graph: Graph, device: Device, question: str, ask: Callable[[], _T])
 def costs_ns(graph: Graph, device: Device) -> IntArray:
     """Return how long each op takes on `device`, -1 where it cannot run there.
 
-    An explicit duration for the device's kind wins over an explicit duration, which wins over
-    the device's cost model. An op without any of them, on a device without a cost model, takes
+    An explicit duration for the device's name wins over one for its kind, that over one for all, and that
+    over the device's cost model. An op without any of them, on a device without a cost model, takes
     no time when it has no cost facts; otherwise the device cannot time it and -1 is returned.
 
     Parameters
@@ -65,10 +65,7 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
     array of int64
         One duration per op in ns.
     """
-    ns = graph.duration_ns.copy()
-    by_kind = graph.duration_by_kind.get(device.kind)
-    if by_kind is not None:
-        ns = np.where(by_kind == UNSET, ns, by_kind)
+    ns = graph.given_ns(device.kind, device.name).copy()
     missing = ns == UNSET
     if missing.any():
         if device.cost is not None:

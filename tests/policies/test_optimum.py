@@ -166,6 +166,31 @@ def test_devices_are_chosen_too(sharing: Any, seed: int) -> None:
         assert found.bound_ns == replayed.makespan_ns
 
 
+FLEXIBLE = """\
+machine: {devices: {m0: {kind: cpu, cores: 1}, m1: {kind: cpu, cores: 1}, m2: {kind: cpu, cores: 1}}}
+policy: {name: ready-queue, placement: heft}
+workload:
+  ops:
+    a: {duration: {m0: 3us, m1: 5us}}
+    b: {duration: {m1: 4us, m2: 2us}, after: [a]}
+    c: {duration: {m0: 6us, m2: 7us}}
+    d: {duration: {m2: 4us, cpu: 9us}, after: [c]}
+"""
+
+
+def test_each_device_may_take_its_own_time(tmp_path: Path) -> None:
+    """A flexible job shop: c needs 6 us on m0, so that d ends at 10 us at best; a and b fit beside."""
+    (tmp_path / "s.yaml").write_text(FLEXIBLE)
+    result = run_case(load_scenario(tmp_path / "s.yaml").case())
+    assert [column.tolist() for column in result.trace.job.known_costs_ns] == [
+        [3000, -1, 6000, 9000],
+        [5000, 4000, -1, 9000],
+        [-1, 2000, 7000, 4000],
+    ]
+    found = find_optimum([result], limit_ns=LIMIT, placed=False)
+    assert (found.best.trace.makespan_ns, found.proven) == (10_000, True)
+
+
 @pytest.mark.parametrize(("sharing", "least"), [("independent", 121), ("serial", 211)])
 def test_what_a_serial_link_carries_takes_turns_wherever_ops_are(sharing: Any, least: int) -> None:
     """Two tensors of 100 ns each, which the other processor reads."""

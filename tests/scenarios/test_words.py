@@ -46,7 +46,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"device": ", supports: [matmul, rellu]"}, f"supports.1: {BY_KIND}'rellu'; did you mean 'relu'"),
     ({"device": ", cost: {fixed: {matmull: 1us}}"}, f"cost.fixed.matmull: {BY_KIND}'matmull'"),
     ({"more": "cost: {fixed: {default: 1us, matmull: 1us}}"}, f"cost.fixed.matmull: {BY_KIND}'matmull'"),
-    ({"op": "duration: {gpuu: 1us}"}, "gpuu: unknown kind of device 'gpuu'; did you mean 'gpu'"),
+    ({"op": "duration: {gpuu: 1us}"}, "gpuu: unknown device or kind of device 'gpuu'; did you mean 'gpu'"),
     ({"op": "attributes: {strct: false}"}, "unknown attribute 'strct'; did you mean 'strict'"),
     ({"op": "attributes: {colour: red}"}, "attributes.colour: unknown attribute 'colour'"),
     ({"op": "attributes: {strict: 'no'}"}, "attributes.strict: .*'no' is neither true nor false"),
@@ -92,7 +92,7 @@ def test_a_graph_file_is_held_to_the_same_words(tmp_path: Path) -> None:
     for fact, says in (
         ('"dtype": "bf61"', "unknown dtype 'bf61'; did you mean 'bf16'"),
         ('"attributes": {"strict": "no"}', "op 'a': strict: 'no' is neither true nor false"),
-        ('"duration_by_kind_ns": {"gpuu": 5}', "unknown kind of device 'gpuu'; did you mean 'gpu'"),
+        ('"duration_by_kind_ns": {"gpuu": 5}', "unknown device or kind of device 'gpuu'; did you mean 'gpu'"),
     ):
         graph.write_text(
             f'{{"schema": "sim.graph/1", "name": "g", "ops": [{{"name": "a", "duration_ns": 5, {fact}}}]}}'
