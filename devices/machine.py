@@ -331,14 +331,12 @@ def _collectives(
     over: Mapping[str, Any], base: Mapping[str, Any], devices: Sequence[Device], origin: Origin
 ) -> CollectiveModel:
     """Return how long collectives take: as the description says, or else its preset."""
-    from devices.collectives.registry import make_collectives
+    from devices.collectives.registry import make_collectives, of_preset
 
     with located("machine", "collectives"):
         model = make_collectives(over.get("collectives", base.get("collectives", {})), origin)
     if "collectives" in over or "preset" not in over:
         return model
-    from devices.collectives.registry import of_preset
-
     return of_preset(model, devices, next((key for key in _NETWORK if over.get(key)), None))
 
 

@@ -41,7 +41,7 @@ import numpy as np
 
 from devices.fair_sharing import Alarm, Route, SharedLink, VirtualQueue, fill
 from devices.routes import ChunkQueues, Way, find_ways, way_of_message
-from sim.base.arrays import UNSET
+from sim.base.arrays import UNSET, Codes, Csr
 from sim.base.errors import InputError, StuckError
 from sim.base.units import NS_PER_S
 from sim.faults import FOREVER
@@ -138,17 +138,11 @@ def network_columns(job: Job, flow: Flow) -> RouteColumns | str:
     used = sorted({link for way in ways for link in way.shared})
     number = {link: k for k, link in enumerate(used)}
     unit = gcd(NS_PER_S, *(bandwidth[link] for link in used))
-    keys: dict[Hashable, int] = {}
-    routes: dict[tuple[int, ...], int] = {}
-    route, held, held_first, links, first = [], [], [0], [], [0]
-    for way in ways:
-        held += [keys.setdefault(key, len(keys)) for key in way.held]
-        held_first.append(len(held))
-        if way.shared and way.shared not in routes:
-            routes[way.shared] = len(routes)
-            links += [number[link] for link in way.shared]
-            first.append(len(links))
-        route.append(routes.get(way.shared, -1))
+    keys = Codes[Hashable]()
+    held = _in_columns([[keys[key] for key in way.held] for way in ways])
+    routes = {shared: k for k, shared in enumerate(dict.fromkeys(way.shared for way in ways if way.shared))}
+    links = _in_columns([[number[link] for link in shared] for shared in routes])
+    route = [routes.get(way.shared, UNSET) for way in ways]
     capacity = [bandwidth[link] // unit for link in used]
     latency_ns = [way.latency_ns for way in ways]
     flows = (np.array(route, np.int64)[of] >= 0) & (flow.nbytes > 0)
@@ -161,9 +155,12 @@ def network_columns(job: Job, flow: Flow) -> RouteColumns | str:
     if max(alone_ns, default=0) >= LARGEST:
         return "a transfer takes longer than 60 bits can count"
     work = np.where(flows, flow.nbytes * per_byte, 0)
-    return RouteColumns(
-        of, work, np.array(alone_ns, np.int64), latency_ns, held_first, held, route, first, links, capacity
-    )
+    return RouteColumns(of, work, np.array(alone_ns, np.int64), latency_ns, *held, route, *links, capacity)
+
+
+def _in_columns(rows: list[list[int]]) -> tuple[list[int], list[int]]:
+    indptr, indices = Csr.of_rows(rows)
+    return indptr.tolist(), indices.tolist()
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -86,9 +86,8 @@ class ChunkQueues:
         self._free: dict[int, int] = {}  # when a link has sent all that it was given
         self._messages: dict[int, _Message] = {}
         self._number = 0
-        self._events: list[
-            tuple[int, int, int, int]
-        ] = []  # time, message, chunk, and the hop that it reaches
+        # Time, message, chunk, and the hop that it reaches
+        self._events: list[tuple[int, int, int, int]] = []
         self._due: list[tuple[int, int]] = []  # of messages; no longer true where theirs is another one
         self._there: list[Any] = []
 

@@ -345,14 +345,10 @@ class NcclTuner:
     def _channels(self, kind: str, algorithm: str, protocol: str, nbytes: int) -> tuple[int, int]:
         """Return channels and threads (``topoGetAlgoInfo``), and of these what is launched."""
         threads, worth = THREADS[protocol]
-        channels = self.found.channels
+        channels, ring = self.found.channels, self.found.ring
         if algorithm == "ring" and protocol == "ll":
             worth *= self.ranks
-        if (
-            algorithm == "ring"
-            and protocol == "simple"
-            and self.found.ring.inside * self.found.ring.number <= 12
-        ):
+        if algorithm == "ring" and protocol == "simple" and ring.inside * ring.number <= 12:
             threads = 256
         in_switch = algorithm in ("nvls", "nvls-tree")
         if in_switch:

@@ -114,18 +114,14 @@ def merge(
     >>> merge({"issue_cost": "4us", "gap": "1us"}, {"issue_cost": {"matmul": "6us"}}, DEVICE_FIELDS)
     {'issue_cost': {'default': '4us', 'matmul': '6us'}, 'gap': '1us'}
     """
-    merged = dict(base)
-    if ideal:
-        merged = {
-            name: value for name, value in merged.items() if name not in fields or not fields[name].overhead
-        }
+    lost = {name for name in base if ideal and name in fields and fields[name].overhead}
+    merged = {name: value for name, value in base.items() if name not in lost}
     for name, value in over.items():
         old = merged.get(name)
         by_key = name in fields and TYPES[fields[name].type].by_key
         if by_key and old is not None and isinstance(value, Mapping):
-            merged[name] = {**(old if isinstance(old, Mapping) else {DEFAULT: old}), **value}
-        else:
-            merged[name] = value
+            value = {**(old if isinstance(old, Mapping) else {DEFAULT: old}), **value}
+        merged[name] = value
     return merged
 
 

@@ -309,9 +309,8 @@ class TokenMemory(TensorMemory):
         self._loose = set(np.flatnonzero(non_strict_ops(graph)).tolist())
         self._came: dict[_Place, list[tuple[int, int]]] = {}  # tensors and keys, of an op that is no task yet
         self._held: dict[int, _Held] = {}  # by task
-        self._late: dict[
-            _Place, _Held
-        ] = {}  # of tasks that did not wait for all their inputs, until they end
+        # Of tasks that did not wait for all their inputs, until they end
+        self._late: dict[_Place, _Held] = {}
         self._given: set[int] = set()  # tasks that gave their tokens, and have not ended
         self._offers: dict[int, int] = {}  # Send (task) → the key of what it offers
 

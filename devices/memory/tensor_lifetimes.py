@@ -290,9 +290,8 @@ class TensorMemory:
         device, block = self.home[key], self.blocks[key]
         self.blocks[key] = NOWHERE
         allocator = self.allocators[device]
-        for used_on in allocator.let_go(
-            block
-        ):  # when these have done what was put on them so far, it is free
+        # When these have done what was put on them so far, it is free
+        for used_on in allocator.let_go(block):
             last = task if used_on == stream else self.last_on_stream[used_on] or task
             if self.ended[last.id]:
                 allocator.event_done(block)

@@ -292,9 +292,8 @@ _ENDINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "show-graph": (".json", ".json.gz"),
     "memory-trace": MEMORY_TRACE_ENDINGS,
 }
-_WRITERS: Final[
-    Mapping[str, Callable[[Sequence[Result], str], None]]
-] = {  # but of `CHARTS`, which have options
+# What writes each, but for `CHARTS`, which have options.
+_WRITERS: Final[Mapping[str, Callable[[Sequence[Result], str], None]]] = {
     "trace": _write_trace,
     "ops": _write_ops,
     "memory": _write_memory,

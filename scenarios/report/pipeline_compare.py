@@ -201,9 +201,8 @@ def memory_of_rank(result: Result, rank: int, ax: Axes | None = None) -> Axes:
     )
     ax.set_ylabel(f"{device} (MiB)")
     ax.margins(x=0)
-    ax.update_datalim(
-        [(0, 0), (max(result.trace.makespan_ns, 1) / scale, 0)]
-    )  # the whole run, on shared axes too
+    # The whole run, on shared axes too
+    ax.update_datalim([(0, 0), (max(result.trace.makespan_ns, 1) / scale, 0)])
     ax.autoscale_view()
     plain(ax)
     handles, labels = ax.get_legend_handles_labels()

@@ -281,9 +281,8 @@ class _Search:
         if self.known is before:
             self.run(case)
         job = self.known.trace.job
-        if job.graph.attribute(
-            "cores"
-        ):  # an op that starts early may take cores that the plan keeps for others
+        # An op that starts early may take cores that the plan keeps for others
+        if job.graph.attribute("cores"):
             first, rank = timetable.start_ns[0], job.graph.topological_order.argsort().tolist()
             listed = ListedOrder(sorted(range(len(rank)), key=lambda op: (first[op], rank[op])))
             self.run(case.deciding(policy=InOrder(synchronisation=how), linearize=listed))

@@ -365,9 +365,8 @@ def _cut(fields: PipelineFields, document: Document, devices: Sequence[Device], 
 
 def _levels(fields: PipelineFields) -> list[Level]:
     """Return the levels of the machine that PipeDream's planners plan for, from the innermost."""
-    workers = _count(
-        fields, 1
-    )  # `stages` or `ranks` is here their number; how many stages they make is the plan
+    # `stages` or `ranks` is here their number; how many stages they make is the plan
+    workers = _count(fields, 1)
     if fields.levels is None and fields.bandwidth is not None:
         return [Level(workers, fields.bandwidth)]
     if fields.levels is None or fields.bandwidth is not None:

@@ -136,9 +136,8 @@ class Pipeline(Workload):
         except InputError as error:
             if error.path or isinstance(error, UnknownNameError):  # an option of the schedule
                 raise document.wrong(error, loc) from error
-            of = (
-                "" if str(policy.name) in str(error) else f"{policy.name}: "
-            )  # which, where several are compared
+            # Which, where several are compared
+            of = "" if str(policy.name) in str(error) else f"{policy.name}: "
             raise document.error(_HERE, f"{of}{error}") from error
 
 

@@ -349,9 +349,8 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Training]]]:
     levels = ("none", "selective", "full")
     steps = levels[levels.index(of.recompute) + 1 :] if isinstance(of.recompute, str) else ("full",)
     yield [each for level in steps for each in tried(f"recompute: {level}", recompute=level)]
-    after: tuple[Sharding, ...] = SHARDINGS[
-        SHARDINGS.index(layout.sharding) + 1 : -1
-    ]  # zero-3 as it is given
+    # Zero-3 as it is given
+    after: tuple[Sharding, ...] = SHARDINGS[SHARDINGS.index(layout.sharding) + 1 : -1]
     yield [
         each
         for name in after

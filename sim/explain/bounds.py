@@ -448,9 +448,8 @@ def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
     crossing, home = crossing_reads(job)
     n_devices = len(machine.devices)
     there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
-    moved = np.sort(
-        graph.inputs.indices[crossing] * n_devices + there
-    )  # faster than `np.unique`, which hashes
+    # Faster than `np.unique`, which hashes
+    moved = np.sort(graph.inputs.indices[crossing] * n_devices + there)
     moved = moved[np.diff(moved, prepend=-1) != 0]
     tensor, there = np.divmod(moved, n_devices)
     routes, way = machine.distinct_routes(home[tensor], there, tensor)

@@ -384,9 +384,8 @@ def _terms(f: DerivedColumns, own: Breakdown) -> dict[str, int]:
     if is_pipeline(f):
         bubble = sum(own.bubble.values())
         kept = {part: ns for part, ns in own.parts.items() if part not in REASONS}
-        kept["policy"] = (
-            f.trace.makespan_ns - sum(kept.values()) - bubble
-        )  # beside others, on several workers
+        # Beside others, on several workers
+        kept["policy"] = f.trace.makespan_ns - sum(kept.values()) - bubble
         return {part: ns for part, ns in (kept | {"bubble": bubble}).items() if ns}
     kept = Counter({part: ns for part, ns in own.parts.items() if part not in _FOR_OTHERS})
     for name, ns in own.waits_for.items():

@@ -33,9 +33,8 @@ class Columns:
         self.dead: BoolArray = np.not_equal(tasks["dead"], 0)
         self.live = trace.executed
         self.done: BoolArray = np.equal(trace.status, DONE)
-        self.cut: BoolArray = ~self.done & (
-            trace.detection is not None
-        )  # because a part of the machine failed
+        # Because a part of the machine failed
+        self.cut: BoolArray = ~self.done & (trace.detection is not None)
         self.alone = trace.alone
         self.moved = trace.transfers
         self.issuers = self.machine.issuers()

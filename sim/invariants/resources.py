@@ -128,9 +128,8 @@ def memory(c: Columns) -> None:
             )
         resident = int(lives.nbytes[(lives.device == d) & (lives.iteration == UNSET)].sum())
         left = int(log["requested"][here[-1:]].sum())
-        if (
-            left not in (resident, 0) and c.trace.makespan_ns
-        ):  # a run that takes no time holds nothing for long
+        # A run that takes no time holds nothing for long
+        if left not in (resident, 0) and c.trace.makespan_ns:
             raise InvariantError(
                 f"{left} bytes of {device.name} were left at the end; {resident} are resident"
             )

@@ -173,10 +173,8 @@ class Router:
         self._to = np.array([position[link.destination] for link in links], np.int64)
         self._latency_ns = [link.latency_ns for link in links]
         self._ends: tuple[list[int], list[int]] = self._from.tolist(), self._to.tolist()
-        self._links_at: tuple[list[list[int]], ...] = (
-            [[] for _ in names],
-            [[] for _ in names],
-        )  # out of it, into it
+        # Out of it, into it
+        self._links_at: tuple[list[list[int]], ...] = ([[] for _ in names], [[] for _ in names])
         for links_at, ends in zip(self._links_at, self._ends, strict=True):
             for k, device in enumerate(ends):
                 links_at[device].append(k)
