@@ -56,11 +56,7 @@ def make_collectives(spec: object, origin: Origin = NOWHERE) -> CollectiveModel:
             raise InputError(f"{name!r} is no name of a model")
         make = origin.lookup("sim.collectives", name)
         taken = parameters(make)
-    if "origin" in taken:  # for files that it names
-        del taken["origin"]
-        more = {"origin": origin}
-    else:
-        more = {}
+    more = {"origin": origin} if taken.pop("origin", None) else {}  # for files that it names
     made: CollectiveModel = make(**arguments(f"the model {name!r} of collectives", taken, options), **more)
     require_call(f"what the model {name!r} of collectives makes", made, "call", "machine", method="time_ns")
     return made

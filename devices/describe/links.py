@@ -96,8 +96,6 @@ def found(pattern: str, names: Sequence[str]) -> list[tuple[str, _Words]]:
     [('node0/gpu0', (('node', 'node0'),)), ('node1/gpu0', (('node', 'node1'),))]
     """
     parts = _WORD.split(pattern)
-    if len(parts) == 1:
-        return [(name, ()) for name in names if fnmatchcase(name, pattern)]
     expression, known = "", set()
     for i, part in enumerate(parts):
         if i % 2 == 0:

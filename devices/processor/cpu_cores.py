@@ -11,7 +11,7 @@ An op that does not fit waits, and everybody behind it waits too, however little
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -29,7 +29,44 @@ from sim.machine.device import MANAGED, WAIT, Device
 from sim.machine.task import Task
 
 
-class CorePool:
+class FirstComeFirstServed:
+    """A `sim.machine.device.Processor` of which each task takes so much as long as it runs, in turn.
+
+    Parameters
+    ----------
+    context : Context
+        The run.
+    free : int
+        How much there is.
+    needs : mapping of int to int
+        Op → how much it takes; one that takes nothing waits for nobody.
+    default : int
+        What other ops take.
+    """
+
+    def __init__(self, context: Context, free: int, needs: Mapping[int, int], default: int = 1) -> None:
+        self._duration_of = context.duration_of
+        self._free, self._needs, self._default = free, needs, default
+        self._waiting: dict[int, None] = {}  # ids of tasks, in order of arrival
+
+    def start(self, task: Task) -> int:
+        """Take what the task needs and return its duration, or `WAIT` behind those who came before."""
+        need = self._needs.get(task.op, self._default)
+        if need:
+            waiting = self._waiting
+            waiting[task.id] = None  # one that waits already keeps its place
+            if next(iter(waiting)) != task.id or need > self._free:
+                return WAIT
+            del waiting[task.id]
+            self._free -= need
+        return self._duration_of(task)
+
+    def end(self, task: Task) -> None:
+        """Give back what the task took."""
+        self._free += self._needs.get(task.op, self._default)
+
+
+class CorePool(FirstComeFirstServed):
     """A `sim.machine.device.Processor` that counts free cores.
 
     An op takes ``device.cores_per_op`` cores, or as many as its attribute ``cores`` says.
@@ -51,11 +88,7 @@ class CorePool:
     """That an op occupies the cores that it asks for, and takes its duration once it has them."""
 
     def __init__(self, device: Device, context: Context) -> None:
-        self._duration_of = context.duration_of
-        self._free = device.cores
-        self._default = device.cores_per_op
-        self._needs = _needs(device, context.job)
-        self._waiting: dict[int, None] = {}  # ids of tasks, in order of arrival
+        super().__init__(context, device.cores, _needs(device, context.job), device.cores_per_op)
 
     @classmethod
     def columns(cls, device: Device, job: Job) -> SharedCores | str:
@@ -67,21 +100,6 @@ class CorePool:
         return SharedCores(
             device.cores, op, np.array([needs.get(o, device.cores_per_op) for o in op.tolist()], np.int64)
         )
-
-    def start(self, task: Task) -> int:
-        """Take the task's cores and return its duration, or `WAIT` behind those who came before."""
-        need = self._needs.get(task.op, self._default)
-        waiting = self._waiting
-        waiting[task.id] = None  # one that waits already keeps its place
-        if next(iter(waiting)) != task.id or need > self._free:
-            return WAIT
-        del waiting[task.id]
-        self._free -= need
-        return self._duration_of(task)
-
-    def end(self, task: Task) -> None:
-        """Give the task's cores back."""
-        self._free += self._needs.get(task.op, self._default)
 
 
 @dataclass(frozen=True)
@@ -109,18 +127,13 @@ def _is_short(device: Device, job: Job) -> bool:
 def _needs(device: Device, job: Job) -> dict[int, int]:
     """Return the cores of the ops that say how many they need."""
     here = job.machine.device_index(device.name)
-    return {
-        op: _checked(cores, device, job.graph.op_names[op])
-        for op, cores in job.graph.attribute("cores").items()
-        if job.device_of[op] == here
-    }
-
-
-def _checked(cores: int, device: Device, op: str) -> int:
-    if cores > device.cores:
-        message = f"op {op!r} needs {cores} cores and {device.name} has {device.cores}"
-        raise InfeasibleError(message).about(op, "cores")
-    return cores
+    needs = {op: cores for op, cores in job.graph.attribute("cores").items() if job.device_of[op] == here}
+    for op, cores in needs.items():
+        if cores > device.cores:
+            name = job.graph.op_names[op]
+            message = f"op {name!r} needs {cores} cores and {device.name} has {device.cores}"
+            raise InfeasibleError(message).about(name, "cores")
+    return needs
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -12,11 +12,14 @@ divided evenly among the queues of a core, so that what runs at once never has m
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict
+
+import numpy as np
 
 from devices.cost.npu_units import Units, units_of
+from devices.processor.cpu_cores import FirstComeFirstServed
 from sim.job.context import Context
-from sim.machine.device import WAIT, Device
+from sim.machine.device import Device
 from sim.machine.task import Task
 
 
@@ -34,31 +37,23 @@ class CoreUnits:
     def __init__(self, device: Device, context: Context) -> None:
         job = context.job
         units: Units = device.details.units
-        self._duration_of = context.duration_of
         self._per_core: int = device.details.queues_per_core
         self._first = job.machine.first_stream[job.machine.device_index(device.name)]
         self._unit_of: list[int] = units_of(job.graph, units, device.details.default_dtype).tolist()
-        self._busy: set[tuple[int, int]] = set()
-        self._waiting: dict[tuple[int, int], deque[int]] = {}  # unit of a core → ids, in order of arrival
+        self._units: dict[tuple[int, int], FirstComeFirstServed] = defaultdict(
+            lambda: FirstComeFirstServed(context, 1, {})
+        )  # of each core
 
-    def _unit(self, task: Task) -> tuple[int, int]:
-        return (task.stream - self._first) // self._per_core, self._unit_of[task.op]
+    def _unit(self, task: Task) -> FirstComeFirstServed:
+        return self._units[(task.stream - self._first) // self._per_core, self._unit_of[task.op]]
 
     def start(self, task: Task) -> int:
         """Take the task's unit and return its duration, or `WAIT` behind those who asked before."""
-        unit = self._unit(task)
-        waiting = self._waiting.setdefault(unit, deque())
-        if task.id not in waiting:
-            waiting.append(task.id)
-        if unit in self._busy or waiting[0] != task.id:
-            return WAIT
-        waiting.popleft()
-        self._busy.add(unit)
-        return self._duration_of(task)
+        return self._unit(task).start(task)
 
     def end(self, task: Task) -> None:
         """Give the task's unit back."""
-        self._busy.remove(self._unit(task))
+        self._unit(task).end(task)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -74,7 +69,7 @@ class CoreUnits:
 # A2).
 
 
-class CoreTurns:
+class CoreTurns(FirstComeFirstServed):
     """A `sim.machine.device.Processor` that runs so many ops at once that compute.
 
     Parameters
@@ -87,22 +82,4 @@ class CoreTurns:
     """
 
     def __init__(self, queues: int, device: Device, context: Context) -> None:
-        self._free = queues
-        self._meets = context.job.meets
-        self._duration_of = context.duration_of
-        self._waiting: dict[int, None] = {}  # ids of tasks, in order of arrival
-
-    def start(self, task: Task) -> int:
-        """Take cores and return the task's duration, or `WAIT` behind those who came before."""
-        if not self._meets[task.op]:
-            self._waiting[task.id] = None  # one that waits already keeps its place
-            if next(iter(self._waiting)) != task.id or not self._free:
-                return WAIT
-            del self._waiting[task.id]
-            self._free -= 1
-        return self._duration_of(task)
-
-    def end(self, task: Task) -> None:
-        """Give the task's cores back."""
-        if not self._meets[task.op]:
-            self._free += 1
+        super().__init__(context, queues, dict.fromkeys(np.flatnonzero(context.job.meets).tolist(), 0))
