@@ -26,7 +26,6 @@ import numpy as np
 
 from sim.base.arrays import BoolArray, Csr, IntArray
 from sim.base.errors import InputError
-from sim.graph.graph import Graph
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 
@@ -244,23 +243,17 @@ def _refuse_round_trips(job: Job, launched: BoolArray) -> None:
 
 def _changed(job: Job, edges: list[tuple[int, int, int]], **more: object) -> Job:
     """Return `job` with control edges (before, after, distance) added, and its decisions as they were."""
-    first = np.array(job.machine.first_stream)[job.device_of]
+    graph, first = job.graph, np.array(job.machine.first_stream)[job.device_of]
+    if edges:
+        before, after, distance = (np.array(column, np.int64) for column in zip(*edges, strict=True))
+        owner = np.concatenate((graph.after.rows(), after))
+        producers = Csr.group(owner, np.concatenate((graph.after.indices, before)), len(graph))
+        distances = Csr.group(owner, np.concatenate((graph.after_distance, distance)), len(graph)).indices
+        graph = replace(graph, after=producers, after_distance=distances)
     return replace(
         job,
-        graph=_with_edges(job.graph, edges) if edges else job.graph,
+        graph=graph,
         linearize=_Decided(job.order.tolist()),
         streams=_Decided((job.stream_of - first).tolist()),
         **more,  # type: ignore[arg-type]
-    )
-
-
-def _with_edges(graph: Graph, edges: list[tuple[int, int, int]]) -> Graph:
-    n = len(graph)
-    before, after, distance = (np.array(column, np.int64) for column in zip(*edges, strict=True))
-    owner = np.concatenate((graph.after.rows(), after))
-    distances = np.concatenate((graph.after_distance, distance))
-    return replace(
-        graph,
-        after=Csr.group(owner, np.concatenate((graph.after.indices, before)), n),
-        after_distance=Csr.group(owner, distances, n).indices,
     )

@@ -228,8 +228,15 @@ def find_ways(job: Job, flow: Flow) -> Ways:
     InputError
         A link with a word of `sharing` or a number of copy engines that means nothing.
     """
-    machine = job.machine
-    bandwidth = _bandwidths(machine)
+    machine, bandwidth = job.machine, {}
+    for k, link in enumerate(machine.links):
+        if link.sharing not in ("serial", "shared", "fifo", "independent"):
+            raise InputError(
+                f"link {link.name!r}: sharing must be serial, shared, fifo or independent, found "
+                f"{link.sharing!r}"
+            )
+        if link.bandwidth_bytes_per_s is not None:
+            bandwidth[k] = link.bandwidth_bytes_per_s
     routes, of = machine.distinct_routes(flow.source, flow.destination, flow.tensor)
     each: list[Way] = []
     for source, destination, route in routes:
@@ -321,16 +328,3 @@ def _engine(machine: Machine, device: int, direction: str) -> tuple[Hashable, ..
             "time) or 2 (one in each direction)"
         )
     return ((device, direction if engines == 2 else "both"),)
-
-
-def _bandwidths(machine: Machine) -> dict[int, int]:
-    bandwidth = {}
-    for k, link in enumerate(machine.links):
-        if link.sharing not in ("serial", "shared", "fifo", "independent"):
-            raise InputError(
-                f"link {link.name!r}: sharing must be serial, shared, fifo or independent, found "
-                f"{link.sharing!r}"
-            )
-        if link.bandwidth_bytes_per_s is not None:
-            bandwidth[k] = link.bandwidth_bytes_per_s
-    return bandwidth

@@ -275,15 +275,12 @@ class Formula:
 
     def time_ns(self, call: Call, machine: Machine) -> int:
         """Return the ns that a call takes once all its ranks are there."""
-        self._check_links(machine)
-        return round_half_up(min(_total(way.times, call.nbytes) for way in self._timed(call, machine)))
-
-    def _check_links(self, machine: Machine) -> None:
         if not machine.links and self.bandwidth is None and not self.latency_ns:
             raise InputError(
                 "the machine has no links that could say how long a collective takes; give links, or "
                 "bandwidth and latency to its collectives"
             )
+        return round_half_up(min(_total(way.times, call.nbytes) for way in self._timed(call, machine)))
 
     def best(self, call: Call, machine: Machine) -> Steps:
         """Return the steps of a call by the algorithm that `time_ns` is of."""

@@ -199,16 +199,14 @@ def make_links(
         said: dict[int, int] = {}  # index in specs → in `over`
         single: dict[int, Mapping[str, Any]] = {}  # index in `over` → change of single links
         for i, spec in enumerate(_list(over)):
-            changes = isinstance(spec.get("name"), str) and spec.keys().isdisjoint(("from", "to"))
-            place = named.get(spec["name"]) if changes else None
-            if changes and place is None:
-                single[i] = spec
-                continue
-            said[len(specs) if place is None else place] = i
-            if place is None:
+            if not isinstance(spec.get("name"), str) or not spec.keys().isdisjoint(("from", "to")):
+                said[len(specs)] = i
                 specs.append(dict(spec))
-            else:
+            elif (place := named.get(spec["name"])) is not None:
+                said[place] = i
                 specs[place] = merge(specs[place], spec, LINK_FIELDS)
+            else:
+                single[i] = spec
         wired = {wire.name: wire for wire in wires}
         links: dict[str, Link] = {}
         for i, spec in enumerate(specs):

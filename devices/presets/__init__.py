@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Any, Final
 
 import yaml
@@ -64,7 +63,7 @@ def machine_preset(name: str, origin: plugins.Origin = plugins.NOWHERE) -> dict[
 
 def preset_text(name: str) -> str | None:
     """Return the file of a preset of ours, with a source beside every number; None: there is no such file."""
-    file = _file(name)
+    file = next((file for folder in _FOLDERS if (file := folder / f"{name}.yaml").is_file()), None)
     return None if file is None else file.read_text(encoding="utf-8")
 
 
@@ -93,10 +92,6 @@ def __getattr__(name: str) -> Callable[[], dict[str, Any]]:
     if preset is None:
         raise AttributeError(f"module {__name__!r} has no attribute and no preset {name!r}")
     return preset
-
-
-def _file(name: str) -> Traversable | None:
-    return next((file for folder in _FOLDERS if (file := folder / f"{name}.yaml").is_file()), None)
 
 
 @cache

@@ -51,9 +51,8 @@ _MOST: Final = 2**62
 def _delays(job: Job) -> IntArray:
     """Return for each entry of ``graph.inputs`` how long the tensor travels, at least."""
     graph = job.graph
-    crossing, home = crossing_reads(job)
-    tensor = graph.inputs.indices[crossing]
-    there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
+    crossing, there, home = crossing_reads(job)
+    tensor, there = graph.inputs.indices[crossing], there[crossing]
     delay = np.zeros(len(crossing), np.int64)
     delay[crossing] = travel_ns(job.machine, home[tensor], there, tensor, graph.tensor_nbytes[tensor])
     return delay
@@ -445,11 +444,10 @@ def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
     machine, graph = job.machine, job.graph
     if not machine.links:
         return {}
-    crossing, home = crossing_reads(job)
+    crossing, there, home = crossing_reads(job)
     n_devices = len(machine.devices)
-    there = np.repeat(job.device_of, graph.inputs.counts())[crossing]
     # Faster than `np.unique`, which hashes
-    moved = np.sort(graph.inputs.indices[crossing] * n_devices + there)
+    moved = np.sort((graph.inputs.indices * n_devices + there)[crossing])
     moved = moved[np.diff(moved, prepend=-1) != 0]
     tensor, there = np.divmod(moved, n_devices)
     routes, way = machine.distinct_routes(home[tensor], there, tensor)

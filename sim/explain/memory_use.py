@@ -183,11 +183,10 @@ def lifetimes(trace: Record, since: str = "start") -> Lifetimes:
                 dies[of] = max(dies[of], dies[life])
 
     # 3. What is there from the beginning stays on every device that reads it, or sends it away.
-    away, _ = crossing_reads(trace.job)
+    away, here, _ = crossing_reads(trace.job)
     outside = (graph.tensor_producer[graph.inputs.indices] == UNSET) & ~away
-    here = np.repeat(trace.job.device_of, graph.inputs.counts())[outside]
     sent = graph.tensor_producer[moved["tensor"]] == UNSET
-    read_here = graph.inputs.indices[outside] * n_devices + here
+    read_here = (graph.inputs.indices * n_devices + here)[outside]
     sent_away = moved["tensor"][sent] * n_devices + moved["source"][sent]
     kept, on = np.divmod(np.unique(np.concatenate((read_here, sent_away))), n_devices)
 

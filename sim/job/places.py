@@ -154,14 +154,14 @@ def tensor_devices(job: Job) -> IntArray:
     return home
 
 
-def crossing_reads(job: Job) -> tuple[BoolArray, IntArray]:
-    """Return which entries of ``graph.inputs`` cross links, and the device where each tensor comes to be.
+def crossing_reads(job: Job) -> tuple[BoolArray, IntArray, IntArray]:
+    """Return which entries of ``graph.inputs`` cross links, where each is read, and where tensors come to be.
 
-    The second array has one entry per tensor, -1 for what is there wherever it is read: parameters,
-    and graph inputs that are not pinned. A machine without links crosses none.
+    The last array has one entry per tensor, -1 for what is there wherever it is read: parameters, and graph
+    inputs that are not pinned. A machine without links crosses none.
     """
     graph, home = job.graph, tensor_devices(job)
     there = np.repeat(job.device_of, graph.inputs.counts())
     tensor = graph.inputs.indices
     away = (home[tensor] != UNSET) & (home[tensor] != there) & bool(job.machine.links)
-    return away, home
+    return away, there, home

@@ -105,8 +105,7 @@ def make_flow(job: Job) -> Flow:
     consumer = graph.inputs.rows()
     tensor, distance = graph.inputs.indices, graph.input_distance
     producer = graph.tensor_producer[tensor]
-    there = job.device_of[consumer]
-    crossing, home = crossing_reads(job)
+    crossing, there, home = crossing_reads(job)
 
     # One transfer per (tensor, destination), numbered by first use.
     n_devices = len(job.machine.devices)
