@@ -46,7 +46,7 @@ unused
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -57,24 +57,27 @@ from sim.explain.derived import DerivedColumns
 from sim.explain.where import EVERYWHERE, Where
 from sim.record.record import Record, Wait
 
-REASONS: Final = (
-    "dependency",
-    "transfer",
-    "issue",
-    "policy",
-    "stream",
-    "launch",
-    "event",
-    "resources",
-    "memory",
-    "communicator",
-    "late rank",
-    "unexplained",
-    "recovery",
-    "host",
-    "finished",
-    "unused",
-)
+WORDS_OF_REASONS: Final[Mapping[str, tuple[str, str]]] = {
+    "dependency": ("waiting for inputs", "{device} waits for inputs"),
+    "transfer": ("waiting for transfers", "{device} waits for transfers"),
+    "issue": ("waiting for the host", "the host launches too slowly for {device}: it is launch-bound"),
+    "policy": ("held back by {policy}", "{policy} holds ready ops back"),
+    "stream": ("queued on a stream", "ops queue on their streams"),
+    "launch": ("launching", "launch latency is exposed"),
+    "event": ("waiting for an event", "ops wait for events"),
+    "resources": ("waiting for resources of the device", "ops wait for resources of the device"),
+    "memory": ("waiting for memory", "ops wait for memory"),
+    "communicator": ("queued on a communicator", "collectives queue on their communicators"),
+    "late rank": ("waiting for a late rank", "collectives wait for late ranks"),
+    "unexplained": ("idle, and nothing recorded says why", "more of a recording is unexplained"),
+    "recovery": ("starting anew after a failure", "parts of the machine fail"),
+    "host": ("waiting for ops of the host", "{device} waits for ops of its host"),
+    "finished": ("after its last op", "{device} has no work left"),
+    "unused": ("unused", "{device} has no work"),
+}
+"""Reason -> what it is called, and why a run is slower that has more of it."""
+
+REASONS: Final = tuple(WORDS_OF_REASONS)
 
 
 _LAST: Final = {

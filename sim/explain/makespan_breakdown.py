@@ -27,7 +27,7 @@ from sim.base.intervals import Cover, in_use, union
 from sim.base.units import format_duration
 from sim.explain.bounds import bounds
 from sim.explain.derived import DerivedColumns
-from sim.explain.idle import REASONS, final_waits, idle_pieces, idle_reasons
+from sim.explain.idle import REASONS, WORDS_OF_REASONS, final_waits, idle_pieces, idle_reasons
 from sim.explain.time_use import time_use
 from sim.explain.where import EVERYWHERE
 from sim.record.record import Wait
@@ -36,22 +36,7 @@ _WORDS: Final[Mapping[str, tuple[str, str]]] = {
     "compute": ("computing", "{device} computes longer"),
     "communicate": ("exposed communication", "more communication of {device} is exposed"),
     "bubble": ("bubble", "its bubble is larger"),
-    "dependency": ("waiting for inputs", "{device} waits for inputs"),
-    "transfer": ("waiting for transfers", "{device} waits for transfers"),
-    "issue": ("waiting for the host", "the host launches too slowly for {device}: it is launch-bound"),
-    "policy": ("held back by {policy}", "{policy} holds ready ops back"),
-    "stream": ("queued on a stream", "ops queue on their streams"),
-    "launch": ("launching", "launch latency is exposed"),
-    "event": ("waiting for an event", "ops wait for events"),
-    "resources": ("waiting for resources of the device", "ops wait for resources of the device"),
-    "memory": ("waiting for memory", "ops wait for memory"),
-    "communicator": ("queued on a communicator", "collectives queue on their communicators"),
-    "late rank": ("waiting for a late rank", "collectives wait for late ranks"),
-    "unexplained": ("idle, and nothing recorded says why", "more of a recording is unexplained"),
-    "recovery": ("starting anew after a failure", "parts of the machine fail"),
-    "host": ("waiting for ops of the host", "{device} waits for ops of its host"),
-    "finished": ("after its last op", "{device} has no work left"),
-    "unused": ("unused", "{device} has no work"),
+    **WORDS_OF_REASONS,
 }
 """Part -> what it is called, and why a run is slower when the largest increase is in it."""
 

@@ -20,6 +20,7 @@ machine without links the reader uses the producer's copy.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -248,7 +249,9 @@ def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> Memo
     peak = int(held.argmax()) if len(held) else -1
     peak_ns = int(times[peak]) if len(held) else 0
     alive = np.flatnonzero((lives.start_ns <= peak_ns) & (lives.end_ns > peak_ns))
-    largest = alive[np.lexsort((lives.start_ns[alive], -lives.nbytes[alive]))][:holders]
+    largest = lives.of(alive[np.lexsort((lives.start_ns[alive], -lives.nbytes[alive]))][:holders])
+    names = [trace.job.graph.tensor_name(tensor) for tensor in largest.tensor.tolist()]
+    rows = zip(names, *(column.tolist() for column in largest[2:]), strict=True)
     return MemoryUse(
         name,
         int(held[peak]) if len(held) else 0,
@@ -256,16 +259,7 @@ def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> Memo
         int(lives.nbytes[lives.iteration == UNSET].sum()),
         times,
         held,
-        tuple(
-            Holder(
-                trace.job.graph.tensor_name(int(lives.tensor[k])),
-                int(lives.iteration[k]),
-                int(lives.nbytes[k]),
-                int(lives.start_ns[k]),
-                int(lives.end_ns[k]),
-            )
-            for k in largest
-        ),
+        tuple(starmap(Holder, rows)),
     )
 
 
