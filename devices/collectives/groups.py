@@ -26,8 +26,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 from devices.collectives.nccl_constants import (
     BANDWIDTH_PARTS,
-    BASE_US,
-    HARDWARE_US,
+    LATENCY_US,
     NETWORK_LL,
     PROTOCOLS,
     TREE_PART,
@@ -167,7 +166,7 @@ class _Way(NamedTuple):
 def _nccl_ways(kind: CollectiveKind, group: RankGroup) -> tuple[_Way, ...]:
     """Return NCCL's ways of a group over several nodes, by its own latencies."""
     if kind in ("all_to_all", "send"):  # directly, to all at once
-        return (_Way(1000 * (BASE_US["ring"][-1] + HARDWARE_US["net"]["ring"][-1])),)
+        return (_Way(1000 * (LATENCY_US["ring"]["base"][-1] + LATENCY_US["ring"]["net"][-1])),)
     return tuple(
         _Way(
             1000 * latency_us(kind, algorithm, protocol, group.size, group.nodes),

@@ -11,38 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-ALGORITHMS: Final = ("tree", "ring", "nvls", "nvls-tree", "pat")
-"""In the order in which the first of several equally fast ones wins. Those that need a network which reduces
-(CollNet) are not among them."""
-
 PROTOCOLS: Final = ("ll", "ll128", "simple")
 
-BASE_US: Final[Mapping[str, tuple[float, float, float]]] = {
-    "tree": (6.8, 14.0, 8.4),
-    "ring": (6.6, 14.0, 8.4),
-    "nvls": (0, 0, 0),
-    "nvls-tree": (0, 0, 0),
-    "pat": (8.0, 8.0, 8.0),
+LATENCY_US: Final[Mapping[str, Mapping[str, tuple[float, float, float]]]] = {
+    "tree": {"base": (6.8, 14.0, 8.4), "nvlink": (0.6, 1.25, 4.0), "net": (5.0, 8.5, 14)},
+    "ring": {"base": (6.6, 14.0, 8.4), "nvlink": (0.6, 1.9, 3.4), "net": (2.7, 4.0, 14.0)},
+    "nvls": {"base": (0, 0, 0), "nvlink": (0, 0, 25), "net": (0, 0, 18)},
+    "nvls-tree": {"base": (0, 0, 0), "nvlink": (0, 0, 25), "net": (0, 0, 20.9)},
+    "pat": {"base": (8.0, 8.0, 8.0), "nvlink": (0, 0, 4.0), "net": (0, 0, 14)},
 }
-"""Algorithm -> latency before the first step, of each protocol."""
+"""Algorithm -> latency before the first step, and of a step by what it goes over, of each protocol.
 
-HARDWARE_US: Final[Mapping[str, Mapping[str, tuple[float, float, float]]]] = {
-    "nvlink": {
-        "tree": (0.6, 1.25, 4.0),
-        "ring": (0.6, 1.9, 3.4),
-        "nvls": (0, 0, 25),
-        "nvls-tree": (0, 0, 25),
-        "pat": (0, 0, 4.0),
-    },
-    "net": {
-        "tree": (5.0, 8.5, 14),
-        "ring": (2.7, 4.0, 14.0),
-        "nvls": (0, 0, 18),
-        "nvls-tree": (0, 0, 20.9),
-        "pat": (0, 0, 14),
-    },
-}
-"""What a step goes over -> algorithm -> its latency, of each protocol."""
+Of several equally fast algorithms the first one wins. Those that need a network which reduces (CollNet) are
+not among them."""
 
 THREADS: Final[Mapping[str, tuple[int, int]]] = {"ll": (512, 8), "ll128": (640, 8), "simple": (512, 64)}
 """Protocol -> most threads of a channel, and the bytes that make one more worth it."""

@@ -23,11 +23,9 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from devices.collectives.nccl_constants import (
-    ALGORITHMS,
     BANDWIDTH_PARTS,
-    BASE_US,
     GENERATIONS,
-    HARDWARE_US,
+    LATENCY_US,
     NETWORK_LL,
     PROTOCOLS,
     THREADS,
@@ -267,7 +265,7 @@ class NcclTuner:
             return self._exchange(kind, nbytes)
         if kind not in TUNED:
             raise InputError(f"NCCL has no {kind}; it has {', '.join(TUNED)}, all_to_all, send and recv")
-        ways = [way for way in product(ALGORITHMS, PROTOCOLS) if self.bandwidth(kind, *way) > 0]
+        ways = [way for way in product(LATENCY_US, PROTOCOLS) if self.bandwidth(kind, *way) > 0]
         estimates = [self.estimate_us(kind, *way, nbytes) for way in ways]
         fastest = min(estimates)
         algorithm, protocol = ways[estimates.index(fastest)]  # the first of equals
@@ -338,8 +336,10 @@ class NcclTuner:
         n, nodes, p = self.ranks, len(self.per_node), PROTOCOLS.index(protocol)
         if kind in ("broadcast", "reduce"):
             way = algorithm if self.found.same_ring or protocol != "simple" else "tree"
-            step = HARDWARE_US["nvlink" if nodes == 1 else "net"][way][p]
-            return BASE_US[algorithm][p] + step * (1 if self.found.same_ring else self._steps(kind))
+            step = LATENCY_US[way]["nvlink" if nodes == 1 else "net"][p]
+            return LATENCY_US[algorithm]["base"][p] + step * (
+                1 if self.found.same_ring else self._steps(kind)
+            )
         return latency_us(kind, algorithm, protocol, n, nodes, self.gpu.amd)
 
     def _channels(self, kind: str, algorithm: str, protocol: str, nbytes: int) -> tuple[int, int]:
@@ -405,7 +405,8 @@ class NcclTuner:
             channels *= 2
         by_ll |= nodes == 1 and self.version >= (2, 29) and message <= channels * _LL_MESSAGE
         p, of_rate = (0, 0.5) if by_ll else (2, 1.0)
-        latency = BASE_US["ring"][p] + HARDWARE_US["net" if nodes > 1 else "nvlink"]["ring"][p]
+        ring = LATENCY_US["ring"]
+        latency = ring["base"][p] + ring["net" if nodes > 1 else "nvlink"][p]
         sent = message * (n - 1 if kind == "all_to_all" else 1)
         taken = sent / (1000 * self.gpu.nvlink * of_rate)
         if nodes > 1:
@@ -417,9 +418,9 @@ class NcclTuner:
 def latency_us(kind: str, algorithm: str, protocol: str, ranks: int, nodes: int, amd: bool = False) -> float:
     """Return what an all-reduce or one of its halves takes without any bytes (``ncclTopoTuneModel``)."""
     p = PROTOCOLS.index(protocol)
-    base, inside = BASE_US[algorithm][p], HARDWARE_US["nvlink"][algorithm][p]
+    base, inside = LATENCY_US[algorithm]["base"][p], LATENCY_US[algorithm]["nvlink"][p]
     # With one rank on each node, messages of all algorithms are as exposed as those of a tree.
-    between = HARDWARE_US["net"]["tree" if ranks == nodes else algorithm][p]
+    between = LATENCY_US["tree" if ranks == nodes else algorithm]["net"][p]
     doublings = nodes.bit_length() - 1
     if algorithm == "nvls":
         return inside

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from chrome_helpers import chrome_events
 
-from devices.collectives.nccl_constants import HARDWARE_US
+from devices.collectives.nccl_constants import LATENCY_US
 from devices.describe.links import make_routing
 from devices.memory import BfcAllocator
 from devices.memory.counted import CountedAllocator
@@ -131,7 +131,7 @@ def test_processes_are_named_on_a_lane_that_is_no_thread() -> None:
 
 def test_latencies_of_the_hardware_are_those_of_the_tuner() -> None:
     """NCCL, src/graph/tuning.cc: of LL, LL128 and simple; NVLS and PAT have the last alone."""
-    assert HARDWARE_US["nvlink"] == {
+    assert {name: of["nvlink"] for name, of in LATENCY_US.items()} == {
         "tree": (0.6, 1.25, 4.0),
         "ring": (0.6, 1.9, 3.4),
         "nvls": (0, 0, 25),
