@@ -24,7 +24,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final, Literal
 
-from sim.base.errors import InputError, UnknownNameError, hint
+from devices.describe.field_types import dtype_bits, dtype_name
+from sim.base.errors import InputError, UnknownNameError, hint, located
 from sim.base.files import read_text
 from sim.base.plugins import NOWHERE, Origin
 from sim.base.units import format_bytes, round_half_up
@@ -42,14 +43,6 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What a column may be -> the names by which one is known without being told. A ``time`` is in us, as
 nccl-tests prints it."""
-
-_WIDTH: Final = {
-    **dict.fromkeys(("int8", "uint8", "char", "fp8", "float8_e4m3", "float8_e5m2"), 1),
-    **dict.fromkeys(("half", "fp16", "float16", "bf16", "bfloat16"), 2),
-    **dict.fromkeys(("float", "fp32", "float32", "int32", "uint32"), 4),
-    **dict.fromkeys(("double", "fp64", "float64", "int64", "uint64"), 8),
-}
-"""Type -> bytes of an element."""
 
 Measurements = Mapping[tuple[str, int], Sequence[tuple[int, float]]]
 """Kind and number of ranks -> sizes in bytes, rising, and the us of each."""
@@ -169,10 +162,8 @@ def _measurement(place: str, row: Sequence[str], at: Mapping[str, int]) -> tuple
     except ValueError as error:
         raise InputError(f"{place}: no measurement: {error}") from None
     if "elements" in at:
-        name = row[at["dtype"]].strip()
-        if name not in _WIDTH:
-            raise InputError(f"{place}: how many bytes has a {name!r}? Known: {', '.join(_WIDTH)}")
-        size *= _WIDTH[name]
+        with located(place):
+            size = size * dtype_bits(dtype_name(row[at["dtype"]].strip())) // 8
     if ranks < 1 or size < 0 or not (isfinite(us) and us > 0):
         raise InputError(f"{place}: {ranks} ranks, {size} bytes, {us} us is no measurement")
     return (kind, ranks, size), us

@@ -337,9 +337,8 @@ class NcclTuner:
         if kind in ("broadcast", "reduce"):
             way = algorithm if self.found.same_ring or protocol != "simple" else "tree"
             step = LATENCY_US[way]["nvlink" if nodes == 1 else "net"][p]
-            return LATENCY_US[algorithm]["base"][p] + step * (
-                1 if self.found.same_ring else self._steps(kind)
-            )
+            steps = 1 if self.found.same_ring else self._steps(kind)
+            return LATENCY_US[algorithm]["base"][p] + step * steps
         return latency_us(kind, algorithm, protocol, n, nodes, self.gpu.amd)
 
     def _channels(self, kind: str, algorithm: str, protocol: str, nbytes: int) -> tuple[int, int]:

@@ -60,7 +60,7 @@ _SYNONYMS: Final = {
     "fp16", "bfloat16": "bf16", "tensorfloat32": "tf32", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
     "float8_e4m3": "fp8", "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8", "float8_e8m0fnu": "fp8",
     "float4_e2m1fn_x2": "fp4", "f64": "fp64", "f32": "fp32", "f16": "fp16", "qint8": "int8", "quint8":
-    "uint8", "qint32": "int32", "short": "int16", "int": "int32", "long": "int64",
+    "uint8", "qint32": "int32", "char": "int8", "short": "int16", "int": "int32", "long": "int64",
 }  # fmt: skip
 
 

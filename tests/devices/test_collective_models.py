@@ -246,7 +246,7 @@ def test_elements_and_ms_and_choices(tmp_path: Path) -> None:
         (ROWS, {"where": {"system": "x"}}, "has no column 'system'; known: bytes, gpus, op"),
         (ROWS, {"where": {"op": "all_reduc"}}, "no row has op 'all_reduc'; did you mean 'all_reduce'"),
         (ROWS, {"dtype": "half"}, "has no column of types"),
-        ("op,gpus,count,type,time_us\nx,2,8,quarter,1\n", {}, "how many bytes has a 'quarter'"),
+        ("op,gpus,count,type,time_us\nx,2,8,quarter,1\n", {}, "unknown dtype 'quarter'"),
     ],
 )
 def test_a_table_that_is_wrong(tmp_path: Path, text: str, options: dict[str, Any], words: str) -> None:
