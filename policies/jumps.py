@@ -129,7 +129,7 @@ def _text(instruction: Instruction, graph: Graph) -> str:
 #     x ─► switch ─true──► f ─► merge ─► y        guard of f: ((p, 1),)    of g: ((p, 0),)
 #     p ─────┘ └──false──► g ─────┘               of the switch, the merge and y: ()
 #
-# A guard is local to an op's frame: what it takes to enter a loop is the guard of the loop (`Guards.frames`).
+# A guard is local to an op's frame: what it takes to enter a loop is the guard of the loop.
 
 Literal = tuple[int, int]
 """(predicate op, side): 1 where it is true."""

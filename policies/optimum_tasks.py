@@ -81,6 +81,7 @@ class Tasks:
         self.departures: dict[tuple[int, int, int], Time] = {}
         self.moves: dict[tuple[int, int, int, int], Literal] = {}
         self._need: dict[int, dict[int, int]] = {}
+        self._routes: dict[tuple[int, int], list[int]] = {}
         self._costs()
         self._tasks()
 
@@ -120,10 +121,6 @@ class Tasks:
             over = dict.fromkeys(self.machine.channels[link] for link in way)
             self._routes[a, b] = [link for link in over if self.machine.links[link].sharing == "serial"]
         return self._routes[a, b]
-
-    @cached_property
-    def _routes(self) -> dict[tuple[int, int], list[int]]:
-        return {}
 
     @cached_property
     def unsure(self) -> frozenset[int]:

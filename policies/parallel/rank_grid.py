@@ -27,10 +27,10 @@ from typing import Any, ClassVar, Final, Self
 
 from policies.option_checks import whole
 from policies.parallel.ranks import Ranks, add_ranks, gpus
+from policies.parallel.training_step import refuse_several_devices
 from policies.rewrite.backward import OPTIMIZERS
 from policies.rewrite.records import Edge, Records, read, write
 from sim import Graph, GraphBuilder
-from sim.base.arrays import UNSET
 from sim.base.errors import GraphError, InputError, hint
 
 MEGATRON: Final = ("tp", "cp", "ep", "dp", "pp")
@@ -191,18 +191,14 @@ class Ranked:
         GraphError
             Several devices or communicators that no rewrite has made, or an edge between two ranks.
         """
-        of = f"graph {graph.name!r}"
         sizes: dict[str, int] = {}
         for op in graph.in_communicators:
             if "rank" not in graph.attributes[op]:
-                message = f"{of} has communicators already; ranks are made once"
+                message = f"graph {graph.name!r} has communicators already; ranks are made once"
                 raise GraphError(message).about(graph.op_names[op])
             sizes = {name: size for name, (_, size) in graph.attributes[op]["rank"].items()}
         if not sizes:
-            pins = sorted({graph.pins[code] for code in graph.pin_code.tolist() if code != UNSET})
-            if len(pins) > 1:
-                message = f"{of} is on several devices ({', '.join(pins[:5])}); every rank runs all of it"
-                raise GraphError(message)
+            refuse_several_devices(graph)
             return Ranked(Grid({}), [graph], None, accelerators)
         grid = Grid(sizes)
         written: list[tuple[Records, Graph]] = []

@@ -15,10 +15,10 @@ Sources: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3; megatron/co
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from policies.parallel.modules import pattern_of
 from policies.rewrite.backward import CUT, OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records
 from sim.base.errors import GraphError, InputError
@@ -226,11 +226,8 @@ class TensorPlan:
         """Take what the user names."""
         for role, patterns in (("column", column), ("row", row)):
             for pattern in patterns:
-                try:
-                    found = [name for name in self.product if re.search(pattern, name)]
-                except (re.error, TypeError) as error:
-                    message = f"must be regular expressions for names of ops; found {pattern}: {error}"
-                    raise InputError(message, path=(role,)) from None
+                compiled = pattern_of(pattern, role)
+                found = [name for name in self.product if compiled is not None and compiled.search(name)]
                 if not found:
                     message = f"no product with a weight has a name that matches {pattern}"
                     raise InputError(message, path=(role,))

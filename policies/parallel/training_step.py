@@ -17,6 +17,7 @@ from typing import Final
 from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records, read
 from sim import Graph
+from sim.base.arrays import UNSET
 from sim.base.errors import GraphError
 from sim.graph.frames import has_control_flow
 
@@ -79,9 +80,7 @@ class TrainingStep:
             if "rank" in given or "dimension" not in given:
                 name = graph.op_names[op]
                 raise GraphError(f"{of} has communicators already; ranks are made once").about(name)
-        pins = sorted({graph.pins[code] for code in graph.pin_code.tolist() if code >= 0})
-        if len(pins) > 1:
-            raise GraphError(f"{of} is on several devices ({', '.join(pins[:5])}); every rank runs all of it")
+        refuse_several_devices(graph)
         self.records = read(graph)
         order = [self.records.ops[graph.op_names[op]] for op in graph.topological_order.tolist()]
         collectives = [record.name for record in order if "communicator" in record.attributes]
@@ -156,6 +155,20 @@ class TrainingStep:
         if maker is not None and maker.name in self.finishing:
             gradient = maker.reads[maker.tensors.index(gradient)]
         return Parameter(name, gradient, update.name, self.records.nbytes(gradient), n, update.dtype)
+
+
+def refuse_several_devices(graph: Graph) -> None:
+    """Refuse a graph that is on several devices.
+
+    Raises
+    ------
+    GraphError
+        It is.
+    """
+    pins = sorted({graph.pins[code] for code in set(graph.pin_code.tolist()) - {UNSET}})
+    if len(pins) > 1:
+        message = f"is on several devices ({', '.join(pins[:5])}); every rank runs all of it"
+        raise GraphError(f"graph {graph.name!r} {message}")
 
 
 _SUMS: Final = frozenset({"add_n", "add", "identity", "reshape", "cast", "transpose"})

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from policies.pipeline.pipeline_schedule import Action, Actions, Overlap, Schedu
 from policies.pipeline.validate import in_turn
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError
+
+T = TypeVar("T")
 
 Transfer = int | Callable[[int, int], int]
 """Transfer time between two different ranks: one number, or a function of (source, destination)."""
@@ -202,7 +204,7 @@ def _evaluation(
     transfer: Transfer,
 ) -> Evaluation:
     """Return when every slot runs; what it waits for has been in its turn before."""
-    each = _one_a_stage(times, schedule.stages)
+    each = _one_a_stage(times, schedule.stages, "stage times")
     travel = transfer if callable(transfer) else lambda _source, _destination: transfer
     starts: list[list[int]] = [[] for _ in schedule.programs]
     ends: list[list[int]] = [[] for _ in schedule.programs]
@@ -242,12 +244,11 @@ def _duration(slot: Slot, times: Sequence[StageTimes]) -> int:
     return sum(times[action.stage].of(action.phase) for action in slot.parts)
 
 
-def _one_a_stage(times: StageTimes | Sequence[StageTimes], stages: int) -> Sequence[StageTimes]:
-    if isinstance(times, StageTimes):
-        return (times,) * stages
-    if len(times) != stages:
-        raise InputError(f"{len(times)} stage times for {stages} stages; give one, or one a stage")
-    return times
+def _one_a_stage(given: T | Sequence[T], stages: int, what: str) -> Sequence[T]:
+    each = given if isinstance(given, Sequence) else (given,) * stages
+    if len(each) != stages:
+        raise InputError(f"{len(each)} {what} for {stages} stages; give one, or one a stage")
+    return each
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -331,10 +332,7 @@ def peak_activations(
     >>> peak_activations(generate("1f1b", ranks=4, micro_batches=8))
     (4, 3, 2, 1)
     """
-    each = (held,) * schedule.stages if isinstance(held, StageActivations) else tuple(held)
-    if len(each) != schedule.stages:
-        message = f"{len(each)} activation sizes for {schedule.stages} stages"
-        raise InputError(f"{message}; give one, or one a stage")
+    each = _one_a_stage(held, schedule.stages, "activation sizes")
     actions = Actions(schedule)
     phase, at = actions.phase, actions.stage * schedule.micro_batches + actions.micro_batch
     sizes = np.array([(size.full, size.kept, size.stage_input) for size in each])
