@@ -233,7 +233,7 @@ def test_users_name_columns_and_rows() -> None:
     ("options", "message"),
     [
         ({"column": ["nothing"]}, "no product with a weight has a name that matches nothing"),
-        ({"column": ["("]}, "regular expressions"),
+        ({"column": ["("]}, "must be a regular expression"),
         ({"column": ["up"], "row": ["up0"]}, "'up0' is in both column and row"),
         ({"row": ["down0"]}, "no column leads to 'down0'"),
     ],
