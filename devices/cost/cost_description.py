@@ -78,9 +78,16 @@ def make_cost(
 
     def build(spec: object, *at: int) -> CostModel:
         with located(*at):
-            if isinstance(spec, Sequence) and not isinstance(spec, str):
+            if isinstance(spec, str):
+                return build_one(spec, None)
+            if isinstance(spec, Sequence):
                 return FirstCost(tuple(build(item, i) for i, item in enumerate(spec)))
-            return build_one(*_name_and_parameters(spec))
+            if isinstance(spec, Mapping) and [*map(type, spec)] == [str]:
+                return build_one(*next(iter(spec.items())))
+            raise InputError(
+                f"{spec!r} is no cost model; accepted: roofline, {{fixed: 10us}}, {{table: FILE}}, "
+                f"fitted, {{NAME: parameters}} of a plugin, or a list of these"
+            )
 
     def build_one(name: str, parameters: Any) -> CostModel:
         if name == "roofline":
@@ -148,19 +155,6 @@ _FIXED: Final = {"fixed": Field("fixed", "duration by kind", "duration of all op
 _ROOFLINE: Final = {
     name: DEVICE_FIELDS[name] for name in ("peak", "bandwidth", "dtype", *_LOSSES, "kernel_floor")
 }
-
-
-def _name_and_parameters(spec: object) -> tuple[str, Any]:
-    if isinstance(spec, str):
-        return spec, None
-    if isinstance(spec, Mapping) and len(spec) == 1:
-        [(name, parameters)] = spec.items()
-        if isinstance(name, str):
-            return name, parameters
-    raise InputError(
-        f"{spec!r} is no cost model; accepted: roofline, {{fixed: 10us}}, {{table: FILE}}, "
-        f"fitted, {{NAME: parameters}} of a plugin, or a list of these"
-    )
 
 
 def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: Fraction) -> RooflineCost:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ import numpy as np
 from devices.cost.cost_models import FirstCost, RooflineCost, first_to_know, models_of
 from devices.cost.npu_tiles import TiledCost
 from devices.cost.roofline import IDEAL
+from devices.cost.unreliable import BorrowedRateWarning, PlainRooflineWarning
 from devices.describe.field_types import DEFAULT
 from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.graph.graph import Graph
@@ -34,6 +35,10 @@ from sim.job.job import Job
 from sim.machine.device import CostModel, Device
 
 _KINDS_SHOWN = 3
+
+
+_Rated = Any
+"""A cost model that knows peaks, and so has a method `borrowed`: a roofline, tiles, a fit."""
 
 
 def warn_of_plain_rooflines(job: Job) -> None:
@@ -66,17 +71,11 @@ def warn_of_plain_rooflines(job: Job) -> None:
     >>> str(caught[0].message).partition(" (")[0]
     'a100-sxm-80: 1 of 1 op has no measured cost'
     """
-    counts = _Counts(job.graph)
-    alike: list[tuple[Device, _Rated, list[int]]] = []  # devices that a model knows no difference of
-    for index, device in enumerate(job.machine.devices):
-        for model in _rated(device.cost):
-            same = (found for one, other, found in alike if one.kind == device.kind and other == model)
-            if (indices := next(same, None)) is None:
-                alike.append((device, model, indices := []))
-            indices.append(index)
-    for device, model, indices in alike:
-        counts.add(device, model, np.isin(job.device_of, indices) & ~job.meets, job.duration_ns)
-    counts.tell("op")
+    timed = (
+        (device, model, np.isin(job.device_of, indices) & ~job.meets, job.duration_ns)
+        for device, model, indices in _rated(job.machine.devices)
+    )
+    _tell(job.graph, timed, "op")
 
 
 def warn_of_plain_ops(graph: Graph, devices: Sequence[Device]) -> None:
@@ -94,59 +93,50 @@ def warn_of_plain_ops(graph: Graph, devices: Sequence[Device]) -> None:
     PlainRooflineWarning, BorrowedRateWarning
         As `warn_of_plain_rooflines`.
     """
-    counts = _Counts(graph)
-    seen: list[_Rated] = []
-    for device in devices:
-        for model in _rated(device.cost):
-            if model not in seen:
-                seen.append(model)
-                counts.add(device, model, np.ones(len(graph), np.bool_), costs_ns(graph, device))
-    counts.tell("op of the model")
+    every = np.ones(len(graph), np.bool_)
+    timed = ((device, model, every, costs_ns(graph, device)) for device, model, _ in _rated(devices))
+    _tell(graph, timed, "op of the model")
 
 
-class _Counts:
-    """Ops of a graph by what is to be said of them, over the devices that run them."""
+def _tell(graph: Graph, timed: Iterable[tuple[Device, _Rated, BoolArray, IntArray]], op: str) -> None:
+    """Count what is to be said of ops over the devices that run them, and warn.
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.plain: dict[str, Counter[str]] = {}
-        self.total: Counter[str] = Counter()
-        self.borrowed: Counter[tuple[str, str, str]] = Counter()
-
-    def add(self, device: Device, model: _Rated, here: BoolArray, duration_ns: IntArray) -> None:
-        """Count the ops that are `here`, on devices like this one, which take `duration_ns`."""
-        graph = self.graph
-        free = here & _modelled(graph, device)
-        roofline = model if isinstance(model, RooflineCost) and model.hardware else None
-        if roofline:
-            self.total[roofline.hardware] += int(here.sum())
-        plain = roofline.plain(graph) if roofline else np.zeros_like(free)
+    Parameters
+    ----------
+    graph : Graph
+    timed : iterable of tuple
+        A device, a model of it, the ops that devices like this one run, and how long all ops take.
+    op : str
+        What an op is called.
+    """
+    plain: dict[str, Counter[str]] = {}
+    total: Counter[str] = Counter()
+    borrowed: Counter[tuple[str, str, str]] = Counter()
+    for device, model, here, duration_ns in timed:
+        free, bare = here & _modelled(graph, device), np.zeros_like(here)
+        if roofline := model.hardware if isinstance(model, RooflineCost) else "":
+            total[roofline] += int(here.sum())
+            bare = model.plain(graph)
         ideal = isinstance(model, RooflineCost | TiledCost) and not model.peak_flop_per_s
         lent = {} if ideal and not device.details.preset else model.borrowed(graph)
-        if not ((free & plain).any() or lent):
-            return
+        if not ((free & bare).any() or lent):
+            continue
         known = next(known for one, known in first_to_know(device.cost, graph, device) if one is model)
-        timed = free & known & (model.durations_ns(graph, device) == duration_ns)
+        free &= known & (model.durations_ns(graph, device) == duration_ns)
         if roofline:
-            found = self.plain.setdefault(roofline.hardware, Counter())
-            codes, counts = np.unique(graph.kind_code[plain & timed], return_counts=True)
-            found.update({graph.kinds[c]: n for c, n in zip(codes.tolist(), counts.tolist(), strict=True)})
+            kinds = (graph.kinds[code] for code in graph.kind_code[bare & free].tolist())
+            plain.setdefault(roofline, Counter()).update(kinds)
         for (dtype, how), ops in lent.items():
-            self.borrowed[device.details.preset or device.kind, dtype, how] += int(timed[ops].sum())
-
-    def tell(self, op: str) -> None:
-        """Warn of what was counted."""
-        from devices.cost.unreliable import BorrowedRateWarning, PlainRooflineWarning
-
-        for hardware, found in self.plain.items():
-            if found:
-                message = _message(hardware, found, self.total[hardware], op)
-                warnings.warn(PlainRooflineWarning(message, hardware), stacklevel=3)
-        for (where, dtype, how), count in self.borrowed.items():
-            if count:
-                lent_ops = f"{count} op{'s' * (count != 1)} in {dtype} compute{'s' * (count == 1)}"
-                message = f"{where}: {lent_ops} {how}."
-                warnings.warn(BorrowedRateWarning(message, f"{where} {dtype}"), stacklevel=3)
+            borrowed[device.details.preset or device.kind, dtype, how] += int(free[ops].sum())
+    for hardware, found in plain.items():
+        if found:
+            message = _message(hardware, found, total[hardware], op)
+            warnings.warn(PlainRooflineWarning(message, hardware), stacklevel=3)
+    for (where, dtype, how), count in borrowed.items():
+        if count:
+            lent_ops = f"{count} op{'s' * (count != 1)} in {dtype} compute{'s' * (count == 1)}"
+            message = f"{where}: {lent_ops} {how}."
+            warnings.warn(BorrowedRateWarning(message, f"{where} {dtype}"), stacklevel=3)
 
 
 def _modelled(graph: Graph, device: Device) -> BoolArray:
@@ -155,17 +145,23 @@ def _modelled(graph: Graph, device: Device) -> BoolArray:
     return found
 
 
-_Rated = Any
-"""A cost model that knows peaks, and so has a method `borrowed`: a roofline, tiles, a fit."""
+def _rated(devices: Sequence[Device]) -> list[tuple[Device, _Rated, list[int]]]:
+    """Return the models that know peaks, each with the first of the devices that it knows no difference of,
+    and where all of them are.
 
-
-def _rated(model: CostModel | None) -> Iterator[_Rated]:
-    """Yield what knows peaks in a model, down to its first roofline, or tiles: a second is never asked."""
-    for one in models_of(model):
-        if hasattr(one, "borrowed"):
-            yield one
-        if isinstance(one, RooflineCost | TiledCost):
-            return
+    Of a device these go down to its first roofline, or tiles: a second is never asked.
+    """
+    found: list[tuple[Device, _Rated, list[int]]] = []
+    for index, device in enumerate(devices):
+        for model in models_of(device.cost):
+            if hasattr(model, "borrowed"):
+                same = (at for one, other, at in found if one.kind == device.kind and other == model)
+                if (indices := next(same, None)) is None:
+                    found.append((device, model, indices := []))
+                indices.append(index)
+            if isinstance(model, RooflineCost | TiledCost):
+                break
+    return found
 
 
 def _message(hardware: str, found: Counter[str], total: int, op: str) -> str:

@@ -246,16 +246,15 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     pads, dilations = ops.axes("pads", 0.0), ops.axes("dilations")
     s["batch"] *= np.maximum(image[:, 0] / strides[:, 0], 1)  # each image of a volume,
     s["in_channels"] *= kernel[:, 0]  # of as many channels more
+    if direction == "transposed":  # the gradient of a convolution from its output to its input
+        s["in_channels"], s["out_channels"] = s["out_channels"], s["in_channels"]
+        spread = (image - 1) * strides - 2 * pads
+        image = np.maximum(spread + dilations[:, 2:] * (kernel - 1) + 1, 1)
+        direction = "backward_data"
     for i, (side, edge) in enumerate((("height", "h"), ("width", "w")), 1):
         s |= {side: image[:, i], f"kernel_{edge}": kernel[:, i], f"stride_{edge}": strides[:, i]}
         s[f"pad_{edge}"] = pads[:, i]
     s["dilation"] = dilations[:, 2]
-    if direction == "transposed":  # the gradient of a convolution from its output to its input
-        s["in_channels"], s["out_channels"] = s["out_channels"], s["in_channels"]
-        for side, edge in (("height", "h"), ("width", "w")):
-            spread = (s[side] - 1) * s[f"stride_{edge}"] - 2 * s[f"pad_{edge}"]
-            s[side] = np.maximum(spread + s["dilation"] * (s[f"kernel_{edge}"] - 1) + 1, 1)
-        direction = "backward_data"
     ways = ["backward_data", "backward_weights"] if direction == "both" else [direction]
     square = (s["kernel_h"] == 3) & (s["kernel_w"] == 3) & (ops.dtype == "fp32") & (direction == "forward")
     s = {name: np.where(known, column, 1.0) for name, column in s.items()}

@@ -145,13 +145,8 @@ class Kriging:
         queries : ndarray, shape (q, d)
             Where to estimate. At a point, without noise, the estimate is the measured value up to rounding.
         """
-        size = len(queries)
-        found = Estimates(np.empty(size), np.empty(size, np.bool_), np.empty(size))
-        for begin in range(0, size, _CHUNK):
-            part = slice(begin, begin + _CHUNK)
-            for whole, chunk in zip(found, self._chunk(queries[part]), strict=True):
-                whole[part] = chunk
-        return found
+        parts = (queries[begin : begin + _CHUNK] for begin in range(0, max(len(queries), 1), _CHUNK))
+        return Estimates(*map(np.concatenate, zip(*map(self._chunk, parts), strict=True)))
 
     @cached_property
     def _levels(self) -> list[FloatArray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -121,18 +122,12 @@ def lent(table: Table, gpus: Iterable[str]) -> Model:
     return fit_shared(stiff, [table.part(gpu) for gpu in gpus], table.dtype)
 
 
+@lru_cache(maxsize=1)
 def _shared(table: Table) -> dict[str, Model]:
     """Return the fit of each GPU's lenders."""
-    if table.name + table.dtype not in _SHARED:
-        lenders = table.lenders or (lambda gpu: [])
-        given = {gpu: [k for k in lenders(gpu) if k in table.rows] for gpu in table.rows}
-        made = {gpu: lent(table, mine) for gpu, mine in given.items() if mine}
-        _SHARED.clear()
-        _SHARED[table.name + table.dtype] = made
-    return _SHARED[table.name + table.dtype]
-
-
-_SHARED: Final[dict[str, dict[str, Model]]] = {}  # of the last table
+    lenders = table.lenders or (lambda gpu: [])
+    given = {gpu: [k for k in lenders(gpu) if k in table.rows] for gpu in table.rows}
+    return {gpu: lent(table, mine) for gpu, mine in given.items() if mine}
 
 
 def without(table: Table) -> dict[str, Model]:
@@ -164,18 +159,18 @@ def as_sure_as(model: Model, misses: Sequence[FloatArray]) -> Model:
 
 def left_out(table: Table) -> dict[str, FloatArray]:
     """Return by how much (log) the fit of its lenders misses each kernel of each GPU."""
-    return {
-        gpu: np.log(predicted(model, rows, table.sheet(gpu))[0] / rows.ns)
-        for gpu, model in _shared(table).items()
-        for rows in [table.rows[gpu]]
-    }
+    found = {}
+    for gpu, model in _shared(table).items():
+        rows, sheet = table.part(gpu)
+        found[gpu] = np.log(predicted(model, rows, sheet)[0] / rows.ns)
+    return found
 
 
 def judge(table: Table) -> Iterator[Line]:
     """Return the errors of each GPU of a table."""
     left = without(table)
-    for gpu, rows in table.rows.items():
-        sheet, other = table.sheet(gpu), left.get(gpu)
+    for gpu in table.rows:
+        (rows, sheet), other = table.part(gpu), left.get(gpu)
 
         def score(model: Model, asked: Rows, sheet: Sheet = sheet) -> tuple[float, float]:
             ns, width = predicted(model, asked, sheet)

@@ -158,7 +158,7 @@ def runs(data: Path, *, left_out: bool = False) -> Iterator[Run]:
     whole = pd.read_csv(data / "kernels" / "fp32_models.csv.gz")
     parts = dict(list(pd.read_csv(data / "kernels" / "fp32_models_by_op.csv.gz").groupby(["gpu", "run"])))
     for row in whole.to_dict("records"):
-        gpu, training = PRESETS[row["gpu"]], row["mode"] == "train"
+        gpu, training = PRESETS[row["gpu"].replace(" ", "_")], row["mode"] == "train"
         name = "-".join(str(row[column]) for column in ("model", "mode", "seq_len", "batch"))
         device = make_device("gpu0", {"preset": gpu})
         if left_out:

@@ -30,17 +30,13 @@ PRESETS: Final = {
     "h100": "h100-sxm",
     "V100": "v100-sxm",
     "P100": "p100-pcie-16",
-    "Tesla P100-PCIE-16GB": "p100-pcie-16",
     "Tesla_P100-PCIE-16GB": "p100-pcie-16",
-    "Tesla P4": "p4",
     "Tesla_P4": "p4",
-    "Tesla T4": "t4",
     "Tesla_T4": "t4",
-    "Tesla V100-PCIE-32GB": "v100-pcie-32",
     "Tesla_V100-PCIE-32GB": "v100-pcie-32",
-    "NVIDIA A100-PCIE-40GB": "a100-pcie-40",
     "NVIDIA_A100-PCIE-40GB": "a100-pcie-40",
 }
+"""By the names in the files, which have _ or a space."""
 FP32: Final = ("p100-pcie-16", "p4", "t4", "v100-pcie-32", "a100-pcie-40")
 HBM, GDDR = ("v100-pcie-32", "a100-pcie-40"), ("p4", "t4")
 
@@ -64,7 +60,7 @@ class Rows:
         return replace(self, sizes=take(self.sizes, rows), **each)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
     """One family in one data type.
 
@@ -129,7 +125,7 @@ def _table(
 def _read(path: Path, **names: str) -> pd.DataFrame:
     d = pd.read_csv(path).rename(columns=names)
     if "gpu" in d:
-        d["gpu"] = d.gpu.replace(PRESETS)
+        d["gpu"] = d.gpu.str.replace(" ", "_").replace(PRESETS)
     if "us" in d:
         d = d[d.us > 0].reset_index(drop=True)
     return d
@@ -238,27 +234,16 @@ def general_tables(data: Path) -> Iterator[Table]:
     d = _read(here / "fp32_matmul.csv.gz", B="batch", M="m", N="k", K="n")
     d["floor_ns"] = d.groupby(["gpu", "op"]).us.transform(lambda x: x.quantile(0.003)) * 1e3
     d["waits"] = True
-    sizes = "batch m n k"
-    bmm, linear = d[d.op == "bmm"], d[d.op == "linear"]
-    yield _table("bmm", "fp32", general.BMM, bmm, sizes, "n k", lenders=_but(*FP32), stiff=stiff)
-    yield _table(
-        "linear",
-        "fp32",
-        general.LINEAR,
-        linear,
-        sizes,
-        "n k",
-        lenders=_alike_tiles,
-        stiff=stiff,
-        logs=("m", "n", "k"),
-    )
+    for op, family, lenders in (("bmm", general.BMM, _but(*FP32)), ("linear", general.LINEAR, _alike_tiles)):
+        shared: dict[str, Any] = {"lenders": lenders, "stiff": stiff}
+        yield _table(op, "fp32", family, d[d.op == op], "batch m n k", "n k", **shared)
     e = _read(here / "fp32_elementwise.csv.gz", B="rows", H="columns")
     flat = e.groupby(["gpu", "op"]).us.transform(lambda x: x[x < 1.25 * x.quantile(0.02)].median())
     e["floor_ns"] = flat * 1e3
     e["elements"], e["operands"] = e["rows"] * e["columns"], e.op.isin(["add", "mul", "div", "pow"]) + 1
     names = {"softmax": "softmax", "ln": "layer_norm", "powu": "pow", "divu": "div"}
     e["element_flops"] = e.op.replace(names).map(general.ELEMENT_FLOPS).fillna(2.0)
-    shared: dict[str, Any] = {"lenders": _alike_memory, "stiff": loose, "logs": ("rows", "columns")}
+    shared = {"lenders": _alike_memory, "stiff": loose, "logs": ("rows", "columns")}
     rest = e[~e.op.isin(["softmax", "ln"])]
     sizes = "elements operands element_flops"
     yield _table("elementwise", "fp32", general.ELEMENTWISE, rest, sizes, "columns", **shared)
@@ -282,14 +267,10 @@ def general_tables(data: Path) -> Iterator[Table]:
         "rope": "attn_rope",
         "gated_activation": "mlp_act",
     }
-    llm: dict[str, Any] = {
-        "stiff": loose,
-        "logs": ("rows", "columns"),
-        "lenders": _but("a100-sxm-80", "h100-sxm"),
-    }
+    shared["lenders"] = _but("a100-sxm-80", "h100-sxm")
     for name, op in ops.items():
         sizes = "rows columns tensors element_flops"
-        yield _table(name, "fp16", general.LLM_ROWS, d[d.op == op], sizes, "model", **llm)
+        yield _table(name, "fp16", general.LLM_ROWS, d[d.op == op], sizes, "model", **shared)
 
 
 def _convolutions(here: Path) -> Iterator[Table]:
