@@ -158,6 +158,11 @@ _ROOFLINE: Final = {
 
 
 def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: Fraction) -> RooflineCost:
+    # The plain roofline of a real GPU is a claim about it. ``ideal: true`` asks for the ideal, a loss given
+    # for all kinds of op says what the user thinks of it, and nothing was measured of how far other kinds of
+    # device stay below theirs.
+    claimed = values.get("kind") == "gpu" and not values.get("ideal")
+    told = any(DEFAULT in (values.get(name) or {}) for name in _LOSSES)
     bandwidth = values.get("bandwidth")
     peaks = values.get("peak") or {**(values.get("vector_peak") or {}), **(values.get("matrix_peak") or {})}
     return RooflineCost(
@@ -165,20 +170,9 @@ def _roofline(values: Mapping[str, Any], peak_share: Fraction, bandwidth_share: 
         None if bandwidth is None else max(1, int(bandwidth * bandwidth_share)),
         _efficiencies(values),
         values.get("dtype", "fp32"),
-        _hardware(values),
+        values.get("preset", "") if claimed and not told else "",
         values.get("kernel_floor", 0),
     )
-
-
-def _hardware(values: Mapping[str, Any]) -> str:
-    """Return the preset of a real GPU whose plain roofline is a claim about it; empty where it is none.
-
-    ``ideal: true`` asks for the ideal, a loss given for all kinds of op says what the user thinks of it, and
-    nothing was measured of how far other kinds of device stay below their rooflines.
-    """
-    claimed = values.get("kind") == "gpu" and not values.get("ideal")
-    told = any(DEFAULT in (values.get(name) or {}) for name in _LOSSES)
-    return values.get("preset", "") if claimed and not told else ""
 
 
 def _tiles(values: Mapping[str, Any]) -> TiledCost:

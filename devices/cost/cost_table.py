@@ -192,15 +192,10 @@ class CostTable:
                 f"{where}: row {row} has {columns[column]} = {whole[row, column]}; "
                 "it must be positive, as there is no logarithm of it"
             )
-        shapes, group = np.unique(whole[:, :-1], axis=0, return_inverse=True)
-        if len(shapes) == len(whole):
-            latency = np.empty(len(shapes), np.int64)
-            latency[group.ravel()] = whole[:, -1]
-        else:
-            latency = np.array(
-                [int(np.median(whole[group.ravel() == g, -1]) + 0.5) for g in range(len(shapes))],
-                dtype=np.int64,
-            )
+        shapes, group, count = np.unique(whole[:, :-1], axis=0, return_inverse=True, return_counts=True)
+        ordered = whole[np.lexsort((whole[:, -1], group.ravel())), -1]
+        begin = np.cumsum(count) - count
+        latency = (ordered[begin + (count - 1) // 2] + ordered[begin + count // 2] + 1) // 2  # half up
         about = dict(provenance or {})
         return cls(device, kind, tuple(axes), shapes, latency, about, neighbours, noise, measured)
 
@@ -327,21 +322,21 @@ class CostTable:
             rows_of.setdefault(tuple(asked[row, self._exact].tolist()), []).append(row)
         for key, rows in rows_of.items():
             if key not in self._variants:
-                raise InputError(self._unknown_variant(key))
+                names = [self.axes[column].name for column in self._exact]
+                shown = [
+                    ", ".join(f"{n}={v}" for n, v in zip(names, k, strict=True))
+                    for k in (key, *self._variants)
+                ]
+                raise InputError(
+                    f"the table of {self.kind!r} on {self.device!r} has no measurement with {shown[0]}, and "
+                    f"nothing can be said between variants. Measured: {'; '.join(shown[1:])}"
+                )
             log_ns[rows], outside[rows], error[rows] = self._variants[key].at(self._position(asked[rows]))
         if log_ns.max(initial=0) > _LOG_LIMIT:
             worst = asked[int(log_ns.argmax())].tolist()
             raise InputError(f"the table of {self.kind!r} extrapolates to over 292 years at {worst}")
         estimated = np.floor(np.exp(log_ns) + 0.5).astype(np.int64)
         return Estimate(np.where(latency > 0, latency, estimated), outside, error)
-
-    def _unknown_variant(self, key: tuple[int, ...]) -> str:
-        names = [self.axes[column].name for column in self._exact]
-        shown = [", ".join(f"{n}={v}" for n, v in zip(names, k, strict=True)) for k in [key, *self._variants]]
-        return (
-            f"the table of {self.kind!r} on {self.device!r} has no measurement with {shown[0]}, and nothing "
-            f"can be said between variants. Measured: {'; '.join(shown[1:])}"
-        )
 
     def _named(self, asked: IntArray) -> str:
         """Return the first of some shapes in words, and how many more there are."""

@@ -124,7 +124,7 @@ def _tell(graph: Graph, timed: Iterable[tuple[Device, _Rated, BoolArray, IntArra
         known = next(known for one, known in first_to_know(device.cost, graph, device) if one is model)
         free &= known & (model.durations_ns(graph, device) == duration_ns)
         if roofline:
-            kinds = (graph.kinds[code] for code in graph.kind_code[bare & free].tolist())
+            kinds = (graph.kinds[code] for code in np.sort(graph.kind_code[bare & free]).tolist())
             plain.setdefault(roofline, Counter()).update(kinds)
         for (dtype, how), ops in lent.items():
             borrowed[device.details.preset or device.kind, dtype, how] += int(free[ops].sum())

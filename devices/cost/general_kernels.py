@@ -122,16 +122,6 @@ def linear_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     return _product(s, sheet, dtype, _LINEAR_TILES, linear=True)
 
 
-_VECTOR_START: Final = Parameters(
-    fixed_ns=1500,  # of a kernel among others; what its table has beyond it is the measuring
-    flop_share=0.88,
-    load_bytes_per_cycle=50,
-    step_ns=20,
-    block_ns=1500,
-    dram_share=0.8,
-    ramp_ns=1500,
-)
-_VECTOR_FREE: Final = ("flop_share", "step_ns", "block_ns", "rounding", "dram_share", "ramp_ns", "overlap")
 _BALANCE: Final = ("balance", ((-3, -1.5, -0.5, 0.5, 1.5, 3),))
 _NK6, _NK7 = (3, 5, 6, 7, 8, 10), (4, 6, 8, 10, 12, 14, 16)
 BMM: Final = Family(
@@ -143,20 +133,27 @@ BMM: Final = Family(
         _BALANCE,
         ("m n k", ((4, 5.5, 7, 8.5, 10), _NK6, _NK6)),
     ),
-    _VECTOR_START,
-    _VECTOR_FREE,
+    Parameters(
+        fixed_ns=1500,  # of a kernel among others; what its table has beyond it is the measuring
+        flop_share=0.88,
+        load_bytes_per_cycle=50,
+        step_ns=20,
+        block_ns=1500,
+        dram_share=0.8,
+        ramp_ns=1500,
+    ),
+    ("flop_share", "step_ns", "block_ns", "rounding", "dram_share", "ramp_ns", "overlap"),
 )
-LINEAR: Final = Family(
-    "linear",
-    linear_work,
-    logs("m n k"),
-    grids(
+LINEAR: Final = replace(
+    BMM,
+    name="linear",
+    work=linear_work,
+    grids=grids(
         ("waves k", ((-2, 0, 1, 2, 4, 6, 9), (3, 5, 7, 9, 11, 13, 16))),
         _BALANCE,
         ("m n k", ((5, 7, 9, 11, 13), _NK7, _NK7)),
     ),
-    _VECTOR_START,
-    (*_VECTOR_FREE, "join_ns", "missed_share"),
+    free=(*BMM.free, "join_ns", "missed_share"),
 )
 
 # ---- what memory bounds: elementwise, softmax, norms -------------------------------------------------------
@@ -230,7 +227,6 @@ ELEMENTWISE: Final = Family(
         ramp_ns=1000,
         l2_share=0.6,
         l2_bytes_per_cycle=30,
-        overlap=3,
     ),
     ("fixed_ns", "flop_share", "dram_share", "l2_share", "ramp_ns", "overlap"),
 )
@@ -277,17 +273,6 @@ def rows_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     }
 
 
-_ROWS_START: Final = Parameters(
-    fixed_ns=20000,
-    flop_share=0.6,
-    step_ns=100,
-    block_ns=1500,
-    dram_share=0.8,
-    ramp_ns=1500,
-    l2_share=0.6,
-    l2_bytes_per_cycle=25,
-)
-_ROWS_FREE: Final = ("fixed_ns", "block_ns", "dram_share", "l2_share", "ramp_ns", "overlap")
 _PER_SM: Final = ("rows_per_sm", ((-2, 1, 3, 5, 7, 9),))
 SOFTMAX: Final = Family(
     "softmax",  # of up to 1024 columns it stays in the registers of a warp; a longer one reads its row again
@@ -298,36 +283,32 @@ SOFTMAX: Final = Family(
         ("columns l2", ((5, 7, 8, 9, 10, 11, 12), (-3, 0, 1, 4))),
         _PER_SM,
     ),
-    _ROWS_START,
-    _ROWS_FREE,
-)
-LAYER_NORM: Final = Family(
-    "layer_norm",
-    rows_work,
-    rows_features,
-    grids(("columns l2", ((8, 9, 10, 10.5, 11, 12), (-3, -1, 0, 1, 2, 4, 6))), _PER_SM),
-    _ROWS_START,
-    _ROWS_FREE,
-)
-LLM_ROWS: Final = Family(
-    "llm_rows",  # kernels of language models in 16 bits, by rows (tokens) and columns
-    rows_work,
-    rows_features,
-    grids(
-        ("rows columns", ((0, 3, 5, 7, 8, 9, 10, 11, 12, 13, 15), (9, 11, 12, 13, 15))),
-        ("l2", ((-6, -3, -1, 0, 1, 3),)),
-    ),
     Parameters(
-        fixed_ns=2000,
-        block_ns=800,
-        step_ns=50,
+        fixed_ns=20000,
         flop_share=0.6,
+        step_ns=100,
+        block_ns=1500,
         dram_share=0.8,
-        ramp_ns=1000,
+        ramp_ns=1500,
         l2_share=0.6,
         l2_bytes_per_cycle=25,
     ),
-    ("fixed_ns", "block_ns", "step_ns", "dram_share", "l2_bytes_per_cycle", "ramp_ns", "overlap"),
+    ("fixed_ns", "block_ns", "dram_share", "l2_share", "ramp_ns", "overlap"),
+)
+LAYER_NORM: Final = replace(
+    SOFTMAX,
+    name="layer_norm",
+    grids=grids(("columns l2", ((8, 9, 10, 10.5, 11, 12), (-3, -1, 0, 1, 2, 4, 6))), _PER_SM),
+)
+LLM_ROWS: Final = replace(
+    SOFTMAX,
+    name="llm_rows",  # kernels of language models in 16 bits, by rows (tokens) and columns
+    grids=grids(
+        ("rows columns", ((0, 3, 5, 7, 8, 9, 10, 11, 12, 13, 15), (9, 11, 12, 13, 15))),
+        ("l2", ((-6, -3, -1, 0, 1, 3),)),
+    ),
+    start=replace(SOFTMAX.start, fixed_ns=2000, block_ns=800, step_ns=50, ramp_ns=1000),
+    free=("fixed_ns", "block_ns", "step_ns", "dram_share", "l2_bytes_per_cycle", "ramp_ns", "overlap"),
     ridge=0.2,
 )
 
@@ -471,15 +452,8 @@ def conv_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     }
 
 
-_CONV_START: Final = Parameters(
-    fixed_ns=15000,
-    flop_share=0.7,
-    load_bytes_per_cycle=50,
-    step_ns=20,
-    block_ns=2000,
-    dram_share=0.75,
-    ramp_ns=1500,
-    join_ns=8000,
+_CONV_START: Final = replace(
+    BMM.start, fixed_ns=15000, flop_share=0.7, block_ns=2000, dram_share=0.75, join_ns=8000
 )
 _CONV_FREE: Final = ("fixed_ns", "flop_share", "block_ns", "rounding", "dram_share", "join_ns", "overlap")
 CONV: Final = Family(
@@ -494,18 +468,17 @@ CONV: Final = Family(
     _CONV_START,
     _CONV_FREE[1:],  # of the fixed time, part is the measuring: no row is short enough to tell
 )
-CONV_ANY: Final = Family(
-    "conv_any",
-    conv_work,
-    conv_features,
-    grids(
+CONV_ANY: Final = replace(
+    CONV,
+    name="conv_any",
+    grids=grids(
         ("kernel cin", ((0, 3.2, 4.6, 6), (0, 4, 7, 10))),
         ("kernel strided", ((0, 3.2, 4.6, 6), (0, 1))),
         ("waves k", ((-2, 0, 2, 4), (5, 8, 11, 14))),
         ("balance", ((-2, 0, 2, 4),)),
     ),
-    replace(_CONV_START, fixed_ns=5000),  # the algorithm alone was timed
-    _CONV_FREE,
+    start=replace(_CONV_START, fixed_ns=5000),  # the algorithm alone was timed
+    free=_CONV_FREE,
     smooth=2.0,
     ridge=0.3,
 )

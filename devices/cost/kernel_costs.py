@@ -150,16 +150,14 @@ def _known(sizes: Mapping[str, FloatArray]) -> BoolArray:
 def _product(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     """Return products of sizes m, n, k, or of the flops and bytes that ops have."""
     sizes = ops.columns("m n k batch", batch=1)
-    known = _known(sizes)
-    out: list[KernelAsk] = []
-    if ops.kind.endswith("_grad"):  # by the input and by the weights
-        m, n, k, batch = sizes.values()
-        both = ops.flops > 3 * m * n * k * batch
-        for rows, new in ((known, (m, k, n)), (known & both, (k, n, m))):
-            out += _as_product(ops, sheet, rows, {**dict(zip("mnk", new, strict=True)), "batch": batch})
-    elif known.any():
-        out += _as_product(ops, sheet, known, sizes)
-    return [*out, *_by_flops(ops, sheet, ~known)]
+    known, asks = _known(sizes), _by_flops(ops, sheet, ~_known(sizes))
+    if not ops.kind.endswith("_grad"):
+        return [*_as_product(ops, sheet, known, sizes), *asks]
+    m, n, k, batch = sizes.values()
+    both = ops.flops > 3 * m * n * k * batch
+    for rows, new in ((known, (m, k, n)), (known & both, (k, n, m))):  # by the input and by the weights
+        asks += _as_product(ops, sheet, rows, {**dict(zip("mnk", new, strict=True)), "batch": batch})
+    return asks
 
 
 def _as_product(
@@ -295,18 +293,16 @@ _SIZED: Final = {
     },
 }
 """Kinds that need nothing but their sizes -> table, sizes, and what these are if not given."""
+_ONE_TOKEN: Final = {"conv1d": "conv1d_update", "gated_delta": "gated_delta_step"}
+"""Tables -> those of one token a sequence, which is another kernel."""
 
 
 def _sized(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     table, names, defaults = _SIZED[ops.kind]
     sizes = ops.columns(names, **defaults)
     known = _known(sizes)
-    if table not in ("conv1d", "gated_delta"):
-        asks = [KernelAsk(known, table, sizes)]
-    else:  # one token a sequence is another kernel
-        one = known & (sizes["seq_len"] == 1)
-        step = {"conv1d": "conv1d_update", "gated_delta": "gated_delta_step"}[table]
-        asks = [KernelAsk(one, step, sizes), KernelAsk(known & ~one, table, sizes)]
+    one = known & (ops.column("seq_len", 1.0) == 1)
+    asks = [KernelAsk(one, _ONE_TOKEN.get(table, table), sizes), KernelAsk(known & ~one, table, sizes)]
     return [*asks, *(_by_flops if ops.kind == "moe" else _any)(ops, sheet, ~known)]
 
 

@@ -58,18 +58,13 @@ _UNALIGNED: Final = 2.5
 loaded one by one. From BERT's vocabulary of 30,522 on an H100; 2.5 to 3.5 in two other programs."""
 
 
-def _packed(m: FloatArray, count: FloatArray, tile_m: FloatArray) -> FloatArray:
-    """Return rows of tiles of `count` products: several small ones share an SM as one tile's rows do."""
-    found: FloatArray = np.where(m < tile_m, np.ceil(m * count / tile_m), np.ceil(m / tile_m) * count)
-    return found
-
-
 def product_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return a product's work with each tile, once with k whole and once in as many parts as fill the SMs."""
     element = ELEMENT_BYTES[dtype]
     m, n, k, count = (column[:, None] for column in columns(s, "m n k batch", batch=1))
     tile_m, tile_n = TILES
-    tiles = _packed(m, count, tile_m) * np.ceil(n / tile_n)
+    packed = np.ceil(m * count / tile_m)  # several small products share an SM as one tile's rows do
+    tiles = np.where(m < tile_m, packed, np.ceil(m / tile_m) * count) * np.ceil(n / tile_n)
     odd = ((n * element) % _ALIGNED_BYTES > 0) | ((k * element) % _ALIGNED_BYTES > 0)
     slower = np.where(odd, _UNALIGNED, 1.0)
     parts = np.clip(np.floor(sheet.sms / tiles), 1, np.maximum(1, np.floor(k / 256)))
@@ -156,8 +151,7 @@ def seen_pairs(seq_len: FloatArray, window: FloatArray, causal: bool = True) -> 
     if not causal:
         return seq_len * seq_len
     seen = _seen_keys(seq_len, window)
-    pairs: FloatArray = seen * (seen + 1) / 2 + (seq_len - seen) * seen
-    return pairs
+    return seen * (seen + 1) / 2 + (seq_len - seen) * seen
 
 
 def _seen_keys(seq_len: FloatArray, window: FloatArray) -> FloatArray:
@@ -174,8 +168,7 @@ def sooner_ns(pairs: FloatArray, sheet: Sheet) -> FloatArray:
     """Return by how much attention to so many pairs ends sooner than with a Blackwell's exponentials."""
     own = _EXPONENTIALS.get(sheet.generation, _EXPONENTIALS["blackwell"])
     cycles = _NOT_HIDDEN * pairs * (1 / _EXPONENTIALS["blackwell"] - 1 / own)
-    found: FloatArray = cycles / (sheet.sms * sheet.clock_hz / 1e9)
-    return found
+    return cycles / (sheet.sms * sheet.clock_hz / 1e9)
 
 
 def attention_work(s: Sizes, sheet: Sheet, dtype: str, causal: bool = True) -> KernelWork:
@@ -277,11 +270,11 @@ def decode_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
 
 _SD = knots("2 16 64 128 256 512 1024 2048 4096 16384 65536")
 _S8, _R7 = knots("2 64 128 256 1024 4096 16384 65536"), knots("1 8 32 128 512 2048 16384")
-DECODE: Final = Family(
-    "attention_decode",
-    decode_work,
-    attention_features,
-    grids(
+DECODE: Final = replace(
+    PREFILL,
+    name="attention_decode",
+    work=decode_work,
+    grids=grids(
         ("seen kv_rows group windowed", (_S8, _R7, (0, 1, 3, 6), _YES)),
         ("head_dim seen cut", (_DIMS, _SD, _YES)),
         _WAVES,
@@ -290,8 +283,6 @@ DECODE: Final = Family(
         ("windowed heads batch", (_YES, knots("1 4 16 32 96"), knots("1 8 32 128 512 2048"))),
         ("group seen kv_rows", (_YES, _SD, _R)),  # with one query head a key-value head some never split
     ),
-    Parameters(fixed_ns=9000, step_ns=2, block_ns=1500),
-    smooth=0.3,
 )
 
 

@@ -126,11 +126,9 @@ def best_tiles(stages: TileStages, fewest: int, most: int) -> int:
     >>> best_tiles(TileStages(Fraction(900), Fraction(100), Fraction(0), setup_ns=9), 1, 1000)
     3
     """
-
-    def time(tiles: int) -> Fraction:
-        return tiled_ns(stages, tiles)
-
-    return fewest + bisect_left(range(fewest, most), True, key=lambda n: time(n) <= time(n + 1))
+    return fewest + bisect_left(
+        range(fewest, most), True, key=lambda n: tiled_ns(stages, n) <= tiled_ns(stages, n + 1)
+    )
 
 
 class Blocking(NamedTuple):
