@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from studies.training.judge import SOURCES, STEPS_FILE, Judge, Judgement, memory_errors
+from studies.training.judge import LEFT_OUT, SOURCES, STEPS_FILE, Judge, Judgement, memory_errors
 from studies.training.kept import Kept
 from studies.training.page import page, source_rows, summary
 from studies.training.published import read_published
@@ -26,7 +26,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "page", type=Path, nargs="?", help="where the page is written; default: it is printed"
     )
-    parser.add_argument("--only", action="append", choices=SOURCES, help="a source, whose errors are printed")
+    every = {**SOURCES, **LEFT_OUT}
+    parser.add_argument("--only", action="append", choices=every, help="a source, whose errors are printed")
     given = parser.parse_args(arguments)
     if not (given.data / STEPS_FILE).is_file():
         parser.error(f"there is no {STEPS_FILE} in {given.data}")
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
         begun = time.monotonic()
         found = kept.get(name)
         if found is None:
-            found = SOURCES[name](judge)
+            found = every[name](judge)
             kept.put(name, found)
             print(f"{name}: {len(found.judged)} rows, {time.monotonic() - begun:.0f} s", file=sys.stderr)
         else:

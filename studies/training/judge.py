@@ -19,14 +19,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from scenarios.builders.train.calibration import TrainingCalibration, at_rate
+from scenarios.builders.train.calibration import HostLaunches, TrainingCalibration, at_rate
 from scenarios.builders.train.layout import ORDER
 from scenarios.builders.train.step import step_trace
+from scenarios.builders.train.training import FULL_ITERATION
 from scenarios.workloads.calibrations import (
     CalibrationFields,
     named_calibration,
@@ -330,6 +332,11 @@ class Judge:
         )
         return self._bridge(what, lambda row: _has_experts(row) and bool(CHOSEN_ON.search(row.group)))
 
+    def bridge_experts_left_out(self) -> Judgement:
+        """The same, and how far off they are by numbers that were chosen on others of them."""
+        found = self.bridge_experts()
+        return replace(found, beside=_left_out([one.row for one in found.judged]))
+
     def bridge_unseen(self) -> Judgement:
         """Models with experts on which nothing was chosen."""
         what = "gpt-oss and Nemotron 3", "nothing was chosen on these rows"
@@ -338,6 +345,41 @@ class Judge:
 
 CHOSEN_ON: Final = re.compile("Qwen3|DeepSeek")
 """The models of Megatron Bridge on whose rows `host` of calibrations was chosen."""
+
+
+_HOSTS: Final = tuple(
+    map(HostLaunches._make, product((2e6, 3e6, 4e6, 5e6), (85e3, 170e3, 255e3), (1, 1.5, 2)))
+)
+"""Of which one is chosen on the rows of other models, or other GPUs."""
+
+
+def _left_out(rows: Sequence[Published]) -> str:
+    """Return how far off rows are if what launches cost is chosen on those of other models, or GPUs."""
+    known: dict[str, float] = {}
+
+    def off(row: Published, host: HostLaunches) -> float:
+        assert row.training is not None
+        if row.training.cuda_graph == FULL_ITERATION:  # the host launches nothing
+            host = HostLaunches()
+        told = f"{row.hardware} {row.training!r} {host}"
+        if told not in known:
+            known[told] = predicted_ms(row, replace(shipped(row.hardware), host=host))
+        return abs(known[told] / row.step_ms - 1)
+
+    def by(what: Callable[[Published], str]) -> str:
+        errors: list[float] = []
+        for each in dict.fromkeys(map(what, rows)):
+            others = [row for row in rows if what(row) != each]
+            host = min(_HOSTS, key=lambda host: sum(off(row, host) for row in others))
+            errors += [off(row, host) for row in rows if what(row) == each]
+        return f"{100 * np.mean(errors):.1f} % on average ({100 * np.median(errors):.1f} %)"
+
+    model = by(lambda row: re.findall("DeepSeek|Qwen3_[0-9]+B", row.group)[0])
+    gpu = by(lambda row: row.hardware.partition(" ")[0])
+    return (
+        f"With each model left out, and the numbers for launches chosen of {len(_HOSTS)} on the rows of the "
+        f"others, they are off by {model}; with each GPU left out by {gpu}"
+    )
 
 
 def _has_experts(row: Published) -> bool:
@@ -356,6 +398,11 @@ SOURCES: Final[Mapping[str, Callable[[Judge], Judgement]]] = {
     "bridge_unseen": Judge.bridge_unseen,
 }
 """Who is judged, in the order of the page."""
+
+LEFT_OUT: Final[Mapping[str, Callable[[Judge], Judgement]]] = {
+    "bridge_left_out": Judge.bridge_experts_left_out,
+}
+"""What is judged when it is asked for: it takes longer than all of a page that it says one line of."""
 
 
 def memory_errors(rows: Sequence[Published]) -> list[tuple[Published, int, float, float]]:
