@@ -209,13 +209,16 @@ def _evaluation(
     starts: list[list[int]] = [[] for _ in schedule.programs]
     ends: list[list[int]] = [[] for _ in schedule.programs]
     end_of: dict[Action, int] = {}
+    admits = schedule.in_flight < schedule.micro_batches
     took: dict[tuple[int, str], int] = {}  # what an action takes does not depend on its micro-batch
     for rank, slot, needs in turns:
         start = ends[rank][-1] if ends[rank] else 0
         for need in needs:
             there = end_of[need]
             source = schedule.rank_of(need.stage, need.micro_batch)
-            if source != rank:
+            if source != rank and not (
+                admits and need.micro_batch != slot.parts[0].micro_batch
+            ):  # that one is out sends nothing
                 there += travel(source, rank)
             if there > start:
                 start = there

@@ -3,7 +3,7 @@
 A schedule holds no times. A rank runs its program strictly in order, each slot as soon as its
 inputs are there; what the inputs are is the same for every schedule:
 
-    F(s, k)            needs F(s-1, k)
+    F(s, k)            needs F(s-1, k); the first stage's F(p-1, k - in_flight), where inference limits them
     R(s, k)            needs F(s, k)
     B or I of (s, k)   needs B or I of (s+1, k), and F(s, k), and R(s, k) where there is one
     W(s, k)            needs I(s, k)
@@ -225,6 +225,11 @@ class Schedule:
     def forward_only(self) -> bool:
         """Whether it is inference: there is no backward, and nothing is kept for one."""
         return bool(self.meta.get("forward_only"))
+
+    @property
+    def in_flight(self) -> int:
+        """How many micro-batches of inference may be between first and last stage."""
+        return self.meta.get("in_flight") or self.micro_batches
 
     @property
     def stage_to_rank(self) -> Placement:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from policies.option_checks import one_of
 from policies.pipeline.pipeline_schedule import Action, Phase, Schedule, one_pipeline
-from policies.pipeline.registry import per_stage
+from policies.pipeline.registry import per_stage, require_positive
 from sim.base.errors import InputError, MisfitError
 
 
@@ -136,13 +136,16 @@ def actions(stage: int, phase: Phase, micro_batches: Iterable[int]) -> list[Acti
     return list(map(make, zip(repeat(stage), repeat(phase), micro_batches)))
 
 
-def forward_only(ranks: int, micro_batches: int) -> Schedule:
+def forward_only(ranks: int, micro_batches: int, *, in_flight: int | None = None) -> Schedule:
     """Generate inference: F of every micro-batch in order, and nothing is kept.
 
     Parameters
     ----------
     ranks, micro_batches : int
         Sizes.
+    in_flight : int, optional
+        The first stage begins a micro-batch only when the last one has ended the `in_flight`-th before it.
+        By default nothing holds it back.
 
     Examples
     --------
@@ -150,7 +153,9 @@ def forward_only(ranks: int, micro_batches: int) -> Schedule:
     ['0F0 0F1 0F2', '1F0 1F1 1F2']
     """
     programs = (actions(rank, "F", range(micro_batches)) for rank in range(ranks))
-    meta = {"forward_only": True}
+    if in_flight is not None:
+        require_positive(in_flight=in_flight)
+    meta = {"forward_only": True, "in_flight": in_flight}
     return one_pipeline("forward-only", programs, ranks=ranks, micro_batches=micro_batches, meta=meta)
 
 

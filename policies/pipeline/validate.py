@@ -60,7 +60,7 @@ class Dependencies:
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        self.stages = schedule.stages
+        self.stages, self.in_flight = schedule.stages, schedule.in_flight
         self.place: dict[Action, Place] = {}
         for rank, program in enumerate(schedule.programs):
             for position, slot in enumerate(program):
@@ -76,7 +76,9 @@ class Dependencies:
     def _needs(self, action: Action) -> list[Action]:
         stage, phase, k = action
         if phase == "F":
-            return [Action(stage - 1, "F", k)] if stage else []
+            if stage:
+                return [Action(stage - 1, "F", k)]
+            return [Action(self.stages - 1, "F", k - self.in_flight)] if k >= self.in_flight else []
         if phase == "W":
             return [Action(stage, "I", k)]
         found = [Action(stage, "F", k)]

@@ -92,7 +92,7 @@ class PipelineWriter:
             The ranks wait for each other.
         """
         actions, programs = self.actions, self.schedule.programs
-        needs = needs_of(actions, self.recomputed, self.reads, self.m)
+        needs = needs_of(actions, self.recomputed, self.reads, self.m, self.schedule.in_flight)
         made = key_of(actions.phase, actions.stage, actions.micro_batch, self.schedule.stages, self.m)
         makes = Csr.group(actions.slot[made >= 0], made[made >= 0], actions.first[-1])
         first, n_keys = actions.first, 3 * self.plane
@@ -173,7 +173,10 @@ class PipelineWriter:
             column = np.full(n, NOTHING)
             column[firsts] = [of[j] if j < len(of) else NOTHING for of in resident]
             read.append(column)
-        after = np.where(letters["W"], op_at[np.where(letters["W"], plane + at, 0)], NOTHING)
+        left = plane - m + k - self.schedule.in_flight
+        admitted = letters["F"] & (stage == 0) & (k >= self.schedule.in_flight)
+        behind = np.where(letters["W"], plane + at, np.where(admitted, left, NOTHING))
+        after = np.where(behind != NOTHING, op_at[np.maximum(behind, 0)], NOTHING)
 
         names = [f"{s}{p}{k}" for s, p, k in zip(stage.tolist(), phase.tolist(), k.tolist(), strict=True)]
         phases = (list(PHASES), code)
@@ -293,6 +296,8 @@ class PipelineWriter:
                 return
             if self.sizes[stage]["R"][1]:
                 inputs.append(source + 1)
+        elif not stage and k >= self.schedule.in_flight:
+            after.append(self.op_at[plane - self.m + k - self.schedule.in_flight])
         for read in self._reads_of(stage, phase):
             key = read.base + k
             tensor = self._tensor(key, read.output)
@@ -435,6 +440,7 @@ def needs_of(
     recomputed: npt.NDArray[np.bool_],
     reads: Sequence[tuple[list[Read], list[Read]]],
     micro_batches: int,
+    in_flight: int,
 ) -> Csr:
     """Return slot → numbers of what it needs, in the order in which it asks."""
     phase, at = actions.phase, actions.stage * micro_batches + actions.micro_batch
@@ -444,6 +450,11 @@ def needs_of(
         np.where(~forward, at, NOTHING),
         np.where(again, 2 * plane + at, NOTHING),
         np.where(phase == "W", plane + at, NOTHING),
+        np.where(
+            forward & (actions.stage == 0) & (at >= in_flight),
+            plane - micro_batches + at - in_flight,
+            NOTHING,
+        ),
     ]
     for of, mine in enumerate((forward, gradient)):
         for j in range(max(len(read[of]) for read in reads)):

@@ -408,7 +408,7 @@ def _most(causes: Sequence[Mapping[str, int]]) -> str | None:
 def _formula(schedule: Schedule, stages: Sequence[PipelineStage]) -> dict[str, Any]:
     """Return the closed form's bubble, where all stages are equal and there is one."""
     form = None
-    if len({stage.times for stage in stages}) == 1:
+    if len({stage.times for stage in stages}) == 1 and schedule.in_flight == schedule.micro_batches:
         form = closed_form(
             schedule.name,
             ranks=schedule.ranks,

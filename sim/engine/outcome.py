@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import numpy as np
 
@@ -103,6 +104,12 @@ def _cut_short(run: RunState) -> None:
             run.tasks.add(task)
 
 
+_NO_ROOM: Final = (
+    "memory is full of what cannot go on without more of it: give the device more, or begin less at once "
+    "(in a pipeline fewer micro-batches, as policy.in_flight of forward-only says)"
+)
+
+
 def _deadlock(run: RunState) -> StuckError:
     over = [ended.columns()["id"].tolist() for ended in (run.tasks, run.transfers)]
     waiting = dict(run.readiness.unfinished({*over[0], *over[1]}))
@@ -114,5 +121,5 @@ def _deadlock(run: RunState) -> StuckError:
     if run.breakdowns is not None and (why := run.breakdowns.unnoticed()):
         return StuckError(why)
     stuck = deadlock_error(run.readiness.name, waiting, run.policy, lacks)
-    misordered = run.job.misordered()
-    return stuck if misordered is None else StuckError(f"{stuck}\n  {misordered}")
+    notes = [run.job.misordered(), _NO_ROOM if len(run.starved) > 1 else None]
+    return StuckError("\n  ".join([str(stuck), *(note for note in notes if note is not None)]))

@@ -48,16 +48,20 @@ def test_the_block_of_1f1b(tmp_path: Path) -> None:
         ("gpipe", {}), ("1f1b", {}), ("interleaved-1f1b", {"chunks": 2}), ("looped-bfs", {"chunks": 2}),
         ("zb-h1", {}), ("zb-h2", {}), ("interleaved-zb", {"chunks": 2}), ("zb-v", {}), ("zb-auto", {}),
         ("v-half", {}), ("v-min", {}), ("dualpipe", {}), ("dualpipe-v", {}), ("chimera", {}),
-        ("pipedream", {}), ("forward-only", {}),
+        ("pipedream", {}), ("forward-only", {}), ("forward-only", {"in_flight": 3}),
     ],
 )  # fmt: skip
 def test_every_schedule_is_a_policy(tmp_path: Path, policy: str, sets: dict[str, int]) -> None:
     """The simulated times are those of the evaluation, whatever the machine of the scenario looks like."""
-    sets = {"transfer": "0.25ms", **sets}
-    found = run(tmp_path, *in_pipeline(**sets), policy=policy)
+    limit = {key: sets[key] for key in sets if key == "in_flight"}
+    sets = {"transfer": "0.25ms", **{key: sets[key] for key in sets if key not in limit}}
+    wanted = [f"policy={{name: {policy}, in_flight: {limit['in_flight']}}}"] if limit else []
+    found = run(tmp_path, *in_pipeline(**sets), *wanted, policy=None if limit else policy)
     told = block(found)
     options = {"transfer": 1, "forward": 4, "input_grad": 4, "weight_grad": 4} if policy == "zb-auto" else {}
-    schedule = generate(policy, ranks=told["ranks"], micro_batches=8, chunks=told["chunks"], **options)
+    schedule = generate(
+        policy, ranks=told["ranks"], micro_batches=8, chunks=told["chunks"], **options, **limit
+    )
     quarter = StageTimes(forward=4, input_grad=4, weight_grad=4)
     expected = evaluate(schedule, quarter, transfer=1)
     assert told["makespan_ns"] == expected.makespan * 250_000
@@ -121,6 +125,47 @@ policy: forward-only
     assert (free["makespan_ns"], held["makespan_ns"]) == (172_000_000, 12_000_000 + 16 * 11_000_000)
     assert free["latency_ns"] == {"median": 62_000_000, "max": 97_000_000}
     assert held["latency_ns"] == {"median": 37_000_000, "max": 37_000_000}
+
+
+@pytest.mark.parametrize("copy_streams", ["true", "false"])
+@pytest.mark.parametrize(
+    ("in_flight", "makespan_ms", "median_ms", "most_ms"),
+    [(1, 352, 22, 22), (2, 186, 22, 27), (3, 172, 30, 32)],
+)
+def test_micro_batches_in_flight_are_limited(
+    tmp_path: Path, in_flight: int, makespan_ms: int, median_ms: int, most_ms: int, copy_streams: str
+) -> None:
+    """Of two, both leave 22 ms after they entered, but the second, which waits for 5 ms; of three, 30."""
+    text = f"""
+workload:
+  pipeline:
+    stages: [{{forward: 5ms}}, {{forward: 5ms}}, {{forward: 10ms}}]
+    micro_batches: 16
+    transfer: 1ms
+policy: {{name: forward-only, in_flight: {in_flight}}}
+"""
+    found = block(run(tmp_path, f"workload.pipeline.copy_streams={copy_streams}", text=text))
+    if copy_streams == "true" or in_flight == 1:
+        assert found["makespan_ns"] == makespan_ms * 1_000_000
+        assert found["latency_ns"] == {"median": median_ms * 1_000_000, "max": most_ms * 1_000_000}
+    else:  # ranks wait for copies of others, too
+        assert found["makespan_ns"] >= makespan_ms * 1_000_000
+    assert found["bubble_formula"] is None
+
+
+def test_micro_batches_that_queue_may_take_all_memory_and_a_limit_on_them_is_named(tmp_path: Path) -> None:
+    """What arrives takes the room of what stage 1 sends on; with one at a time each takes 5 + 1 + 5 ms."""
+    text = """
+machine:
+  devices: {gpu: {kind: gpu, count: 2, memory: 200MB}}
+  links: [{from: gpu0, to: gpu1, bandwidth: 100GB/s}]
+workload: {pipeline: {ranks: 2, micro_batches: 8, forward: 5ms, activation: 100MB}}
+memory: {when_full: wait}
+policy: {name: forward-only, in_flight: %s}
+"""
+    with pytest.raises(StuckError, match=r"fewer micro-batches, as policy\.in_flight of forward-only says"):
+        run(tmp_path, text=text % 8)
+    assert run(tmp_path, text=text % 1).trace.makespan_ns == 8 * 11_000_000
 
 
 @pytest.mark.parametrize("key", ["optimizer=1ms", "data_parallel={all_reduce: 1ms}"])
