@@ -326,6 +326,7 @@ def _way(kind: str) -> Callable[[Ops, Sheet], list[KernelAsk]]:
     return {"attention": _attention}.get(forward, _product if forward in PRODUCTS else _any)
 
 
+_BY_BYTES: Final = (_any, _rows)
 _OF_AMPERE: Final = frozenset(("prefill", "encoder", *(f"conv_{way}" for way in CONVS.values())))
 _BACK_TO_BACK: Final = frozenset(family.name for family in LANGUAGE_FAMILIES if family is not EXCHANGE)
 
@@ -440,7 +441,7 @@ class FittedCost(CostModel):
                         ns[here] += found
                         weighted[here] += found * np.hypot(np.hypot(width, ask.width), _IN_PROGRAM)
             does = ns > 0
-            if _way(ops.kind) in (_any, _rows):  # timed by bytes: no more arithmetic
+            if _way(ops.kind) in _BY_BYTES:  # no more arithmetic
                 does &= ns >= ops.flops / self.fits.sheet.peak_of(ops.dtype) * 1e9
             total[rows[does]], spread[rows[does]] = ns[does], weighted[does] / ns[does]
         return total, spread
@@ -479,13 +480,16 @@ class FittedCost(CostModel):
 
     def _groups(self, graph: Graph) -> Iterator[tuple[NDArray[np.intp], Ops, str]]:
         """Yield the ops of each kind and data type, and the latter, in whose stead fp32 may be taken."""
-        known = ELEMENT_BYTES.keys() - ({"tf32"} - self.fits.sheet.peak.keys())  # else fp32 comes in
+        sheet = self.fits.sheet
+        absent = {"tf32", "bf16"} - sheet.peak.keys()
         none: Mapping[str, Any] = {}
         for rows, kind, name in alike(graph, self.default_dtype):
             if self.by_others.isdisjoint((kind, DEFAULT)):
                 attributes = [graph.attributes.get(op, none) for op in rows.tolist()]
                 moved = (c[rows].astype(float) for c in (graph.flops, graph.bytes_read, graph.bytes_written))
-                yield rows, Ops(kind, name if name in known else "fp32", attributes, *moved), name
+                computes = name == "tf32" or (sheet.rated(name) == "fp32" and _way(kind) not in _BY_BYTES)
+                wide = name not in ELEMENT_BYTES or (name in absent and computes)
+                yield rows, Ops(kind, "fp32" if wide else name, attributes, *moved), name
 
 
 # ---- what a description gives ------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ ELEMENT_BYTES: Final = {
 }
 """Bytes of a number with its share of the scale of a block."""
 
+_WITHOUT_BF16: Final = frozenset(("pascal", "volta", "turing"))
+"""Whose bf16 is widened and computed in fp32 (CUDA C++ Programming Guide, arithmetic instructions)."""
 _PEAK_OF: Final = {
     "fp8_block": "fp8",
     "mxfp8": "fp8",
@@ -86,9 +88,15 @@ class Sheet:
         return self.peak[self.rated(dtype)]
 
     def rated(self, dtype: str) -> str:
-        """Return at whose rate a data type computes: at that of fp16 (or fp32) where the GPU lacks it."""
+        """Return at whose rate a data type computes: at that of fp16 (or fp32) where the GPU lacks it.
+
+        Before Ampere bf16 is fp32's arithmetic.
+        """
         wide = ELEMENT_BYTES.get(dtype, 4.0) >= 4
-        names = (dtype, "default", _PEAK_OF.get(dtype, ""), "fp32" if wide else "fp16", "fp32", *self.peak)
+        like = (
+            "fp32" if dtype == "bf16" and str(self.generation) in _WITHOUT_BF16 else _PEAK_OF.get(dtype, "")
+        )
+        names = (dtype, "default", like, "fp32" if wide else "fp16", "fp32", *self.peak)
         return next(name for name in names if name in self.peak)
 
 

@@ -230,6 +230,17 @@ def test_a_fitted_gpu_computes_in_fp32_what_is_tf32_elsewhere_and_says_whose_rat
     warn_of_plain_rooflines(job({"preset": "h100-sxm"}, {**blocks, "bytes_read": 10**8}))
 
 
+@pytest.mark.parametrize("preset", ["p100-pcie-16", "p4", "t4", "v100-pcie-32", "v100-sxm"])
+@pytest.mark.parametrize("kind", ["matmul", "conv", "attention"])
+def test_before_ampere_bf16_takes_the_arithmetic_of_fp32_and_says_so(preset: str, kind: str) -> None:
+    ops = [{"kind": kind, "flops": 197 * 10**9, "bytes_read": 10**8, "dtype": d} for d in ("fp32", "bf16")]
+    with pytest.warns(
+        BorrowedRateWarning, match=f"{preset}: 1 op in bf16 computes at the rate of fp32, as peak"
+    ):
+        warn_of_plain_rooflines(one := job({"preset": preset}, *ops))
+    assert one.duration_ns[0] == one.duration_ns[1]
+
+
 def test_a_product_without_its_shape_takes_longer_the_more_it_computes() -> None:
     ops = [
         {"kind": "matmul", "flops": n * 10**11, "dtype": "bf16", "bytes_read": 10**8} for n in range(1, 40)
