@@ -173,8 +173,10 @@ class KernelFits:
         return shifted(model, sizes, self.sheet, np.array([each.ns for each in mine]))
 
     def _found(self, table: str, dtype: str) -> Model:
-        alike = (dtype, *_ALIKE.get(dtype, ("fp32", "bf16", "fp16")))
         near, far = self._sources()
+        measured = (key.split() for name, _ in (*near, *far) for key in read_fits(name))
+        others = [other for of, other in measured if of == table]  # better than nothing
+        alike = dict.fromkeys((dtype, *_ALIKE.get(dtype, ("fp32", "bf16", "fp16")), *others))
         for other, (name, width) in (*product(alike, near), *product(alike, far)):
             record = read_fits(name).get(f"{table} {other}")
             if record is not None and (width != HOST_WIDTH or (table, other) == ("products", "fp8_block")):

@@ -222,9 +222,10 @@ _ELEMENT_BYTES: Final = {
     **dict.fromkeys(("fp64", "int64"), 8),
     **dict.fromkeys(("fp32", "tf32", "int32"), 4),
     **dict.fromkeys(("fp16", "bf16", "int16"), 2),
-    **dict.fromkeys(("fp8", "int8", "uint8"), 1),
+    **dict.fromkeys(("fp8", "fp8_block", "mxfp8", "int8", "uint8", "bool"), 1),
+    **dict.fromkeys(("int4", "fp4", "mxfp4", "nvfp4"), 1),
 }
-"""Of the operands of a product; of any other data type 4."""
+"""Of the operands of a product, in whole bytes; of any other data type 4."""
 
 
 _UNITS: Final = ("matrix", "vector")

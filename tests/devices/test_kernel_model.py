@@ -181,3 +181,12 @@ def test_a_family_without_grids_is_its_physics() -> None:
 def test_an_unknown_table_is_said() -> None:
     with pytest.raises(Exception, match="no GPU was measured with sorting in bf16"):
         KernelFits(CHIP).predict("sorting", "bf16", m=1)
+
+
+def test_a_data_type_that_nobody_measured_takes_another_ones_times() -> None:
+    """Quantizing was measured in fp8 alone."""
+    sizes = {"m": [1024, 4096], "k": [4096, 4096]}
+    fits = load_fits("h100-sxm")
+    known, other = (fits.predict("quantize", dtype, **sizes) for dtype in ("fp8", "bf16"))
+    assert other[0].tolist() == known[0].tolist()
+    assert (other[1] > known[1]).all()
