@@ -13,6 +13,7 @@ A random graph is a function of its seed and its parameters alone.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -27,6 +28,9 @@ from sim.base.room import BUILT_EDGE_BYTES, check_room
 from sim.base.units import BYTES, DURATION
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
+
+_MANY: Final = 100
+"""Edges an op of which one is told that did not ask for them."""
 
 _MOST_PAIRS: Final = 100 * MOST_TASKS
 """Most pairs of ops for which an edge is drawn: some minutes."""
@@ -124,6 +128,12 @@ class RandomDag(Builder):
             at_most(_MOST_PAIRS, ops * (ops - 1) // 2, "pairs of ops")
             edges = at_most(MOST_TASKS, int(self.probability * ops * (ops - 1) / 2), "edges")
             check_room(edges * BUILT_EDGE_BYTES, f"{edges:,} edges")
+            if edges > _MANY * ops and "probability" not in self.model_fields_set:
+                warnings.warn(
+                    f"some {edges // ops:,} edges an op, as each earlier op is one with a probability of "
+                    f"{self.probability}; say probability for fewer",
+                    stacklevel=2,
+                )
         rng = np.random.default_rng([self.seed, *b"random-dag"])
         builder = GraphBuilder("random-dag")
         earlier: list[str] = []

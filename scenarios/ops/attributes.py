@@ -213,7 +213,15 @@ def computed_in(dtype: str | None, graph: Graph) -> Graph:
     """Return a graph whose products of fp32 compute in tf32, if that is asked for; other ops never do.
 
     So PyTorch has it (``torch.backends.cuda.matmul.allow_tf32``, ``torch.backends.cudnn.allow_tf32``).
+
+    Warns
+    -----
+    UserWarning
+        A quantized type: its scales and conversions are not in the graph.
     """
+    if dtype not in (None, "tf32") and nbytes((2,), dtype) <= 2:
+        told = f"{graph.name}: in {dtype} as asked for; what scales and conversions cost is not added"
+        warnings.warn(told, stacklevel=3)
     from devices.cost.npu_units import MATRIX_KINDS
 
     if dtype != "tf32" or "fp32" not in graph.dtypes:

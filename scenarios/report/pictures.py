@@ -120,9 +120,10 @@ def sweep_plot(
 
     column = column_of_result(what)
     lines: dict[str, list[tuple[str, float]]] = {}
-    policies = len({row["policy"] for row in rows}) > 1
+    words = {key: key.removeprefix("varied ").rpartition(".")[2] for key in settings}
+    policies = len({row["policy"] for row in rows}) > 1 and "policy" not in words.values()
     for row in rows:
-        others = [f"{key.rpartition('.')[2]}={row[key]}" for key in settings[1:]]
+        others = [f"{words[key]}={row[key]}" for key in settings[1:]]
         if row.get(column) is not None and not row["error"]:
             name = ", ".join([*others, *([str(row["policy"])] if policies else [])])
             lines.setdefault(name, []).append((str(row[settings[0]]), row[column]))
@@ -143,8 +144,10 @@ def sweep_plot(
         at, ys = [place[value] for value, _ in points], [y for _, y in points]
         (line,) = ax.plot(at, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2)
         handles.setdefault(elided(name) if k is not None else f"{len(lines) - len(named):,} others", line)
-    ax.set_xticks([place[value] for value in order], order)
-    ax.set_xlabel(settings[0])
+    shown = [elided(value, 30) for value in order]
+    turned = {"rotation": 25, "ha": "right"} if sum(map(len, shown)) > _ONE_LINE else {}
+    ax.set_xticks([place[value] for value in order], shown, **turned)
+    ax.set_xlabel(settings[0].removeprefix("varied "))
     ax.set_ylabel(what)
     ax.yaxis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y) if y else "0")
     ax.set_ylim(bottom=0)
@@ -152,6 +155,10 @@ def sweep_plot(
     if lines.keys() != {""}:
         add_legend(ax, handles, alone=True)
     return ax
+
+
+_ONE_LINE: Final = 80
+"""So many characters stand below a picture side by side."""
 
 
 def _places(values: Sequence[str]) -> dict[str, float]:

@@ -120,6 +120,29 @@ def test_of_many_lines_the_best_have_names() -> None:
         assert sorted(names) == ["2 others", *(f"b={b}" for b in named)]
 
 
+@pytest.mark.parametrize("keys", [["varied policy", "a.b"], ["a.b", "varied policy"]])
+def test_a_policy_that_is_varied_is_told_once(keys: list[str]) -> None:
+    from scenarios.report.pictures import sweep_plot
+
+    rows = [
+        {"varied policy": policy, "a.b": b, "policy": policy, "makespan_ns": 9, "error": None}
+        for policy in ("x", "y")
+        for b in (1, 2)
+    ]
+    ax = sweep_plot(rows, keys)
+    legend = ax.get_legend()
+    assert legend is not None
+    found = [ax.get_xlabel(), *(text.get_text() for text in legend.get_texts())]
+    assert found == (["policy", "b=1", "b=2"] if keys[1] == "a.b" else ["a.b", "policy=x", "policy=y"])
+    assert ax.get_xticklabels()[0].get_rotation() == 0
+    long = [row | {keys[0]: f"{row[keys[0]]}{'long ' * 20}"} for row in rows]
+    labels = sweep_plot(long, keys).get_xticklabels()
+    assert [len(each.get_text()) for each in labels] == [30, 30]
+    assert labels[0].get_rotation() == 0
+    four = [row | {keys[0]: f"{row[keys[0]]}{n}{'long ' * 20}"} for row in rows for n in range(2)]
+    assert sweep_plot(four, keys).get_xticklabels()[0].get_rotation() == 25
+
+
 def test_nothing_to_draw_says_so(tmp_path: Path) -> None:
     from scenarios.report.pictures import sweep_plot
     from sim.base.errors import InputError
