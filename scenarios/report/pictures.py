@@ -145,7 +145,9 @@ def sweep_plot(
         (line,) = ax.plot(at, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2)
         handles.setdefault(elided(name) if k is not None else f"{len(lines) - len(named):,} others", line)
     shown = [elided(value, 30) for value in order]
-    turned = {"rotation": 25, "ha": "right"} if sum(map(len, shown)) > _ONE_LINE else {}
+    turned: dict[str, Any] = {}
+    if sum(map(len, shown)) > _ONE_LINE:
+        turned = {"rotation": 25, "ha": "right"}
     ax.set_xticks([place[value] for value in order], shown, **turned)
     ax.set_xlabel(settings[0].removeprefix("varied "))
     ax.set_ylabel(what)
