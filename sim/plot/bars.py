@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -11,6 +12,7 @@ from sim.base.arrays import UNSET, IntArray
 from sim.base.intervals import levels
 from sim.explain.derived import DerivedColumns
 from sim.explain.path import executed_path
+from sim.graph.graph import Graph
 from sim.job.costs import issue_costs_ns
 from sim.plot.theme import LAUNCH, TRANSFER, WAITING
 from sim.record.dependencies import dependencies
@@ -105,6 +107,19 @@ class Bars:
         return Bars(self.lanes, self.kinds, *map(np.concatenate, both))
 
 
+_FEW: Final = 12
+"""So many ops have a colour each, where nothing else tells them apart."""
+
+
+def coloured_by(graph: Graph) -> tuple[Sequence[str], IntArray]:
+    """Return what tells bars apart by colour, and which of it each op is: its kind, or of few ops without
+    kinds its name.
+    """
+    if graph.kinds == ("op",) and len(graph) <= _FEW:
+        return graph.op_names, np.arange(len(graph))
+    return graph.kinds, graph.kind_code
+
+
 def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars:
     """Return the bars of a trace: lanes of streams that were used, in machine order.
 
@@ -117,7 +132,8 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
         Whether host threads get lanes, on which their launches are seen, above the streams.
     """
     graph, machine, tasks = trace.job.graph, trace.job.machine, trace.tasks
-    kinds = [*graph.kinds, WAITING, LAUNCH, TRANSFER]
+    own, code = coloured_by(graph)
+    kinds = [*own, WAITING, LAUNCH, TRANSFER]
     ran = np.flatnonzero(trace.executed)
     lanes: list[str] = []
     parts: list[tuple[IntArray, ...]] = []
@@ -142,13 +158,13 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
     n_streams = machine.first_stream[-1]
     lane = np.where(trace.alone, n_streams + trace.device, tasks["stream"])
     streams |= {n_streams + d: f"{device.name}/async" for d, device in enumerate(machine.devices)}
-    kind, row, begins = graph.kind_code[tasks["op"][ran]], ran, trace.begins_ns
+    kind, row, begins = code[tasks["op"][ran]], ran, trace.begins_ns
     start, end = begins[ran], tasks["end_ns"][ran]
     meets = trace.job.meets[tasks["op"]]
     early = np.flatnonzero(meets & (tasks["start_ns"] < begins))  # their ranks have not met yet
     if len(early):
         ran, row = np.concatenate((ran, early)), np.concatenate((ran, np.full(len(early), UNSET)))
-        kind = np.concatenate((kind, np.full(len(early), len(graph.kinds))))
+        kind = np.concatenate((kind, np.full(len(early), len(own))))
         start = np.concatenate((start, tasks["start_ns"][early]))
         end = np.concatenate((end, begins[early]))
         by_start = np.lexsort((end, start))

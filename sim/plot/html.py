@@ -341,7 +341,7 @@ def gantt_data(
     >>> data = gantt_data({"run": simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())})
     >>> (row,) = data["rows"]
     >>> row["title"], row["names"], row["bars"]["start"], row["bars"]["lasted"], data["legend"][0]
-    ('run: 1,500 ns', [[0.5, 'gpu0/0']], 0, 1500, {'label': 'op', 'kinds': [0]})
+    ('run: 1,500 ns', [[0.5, 'gpu0/0']], 0, 1500, {'label': 'a', 'kinds': [0]})
     """
     runs = list(traces.values())
     until = max(max(trace.makespan_ns for trace in runs), 1)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from sim.base.errors import listed
-from sim.plot.bars import Bars
+from sim.plot.bars import Bars, coloured_by
 from sim.plot.figure import elided
 from sim.plot.theme import LAUNCH, TRANSFER, WAITING, hatches, kind_colours, paper, printed, shade
 from sim.record.record import Record
@@ -61,8 +61,9 @@ def colours_of(traces: Sequence[Record]) -> dict[str, str]:
     """
     busy: dict[str, int] = {}
     for trace in traces:
-        kinds = trace.job.graph.kinds
-        code = trace.job.graph.kind_code[trace.tasks["op"]]
+        kinds, of = coloured_by(trace.job.graph)
+        busy = dict.fromkeys(trace.job.graph.kinds, 0) | busy
+        code = of[trace.tasks["op"]]
         lasted = np.zeros(len(kinds), np.int64)
         np.add.at(lasted, code, trace.tasks["end_ns"] - trace.tasks["start_ns"])
         for kind, ns in zip(kinds, lasted.tolist(), strict=True):

@@ -103,7 +103,7 @@ def test_launches_on_request() -> None:
 def test_transfers_have_lanes_unless_they_are_not_wanted() -> None:
     ax = gantt(over_links())
     assert lanes(ax) == ["gpu0/0", "gpu0/1", "gpu1/0", "gpu0→gpu1"]
-    assert legend(ax) == ["op", "transfer"]
+    assert legend(ax) == ["a", "a2", "b", "b2", "transfer"]  # no kind tells them apart
     assert lanes(gantt(over_links(), links=False)) == ["gpu0/0", "gpu0/1", "gpu1/0"]
 
 
