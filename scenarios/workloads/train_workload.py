@@ -21,7 +21,7 @@ from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Wh
 from policies.parallel.expert_routing import UnplacedRouting
 from policies.pipeline.registry import check_options
 from scenarios.builders.train.architecture import MODELS, Architecture
-from scenarios.builders.train.kernels import MODULES
+from scenarios.builders.train.kernels import MODULES, WIDE
 from scenarios.builders.train.layout import ORDER, ParallelLayout
 from scenarios.builders.train.step import step_graph
 from scenarios.builders.train.training import FULL_ITERATION, Training, default_schedule
@@ -314,6 +314,9 @@ _AS_GIVEN: Final = {
 """Fields that a `Training` takes as they are."""
 
 
+_IN_16_BITS: Final = {"bf16", "fp16"}
+
+
 def _training(fields: TrainFields, document: Document) -> Training:
     given = {"all": fields.dtype} if isinstance(fields.dtype, str) else fields.dtype
     dtypes: dict[str, str] = dict(given.items())
@@ -322,6 +325,11 @@ def _training(fields: TrainFields, document: Document) -> Training:
         model = _architecture(fields.model, document)
     with located("calibration"):
         calibration = calibration_of(fields.calibration, document, dtype, fields.gradients)
+    for module, of in dtypes.items():
+        with located("dtype", module):
+            if of == dtype or {of, dtype} <= _IN_16_BITS:
+                raise InputError(f"has no effect: all products are in {dtype}")
+            calibration_of(fields.calibration, document, of, fields.gradients)  # refuses what it has not
     parallel = fields.parallel
     with located("parallel"):
         layout = ParallelLayout(
@@ -348,7 +356,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
         expert_overlap="ep" in overlap,
         cuda_graph=FULL_ITERATION if fields.cuda_graph == FULL_ITERATION else tuple(graphs),
         wide_layers=(fields.wide_layers[0], fields.wide_layers[1]),
-        dtypes=dtypes,
+        dtypes={module: WIDE if of in _IN_16_BITS else of for module, of in dtypes.items()},
         memory=fields.memory if fields.memory is not None else calibration.memory,
     )
     work = training.work  # sizes that no rank can have are refused here
@@ -367,7 +375,7 @@ def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection
     if not model.experts and any(of_experts.values()):
         key = next(key for key, given in of_experts.items() if given)
         raise InputError("has no effect: the model has no experts", path=(key,))
-    if any(fields.wide_layers) and dtype in ("bf16", "fp16"):
+    if any(fields.wide_layers) and dtype in _IN_16_BITS:
         raise InputError(f"has no effect: all products are in {dtype}", path=("wide_layers",))
 
 

@@ -207,6 +207,26 @@ def test_modules_have_types_of_their_own() -> None:
     assert low.ns([product._replace(dtype="mxfp8")]) == other.ns([product])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        ("{all: fp16, qkv: bf16}", "dtype.qkv: has no effect: all products are in fp16"),
+        ("{all: fp8, qkv: fp8}", "dtype.qkv: has no effect: all products are in fp8"),
+        ("{all: fp8, mlp: nvfp4}", "dtype.mlp: h100-sxm: peak (of nvfp4) is missing"),
+        ("{all: fp8, latent: bf16}", "dtype.latent: has no effect: the model has no such module"),
+        ("{all: fp8, mlp: fp16}", None),
+    ],
+)
+def test_types_of_modules_that_change_nothing_or_that_a_gpu_has_not_are_refused(
+    tmp_path: Path, dtype: str, said: str | None
+) -> None:
+    sizes = "model: llama3-8b, calibration: h100-sxm, parallel: {dp: 8}, sequence: 1024, batch: 8"
+    (tmp_path / "s.yaml").write_text(f"workload: {{train: {{{sizes}, dtype: {dtype}}}}}")
+    done = sim("run", str(tmp_path / "s.yaml"), "--force")
+    assert (done.exit_code == 2) == (said is not None), done.output
+    assert said is None or said in done.stderr
+
+
 def test_a_scan_takes_as_long_a_flop_as_the_measured_delta_rule() -> None:
     prices = named_calibration("h100-sxm", "bf16").alone
     assert prices is not None
