@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
 import random
+from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, suppress
@@ -43,7 +43,7 @@ from scenarios.run.scenario import Case
 from scenarios.variants.repeat import mean_with_interval
 from scenarios.variants.schedules import Given, ListedOrder, SearchSchedule, Space
 from scenarios.variants.search_methods import AHEAD, METHODS, Ask
-from scenarios.variants.sweep import program, remember, stamps
+from scenarios.variants.sweep import finished, program, remember, stamps
 from scenarios.variants.variant import Row, Variant, Variants, attempt, refuse_all_invalid, value_of
 from sim.base.errors import InputError, RunError, UnknownNameError
 from sim.base.units import round_half_up
@@ -191,12 +191,7 @@ class KeptRuns:
 
     def __init__(self, path: Path | None = None, of: str = "") -> None:
         self.path, self.of = path, of
-        self._rows: dict[str, Row] = {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path is not None else ():
-            with suppress(ValueError, TypeError, KeyError):  # cut off when the search died
-                entry = json.loads(line)
-                if entry["search"] == of:
-                    self._rows[entry["run"]] = entry["row"]
+        self._rows = {} if path is None else finished(path, defaultdict(lambda: of), ())[0]
 
     def get(self, variant: Variant) -> Row | None:
         """Return the row of a run, if it is known."""
@@ -205,7 +200,7 @@ class KeptRuns:
     def put(self, variant: Variant, row: Row) -> None:
         """Keep the row of a run."""
         if self.path is not None:
-            remember(self.path, {"search": self.of, "run": _key(variant), "row": row})
+            remember(self.path, {"scenario": self.of, "point": _key(variant), "row": row})
 
 
 def _key(variant: Variant) -> str:
