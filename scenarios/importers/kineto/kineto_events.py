@@ -51,6 +51,10 @@ _ASKS: Final = re.compile(r"(cuda|hip|cu)\w*Query")
 _WRONG: Final = (KeyError, TypeError, ValueError)
 
 
+_REPORTS: Final = ((is_report, read_report), (is_xplane, read_xplane))
+"""What reads recordings that are no JSON, and tells its own."""
+
+
 def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
     """Return the tasks, calls and waits of each process of a recording, in order of time.
 
@@ -66,8 +70,9 @@ def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
         No such file, not JSON, no ``traceEvents``, or an event without what it must have (with its index);
         for an SQLite database as `nsight_systems.read_report`.
     """
-    if is_report(path) or is_xplane(path):
-        reports = read_report(path) if is_report(path) else read_xplane(path)
+    read = next((read for fits, read in _REPORTS if fits(path)), None)
+    if read is not None:
+        reports = read(path)
         ranks = [number + n if each.rank is None else each.rank for n, each in enumerate(reports)]
         with in_file(path):
             return [
